@@ -1,0 +1,41 @@
+"""The only door to wall time and to sleeping. Everything else is handed a `Clock`."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What the core needs of time. Tests pass `ManualClock`."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since the Unix epoch, UTC."""
+        ...
+
+    def sleep_ms(self, duration_ms: int) -> None:
+        """Wait that long."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def sleep_ms(self, duration_ms: int) -> None:
+        time.sleep(duration_ms / 1000)
+
+
+class ManualClock:
+    """A clock that moves only when told to: `sleep_ms` advances it at once."""
+
+    def __init__(self, start_ms: int = 0) -> None:
+        self._now_ms = start_ms
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def sleep_ms(self, duration_ms: int) -> None:
+        self._now_ms += duration_ms

@@ -1,0 +1,167 @@
+"""Every error this project raises, grouped by what the handler does next.
+
+    PersistError
+      InvalidInput      the call is wrong: change the arguments, retrying is useless
+      NotReadable       the data asked for is not (or no longer) there: ask for other times
+      Corruption        stored bytes break a promise: stop, run `persist fsck`, restore
+      RunFailed         this run may not commit: nothing was committed, mend the input and run again
+      StorageError      the store did not do it (Determinate) or did not answer (Indeterminate)
+
+A lost race is no error: compare-and-set mismatches, upper mismatches and conflicts are values.
+Each class has a stable `kind` (for metrics, JSON output and failure records); messages name the thing, the value
+found, the value wanted and what to do next. Nothing in a message may be a secret: URIs are redacted first.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PersistError(Exception):
+    """Base of all errors of this project. `kind` is stable over releases, the message is not."""
+
+    kind: ClassVar[str] = "persist"
+
+
+class InvalidInput(PersistError, ValueError):
+    """The arguments are wrong. Nothing was changed; the same call will fail again."""
+
+    kind: ClassVar[str] = "invalid_input"
+
+
+class InvalidUri(InvalidInput):
+    """A location's URI has an unknown scheme, an unknown query parameter or a malformed part."""
+
+    kind: ClassVar[str] = "invalid_uri"
+
+
+class InvalidName(InvalidInput):
+    """A shard, column, key or collection name that is not allowed (empty, too long, path traversal, reserved)."""
+
+    kind: ClassVar[str] = "invalid_name"
+
+
+class InvalidSeqNo(InvalidInput):
+    """A sequence number outside `[0, 2**63 - 1]`, or a new one that is not greater than the expected one."""
+
+    kind: ClassVar[str] = "invalid_seqno"
+
+
+class InvalidTime(InvalidInput):
+    """A timestamp outside `[0, 2**63 - 1]` or a text that is no time."""
+
+    kind: ClassVar[str] = "invalid_time"
+
+
+class BadBounds(InvalidInput):
+    """An interval `[lower, upper)` that is empty or runs backwards, or holds an update outside of it."""
+
+    kind: ClassVar[str] = "bad_bounds"
+
+
+class TokenReuse(InvalidInput):
+    """A token that is bound to a commit came again with different contents."""
+
+    kind: ClassVar[str] = "token_reuse"
+
+
+class SchemaMismatch(InvalidInput):
+    """A schema that is not the shard's and not a compatible extension of it. Nothing was staged."""
+
+    kind: ClassVar[str] = "schema_mismatch"
+
+
+class ConfigError(InvalidInput):
+    """A collection file is wrong. The message names file, field, what was found and what is wanted."""
+
+    kind: ClassVar[str] = "config"
+
+
+class NotReadable(PersistError):
+    """What was asked for can't be read. Nothing was changed; other times or another shard may be readable."""
+
+    kind: ClassVar[str] = "not_readable"
+
+
+class ShardNotFound(NotReadable):
+    """No such shard in this location."""
+
+    kind: ClassVar[str] = "shard_not_found"
+
+
+class OutsideFrontiers(NotReadable):
+    """A read below `since` or at/after `upper`; the message prints both."""
+
+    kind: ClassVar[str] = "outside_frontiers"
+
+
+class LeaseExpired(NotReadable):
+    """The reader's lease has expired: its `since` is no longer held. Register a new reader."""
+
+    kind: ClassVar[str] = "lease_expired"
+
+
+class Corruption(PersistError):
+    """Stored state breaks an invariant or a digest. Stop writing; `persist fsck` says more."""
+
+    kind: ClassVar[str] = "corruption"
+
+
+class UnknownVersion(Corruption):
+    """Bytes written by a newer version of this project. Upgrade before touching this shard."""
+
+    kind: ClassVar[str] = "unknown_version"
+
+
+class CorruptArtifact(Corruption):
+    """An artifact (part, manifest, checkpoint file) is missing or its digest does not match. Names the artifact."""
+
+    kind: ClassVar[str] = "corrupt_artifact"
+
+
+class InvariantViolation(Corruption):
+    """A named invariant of state or contents does not hold."""
+
+    kind: ClassVar[str] = "invariant_violation"
+
+
+class RunFailed(PersistError):
+    """A run that may not commit. Nothing was committed; the description is void, the next mint may take more input."""
+
+    kind: ClassVar[str] = "run_failed"
+
+
+class OutdatedDescription(RunFailed):
+    """Somebody else advanced the shard past the description's lower: stop early and mint again."""
+
+    kind: ClassVar[str] = "outdated_description"
+
+
+class TooManyErrors(RunFailed):
+    """More than `max_errors` of the processed winners were errors."""
+
+    kind: ClassVar[str] = "too_many_errors"
+
+
+class SourceChanged(RunFailed):
+    """A frozen input file is gone or was changed between minting and reading."""
+
+    kind: ClassVar[str] = "source_changed"
+
+
+class StorageError(PersistError):
+    """The store failed. `Determinate`: it did not happen. `Indeterminate`: it may have happened."""
+
+    kind: ClassVar[str] = "storage"
+
+
+class Determinate(StorageError):
+    """The operation did not happen and never will: safe to try again."""
+
+    kind: ClassVar[str] = "storage_determinate"
+
+
+class Indeterminate(StorageError):
+    """The operation may or may not have happened: read back before deciding."""
+
+    kind: ClassVar[str] = "storage_indeterminate"

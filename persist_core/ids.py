@@ -1,0 +1,59 @@
+"""The only door to randomness. Everything else is handed an `Ids`."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from typing import Protocol
+
+from persist_core.clock import Clock, SystemClock
+
+
+class Ids(Protocol):
+    """What the core needs of randomness."""
+
+    def uuid7(self) -> str:
+        """A UUIDv7 (RFC 9562): sorts by creation time."""
+        ...
+
+    def jitter(self) -> float:
+        """A number in `[0, 1)`, for backoff."""
+        ...
+
+
+def _uuid7(now_ms: int, bits: int) -> str:
+    """Lay out RFC 9562, section 5.7: 48 bits of milliseconds, version 7, variant 10, 74 random bits."""
+    value = (now_ms & ((1 << 48) - 1)) << 80
+    value |= 0x7 << 76
+    value |= ((bits >> 62) & 0xFFF) << 64
+    value |= 0b10 << 62
+    value |= bits & ((1 << 62) - 1)
+    return str(uuid.UUID(int=value))
+
+
+class RandomIds:
+    """Ids from the operating system's randomness."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._random = random.SystemRandom()
+
+    def uuid7(self) -> str:
+        return _uuid7(self._clock.now_ms(), self._random.getrandbits(74))
+
+    def jitter(self) -> float:
+        return self._random.random()
+
+
+class SeededIds:
+    """Ids that repeat for the same seed: for tests and simulations."""
+
+    def __init__(self, seed: int, clock: Clock) -> None:
+        self._clock = clock
+        self._random = random.Random(seed)
+
+    def uuid7(self) -> str:
+        return _uuid7(self._clock.now_ms(), self._random.getrandbits(74))
+
+    def jitter(self) -> float:
+        return self._random.random()

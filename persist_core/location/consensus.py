@@ -1,0 +1,100 @@
+"""The consensus contract (SEMANTICS, section 2): per key, a linearizable history of `VersionedData`.
+
+`compare_and_set` is the one commit point of the whole system. A mismatch is a value. After an `Indeterminate` error
+the caller finds out by reading back: every version's body carries a unique write id (persist_core.machine does that).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from persist_core.errors import InvalidName, InvalidSeqNo
+
+MAX_SEQNO = 2**63 - 1
+SCAN_ALL = 2**63 - 1
+MAX_KEY_BYTES = 512  # room for a prefix and a seqno within S3's 1024
+
+
+@dataclass(frozen=True)
+class VersionedData:
+    """One version of a key: its sequence number and its bytes (an empty value is legal)."""
+
+    seqno: int
+    data: bytes
+
+
+class CaSResult(enum.Enum):
+    """What `compare_and_set` found."""
+
+    COMMITTED = "committed"
+    EXPECTATION_MISMATCH = "expectation_mismatch"
+
+
+class Consensus(Protocol):
+    """A linearizable register with history per key. Unknown driver errors are `Indeterminate`."""
+
+    def list_keys(self) -> Iterator[str]:
+        """Every key ever created, in no particular order."""
+        ...
+
+    def head(self, key: str) -> VersionedData | None:
+        """The newest version, or `None` for a key without data."""
+        ...
+
+    def compare_and_set(self, key: str, expected: int | None, new: VersionedData) -> CaSResult:
+        """Append `new` iff the current seqno is exactly `expected` (`None`: no data yet).
+
+        Raises `InvalidSeqNo` where `new.seqno` is outside the range or not greater than `expected`, even where
+        `expected` is current.
+        """
+        ...
+
+    def scan(self, key: str, from_seqno: int, limit: int = SCAN_ALL) -> list[VersionedData]:
+        """Up to `limit` versions with seqno >= `from_seqno`, ascending; `[]` past the head or for an unknown key."""
+        ...
+
+    def truncate(self, key: str, seqno: int) -> int:
+        """Delete versions `< seqno`, return how many. Idempotent.
+
+        Raises `InvalidSeqNo` where `seqno` > head or the key has no data.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of connections. The object is not usable afterwards."""
+        ...
+
+    @property
+    def uri(self) -> str:
+        """The URI, with secrets removed: safe to print."""
+        ...
+
+
+def check_consensus_key(key: str) -> str:
+    """Return `key` if it is legal (1 to 512 UTF-8 bytes, no control characters), else raise `InvalidName`."""
+    try:
+        size_bytes = len(key.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise InvalidName(f"consensus key {key!r} is not valid Unicode") from None
+    if not 0 < size_bytes <= MAX_KEY_BYTES or any(ord(c) < 32 or ord(c) == 127 for c in key):
+        raise InvalidName(f"consensus key {key[:80]!r}: wanted 1 to {MAX_KEY_BYTES} bytes, no control characters")
+    return key
+
+
+def check_seqno(seqno: int, *, what: str = "seqno") -> int:
+    """Return `seqno` if it lies in `[0, 2**63 - 1]`, else raise `InvalidSeqNo`."""
+    if isinstance(seqno, bool) or not isinstance(seqno, int) or not 0 <= seqno <= MAX_SEQNO:
+        raise InvalidSeqNo(f"{what} is {seqno!r}; wanted an integer in [0, {MAX_SEQNO}]")
+    return seqno
+
+
+def check_cas(expected: int | None, new: VersionedData) -> None:
+    """The argument checks that every backend makes before it touches its store."""
+    check_seqno(new.seqno, what="new.seqno")
+    if expected is not None:
+        check_seqno(expected, what="expected")
+        if new.seqno <= expected:
+            raise InvalidSeqNo(f"new.seqno {new.seqno} is not greater than expected {expected}")

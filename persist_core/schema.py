@@ -1,0 +1,160 @@
+"""The schema of a collection: key columns, value columns, and the columns this project adds to every part.
+
+A part is a Parquet file with the user's columns under their own names, then the system columns below. All parts of
+one manifest share one superset schema; oks leave the `_persist_err_*` columns null; errs leave the value columns null,
+and the key columns too where the key could not be decoded (then `_persist_err_key` is the raw key).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from persist_core.errors import InvalidName, SchemaMismatch
+
+RESERVED_PREFIX = "_persist_"
+TIME = "_persist_time"  # int64, milliseconds
+DIFF = "_persist_diff"  # int64
+ERR_KIND = "_persist_err_kind"  # string
+ERR_KEY = "_persist_err_key"  # binary, null where no key could be had
+ERR_PAYLOAD = "_persist_err_payload"  # binary: the raw record
+ERR_MESSAGE = "_persist_err_message"  # string, for people; never compared
+
+MAX_COLUMNS = 2_000  # more is a mistake in the file, and Spark's code generation gives up far earlier
+MAX_NAME_CHARS = 255
+
+_SIMPLE: dict[str, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "json": pa.string(),
+}
+SIMPLE_TYPES = tuple(_SIMPLE)
+_DECIMAL = re.compile(r"decimal\((\d{1,2}),(\d{1,2})\)")
+
+
+def decimal_of(type_name: str) -> tuple[int, int] | None:
+    """`(precision, scale)` of `decimal(p,s)`, else `None`."""
+    found = _DECIMAL.fullmatch(type_name)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def arrow_type(type_name: str) -> pa.DataType:
+    """The Arrow type of one of `SIMPLE_TYPES` or `decimal(p,s)` with `1 <= p <= 38`, `0 <= s <= p`."""
+    if type_name in _SIMPLE:
+        return _SIMPLE[type_name]
+    decimal = decimal_of(type_name)
+    if decimal and 1 <= decimal[0] <= 38 and decimal[1] <= decimal[0]:
+        return pa.decimal128(*decimal)
+    raise InvalidName(f"unknown column type {type_name!r}; wanted one of {', '.join(_SIMPLE)}, decimal(p,s)")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. `type` is one of `SIMPLE_TYPES` or `decimal(p,s)`; key columns are never null."""
+
+    name: str
+    type: str
+    nullable: bool = True
+
+    def __post_init__(self) -> None:
+        bad = not self.name or len(self.name) > MAX_NAME_CHARS or any(ord(c) < 32 or ord(c) == 127 for c in self.name)
+        if bad:
+            raise InvalidName(f"column name {self.name[:80]!r}: wanted 1 to {MAX_NAME_CHARS} printable characters")
+        if self.name.lower().startswith(RESERVED_PREFIX):
+            raise InvalidName(f"column name {self.name!r}: names starting with {RESERVED_PREFIX!r} are reserved")
+        arrow_type(self.type)
+
+
+@dataclass(frozen=True)
+class CollectionSchema:
+    """Key columns, then value columns. Without key columns the shard is a plain multiset (a view)."""
+
+    key: tuple[Column, ...]
+    values: tuple[Column, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        names = [column.name.lower() for column in self.columns]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise InvalidName(f"columns named twice (case does not count): {', '.join(twice)}")
+        if len(names) > MAX_COLUMNS:
+            raise InvalidName(f"{len(names)} columns; wanted at most {MAX_COLUMNS}")
+        floats = [column.name for column in self.key if column.type in ("float", "double", "json")]
+        if floats:
+            raise InvalidName(f"key column {floats[0]!r}: float, double and json can't be keys")
+        if any(column.nullable for column in self.key):
+            raise InvalidName("key columns can't be nullable")
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Key columns, then value columns."""
+        return self.key + self.values
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """Names of the key columns."""
+        return tuple(column.name for column in self.key)
+
+    def arrow(self) -> pa.Schema:
+        """The user's columns as an Arrow schema (`json` is a string with field metadata `persist.type=json`)."""
+        return pa.schema(
+            [
+                pa.field(
+                    column.name,
+                    arrow_type(column.type),
+                    nullable=column.nullable,
+                    metadata={"persist.type": "json"} if column.type == "json" else None,
+                )
+                for column in self.columns
+            ]
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for the codec."""
+        return {"key": [_column_json(c) for c in self.key], "values": [_column_json(c) for c in self.values]}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> CollectionSchema:
+        """The inverse of `to_json`."""
+        return cls(
+            key=tuple(Column(**column) for column in data["key"]),
+            values=tuple(Column(**column) for column in data["values"]),
+        )
+
+
+def _column_json(column: Column) -> dict[str, Any]:
+    return {"name": column.name, "type": column.type, "nullable": column.nullable}
+
+
+def check_compatible(current: CollectionSchema, wanted: CollectionSchema) -> CollectionSchema:
+    """Return the schema to use from now on, or raise `SchemaMismatch` with both side by side.
+
+    Compatible: equal, or `wanted` adds nullable value columns after all of `current`'s.
+    """
+    added = wanted.values[len(current.values) :]
+    same_start = wanted.key == current.key and wanted.values[: len(current.values)] == current.values
+    if same_start and all(column.nullable for column in added):
+        return wanted
+    left = [f"{c.name}: {c.type}{'' if c.nullable else ' not null'}" for c in current.columns]
+    right = [f"{c.name}: {c.type}{'' if c.nullable else ' not null'}" for c in wanted.columns]
+    rows = max(len(left), len(right))
+    left += [""] * (rows - len(left))
+    right += [""] * (rows - len(right))
+    width = max(map(len, left), default=0)
+    table = "\n".join(
+        f"  {a:<{width}}  {'   ' if a == b else '!= '}{b}" for a, b in zip(left, right, strict=True)
+    )
+    raise SchemaMismatch(
+        f"the schema does not fit the shard's: only nullable value columns may be added, at the end."
+        f" The shard has (left), the collection wants (right):\n{table}"
+    )
