@@ -1,16 +1,36 @@
-"""One collection, as its YAML file describes it: frozen, validated, with errors that name file, field and remedy."""
+"""One collection, as its YAML file describes it: frozen, validated, with errors that name file, field and remedy.
+
+    dags/collections/<name>.yaml --yaml_text--> plain data --the models here--> CollectionConfig --> CollectionSchema
+
+A file has a long form (the models below) and shorthands for what is said most: `key: id`, `columns: {id: bigint}`,
+`order: position`, `order: [lsn, seq]`, `time: path`, `time: {field: ts_ms}`, `delete: none`.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from persist_core.schema import CollectionSchema
+from persist_core import config_checks as checks
+from persist_core.batch import check_shard_name
+from persist_core.config_errors import explain, nearest, refuse, show
+from persist_core.errors import ConfigError, InvalidName
+from persist_core.schema import MAX_COLUMNS, Column, CollectionSchema
+from persist_core.sources.path_pattern import PathPattern, parse_pattern
+from persist_core.yaml_text import MAX_BYTES, YamlError, parse_yaml
 
 Format = Literal["debezium-json", "dms-csv", "dms-parquet", "dms-json", "json", "csv", "parquet"]
 Unit = Literal["s", "ms", "us", "ns", "days"]
+
+MAX_COLLECTIONS = 10_000  # files in one folder; more is another folder than meant
+PLAIN_FORMATS = ("json", "csv", "parquet")  # formats that do not say by themselves what a delete is
+NEVER_KEYS = ("float", "double", "json")
+SUFFIXES = (".yaml", ".yml")
 
 
 class _Model(BaseModel):
@@ -30,6 +50,20 @@ class SourceConfig(_Model):
     delimiter: str = ","
     header: bool = True
 
+    @field_validator("path")
+    @classmethod
+    def _check_path(cls, path: str) -> str:
+        return checks.source_path(path)
+
+    @field_validator("delimiter")
+    @classmethod
+    def _check_delimiter(cls, delimiter: str) -> str:
+        if len(delimiter) != 1 or delimiter in '\r\n"\\':
+            raise refuse(
+                delimiter, "one character other than a quote, backslash or line end", 'write ",", ";" or "\\t"'
+            )
+        return delimiter
+
 
 class ColumnConfig(_Model):
     """One column: its type, where its value is found in the record (default: under its name), its integer unit."""
@@ -39,6 +73,27 @@ class ColumnConfig(_Model):
     unit: Unit | None = None
     nullable: bool = True
 
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, data: Any) -> Any:
+        return {"type": data} if isinstance(data, str) else data
+
+    @field_validator("type")
+    @classmethod
+    def _check_type(cls, name: str) -> str:
+        return checks.type_name(name)
+
+    @field_validator("field")
+    @classmethod
+    def _check_field(cls, name: str | None) -> str | None:
+        return None if name is None else checks.field_name(name)
+
+    @model_validator(mode="after")
+    def _check_unit(self) -> ColumnConfig:
+        if self.unit is not None and self.type not in ("date", "timestamp"):
+            raise refuse(self.unit, f"a unit only with date or timestamp, not {self.type}", "remove it", at=["unit"])
+        return self
+
 
 class OrderConfig(_Model):
     """What orders the records of a key: `position` alone, `auto` (the format's own: LSN, binlog), or fields."""
@@ -46,6 +101,28 @@ class OrderConfig(_Model):
     by: Literal["auto", "position", "fields"] = "auto"
     fields: tuple[str, ...] = ()
     mode: Literal["log"] = "log"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            return {"by": data}
+        if isinstance(data, list | tuple):
+            return {"by": "fields", "fields": data}
+        if isinstance(data, Mapping) and "fields" in data and "by" not in data:
+            return {**data, "by": "fields"}
+        return data
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> OrderConfig:
+        if self.by == "fields" and not self.fields:
+            raise refuse(None, "the fields that order the records", "write order: [lsn, seq]", at=["fields"])
+        if self.by != "fields" and self.fields:
+            raise refuse(self.by, "by: fields where fields are given", "remove one of the two", at=["by"])
+        checks.distinct(self.fields, at=["fields"])
+        for name in self.fields:
+            checks.field_name(name, at=["fields"])
+        return self
 
 
 class TimeConfig(_Model):
@@ -56,13 +133,61 @@ class TimeConfig(_Model):
     unit: Unit = "ms"
     late: Literal["lift", "error"] = "lift"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            return {"source": data}
+        if isinstance(data, Mapping) and data.get("field") is not None and "source" not in data:
+            return {**data, "source": "field"}
+        return data
+
+    @model_validator(mode="after")
+    def _check_field(self) -> TimeConfig:
+        if self.source == "field" and self.field is None:
+            raise refuse(None, "the field that holds the time", "write time: {field: ts_ms, unit: ms}", at=["field"])
+        if self.source != "field" and self.field is not None:
+            raise refuse(self.field, f"no field with source: {self.source}", "remove one of the two", at=["field"])
+        if self.field is not None:
+            checks.field_name(self.field, at=["field"])
+        return self
+
 
 class DeleteConfig(_Model):
-    """What marks a delete in plain formats: a column equal to one of `values`, or all value columns null."""
+    """What marks a delete in plain formats: a column equal to one of `values`, or all value columns null.
+
+    `never` (in a file: `delete: none`) says that the feed has no deletes.
+    """
 
     column: str | None = None
     values: tuple[str, ...] = ()
     null_value: bool = False
+    never: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            if data != "none":
+                raise refuse(data, "a mapping or none", "write delete: {column: op, values: [D]} or delete: none")
+            return {"never": True}
+        if isinstance(data, Mapping) and isinstance(data.get("values"), str | int | list | tuple):
+            given = data["values"]
+            items = list(given) if isinstance(given, list | tuple) else [given]
+            return {**data, "values": [checks.scalar_text(item) for item in items]}
+        return data
+
+    @model_validator(mode="after")
+    def _check_marker(self) -> DeleteConfig:
+        if self.column is not None and not self.values:
+            raise refuse(None, "the values that mark a delete", "write values: [D], say", at=["values"])
+        if self.values and self.column is None:
+            raise refuse(None, "the column that holds the values", "write column: op, say", at=["column"])
+        if self.column is not None:
+            checks.field_name(self.column, at=["column"])
+        if self.never and (self.null_value or self.column is not None):
+            raise refuse("none", "no marker beside it", "remove one of the two", at=["never"])
+        return self
 
 
 class RetentionConfig(_Model):
@@ -83,10 +208,10 @@ class LimitsConfig(_Model):
 
 
 class CollectionConfig(_Model):
-    """A whole collection file."""
+    """A whole collection file. A relative `source.path` lies below `base_dir`."""
 
     name: str
-    description: str = ""
+    description: Annotated[str, Field(max_length=10_000)] = ""
     source: SourceConfig
     key: tuple[str, ...]
     columns: dict[str, ColumnConfig]
@@ -100,11 +225,151 @@ class CollectionConfig(_Model):
     limits: LimitsConfig = LimitsConfig()
     base_dir: str = "."
 
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        try:
+            return check_shard_name(name)
+        except InvalidName as error:
+            raise refuse(name, str(error).partition("wanted ")[2], "rename the file") from None
+
+    @field_validator("key", mode="before")
+    @classmethod
+    def _key_shorthand(cls, data: Any) -> Any:
+        return [data] if isinstance(data, str) else data
+
+    @field_validator("columns", mode="after")
+    @classmethod
+    def _check_columns(cls, columns: dict[str, ColumnConfig]) -> dict[str, ColumnConfig]:
+        if not 1 <= len(columns) <= MAX_COLUMNS:
+            raise refuse(len(columns), f"1 to {MAX_COLUMNS} columns", "list the key and value columns with their types")
+        seen: dict[str, str] = {}
+        for name in columns:
+            checks.column_name(name, at=[name])
+            other = seen.setdefault(name.lower(), name)
+            if other != name:
+                raise refuse(
+                    name, f"one column of that name (case does not count; {other!r} is there)", "rename one", at=[name]
+                )
+        return columns
+
+    @field_validator("schedule")
+    @classmethod
+    def _check_schedule(cls, schedule: str | None) -> str | None:
+        return None if schedule is None else checks.schedule(schedule)
+
+    @field_validator("start_date")
+    @classmethod
+    def _check_start_date(cls, text: str | None) -> str | None:
+        return None if text is None else checks.start_date(text)
+
+    @model_validator(mode="after")
+    def _check_together(self) -> CollectionConfig:
+        if not self.key:
+            raise refuse(None, "the columns that name a row", "write key: id, say", at=["key"])
+        checks.distinct(self.key, at=["key"])
+        for index, name in enumerate(self.key):
+            if name not in self.columns:
+                remedy = nearest(name, self.columns) or "add it to columns with its type"
+                raise refuse(name, "the name of a column", remedy, at=["key", index])
+            if self.columns[name].type in NEVER_KEYS:
+                type_name = self.columns[name].type
+                raise refuse(name, f"a key column whose values compare exactly, not {type_name}",
+                             "use another column or type", at=["key", index])  # fmt: skip
+        if self.time.source == "path" and self.source_pattern().date_format is None:
+            raise refuse(self.source.path, "a {date:...} in it, for time: path", "write date={date:%Y-%m-%d}/ in it",
+                         at=["source", "path"])  # fmt: skip
+        plain = self.source.format in PLAIN_FORMATS
+        marked = self.delete.column is not None or self.delete.null_value
+        if plain and not marked and not self.delete.never:
+            raise refuse(None, f"what marks a delete in {self.source.format}",
+                         "write delete: {column: op, values: [D]}, delete: {null_value: true} or delete: none",
+                         at=["delete"])  # fmt: skip
+        if marked and not plain:
+            raise refuse(self.delete.column, f"no marker: {self.source.format} says itself what a delete is",
+                         "remove it", at=["delete"])  # fmt: skip
+        return self
+
     def collection_schema(self) -> CollectionSchema:
-        """Key columns in the order of `key`, then the others in the order of the file."""
-        raise NotImplementedError
+        """Key columns in the order of `key`, never null; then the others in the order of the file."""
+        return CollectionSchema(
+            key=tuple(Column(name, self.columns[name].type, nullable=False) for name in self.key),
+            values=tuple(
+                Column(name, column.type, column.nullable)
+                for name, column in self.columns.items()
+                if name not in self.key
+            ),
+        )
+
+    def source_pattern(self) -> PathPattern:
+        """`source.path`, parsed, below `base_dir`."""
+        return parse_pattern(self.source.path, self.base_dir)
 
 
-def load_collection(path: Path) -> CollectionConfig:
-    """Parse and check one file."""
-    raise NotImplementedError
+def load_collection(path: Path, base_dir: Path | None = None) -> CollectionConfig:
+    """Parse and check one file. Its name without the suffix is the collection's, and the shard's.
+
+    A relative `source.path` lies below `base_dir` (default: the file's folder; the file's own `base_dir:` lies below
+    that in turn). Raises `ConfigError`: one line per mistake, naming file, field, what was found and what is wanted.
+    """
+    file = str(path)
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes > MAX_BYTES:
+            raise ConfigError(f"{file}: the file: found {size_bytes} bytes, wanted at most {MAX_BYTES}; split it")
+        body = parse_yaml(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{file}: the file: found {error.strerror or error}, wanted a readable file") from None
+    except YamlError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    if not isinstance(body, dict):
+        raise ConfigError(f"{file}: the file: found {show(body)}, wanted a mapping; start with source:, key:, columns:")
+    try:
+        return CollectionConfig.model_validate(_completed(body, path, base_dir or path.parent))
+    except ValidationError as error:
+        raise ConfigError(explain(error, CollectionConfig, file)) from None
+
+
+def _completed(body: dict[str, Any], path: Path, folder: Path) -> dict[str, Any]:
+    """The file's fields with its name, its folder and the environment put in."""
+    name, base, source = body.get("name", path.stem), body.get("base_dir", "."), body.get("source")
+    body = {**body, "name": name}
+    if isinstance(name, str) and name != path.stem:
+        problem = refuse(name, f"the file's own name, {show(path.stem)}", "rename the file or remove the field")
+        raise ConfigError(f"{path}: name: {problem.message()}")
+    if isinstance(base, str):
+        # absolute, but symbolic links stay: a folder that is swapped by a link keeps its identity in the ledger
+        body["base_dir"] = os.path.normpath(folder.absolute() / base)
+    if isinstance(source, dict) and isinstance(source.get("path"), str):
+        try:
+            body["source"] = {**source, "path": checks.expand_variables(source["path"], os.environ)}
+        except PydanticCustomError as error:
+            raise ConfigError(f"{path}: source.path: {error.message()}") from None
+    return body
+
+
+def load_collections(folder: Path) -> tuple[list[CollectionConfig], list[ConfigError]]:
+    """Every `*.yaml` and `*.yml` in `folder`, by name, and an error for each file that is wrong; never raises one.
+
+    Names that start with a dot are left alone. Two files of one name (case does not count: shards are folders, and
+    some file systems do not tell them apart) are an error of the second.
+    """
+    try:
+        files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and not path.name.startswith("."))
+    except OSError as error:
+        reason = error.strerror or error
+        return [], [ConfigError(f"{folder}: the folder: found {reason}, wanted a folder of collection files")]
+    if len(files) > MAX_COLLECTIONS:
+        return [], [ConfigError(f"{folder}: the folder: found {len(files)} files, wanted at most {MAX_COLLECTIONS}")]
+    collections: list[CollectionConfig] = []
+    errors: list[ConfigError] = []
+    first: dict[str, Path] = {}
+    for path in files:
+        other = first.setdefault(path.stem.lower(), path)
+        try:
+            if other != path:
+                raise ConfigError(f"{path}: the file: found the name of {other.name} again; rename one of the two")
+            collections.append(load_collection(path))
+        except ConfigError as error:
+            errors.append(error)
+    return collections, errors

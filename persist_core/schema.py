@@ -151,9 +151,7 @@ def check_compatible(current: CollectionSchema, wanted: CollectionSchema) -> Col
     left += [""] * (rows - len(left))
     right += [""] * (rows - len(right))
     width = max(map(len, left), default=0)
-    table = "\n".join(
-        f"  {a:<{width}}  {'   ' if a == b else '!= '}{b}" for a, b in zip(left, right, strict=True)
-    )
+    table = "\n".join(f"  {a:<{width}}  {'   ' if a == b else '!= '}{b}" for a, b in zip(left, right, strict=True))
     raise SchemaMismatch(
         f"the schema does not fit the shard's: only nullable value columns may be added, at the end."
         f" The shard has (left), the collection wants (right):\n{table}"

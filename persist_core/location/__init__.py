@@ -1,0 +1,37 @@
+"""Where shards live: the two contracts, their backends, and how a URI becomes one of them."""
+
+from persist_core.location.blob import Blob, BlobMetadata
+from persist_core.location.consensus import MAX_SEQNO, SCAN_ALL, CaSResult, Consensus, VersionedData
+from persist_core.location.file import FileBlob
+from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.open import (
+    OpenLocation,
+    PersistLocation,
+    location_from,
+    open_blob,
+    open_consensus,
+    open_location,
+    redact_uri,
+)
+from persist_core.location.sqlite import SqliteConsensus
+
+__all__ = [
+    "MAX_SEQNO",
+    "SCAN_ALL",
+    "Blob",
+    "BlobMetadata",
+    "CaSResult",
+    "Consensus",
+    "FileBlob",
+    "MemBlob",
+    "MemConsensus",
+    "OpenLocation",
+    "PersistLocation",
+    "SqliteConsensus",
+    "VersionedData",
+    "location_from",
+    "open_blob",
+    "open_consensus",
+    "open_location",
+    "redact_uri",
+]

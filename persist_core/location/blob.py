@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from persist_core.errors import InvalidName
+from persist_core.errors import InvalidInput, InvalidName
 
 MAX_KEY_BYTES = 1024  # S3's limit on a key's UTF-8 bytes; the strictest of the backends
 
@@ -42,6 +42,17 @@ class Blob(Protocol):
         """Keys that start with the string `prefix`, in ascending order of their UTF-8 bytes."""
         ...
 
+    def uri_of(self, key: str) -> str:
+        """Where Spark and Hadoop read or write `key`: a path for their readers, not percent-encoded, not a glob.
+
+        Raises `InvalidInput` where no other process could reach it (`mem:`).
+        """
+        ...
+
+    def make_durable(self, prefix: str) -> None:
+        """Make what others (Spark) wrote under keys that start with `prefix` as durable as `set` would have."""
+        ...
+
     def close(self) -> None:
         """Let go of connections. The object is not usable afterwards."""
         ...
@@ -64,8 +75,31 @@ def check_blob_key(key: str) -> str:
         raise InvalidName(f"blob key {key!r} is not valid Unicode") from None
     if not 0 < size_bytes <= MAX_KEY_BYTES:
         raise InvalidName(f"blob key of {size_bytes} bytes; wanted 1 to {MAX_KEY_BYTES}: {key[:80]!r}")
-    if any(ord(c) < 32 or c in "\\\x7f" for c in key):
+    if _has_illegal_character(key):
         raise InvalidName(f"blob key {key!r} has a control character or a backslash")
     if any(segment in ("", ".", "..") for segment in key.split("/")):
         raise InvalidName(f"blob key {key!r} has an empty, '.' or '..' segment")
     return key
+
+
+def check_blob_prefix(prefix: str) -> str:
+    """Return `prefix` if some legal key could start with it (the empty one included), else raise `InvalidName`."""
+    *segments, _last = prefix.split("/")
+    try:
+        size_bytes = len(prefix.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise InvalidName(f"blob prefix {prefix!r} is not valid Unicode") from None
+    if size_bytes > MAX_KEY_BYTES or _has_illegal_character(prefix) or any(s in ("", ".", "..") for s in segments):
+        raise InvalidName(f"blob prefix {prefix[:80]!r}: no legal key starts with it; wanted the beginning of a key")
+    return prefix
+
+
+def check_blob_data(key: str, data: bytes) -> bytes:
+    """Return `data` if it is `bytes`, else raise `InvalidInput`: a str or a list must not be stored by accident."""
+    if not isinstance(data, bytes):
+        raise InvalidInput(f"blob {key!r}: wanted bytes, found {type(data).__name__}")
+    return data
+
+
+def _has_illegal_character(text: str) -> bool:
+    return any(ord(c) < 32 or c in "\\\x7f" for c in text)

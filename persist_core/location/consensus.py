@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from persist_core.errors import InvalidName, InvalidSeqNo
+from persist_core.errors import InvalidInput, InvalidName, InvalidSeqNo
 
 MAX_SEQNO = 2**63 - 1
 SCAN_ALL = 2**63 - 1
@@ -94,7 +94,24 @@ def check_seqno(seqno: int, *, what: str = "seqno") -> int:
 def check_cas(expected: int | None, new: VersionedData) -> None:
     """The argument checks that every backend makes before it touches its store."""
     check_seqno(new.seqno, what="new.seqno")
+    if not isinstance(new.data, bytes):
+        raise InvalidInput(f"new.data: wanted bytes, found {type(new.data).__name__}")
     if expected is not None:
         check_seqno(expected, what="expected")
         if new.seqno <= expected:
             raise InvalidSeqNo(f"new.seqno {new.seqno} is not greater than expected {expected}")
+
+
+def check_limit(limit: int) -> int:
+    """Return `limit` if it is an integer >= 0, else raise `InvalidInput`."""
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+        raise InvalidInput(f"limit is {limit!r}; wanted an integer >= 0, or SCAN_ALL")
+    return min(limit, SCAN_ALL)
+
+
+def check_truncate(key: str, seqno: int, head: int | None) -> None:
+    """Raise `InvalidSeqNo` unless `key` has data and `seqno` is at most its head."""
+    if head is None:
+        raise InvalidSeqNo(f"consensus key {key!r} has no data: there is nothing to truncate")
+    if seqno > head:
+        raise InvalidSeqNo(f"consensus key {key!r}: truncate at {seqno} is past the head {head}; wanted at most {head}")

@@ -1,0 +1,84 @@
+# airflow-persist. `make help` lists the targets. The first use of any of them installs what it needs, from the locked
+# files in requirements/, into .venv (and .cache); later uses start at once.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+.DELETE_ON_ERROR:
+
+# Runs a command inside the virtual environment $(1). Nothing leaks in from the caller's PYTHONPATH or SPARK_HOME.
+in = env -u PYTHONPATH -u SPARK_HOME VIRTUAL_ENV="$(CURDIR)/$(1)" PATH="$(CURDIR)/$(1)/bin:$$PATH"
+IN = $(call in,.venv)
+
+LOCKS := uv build java airflow-3.3 airflow-2.11 spark-3.5 spark-4.1
+CODE := persist_core jobs plugins dags tests
+SPARKS := 3.5 4.1
+INSTALLER := .cache/uv/installed
+BUILD_INPUTS := requirements/build.txt requirements/java.txt pyproject.toml tests/env/install.sh $(INSTALLER)
+# More pytest arguments, for one test: make test ARGS='-k upsert'
+ARGS ?=
+
+.PHONY: help install check test test-airflow-2.11 test-spark-matrix bench demo up down clean lock format
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z][a-z0-9.-]*:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: .venv/installed ## the whole path on seven bundled days: a real Airflow scheduler, Spark, tables as of two days
+	@$(IN) python -m persist_airflow.local demo
+
+up: .venv/installed ## Airflow's UI and scheduler on 127.0.0.1, with the DAGs of dags/ in it
+	@$(IN) python -m persist_airflow.local up
+
+down: ## stops what `make up` and `make demo` started
+	@if [ -e .venv/installed ]; then $(IN) python -m persist_airflow.local down; else echo "nothing is installed, so nothing runs"; fi
+
+check: .venv/installed ## style, types, layers, house rules: no tests
+	@$(IN) ruff check .
+	@$(IN) ruff format --check .
+	@$(IN) mypy $(CODE)
+	@$(IN) lint-imports --no-cache
+	@$(IN) python -m pytest -q -p no:cacheprovider tests/test_house.py
+
+test: .venv/installed ## all tests on Airflow 3.3 and the newest Spark (ARGS='-k upsert' picks some)
+	@$(IN) python -m pytest $(ARGS)
+
+test-airflow-2.11: .venv-airflow-2.11/installed ## parses and runs the DAGs on Airflow 2.11
+	@$(call in,.venv-airflow-2.11) python -m pytest -m airflow_2_11 tests/airflow $(ARGS)
+
+test-spark-matrix: $(SPARKS:%=.venv-spark-%/installed) ## the Spark tests on Spark 3.5 and 4.1
+	@for spark in $(SPARKS); do \
+	    echo "Spark $$spark"; \
+	    $(call in,.venv-spark-$$spark) python -m pytest tests/spark $(ARGS); \
+	done
+
+bench: .venv/installed ## the benchmarks of docs/benchmarks.md (ARGS='--help' for sizes)
+	@$(IN) python -m tests.benchmarks $(ARGS)
+
+format: .venv/installed ## rewrites the code in the house's format
+	@$(IN) ruff check --fix . && $(IN) ruff format .
+
+lock: $(INSTALLER) ## resolves requirements/*.in into the locked files again (ARGS=--upgrade takes newer versions)
+	@for lock in $(LOCKS); do \
+	    echo "requirements/$$lock.txt"; \
+	    UV_CUSTOM_COMPILE_COMMAND="make lock" .cache/uv/bin/uv pip compile --quiet requirements/$$lock.in \
+	        -o requirements/$$lock.txt --override requirements/overrides.txt --generate-hashes --universal \
+	        --python-version 3.11 --no-emit-index-url --no-emit-find-links $(ARGS); \
+	done
+
+install: .venv/installed ## only installs
+
+clean: down ## removes environments, caches and the local Airflow home (not your data elsewhere)
+	rm -rf .venv .venv-* .cache .airflow .persist .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
+
+$(INSTALLER): requirements/uv.txt tests/env/uv.sh
+	@tests/env/uv.sh
+	@touch $@
+
+.venv/installed: requirements/airflow-3.3.txt $(BUILD_INPUTS)
+	@tests/env/install.sh .venv airflow-3.3
+	@touch $@
+
+.venv-%/installed: requirements/%.txt $(BUILD_INPUTS)
+	@tests/env/install.sh .venv-$* $*
+	@touch $@

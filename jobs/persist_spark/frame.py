@@ -1,0 +1,131 @@
+"""The records frame and the part frame: names, types and encodings that decode, upsert, stage and read agree on.
+
+    decode --records frame--> upsert --updates frame--> stage --part files--> state_reader, read
+
+`docs/architecture.md` describes both frames in prose. Everything here is a pure function of a schema; no session is
+needed, but for the column expressions, which Spark builds when they are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from persist_core.schema import (
+    DIFF,
+    ERR_KEY,
+    ERR_KIND,
+    ERR_MESSAGE,
+    ERR_PAYLOAD,
+    TIME,
+    CollectionSchema,
+    Column,
+    decimal_of,
+)
+
+OP = "_persist_op"
+ORDER = "_persist_order"
+BAD_KEY = "_persist_bad_key"
+PART = "_persist_part"  # which output a row belongs to; a folder name once staged, never a column of a file
+
+UPSERT, DELETE, TRUNCATE, SKIP = "u", "d", "t", "s"  # what `OP` may hold
+
+ERR_COLUMNS = (ERR_KIND, ERR_MESSAGE, ERR_KEY, ERR_PAYLOAD)
+_ERR_TYPES: dict[str, T.DataType] = {
+    ERR_KIND: T.StringType(),
+    ERR_MESSAGE: T.StringType(),
+    ERR_KEY: T.BinaryType(),
+    ERR_PAYLOAD: T.BinaryType(),
+}
+_SIMPLE: dict[str, T.DataType] = {
+    "boolean": T.BooleanType(),
+    "int": T.IntegerType(),
+    "bigint": T.LongType(),
+    "float": T.FloatType(),
+    "double": T.DoubleType(),
+    "string": T.StringType(),
+    "binary": T.BinaryType(),
+    "date": T.DateType(),
+    "timestamp": T.TimestampType(),
+    "json": T.StringType(),
+}
+_TIMESTAMP_FORMAT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'"
+
+
+def spark_type(type_name: str) -> T.DataType:
+    """The Spark type of one of `persist_core.schema.SIMPLE_TYPES` or `decimal(p,s)`."""
+    decimal = decimal_of(type_name)
+    return T.DecimalType(*decimal) if decimal else _SIMPLE[type_name]
+
+
+def named(name: str) -> SparkColumn:
+    """The column called exactly `name`: dots and backticks in it mean nothing to Spark."""
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def user_fields(schema: CollectionSchema) -> list[T.StructField]:
+    """The user's columns, all nullable, as every frame starts."""
+    return [T.StructField(column.name, spark_type(column.type), nullable=True) for column in schema.columns]
+
+
+def part_frame(schema: CollectionSchema) -> T.StructType:
+    """What a reader sees of any part: the user's columns, time, diff, and the err columns."""
+    system = [T.StructField(TIME, T.LongType()), T.StructField(DIFF, T.LongType())]
+    return T.StructType(user_fields(schema) + system + [T.StructField(n, t) for n, t in _ERR_TYPES.items()])
+
+
+def records_frame(schema: CollectionSchema, order: T.DataType) -> T.StructType:
+    """The records frame, where the order struct has type `order`."""
+    system = [
+        T.StructField(OP, T.StringType()),
+        T.StructField(TIME, T.LongType()),
+        T.StructField(ORDER, order),
+        T.StructField(BAD_KEY, T.BinaryType()),
+    ]
+    return T.StructType(user_fields(schema) + system + [T.StructField(n, t) for n, t in _ERR_TYPES.items()])
+
+
+def null_of(type_name: str) -> SparkColumn:
+    """A typed null for a column of that type."""
+    return F.lit(None).cast(spark_type(type_name))
+
+
+def err_null(name: str) -> SparkColumn:
+    """A typed null for one of `ERR_COLUMNS`."""
+    return F.lit(None).cast(_ERR_TYPES[name])
+
+
+def _text(column: Column, value: SparkColumn) -> SparkColumn:
+    """One value as canonical text: decimals at scale, dates and timestamps ISO in UTC, binary as lower-case hex."""
+    if column.type == "binary":
+        return F.lower(F.hex(value))
+    if column.type == "timestamp":
+        return F.date_format(value, _TIMESTAMP_FORMAT)
+    if column.type == "date":
+        return F.date_format(value, "yyyy-MM-dd")
+    return value.cast("string")
+
+
+def canonical_json(columns: Sequence[Column], found_as: Sequence[str] | None = None) -> SparkColumn:
+    """Canonical bytes of some columns of a row: UTF-8 of a JSON object, in their order, every value a string or null.
+
+    `found_as`: the names they go by in the frame at hand, where those are not their own. Timestamps are printed in the
+    session's time zone, which `persist_spark.session` sets to UTC.
+    """
+    names = [column.name for column in columns] if found_as is None else found_as
+    fields = [_text(column, named(name)).alias(column.name) for column, name in zip(columns, names, strict=True)]
+    return F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}).cast("binary")
+
+
+def canonical_key(schema: CollectionSchema) -> SparkColumn:
+    """Canonical bytes of a row's key; meaningless where the key could not be decoded."""
+    return canonical_json(schema.key)
+
+
+def slot_names(schema: CollectionSchema) -> list[str]:
+    """The columns that name a record's slot, compared null-safe: the key columns, then `BAD_KEY`."""
+    return [*schema.key_names, BAD_KEY]
+

@@ -1,0 +1,131 @@
+"""How a wrong collection file is told: `<file>: <dotted field>: found <value>, wanted <what>; <remedy>`.
+
+pydantic finds what is wrong; this file says it in the user's words. `refuse` makes an error inside a validator,
+`explain` turns a `ValidationError` into lines.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticCustomError
+
+MAX_LINES = 20  # more errors than that are one mistake many times
+_MAX_FOUND_CHARS = 80
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_TYPES: Mapping[str, tuple[str, str]] = {  # pydantic's error type -> (wanted, remedy)
+    "string_type": ("a text", "put it in quotes"),
+    "bool_type": ("true or false", "write one of the two"),
+    "bool_parsing": ("true or false", "write one of the two"),
+    "int_type": ("a whole number", "write digits only"),
+    "int_parsing": ("a whole number", "write digits only"),
+    "int_from_float": ("a whole number", "write digits only"),
+    "dict_type": ("a mapping", "write `name: value` lines, indented"),
+    "model_type": ("a mapping", "write `field: value` lines, indented"),
+    "model_attributes_type": ("a mapping", "write `field: value` lines, indented"),
+    "tuple_type": ("a list", "write [a, b]"),
+}
+_BOUNDS = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at most", "le")}
+
+
+def refuse(found: object, wanted: str, remedy: str, *, at: Sequence[str | int] = ()) -> PydanticCustomError:
+    """The error for a validator to raise; `at` is the field below the one that the validator stands on."""
+    context = {"found": show(found), "wanted": wanted, "remedy": remedy, "at": list(at)}
+    return PydanticCustomError("persist", "found {found}, wanted {wanted}; {remedy}", context)
+
+
+def show(value: object) -> str:
+    """`value` for a message: one line, bounded, control and odd characters escaped."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return f"a mapping with {len(value)} fields"
+    text = ascii(value)[: _MAX_FOUND_CHARS * 3] if not isinstance(value, str) else _quoted(value)
+    return text if len(text) <= _MAX_FOUND_CHARS else text[: _MAX_FOUND_CHARS - 3] + "..."
+
+
+def _quoted(text: str) -> str:
+    """Letters of any script stay readable; what hides, moves or breaks text is escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in repr(text[:_MAX_FOUND_CHARS]))
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """`did you mean 'x'?`, or an empty string."""
+    names = {candidate.lower(): candidate for candidate in known}
+    close = difflib.get_close_matches(str(name).lower()[:_MAX_FOUND_CHARS], names, n=1, cutoff=0.6)
+    return f"did you mean {names[close[0]]!r}?" if close else ""
+
+
+def dotted(path: Iterable[str | int]) -> str:
+    """`columns.id.type`, `key[0]`, `columns["odd name"].type`."""
+    text = ""
+    for step in path:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        elif _PLAIN.fullmatch(step):
+            text += f".{step}" if text else step
+        else:
+            text += f"[{_quoted(step)}]"
+    return text
+
+
+def explain(error: ValidationError, model: type[BaseModel], file: str) -> str:
+    """All errors, one a line, at most `MAX_LINES`."""
+    lines = []
+    for detail in error.errors(include_url=False):
+        context = detail.get("ctx", {})
+        path = (*detail["loc"], *context.get("at", ()))
+        lines.append(f"{file}: {dotted(path) or 'the file'}: {_sentence(detail, context, model)}")
+    more = len(lines) - MAX_LINES
+    return "\n".join(lines[:MAX_LINES] + ([f"{file}: and {more} more errors"] if more > 0 else []))
+
+
+def _sentence(detail: Mapping[str, Any], context: Mapping[str, Any], model: type[BaseModel]) -> str:
+    kind: str = detail["type"]
+    found = show(detail["input"])
+    last = detail["loc"][-1] if detail["loc"] else ""
+    if kind == "persist":
+        return str(detail["msg"])
+    if kind == "missing":
+        return "found nothing, wanted this field; add it"
+    if kind == "extra_forbidden":
+        fields = list(_model_at(model, detail["loc"][:-1]).model_fields)
+        remedy = nearest(last, fields) or "remove it"
+        return f"found an unknown field, wanted one of {', '.join(fields)}; {remedy}"
+    if kind == "literal_error":
+        wanted = str(context["expected"])
+        remedy = nearest(detail["input"], re.findall(r"'([^']*)'", wanted)) or "write one of them"
+        return f"found {found}, wanted {_one_of(wanted)}; {remedy}"
+    if kind in _BOUNDS:
+        words, bound = _BOUNDS[kind]
+        return f"found {found}, wanted {words} {context[bound]}; change the number"
+    wanted, remedy = _TYPES.get(kind, (f"what fits ({detail['msg']})", "correct the value"))
+    return f"found {found}, wanted {wanted}; {remedy}"
+
+
+def _one_of(expected: str) -> str:
+    return f"one of {expected}" if " or " in expected else expected
+
+
+def _model_at(model: type[BaseModel], path: Sequence[str | int]) -> type[BaseModel]:
+    """The model that the field at `path` belongs to, by walking annotations."""
+    current: type[BaseModel] = model
+    for step in path:
+        field = current.model_fields.get(str(step))
+        found = _first_model(field.annotation) if field else None
+        current = found or current
+    return current
+
+
+def _first_model(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    inner: Callable[[Any], tuple[Any, ...]] = typing.get_args
+    return next((found for found in map(_first_model, inner(annotation)) if found), None)

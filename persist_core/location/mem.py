@@ -1,0 +1,159 @@
+"""`mem:` backends: a dict under a lock. For tests and for trying things out; gone when the process ends.
+
+`mem:name` is one store for the whole process, so that two opens share it; a bare `mem:` is a fresh private one. A
+forked child works on a copy, and Spark can't reach either.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+from persist_core.errors import InvalidInput
+from persist_core.location.blob import BlobMetadata, check_blob_data, check_blob_key, check_blob_prefix
+from persist_core.location.consensus import (
+    SCAN_ALL,
+    CaSResult,
+    VersionedData,
+    check_cas,
+    check_consensus_key,
+    check_limit,
+    check_seqno,
+    check_truncate,
+)
+
+
+class _BlobStore:
+    """What all `MemBlob`s of one name share."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.values: dict[str, bytes] = {}
+
+
+class _ConsensusStore:
+    """What all `MemConsensus`es of one name share."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.versions: dict[str, list[VersionedData]] = {}
+
+
+# The named stores of this process. They live until `forget_mem`: closing a handle must not lose what it wrote.
+_registry_lock = threading.Lock()
+_blob_stores: dict[str, _BlobStore] = {}
+_consensus_stores: dict[str, _ConsensusStore] = {}
+
+
+def forget_mem(name: str) -> None:
+    """Drop the stores named `name`. Handles that are open keep what they see; later opens start empty."""
+    with _registry_lock:
+        _blob_stores.pop(name, None)
+        _consensus_stores.pop(name, None)
+
+
+class MemBlob:
+    """`Blob` in this process's memory. `MemBlob("x")` shares with every other `MemBlob("x")`."""
+
+    def __init__(self, name: str = "") -> None:
+        self._name = name
+        if name:
+            with _registry_lock:
+                self._store = _blob_stores.setdefault(name, _BlobStore())
+        else:
+            self._store = _BlobStore()
+
+    def get(self, key: str) -> bytes | None:
+        check_blob_key(key)
+        with self._store.lock:
+            return self._store.values.get(key)
+
+    def set(self, key: str, data: bytes) -> None:
+        check_blob_key(key)
+        check_blob_data(key, data)
+        with self._store.lock:
+            self._store.values[key] = data
+
+    def delete(self, key: str) -> int | None:
+        check_blob_key(key)
+        with self._store.lock:
+            data = self._store.values.pop(key, None)
+        return None if data is None else len(data)
+
+    def list_keys_and_metadata(self, prefix: str) -> Iterator[BlobMetadata]:
+        check_blob_prefix(prefix)
+        with self._store.lock:
+            found = [BlobMetadata(key, len(data)) for key, data in self._store.values.items() if key.startswith(prefix)]
+        return iter(sorted(found, key=lambda metadata: metadata.key.encode("utf-8")))
+
+    def uri_of(self, key: str) -> str:
+        check_blob_key(key)
+        raise InvalidInput(f"{self.uri} is this process's memory: Spark can't reach {key!r}; use a file: location")
+
+    def make_durable(self, prefix: str) -> None:
+        check_blob_prefix(prefix)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    @property
+    def uri(self) -> str:
+        return f"mem:{self._name}"
+
+
+class MemConsensus:
+    """`Consensus` in this process's memory. `MemConsensus("x")` shares with every other `MemConsensus("x")`."""
+
+    def __init__(self, name: str = "") -> None:
+        self._name = name
+        if name:
+            with _registry_lock:
+                self._store = _consensus_stores.setdefault(name, _ConsensusStore())
+        else:
+            self._store = _ConsensusStore()
+
+    def list_keys(self) -> Iterator[str]:
+        with self._store.lock:
+            return iter(list(self._store.versions))
+
+    def head(self, key: str) -> VersionedData | None:
+        check_consensus_key(key)
+        with self._store.lock:
+            versions = self._store.versions.get(key)
+            return versions[-1] if versions else None
+
+    def compare_and_set(self, key: str, expected: int | None, new: VersionedData) -> CaSResult:
+        check_consensus_key(key)
+        check_cas(expected, new)
+        with self._store.lock:
+            versions = self._store.versions.get(key, [])
+            current = versions[-1].seqno if versions else None
+            if current != expected:
+                return CaSResult.EXPECTATION_MISMATCH
+            self._store.versions[key] = [*versions, new]
+            return CaSResult.COMMITTED
+
+    def scan(self, key: str, from_seqno: int, limit: int = SCAN_ALL) -> list[VersionedData]:
+        check_consensus_key(key)
+        check_seqno(from_seqno, what="from_seqno")
+        limit = check_limit(limit)
+        with self._store.lock:
+            versions = self._store.versions.get(key, [])
+        return [version for version in versions if version.seqno >= from_seqno][:limit]
+
+    def truncate(self, key: str, seqno: int) -> int:
+        check_consensus_key(key)
+        check_seqno(seqno)
+        with self._store.lock:
+            versions = self._store.versions.get(key, [])
+            check_truncate(key, seqno, versions[-1].seqno if versions else None)
+            kept = [version for version in versions if version.seqno >= seqno]
+            self._store.versions[key] = kept
+            return len(versions) - len(kept)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    @property
+    def uri(self) -> str:
+        return f"mem:{self._name}"

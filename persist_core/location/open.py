@@ -1,0 +1,280 @@
+"""From URIs to backends, and from settings to a location.
+
+    arguments > environment > config file --location_from--> PersistLocation --open_location--> OpenLocation
+
+| URI | what |
+| --- | --- |
+| `mem:`, `mem:name` | this process's memory; private, or shared by all who name it |
+| `file:///absolute/folder` | blobs as files (percent-encoding as in any URI; `localhost` or no host) |
+| `sqlite:////absolute/file.db` | consensus in SQLite; as in SQLAlchemy, the path is what follows `sqlite:///` |
+| `sqlite:///relative/file.db` | the same, relative to the working directory or to the config file that says so |
+
+A location is a pair, so it is always taken whole from one place: half of it from the environment and half from a
+file would join one store's state with another's data.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, quote, unquote_to_bytes
+
+from persist_core.errors import ConfigError, InvalidUri
+from persist_core.location.blob import Blob
+from persist_core.location.consensus import Consensus
+from persist_core.location.file import FileBlob
+from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.sqlite import SqliteConsensus
+
+ENV_BLOB_URI = "PERSIST_BLOB_URI"
+ENV_CONSENSUS_URI = "PERSIST_CONSENSUS_URI"
+CONFIG_FILE_NAME = "persist.toml"
+
+_Backend = TypeVar("_Backend")
+_SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*")
+_MEM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_BAD_PERCENT = re.compile(r"%(?![0-9a-fA-F]{2})")
+_SECRET_PARAMETER = re.compile(r"pass|pwd|secret|token|key|credential|sig", re.IGNORECASE)
+
+# Schemes of the design that have no code yet: said clearly, rather than "unknown".
+_LATER = {"s3": "s3://bucket/prefix", "postgresql": "postgresql://...", "postgres": "postgresql://..."}
+
+
+@dataclass(frozen=True)
+class PersistLocation:
+    """Where shards live: a blob URI and a consensus URI. Prints redacted; the URIs themselves may hold secrets."""
+
+    blob_uri: str
+    consensus_uri: str
+
+    def __repr__(self) -> str:
+        return (
+            f"PersistLocation(blob_uri={redact_uri(self.blob_uri)!r}, consensus_uri={redact_uri(self.consensus_uri)!r})"
+        )
+
+    def __str__(self) -> str:
+        return f"blob {redact_uri(self.blob_uri)}, consensus {redact_uri(self.consensus_uri)}"
+
+    def to_env(self) -> dict[str, str]:
+        """The environment variables that hand this location to another process, secrets included."""
+        return {ENV_BLOB_URI: self.blob_uri, ENV_CONSENSUS_URI: self.consensus_uri}
+
+
+@dataclass(frozen=True)
+class OpenLocation(AbstractContextManager["OpenLocation"]):
+    """The two backends of a location. Close it, or use it as a context manager; no backend is usable afterwards."""
+
+    blob: Blob
+    consensus: Consensus
+
+    def close(self) -> None:
+        try:
+            self.blob.close()
+        finally:
+            self.consensus.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class _ParsedUri:
+    """`scheme:path?parameters`, the path percent-decoded and with all its slashes; `text` is the redacted URI."""
+
+    scheme: str
+    path: str
+    text: str
+
+
+def open_blob(uri: str) -> Blob:
+    """The `Blob` that `uri` names. Raises `InvalidUri`. Nothing is created or connected before its first use."""
+    backends: dict[str, Callable[[_ParsedUri], Blob]] = {
+        "mem": lambda parsed: MemBlob(_mem_name(parsed)),
+        "file": lambda parsed: FileBlob(_file_path(parsed)),
+    }
+    return _open(uri, "blob", backends)
+
+
+def open_consensus(uri: str) -> Consensus:
+    """The `Consensus` that `uri` names. Raises `InvalidUri`. Nothing is created or connected before its first use."""
+    backends: dict[str, Callable[[_ParsedUri], Consensus]] = {
+        "mem": lambda parsed: MemConsensus(_mem_name(parsed)),
+        "sqlite": lambda parsed: SqliteConsensus(_sqlite_path(parsed)),
+    }
+    return _open(uri, "consensus", backends)
+
+
+def open_location(location: PersistLocation) -> OpenLocation:
+    """Both backends of `location`. Raises `InvalidUri`."""
+    blob = open_blob(location.blob_uri)
+    try:
+        return OpenLocation(blob, open_consensus(location.consensus_uri))
+    except BaseException:
+        blob.close()
+        raise
+
+
+def location_from(
+    blob_uri: str | None = None,
+    consensus_uri: str | None = None,
+    *,
+    env: Mapping[str, str] | None = None,
+    config_file: Path | None = None,
+) -> PersistLocation:
+    """The location that is configured, its `sqlite:` path made absolute so that every process means the same file.
+
+    Looked for in this order: the arguments; `PERSIST_BLOB_URI` and `PERSIST_CONSENSUS_URI` in `env` (default: this
+    process's); `config_file`, or else the first that exists of `./persist.toml` and `~/.config/persist/config.toml`
+    (TOML with `blob_uri` and `consensus_uri`; relative paths are relative to the file). Raises `ConfigError` where
+    none of them has it, or the one that counts has half of it, and `InvalidUri` for a URI that can't be opened.
+    """
+    env = os.environ if env is None else env
+    here = Path.cwd()
+    found = _whole_pair(blob_uri, consensus_uri, "the arguments", ("blob_uri", "consensus_uri"), here)
+    if found is None:
+        values = env.get(ENV_BLOB_URI) or None, env.get(ENV_CONSENSUS_URI) or None
+        found = _whole_pair(*values, "the environment", (ENV_BLOB_URI, ENV_CONSENSUS_URI), here)
+    if found is None:
+        found = _from_config_file(config_file, env)
+    if found is None:
+        raise ConfigError(
+            f"no location is configured: give blob_uri and consensus_uri, or set {ENV_BLOB_URI} and "
+            f"{ENV_CONSENSUS_URI}, or write them into {CONFIG_FILE_NAME} (blob_uri = 'file:///folder', "
+            "consensus_uri = 'sqlite:////folder/consensus.db')"
+        )
+    return found
+
+
+def redact_uri(uri: str) -> str:
+    """`uri` without user names, passwords and the values of query parameters that sound secret: safe to print."""
+    head, mark, query = uri.partition("?")
+    match = re.match(r"([^/]*:)?//", head)
+    if match is not None and not head[match.end() :].startswith("/"):
+        authority = re.split(r"[/#]", head[match.end() :], maxsplit=1)[0]
+        rest = head[match.end() :]
+        # A raw slash in a password ends the authority early: then what looks like a port is no number.
+        cut_short = "@" not in authority and re.search(r":(?!\d*$)", authority) is not None
+        if "@" in authority or cut_short:
+            end = (rest if cut_short else authority).rfind("@")
+            head = f"{match.group()}***{rest[end:] if end >= 0 else ''}"
+            if end < 0 and mark and "@" in query:  # ... and so does a raw question mark
+                return f"{match.group()}***{query[query.rfind('@') :]}"
+    if not mark:
+        return head
+    shown = []
+    for parameter in query.split("&"):
+        name, equals, value = parameter.partition("=")
+        shown.append(name + equals + ("***" if value and _SECRET_PARAMETER.search(name) else value))
+    return f"{head}?{'&'.join(shown)}"
+
+
+def _open(uri: str, role: str, backends: dict[str, Callable[[_ParsedUri], _Backend]]) -> _Backend:
+    parsed = _parse(uri, role, sorted(backends))
+    return backends[parsed.scheme](parsed)
+
+
+def _parse(uri: str, role: str, known: list[str]) -> _ParsedUri:
+    text = redact_uri(uri)
+    listed = ", ".join(f"{scheme}:" for scheme in known)
+    scheme, colon, rest = uri.partition(":")
+    if not colon or not _SCHEME.fullmatch(scheme):
+        raise InvalidUri(f"{role} URI {text!r} has no scheme; wanted one of {listed}")
+    scheme = scheme.lower()
+    if scheme not in known:
+        if scheme in _LATER:
+            raise InvalidUri(
+                f"{role} URI {text!r}: this release does not have {_LATER[scheme]} yet; wanted one of {listed}"
+            )
+        raise InvalidUri(f"{role} URI {text!r}: unknown scheme {scheme!r}; wanted one of {listed}")
+    path, mark, query = rest.partition("?")
+    if mark:
+        names = ", ".join(sorted({name for name, _ in parse_qsl(query, keep_blank_values=True)})) or "(none)"
+        raise InvalidUri(f"{role} URI {text!r}: unknown query parameter {names}; {scheme}: takes none")
+    if "#" in path:
+        raise InvalidUri(f"{role} URI {text!r} has a fragment; write '#' in a path as %23")
+    if _BAD_PERCENT.search(path):
+        raise InvalidUri(f"{role} URI {text!r} has a bare '%'; write it as %25")
+    try:
+        decoded = unquote_to_bytes(path).decode("utf-8")
+    except UnicodeError:
+        raise InvalidUri(f"{role} URI {text!r} is not UTF-8 after percent-decoding") from None
+    if any(ord(character) < 32 or ord(character) == 127 for character in decoded):
+        raise InvalidUri(f"{role} URI {text!r} has a control character")
+    return _ParsedUri(scheme, decoded, text)
+
+
+def _mem_name(parsed: _ParsedUri) -> str:
+    if parsed.path and not _MEM_NAME.fullmatch(parsed.path):
+        raise InvalidUri(f"{parsed.text!r}: wanted mem: or mem:name, a name of up to 100 of A-Z a-z 0-9 . _ -")
+    return parsed.path
+
+
+def _file_path(parsed: _ParsedUri) -> Path:
+    path = parsed.path.removeprefix("//localhost") if parsed.path.startswith("//localhost/") else parsed.path
+    if path.startswith("///"):
+        path = path[2:]
+    if not path.startswith("/") or path.startswith("//"):
+        raise InvalidUri(f"{parsed.text!r}: wanted an absolute folder on this machine, file:///folder")
+    if path.strip("/") == "":
+        raise InvalidUri(f"{parsed.text!r}: the file system's root can't be a location; name a folder")
+    if ".." in path.split("/"):
+        raise InvalidUri(f"{parsed.text!r}: '..' is not allowed; write the folder's real path")
+    return Path(path)
+
+
+def _sqlite_path(parsed: _ParsedUri) -> Path:
+    if not parsed.path.startswith("///"):
+        raise InvalidUri(f"{parsed.text!r}: wanted sqlite:////absolute/file.db or sqlite:///relative/file.db")
+    path = parsed.path[3:]
+    if path in ("", ":memory:") or path.endswith("/"):
+        raise InvalidUri(f"{parsed.text!r}: wanted a database file; for a store in memory use mem:")
+    return Path(path)
+
+
+def _whole_pair(
+    blob_uri: str | None, consensus_uri: str | None, where: str, names: tuple[str, str], base: Path
+) -> PersistLocation | None:
+    """The location, `None` where neither half is given, `ConfigError` where one is; paths are relative to `base`."""
+    if blob_uri is None and consensus_uri is None:
+        return None
+    if blob_uri is None or consensus_uri is None:
+        has, lacks = names if consensus_uri is None else names[::-1]
+        raise ConfigError(f"{where}: {has} is given but {lacks} is not: a location is a pair, give both in one place")
+    return PersistLocation(blob_uri, _absolute(consensus_uri, base))
+
+
+def _absolute(consensus_uri: str, base: Path) -> str:
+    if not re.match(r"sqlite:", consensus_uri, re.IGNORECASE):
+        return consensus_uri
+    path = _sqlite_path(_parse(consensus_uri, "consensus", ["mem", "sqlite"]))
+    return f"sqlite:///{quote(str(base / path))}"
+
+
+def _from_config_file(config_file: Path | None, env: Mapping[str, str]) -> PersistLocation | None:
+    if config_file is None:
+        candidates = [Path.cwd() / CONFIG_FILE_NAME]
+        if home := env.get("HOME"):
+            candidates.append(Path(home) / ".config" / "persist" / "config.toml")
+        config_file = next((candidate for candidate in candidates if candidate.is_file()), None)
+        if config_file is None:
+            return None
+    try:
+        body: dict[str, Any] = tomllib.loads(config_file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{config_file}: no such file; wanted a TOML file with blob_uri and consensus_uri") from None
+    except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{config_file}: can't be read as TOML: {error}") from error
+    unknown = sorted(body.keys() - {"blob_uri", "consensus_uri"})
+    if unknown:
+        raise ConfigError(f"{config_file}: unknown key {', '.join(unknown)}; wanted blob_uri and consensus_uri")
+    for name, value in body.items():
+        if not isinstance(value, str) or not value:
+            raise ConfigError(f"{config_file}: {name}: found {type(value).__name__}; wanted a URI as a string")
+    values = body.get("blob_uri"), body.get("consensus_uri")
+    return _whole_pair(*values, str(config_file), ("blob_uri", "consensus_uri"), config_file.absolute().parent)

@@ -1,0 +1,215 @@
+"""Which files a `source.path` means: a glob below a fixed folder, with at most one date in it.
+
+    dags/feed/customers/date={date:%Y-%m-%d}/*.jsonl
+    '------- root -----' '------- segments -------'
+
+Within one segment `*`, `?` and `[...]` are the shell's; the segment `**` is any number of folders. `{date:...}` takes
+`%Y %m %d %H` and literal text, which may hold `/` (`{date:year=%Y/month=%m}`). A path is looked up in two steps: a
+*loose* match takes anything where the date stands, then the date is parsed *strictly*. So a file whose date is
+misspelt is found and can be reported, instead of silently never matching.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import PurePosixPath
+
+from persist_core.errors import InvalidInput
+
+MAX_PATTERN_CHARS = 4096  # PATH_MAX on Linux
+HIDDEN = (".", "_")  # first characters of names that writers use for unfinished or private files (as Spark does)
+
+_DATE = re.compile(r"\{date:([^{}]*)\}")
+_DIRECTIVES = {"Y": r"[0-9]{4}", "m": r"[0-9]{2}", "d": r"[0-9]{2}", "H": r"[0-9]{2}"}
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class BadPattern(InvalidInput):
+    """A `source.path` that can't be used; the message says `wanted ...; <remedy>`."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One folder or file name of the pattern: loose match of a name. `any_depth` is `**`."""
+
+    loose: re.Pattern[str]
+    any_depth: bool = False
+    bare: bool = False
+
+
+@dataclass(frozen=True)
+class PathPattern:
+    """A parsed pattern. `root` is absolute; `segments` lie below it; `strict` matches whole paths relative to `root`."""
+
+    text: str
+    root: str
+    segments: tuple[Segment, ...]
+    strict: re.Pattern[str] | None
+    date_format: str | None
+
+    def date_ms(self, below_root: str) -> int | None:
+        """When the file at this path (relative to `root`) is dated, or `None` where its date does not parse."""
+        found = self.strict.fullmatch(below_root) if self.strict else None
+        if found is None:
+            return None
+        parts = {name: int(value) for name, value in found.groupdict().items()}
+        try:
+            moment = datetime(parts["Y"], parts.get("m", 1), parts.get("d", 1), parts.get("H", 0), tzinfo=UTC)
+        except ValueError:
+            return None
+        time = (moment - _EPOCH) // timedelta(milliseconds=1)
+        return time if time >= 0 else None
+
+
+@dataclass(frozen=True)
+class _Token:
+    """A piece of one segment: regex for the strict and for the loose match; `literal` where it is plain text."""
+
+    strict: str
+    loose: str
+    literal: str | None = None
+
+
+_STAR = _Token("[^/]*", "[^/]*")
+
+
+def parse_pattern(path: str, base_dir: str) -> PathPattern:
+    """Parse `path`; a relative one lies below `base_dir`. Raises `BadPattern`."""
+    _check_text(path)
+    dates = _DATE.findall(path)
+    if len(dates) > 1:
+        raise BadPattern("wanted at most one {date:...}; write one with literals in it, as {date:year=%Y/month=%m}")
+    root = PurePosixPath("/" if path.startswith("/") else base_dir)
+    segments: list[list[_Token]] = []
+    for tokens in _split(path):
+        name = "".join(token.literal or "" for token in tokens)
+        fixed = all(token.literal is not None for token in tokens)
+        if fixed and name == "..":
+            if segments:
+                raise BadPattern("wanted '..' only before the first wildcard; write the folder out")
+            root = root.parent if root.name not in ("", "..") else root / ".."
+        elif fixed and not segments:
+            root = root / name
+        else:
+            segments.append(tokens)
+    if not segments:  # no wildcard at all: one file
+        segments.append([_Token(re.escape(root.name), re.escape(root.name), root.name)])
+        root = root.parent
+    last = segments[-1]
+    if _is_any_depth(last):
+        raise BadPattern("wanted a file name after '**'; write **/*.jsonl, say")
+    if last[0].literal is not None and last[0].literal.startswith(HIDDEN):
+        raise BadPattern("wanted a file name that starts with neither '.' nor '_': such files count as unfinished")
+    strict = re.compile(_strict(segments)) if dates else None
+    return PathPattern(path, str(root), tuple(_segment(s) for s in segments), strict, dates[0] if dates else None)
+
+
+def _check_text(path: str) -> None:
+    if not path or len(path) > MAX_PATTERN_CHARS:
+        raise BadPattern(f"wanted 1 to {MAX_PATTERN_CHARS} characters")
+    if any(ord(c) < 32 or c in "\\\x7f" or 0xD800 <= ord(c) < 0xE000 for c in path):
+        raise BadPattern("wanted no control characters and no backslash; use '/' between folders, [*] for a plain *")
+    if _SCHEME.match(path):
+        raise BadPattern("wanted a path on this machine's file system, without a scheme; mount the folder")
+    if path.startswith("~"):
+        raise BadPattern("wanted no '~'; write ${HOME}/...")
+    if path.endswith("/"):
+        raise BadPattern("wanted a pattern for files, not a folder; add *.jsonl, say")
+    if set("{}") & set(_DATE.sub("", path)):
+        raise BadPattern("wanted braces only as {date:...}, as in {date:%Y-%m-%d}")
+
+
+def _split(path: str) -> list[list[_Token]]:
+    """The segments of `path` as tokens; empty and '.' segments left out."""
+    segments: list[list[_Token]] = [[]]
+    seen: set[str] = set()
+    position = 0
+    while position < len(path):
+        date = _DATE.match(path, position)
+        if date:
+            pieces = _date_pieces(date[1], seen)
+            for index, piece in enumerate(pieces):
+                if index:
+                    segments.append([])
+                segments[-1].append(piece)
+            position = date.end()
+        elif path[position] == "/":
+            segments.append([])
+            position += 1
+        else:
+            token, position = _token(path, position)
+            segments[-1].append(token)
+    return [tokens for tokens in segments if tokens and [token.literal for token in tokens] != ["."]]
+
+
+def _token(path: str, position: int) -> tuple[_Token, int]:
+    char = path[position]
+    if char == "*":
+        return _STAR, position + 1
+    if char == "?":
+        return _Token("[^/]", "[^/]"), position + 1
+    if char == "[":
+        end = path.find("]", position + 2)
+        if end < 0 or "/" in path[position:end]:
+            raise BadPattern("wanted a ']' for each '['; write [[] for a plain [")
+        inside = path[position + 1 : end]
+        negated = inside.startswith(("!", "^"))
+        members = re.sub(r"([\\\[\]^&~|])", r"\\\1", inside[1:] if negated else inside)
+        regex = f"[{'^/' if negated else ''}{members}]"
+        try:
+            re.compile(regex)
+        except re.error:
+            raise BadPattern(f"wanted a set of characters, found {path[position : end + 1]!r}") from None
+        return _Token(regex, regex), end + 1
+    return _Token(re.escape(char), re.escape(char), char), position + 1
+
+
+def _date_pieces(text: str, seen: set[str]) -> list[_Token]:
+    """One token per segment that the date stands in: strictly its digits, loosely anything."""
+    pieces: list[str] = [""]
+    position = 0
+    while position < len(text):
+        char = text[position]
+        if char == "%":
+            directive = text[position + 1 : position + 2]
+            if directive not in _DIRECTIVES:
+                raise BadPattern(f"wanted only %Y, %m, %d and %H in {{date:...}}, found '%{directive}'")
+            # the same directive twice must say the same (year=2026/2026-01-31)
+            pieces[-1] += f"(?P={directive})" if directive in seen else f"(?P<{directive}>{_DIRECTIVES[directive]})"
+            seen.add(directive)
+            position += 2
+        elif char == "/":
+            pieces.append("")
+            position += 1
+        else:
+            pieces[-1] += re.escape(char)
+            position += 1
+    finest = max((index for index, directive in enumerate("YmdH") if directive in seen), default=-1)
+    if not set("YmdH"[: finest + 1]) <= seen or finest < 0:
+        raise BadPattern("wanted a date that starts at the year: %Y, %Y %m, %Y %m %d or %Y %m %d %H, in any order")
+    if not all(pieces):
+        raise BadPattern("wanted no empty folder name in {date:...}; remove the extra '/'")
+    return [_Token(piece, "[^/]*") for piece in pieces]
+
+
+def _is_any_depth(tokens: list[_Token]) -> bool:
+    return len(tokens) == 2 and all(token is _STAR for token in tokens)
+
+
+def _segment(tokens: list[_Token]) -> Segment:
+    loose = "".join(token.loose for token in tokens)
+    bare = all(token is _STAR for token in tokens)
+    return Segment(re.compile(loose), any_depth=_is_any_depth(tokens), bare=bare)
+
+
+def _strict(segments: list[list[_Token]]) -> str:
+    text = ""
+    for index, tokens in enumerate(segments):
+        if _is_any_depth(tokens):
+            text += "(?:[^/]+/)*"
+        else:
+            text += "".join(token.strict for token in tokens) + ("" if index == len(segments) - 1 else "/")
+    return text

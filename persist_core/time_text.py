@@ -1,0 +1,51 @@
+"""Times as people write them: ISO dates and datetimes, or integers. Inside, a time is an int (SEMANTICS, section 1)."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from persist_core.errors import InvalidTime
+from persist_core.frontier import MAX_TIME, check_time
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_ISO_MS = (datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
+_INTEGER = re.compile(r"[0-9]{1,19}", re.ASCII)
+_MAX_CHARS = 64  # longer than any ISO text; keeps messages short
+
+
+def parse_time(text: str, *, what: str = "time") -> int:
+    """The time that `text` says, in milliseconds since the Unix epoch, UTC.
+
+    Digits alone are the integer itself (so `20260103` is a number, not a date). Else an ISO 8601 date (its midnight)
+    or datetime; without an offset it is UTC. Raises `InvalidTime` for anything else, for times before 1970 and for
+    fractions finer than a millisecond.
+    """
+    text = text.strip()
+    if _INTEGER.fullmatch(text):
+        return check_time(int(text), what=what)
+    try:
+        if len(text) > _MAX_CHARS:
+            raise ValueError("too long")
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidTime(
+            f"{what} is {text[:_MAX_CHARS]!r}; wanted an ISO date (2026-01-31), an ISO datetime (2026-01-31T12:00:00Z)"
+            f" or an integer in [0, {MAX_TIME}]"
+        ) from None
+    since_epoch = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
+    time, rest = divmod(since_epoch, timedelta(milliseconds=1))
+    if rest:
+        raise InvalidTime(f"{what} is {text!r}; wanted at most 3 digits after the second: times are milliseconds")
+    if time < 0:
+        raise InvalidTime(f"{what} is {text!r}; wanted a time at or after 1970-01-01T00:00:00Z")
+    return time
+
+
+def format_time(time: int) -> str:
+    """`time` (ms) as ISO 8601 in UTC, or as the integer where ISO has no year for it. `parse_time` reads it back."""
+    check_time(time)
+    if time > _LAST_ISO_MS:
+        return str(time)
+    moment = _EPOCH + timedelta(milliseconds=time)
+    return moment.isoformat(timespec="milliseconds" if time % 1000 else "seconds").replace("+00:00", "Z")

@@ -1,0 +1,136 @@
+"""YAML text -> plain data, strictly and within bounds. Knows nothing of what the data means.
+
+The reading is YAML 1.2's core schema without floats and dates: only `true`/`false` are booleans, so a column may be
+called `no` or `on`; `007` and `2026-01-01` stay text. Refused, with line and column: duplicate keys, several
+documents, tags, keys that are no text, recursion, and more than the bounds below (so that neither deep nesting nor
+aliases of aliases cost more than reading the file).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from typing import Any, ClassVar
+
+import yaml
+
+from persist_core.errors import InvalidInput
+
+MAX_BYTES = 1 << 20  # 2,000 columns with long names fit many times over
+MAX_DEPTH = 32  # a collection file is 4 deep
+MAX_NODES = 50_000  # after aliases and merge keys are expanded
+
+
+class YamlError(InvalidInput):
+    """The text is not the YAML wanted. The message starts with `line L, column C: ` where that is known."""
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with fewer implicit types."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"(?:true|false)\Z"), list("tf"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"(?:~|null|Null|NULL|)\Z"), ["~", "n", "N", ""])
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9]{0,18})\Z"), list("-+0123456789"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile(r"<<\Z"), ["<"])
+
+
+def parse_yaml(data: bytes) -> Any:
+    """The one document in `data`. Raises `YamlError`; never runs code, never takes more than the bounds."""
+    if len(data) > MAX_BYTES:
+        raise YamlError(f"found {len(data)} bytes, wanted at most {MAX_BYTES}")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise YamlError(f"line {line}: found the byte 0x{data[error.start]:02x}, wanted UTF-8 text") from None
+    try:
+        _check_events(text)
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            _check_node(node)
+            return loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        raise YamlError(_place(error.problem_mark) + _problem(error)) from None
+    except yaml.YAMLError as error:  # ReaderError: a character that YAML forbids
+        raise YamlError(" ".join(str(error).split())[:300]) from None
+
+
+def _check_events(text: str) -> None:
+    """Bound depth and count before anything recursive runs: PyYAML's event parser does not recurse."""
+    depth = 0
+    for count, event in enumerate(yaml.parse(text, Loader=_Loader)):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH or count > 2 * MAX_NODES:
+            limit = f"{MAX_DEPTH} levels" if depth > MAX_DEPTH else f"{MAX_NODES} values"
+            raise YamlError(_place(event.start_mark) + f"found more than {limit}, wanted a collection file")
+
+
+def _check_node(root: yaml.Node) -> None:
+    """Refuse duplicate keys, keys that are no text, tags, cycles, and too much after expansion of aliases."""
+    sizes: dict[int, int] = {}
+    open_nodes: set[int] = set()
+
+    def size(node: yaml.Node) -> int:
+        if id(node) in open_nodes:
+            raise YamlError(_place(node.start_mark) + "found an anchor that contains itself, wanted plain data")
+        if id(node) in sizes:
+            return sizes[id(node)]
+        _check_tag(node)
+        open_nodes.add(id(node))
+        total = 1
+        if isinstance(node, yaml.MappingNode):
+            _check_keys(node)
+            total += sum(1 + size(value) for _key, value in node.value)
+        elif isinstance(node, yaml.SequenceNode):
+            total += sum(size(item) for item in node.value)
+        open_nodes.discard(id(node))
+        sizes[id(node)] = total
+        if total > MAX_NODES:
+            raise YamlError(_place(node.start_mark) + f"found aliases that expand to over {MAX_NODES} values")
+        return total
+
+    size(root)
+
+
+_TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "bool", "null", "int", "merge"))
+
+
+def _check_tag(node: yaml.Node) -> None:
+    if node.tag not in _TAGS:
+        raise YamlError(_place(node.start_mark) + f"found the tag {node.tag!r}, wanted plain data without tags")
+
+
+def _check_keys(node: yaml.MappingNode) -> None:
+    seen: dict[Hashable, yaml.Mark] = {}
+    for key, _value in node.value:
+        if not isinstance(key, yaml.ScalarNode) or key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
+            found = repr(key.value)[:80] if isinstance(key, yaml.ScalarNode) else "a list or mapping"
+            raise YamlError(_place(key.start_mark) + f"found the key {found}, wanted a text; put it in quotes")
+        if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+            first = seen[key.value].line + 1
+            raise YamlError(
+                _place(key.start_mark) + f"found the key {key.value[:80]!r} a second time (first on line {first}),"
+                " wanted it once; remove one"
+            )
+        seen[key.value] = key.start_mark
+
+
+def _place(mark: yaml.Mark | None) -> str:
+    return f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+
+
+def _problem(error: yaml.MarkedYAMLError) -> str:
+    context = f" {error.context}" if error.context else ""
+    found = str(error.problem).removeprefix("found ")
+    return f"found {found}{context}, wanted valid YAML" if error.problem else f"found bad YAML{context}"

@@ -1,0 +1,133 @@
+"""Everything in which Airflow 2.11 and 3.x differ, and nothing else.
+
+`airflow.providers.common.compat.sdk` bridges most names by itself; the rest is one function per difference.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.exceptions import AirflowClusterPolicySkipDag
+from airflow.providers.common.compat.sdk import (
+    DAG,
+    AirflowException,
+    AirflowFailException,
+    AirflowNotFoundException,
+    AirflowSkipException,
+    Asset,
+    BaseHook,
+    BaseNotifier,
+    BaseOperator,
+    BaseOperatorLink,
+    Context,
+    Stats,
+    TaskGroup,
+    conf,
+)
+from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_0_PLUS, AIRFLOW_V_3_3_PLUS
+
+from persist_core.clock import Clock
+
+__all__ = [
+    "DAG",
+    "AirflowException",
+    "AirflowFailException",
+    "AirflowNotFoundException",
+    "AirflowSkipException",
+    "Asset",
+    "BaseHook",
+    "BaseNotifier",
+    "BaseOperator",
+    "BaseOperatorLink",
+    "Context",
+    "Stats",
+    "TaskGroup",
+    "asset_link",
+    "file_import_error",
+    "interval_end_ms",
+    "interval_schedule",
+    "make_asset",
+    "set_event_extra",
+    "submit_once",
+]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def interval_schedule(cron: str | None) -> Any:
+    """A DAG's `schedule` whose runs have real data intervals, in UTC; `None` stays manual.
+
+    On 3.x a bare cron string means an empty interval (start == end), so the timetable is given by name.
+    """
+    if cron is None:
+        return None
+    if AIRFLOW_V_3_0_PLUS:
+        from airflow.sdk import CronDataIntervalTimetable
+    else:
+        from airflow.timetables.interval import CronDataIntervalTimetable
+    return CronDataIntervalTimetable(cron, timezone="UTC")
+
+
+def interval_end_ms(context: Context, clock: Clock) -> int:
+    """The end of the dag run's data interval, in ms; for a run without one (manual, 3.x) `run_after`, else now."""
+    end = context.get("data_interval_end") or getattr(context["dag_run"], "run_after", None)
+    return clock.now_ms() if end is None else (end - _EPOCH) // timedelta(milliseconds=1)
+
+
+def make_asset(uri: str, name: str) -> Asset:
+    """An asset; on 2.11 a dataset, which has no name."""
+    return Asset(uri=uri, name=name) if AIRFLOW_V_3_0_PLUS else Asset(uri)
+
+
+def set_event_extra(context: Context, asset: Asset, extra: dict[str, Any]) -> None:
+    """Let the asset event of this task carry `extra` (plain JSON data)."""
+    events: Any = context.get("outlet_events")
+    if events is not None:
+        events[asset].extra = extra
+
+
+def asset_link(uri: str) -> str:
+    """The page of Airflow's own UI that shows the asset's events with their extra."""
+    from urllib.parse import quote
+
+    if AIRFLOW_V_3_0_PLUS:
+        base = conf.get("api", "base_url", fallback="") or ""
+        return f"{base.rstrip('/')}/assets?name_pattern={quote(uri, safe='')}"
+    base = conf.get("webserver", "base_url", fallback="")
+    return f"{base.rstrip('/')}/datasets?uri={quote(uri, safe='')}"
+
+
+def submit_once() -> dict[str, Any]:
+    """Arguments that make SparkSubmitOperator submit anew on a retry instead of looking for the job of the last try.
+
+    A try stages under an id of its own, so the job of an earlier try is of no use to a later one.
+    """
+    return {"durable": False} if AIRFLOW_V_3_3_PLUS else {}
+
+
+def file_import_error(path: Path, message: str) -> None:
+    """Called while a DAG is validated: make Airflow show `message` as the import error of `path`, and leave the DAG out.
+
+    Airflow takes import errors per Python file, and holds one against every DAG of that file: on 3.x they all go
+    stale, on 2.11 they are no longer scheduled. One wrong collection must not stop the others, so the error is put
+    under the collection's own path in the bag that is just being filled: found two frames up, since Airflow hands it
+    to nobody. Where no bag is found, nothing is done and the caller has to raise.
+    """
+    bag = sys._getframe(2).f_locals.get("self")
+    if not isinstance(bag, _bag_class()):
+        return
+    root = getattr(bag, "bundle_path", None)
+    inside = root is not None and path.is_relative_to(root)
+    bag.import_errors[str(path.relative_to(root)) if inside else str(path)] = message
+    raise AirflowClusterPolicySkipDag(message)
+
+
+def _bag_class() -> Any:
+    try:
+        from airflow.dag_processing.dagbag import DagBag
+    except ImportError:  # 2.11
+        from airflow.models.dagbag import DagBag
+    return DagBag

@@ -1,0 +1,21 @@
+"""What a persist task raises towards Airflow. Everything else is the core's `PersistError`."""
+
+from __future__ import annotations
+
+from persist_airflow.compat import AirflowException
+from persist_core.conflicts import ConflictRecord
+
+
+class PersistCasConflict(AirflowException):
+    """The append lost to another writer. Nothing is lost or doubled; the task's next try mints again from the new upper.
+
+    `record` has both sides: expected upper, found upper, who won.
+    """
+
+    def __init__(self, record: ConflictRecord) -> None:
+        super().__init__(str(record))
+        self.record = record
+
+
+class SparkJobFailed(AirflowException):
+    """The spark-submit job died without saying why in the location; its own output has the reason. Nothing changed."""

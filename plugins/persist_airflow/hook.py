@@ -1,0 +1,113 @@
+"""`PersistHook`: from an Airflow connection to a location and a client.
+
+The connection's extra holds `blob_uri` and `consensus_uri`; where there is no such connection, the environment's
+`PERSIST_BLOB_URI` and `PERSIST_CONSENSUS_URI` count. Messages never hold a secret: URIs are printed redacted.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from persist_airflow.compat import AirflowNotFoundException, BaseHook
+from persist_airflow.provider import CONNECTION_TYPE, FORM_FIELDS, HIDDEN_FIELDS, PLACEHOLDERS
+from persist_core.client import PersistClient
+from persist_core.errors import InvalidUri, PersistError
+from persist_core.location.consensus import CaSResult, VersionedData
+from persist_core.location.open import OpenLocation, PersistLocation, open_location
+
+BLOB_URI_ENV = "PERSIST_BLOB_URI"
+CONSENSUS_URI_ENV = "PERSIST_CONSENSUS_URI"
+_TEST_PREFIX = "_connection_test"  # starts with "_", so it can be no shard's name
+
+
+class PersistHook(BaseHook):
+    """Opens the location that an Airflow connection of type `persist` names."""
+
+    conn_name_attr = "persist_conn_id"
+    default_conn_name = "persist_default"
+    conn_type = CONNECTION_TYPE
+    hook_name = "Persist"
+
+    def __init__(self, persist_conn_id: str = default_conn_name, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.persist_conn_id = persist_conn_id
+
+    @classmethod
+    def get_ui_field_behaviour(cls) -> dict[str, Any]:
+        """The connection form of 2.11 (3.x takes it from the provider's metadata)."""
+        return {"hidden_fields": HIDDEN_FIELDS, "relabeling": {}, "placeholders": PLACEHOLDERS}
+
+    @classmethod
+    def get_connection_form_widgets(cls) -> dict[str, Any]:
+        """The fields of 2.11's connection form (3.x takes them from the provider's metadata)."""
+        from flask_appbuilder.fieldwidgets import BS3PasswordFieldWidget, BS3TextFieldWidget
+        from wtforms import PasswordField, StringField
+
+        widgets: dict[str, Any] = {}
+        for name, form in FORM_FIELDS.items():
+            secret = form["schema"].get("format") == "password"
+            field, widget = (PasswordField, BS3PasswordFieldWidget) if secret else (StringField, BS3TextFieldWidget)
+            widgets[name] = field(form["label"], widget=widget(), description=form["description"])
+        return widgets
+
+    def get_location(self) -> PersistLocation:
+        """The pair of URIs, from the connection or, where there is none, from the environment.
+
+        Raises `InvalidUri` naming what is missing and both places where it may be said.
+        """
+        extra = self._connection_extra()
+        blob_uri = extra.get("blob_uri") or os.environ.get(BLOB_URI_ENV)
+        consensus_uri = extra.get("consensus_uri") or os.environ.get(CONSENSUS_URI_ENV)
+        if not blob_uri or not consensus_uri:
+            missing = [
+                name for name, uri in (("blob_uri", blob_uri), ("consensus_uri", consensus_uri)) if not uri
+            ]
+            raise InvalidUri(
+                f"the location has no {' and no '.join(missing)}: set it in the extra of the Airflow connection"
+                f" {self.persist_conn_id!r} (type {CONNECTION_TYPE}), or set {BLOB_URI_ENV} and {CONSENSUS_URI_ENV}"
+            )
+        return PersistLocation(blob_uri, consensus_uri)
+
+    def get_conn(self) -> PersistClient:
+        """A client on the location. Close it with `client.location.close()`."""
+        return PersistClient(open_location(self.get_location()))
+
+    def test_connection(self) -> tuple[bool, str]:
+        """The form's Test button: a real round trip on both stores; leaves nothing behind, prints no secret."""
+        try:
+            location = open_location(self.get_location())
+        except PersistError as error:
+            return False, str(error)
+        try:
+            return True, _round_trip(location)
+        except PersistError as error:
+            return False, str(error)
+        finally:
+            location.close()
+
+    def _connection_extra(self) -> dict[str, Any]:
+        try:
+            extra: dict[str, Any] = self.get_connection(self.persist_conn_id).extra_dejson
+        except AirflowNotFoundException:
+            return {}
+        return extra
+
+
+def _round_trip(location: OpenLocation) -> str:
+    """Write, read and delete a blob; ask consensus for a compare-and-set that can only be refused, and read back.
+
+    A refused one goes the whole way to the store and creates no key, so that no shard of that name ever appears.
+    """
+    from persist_core.ids import RandomIds
+
+    key, data = f"{_TEST_PREFIX}/{RandomIds().uuid7()}", b"persist"
+    location.blob.set(key, data)
+    found = location.blob.get(key)
+    location.blob.delete(key)
+    if found != data:
+        raise PersistError(f"{location.blob.uri}: wrote {len(data)} bytes, read back {found!r}")
+    result = location.consensus.compare_and_set(_TEST_PREFIX, 0, VersionedData(1, b""))
+    if result is not CaSResult.EXPECTATION_MISMATCH or location.consensus.head(_TEST_PREFIX) is not None:
+        raise PersistError(f"{location.consensus.uri}: accepted a compare-and-set that had to be refused")
+    return f"wrote, read and deleted a blob in {location.blob.uri}; reached consensus in {location.consensus.uri}"

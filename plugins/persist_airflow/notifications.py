@@ -1,0 +1,66 @@
+"""Who is told of a conflict, and how often: once for each conflict, whatever retries and zombies do.
+
+The conflict's record is keyed by the description that lost, so a second try finds it there. A marker beside it says
+that the notifiers have run. It is written after them: a worker killed in between tells twice rather than never.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any
+
+from persist_airflow.compat import BaseNotifier, Context, Stats
+from persist_core.client import PersistClient
+from persist_core.conflicts import ConflictRecord
+
+CONFLICT_METRIC = "persist.cas_conflict"
+ConflictCallback = Callable[[Any], Any]  # a BaseNotifier, or any callable that takes the context
+
+_log = logging.getLogger(__name__)
+
+
+class LogConflictNotifier(BaseNotifier):
+    """Writes `message` (templated; `persist_conflict` is the record as a dict) to the log at the given level."""
+
+    template_fields = ("message",)
+
+    def __init__(
+        self,
+        message: str = "CAS conflict on shard {{ persist_conflict.shard }}:"
+        " expected upper {{ persist_conflict.expected_upper }}, found {{ persist_conflict.found_upper }},"
+        " won by {{ persist_conflict.winner }}",
+        level: int = logging.WARNING,
+    ) -> None:
+        super().__init__()
+        self.message = message
+        self.level = level
+
+    def notify(self, context: Context) -> None:
+        """Log the rendered message."""
+        _log.log(self.level, "%s", self.message)
+
+
+def alert(
+    client: PersistClient, record: ConflictRecord, callbacks: Iterable[ConflictCallback], context: Context
+) -> bool:
+    """Count the conflict and call every callback with the context plus `persist_conflict`; False where that was done.
+
+    A callback that fails is logged and does not keep the others from running, nor the conflict from healing.
+    """
+    marker = f"{record.shard}/conflict_alerts/{record.conflict_id}.json"
+    if client.blob.get(marker) is not None:
+        return False
+    Stats.incr(CONFLICT_METRIC, tags={"shard": record.shard})
+    told: Any = context
+    told["persist_conflict"] = asdict(record)
+    for callback in callbacks:
+        try:
+            callback(told)
+        except Exception:  # noqa: BLE001 - whatever a user's callback raises, the conflict must still heal
+            _log.exception("on_cas_conflict callback %r failed for conflict %s", callback, record.conflict_id)
+    del told["persist_conflict"]
+    client.blob.set(marker, json.dumps({"alerted_ms": client.clock.now_ms()}).encode())
+    return True

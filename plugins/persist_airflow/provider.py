@@ -1,0 +1,58 @@
+"""What Airflow is told about this package (entry point group `apache_airflow_provider`).
+
+Airflow calls `get_provider_info` while it is still reading its own configuration, so nothing of Airflow may be
+imported here: every class is named by its path and loaded when it is first needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+CONNECTION_TYPE = "persist"
+HOOK_CLASS = "persist_airflow.hook.PersistHook"
+
+FORM_FIELDS: dict[str, dict[str, Any]] = {
+    "blob_uri": {
+        "label": "Blob URI",
+        "description": "Where parts, manifests and checkpoints are kept, e.g. file:///var/lib/persist/blob",
+        "schema": {"type": ["string", "null"]},
+    },
+    "consensus_uri": {
+        "label": "Consensus URI",
+        "description": "Where the state of the shards is kept, e.g. sqlite:////var/lib/persist/consensus.db",
+        "schema": {"type": ["string", "null"], "format": "password"},
+    },
+}
+HIDDEN_FIELDS = ["host", "schema", "login", "password", "port", "extra"]
+PLACEHOLDERS = {
+    "blob_uri": "file:///var/lib/persist/blob",
+    "consensus_uri": "sqlite:////var/lib/persist/consensus.db",
+}
+
+
+def get_provider_info() -> dict[str, Any]:
+    """The provider's metadata, in the form of Airflow's `provider_info.schema.json`."""
+    return {
+        "package-name": "airflow-persist",
+        "name": "Persist",
+        "description": "Right, incremental, replayable tables out of change feeds.",
+        "connection-types": [
+            {
+                "connection-type": CONNECTION_TYPE,
+                "hook-class-name": HOOK_CLASS,
+                "hook-name": "Persist",
+                "ui-field-behaviour": {
+                    "hidden-fields": HIDDEN_FIELDS,
+                    "relabeling": {},
+                    "placeholders": PLACEHOLDERS,
+                },
+                "conn-fields": FORM_FIELDS,
+            }
+        ],
+        "hooks": [{"integration-name": "Persist", "python-modules": ["persist_airflow.hook"]}],
+        "operators": [{"integration-name": "Persist", "python-modules": ["persist_airflow.operators"]}],
+        "integrations": [{"integration-name": "Persist", "external-doc-url": "", "tags": ["software"]}],
+        "extra-links": ["persist_airflow.links.ShardLink"],
+        "notifications": ["persist_airflow.notifications.LogConflictNotifier"],
+        "cli": ["persist_airflow.cli.get_cli_commands"],
+    }

@@ -1,0 +1,70 @@
+"""What every test session shares: one seed, Hypothesis' profiles, and a closing list of the real parts it used.
+
+PERSIST_SEED=123      replays a session's random choices; without it CI takes a fixed seed, others a fresh one
+PERSIST_PROFILE=...   how hard Hypothesis tries: `dev` (default), `ci` (default where CI is set), `nightly`
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests import real_parts
+
+CI_SEED = 20261121  # a submission must not fail for a dice that the one before it did not throw; nightly runs throw new
+_EXAMPLES = {"dev": 50, "ci": 100, "nightly": 2_000}
+
+
+def _choose_seed(profile: str) -> int:
+    given = os.environ.get("PERSIST_SEED")
+    if given is not None:
+        try:
+            return int(given)
+        except ValueError:
+            raise pytest.UsageError(f"PERSIST_SEED={given!r}: wanted an integer, as a session printed it") from None
+    return CI_SEED if profile == "ci" else random.SystemRandom().getrandbits(32)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the profile and hand the seed to Hypothesis, before its own plugin configures itself."""
+    profile = os.environ.get("PERSIST_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
+    if profile not in _EXAMPLES:
+        raise pytest.UsageError(f"PERSIST_PROFILE={profile!r}: wanted one of {', '.join(_EXAMPLES)}")
+    for name, examples in _EXAMPLES.items():
+        settings.register_profile(
+            name,
+            max_examples=examples,
+            deadline=None,  # the machine's load is no property of the code
+            suppress_health_check=[HealthCheck.too_slow],
+            print_blob=True,
+            database=settings().database if name == "dev" else None,
+        )
+    settings.load_profile(profile)
+    seed = _choose_seed(profile)
+    os.environ["PERSIST_SEED"] = str(seed)  # child processes (jobs, schedulers) throw the same dice
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(seed)
+
+
+def pytest_report_header() -> str:
+    """The line that makes a failure repeatable."""
+    return f"seed: PERSIST_SEED={os.environ['PERSIST_SEED']}, profile: {settings.get_current_profile_name()}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
+    """Say what was real in this session, and after a failure how to throw the same dice."""
+    terminalreporter.section("real parts")
+    for line in real_parts.lines():
+        terminalreporter.write_line(line)
+    if exitstatus:
+        terminalreporter.write_line(f"replay the same random choices: PERSIST_SEED={os.environ['PERSIST_SEED']}")
+
+
+@pytest.fixture(scope="session")
+def persist_seed() -> int:
+    """The session's seed, for tests that draw without Hypothesis."""
+    return int(os.environ["PERSIST_SEED"])

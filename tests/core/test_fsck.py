@@ -1,0 +1,111 @@
+"""`fsck` finds what it says it finds, and nothing in a shard that keeps its promises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from persist_core.batch import BatchDescription
+from persist_core.client import PersistClient
+from persist_core.clock import ManualClock
+from persist_core.fsck import fsck
+from persist_core.ids import SeededIds
+from persist_core.location.consensus import VersionedData
+from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.open import OpenLocation
+from persist_core.write import errs_schema, updates_schema
+from tests.core.test_read import SCHEMA, history, table
+
+Row = tuple[Any, ...]
+
+
+class Location:
+    def __init__(self) -> None:
+        clock = ManualClock(1)
+        self.blob, self.consensus = MemBlob(), MemConsensus()
+        self.client = PersistClient(OpenLocation(self.blob, self.consensus), clock, SeededIds(1, clock))
+        self.epoch = 0
+
+    def append(self, lower: int, upper: int, oks: list[Row], errs: list[Row] | None = None) -> None:
+        self.epoch += 1
+        writer = self.client.open_writer("s")
+        description = BatchDescription(
+            "s", lower, upper, token=f"t{self.epoch}", checkpoint_id="c", epoch=self.epoch, parent_id=None, writer="w"
+        )
+        key = writer.stage(
+            description,
+            SCHEMA,
+            self.client.ids.uuid7(),
+            table(oks, updates_schema(SCHEMA)),
+            table(errs or [], errs_schema(SCHEMA)),
+        )
+        writer.compare_and_append(self.client.manifest(key), key)
+
+    def checks(self) -> set[str]:
+        return {finding.check for finding in fsck(self.client, "s").findings}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_right_history_is_clean(seed: int) -> None:
+    location = Location()
+    updates = history(seed, 20)
+    location.append(0, 9, [row for row in updates if row[4] < 9])
+    location.append(9, 20, [row for row in updates if row[4] >= 9], [(None, None, "key", "m", None, b"x", 10, 1)])
+    report = fsck(location.client, "s")
+    assert report.is_clean, report.findings
+    assert report.updates == len(updates) + 1
+
+
+@pytest.mark.parametrize(
+    ("oks", "errs", "check"),
+    [
+        ([(1, "eu", None, "a", 0, 1), (1, "eu", None, "b", 1, 1)], [], "one_value_per_key"),
+        ([(1, "eu", None, "a", 0, -1)], [], "one_value_per_key"),
+        ([(1, "eu", None, "a", 0, 2)], [], "one_value_per_key"),
+        ([(1, "eu", None, "a", 0, 1), (1, "eu", None, "b", 1, -1)], [], "retraction_carries_its_value"),
+        ([(1, "eu", None, "a", 0, 1)], [(1, "eu", "value", "m", b"k", b"p", 1, 1)], "one_value_per_key"),
+        (
+            [],
+            [(None, None, "key", "m", b"k", b"p", 1, 1), (None, None, "key", "m", b"k", b"q", 2, 1)],
+            "one_value_per_key",
+        ),
+    ],
+)
+def test_broken_contents_are_found(oks: list[Row], errs: list[Row], check: str) -> None:
+    location = Location()
+    location.append(0, 9, oks, errs)
+    assert location.checks() == {check}
+
+
+def test_an_err_that_replaces_an_ok_is_clean() -> None:
+    location = Location()
+    location.append(
+        0,
+        9,
+        [(1, "eu", None, "a", 0, 1), (1, "eu", None, "a", 3, -1), (1, "eu", None, "b", 5, 1)],
+        [(1, "eu", "value", "m", b"k", b"p", 3, 1), (1, "eu", "value", "other", b"k", b"p", 5, -1)],
+    )
+    assert location.checks() == set()
+
+
+def test_missing_and_altered_files_are_found() -> None:
+    location = Location()
+    location.append(0, 9, [(1, "eu", None, "a", 0, 1)])
+    keys = [entry.key for entry in location.blob.list_keys_and_metadata("s/batches/")]
+    (part,) = [key for key in keys if key.endswith(".parquet")]
+    (manifest,) = [key for key in keys if key.endswith("manifest.json")]
+    data = location.blob.get(part)
+    assert data is not None
+    location.blob.set(part, data + b"x")
+    assert location.checks() == {"part"}
+    location.blob.delete(part)
+    assert location.checks() == {"part"}
+    location.blob.set(manifest, b"{}")
+    assert location.checks() == {"manifest"}
+    location.blob.delete(manifest)
+    assert location.checks() == {"manifest"}
+    head = location.consensus.head("s")
+    assert head is not None
+    location.consensus.compare_and_set("s", head.seqno, VersionedData(head.seqno + 1, b"garbage"))
+    assert location.checks() == {"state"}

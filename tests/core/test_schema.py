@@ -1,0 +1,56 @@
+"""Schemas: what a column may be, and which schemas fit each other."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from persist_core.errors import InvalidName, SchemaMismatch
+from persist_core.schema import CollectionSchema, Column, arrow_type, check_compatible
+
+KEY = (Column("id", "bigint", nullable=False),)
+
+
+@pytest.mark.parametrize("name", ["", "a\x00b", "a\nb", "x" * 256, "_persist_time", "_PERSIST_x"])
+def test_bad_column_names(name: str) -> None:
+    with pytest.raises(InvalidName):
+        Column(name, "int")
+
+
+@pytest.mark.parametrize("name", ["a b", "select", "x; drop table y", "ünï", "__op", "a.b", "`q`", '"'])
+def test_hostile_but_legal_column_names(name: str) -> None:
+    assert CollectionSchema(KEY, (Column(name, "string"),)).arrow().names == ["id", name]
+
+
+@pytest.mark.parametrize(
+    "type_name", ["", "varchar", "decimal", "decimal(0,0)", "decimal(39,2)", "decimal(5,6)", "INT"]
+)
+def test_bad_types(type_name: str) -> None:
+    with pytest.raises(InvalidName, match="unknown column type"):
+        Column("a", type_name)
+
+
+def test_types() -> None:
+    assert arrow_type("decimal(38,10)") == pa.decimal128(38, 10)
+    assert arrow_type("timestamp") == pa.timestamp("us", tz="UTC")
+
+
+def test_key_rules() -> None:
+    with pytest.raises(InvalidName, match="can't be keys"):
+        CollectionSchema((Column("f", "double", nullable=False),))
+    with pytest.raises(InvalidName, match="can't be nullable"):
+        CollectionSchema((Column("f", "int"),))
+    with pytest.raises(InvalidName, match="named twice"):
+        CollectionSchema(KEY, (Column("ID", "string"),))
+
+
+def test_json_round_trip() -> None:
+    schema = CollectionSchema(KEY, (Column("d", "decimal(10,2)"), Column("j", "json", nullable=False)))
+    assert CollectionSchema.from_json(schema.to_json()) == schema
+
+
+def test_a_mismatch_shows_both_sides() -> None:
+    with pytest.raises(SchemaMismatch) as caught:
+        check_compatible(CollectionSchema(KEY, (Column("a", "int"),)), CollectionSchema(KEY, (Column("a", "string"),)))
+    assert "a: int" in str(caught.value)
+    assert "!= a: string" in str(caught.value)

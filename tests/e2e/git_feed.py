@@ -1,0 +1,85 @@
+"""The history of a git repository as a change feed, and back: the largest real test that everybody has at hand.
+
+    git rev-list --first-parent  ->  commits 1, 2, 3 ...          one commit = one time
+    git diff-tree                ->  records {time, path, mode, blob}; a removed path is a record with `deleted`
+    git ls-tree -r               ->  what the table must hold as of that commit
+
+`python -m tests.e2e.git_feed REPO` replays REPO through mint, write (Spark), append and checkpoint in a handful of
+batches, and compares the table with git at sampled commits. Read-only on REPO, a shallow clone does too: its oldest
+commit then counts as the one that added everything.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+COLLECTION = "git_history"
+GONE = "000000"  # the mode that git gives to the missing side of a change
+
+Tree = dict[str, tuple[str, str]]  # path -> (mode, blob id)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One change of one path, at the time of its commit (1 for the oldest)."""
+
+    time: int
+    path: str
+    mode: str | None
+    blob: str | None
+
+    def to_line(self) -> str:
+        """The feed's JSON line."""
+        deleted = self.mode is None
+        return json.dumps(
+            {"time": self.time, "path": self.path, "mode": self.mode, "blob": self.blob, "deleted": deleted},
+            ensure_ascii=False,
+        )
+
+
+def path_text(raw: bytes) -> str:
+    """A path as text, reversibly: git's names are bytes. Bytes that are no UTF-8 are written `\\xNN`, `\\` as `\\\\`."""
+    text = raw.replace(b"\\", b"\\\\").decode("utf-8", "surrogateescape")
+    return "".join(f"\\x{ord(char) - 0xDC00:02x}" if "\udc80" <= char <= "\udcff" else char for char in text)
+
+
+def git(repo: Path, *arguments: str, stdin: bytes | None = None) -> bytes:
+    """Run git in `repo` with the caller's settings out of the way; its standard output."""
+    command = ["git", "-C", str(repo), "-c", "core.quotePath=false", "-c", "diff.renames=false", *arguments]
+    return subprocess.run(command, input=stdin, check=True, capture_output=True).stdout
+
+
+def commits(repo: Path, revision: str = "HEAD") -> list[str]:
+    """Commit ids along the first parents of `revision`, oldest first. Commit `i` has time `i + 1`."""
+    return git(repo, "rev-list", "--first-parent", "--reverse", revision).decode().split()
+
+
+def records(repo: Path, history: Sequence[str]) -> Iterator[Record]:
+    """The changes of each commit against its first parent, in the order of `history`."""
+    times = {commit: number for number, commit in enumerate(history, 1)}
+    wanted = ["-r", "-z", "--raw", "--root", "--no-renames", "--no-abbrev", "--diff-merges=first-parent"]
+    out = git(repo, "diff-tree", "--stdin", *wanted, stdin="\n".join(history).encode() + b"\n")
+    time = 0
+    tokens = iter(out.split(b"\0"))
+    for token in tokens:
+        if token.startswith(b":"):
+            _, mode, _, blob, _ = token[1:].decode().split(" ")
+            path = path_text(next(tokens))
+            yield Record(time, path, None, None) if mode == GONE else Record(time, path, mode, blob)
+        elif token:
+            time = times[token.decode()]
+
+
+def tree(repo: Path, commit: str) -> Tree:
+    """What `git ls-tree -r` says of a commit: submodules and links as git sees them."""
+    entries: Tree = {}
+    for entry in git(repo, "ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0"):
+        if entry:
+            facts, _, path = entry.partition(b"\t")
+            mode, _, blob = facts.decode().split(" ")
+            entries[path_text(path)] = (mode, blob)
+    return entries

@@ -1,0 +1,215 @@
+"""The style guide's machine twin: rules of the house that no other tool of `make check` checks."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CODE = ("persist_core", "jobs", "plugins", "dags", "tests")
+TOP_FOLDERS = {*CODE, "docker", "docs", "requirements", ".ci"}
+
+MAX_FILE_LINES = 400  # more than that is two ideas in one room
+MAX_FUNCTION_LINES = 70
+MAX_LINE_CHARS = 120
+MAX_FILE_BYTES = 2 * 1024 * 1024
+FORBIDDEN_WORDS = {"utils", "util", "helpers", "helper", "manager", "common", "misc"}
+# Names that other people's interfaces give us.
+BORROWED_NAMES = {"airflow.providers.common"}
+
+# Registry hosts and folders of one machine have no business in a commit. Spelled in base64, so that this file may name
+# them without being a find itself.
+_REGISTRIES = (
+    "cHlwaS5vcmc=", "cHl0aG9uaG9zdGVkLm9yZw==", "bnBtanMuY29t", "bWF2ZW4ub3Jn", "bWF2ZW4uYXBhY2hlLm9yZw==",
+    "Y3JhdGVzLmlv", "cHJveHkuZ29sYW5n", "ZGViLmRlYmlhbg==",
+)  # fmt: skip
+_MACHINE_PATHS = ("L3Jvb3Qv", "L3dvcmsv", "L2hvbWUv", "L1VzZXJzLw==")
+
+
+def _spelled(words: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(re.escape(base64.b64decode(word).decode()) for word in words))
+
+
+@cache
+def files() -> tuple[Path, ...]:
+    """Every file that is or would be committed, relative to the root."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    names = [Path(name.decode()) for name in listed.stdout.split(b"\0") if name]
+    return tuple(sorted(name for name in names if (ROOT / name).is_file()))
+
+
+def python_files() -> Iterator[tuple[Path, str]]:
+    """Path and text of every Python file."""
+    for path in files():
+        if path.suffix == ".py":
+            yield path, (ROOT / path).read_text()
+
+
+def text_files() -> Iterator[tuple[Path, str]]:
+    """Path and text of every file that is UTF-8 and no lock."""
+    for path in files():
+        try:
+            yield path, (ROOT / path).read_text()
+        except UnicodeDecodeError:
+            continue
+
+
+def report(found: list[str], rule: str) -> None:
+    """Fail with the rule and every place that breaks it."""
+    if found:
+        pytest.fail(f"{rule}:\n  " + "\n  ".join(found), pytrace=False)
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Every function of a module, nested ones too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_files_are_one_idea_long() -> None:
+    found = [f"{path}: {count} lines" for path, text in python_files() if (count := text.count("\n")) > MAX_FILE_LINES]
+    report(found, f"wanted at most {MAX_FILE_LINES} lines a file")
+
+
+def test_functions_fit_on_a_screen() -> None:
+    found = []
+    for path, text in python_files():
+        for function in functions(ast.parse(text)):
+            lines = (function.end_lineno or 0) - function.lineno + 1
+            if lines > MAX_FUNCTION_LINES:
+                found.append(f"{path}:{function.lineno} {function.name}: {lines} lines")
+    report(found, f"wanted at most {MAX_FUNCTION_LINES} lines a function")
+
+
+def test_names_say_what_a_thing_is() -> None:
+    found = []
+    for path, text in python_files():
+        names = [(0, part) for part in path.with_suffix("").parts]
+        names += [
+            (node.lineno, node.name)
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        ]
+        for line, name in names:
+            words = {word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+", name)}
+            found += [f"{path}:{line} {name}" for _ in words & FORBIDDEN_WORDS]
+    report(found, f"names that say nothing ({', '.join(sorted(FORBIDDEN_WORDS))})")
+
+
+def test_nothing_is_left_unfinished() -> None:
+    unfinished = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X|NotImplemented" + r"Error)\b|pragma: no " + "cover")
+    found = [
+        f"{path}:{number} {line.strip()}"
+        for path, text in python_files()
+        for number, line in enumerate(text.splitlines(), 1)
+        if unfinished.search(line)
+    ]
+    report(found, "stubs and notes to self")
+
+
+def test_silenced_checks_say_why() -> None:
+    """`noqa`, `type: ignore` and `pyproject` exceptions carry a code and, after it, a reason in words."""
+    silenced = re.compile(r"#\s*(?:noqa|type:\s*ignore)(?P<rest>.*)$")
+    explained = re.compile(r"^(?::\s*|\[)[\w-]+(?:,\s*[\w-]+)*\]?\s*(?:#|-|--)\s*\S+ \S+")
+    found = [
+        f"{path}:{number} {line.strip()}"
+        for path, text in python_files()
+        for number, line in enumerate(text.splitlines(), 1)
+        if (match := silenced.search(line)) and not explained.match(match["rest"]) and "re.compile" not in line
+    ]
+    report(found, "a silenced check without code and reason (wanted: `# noqa: CODE - why it is right here`)")
+
+
+def test_no_registry_host_and_no_machine_path() -> None:
+    pattern = re.compile(f"{_spelled(_REGISTRIES).pattern}|{_spelled(_MACHINE_PATHS).pattern}")
+    found = [
+        f"{path}:{number} {match[0]}"
+        for path, text in text_files()
+        for number, line in enumerate(text.splitlines(), 1)
+        if (match := pattern.search(line))
+    ]
+    report(found, "package registry hosts and absolute paths of one machine")
+
+
+def test_top_level_holds_only_known_folders() -> None:
+    folders = {path.parts[0] for path in files() if len(path.parts) > 1}
+    report(sorted(folders - TOP_FOLDERS), f"top-level folders other than {', '.join(sorted(TOP_FOLDERS))}")
+
+
+def test_committed_files_are_small() -> None:
+    found = [f"{path}: {size} bytes" for path in files() if (size := (ROOT / path).stat().st_size) > MAX_FILE_BYTES]
+    report(found, f"wanted at most {MAX_FILE_BYTES} bytes a file")
+
+
+def test_every_lock_is_hashed_and_names_no_index() -> None:
+    found = []
+    for lock in sorted((ROOT / "requirements").glob("*.txt")):
+        if lock.name == "overrides.txt":
+            continue
+        text = lock.read_text()
+        if not lock.with_suffix(".in").is_file():
+            found.append(f"{lock.name}: no {lock.stem}.in beside it")
+        pins = re.split(r"^(?=[a-z0-9])", text, flags=re.MULTILINE)[1:]
+        found += [f"{lock.name}: {pin.split()[0]} has no hash" for pin in pins if "--hash=sha256:" not in pin]
+        found += [f"{lock.name}: {word}" for word in ("index-url", "find-links", "://") if word in text]
+        # It installs over the same folder as pyspark; requirements/overrides.txt keeps it out of every environment.
+        found += [f"{lock.name}: {pin}" for pin in re.findall(r"^pyspark-client.*", text, re.M) if "'never'" not in pin]
+    report(found, "locked requirement files (make lock writes them)")
+
+
+IMPORT_ALL = """
+import importlib, pathlib, sys
+for folder, package in {places!r}:
+    for path in sorted(pathlib.Path(folder, package).rglob("*.py")):
+        name = ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+        if not name.endswith("__main__") and ".testing" not in name:
+            importlib.import_module(name)
+print(*sorted({{name.partition(".")[0] for name in sys.modules}}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("places", "banned"),
+    [
+        pytest.param([(".", "persist_core")], {"pyspark", "pandas", "airflow", "boto3", "numpy"}, id="core"),
+        pytest.param([("plugins", "persist_airflow")], {"pyspark", "pandas", "persist_spark", "boto3"}, id="airflow"),
+        pytest.param([("jobs", "persist_spark")], {"airflow", "persist_airflow", "boto3"}, id="spark"),
+    ],
+)
+def test_importing_stays_light(places: list[tuple[str, str]], banned: set[str]) -> None:
+    """Mint, append and checkpoint tasks pay for every import: what they don't need must not come along."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", IMPORT_ALL.format(places=places)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report(sorted(banned & set(done.stdout.split())), f"imported with {places[0][1]}")
+
+
+def test_documents_link_to_files_that_exist() -> None:
+    found = []
+    for path in files():
+        if path.suffix != ".md":
+            continue
+        for target in re.findall(r"(?:\]\(|src=\")([^)\"#\s]+)", (ROOT / path).read_text()):
+            if not re.match(r"[a-z]+:", target) and not (ROOT / path.parent / target).exists():
+                found.append(f"{path}: {target}")
+    report(found, "links to nowhere")
