@@ -5,7 +5,7 @@
 Blob keys of a shard (all below `<shard>/`):
 
     inputs/<sha256>.json                     frozen input of a description, content-addressed
-    batches/<attempt>/part=<kind>/*.parquet  parts, staged by one write attempt; never shared by two attempts
+    batches/<attempt>/_persist_part=<kind>/*.parquet  parts, staged by one write attempt; never shared by two
     batches/<attempt>/manifest.json          the manifest of that attempt, written last
     batches/<attempt>/failure.json           why the attempt failed, where it could still say so
     checkpoints/...                          see persist_core.checkpoint

@@ -20,7 +20,7 @@ from persist_core import config_checks as checks
 from persist_core.batch import check_shard_name
 from persist_core.config_errors import explain, nearest, refuse, show
 from persist_core.errors import ConfigError, InvalidName
-from persist_core.schema import MAX_COLUMNS, Column, CollectionSchema
+from persist_core.schema import MAX_COLUMNS, CollectionSchema, Column
 from persist_core.sources.path_pattern import PathPattern, parse_pattern
 from persist_core.yaml_text import MAX_BYTES, YamlError, parse_yaml
 

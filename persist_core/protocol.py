@@ -35,7 +35,7 @@ from persist_core.conflicts import ConflictRecord, record_conflict
 from persist_core.errors import InvalidInput, OutdatedDescription
 from persist_core.frontier import Frontier, interval
 from persist_core.schema import CollectionSchema, check_compatible
-from persist_core.sources.files import FileSource, Freeze
+from persist_core.sources.files import FileSource
 from persist_core.state import Commit, Committed, ShardState, UpperMismatch
 from persist_core.write import manifest_for, stage_manifest
 
@@ -87,19 +87,19 @@ def mint(client: PersistClient, config: CollectionConfig, *, until: int | None, 
     if state.schema is not None:
         check_compatible(state.schema, config.collection_schema())
     source = FileSource(config, client.blob)
-    freeze = source.freeze(state.sources.get(FILES), until=until)
+    freeze = source.freeze(state.sources.get(FILES), until=until, lower=lower)
     sources, input_key = dict(state.sources), None
     if freeze.frozen.files:
         input_key = f"{config.name}/inputs/{freeze.frozen.digest()}.json"
         client.blob.set(input_key, freeze.frozen.encode())
         sources[FILES] = source.advance(state.sources.get(FILES), freeze.frozen)
-    description = _describe(client, config, state, lower, until, writer, input_key, sources)
+    description = _describe(client, config, state, lower, freeze.upper, writer, input_key, sources)
     description = replace(
         description,
         input_files=len(freeze.frozen.files),
-        input_bytes=sum(file.size_bytes for file in freeze.frozen.files),
+        input_bytes=freeze.frozen.size_bytes,
     )
-    return Minted(description, _notices(freeze))
+    return Minted(description, freeze.notices())
 
 
 def _describe(
@@ -107,7 +107,7 @@ def _describe(
     config: CollectionConfig,
     state: ShardState,
     lower: int,
-    until: int | None,
+    upper: int | None,
     writer: str,
     input_key: str | None,
     sources: dict[str, SourceFrontier],
@@ -115,11 +115,11 @@ def _describe(
     parent = state.newest_commit
     stash, is_first_of_chain = _stash_before(client, config, parent)
     epoch = parent.epoch + 1 if parent else 1
-    identity = json.dumps([config.name, lower, until, input_key, writer])
+    identity = json.dumps([config.name, lower, upper, input_key, writer])
     return BatchDescription(
         shard=config.name,
         lower=lower,
-        upper=until,
+        upper=upper,
         token=hashlib.sha256(identity.encode()).hexdigest(),
         checkpoint_id=client.ids.uuid7(),
         epoch=epoch,
@@ -146,16 +146,6 @@ def _stash_before(
     checkpointer = BlobCheckpointer(client.blob, config.name)
     publish_and_retain(client, config.name, None)
     return stash_chain(checkpointer, parent.checkpoint_id), False
-
-
-def _notices(freeze: Freeze) -> tuple[str, ...]:
-    notices = [str(changed) for changed in freeze.changed]
-    notices += [f"{path}: its date can't be read, so it was left unread" for path in freeze.unmatched]
-    if freeze.not_due:
-        notices.append(f"{freeze.not_due} files are dated at or after this run's end: left for later runs")
-    if freeze.left_over:
-        notices.append(f"{freeze.left_over} more files are due: left for the next run by the collection's limits")
-    return tuple(notices)
 
 
 def write_without_input(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str | None:

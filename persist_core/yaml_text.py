@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable
-from typing import Any, ClassVar
+from typing import Any, Protocol
 
 import yaml
 
@@ -28,9 +28,8 @@ class YamlError(InvalidInput):
 class _Loader(yaml.SafeLoader):
     """SafeLoader with fewer implicit types."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
 
-
+_Loader.yaml_implicit_resolvers = {}
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"(?:true|false)\Z"), list("tf"))
 _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"(?:~|null|Null|NULL|)\Z"), ["~", "n", "N", ""])
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9]{0,18})\Z"), list("-+0123456789"))
@@ -112,7 +111,7 @@ def _check_tag(node: yaml.Node) -> None:
 
 
 def _check_keys(node: yaml.MappingNode) -> None:
-    seen: dict[Hashable, yaml.Mark] = {}
+    seen: dict[Hashable, _Mark] = {}
     for key, _value in node.value:
         if not isinstance(key, yaml.ScalarNode) or key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
             found = repr(key.value)[:80] if isinstance(key, yaml.ScalarNode) else "a list or mapping"
@@ -126,7 +125,14 @@ def _check_keys(node: yaml.MappingNode) -> None:
         seen[key.value] = key.start_mark
 
 
-def _place(mark: yaml.Mark | None) -> str:
+class _Mark(Protocol):
+    """PyYAML has two classes of marks that share no base."""
+
+    line: int
+    column: int
+
+
+def _place(mark: _Mark | None) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
 
 

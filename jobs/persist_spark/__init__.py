@@ -1,0 +1,12 @@
+"""persist_spark: the data plane. DataFrame in, DataFrame out, within the API that Spark Connect has too.
+
+snapshot, errors, changes, error_changes    read a shard from Spark
+persistent_upsert                           records -> differential updates, as a pure DataFrame function
+"""
+
+from __future__ import annotations
+
+from persist_spark.read import changes, error_changes, errors, snapshot
+from persist_spark.upsert import persistent_upsert
+
+__all__ = ["changes", "error_changes", "errors", "persistent_upsert", "snapshot"]

@@ -128,4 +128,3 @@ def canonical_key(schema: CollectionSchema) -> SparkColumn:
 def slot_names(schema: CollectionSchema) -> list[str]:
     """The columns that name a record's slot, compared null-safe: the key columns, then `BAD_KEY`."""
     return [*schema.key_names, BAD_KEY]
-

@@ -88,6 +88,28 @@ class Outcome:
         """The order-independent digest of all updates, for `persist_core.batch.contents_digest`."""
         return f"xxhash64-sums:{self.emitted.output_count}:{self.emitted.digest_0}:{self.emitted.digest_1}"
 
+    def stats(self) -> dict[str, int]:
+        """`DrainStats` as plain data, for the manifest."""
+        read, emitted = self.read, self.emitted
+        return {
+            "records": read.records,
+            "stash_before": read.stash_before,
+            "eligible": read.eligible,
+            "result_count": read.eligible,
+            "inserts": emitted.inserts,
+            "updates": emitted.updates,
+            "deletes": emitted.deletes,
+            "output_count": emitted.output_count,
+            "already_persisted": read.already_persisted,
+            "stashed": read.stashed,
+            "duplicates": read.duplicates,
+            "late": 0,
+            "late_times": read.late_times,
+            "order_ties": read.order_ties,
+            "skipped": read.skipped,
+            "errors": read.errors,
+        }
+
     def _check(self) -> None:
         read, emitted = self.read, self.emitted
         _same(

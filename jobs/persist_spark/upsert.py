@@ -1,9 +1,9 @@
 """`persistent_upsert`: records become differential updates (SEMANTICS, section 4), as one DataFrame expression.
 
-    records ──┐ times, lateness                                 keep the last           a value differs from the
-    stash   ──┼─────────────────> one exchange by slot, sorted ────────────> winners ────────────────────────> updates
-    state   ──┘                   by (time, original time, order)            of a time    one before it
-                                                     │ observed: `read`                              │ observed: `emitted`
+    records ──┐ times, lateness                             keep the last         where a value differs from the
+    stash   ──┼───────────────> one exchange by slot, sorted ───────────> winners ───────────────────────> updates
+    state   ──┘                 by (time, original time, order)  of a time            one before it
+                                                 │ observed: `outcome.Read`           │ observed: `outcome.Emitted`
 
 The trick that keeps this to a single exchange and a single sort: what is committed is a history of the same shape as
 the input. A committed insertion is an upsert at its time, a committed retraction a tombstone; so the previous value of
@@ -12,13 +12,15 @@ a record is the row before it in its slot, whether that row comes from the shard
 Invariants a reader may rely on:
 
 1. Nothing here starts a Spark job, knows a session or a location, or calls a Python function per row.
-2. Every count is observed behind the exchange, in the stage that writes: task retries can't count a row twice.
+2. Every count is observed after the exchange, in the stage that writes: task retries can't count a row twice.
 3. The normal plan neither expands truncates nor breaks ties of equal orders; it counts them. Where either count is not
    zero its output must be thrown away and `thorough=True` asked for (`Outcome.needs_thorough_plan`).
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -57,9 +59,7 @@ COMMITTED, STASHED, ARRIVED, EXPANDED = 0, 1, 2, 3
 WINS = "_persist_wins"
 TIED = "_persist_tied"
 BROKEN = "_persist_broken"
-BEFORE = "_persist_before"  # struct: what the slot held just before
-HELD = "held"  # its field: whether it held anything
-HAD = "_persist_had"  # the same, flat; false for the first row of a slot
+HAD = "_persist_had"  # whether the slot held a value just before
 HOLDS = "_persist_holds"  # whether the row itself leaves a value in the slot
 SIDE = "_persist_side"
 _CANONICAL = "_persist_canonical"
@@ -72,10 +72,12 @@ class Drained:
     """What `persistent_upsert` returns. `updates` is for exactly one action; then ask for `outcome()`.
 
     `updates` has the user's columns, time, diff, the err columns, the stash's `OP`, `ORDER` and `BAD_KEY`, and `PART`
-    (`insertions`, `retractions`, `errs`, `stash`).
+    (`insertions`, `retractions`, `errs`, `stash`). `broken` is to be run only where `outcome().read.broken` is not
+    zero: one row `slot, time, diff, value, before` (texts and numbers) per update that breaks the slot's history.
     """
 
     updates: DataFrame
+    broken: DataFrame
     is_thorough: bool
     _read: Observation
     _emitted: Observation
@@ -160,7 +162,7 @@ def persistent_upsert(
     read, emitted = Observation(), Observation()
     ranked = _ranked(chain, rules).observe(read, *_read_metrics(rules))
     updates = _changes(ranked.where(_matters(rules)), rules).observe(emitted, *_emitted_metrics(rules))
-    return Drained(_published(updates, rules), is_thorough, read, emitted)
+    return Drained(_published(updates, rules), _broken(chain, rules), is_thorough, read, emitted)
 
 
 def _arrivals(records: DataFrame, origin: int, rules: _Rules) -> DataFrame:
@@ -168,9 +170,10 @@ def _arrivals(records: DataFrame, origin: int, rules: _Rules) -> DataFrame:
     schema = rules.schema
     given = rules.lower if rules.upper is None else rules.upper - 1
     at = F.coalesce(F.col(TIME), F.lit(given))
-    is_skip = F.col(OP) == SKIP
+    is_skip = F.col(OP).eqNullSafe(SKIP)
     is_late = at < rules.lower
-    becomes_err = is_late & F.col(ERR_KIND).isNull() & (F.col(OP) != TRUNCATE) if rules.late == "error" else F.lit(False)
+    refused = is_late & F.col(ERR_KIND).isNull() & ~F.col(OP).isin(TRUNCATE, SKIP)
+    becomes_err = refused if rules.late == "error" else F.lit(False)
     is_err = F.col(ERR_KIND).isNotNull() | becomes_err
     counted_only = is_skip | is_late if rules.late == "persisted" else is_skip
     spread = F.pmod(F.xxhash64(ORDER), F.lit(_SKIP_SLOTS)).cast("string").cast("binary")
@@ -218,15 +221,33 @@ def _ranked(chain: DataFrame, rules: _Rules) -> DataFrame:
     if rules.is_thorough:
         chain = chain.withColumn(_CANONICAL, _canonical_value(rules))
     window = Window.partitionBy(*rules.slot).orderBy(TIME, AT, ORDER, *([_CANONICAL] if rules.is_thorough else []))
-    position = F.struct(TIME, AT, ORDER)
     next_time = F.lead(TIME).over(window)
+    is_tied = [F.lead(name).over(window).eqNullSafe(F.col(name)) for name in (TIME, AT, ORDER)]
     diff_before = F.coalesce(F.lag(F.when(F.col(FROM) == COMMITTED, F.col(AT))).over(window), F.lit(-1))
     is_alternating = ((F.col(AT) == 1) & (diff_before == -1)) | ((F.col(AT) == -1) & (diff_before == 1))
     return chain.select(
         *[name for name in chain.columns if name != _CANONICAL],
         (next_time.isNull() | (next_time != F.col(TIME))).alias(WINS),
-        F.coalesce(F.lead(position).over(window) == position, F.lit(False)).alias(TIED),
+        functools.reduce(operator.and_, is_tied).alias(TIED),
         ((F.col(FROM) == COMMITTED) & ~(is_alternating & (F.col(TIME) < rules.lower))).alias(BROKEN),
+    )
+
+
+def _broken(chain: DataFrame, rules: _Rules) -> DataFrame:
+    """The committed updates that break their slot's history, each with the one before it, for the error message."""
+    window = Window.partitionBy(*rules.slot).orderBy(TIME, AT)
+    value = F.to_json(F.struct(*rules.value))
+    ranked = _ranked(chain.where(F.col(FROM) == COMMITTED), rules)
+    return (
+        ranked.withColumns({"value": value, "before": F.lag(value).over(window)})
+        .where(BROKEN)
+        .select(
+            F.to_json(F.struct(*rules.slot)).alias("slot"),
+            F.col(TIME).alias("time"),
+            F.col(AT).alias("diff"),
+            "value",
+            "before",
+        )
     )
 
 
@@ -269,14 +290,19 @@ def _matters(rules: _Rules) -> SparkColumn:
     return F.col(WINS) & (F.col(TIME) != _NEVER) & ~is_spent_truncate
 
 
+def _before(name: str) -> str:
+    """The column that holds what column `name` was just before."""
+    return f"_persist_before_{name}"
+
+
 def _changes(winners: DataFrame, rules: _Rules) -> DataFrame:
     """Compare each winner with the one before it in its slot; one row per update, and per record to be stashed."""
     window = Window.partitionBy(*rules.slot).orderBy(TIME)
     holds = F.col(OP) == UPSERT
-    before = F.lag(F.struct(holds.alias(HELD), *rules.value)).over(window)
+    before = {_before(name): F.lag(name).over(window) for name in rules.value}
+    had = F.coalesce(F.lag(holds).over(window), F.lit(False))
     compared = [name for name in rules.value if name != ERR_MESSAGE]
-    is_same = F.struct(*[F.col(f"{BEFORE}.{name}") for name in compared]).eqNullSafe(F.struct(*compared))
-    had = F.coalesce(F.col(f"{BEFORE}.{HELD}"), F.lit(False))
+    is_same = F.struct(*[_before(name) for name in compared]).eqNullSafe(F.struct(*compared))
     is_arrival = F.col(FROM) != COMMITTED
     is_change = is_arrival & rules.is_final & (F.col(HAD) | F.col(HOLDS)) & ~(F.col(HAD) & F.col(HOLDS) & is_same)
     to_stash = (F.col(FROM) == ARRIVED if rules.is_delta else is_arrival) & ~rules.is_final
@@ -286,12 +312,12 @@ def _changes(winners: DataFrame, rules: _Rules) -> DataFrame:
         .when(is_change, F.array(F.lit(1)))
         .when(to_stash, F.array(F.lit(0)))
     )
-    linked = winners.withColumn(BEFORE, before).withColumns({HAD: had, HOLDS: holds})
+    linked = winners.withColumns({**before, HAD: had, HOLDS: holds})
     sided = linked.where(is_arrival).withColumn(SIDE, F.explode(sides))
     is_before, is_stash = F.col(SIDE) == -1, F.col(SIDE) == 0
     rows = sided.select(
         *rules.keys,
-        *[F.when(is_before, F.col(f"{BEFORE}.{name}")).otherwise(F.col(name)).alias(name) for name in rules.value],
+        *[F.when(is_before, F.col(_before(name))).otherwise(F.col(name)).alias(name) for name in rules.value],
         F.when(is_stash, F.col(AT)).otherwise(F.col(TIME)).alias(TIME),
         F.when(~is_stash, F.col(SIDE).cast("bigint")).alias(DIFF),
         *[F.when(is_stash, F.col(name)).alias(name) for name in (OP, ORDER, BAD_KEY)],
@@ -320,7 +346,7 @@ def _count(condition: SparkColumn, name: str) -> SparkColumn:
 
 
 def _read_metrics(rules: _Rules) -> list[SparkColumn]:
-    """What is counted of every row behind the exchange. Names are the fields of `outcome.Read`."""
+    """What is counted of every row after the exchange. Names are the fields of `outcome.Read`."""
     origin, final, wins = F.col(FROM), rules.is_final, F.col(WINS)
     is_record = origin.isin(STASHED, ARRIVED)
     is_late = F.col(AT) < rules.lower

@@ -184,6 +184,8 @@ class FileBlob:
         """Write `data` to a new temporary file and flush it."""
         folder = self._root / TEMPORARY
         create_directory(folder)
+        if folder.is_symlink():
+            raise InvalidName(f"{folder} is a symbolic link; it must be a folder of its own: remove it")
         staged = folder / self._ids.uuid7()
         descriptor = os.open(staged, _CREATE, 0o666)
         try:

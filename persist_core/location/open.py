@@ -152,26 +152,22 @@ def location_from(
 
 
 def redact_uri(uri: str) -> str:
-    """`uri` without user names, passwords and the values of query parameters that sound secret: safe to print."""
+    """`uri` without user names, passwords and the values of query parameters that sound secret: safe to print.
+
+    Of a URI with user and password, everything up to the last `@` goes: a password may hold a raw `/`, `?` or `@`.
+    """
+    start = re.match(r"([^/]*:)?//", uri)
+    if start is not None:
+        rest = uri[start.end() :]
+        authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+        if "@" in rest and ("@" in authority or ":" in authority):
+            uri = f"{start.group()}***{rest[rest.rfind('@') :]}"
     head, mark, query = uri.partition("?")
-    match = re.match(r"([^/]*:)?//", head)
-    if match is not None and not head[match.end() :].startswith("/"):
-        authority = re.split(r"[/#]", head[match.end() :], maxsplit=1)[0]
-        rest = head[match.end() :]
-        # A raw slash in a password ends the authority early: then what looks like a port is no number.
-        cut_short = "@" not in authority and re.search(r":(?!\d*$)", authority) is not None
-        if "@" in authority or cut_short:
-            end = (rest if cut_short else authority).rfind("@")
-            head = f"{match.group()}***{rest[end:] if end >= 0 else ''}"
-            if end < 0 and mark and "@" in query:  # ... and so does a raw question mark
-                return f"{match.group()}***{query[query.rfind('@') :]}"
-    if not mark:
-        return head
     shown = []
     for parameter in query.split("&"):
         name, equals, value = parameter.partition("=")
         shown.append(name + equals + ("***" if value and _SECRET_PARAMETER.search(name) else value))
-    return f"{head}?{'&'.join(shown)}"
+    return head + mark + "&".join(shown)
 
 
 def _open(uri: str, role: str, backends: dict[str, Callable[[_ParsedUri], _Backend]]) -> _Backend:

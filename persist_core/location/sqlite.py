@@ -126,14 +126,20 @@ class SqliteConsensus:
     def uri(self) -> str:
         return f"sqlite:///{quote(str(self._path))}"
 
+    @property
+    def path(self) -> Path:
+        """The database file, whether or not it exists yet."""
+        return self._path
+
     @contextmanager
     def _reading(self, action: str) -> Iterator[sqlite3.Connection | None]:
-        """A connection for one SELECT, or `None` where the database does not exist yet. All failures change nothing."""
+        """A read transaction, or `None` where the database does not exist yet. All failures change nothing."""
         try:
             if not self._path.exists():
                 yield None
                 return
             with closing(self._connect("rw")) as connection:
+                connection.execute("BEGIN")  # so that the check and the read see one and the same moment
                 yield connection if self._is_initialised(connection) else None
         except (sqlite3.Error, OSError) as error:
             raise self._read_error(error, action) from error

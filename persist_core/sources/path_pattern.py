@@ -42,7 +42,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class PathPattern:
-    """A parsed pattern. `root` is absolute; `segments` lie below it; `strict` matches whole paths relative to `root`."""
+    """A parsed pattern. `segments` lie below `root`; `strict` matches whole paths relative to it, with the date."""
 
     text: str
     root: str

@@ -1,0 +1,1 @@
+"""Shipped for whoever builds on this project: conformance suites for backends, races, fault injection."""

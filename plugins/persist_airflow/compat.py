@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from airflow.exceptions import AirflowClusterPolicySkipDag
 from airflow.providers.common.compat.sdk import (
@@ -47,6 +50,7 @@ __all__ = [
     "TaskGroup",
     "asset_link",
     "file_import_error",
+    "form_widgets",
     "interval_end_ms",
     "interval_schedule",
     "make_asset",
@@ -64,22 +68,19 @@ def interval_schedule(cron: str | None) -> Any:
     """
     if cron is None:
         return None
-    if AIRFLOW_V_3_0_PLUS:
-        from airflow.sdk import CronDataIntervalTimetable
-    else:
-        from airflow.timetables.interval import CronDataIntervalTimetable
-    return CronDataIntervalTimetable(cron, timezone="UTC")
+    module = "airflow.sdk" if AIRFLOW_V_3_0_PLUS else "airflow.timetables.interval"
+    return importlib.import_module(module).CronDataIntervalTimetable(cron, timezone="UTC")
 
 
 def interval_end_ms(context: Context, clock: Clock) -> int:
     """The end of the dag run's data interval, in ms; for a run without one (manual, 3.x) `run_after`, else now."""
-    end = context.get("data_interval_end") or getattr(context["dag_run"], "run_after", None)
+    end: datetime | None = context.get("data_interval_end") or getattr(context["dag_run"], "run_after", None)
     return clock.now_ms() if end is None else (end - _EPOCH) // timedelta(milliseconds=1)
 
 
-def make_asset(uri: str, name: str) -> Asset:
-    """An asset; on 2.11 a dataset, which has no name."""
-    return Asset(uri=uri, name=name) if AIRFLOW_V_3_0_PLUS else Asset(uri)
+def make_asset(uri: str) -> Asset:
+    """An asset named like its URI; on 2.11 a dataset, which has no name."""
+    return Asset(uri=uri)
 
 
 def set_event_extra(context: Context, asset: Asset, extra: dict[str, Any]) -> None:
@@ -91,8 +92,6 @@ def set_event_extra(context: Context, asset: Asset, extra: dict[str, Any]) -> No
 
 def asset_link(uri: str) -> str:
     """The page of Airflow's own UI that shows the asset's events with their extra."""
-    from urllib.parse import quote
-
     if AIRFLOW_V_3_0_PLUS:
         base = conf.get("api", "base_url", fallback="") or ""
         return f"{base.rstrip('/')}/assets?name_pattern={quote(uri, safe='')}"
@@ -109,25 +108,36 @@ def submit_once() -> dict[str, Any]:
 
 
 def file_import_error(path: Path, message: str) -> None:
-    """Called while a DAG is validated: make Airflow show `message` as the import error of `path`, and leave the DAG out.
+    """Called while a DAG is validated: leave it out, and make Airflow show `message` as the import error of `path`.
 
     Airflow takes import errors per Python file, and holds one against every DAG of that file: on 3.x they all go
     stale, on 2.11 they are no longer scheduled. One wrong collection must not stop the others, so the error is put
     under the collection's own path in the bag that is just being filled: found two frames up, since Airflow hands it
     to nobody. Where no bag is found, nothing is done and the caller has to raise.
     """
-    bag = sys._getframe(2).f_locals.get("self")
+    bag: Any = sys._getframe(2).f_locals.get("self")
     if not isinstance(bag, _bag_class()):
         return
     root = getattr(bag, "bundle_path", None)
-    inside = root is not None and path.is_relative_to(root)
-    bag.import_errors[str(path.relative_to(root)) if inside else str(path)] = message
+    shown = path.relative_to(root) if root is not None and path.is_relative_to(root) else path
+    bag.import_errors[str(shown)] = message
     raise AirflowClusterPolicySkipDag(message)
 
 
 def _bag_class() -> Any:
     try:
-        from airflow.dag_processing.dagbag import DagBag
+        return importlib.import_module("airflow.dag_processing.dagbag").DagBag
     except ImportError:  # 2.11
-        from airflow.models.dagbag import DagBag
-    return DagBag
+        return importlib.import_module("airflow.models.dagbag").DagBag
+
+
+def form_widgets(fields: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """2.11's connection form out of 3.x's declaration of it."""
+    builder, forms = importlib.import_module("flask_appbuilder.fieldwidgets"), importlib.import_module("wtforms")
+    widgets = {}
+    for name, form in fields.items():
+        kind = "Password" if form["schema"].get("format") == "password" else "Text"
+        field = forms.PasswordField if kind == "Password" else forms.StringField
+        widget = getattr(builder, f"BS3{kind}FieldWidget")()
+        widgets[name] = field(form["label"], widget=widget, description=form["description"])
+    return widgets

@@ -7,7 +7,7 @@ from persist_core.conflicts import ConflictRecord
 
 
 class PersistCasConflict(AirflowException):
-    """The append lost to another writer. Nothing is lost or doubled; the task's next try mints again from the new upper.
+    """The append lost to another writer. Nothing is lost or doubled; the next try mints again from the new upper.
 
     `record` has both sides: expected upper, found upper, who won.
     """
@@ -18,4 +18,4 @@ class PersistCasConflict(AirflowException):
 
 
 class SparkJobFailed(AirflowException):
-    """The spark-submit job died without saying why in the location; its own output has the reason. Nothing changed."""
+    """The write stage failed in a way that another try may mend. Nothing that a reader sees was changed."""

@@ -1,23 +1,21 @@
 """`PersistHook`: from an Airflow connection to a location and a client.
 
-The connection's extra holds `blob_uri` and `consensus_uri`; where there is no such connection, the environment's
-`PERSIST_BLOB_URI` and `PERSIST_CONSENSUS_URI` count. Messages never hold a secret: URIs are printed redacted.
+The connection's extra holds `blob_uri` and `consensus_uri`; where there is no such connection, the environment and the
+config file count, as for the command line. Messages never hold a secret: URIs are printed redacted.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from persist_airflow.compat import AirflowNotFoundException, BaseHook
+from persist_airflow.compat import AirflowNotFoundException, BaseHook, form_widgets
 from persist_airflow.provider import CONNECTION_TYPE, FORM_FIELDS, HIDDEN_FIELDS, PLACEHOLDERS
 from persist_core.client import PersistClient
-from persist_core.errors import InvalidUri, PersistError
+from persist_core.errors import ConfigError, PersistError
+from persist_core.ids import RandomIds
 from persist_core.location.consensus import CaSResult, VersionedData
-from persist_core.location.open import OpenLocation, PersistLocation, open_location
+from persist_core.location.open import OpenLocation, PersistLocation, location_from, open_location
 
-BLOB_URI_ENV = "PERSIST_BLOB_URI"
-CONSENSUS_URI_ENV = "PERSIST_CONSENSUS_URI"
 _TEST_PREFIX = "_connection_test"  # starts with "_", so it can be no shard's name
 
 
@@ -41,33 +39,21 @@ class PersistHook(BaseHook):
     @classmethod
     def get_connection_form_widgets(cls) -> dict[str, Any]:
         """The fields of 2.11's connection form (3.x takes them from the provider's metadata)."""
-        from flask_appbuilder.fieldwidgets import BS3PasswordFieldWidget, BS3TextFieldWidget
-        from wtforms import PasswordField, StringField
-
-        widgets: dict[str, Any] = {}
-        for name, form in FORM_FIELDS.items():
-            secret = form["schema"].get("format") == "password"
-            field, widget = (PasswordField, BS3PasswordFieldWidget) if secret else (StringField, BS3TextFieldWidget)
-            widgets[name] = field(form["label"], widget=widget(), description=form["description"])
-        return widgets
+        return form_widgets(FORM_FIELDS)
 
     def get_location(self) -> PersistLocation:
-        """The pair of URIs, from the connection or, where there is none, from the environment.
+        """The pair of URIs, from the connection or, where there is none, from the environment or the config file.
 
-        Raises `InvalidUri` naming what is missing and both places where it may be said.
+        Raises `ConfigError` naming what is missing and where it may be said, `InvalidUri` for a URI that is malformed.
         """
         extra = self._connection_extra()
-        blob_uri = extra.get("blob_uri") or os.environ.get(BLOB_URI_ENV)
-        consensus_uri = extra.get("consensus_uri") or os.environ.get(CONSENSUS_URI_ENV)
-        if not blob_uri or not consensus_uri:
-            missing = [
-                name for name, uri in (("blob_uri", blob_uri), ("consensus_uri", consensus_uri)) if not uri
-            ]
-            raise InvalidUri(
-                f"the location has no {' and no '.join(missing)}: set it in the extra of the Airflow connection"
-                f" {self.persist_conn_id!r} (type {CONNECTION_TYPE}), or set {BLOB_URI_ENV} and {CONSENSUS_URI_ENV}"
-            )
-        return PersistLocation(blob_uri, consensus_uri)
+        try:
+            return location_from(extra.get("blob_uri") or None, extra.get("consensus_uri") or None)
+        except ConfigError as error:
+            raise ConfigError(
+                f"Airflow connection {self.persist_conn_id!r} (type {CONNECTION_TYPE}; extra: blob_uri, consensus_uri):"
+                f" {error}"
+            ) from error
 
     def get_conn(self) -> PersistClient:
         """A client on the location. Close it with `client.location.close()`."""
@@ -99,8 +85,6 @@ def _round_trip(location: OpenLocation) -> str:
 
     A refused one goes the whole way to the store and creates no key, so that no shard of that name ever appears.
     """
-    from persist_core.ids import RandomIds
-
     key, data = f"{_TEST_PREFIX}/{RandomIds().uuid7()}", b"persist"
     location.blob.set(key, data)
     found = location.blob.get(key)

@@ -38,7 +38,7 @@ class LogConflictNotifier(BaseNotifier):
         self.message = message
         self.level = level
 
-    def notify(self, context: Context) -> None:
+    def notify(self, context: Context) -> None:  # noqa: ARG002 - Airflow's signature
         """Log the rendered message."""
         _log.log(self.level, "%s", self.message)
 

@@ -5,14 +5,17 @@
     git ls-tree -r               ->  what the table must hold as of that commit
 
 `python -m tests.e2e.git_feed REPO` replays REPO through mint, write (Spark), append and checkpoint in a handful of
-batches, and compares the table with git at sampled commits. Read-only on REPO, a shallow clone does too: its oldest
-commit then counts as the one that added everything.
+batches, and compares the table with git at sampled commits (tests/e2e/git_replay.py). REPO is only read. A shallow
+clone does too: its oldest commit then counts as the one that added everything.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +45,7 @@ class Record:
 
 
 def path_text(raw: bytes) -> str:
-    """A path as text, reversibly: git's names are bytes. Bytes that are no UTF-8 are written `\\xNN`, `\\` as `\\\\`."""
+    """A path as text, reversibly, since git names are bytes: what is no UTF-8 is written `\\xNN`, `\\` as `\\\\`."""
     text = raw.replace(b"\\", b"\\\\").decode("utf-8", "surrogateescape")
     return "".join(f"\\x{ord(char) - 0xDC00:02x}" if "\udc80" <= char <= "\udcff" else char for char in text)
 
@@ -83,3 +86,43 @@ def tree(repo: Path, commit: str) -> Tree:
             mode, _, blob = facts.decode().split(" ")
             entries[path_text(path)] = (mode, blob)
     return entries
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command line: replay and compare, print what was done; 1 where table and git differ."""
+    from persist_core.clock import SystemClock
+    from persist_core.location.open import PersistLocation, open_location
+    from persist_spark.session import build_session
+    from tests.e2e.git_replay import replay
+
+    parser = argparse.ArgumentParser(prog="git_feed", description="Replay a git history; compare the table with git.")
+    parser.add_argument("repo", type=Path, help="any git repository; it is only read")
+    parser.add_argument("--batches", type=int, default=6, help="Spark runs (default 6)")
+    parser.add_argument("--samples", type=int, default=25, help="commits at which the table is compared (default 25)")
+    parser.add_argument("--seed", type=int, default=1, help="what shuffles the feed and picks the samples (default 1)")
+    options = parser.parse_args(argv)
+    clock = SystemClock()
+    started_ms = clock.now_ms()
+    with tempfile.TemporaryDirectory(prefix="git-feed-") as scratch:
+        folder = Path(scratch)
+        location = PersistLocation((folder / "blobs").as_uri(), f"sqlite:///{folder}/consensus.db")
+        spark = build_session("git_feed")
+        try:
+            with open_location(location) as opened:
+                done = replay(spark, opened, options.repo, folder, batches=options.batches,
+                              samples=options.samples, seed=options.seed)  # fmt: skip
+        except AssertionError as error:
+            sys.stderr.write(f"DIFFERENT: {error}\n")
+            return 1
+        finally:
+            spark.stop()
+    sys.stdout.writelines(f"batch {number}: {stats}\n" for number, stats in enumerate(done.stats, 1))
+    sys.stdout.write(
+        f"{done.commits} commits, {done.records} changes in {len(done.stats)} batches: equal to git at"
+        f" {len(done.compared)} commits, after {(clock.now_ms() - started_ms) / 1000:.0f} s\n"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""The spark-submit entry point: `--spec JSON`, the location in the environment.
+
+Exit code 0: the manifest is staged. Anything else: it is not, and `failure.json` of the attempt says why where the
+location could still be reached.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from persist_core.batch import failure_key, manifest_key
+from persist_core.errors import PersistError, StorageError
+from persist_core.job_spec import JobSpec
+from persist_core.location.open import OpenLocation, location_from, open_location
+
+_MAX_MESSAGE_CHARS = 20_000  # Spark's messages may hold whole plans
+
+
+def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
+    """Run the write job that `argv` describes in the location that `env` names; the process's exit code."""
+    spec = JobSpec.from_argv(argv)
+    with open_location(location_from(env=env)) as location:
+        try:
+            _run(spec, location)
+        except PersistError as error:
+            _record_failure(location, spec, error.kind, str(error))
+            sys.stderr.write(f"{error.kind}: {error}\n")
+            return 1
+        except Exception as error:
+            _record_failure(location, spec, "unexpected", f"{type(error).__name__}: {error}")
+            raise
+    return 0
+
+
+def _run(spec: JobSpec, location: OpenLocation) -> None:
+    from persist_spark.session import build_session
+    from persist_spark.write_job import run_write_job
+
+    description = spec.description
+    spark = build_session(f"persist {description.shard} {description.interval}")
+    try:
+        manifest = run_write_job(spark, spec, location)
+    finally:
+        spark.stop()
+    summary = {"manifest": manifest_key(description.shard, spec.attempt), "stats": dict(manifest.stats)}
+    sys.stdout.write(json.dumps(summary) + "\n")
+
+
+def _record_failure(location: OpenLocation, spec: JobSpec, kind: str, message: str) -> None:
+    """Best effort: the store may be the very thing that failed, and the first error is the one to report."""
+    body = json.dumps({"kind": kind, "message": message[:_MAX_MESSAGE_CHARS]}).encode()
+    try:
+        location.blob.set(failure_key(spec.description.shard, spec.attempt), body)
+    except StorageError as error:
+        sys.stderr.write(f"the failure could not be recorded: {error}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))

@@ -1,0 +1,28 @@
+"""What differs between the Spark releases we run on (3.5 to 4.x), in one place.
+
+On 3.5 there is no `Column.try_cast`; there ANSI mode is off by default, and then `cast` gives null for what does not
+fit. A 3.5 session with ANSI mode on is refused by `persist_spark.decode`.
+"""
+
+from __future__ import annotations
+
+import pyspark
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import functions as F
+
+SPARK_VERSION = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
+HAS_TRY_CAST = SPARK_VERSION >= (4, 0)
+READS_ZSTD_TEXT = SPARK_VERSION >= (4, 3)
+
+
+def try_cast(value: SparkColumn, type_name: str) -> SparkColumn:
+    """`value` as that type, null where it does not fit."""
+    return value.try_cast(type_name) if HAS_TRY_CAST else value.cast(type_name)
+
+
+def is_valid_utf8(text: SparkColumn) -> SparkColumn:
+    """True where the bytes of a string are well-formed UTF-8: a text source hands them over unchecked."""
+    if SPARK_VERSION >= (4, 0):
+        return F.is_valid_utf8(text)
+    raw = text.cast("binary")
+    return F.encode(F.decode(raw, "UTF-8"), "UTF-8") == raw

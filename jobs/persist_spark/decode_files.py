@@ -1,0 +1,145 @@
+"""Frozen files to rows with a position: text lines (gz, bz2, zstd or plain), each knowing its file, block and row.
+
+    InputFile.. --readable--> paths that Spark reads as they are --text_lines--> LINE, FILE, DATE_MS, BLOCK
+                   '-- odd names get an alias, foreign compression a copy, both in the scratch folder
+
+Position. `position` adds the row number to (FILE, BLOCK): comparing (file, block, row) is the order of lines in a file,
+since lines of one block are read by one task, one after the other, and blocks of a file start at ascending offsets.
+The row number is that of the record within its task: it says nothing across files, where FILE has already decided. A
+file is consumed once, so a record is never numbered twice; a redelivered description gives the same comparisons.
+"""
+
+from __future__ import annotations
+
+import shutil
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import zstandard
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from persist_core.errors import InvalidInput
+from persist_core.sources.files import InputFile
+from persist_spark.compat import READS_ZSTD_TEXT, is_valid_utf8
+
+LINE, FILE, DATE_MS, BLOCK = "line", "file", "date_ms", "block"
+BROKEN = "broken"  # boolean: the line is not well-formed UTF-8
+
+_FOLDED_FILES = 8  # up to here a lookup is cheaper as a literal than as a broadcast join
+_ROW_BITS = 33  # of monotonically_increasing_id: below these, the number of the task
+_ZSTD = (".zst", ".zstd")
+_COPY_BYTES = 1 << 20
+_URI_PLAIN = frozenset("_-!.~'()*/;:@&=+$,")  # what java.net.URI leaves as it is in a path, beside letters and digits
+_LINE_FACTS = T.StructType(
+    [T.StructField("path", T.StringType()), T.StructField(FILE, T.StringType()), T.StructField(DATE_MS, T.LongType())]
+)
+
+
+@dataclass(frozen=True)
+class ReadableFile:
+    """A path that Spark reads as it is, and the frozen file that it stands for."""
+
+    path: str
+    file: InputFile
+
+
+def readable(files: Sequence[InputFile], scratch: Path | None) -> list[ReadableFile]:
+    """Where to read each file. Empty files are left out: they hold no records.
+
+    Names that Spark skips or can't open (`_x`, `.x`, `a:b`) get a symbolic link in `scratch`, zstd files a decompressed
+    copy where this Spark can't read them. Raises `InvalidInput` where that is needed and there is no `scratch`.
+    """
+    found = []
+    for index, file in enumerate(files):
+        if file.size_bytes == 0:
+            continue
+        name = Path(file.path).name
+        is_foreign = name.lower().endswith(_ZSTD) and not READS_ZSTD_TEXT
+        if not is_foreign and name[0] not in "._" and ":" not in name:
+            found.append(ReadableFile(file.path, file))
+            continue
+        if scratch is None:
+            raise InvalidInput(f"file {file.relative!r} can't be read by its name; give decode a scratch folder")
+        folder = scratch / f"{index:06d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        if is_foreign:
+            target = folder / "plain.txt"
+            _decompress(Path(file.path), target)
+        else:
+            target = folder / ("alias" + "".join(Path(name).suffixes[-1:]).replace(":", "_"))
+            target.unlink(missing_ok=True)
+            target.symlink_to(file.path)
+        found.append(ReadableFile(str(target), file))
+    return found
+
+
+def _decompress(source: Path, target: Path) -> None:
+    with source.open("rb") as packed, target.open("wb") as plain:
+        reader = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
+        shutil.copyfileobj(reader, plain, _COPY_BYTES)
+
+
+def text_lines(spark: SparkSession, files: Sequence[ReadableFile]) -> DataFrame:
+    """One row per line that is not blank: `LINE` (its bytes, without the line end), `FILE`, `DATE_MS`, `BLOCK`, `BROKEN`.
+
+    Lines end at LF or CRLF. The paths are taken literally: nothing in them is a glob.
+    """
+    reader = spark.read.option("lineSep", "\n").option("__globPaths__", "false")
+    value = F.col("value")
+    lines = reader.text([file.path for file in files]).select(
+        value, F.col("_metadata.file_path").alias("path"), F.col("_metadata.file_block_start").alias(BLOCK)
+    )
+    lines = lines.where((F.octet_length(value) > _BLANK_BYTES) | value.rlike(r"\S"))
+    line = F.when(value.endswith("\r"), F.substring(value, 1, F.length(value) - 1)).otherwise(value)
+    placed = _placed(spark, lines, files)
+    return placed.select(line.alias(LINE), FILE, DATE_MS, BLOCK, (~is_valid_utf8(value)).alias(BROKEN))
+
+
+_BLANK_BYTES = 256  # a line longer than this is parsed without asking first whether it is blank
+
+
+def _placed(spark: SparkSession, rows: DataFrame, files: Sequence[ReadableFile]) -> DataFrame:
+    """Add `FILE` and `DATE_MS` by the column `path`. A path that is not among `files` fails the job: never a guess."""
+    if len(files) == 1:
+        only = files[0].file
+        return rows.withColumn(FILE, F.lit(only.order)).withColumn(DATE_MS, F.lit(only.date_ms).cast("bigint"))
+    if len(files) <= _FOLDED_FILES:
+        pairs: list[SparkColumn] = []
+        for file in files:
+            facts = F.struct(F.lit(file.file.order).alias(FILE), F.lit(file.file.date_ms).cast("bigint").alias(DATE_MS))
+            for uri in _uris(file.path):
+                pairs += [F.lit(uri), facts]
+        found = rows.withColumn("facts", F.create_map(*pairs).getItem(F.col("path")))
+        named = found.withColumn(FILE, F.col("facts").getField(FILE))
+        named = named.withColumn(DATE_MS, F.col("facts").getField(DATE_MS))
+    else:
+        known = [(uri, file.file.order, file.file.date_ms) for file in files for uri in _uris(file.path)]
+        table = F.broadcast(spark.createDataFrame(known, _LINE_FACTS))
+        named = rows.join(table, "path", "left")
+    lost = F.raise_error(F.concat(F.lit("Spark read a file that was not frozen: "), F.col("path")))
+    return named.withColumn(FILE, F.coalesce(F.col(FILE), lost.cast("string")))
+
+
+def _uris(path: str) -> tuple[str, str]:
+    """What Spark may call this local path in `_metadata.file_path`: a URI, as java.net.URI writes one."""
+    quoted = "".join(_quoted(char) for char in path)
+    return f"file:{quoted}", f"file://{quoted}"
+
+
+def _quoted(char: str) -> str:
+    if ord(char) < 0x80:
+        return char if char.isalnum() or char in _URI_PLAIN else f"%{ord(char):02X}"
+    if unicodedata.category(char) in ("Zs", "Zl", "Zp", "Cc"):
+        return "".join(f"%{byte:02X}" for byte in char.encode())
+    return char
+
+
+def position() -> list[SparkColumn]:
+    """The last three fields of every order struct: `file`, `block`, `row`. See the module's docstring."""
+    row = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << _ROW_BITS) - 1))
+    return [F.col(FILE).alias("file"), F.col(BLOCK).alias("block"), row.alias("row")]

@@ -1,0 +1,168 @@
+"""JSON lines to text leaves, exactly: every number keeps its digits, and stays distinct from quoted text.
+
+    line --exact_numbers--> line with each number as a marked string --from_json--> one struct of text leaves
+
+`from_json` alone would write 1.10 as 1.1 and round 19 digits to 17, and its text leaves no longer tell 5 from "5".
+So numbers are first turned into strings that start with `MARK`, by one regular expression that walks the line token by
+token (possessive, so that it neither backtracks nor recurses). The rewriting keeps valid lines valid and broken lines
+broken. `unmarked` takes the mark off again.
+
+What `parse` makes of a line (`Parsed`):
+
+1. `row` is null unless the line is exactly one JSON object and nothing else: truncated lines, garbage, arrays, two
+   objects on one line and text behind the object are all refused.
+2. `is_odd` marks a row in which something is not of the kind wanted (a number where an object was looked for).
+3. Of a field that occurs twice the last one counts, as in most JSON readers. A nested value, taken as a leaf, is
+   compact JSON: blanks outside of strings are gone; order, digits and duplicates are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+Path = tuple[str, ...]
+
+MARK = "\ufdd0"  # a noncharacter: never in interchanged text, and no JSON writer escapes it
+_NUMBER = r"-?(?:(?:0|[1-9]\d*+)(?:\.\d++)?+(?:[eE][+-]?\d++)?+|NaN|Infinity)"
+# What stands between two numbers: anything but the start of a number, strings whole.
+_BETWEEN = r'\G((?:[^"\d\-NI]++|"(?:[^"\\]++|\\.)*+")*+)'
+# Only in the place of a value (never of a name), so that {1:2} stays as broken as it is.
+_EXACT = _BETWEEN + "(" + _NUMBER + r")(?=\s*+[,\]}])"
+_OPTIONS = {
+    "mode": "PERMISSIVE",
+    "columnNameOfCorruptRecord": "odd",
+    "allowSingleQuotes": "false",
+    "allowNonNumericNumbers": "true",
+}
+_SENTINEL = "\ufdd1end"
+
+
+@dataclass
+class Shape:
+    """The fields wanted of a JSON object: a tree whose leaves are text. Build it with `need`, then read with `get`.
+
+    Field names are compared exactly, case included.
+    """
+
+    fields: dict[str, Shape | None] = field(default_factory=dict)
+
+    def need(self, path: Path) -> None:
+        """Want the value at `path`. Where a leaf is wanted at a prefix of it too, the leaf is parsed again by `get`."""
+        name, rest = path[0], path[1:]
+        if not rest:
+            self.fields[name] = None
+        elif self.fields.setdefault(name, Shape()) is not None:
+            child = self.fields[name]
+            assert child is not None
+            child.need(rest)
+
+    def need_all(self, paths: Iterable[Path]) -> None:
+        """Want all of `paths`, leaves first, so that the order of `paths` does not matter."""
+        for path in sorted(paths, key=len):
+            self.need(path)
+
+    def put(self, name: str, child: Shape) -> None:
+        """Want an object of this shape under `name`."""
+        self.fields[name] = child
+
+    def get(self, row: SparkColumn, path: Path) -> SparkColumn:
+        """The text at `path` of a row of this shape: null where it, or anything on the way, is missing or null."""
+        name, rest = path[0], path[1:]
+        child = self.fields[name]
+        found = row.getField(self._inner_name(name))
+        if not rest:
+            return found
+        if child is not None:
+            return child.get(found, rest)
+        again = Shape()
+        again.need(rest)
+        return again.get(parse_text(found, again), rest)
+
+    def object(self, row: SparkColumn, name: str) -> SparkColumn:
+        """The object under `name`, a struct to be read by the child's `get`."""
+        return row.getField(self._inner_name(name))
+
+    def json_type(self) -> T.StructType:
+        """What `from_json` is told: the names as they stand in the record."""
+        return T.StructType(
+            [T.StructField(n, T.StringType() if c is None else c.json_type()) for n, c in self.fields.items()]
+        )
+
+    def inner_type(self) -> T.StructType:
+        """The same struct under the names that `get` uses."""
+        return T.StructType(
+            [
+                T.StructField(self._inner_name(n), T.StringType() if c is None else c.inner_type())
+                for n, c in self.fields.items()
+            ]
+        )
+
+    def has_clashes(self) -> bool:
+        """True where names differ only in case, which Spark can't tell: then rows must be cast to `inner_type`."""
+        here = len({name.lower() for name in self.fields}) < len(self.fields)
+        return here or any(child is not None and child.has_clashes() for child in self.fields.values())
+
+    def _inner_name(self, name: str) -> str:
+        if len({other.lower() for other in self.fields}) == len(self.fields):
+            return name
+        return f"f{list(self.fields).index(name)}"
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A parsed line: see the module's docstring."""
+
+    row: SparkColumn
+    is_odd: SparkColumn
+
+
+def exact_numbers(line: SparkColumn) -> SparkColumn:
+    """The line with each number, NaN and Infinity as a string that starts with `MARK`. Idempotent."""
+    return F.regexp_replace(line, _EXACT, f'$1"{MARK}$2"')
+
+
+def unmarked(text: SparkColumn) -> SparkColumn:
+    """A leaf's text as it stood in the record: numbers, also those nested in it, without their marks."""
+    return (
+        F.when(text.startswith(MARK), F.substring(text, 2, 2**31 - 1))
+        .when(text.contains(f'"{MARK}'), F.regexp_replace(text, f'"{MARK}([^"]*)"', "$1"))
+        .otherwise(text)
+    )
+
+
+def is_number(text: SparkColumn) -> SparkColumn:
+    """True where a leaf was a bare JSON number (NaN and Infinity count), false where it was quoted."""
+    return text.startswith(MARK)
+
+
+def envelope_type(shape: Shape) -> T.StructType:
+    """The type of `envelope`: an array of the row and of a sentinel, and what `from_json` found odd."""
+    element = T.StructType([*shape.json_type().fields, T.StructField(_SENTINEL, T.StringType())])
+    return T.StructType([T.StructField("rows", T.ArrayType(element)), T.StructField("odd", T.StringType())])
+
+
+def envelope(line: SparkColumn, shape: Shape) -> SparkColumn:
+    """Parse `line` wrapped in an array with a sentinel behind it; only a line that is one value lets it through."""
+    wrapped = F.concat(F.lit('{"rows":['), exact_numbers(line), F.lit(f',{{"{_SENTINEL}":"1"}}]}}'))
+    return F.from_json(wrapped, envelope_type(shape), _OPTIONS)
+
+
+def parsed(envelope: SparkColumn, shape: Shape) -> Parsed:
+    """What `envelope` says of the line. Materialize `envelope` first: it is used several times."""
+    rows = envelope.getField("rows")
+    is_whole = (F.size(rows) == 2) & F.get(rows, F.lit(1)).getField(_SENTINEL).isNotNull()
+    row = F.when(is_whole, F.get(rows, F.lit(0)))
+    if shape.has_clashes():
+        row = row.cast(T.StructType([*shape.inner_type().fields, T.StructField(_SENTINEL, T.StringType())]))
+    return Parsed(row, envelope.getField("odd").isNotNull())
+
+
+def parse_text(text: SparkColumn, shape: Shape) -> SparkColumn:
+    """Parse the text of a leaf that holds a JSON object, marked already or not; null where it is none."""
+    row = F.from_json(exact_numbers(text), shape.json_type(), _OPTIONS)
+    return row.cast(shape.inner_type()) if shape.has_clashes() else row

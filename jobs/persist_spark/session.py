@@ -1,0 +1,58 @@
+"""The Spark session of a job, and the settings that a stage needs whatever session it is given.
+
+What must hold for right answers is set around each stage and put back (`settings`); what only makes a job faster is a
+default that `spark-submit --conf` overrides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from pyspark.sql import SparkSession
+
+# Right answers: canonical text is in UTC, Parquet holds microseconds in UTC, old dates are kept as they are.
+REQUIRED = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.writeLegacyFormat": "false",
+    "spark.sql.caseSensitive": "false",
+}
+# Fewer fixed costs: a shard may have hundreds of small parts, and a job to list them costs more than listing them.
+FASTER = {
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
+    "spark.sql.maxConcurrentOutputFileWriters": "8",  # four kinds of parts: without it each task sorts by kind
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.autoBroadcastJoinThreshold": "-1",  # what to broadcast is decided by us, from the description
+}
+_BYTES_PER_PARTITION = 16 << 20  # before adaptive execution merges small ones
+_MIN_PARTITIONS = 8
+_MAX_PARTITIONS = 4096
+
+
+def build_session(app_name: str) -> SparkSession:
+    """The session of a job. Master and resources come from `spark-submit`."""
+    return SparkSession.builder.appName(app_name).getOrCreate()
+
+
+@contextmanager
+def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    """Set these runtime settings, and put back what was there before."""
+    before = {name: spark.conf.get(name, None) for name in wanted}
+    for name, value in wanted.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
+
+
+def stage_settings(exchanged_bytes: int) -> dict[str, str]:
+    """The settings of a write stage that moves about this many bytes through its exchange."""
+    partitions = min(max(_MIN_PARTITIONS, exchanged_bytes // _BYTES_PER_PARTITION), _MAX_PARTITIONS)
+    return {**FASTER, **REQUIRED, "spark.sql.shuffle.partitions": str(partitions)}

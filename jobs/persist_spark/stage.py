@@ -1,0 +1,182 @@
+"""Stage a drained batch: one Spark action, then a manifest (SEMANTICS, sections 3 and 5).
+
+    Drained.updates --one action--> batches/<attempt>/_persist_part=<kind>/part-*.parquet
+                                         │ list, count rows, make durable, digest the stash
+                                    batches/<attempt>/manifest.json, last
+
+What is staged is not visible: dying at any point here leaves garbage that GC takes, and nothing else. Files reach their
+final names when the whole action commits (the file committer's first algorithm), so that what a failed or speculative
+task wrote is never listed; the rows of all listed files must then add up to what the action counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pyarrow.parquet as pq
+
+from persist_core.batch import (
+    STASH_KIND,
+    BatchDescription,
+    BatchManifest,
+    Part,
+    PartKind,
+    StateArtifact,
+    attempt_prefix,
+)
+from persist_core.errors import CorruptArtifact, InvariantViolation, TooManyErrors
+from persist_core.location.blob import Blob
+from persist_core.schema import CollectionSchema
+from persist_core.write import manifest_for, stage_manifest
+from persist_spark.frame import PART
+from persist_spark.outcome import Outcome
+from persist_spark.upsert import Drained
+
+STASH_OPERATOR = "upsert-stash"
+MAX_PLANS = 2  # the normal plan, then at most once the thorough one
+
+_WRITE_OPTIONS = {
+    "compression": "zstd",
+    # A task's files appear only when the whole job commits; version 2 would publish them task by task.
+    "mapreduce.fileoutputcommitter.algorithm.version": "1",
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+}
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """One file of the attempt, by what is in it."""
+
+    kind: str
+    key: str
+    size_bytes: int
+    rows: int | None
+
+
+def stage(
+    blob: Blob,
+    description: BatchDescription,
+    schema: CollectionSchema,
+    attempt: str,
+    drain: Callable[[bool], Drained],
+    *,
+    max_errors: int | None,
+    check_input: Callable[[], None] = lambda: None,
+) -> BatchManifest:
+    """Write the batch and return its manifest, which is then in blob storage too.
+
+    `drain(is_thorough)` plans the batch; it is asked for the thorough plan only where the normal one turns out not to
+    do. `check_input` runs when all input has been read. `attempt` must never have been used. Raises `TooManyErrors`,
+    `InvariantViolation` and what `check_input` raises; no manifest is written then.
+    """
+    prefix = attempt_prefix(description.shard, attempt)
+    for plan in range(MAX_PLANS):
+        drained = drain(plan > 0)
+        writer = drained.updates.write.partitionBy(PART).mode("errorifexists" if plan == 0 else "append")
+        writer.options(**_WRITE_OPTIONS).parquet(blob.uri_of(prefix))
+        outcome = drained.outcome()
+        if not outcome.needs_thorough_plan:
+            break
+        for file in _list(blob, prefix):
+            blob.delete(file.key)
+    check_input()
+    _check_history(drained, outcome, description)
+    _check(outcome, description, max_errors)
+    files = _list(blob, prefix)
+    _check_rows(files, outcome, prefix)
+    blob.make_durable(f"{prefix}/")
+    parts = tuple(
+        Part(key=file.key, kind=PartKind(file.kind), size_bytes=file.size_bytes, rows=file.rows)
+        for file in files
+        if file.kind != STASH_KIND
+    )
+    manifest = replace(
+        manifest_for(description, schema, parts, outcome.counts, rows=outcome.rows_digest),
+        operator_state=_artifacts(blob, files, description),
+        stats=outcome.stats(),
+    )
+    stage_manifest(blob, manifest, attempt)
+    return manifest
+
+
+def _list(blob: Blob, prefix: str) -> list[_Staged]:
+    """The Parquet files of the attempt. Names with a dot or an underscore first are Hadoop's own."""
+    found = []
+    start = f"{prefix}/{PART}="
+    for metadata in blob.list_keys_and_metadata(start):
+        kind, _, name = metadata.key.removeprefix(start).partition("/")
+        if name.endswith(".parquet") and name[0] not in "._":
+            rows = _rows_of(blob.uri_of(metadata.key))
+            found.append(_Staged(kind, metadata.key, metadata.size_bytes, rows))
+    return found
+
+
+def _rows_of(uri: str) -> int | None:
+    """Rows by the file's footer, where that costs no download."""
+    if not uri.startswith("file://"):
+        return None
+    rows: int = pq.read_metadata(uri.removeprefix("file://")).num_rows
+    return rows
+
+
+def _check(outcome: Outcome, description: BatchDescription, max_errors: int | None) -> None:
+    errors = outcome.read.errors
+    if max_errors is not None and errors > max_errors:
+        raise TooManyErrors(
+            f"{errors} of {outcome.read.eligible} processed records of {description.shard} {description.interval} are"
+            f" errors; at most {max_errors} are allowed (limits.max_errors). Nothing was committed: mend the input, or"
+            " raise the limit if these errors are to be kept as data"
+        )
+
+
+def _check_history(drained: Drained, outcome: Outcome, description: BatchDescription) -> None:
+    """What was looked up must be a history of at most one value per slot: nothing is picked silently."""
+    if not outcome.read.broken:
+        return
+    row = drained.broken.orderBy("slot", "time", "diff").limit(1).collect()[0]
+    raise InvariantViolation(
+        f"shard {description.shard} breaks 'a slot has at most one value' in {outcome.read.broken} updates; the first:"
+        f" slot {row['slot']} at time {row['time']}: diff {row['diff']} of {row['value']}, after {row['before']}."
+        f" Nothing was committed; run `persist fsck {description.shard}`"
+    )
+
+
+def _check_rows(files: list[_Staged], outcome: Outcome, prefix: str) -> None:
+    """What is listed must be what was written, no more and no less."""
+    emitted = outcome.emitted
+    wanted = {
+        PartKind.INSERTIONS.value: emitted.insertions,
+        PartKind.RETRACTIONS.value: emitted.retractions,
+        PartKind.ERRS.value: emitted.err_insertions + emitted.err_retractions,
+        STASH_KIND: emitted.stash_rows,
+    }
+    for kind, rows in wanted.items():
+        counted = [file.rows for file in files if file.kind == kind]
+        known = [rows for rows in counted if rows is not None]
+        if len(known) == len(counted) and sum(known) != rows:
+            raise InvariantViolation(
+                f"{prefix}: the {kind} files hold {sum(known)} rows; the action counted {rows}. Nothing was committed:"
+                " try again under a new attempt"
+            )
+
+
+def _artifacts(blob: Blob, files: list[_Staged], description: BatchDescription) -> tuple[StateArtifact, ...]:
+    """The stash's files as operator state, in the order of their keys."""
+    artifacts = []
+    for partition_id, file in enumerate(sorted((f for f in files if f.kind == STASH_KIND), key=lambda f: f.key)):
+        data = blob.get(file.key)
+        if data is None:
+            raise CorruptArtifact(f"stash artifact {file.key} vanished while it was staged; try again")
+        artifacts.append(
+            StateArtifact(
+                operator=STASH_OPERATOR,
+                partition_id=partition_id,
+                is_delta=description.is_delta,
+                key=file.key,
+                size_bytes=len(data),
+                sha256=hashlib.sha256(data).hexdigest(),
+            )
+        )
+    return tuple(artifacts)

@@ -1,0 +1,113 @@
+"""From a records frame to a staged batch: which committed updates to look up, and how, then upsert and stage.
+
+records ──┬──────────────────────────────────────────────> persistent_upsert -> stage -> BatchManifest
+          └─ slots ─> look up: nothing │ all │ these slots ──┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.storagelevel import StorageLevel
+
+from persist_core.batch import BatchDescription, BatchManifest
+from persist_core.client import PersistClient
+from persist_core.protocol import check_not_outdated
+from persist_core.schema import CollectionSchema, check_compatible
+from persist_spark.frame import ORDER, named, records_frame, slot_names
+from persist_spark.session import settings, stage_settings
+from persist_spark.stage import stage
+from persist_spark.state_reader import committed_updates, scan_keys
+from persist_spark.upsert import Drained, Late, persistent_upsert
+
+# Reading a small shard whole costs less than the extra job that a broadcast of the batch's keys is.
+SMALL_STATE_BYTES = 8 << 20
+# Above this the keys of a batch no longer fit a broadcast; the state then goes through the exchange whole.
+MAX_BROADCAST_INPUT_BYTES = 128 << 20
+
+
+@dataclass(frozen=True)
+class WriteRequest:
+    """All that the write stage has to know, once the input is a records frame."""
+
+    description: BatchDescription
+    schema: CollectionSchema
+    attempt: str
+    late: Late = "lift"
+    max_errors: int | None = None
+
+
+def write_batch(
+    spark: SparkSession,
+    client: PersistClient,
+    request: WriteRequest,
+    records: DataFrame,
+    check_input: Callable[[], None] = lambda: None,
+) -> BatchManifest:
+    """Drain `records` (the records frame) into a staged batch for `request.description`.
+
+    `check_input` runs after all input was read and before the manifest is written.
+    """
+    description, schema = request.description, request.schema
+    state = client.state(description.shard)
+    check_not_outdated(state, description)
+    if state.schema is not None:
+        check_compatible(state.schema, schema)
+    below = [batch for batch in state.batches if batch.lower < description.lower]
+    manifests = client.open_reader(description.shard).manifests(below)
+    state_bytes = sum(manifest.size_bytes for manifest in manifests)
+    stash = _read_stash(spark, client, description, schema, records)
+    is_keyed = state_bytes > SMALL_STATE_BYTES and description.input_bytes <= MAX_BROADCAST_INPUT_BYTES
+    with settings(spark, stage_settings(description.input_bytes + (0 if is_keyed else state_bytes))):
+        if is_keyed:
+            records = records.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+
+            def drain(is_thorough: bool) -> Drained:
+                slots = _slots(records, stash, schema) if is_keyed and not is_thorough else None
+                return persistent_upsert(
+                    records,
+                    committed_updates(spark, client.blob, manifests, schema, slots=slots),
+                    schema=schema,
+                    lower=description.lower,
+                    upper=description.upper,
+                    stash=stash,
+                    late=request.late,
+                    is_delta=description.is_delta,
+                    is_thorough=is_thorough,
+                )
+
+            return stage(
+                client.blob,
+                description,
+                schema,
+                request.attempt,
+                drain,
+                max_errors=request.max_errors,
+                check_input=check_input,
+            )
+        finally:
+            if is_keyed:
+                records.unpersist()
+
+
+def _read_stash(
+    spark: SparkSession,
+    client: PersistClient,
+    description: BatchDescription,
+    schema: CollectionSchema,
+    records: DataFrame,
+) -> DataFrame | None:
+    """The artifacts of the stash before this batch, unconsolidated; `None` where there is no stash."""
+    if not description.stash:
+        return None
+    frame = records_frame(schema, records.schema[ORDER].dataType)
+    return scan_keys(spark, client.blob, [artifact.key for artifact in description.stash], frame)
+
+
+def _slots(records: DataFrame, stash: DataFrame | None, schema: CollectionSchema) -> DataFrame:
+    names = [named(name) for name in slot_names(schema)]
+    slots = records.select(*names)
+    return slots if stash is None else slots.unionByName(stash.select(*names))

@@ -1,0 +1,146 @@
+"""One collection's run without Airflow: the same mint, write, append and checkpoint, one after the other.
+
+    mint -> write (spark-submit, or nothing to write) -> append -> checkpoint -> mint ... until there is nothing to do
+
+A run is several rounds where the collection's limits or the dates of its files say so, and where somebody else wins an
+append: then the same input is minted again from the new upper. Killed at any point, the next run goes on from the
+newest commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from persist_core import protocol
+from persist_core.batch import BatchDescription
+from persist_core.client import PersistClient
+from persist_core.config import CollectionConfig
+from persist_core.errors import InvalidInput, OutdatedDescription, RunFailed
+from persist_core.frontier import Frontier, interval
+from persist_core.location.open import PersistLocation
+from persist_core.protocol import Conflict, NothingToDo
+from persist_core.spark_submit import SparkSettings, write_batch
+from persist_core.state import Commit
+
+MAX_ROUNDS = 10_000  # each commits whole files; more rounds than that in one run is a limit set far too low
+MAX_CONFLICTS = 10  # in one run: another writer that always wins is a schedule to mend, not to race
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One commit of this run."""
+
+    commit: Commit
+    input_files: int
+    input_bytes: int
+    stats: Mapping[str, int]
+    notices: tuple[str, ...]
+
+    @property
+    def interval(self) -> str:
+        """`[lower, upper)`."""
+        return interval(Frontier(self.commit.lower), Frontier(self.commit.upper))
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """What a run did: its commits in order (none: all was there), why it ended, and lost appends on the way."""
+
+    shard: str
+    rounds: tuple[Round, ...]
+    reason: str
+    conflicts: int
+
+
+def run_collection(
+    client: PersistClient,
+    location: PersistLocation,
+    config: CollectionConfig,
+    *,
+    until: int | None,
+    settings: SparkSettings,
+    say: Callable[[str], None],
+) -> RunReport:
+    """Bring the collection's shard up to `until` (ms; `None`: close it). `say` is told one line for each thing done.
+
+    Raises what the stages raise; `RunFailed` where other writers keep winning. All commits made before stay.
+    """
+    if until is None and config.end_of_input != "close":
+        raise InvalidInput(f"collection {config.name} is not to be closed; write end_of_input: close, or give a time")
+    writer = f"cli/{client.ids.uuid7()}"
+    rounds: list[Round] = []
+    conflicts = 0
+    for _ in range(MAX_ROUNDS):
+        minted = protocol.mint(client, config, until=until, writer=writer)
+        if isinstance(minted, NothingToDo):
+            protocol.checkpoint(client, config)  # a run that died after its append left this to us
+            return RunReport(config.name, tuple(rounds), minted.reason, conflicts)
+        description = minted.description
+        for notice in minted.notices:
+            say(notice)
+        say(
+            f"minted {description.interval} of {config.name}: {description.input_files} files,"
+            f" {description.input_bytes} bytes"
+        )
+        done = _write_and_append(client, location, config, description, settings, say)
+        if done is None:
+            conflicts += 1
+            if conflicts > MAX_CONFLICTS:
+                raise RunFailed(
+                    f"lost {conflicts} appends to shard {config.name} to other writers; nothing of the last one was"
+                    " committed. See `persist conflicts`, and let one schedule write this shard"
+                )
+            continue
+        commit, manifest_key = done
+        protocol.checkpoint(client, config)
+        stats = client.manifest(manifest_key).stats
+        rounds.append(Round(commit, description.input_files, description.input_bytes, stats, minted.notices))
+    raise RunFailed(f"shard {config.name} took {MAX_ROUNDS} commits and is not done; raise limits.max_files")
+
+
+def _write_and_append(
+    client: PersistClient,
+    location: PersistLocation,
+    config: CollectionConfig,
+    description: BatchDescription,
+    settings: SparkSettings,
+    say: Callable[[str], None],
+) -> tuple[Commit, str] | None:
+    """The commit and its manifest's key, or `None` where somebody else advanced the shard."""
+    try:
+        manifest_key = protocol.write_without_input(client, config, description)
+        if manifest_key is None:
+            say(f"writing {description.interval} with Spark ({settings.master})")
+            manifest_key = write_batch(client, location, config, description, settings)
+    except OutdatedDescription as outdated:
+        say(str(outdated))
+        return None
+    result = protocol.append(client, description, manifest_key)
+    if isinstance(result, Conflict):
+        say(str(result.record))
+        return None
+    say(f"committed {description.interval} to {config.name}")
+    return result.commit, manifest_key
+
+
+def default_until(config: CollectionConfig, now_ms: int) -> int:
+    """Up to when the input is final by now: now; where times come from the path, the start of the current period.
+
+    So the files of a day (hour, month) are taken when it is over, and none of them is late.
+    """
+    date_format = config.source_pattern().date_format
+    if config.time.source != "path" or date_format is None:
+        return now_ms
+    now = _EPOCH + timedelta(milliseconds=now_ms)
+    start = now.replace(minute=0, second=0, microsecond=0)
+    if "%H" not in date_format:
+        start = start.replace(hour=0)
+    if "%d" not in date_format:
+        start = start.replace(day=1)
+    if "%m" not in date_format:
+        start = start.replace(month=1)
+    return (start - _EPOCH) // timedelta(milliseconds=1)

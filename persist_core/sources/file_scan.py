@@ -1,0 +1,202 @@
+"""One look at a folder tree: which files match a pattern, and which ones look as if they should.
+
+Nothing that matches loosely is dropped in silence: it is found, or it is listed as unmatched with the reason, or it
+counts as unfinished. Unfinished are files whose names writers use before they rename them: names that start with `.`
+or `_`, and the suffixes in `UNFINISHED_SUFFIXES`. Folders whose names start with `.` or `_` are not entered, unless the
+pattern spells them out before its first wildcard.
+
+A symbolic link is followed only within the pattern's root: a drop folder must not be a way to read other files.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from persist_core.errors import Determinate
+from persist_core.sources.path_pattern import HIDDEN, PathPattern
+
+UNFINISHED_SUFFIXES = (
+    ".tmp", ".temp", ".part", ".partial", ".filepart", ".inprogress", ".crdownload", ".crc", ".swp", "._COPYING_", "~",
+)  # fmt: skip
+MAX_DEPTH = 64  # folders below the root; deeper is a mistake or a trap
+MAX_ENTRIES = 20_000_000  # names looked at in one scan: minutes of listing; more needs a narrower pattern
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A file that matches: its path below the root, its size and time of last change, its date (ms) if it has one."""
+
+    below_root: str
+    size_bytes: int
+    mtime_ms: int
+    date_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnmatchedFile:
+    """A file that looks like input but can't be taken. `str` of it is `path: reason`."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{ascii(self.path)[1:-1]}: {self.reason}; it was left unread"
+
+
+@dataclass
+class Scan:
+    """What one look found, in no particular order."""
+
+    found: list[FoundFile] = field(default_factory=list)
+    unmatched: list[UnmatchedFile] = field(default_factory=list)
+    unfinished: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """A folder to look at: which segments of the pattern may come next, and its real path and those left by links."""
+
+    path: str
+    below_root: str
+    states: frozenset[int]
+    real: str
+    left: tuple[str, ...]
+    depth: int
+
+
+def scan(pattern: PathPattern) -> Scan:
+    """Look at every file below `pattern.root` once. Raises `Determinate` where a folder can't be listed."""
+    return _Scanner(pattern).run()
+
+
+class _Scanner:
+    def __init__(self, pattern: PathPattern) -> None:
+        self._pattern = pattern
+        self._segments = pattern.segments
+        self._last = len(pattern.segments) - 1
+        self._real_root = os.path.realpath(pattern.root)
+        self._result = Scan()
+
+    def run(self) -> Scan:
+        root = self._pattern.root
+        if not Path(root).is_dir():
+            raise Determinate(
+                f"source folder {root} (of source.path {self._pattern.text!r}) does not exist or is no folder;"
+                " create or mount it, or correct source.path"
+            )
+        pending = [_Folder(root, "", self._closure({0}), self._real_root, (), 0)]
+        entries = 0
+        while pending:  # bounded by MAX_ENTRIES
+            folder = pending.pop()
+            for entry in _list(folder.path, is_root=folder.depth == 0):
+                entries += 1
+                if entries > MAX_ENTRIES:
+                    raise Determinate(f"{root} holds more than {MAX_ENTRIES} names; make source.path narrower")
+                below = self._look(folder, entry)
+                if below is not None:
+                    pending.append(below)
+        return self._result
+
+    def _look(self, folder: _Folder, entry: os.DirEntry[str]) -> _Folder | None:
+        """Take note of a file; return a folder that is to be entered."""
+        try:
+            is_folder = entry.is_dir()
+            is_match = any(
+                state == self._last and self._segments[state].loose.fullmatch(entry.name) for state in folder.states
+            )
+            below_root = f"{folder.below_root}{entry.name}"
+            if is_folder:
+                inner = None if entry.name.startswith(HIDDEN) else self._enter(folder, entry, f"{below_root}/")
+                if is_match and inner is None and not self._segments[self._last].bare:
+                    self._reject(below_root, "it is a folder; end source.path in /* to read the files in it")
+                return inner
+            if is_match:
+                self._take(entry, below_root)
+        except FileNotFoundError:
+            pass  # moved away while we looked: whoever moved it puts it where a later scan finds it
+        except OSError as error:
+            raise Determinate(f"{entry.path!a}: {error.strerror or error}; give this user access to it") from error
+        return None
+
+    def _enter(self, folder: _Folder, entry: os.DirEntry[str], below_root: str) -> _Folder | None:
+        states = self._closure(self._next(folder.states, entry.name))
+        if not states:
+            return None
+        real, left = f"{folder.real}/{entry.name}", folder.left
+        if entry.is_symlink():
+            real, left = os.path.realpath(entry.path), (*folder.left, folder.real)
+            if not self._is_inside(real):
+                self._reject(below_root, f"it is a symbolic link that leaves {self._pattern.root}")
+                return None
+            if any(place == real or place.startswith(f"{real}/") for place in left):
+                self._reject(below_root, "it is a symbolic link to a folder that holds it")
+                return None
+        if folder.depth >= MAX_DEPTH:
+            self._reject(below_root, f"it lies more than {MAX_DEPTH} folders deep")
+            return None
+        return _Folder(entry.path, below_root, states, real, left, folder.depth + 1)
+
+    def _take(self, entry: os.DirEntry[str], below_root: str) -> None:
+        name = entry.name
+        if name.startswith(HIDDEN) or name.endswith(UNFINISHED_SUFFIXES):
+            self._result.unfinished += 1
+            return
+        if entry.is_symlink() and not self._is_inside(os.path.realpath(entry.path)):
+            self._reject(below_root, f"it is a symbolic link that leaves {self._pattern.root}")
+            return
+        try:
+            facts = entry.stat()
+        except FileNotFoundError:
+            if Path(entry.path).is_symlink():
+                self._reject(below_root, "it is a symbolic link to nothing")
+            return
+        if not stat.S_ISREG(facts.st_mode):
+            self._reject(below_root, "it is no regular file")
+        elif any(c < " " or c in "\\\x7f" or "\ud800" <= c <= "\udfff" for c in below_root):
+            self._reject(below_root, "its name holds a control character, a backslash or bytes that are not UTF-8")
+        else:
+            date_ms = self._pattern.date_ms(below_root)
+            if self._pattern.date_format is not None and date_ms is None:
+                self._reject(below_root, f"its date can't be read as {self._pattern.date_format}")
+                return
+            self._result.found.append(FoundFile(below_root, facts.st_size, facts.st_mtime_ns // 1_000_000, date_ms))
+
+    def _reject(self, below_root: str, reason: str) -> None:
+        self._result.unmatched.append(UnmatchedFile(below_root, reason))
+
+    def _is_inside(self, real: str) -> bool:
+        return real == self._real_root or real.startswith(f"{self._real_root.rstrip('/')}/")
+
+    def _next(self, states: Iterable[int], name: str) -> set[int]:
+        """The segments that may match below a folder of this name."""
+        after: set[int] = set()
+        for state in states:
+            if self._segments[state].any_depth:
+                after.add(state)
+            elif state < self._last and self._segments[state].loose.fullmatch(name):
+                after.add(state + 1)
+        return after
+
+    def _closure(self, states: set[int]) -> frozenset[int]:
+        """`**` may also stand for no folder at all."""
+        every = set(states)
+        for state in sorted(states):
+            while self._segments[state].any_depth and state < self._last:
+                state += 1
+                every.add(state)
+        return frozenset(every)
+
+
+def _list(path: str, *, is_root: bool) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as entries:
+            yield from entries
+    except FileNotFoundError:
+        if is_root:
+            raise Determinate(f"source folder {path} vanished while it was listed; is it still mounted?") from None
+    except OSError as error:
+        raise Determinate(f"{path!a} can't be listed: {error.strerror}; give this user access to it") from error

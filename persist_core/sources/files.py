@@ -1,0 +1,316 @@
+"""Files dropped into folders: which are new, frozen into one description's input, and the frontier after them.
+
+    scan ----------------.
+                          +--> freeze(consumed, until) -> Freeze(frozen input, what was noticed)
+    ledger (consumed) ---'
+    frozen input ------------> advance(consumed, frozen) -> SourceFrontier, committed with the data
+
+1. A file is known by its path relative to `base`, fixed by the first commit, so that a wider or narrower `source.path`
+   does not read it again.
+2. A file that no commit has consumed is in `frozen`, or not due, or left over by the limits: never dropped.
+3. A consumed file is never read again. If its size or time of change differ, it is reported in `changed`.
+4. Order is the natural order of the relative paths, whatever order the files came in. With `time: path` whole dates are
+   taken, oldest first, and `Freeze.upper` stops before the first date that is left: so no record comes too late for
+   its own time because of a limit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from persist_core.batch import SourceFrontier
+from persist_core.config import CollectionConfig
+from persist_core.errors import CorruptArtifact, InvalidInput, SourceChanged, UnknownVersion
+from persist_core.location.blob import Blob
+from persist_core.sources.file_scan import FoundFile, UnmatchedFile, scan
+from persist_core.sources.ledger import SOURCE_TYPE, Ledger
+from persist_core.sources.natural_order import natural_key
+
+FROZEN_VERSION = 1
+_MAX_NOTICES = 20  # of one kind; the rest is counted
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """One file to read. `path` is absolute; `order` is the natural-sort key of `relative`; `date_ms` from its path."""
+
+    path: str
+    relative: str
+    size_bytes: int
+    mtime_ms: int
+    date_ms: int | None
+    order: str
+
+
+@dataclass(frozen=True)
+class FrozenInput:
+    """The input of one description: files in ascending `order`. `base` is what their relative paths are relative to."""
+
+    files: tuple[InputFile, ...]
+    base: str = ""
+
+    def encode(self) -> bytes:
+        """Canonical JSON with a version: equal inputs give equal bytes."""
+        rows = [
+            [
+                f.relative,
+                f.size_bytes,
+                f.mtime_ms,
+                f.date_ms,
+                None if f.path == _join(self.base, f.relative) else f.path,
+            ]
+            for f in self.files
+        ]
+        body = {"version": FROZEN_VERSION, "base": self.base, "files": rows}
+        return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> FrozenInput:
+        """The inverse of `encode`. Raises `UnknownVersion`, or `CorruptArtifact` for bytes that are no frozen input."""
+        try:
+            body = json.loads(data)
+            version, base = body["version"], body["base"]
+            if version != FROZEN_VERSION:
+                raise UnknownVersion(f"frozen input version {version!r}; this release reads {FROZEN_VERSION}")
+            files = tuple(
+                InputFile(path or _join(base, relative), relative, size_bytes, mtime_ms, date_ms, natural_key(relative))
+                for relative, size_bytes, mtime_ms, date_ms, path in body["files"]
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptArtifact(f"a frozen input can't be read: {error!r}; mint again") from error
+        return cls(files, base)
+
+    def digest(self) -> str:
+        """SHA-256 (hex) of `encode()`."""
+        return hashlib.sha256(self.encode()).hexdigest()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedFile:
+    """A file that was consumed and is another one now."""
+
+    relative: str
+    old_size_bytes: int
+    old_mtime_ms: int
+    new_size_bytes: int
+    new_mtime_ms: int
+
+    def __str__(self) -> str:
+        return (
+            f"{ascii(self.relative)[1:-1]}: changed after it was consumed ({self.old_size_bytes} bytes at"
+            f" {self.old_mtime_ms}, now {self.new_size_bytes} bytes at {self.new_mtime_ms}); it was not read again:"
+            " drop its new records as a new file"
+        )
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """What `freeze` found. Tuples are in natural order; counts are of files.
+
+    `upper` is the greatest upper that a description of this input may have (`None`: closed).
+    """
+
+    frozen: FrozenInput
+    changed: tuple[ChangedFile, ...] = ()
+    not_due: int = 0
+    unmatched: tuple[UnmatchedFile, ...] = ()
+    left_over: int = 0
+    unfinished: int = 0
+    upper: int | None = None
+    is_over_limit: bool = False
+
+    def notices(self) -> tuple[str, ...]:
+        """One line for each thing that a user should know, bounded."""
+        lines = [*_first(self.changed, "consumed files changed"), *_first(self.unmatched, "files were left unread")]
+        if self.not_due:
+            lines.append(f"{self.not_due} files are dated at or after this run's end: left for later runs")
+        if self.left_over:
+            lines.append(f"{self.left_over} more files are due: left for the next run by the collection's limits")
+        if self.is_over_limit:
+            lines.append(
+                f"{len(self.frozen.files)} files ({self.frozen.size_bytes} bytes) are more than the collection's limits"
+                " allow, but they can't be split: one file, one date, or the end of the input"
+            )
+        if self.unfinished:
+            lines.append(f"{self.unfinished} files have names of unfinished files (.x, _x, x.tmp ...): left alone")
+        return tuple(lines)
+
+
+class FileSource:
+    """The file source of one collection."""
+
+    def __init__(self, config: CollectionConfig, blob: Blob) -> None:
+        self._config = config
+        self._pattern = config.source_pattern()
+        self._ledger = Ledger(blob, config.name)
+
+    def freeze(self, consumed: SourceFrontier | None, *, until: int | None, lower: int = 0) -> Freeze:
+        """All files that `consumed` has not, dated before `until` (ms; `None`: all), within the collection's limits.
+
+        `lower` is the shard's upper: files dated before it belong to one time. Reads names and facts, no contents; the
+        same tree gives the same answer. Raises `Determinate` where a folder can't be listed, `CorruptArtifact` where
+        the ledger is damaged.
+        """
+        known = self._ledger.consumed(consumed)
+        base = self._base(consumed)
+        found = scan(self._pattern)
+        naming = _Naming(self._pattern.root, base)
+        changed: list[ChangedFile] = []
+        pending: list[InputFile] = []
+        not_due = 0
+        for file in found.found:
+            relative = naming.relative(file.below_root)
+            facts = known.get(relative)
+            if facts is not None:
+                if facts != (file.size_bytes, file.mtime_ms):
+                    changed.append(ChangedFile(relative, *facts, file.size_bytes, file.mtime_ms))
+            elif until is not None and file.date_ms is not None and file.date_ms >= until:
+                not_due += 1
+            else:
+                pending.append(_input_file(file, relative, base))
+        pending.sort(key=lambda file: file.order)
+        taken, left = self._within_limits(pending, until, lower)
+        return Freeze(
+            frozen=FrozenInput(tuple(taken), base),
+            changed=tuple(sorted(changed, key=lambda file: natural_key(file.relative))),
+            not_due=not_due,
+            unmatched=tuple(sorted(found.unmatched, key=lambda file: natural_key(file.path))),
+            left_over=len(left),
+            unfinished=found.unfinished,
+            upper=self._upper(until, lower, left),
+            is_over_limit=not self._fits(len(taken), sum(file.size_bytes for file in taken)),
+        )
+
+    def advance(self, consumed: SourceFrontier | None, frozen: FrozenInput) -> SourceFrontier:
+        """Progress after `frozen` too: stages the ledger, commits nothing. Doing it again gives the same frontier."""
+        known = self._ledger.consumed(consumed)
+        twice = next((file.relative for file in frozen.files if file.relative in known), None)
+        if twice is not None:
+            raise InvalidInput(f"file {twice!r} was consumed by an earlier commit; mint again from the newest state")
+        added = {file.relative: (file.size_bytes, file.mtime_ms) for file in frozen.files}
+        if len(added) != len(frozen.files):
+            raise InvalidInput("a frozen input names a file twice; mint again")
+        return self._ledger.extend(consumed, added, base=frozen.base or self._base(consumed))
+
+    def _base(self, consumed: SourceFrontier | None) -> str:
+        """The folder of the first commit, while the pattern's root is in it or holds it; else the root anew."""
+        root = self._pattern.root
+        stored = consumed.offsets.get("base") if consumed else None
+        if isinstance(stored, str) and stored and (_holds(stored, root) or _holds(root, stored)):
+            return stored
+        return root
+
+    def _within_limits(
+        self, pending: list[InputFile], until: int | None, lower: int
+    ) -> tuple[list[InputFile], list[InputFile]]:
+        """The first files that fit, at least one (with `time: path`: at least one date), and those left.
+
+        Where the shard is to be closed and times do not come from the path, there is no later run: all are taken.
+        """
+        groups: list[list[InputFile]]
+        if self._config.time.source == "path":
+            by_date: dict[int, list[InputFile]] = {}
+            for file in pending:
+                by_date.setdefault(max(file.date_ms or 0, lower), []).append(file)
+            groups = [by_date[date] for date in sorted(by_date)]
+        elif until is None:
+            groups = [pending]
+        else:
+            groups = [[file] for file in pending]
+        files = size_bytes = taken = 0
+        for group in groups:
+            files += len(group)
+            size_bytes += sum(file.size_bytes for file in group)
+            if taken and not self._fits(files, size_bytes):
+                break
+            taken += 1
+        inside = [file for group in groups[:taken] for file in group]
+        left = [file for group in groups[taken:] for file in group]
+        return sorted(inside, key=lambda file: file.order), left
+
+    def _fits(self, files: int, size_bytes: int) -> bool:
+        limits = self._config.limits
+        return files <= limits.max_files and (limits.max_bytes is None or size_bytes <= limits.max_bytes)
+
+    def _upper(self, until: int | None, lower: int, left: list[InputFile]) -> int | None:
+        if self._config.time.source != "path" or not left:
+            return until
+        first_left = min(max(file.date_ms or 0, lower) for file in left)
+        return first_left if until is None else min(until, first_left)
+
+
+def check_unchanged(frozen: FrozenInput) -> None:
+    """Raise `SourceChanged` naming a file that vanished or changed since it was frozen. Reads no contents."""
+    for file in frozen.files:
+        try:
+            facts = Path(file.path).stat()
+        except OSError as error:
+            raise SourceChanged(
+                f"input file {file.path} can't be read any more ({error.strerror}); nothing was committed: put it back"
+                " or let the next run mint without it"
+            ) from error
+        size_bytes, mtime_ms = facts.st_size, facts.st_mtime_ns // 1_000_000
+        if (size_bytes, mtime_ms) != (file.size_bytes, file.mtime_ms):
+            raise SourceChanged(
+                f"input file {file.path} changed between minting and reading: {file.size_bytes} bytes at"
+                f" {file.mtime_ms}, now {size_bytes} bytes at {mtime_ms}; nothing was committed: the next run mints"
+                " anew. Writers should rename finished files into place"
+            )
+
+
+class _Naming:
+    """Relative paths, fast where the root lies in the base (the usual case)."""
+
+    def __init__(self, root: str, base: str) -> None:
+        self._root = root
+        self._base = base
+        inner = os.path.relpath(root, base)
+        self._prefix = "" if inner == "." else None if inner.startswith("..") else f"{inner}/"
+
+    def relative(self, below_root: str) -> str:
+        if self._prefix is not None:
+            return f"{self._prefix}{below_root}"
+        return os.path.relpath(_join(self._root, below_root), self._base)
+
+
+def _input_file(file: FoundFile, relative: str, base: str) -> InputFile:
+    path = _join(base, relative)
+    return InputFile(path, relative, file.size_bytes, file.mtime_ms, file.date_ms, natural_key(relative))
+
+
+def _join(base: str, relative: str) -> str:
+    """Lexical: `..` takes back a folder of `base`."""
+    joined = f"{base.rstrip('/')}/{relative}"
+    return os.path.normpath(joined) if relative.startswith("..") else joined
+
+
+def _holds(folder: str, other: str) -> bool:
+    return other == folder or other.startswith(f"{folder.rstrip('/')}/")
+
+
+def _first(items: Iterable[object], what: str) -> list[str]:
+    lines = [str(item) for item in items]
+    more = len(lines) - _MAX_NOTICES
+    return [*lines[:_MAX_NOTICES], *([f"{more} more {what}"] if more > 0 else [])]
+
+
+__all__ = [
+    "SOURCE_TYPE",
+    "ChangedFile",
+    "FileSource",
+    "Freeze",
+    "FrozenInput",
+    "InputFile",
+    "UnmatchedFile",
+    "check_unchanged",
+]

@@ -1,0 +1,186 @@
+"""`make demo`, `make up`, `make down`: the whole path on this machine, and what it made, printed.
+
+seven days of a change feed -> a real scheduler runs one dag run per day -> the table as of two days, the changelog
+between them, the errors, frontiers, checkpoints, and what to try next
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+from rich.console import Console
+from rich.table import Table
+
+from persist_airflow.local import UI_PORT, WITH_UI, EmbeddedAirflowError, LocalAirflow, free_port, project_airflow
+from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.client import PersistClient
+from persist_core.config import CollectionConfig, load_collection
+from persist_core.errors import ShardNotFound
+from persist_core.location.open import open_location
+from persist_core.schema import DIFF, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME
+from persist_core.time_text import format_time, parse_time
+
+COLLECTION = "customers"
+DAYS = 7
+DAY_MS = 24 * 3_600_000
+FOLLOW_TIMEOUT_S = 900
+MAX_ROWS = 12  # of a table that is printed
+MAX_CELL_CHARS = 48
+SCHEDULE_OFF = {"AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False"}  # only the backfill runs: the feed ends in January
+
+
+def run_demo(root: Path) -> int:
+    """Run the backfill over the bundled feed and print what came of it; says so at once where that was done before."""
+    console = Console()
+    config = load_collection(root / "dags" / "collections" / f"{COLLECTION}.yaml")
+    first_ms = parse_time(config.start_date or "2026-01-01", what="start_date")
+    end_ms = first_ms + DAYS * DAY_MS
+    airflow = project_airflow(root, settings=SCHEDULE_OFF)
+    with open_location(airflow.location) as location:
+        client = PersistClient(location)
+        if _upper(client) >= end_ms:
+            console.print(f"[green]all is up to date:[/] shard {COLLECTION} holds everything before {_day(end_ms)}")
+        else:
+            exit_code = _backfill(console, airflow, first_ms, end_ms)
+            if exit_code:
+                return exit_code
+        _print_results(console, client, config, first_ms, end_ms)
+    _print_next(console, airflow)
+    return 0
+
+
+def up(root: Path) -> int:
+    """Start Airflow with its UI in the background."""
+    console = Console()
+    airflow = project_airflow(root, port=free_port(UI_PORT))
+    if url := airflow.recorded_url():
+        console.print(f"Airflow is running already: {url}")
+        return 0
+    with console.status("starting Airflow"):
+        airflow.prepare()
+        airflow.start(WITH_UI)
+    passwords = airflow.home / "simple_auth_manager_passwords.json.generated"
+    console.print(
+        f"Airflow: {airflow.url}   user admin, password in {passwords}   `make down` stops it", soft_wrap=True
+    )
+    return 0
+
+
+def down(root: Path) -> int:
+    """Stop what `up` (or a demo that was killed) left running."""
+    stopped = project_airflow(root).stop()
+    Console().print(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
+    return 0
+
+
+def _upper(client: PersistClient) -> int:
+    try:
+        return client.state(COLLECTION).upper.time or 0
+    except ShardNotFound:
+        return 0
+
+
+def _backfill(console: Console, airflow: LocalAirflow, first_ms: int, end_ms: int) -> int:
+    """One dag run per day through a real scheduler, followed until the last has ended; the exit code."""
+    if airflow.is_running():
+        raise EmbeddedAirflowError(
+            "Airflow is running already, so the demo would start a second scheduler: `make down`"
+        )
+    with console.status("preparing an Airflow home and its database"):
+        airflow.prepare()
+    os.environ.update(airflow.environment())  # before this process imports Airflow
+    with console.status("starting scheduler and API server") as status, airflow.running():
+        from persist_airflow.backfill import Follower, create
+        from persist_airflow.factory import DAG_PREFIX
+
+        arguments = Namespace(
+            subcommand="backfill",
+            dag_id=f"{DAG_PREFIX}{COLLECTION}",
+            start_date=_moment(first_ms),
+            end_date=_moment(end_ms - DAY_MS),
+            conf=None,
+            dry_run=False,
+            run_backwards=False,
+            reset_dagruns=True,  # an earlier demo's runs may be there whose data was deleted
+            rerun_failed_tasks=False,
+            max_active_runs=1,
+        )
+        status.stop()
+        console.print(f"backfill of {arguments.dag_id}: {DAYS} days, one dag run each")
+        backfill_id = create(arguments, default_max_active_runs=1)
+        if backfill_id is None:
+            raise EmbeddedAirflowError("Airflow created no backfill")
+        result = Follower(console).follow(backfill_id, timeout_s=FOLLOW_TIMEOUT_S)
+        if result.is_over and not result.runs["failed"]:
+            return 0
+    console.print(f"[red]{dict(result.runs)}[/]; the tasks' logs are in {airflow.logs}", soft_wrap=True)
+    return 1
+
+
+def _print_results(
+    console: Console, client: PersistClient, config: CollectionConfig, first_ms: int, end_ms: int
+) -> None:
+    reader = client.open_reader(config.name)
+    early, late = first_ms + 3 * DAY_MS - 1, end_ms - 1
+    for as_of in (early, late):
+        _print_table(console, f"the table as of {format_time(as_of)}", reader.snapshot(as_of))
+    changes = reader.changes(late - DAY_MS, late)
+    _print_table(console, f"changelog of the last day: {format_time(late - DAY_MS)} to {format_time(late)}", changes)
+    errors = reader.errors(late).select([*config.key, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD])
+    _print_table(console, "errors (bad input is kept, never lost, and fails no run)", errors)
+    state = client.state(config.name)
+    console.print(
+        f"shard [bold]{config.name}[/]: since {state.since}, upper {state.upper} ({_day(end_ms)}),"
+        f" version {state.seqno}, {len(state.batches)} batches",
+        soft_wrap=True,
+    )
+    checkpoints = BlobCheckpointer(client.blob, config.name).list_checkpoints()
+    console.print(f"checkpoints: {len(checkpoints)}, the newest {checkpoints[-1] if checkpoints else 'none'}")
+
+
+def _print_table(console: Console, title: str, rows: pa.Table) -> None:
+    """At most `MAX_ROWS` rows, ordered by the first column; times as days."""
+    shown = Table(title=f"{title} ({rows.num_rows} rows)", title_justify="left", title_style="bold")
+    for name in rows.column_names:
+        shown.add_column(name.removeprefix("_persist_"), overflow="ellipsis", no_wrap=True)
+    first = rows.column_names[0]
+    order = [(TIME, "ascending"), (first, "ascending"), (DIFF, "ascending")] if TIME in rows.column_names else first
+    for row in rows.sort_by(order).slice(0, MAX_ROWS).to_pylist():
+        shown.add_row(*(_cell(name, value) for name, value in row.items()))
+    console.print(shown)
+
+
+def _cell(name: str, value: object) -> str:
+    if name == TIME and isinstance(value, int):
+        return format_time(value)
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    text = "" if value is None else f"{value:+d}" if name == DIFF and isinstance(value, int) else str(value)
+    return text if len(text) <= MAX_CELL_CHARS else f"{text[: MAX_CELL_CHARS - 1]}…"
+
+
+def _print_next(console: Console, airflow: LocalAirflow) -> None:
+    console.print("\n[bold]What to do next[/]", highlight=False)
+    for name, value in airflow.location.to_env().items():
+        console.print(f"  export {name}={value}", highlight=False, soft_wrap=True)
+    for line in (
+        f"  .venv/bin/persist snapshot {COLLECTION} --as-of 2026-01-03     the table as of any time",
+        f"  .venv/bin/persist changes {COLLECTION} --after 2026-01-02 --through 2026-01-04",
+        f"  .venv/bin/persist errors {COLLECTION}                          what could not be read, byte for byte",
+        f"  .venv/bin/persist fsck {COLLECTION}                            checks every promise against what is stored",
+        "  make up                                             Airflow's UI with these DAGs",
+        "  write dags/collections/<name>.yaml                  a table of your own",
+    ):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _moment(time_ms: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)
+
+
+def _day(time_ms: int) -> str:
+    return f"{_moment(time_ms):%Y-%m-%d}"

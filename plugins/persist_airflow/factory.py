@@ -1,0 +1,165 @@
+"""From a collection to its tasks, a task group or a whole DAG.
+
+    upsert_tasks(config)       the four tasks, in the DAG or group that is open
+    upsert_task_group(config)  the same inside a task group
+    build_upsert_dag(config)   DAG persist_upsert__<name>
+    build_dags(folder)         one DAG per collection file; a wrong file becomes an import error under its own path
+
+Parsing touches no store and no network and imports no Spark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from persist_airflow.compat import DAG, TaskGroup, file_import_error, interval_schedule
+from persist_airflow.hook import PersistHook
+from persist_airflow.notifications import ConflictCallback
+from persist_airflow.operators import (
+    AppendBatchesOperator,
+    CheckpointManifestOperator,
+    MintBatchDescriptionsOperator,
+    WriteBatchesOperator,
+)
+from persist_core.config import CollectionConfig, load_collections
+from persist_core.errors import ConfigError
+from persist_core.time_text import parse_time
+
+DAG_PREFIX = "persist_upsert__"
+RETRIES = 3
+RETRY_DELAY = timedelta(seconds=10)
+APPEND_RETRIES = 6  # a conflict costs a try, and so does a worker that dies
+
+
+@dataclass(frozen=True)
+class UpsertTasks:
+    """The four tasks, already chained."""
+
+    mint: MintBatchDescriptionsOperator
+    write: WriteBatchesOperator
+    append: AppendBatchesOperator
+    checkpoint: CheckpointManifestOperator
+
+
+def upsert_tasks(
+    config: CollectionConfig,
+    *,
+    persist_conn_id: str = PersistHook.default_conn_name,
+    spark_conn_id: str = "spark_default",
+    on_cas_conflict: Sequence[ConflictCallback] | ConflictCallback = (),
+    spark: Mapping[str, Any] | None = None,
+) -> UpsertTasks:
+    """The four tasks of one collection, in the DAG or task group that is open.
+
+    `spark` are further arguments for the provider's SparkSubmitOperator (`conf`, `packages`, `executor_memory`, ...).
+    """
+    common: dict[str, Any] = {"config": config, "persist_conn_id": persist_conn_id}
+    mint = MintBatchDescriptionsOperator(task_id="mint_batch_descriptions", **common)
+    write = WriteBatchesOperator(
+        task_id="write_batches",
+        description=mint.output,
+        spark_conn_id=spark_conn_id,
+        **common,
+        **(spark or {}),
+    )
+    append = AppendBatchesOperator(
+        task_id="append_batches",
+        staged=write.output,
+        write_task_id=write.task_id,
+        on_cas_conflict=on_cas_conflict,
+        retries=APPEND_RETRIES,
+        **common,
+    )
+    checkpoint = CheckpointManifestOperator(task_id="checkpoint_manifest", **common)
+    mint >> write >> append >> checkpoint
+    return UpsertTasks(mint, write, append, checkpoint)
+
+
+def upsert_task_group(config: CollectionConfig, *, group_id: str | None = None, **options: Any) -> TaskGroup:
+    """The four tasks inside a task group (default id: the collection's name). `options` are those of `upsert_tasks`."""
+    with TaskGroup(group_id or config.name) as group:
+        upsert_tasks(config, **options)
+    return group
+
+
+def build_upsert_dag(
+    config: CollectionConfig,
+    *,
+    default_args: Mapping[str, Any] | None = None,
+    dag_args: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> DAG:
+    """DAG `persist_upsert__<name>`. `options` are those of `upsert_tasks`; `dag_args` go over the defaults below.
+
+    Its runs have real data intervals in UTC. There is no catch-up: an ordinary run takes all that is due, whatever
+    was missed; history in steps is what backfills are for.
+    """
+    arguments: dict[str, Any] = {
+        "dag_id": f"{DAG_PREFIX}{config.name}",
+        "description": config.description or f"Change feed {config.source.path} -> shard {config.name}",
+        "schedule": interval_schedule(config.schedule),
+        "start_date": _start_date(config),
+        "catchup": False,
+        "max_active_runs": 1,
+        "tags": ["persist", "upsert"],
+        "doc_md": _document(config),
+        "default_args": {"retries": RETRIES, "retry_delay": RETRY_DELAY, **(default_args or {})},
+    }
+    with DAG(**{**arguments, **(dag_args or {})}) as dag:
+        upsert_tasks(config, **options)
+    return dag
+
+
+def build_dags(folder: str | Path, **options: Any) -> dict[str, DAG]:
+    """A DAG for every `*.yaml` in `folder`, by DAG id: `globals().update(...)`. `options`: see `build_upsert_dag`."""
+    folder = Path(folder).absolute()
+    collections, errors = load_collections(folder)
+    dags = [build_upsert_dag(config, **options) for config in collections]
+    wrong = [_WrongCollection(_named_file(error, folder), str(error)) for error in errors]
+    return {dag.dag_id: dag for dag in (*dags, *wrong)}
+
+
+def _named_file(error: ConfigError, folder: Path) -> Path:
+    """The file that the error's message starts with; the folder where it is the folder that is wrong."""
+    files = folder.iterdir() if folder.is_dir() else ()
+    return next((file for file in files if str(error).startswith(f"{file}: ")), folder)
+
+
+class _WrongCollection(DAG):
+    """Stands for a collection file that is wrong: never bagged, it leaves an import error under the file's path."""
+
+    def __init__(self, path: Path, message: str) -> None:
+        super().__init__(dag_id=f"{DAG_PREFIX}wrong_file__{re.sub(r'[^A-Za-z0-9_.-]', '_', path.name)}", schedule=None)
+        self.wrong_path = path
+        self.wrong_message = message
+
+    def validate(self) -> None:
+        """Called while Airflow fills its bag of DAGs."""
+        file_import_error(self.wrong_path, self.wrong_message)
+        raise ConfigError(self.wrong_message)
+
+
+def _start_date(config: CollectionConfig) -> datetime:
+    """The collection's start, else the epoch: a backfill may then cover any day."""
+    start_ms = parse_time(config.start_date, what="start_date") if config.start_date else 0
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=start_ms)
+
+
+def _document(config: CollectionConfig) -> str:
+    key, columns = ", ".join(config.key), ", ".join(config.columns)
+    return f"""{config.description}
+
+| | |
+| --- | --- |
+| shard | `{config.name}` |
+| source | `{config.source.path}` ({config.source.format}) |
+| key | `{key}` |
+| columns | `{columns}` |
+
+`persist describe {config.name}` prints its frontiers, `persist snapshot {config.name}` the table.
+"""

@@ -1,0 +1,249 @@
+"""The write protocol's stages as tasks: mint, write, append, checkpoint.
+
+    mint --description (XCom)--> write --description, manifest key (XCom)--> append --> checkpoint
+
+1. Each task may be killed at any point and tried again: the contents come out the same.
+2. A dag run that has nothing to do is skipped by mint, green and explained.
+3. A conflict fails the append's try with `PersistCasConflict`, alerts once, and heals on the next try: what is still
+   missing of the interval is minted from the new upper, written and appended.
+4. None of these tasks but write imports Spark or pandas; nothing here touches a store before `execute`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from persist_airflow.compat import (
+    AirflowSkipException,
+    BaseOperator,
+    Context,
+    interval_end_ms,
+    make_asset,
+    set_event_extra,
+)
+from persist_airflow.exceptions import PersistCasConflict
+from persist_airflow.failures import hopeless_fails_at_once
+from persist_airflow.hook import PersistHook
+from persist_airflow.links import ShardLink, shard_uri
+from persist_airflow.notifications import ConflictCallback, alert
+from persist_airflow.spark import WriteBatchesOperator
+from persist_core import protocol
+from persist_core.batch import BatchCounts, BatchDescription
+from persist_core.client import PersistClient
+from persist_core.config import CollectionConfig
+from persist_core.frontier import Frontier
+from persist_core.protocol import Conflict, NothingToDo
+from persist_core.state import Commit, Committed
+from persist_core.write import manifest_for, stage_manifest
+
+__all__ = [
+    "AppendBatchesOperator",
+    "CheckpointManifestOperator",
+    "MintBatchDescriptionsOperator",
+    "WriteBatchesOperator",
+]
+
+MAX_HEALS = 5  # per try: each costs a Spark job; a run that loses more often is tried again by Airflow, later
+
+
+class _PersistOperator(BaseOperator):
+    """What the operators share: the collection, the location, the link to the shard."""
+
+    template_fields: Sequence[str] = ("persist_conn_id", "shard")
+    operator_extra_links = (ShardLink(),)
+
+    def __init__(
+        self, *, config: CollectionConfig, persist_conn_id: str = PersistHook.default_conn_name, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.config = config
+        self.persist_conn_id = persist_conn_id
+        self.shard = config.name
+
+    @contextmanager
+    def _client(self) -> Iterator[PersistClient]:
+        with hopeless_fails_at_once():
+            client = PersistHook(self.persist_conn_id).get_conn()
+            try:
+                yield client
+            finally:
+                client.location.close()
+
+
+class MintBatchDescriptionsOperator(_PersistOperator):
+    """Describe the batch of this dag run: `[shard's upper, end of the data interval)` and all unread input that is due.
+
+    Returns `BatchDescription.to_json()`. Skips where the interval is already in the shard.
+
+    :param config: the collection
+    :param persist_conn_id: the location (templated)
+    """
+
+    ui_color = "#cfe3f5"
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Mint. Raises `AirflowSkipException` where there is nothing to do."""
+        with self._client() as client:
+            until = interval_end_ms(context, client.clock)
+            minted = protocol.mint(client, self.config, until=until, writer=writer_of(context))
+        if isinstance(minted, NothingToDo):
+            raise AirflowSkipException(minted.reason)
+        for notice in minted.notices:
+            self.log.warning("%s", notice)
+        description = minted.description
+        self.log.info(
+            "minted %s of shard %s: %d files, %d bytes",
+            description.interval,
+            description.shard,
+            description.input_files,
+            description.input_bytes,
+        )
+        return description.to_json()
+
+
+class AppendBatchesOperator(_PersistOperator):
+    """Append the staged batch by compare-and-set, and heal where that was lost to somebody else.
+
+    Returns `{"result": ..., "lower": ..., "upper": ..., "since": ..., "stats": {...}, ...}`; the shard's asset event
+    carries the same. `result` is `committed`, `already committed` (an earlier try had done it), `healed` (minted and
+    written again after a conflict) or `covered` (others have committed this interval).
+
+    :param config: the collection
+    :param staged: what write returns: the description and the manifest's key (templated)
+    :param write_task_id: the write task of the same DAG, whose Spark settings a healing try uses
+    :param on_cas_conflict: notifiers (or callables taking the context), fired once per conflict; the context holds
+        `persist_conflict`, the conflict's record
+    :param persist_conn_id: the location (templated)
+    """
+
+    template_fields: Sequence[str] = ("staged", *_PersistOperator.template_fields)
+    template_fields_renderers = {"staged": "json"}  # noqa: RUF012 - Airflow's way to say it
+    ui_color = "#cdeccd"
+
+    def __init__(
+        self,
+        *,
+        staged: Any,
+        write_task_id: str,
+        on_cas_conflict: Sequence[ConflictCallback] | ConflictCallback = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.staged = staged
+        self.write_task_id = write_task_id
+        self.on_cas_conflict = tuple(on_cas_conflict) if isinstance(on_cas_conflict, Sequence) else (on_cas_conflict,)
+        self.asset = make_asset(shard_uri(self.persist_conn_id, self.shard))
+        self.outlets = [*self.outlets, self.asset]
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Append, or heal. Raises `PersistCasConflict` where the append was lost for the first time."""
+        description = BatchDescription.from_json(self.staged["description"])
+        with self._client() as client:
+            result = self._append(client, description, self.staged["manifest_key"], context)
+            if isinstance(result, Committed):
+                report = _report(client, "committed" if result.is_new else "already committed", result.commit)
+            elif result.is_new:
+                raise PersistCasConflict(result.record)
+            else:
+                report = self._heal(client, description, result, context)
+        self.log.info("%s: %s", report["result"], report)
+        set_event_extra(context, self.asset, report)
+        return report
+
+    def _append(
+        self, client: PersistClient, description: BatchDescription, manifest_key: str | None, context: Context
+    ) -> Committed | Conflict:
+        """One compare-and-append; a conflict is logged with both sides and alerted."""
+        if manifest_key is None:
+            manifest_key = _stage_nothing(client, self.config, description)
+        result = protocol.append(client, description, manifest_key)
+        if isinstance(result, Conflict):
+            self.log.error("%s", result.record)
+            alert(client, result.record, self.on_cas_conflict, context)
+        return result
+
+    def _heal(
+        self, client: PersistClient, description: BatchDescription, conflict: Conflict, context: Context
+    ) -> dict[str, Any]:
+        """Mint from the new upper to the same end, write, append; again where somebody else was faster once more."""
+        write: Any = context["dag"].get_task(self.write_task_id).prepare_for_execution()
+        write.render_template_fields(context)
+        for _ in range(MAX_HEALS):
+            minted = protocol.mint(client, self.config, until=description.upper, writer=description.writer)
+            if isinstance(minted, NothingToDo):
+                self.log.info("nothing left to append: %s", minted.reason)
+                return _report(client, "covered", client.state(self.shard).newest_commit)
+            self.log.info("healing: minted %s from the new upper", minted.description.interval)
+            key = write.write(client, minted.description, context)
+            result = self._append(client, minted.description, key, context)
+            if isinstance(result, Committed):
+                return _report(client, "healed", result.commit)
+            conflict = result
+        raise PersistCasConflict(conflict.record)
+
+
+class CheckpointManifestOperator(_PersistOperator):
+    """Publish the checkpoint of the newest commit, move `_latest`, apply retention. Safe to do again at any time.
+
+    :param config: the collection
+    :param persist_conn_id: the location (templated)
+    """
+
+    ui_color = "#e5d8f3"
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.asset = make_asset(f"{shard_uri(self.persist_conn_id, self.shard)}/checkpoints")
+        self.outlets = [*self.outlets, self.asset]
+
+    def execute(self, context: Context) -> dict[str, Any] | None:
+        """Publish. Returns what was published, `None` where nothing was committed yet."""
+        with self._client() as client:
+            published = protocol.checkpoint(client, self.config)
+            if published is None:
+                self.log.info("shard %s has no commit yet: no checkpoint", self.shard)
+                return None
+            report = _report(client, "published", client.state(self.shard).newest_commit)
+        self.log.info("%s", published)
+        set_event_extra(context, self.asset, report)
+        return report
+
+
+def writer_of(context: Context) -> str:
+    """Who mints: the dag run, never the try."""
+    return f"{context['dag_run'].dag_id}/{context['run_id']}"
+
+
+def _stage_nothing(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str:
+    """The key of a batch to append where the write stage found the description outdated and staged none.
+
+    Either the description is a commit already (a cleared run), and that commit's own manifest says so again; or its
+    append can only be refused, and an empty batch is enough to find out by whom.
+    """
+    for commit in client.state(description.shard).commits:
+        if commit.token == description.token:
+            return commit.manifest_key
+    empty = manifest_for(description, config.collection_schema(), (), BatchCounts(), rows="outdated")
+    return stage_manifest(client.blob, empty, client.ids.uuid7())
+
+
+def _report(client: PersistClient, result: str, commit: Commit | None) -> dict[str, Any]:
+    """What tasks return and asset events carry: plain JSON, times in ms, a closed frontier as `None`."""
+    if commit is None:
+        return {"result": result}
+    state = client.state(client.manifest(commit.manifest_key).shard)
+    return {
+        "result": result,
+        "shard": state.shard,
+        "lower": commit.lower,
+        "upper": commit.upper,
+        "since": state.since.time,
+        "shard_upper": state.upper.time,
+        "is_newest": state.upper == Frontier(commit.upper),
+        "checkpoint_id": commit.checkpoint_id,
+        "epoch": commit.epoch,
+        "writer": commit.writer,
+        "stats": dict(client.manifest(commit.manifest_key).stats),
+    }

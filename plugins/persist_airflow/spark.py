@@ -1,0 +1,144 @@
+"""`WriteBatchesOperator`: hands one description to `spark-submit`, and comes back with the staged batch's manifest.
+
+    description + collection -> JobSpec on argv, location in the environment -> spark-submit persist_spark
+        -> <attempt>/manifest.json (its key is the result) or <attempt>/failure.json (raised as a clear error)
+
+Staging changes nothing that a reader sees, so this task may run any number of times, at once, and die anywhere.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+
+from persist_airflow.compat import AirflowException, AirflowNotFoundException, BaseHook, Context, submit_once
+from persist_airflow.failures import airflow_error, hopeless_fails_at_once, spark_failure
+from persist_airflow.hook import PersistHook
+from persist_core import protocol
+from persist_core.batch import BatchDescription, manifest_key
+from persist_core.client import PersistClient
+from persist_core.config import CollectionConfig
+from persist_core.errors import OutdatedDescription
+from persist_core.job_spec import JobSpec
+from persist_core.spark_submit import LOCAL_MASTER, find_spark_submit, job_path, spark_environment, tuned_conf
+
+
+class WriteBatchesOperator(SparkSubmitOperator):
+    """Stage the batch of `description` with Spark.
+
+    Returns `{"description": ..., "manifest_key": ...}`; the key is `None` where the description was outdated, so that
+    nothing was staged: the append task then finds out by whom, and heals.
+
+    All arguments of the provider's SparkSubmitOperator may be given, `conf` goes over the tuned defaults. Without a
+    Spark connection of that id the job runs in `local[*]`. A description with neither input nor stash needs no Spark.
+
+    :param config: the collection
+    :param description: `BatchDescription.to_json()`, as mint returns it (templated)
+    :param persist_conn_id: the location (templated)
+    :param spark_conn_id: the Spark connection
+    """
+
+    template_fields: Sequence[str] = (
+        *SparkSubmitOperator.template_fields,
+        "description",
+        "persist_conn_id",
+        "shard",
+    )
+    template_fields_renderers = {"description": "json"}  # noqa: RUF012 - Airflow's way to say it
+    ui_color = "#f7d7a8"
+
+    def __init__(
+        self,
+        *,
+        config: CollectionConfig,
+        description: Any,
+        persist_conn_id: str = PersistHook.default_conn_name,
+        spark_conn_id: str = "spark_default",
+        **kwargs: Any,
+    ) -> None:
+        arguments: dict[str, Any] = {"name": f"persist_{config.name}", "conn_id": spark_conn_id, **submit_once()}
+        super().__init__(**{**arguments, **kwargs})
+        self.config = config
+        self.description = description
+        self.persist_conn_id = persist_conn_id
+        self.shard = config.name
+
+    def execute(self, context: Context) -> Any:
+        """Stage once. Raises `AirflowFailException` where a retry is useless, else `SparkJobFailed`."""
+        with hopeless_fails_at_once():
+            client = PersistHook(self.persist_conn_id).get_conn()
+        try:
+            key = self.write(client, BatchDescription.from_json(self.description), context)
+        finally:
+            client.location.close()
+        return {"description": self.description, "manifest_key": key}
+
+    def write(self, client: PersistClient, description: BatchDescription, context: Context) -> str | None:
+        """Stage `description`, and return the manifest's key, `None` where it is outdated. Heals call this too."""
+        try:
+            with hopeless_fails_at_once():
+                key = protocol.write_without_input(client, self.config, description)
+        except OutdatedDescription as outdated:
+            self.log.warning("%s", outdated)
+            return None
+        if key is not None:
+            self.log.info("no input: staged an empty batch for %s without Spark: %s", description.interval, key)
+            return key
+        attempt = client.ids.uuid7()
+        try:
+            self._submit(JobSpec(description, self.config, attempt), context)
+        except AirflowException as error:
+            failure = spark_failure(client, description, attempt, str(error))
+            if isinstance(failure, OutdatedDescription):
+                self.log.warning("%s", failure)
+                return None
+            raise airflow_error(failure) from error
+        key = manifest_key(description.shard, attempt)
+        if client.blob.get(key) is None:
+            cause = f"It ended well, but there is no manifest {key}."
+            raise airflow_error(spark_failure(client, description, attempt, cause))
+        self.log.info("staged %s: %s", description.interval, key)
+        return key
+
+    def _submit(self, spec: JobSpec, context: Context) -> None:
+        """Run the provider's operator for one job; what the user gave as `conf` and `env_vars` stays as it was."""
+        master = self._master_of_connection()
+        conf, env_vars = self.conf or {}, self.env_vars or {}
+        self._hook = None
+        self.application = str(job_path())
+        self.application_args = spec.to_argv()
+        self.conf = {**tuned_conf(master, spec.description.input_bytes), **conf}
+        location = PersistHook(self.persist_conn_id).get_location()
+        local = local_environment() if master.startswith("local") else {}
+        self.env_vars = {**local, **location.to_env(), **env_vars}
+        try:
+            # The undecorated method: Airflow warns where `execute` is called by anything but its task runner, and
+            # takes `super().execute()` (2.11) and a call by another task (3.x) for that.
+            inspect.unwrap(SparkSubmitOperator.execute)(self, context)
+        finally:
+            self.conf, self.env_vars = conf, env_vars
+
+    def _master_of_connection(self) -> str:
+        """The Spark connection's master; where there is no such connection, one for `local[*]` is made.
+
+        Made as an environment variable, Airflow's documented way for a process to bring a connection of its own: the
+        Spark hook would take a missing one for YARN.
+        """
+        try:
+            connection = BaseHook.get_connection(self._conn_id)
+        except AirflowNotFoundException:
+            os.environ[f"AIRFLOW_CONN_{self._conn_id.upper()}"] = f'{{"conn_type": "spark", "host": "{LOCAL_MASTER}"}}'
+            self.log.info("no Spark connection %r: running in %s", self._conn_id, LOCAL_MASTER)
+            return LOCAL_MASTER
+        return connection.host or ""
+
+
+def local_environment() -> dict[str, str]:
+    """For Spark on this machine: the worker's own Python, and the `spark-submit` that belongs to it first on PATH."""
+    folder = str(find_spark_submit(os.environ).parent)
+    path = os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])
+    return {**spark_environment(os.environ), "PATH": path}
