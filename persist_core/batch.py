@@ -159,7 +159,8 @@ class BatchManifest:
     """All there is to know about one staged batch. One commit appends exactly one manifest.
 
     `contents` is the digest that binds the token: bounds, consolidated oks and errs (order-independent), source
-    frontier, schema. `stats` is `DrainStats.to_json()` of the run that wrote it (empty for other writers).
+    frontier, schema. `is_delta`: the operator state builds on the parent checkpoint's. `stats` is
+    `DrainStats.to_json()` of the run that wrote it (empty for other writers).
     """
 
     shard: str
@@ -176,6 +177,7 @@ class BatchManifest:
     writer: str
     sources: Mapping[str, SourceFrontier] = field(default_factory=dict)
     operator_state: tuple[StateArtifact, ...] = ()
+    is_delta: bool = False
     stats: Mapping[str, int] = field(default_factory=dict)
 
     @property

@@ -263,6 +263,11 @@ class CollectionConfig(_Model):
     def _check_start_date(cls, text: str | None) -> str | None:
         return None if text is None else checks.start_date(text)
 
+    @field_validator("base_dir")
+    @classmethod
+    def _check_base_dir(cls, folder: str) -> str:
+        return checks.folder(folder)
+
     @model_validator(mode="after")
     def _check_together(self) -> CollectionConfig:
         if not self.key:

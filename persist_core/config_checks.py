@@ -10,16 +10,17 @@ from typing import Any
 from persist_core.config_errors import nearest, refuse
 from persist_core.errors import InvalidName, InvalidTime
 from persist_core.schema import MAX_NAME_CHARS, RESERVED_PREFIX, SIMPLE_TYPES, arrow_type
-from persist_core.sources.path_pattern import BadPattern, parse_pattern
+from persist_core.sources.path_pattern import MAX_PATTERN_CHARS, BadPattern, parse_pattern
 from persist_core.time_text import parse_time
 
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})  # general categories nobody can see in a name
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}")
 _OTHER_TYPE_NAMES = {
     "bool": "boolean", "integer": "int", "int32": "int", "smallint": "int", "long": "bigint", "int64": "bigint",
-    "real": "float", "numeric": "decimal(38,9)", "decimal": "decimal(38,9)", "text": "string", "varchar": "string",
-    "char": "string", "uuid": "string", "bytes": "binary", "bytea": "binary", "datetime": "timestamp",
-    "timestamptz": "timestamp", "jsonb": "json", "map": "json", "struct": "json", "array": "json", "time": "string",
+    "real": "float", "numeric": "decimal(12,2), say", "decimal": "decimal(12,2), say", "text": "string",
+    "varchar": "string", "char": "string", "uuid": "string", "time": "string", "bytes": "binary", "bytea": "binary",
+    "datetime": "timestamp", "timestamptz": "timestamp", "jsonb": "json", "map": "json", "struct": "json",
+    "array": "json",
 }  # fmt: skip
 
 
@@ -31,8 +32,8 @@ def column_name(name: str, *, at: Sequence[str | int]) -> None:
                      " record's name", at=at)  # fmt: skip
     normal = unicodedata.normalize("NFC", name)
     if normal != name:
-        raise refuse(name, f"the composed Unicode form {normal!r} (NFC)", "write that; use field: for the record's"
-                     " name", at=at)  # fmt: skip
+        raise refuse(name, f"its composed Unicode form, {normal!a} and not {name!a}", "write that; use field:"
+                     " for the record's name", at=at)  # fmt: skip
 
 
 def field_name(name: str, *, at: Sequence[str | int] = ()) -> str:
@@ -80,6 +81,13 @@ def source_path(path: str) -> str:
     except BadPattern as error:
         wanted, _, remedy = str(error).partition("; ")
         raise refuse(path, wanted.removeprefix("wanted "), remedy or "correct the path") from None
+    return path
+
+
+def folder(path: str) -> str:
+    """A folder's name that the file system can take."""
+    if not path or len(path) > MAX_PATTERN_CHARS or any(ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in path):
+        raise refuse(path, f"1 to {MAX_PATTERN_CHARS} printable characters", "correct the folder's name")
     return path
 
 

@@ -69,10 +69,10 @@ def dotted(path: Iterable[str | int]) -> str:
     for step in path:
         if isinstance(step, int):
             text += f"[{step}]"
-        elif _PLAIN.fullmatch(step):
+        elif _PLAIN.fullmatch(step) and len(step) <= _MAX_FOUND_CHARS:
             text += f".{step}" if text else step
         else:
-            text += f"[{_quoted(step)}]"
+            text += f"[{show(step)}]"
     return text
 
 
@@ -101,13 +101,17 @@ def _sentence(detail: Mapping[str, Any], context: Mapping[str, Any], model: type
         return f"found an unknown field, wanted one of {', '.join(fields)}; {remedy}"
     if kind == "literal_error":
         wanted = str(context["expected"])
-        remedy = nearest(detail["input"], re.findall(r"'([^']*)'", wanted)) or "write one of them"
+        remedy = nearest(detail["input"], re.findall(r"'([^']*)'", wanted)) or _write(wanted)
         return f"found {found}, wanted {_one_of(wanted)}; {remedy}"
     if kind in _BOUNDS:
         words, bound = _BOUNDS[kind]
         return f"found {found}, wanted {words} {context[bound]}; change the number"
     wanted, remedy = _TYPES.get(kind, (f"what fits ({detail['msg']})", "correct the value"))
     return f"found {found}, wanted {wanted}; {remedy}"
+
+
+def _write(expected: str) -> str:
+    return "write one of them" if " or " in expected else f"write {expected}: this release knows nothing else"
 
 
 def _one_of(expected: str) -> str:

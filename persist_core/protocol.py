@@ -27,8 +27,8 @@ from persist_core.batch import (
     StateArtifact,
 )
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain, publish_missing
 from persist_core.checkpoint.recovery import stash_chain
-from persist_core.checkpoint.service import CheckpointReport, publish_and_retain
 from persist_core.client import PersistClient
 from persist_core.config import CollectionConfig
 from persist_core.conflicts import ConflictRecord, record_conflict
@@ -144,7 +144,7 @@ def _stash_before(
     if client.manifest(parent.manifest_key).stats.get("stashed", 0) == 0:
         return (), True
     checkpointer = BlobCheckpointer(client.blob, config.name)
-    publish_and_retain(client, config.name, None)
+    publish_missing(client, client.state(config.name))
     return stash_chain(checkpointer, parent.checkpoint_id), False
 
 

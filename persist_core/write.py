@@ -146,6 +146,7 @@ def manifest_for(
         parent_id=description.parent_id,
         writer=description.writer,
         sources=description.sources,
+        is_delta=description.is_delta,
     )
 
 

@@ -44,7 +44,9 @@ def parse_yaml(data: bytes) -> Any:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise YamlError(f"line {line}: found the byte 0x{data[error.start]:02x}, wanted UTF-8 text") from None
+        raise YamlError(
+            f"line {line}: found the byte 0x{data[error.start]:02x}, wanted UTF-8 text; save it as UTF-8"
+        ) from None
     try:
         _check_events(text)
         loader = _Loader(text)
@@ -58,8 +60,10 @@ def parse_yaml(data: bytes) -> Any:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         raise YamlError(_place(error.problem_mark) + _problem(error)) from None
-    except yaml.YAMLError as error:  # ReaderError: a character that YAML forbids
-        raise YamlError(" ".join(str(error).split())[:300]) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        found = f"U+{ord(text[error.position]):04X}" if error.position < len(text) else "a broken character"
+        raise YamlError(f"line {line}: found the character {found}, wanted printable text; remove it") from None
 
 
 def _check_events(text: str) -> None:
@@ -72,7 +76,9 @@ def _check_events(text: str) -> None:
             depth -= 1
         if depth > MAX_DEPTH or count > 2 * MAX_NODES:
             limit = f"{MAX_DEPTH} levels" if depth > MAX_DEPTH else f"{MAX_NODES} values"
-            raise YamlError(_place(event.start_mark) + f"found more than {limit}, wanted a collection file")
+            raise YamlError(
+                _place(event.start_mark) + f"found more than {limit}, wanted a collection file; write it flat"
+            )
 
 
 def _check_node(root: yaml.Node) -> None:
@@ -82,7 +88,9 @@ def _check_node(root: yaml.Node) -> None:
 
     def size(node: yaml.Node) -> int:
         if id(node) in open_nodes:
-            raise YamlError(_place(node.start_mark) + "found an anchor that contains itself, wanted plain data")
+            raise YamlError(
+                _place(node.start_mark) + "found an anchor that contains itself, wanted plain data; write it out"
+            )
         if id(node) in sizes:
             return sizes[id(node)]
         _check_tag(node)
@@ -96,7 +104,9 @@ def _check_node(root: yaml.Node) -> None:
         open_nodes.discard(id(node))
         sizes[id(node)] = total
         if total > MAX_NODES:
-            raise YamlError(_place(node.start_mark) + f"found aliases that expand to over {MAX_NODES} values")
+            raise YamlError(
+                _place(node.start_mark) + f"found aliases of over {MAX_NODES} values, wanted less; write it out"
+            )
         return total
 
     size(root)
@@ -107,7 +117,9 @@ _TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", 
 
 def _check_tag(node: yaml.Node) -> None:
     if node.tag not in _TAGS:
-        raise YamlError(_place(node.start_mark) + f"found the tag {node.tag!r}, wanted plain data without tags")
+        raise YamlError(
+            _place(node.start_mark) + f"found the tag {node.tag!r}, wanted plain data without tags; remove it"
+        )
 
 
 def _check_keys(node: yaml.MappingNode) -> None:
@@ -136,7 +148,14 @@ def _place(mark: _Mark | None) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
 
 
+_EXPECTED = re.compile(r"(?:expected (.*?),? )?(?:but )?(?:got|found) (.*)")
+
+
 def _problem(error: yaml.MarkedYAMLError) -> str:
-    context = f" {error.context}" if error.context else ""
-    found = str(error.problem).removeprefix("found ")
-    return f"found {found}{context}, wanted valid YAML" if error.problem else f"found bad YAML{context}"
+    """PyYAML's problem and context in the order of our messages."""
+    problem, context = str(error.problem or "bad YAML"), str(error.context or "")
+    parts = _EXPECTED.fullmatch(problem)
+    found = parts[2] if parts else problem
+    wanted = (parts[1] if parts else None) or (context.removeprefix("expected ") if "expected " in context else "")
+    where = f" ({context})" if context.startswith("while ") else ""
+    return f"found {found}{where}, wanted {wanted or 'valid YAML'}; correct the text there"

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import real_parts
+from tests.local_spark import local_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 CI_SEED = 20261121  # a submission must not fail for a dice that the one before it did not throw; nightly runs throw new
 _EXAMPLES = {"dev": 50, "ci": 100, "nightly": 2_000}
@@ -68,3 +74,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
 def persist_seed() -> int:
     """The session's seed, for tests that draw without Hypothesis."""
     return int(os.environ["PERSIST_SEED"])
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One small Spark session for all tests that need one."""
+    session = local_spark("persist-tests", tmp_path_factory.mktemp("spark"))
+    yield session
+    session.stop()

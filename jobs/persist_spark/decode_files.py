@@ -30,6 +30,7 @@ from persist_spark.compat import READS_ZSTD_TEXT, is_valid_utf8
 LINE, FILE, DATE_MS, BLOCK = "line", "file", "date_ms", "block"
 BROKEN = "broken"  # boolean: the line is not well-formed UTF-8
 
+_BLANK_BYTES = 256  # a line longer than this is parsed without asking first whether it is blank
 _FOLDED_FILES = 8  # up to here a lookup is cheaper as a literal than as a broadcast join
 _ROW_BITS = 33  # of monotonically_increasing_id: below these, the number of the task
 _ZSTD = (".zst", ".zstd")
@@ -37,6 +38,15 @@ _COPY_BYTES = 1 << 20
 _URI_PLAIN = frozenset("_-!.~'()*/;:@&=+$,")  # what java.net.URI leaves as it is in a path, beside letters and digits
 _LINE_FACTS = T.StructType(
     [T.StructField("path", T.StringType()), T.StructField(FILE, T.StringType()), T.StructField(DATE_MS, T.LongType())]
+)
+_NO_LINES = T.StructType(
+    [
+        T.StructField(LINE, T.StringType()),
+        T.StructField(FILE, T.StringType()),
+        T.StructField(DATE_MS, T.LongType()),
+        T.StructField(BLOCK, T.LongType()),
+        T.StructField(BROKEN, T.BooleanType()),
+    ]
 )
 
 
@@ -85,10 +95,12 @@ def _decompress(source: Path, target: Path) -> None:
 
 
 def text_lines(spark: SparkSession, files: Sequence[ReadableFile]) -> DataFrame:
-    """One row per line that is not blank: `LINE` (its bytes, without the line end), `FILE`, `DATE_MS`, `BLOCK`, `BROKEN`.
+    """One row per line that is not blank: `LINE`, `FILE`, `DATE_MS`, `BLOCK`, `BROKEN`.
 
-    Lines end at LF or CRLF. The paths are taken literally: nothing in them is a glob.
+    `LINE` is a string of the line's very bytes without the line end, LF or CRLF. The paths are taken literally: nothing in them is a glob.
     """
+    if not files:
+        return spark.createDataFrame([], _NO_LINES)
     reader = spark.read.option("lineSep", "\n").option("__globPaths__", "false")
     value = F.col("value")
     lines = reader.text([file.path for file in files]).select(
@@ -98,9 +110,6 @@ def text_lines(spark: SparkSession, files: Sequence[ReadableFile]) -> DataFrame:
     line = F.when(value.endswith("\r"), F.substring(value, 1, F.length(value) - 1)).otherwise(value)
     placed = _placed(spark, lines, files)
     return placed.select(line.alias(LINE), FILE, DATE_MS, BLOCK, (~is_valid_utf8(value)).alias(BROKEN))
-
-
-_BLANK_BYTES = 256  # a line longer than this is parsed without asking first whether it is blank
 
 
 def _placed(spark: SparkSession, rows: DataFrame, files: Sequence[ReadableFile]) -> DataFrame:

@@ -18,7 +18,7 @@ What `parse` makes of a line (`Parsed`):
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from pyspark.sql import Column as SparkColumn
@@ -49,16 +49,16 @@ class Shape:
     Field names are compared exactly, case included.
     """
 
-    fields: dict[str, Shape | None] = field(default_factory=dict)
+    fields: dict[str, Shape | T.DataType | None] = field(default_factory=dict)
 
     def need(self, path: Path) -> None:
         """Want the value at `path`. Where a leaf is wanted at a prefix of it too, the leaf is parsed again by `get`."""
         name, rest = path[0], path[1:]
         if not rest:
             self.fields[name] = None
-        elif self.fields.setdefault(name, Shape()) is not None:
-            child = self.fields[name]
-            assert child is not None
+            return
+        child = self.fields.setdefault(name, Shape())
+        if isinstance(child, Shape):
             child.need(rest)
 
     def need_all(self, paths: Iterable[Path]) -> None:
@@ -66,8 +66,8 @@ class Shape:
         for path in sorted(paths, key=len):
             self.need(path)
 
-    def put(self, name: str, child: Shape) -> None:
-        """Want an object of this shape under `name`."""
+    def put(self, name: str, child: Shape | T.DataType) -> None:
+        """Want an object of this shape, or a value of exactly this type, under `name`."""
         self.fields[name] = child
 
     def get(self, row: SparkColumn, path: Path) -> SparkColumn:
@@ -77,40 +77,41 @@ class Shape:
         found = row.getField(self._inner_name(name))
         if not rest:
             return found
-        if child is not None:
+        if isinstance(child, Shape):
             return child.get(found, rest)
         again = Shape()
         again.need(rest)
         return again.get(parse_text(found, again), rest)
 
     def object(self, row: SparkColumn, name: str) -> SparkColumn:
-        """The object under `name`, a struct to be read by the child's `get`."""
+        """What `put` wanted under `name`: for a shape a struct, to be read by that shape's `get`."""
         return row.getField(self._inner_name(name))
 
     def json_type(self) -> T.StructType:
         """What `from_json` is told: the names as they stand in the record."""
-        return T.StructType(
-            [T.StructField(n, T.StringType() if c is None else c.json_type()) for n, c in self.fields.items()]
-        )
+        return T.StructType([T.StructField(n, _type(c, Shape.json_type)) for n, c in self.fields.items()])
 
     def inner_type(self) -> T.StructType:
         """The same struct under the names that `get` uses."""
         return T.StructType(
-            [
-                T.StructField(self._inner_name(n), T.StringType() if c is None else c.inner_type())
-                for n, c in self.fields.items()
-            ]
+            [T.StructField(self._inner_name(n), _type(c, Shape.inner_type)) for n, c in self.fields.items()]
         )
 
     def has_clashes(self) -> bool:
         """True where names differ only in case, which Spark can't tell: then rows must be cast to `inner_type`."""
         here = len({name.lower() for name in self.fields}) < len(self.fields)
-        return here or any(child is not None and child.has_clashes() for child in self.fields.values())
+        return here or any(isinstance(child, Shape) and child.has_clashes() for child in self.fields.values())
 
     def _inner_name(self, name: str) -> str:
         if len({other.lower() for other in self.fields}) == len(self.fields):
             return name
         return f"f{list(self.fields).index(name)}"
+
+
+def _type(child: Shape | T.DataType | None, of_shape: Callable[[Shape], T.StructType]) -> T.DataType:
+    if child is None:
+        return T.StringType()
+    return of_shape(child) if isinstance(child, Shape) else child
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,16 @@ from persist_spark.frame import null_of, spark_type
 _UNITS: tuple[Unit, ...] = ("days", "ms", "us", "ns")  # what Debezium counts times in
 _MICROS = {"s": 1_000_000, "ms": 1_000, "us": 1, "days": 86_400_000_000}
 _DAY_MICROS = _MICROS["days"]
-# A bare integer in a date column is days where it can't be anything finer: 9,999,999 days lie beyond the year 29,000, as
-# milliseconds they are no midnight (but for 0, which is 1970-01-01 in every unit).
+# A bare integer in a date column is days where it can't be anything finer: 9,999,999 days lie beyond the year 29,000,
+# and as milliseconds they are no midnight (but for 0, which is 1970-01-01 in every unit).
 _BARE_DAYS = r"^-?\d{1,7}$"
 _FLOAT = r"(?i)^\s*[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan|inf|infinity)\s*$"
 _INFINITE = r"(?i)inf"
 _INTEGER = r"^\s*[+-]?\d{1,19}\s*$"
 _DATE = r"^[+-]?\d{4,7}-\d{2}-\d{2}(?:[T ]00:00(?::00(?:\.0+)?)?Z?)?$"
-_TIMESTAMP = r"^[+-]?\d{4,6}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}:\d{2}(?:\.\d{1,6}0*)?(?: ?(?:Z|UTC|[+-]\d{2}(?::?\d{2})?))?)?$"
+_TIMESTAMP = (
+    r"^[+-]?\d{4,6}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}:\d{2}(?:\.\d{1,6}0*)?(?: ?(?:Z|UTC|[+-]\d{2}(?::?\d{2})?))?)?$"
+)
 _MINUTES = r"^([+-]?\d{4,6}-\d{2}-\d{2}[T ]\d{2}:\d{2})((?:Z|[+-]\d{2}(?::?\d{2})?)?)$"
 _MAX_BASE64_BYTES = 16  # 127 bits and a sign: more than the 38 digits that a decimal can have
 
@@ -97,7 +99,9 @@ def typed(raw: SparkColumn, column: Column, encoding: Encoding, unit: Unit | Non
 
 def time_ms(text: SparkColumn, unit: Unit) -> SparkColumn:
     """A record's own time in ms: an integer in `unit` (rounded down), or ISO text. Null where it is neither."""
-    counted = _floor_ns(text, 1_000_000) if unit == "ns" else F.unix_millis(F.timestamp_micros(_unit_micros(text, unit)))
+    counted = (
+        _floor_ns(text, 1_000_000) if unit == "ns" else F.unix_millis(F.timestamp_micros(_unit_micros(text, unit)))
+    )
     value = F.coalesce(counted, F.unix_millis(_iso_timestamp(text)))
     return F.when(value >= 0, value)
 
@@ -147,7 +151,7 @@ def _decimal(raw: SparkColumn, type_name: str, encoding: Encoding, hint: Hint | 
 
 
 def exact_decimal(text: SparkColumn, precision: int, scale: int) -> SparkColumn:
-    """`text` as a decimal, null where it has more digits than fit: zeros at the end don't count, rounding is refused."""
+    """`text` as a decimal, null where that would round it: only zeros at the end may go."""
     value = try_cast(text, f"decimal({precision},{scale})")
     plain = rf"^\s*[+-]?(?:\d+\.?\d{{0,{scale}}}0*|\.\d{{1,{max(scale, 1)}}}0*)\s*$"
     exponent = r"^\s*[+-]?(\d*)\.?(\d*)[eE]([+-]?\d{1,4})\s*$"
@@ -160,7 +164,7 @@ def exact_decimal(text: SparkColumn, precision: int, scale: int) -> SparkColumn:
 
 
 def _unscaled_text(text: SparkColumn) -> SparkColumn:
-    """Base64 of a big-endian two's complement integer as decimal digits; null where it is none or longer than 16 bytes."""
+    """Base64 of a big-endian two's complement integer of 1 to 16 bytes as decimal digits, else null."""
     raw = F.try_to_binary(text, F.lit("base64"))
     size = F.octet_length(raw)
     digits = F.hex(raw)
@@ -181,7 +185,9 @@ def _wide_text(digits: SparkColumn, is_negative: SparkColumn) -> SparkColumn:
         total = value if total is None else F.try_add(total, value)
     assert total is not None
     one = F.lit("1").cast("decimal(1,0)")
-    return F.when(is_negative, F.concat(F.lit("-"), F.try_add(total, one).cast("string"))).otherwise(total.cast("string"))
+    return F.when(is_negative, F.concat(F.lit("-"), F.try_add(total, one).cast("string"))).otherwise(
+        total.cast("string")
+    )
 
 
 def _scaled_text(text: SparkColumn, scale: SparkColumn) -> SparkColumn:

@@ -10,6 +10,7 @@ A symbolic link is followed only within the pattern's root: a drop folder must n
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -83,7 +84,11 @@ class _Scanner:
 
     def run(self) -> Scan:
         root = self._pattern.root
-        if not Path(root).is_dir():
+        try:
+            is_folder = Path(root).is_dir()
+        except OSError as error:
+            raise Determinate(f"source folder {root}: {error.strerror}; give this user access to it") from error
+        if not is_folder:
             raise Determinate(
                 f"source folder {root} (of source.path {self._pattern.text!r}) does not exist or is no folder;"
                 " create or mount it, or correct source.path"
@@ -103,13 +108,12 @@ class _Scanner:
 
     def _look(self, folder: _Folder, entry: os.DirEntry[str]) -> _Folder | None:
         """Take note of a file; return a folder that is to be entered."""
+        below_root = f"{folder.below_root}{entry.name}"
+        is_match = any(
+            state == self._last and self._segments[state].loose.fullmatch(entry.name) for state in folder.states
+        )
         try:
-            is_folder = entry.is_dir()
-            is_match = any(
-                state == self._last and self._segments[state].loose.fullmatch(entry.name) for state in folder.states
-            )
-            below_root = f"{folder.below_root}{entry.name}"
-            if is_folder:
+            if entry.is_dir():
                 inner = None if entry.name.startswith(HIDDEN) else self._enter(folder, entry, f"{below_root}/")
                 if is_match and inner is None and not self._segments[self._last].bare:
                     self._reject(below_root, "it is a folder; end source.path in /* to read the files in it")
@@ -119,6 +123,10 @@ class _Scanner:
         except FileNotFoundError:
             pass  # moved away while we looked: whoever moved it puts it where a later scan finds it
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                if is_match:
+                    self._reject(below_root, "it is a symbolic link to itself")
+                return None
             raise Determinate(f"{entry.path!a}: {error.strerror or error}; give this user access to it") from error
         return None
 

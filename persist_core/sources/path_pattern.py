@@ -90,7 +90,7 @@ def parse_pattern(path: str, base_dir: str) -> PathPattern:
         if fixed and name == "..":
             if segments:
                 raise BadPattern("wanted '..' only before the first wildcard; write the folder out")
-            root = root.parent if root.name not in ("", "..") else root / ".."
+            root = root.parent if root.is_absolute() or root.name not in ("", "..") else root / ".."
         elif fixed and not segments:
             root = root / name
         else:

@@ -24,7 +24,7 @@ TURN_TIMEOUT_S = 60.0
 
 
 def take_turns(ids: Ids, players: Sequence[Callable[[Pause], None]]) -> None:
-    """Run all players to their ends, one step at a time. Each gets its `pause`. Raises what the first of them raised."""
+    """Run all players to their ends, one step at a time, each with its `pause`. Raises what the first one raised."""
     _Game(ids, players).play()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -58,7 +58,6 @@ __all__ = [
     "submit_once",
 ]
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def interval_schedule(cron: str | None) -> Any:
@@ -75,7 +74,7 @@ def interval_schedule(cron: str | None) -> Any:
 def interval_end_ms(context: Context, clock: Clock) -> int:
     """The end of the dag run's data interval, in ms; for a run without one (manual, 3.x) `run_after`, else now."""
     end: datetime | None = context.get("data_interval_end") or getattr(context["dag_run"], "run_after", None)
-    return clock.now_ms() if end is None else (end - _EPOCH) // timedelta(milliseconds=1)
+    return clock.now_ms() if end is None else int(end.timestamp()) * 1000 + end.microsecond // 1000
 
 
 def make_asset(uri: str) -> Asset:

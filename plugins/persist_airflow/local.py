@@ -15,6 +15,7 @@ in `processes.json` and ended by the next start or by `down`.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.metadata
 import json
 import os
@@ -29,11 +30,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import PersistError
 from persist_core.location.open import PersistLocation
+
+psutil: Any = importlib.import_module("psutil")  # comes with Airflow, without types
 
 HEADLESS = ("api-server", "scheduler")  # what running a backfill takes
 WITH_UI = ("api-server", "scheduler", "dag-processor", "triggerer")
@@ -113,7 +114,7 @@ class LocalAirflow:
             stamp.write_text(version)
 
     def command(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
-        """Run `airflow ARGUMENTS` to its end and return its output. Raises `EmbeddedAirflowError` with the output's end."""
+        """Run `airflow ARGUMENTS` to its end; its output. Raises `EmbeddedAirflowError` with the end of that."""
         done = subprocess.run(
             [sys.executable, "-m", "airflow", *arguments],
             env={**os.environ, **self.environment()},
@@ -245,8 +246,8 @@ def free_port(wanted: int = 0) -> int:
     raise EmbeddedAirflowError("no free port on 127.0.0.1")
 
 
-def _alive(entry: Mapping[str, Any]) -> psutil.Process | None:
-    """The process that was recorded, `None` where it has ended or its pid belongs to another one by now."""
+def _alive(entry: Mapping[str, Any]) -> Any:
+    """The `psutil.Process` that was recorded, `None` where it has ended or its pid belongs to another one by now."""
     try:
         process = psutil.Process(entry["pid"])
         same = abs(process.create_time() - entry["created"]) < 1 and process.status() != psutil.STATUS_ZOMBIE
@@ -255,7 +256,7 @@ def _alive(entry: Mapping[str, Any]) -> psutil.Process | None:
     return process if same else None
 
 
-def _end_tree(process: psutil.Process) -> None:
+def _end_tree(process: Any) -> None:
     """Ask the process to stop, then kill it and whatever descends from it."""
     with contextlib.suppress(psutil.Error):
         family = process.children(recursive=True)

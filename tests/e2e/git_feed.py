@@ -92,8 +92,8 @@ def main(argv: Sequence[str]) -> int:
     """The command line: replay and compare, print what was done; 1 where table and git differ."""
     from persist_core.clock import SystemClock
     from persist_core.location.open import PersistLocation, open_location
-    from persist_spark.session import build_session
     from tests.e2e.git_replay import replay
+    from tests.local_spark import local_spark
 
     parser = argparse.ArgumentParser(prog="git_feed", description="Replay a git history; compare the table with git.")
     parser.add_argument("repo", type=Path, help="any git repository; it is only read")
@@ -106,7 +106,7 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="git-feed-") as scratch:
         folder = Path(scratch)
         location = PersistLocation((folder / "blobs").as_uri(), f"sqlite:///{folder}/consensus.db")
-        spark = build_session("git_feed")
+        spark = local_spark("git_feed", folder / "spark")
         try:
             with open_location(location) as opened:
                 done = replay(spark, opened, options.repo, folder, batches=options.batches,

@@ -21,12 +21,16 @@ def _quoted(path: bytes) -> bytes:
     return b'"' + b"".join(b"\\%03o" % byte for byte in path) + b'"'
 
 
-def _changes(dice: random.Random) -> list[bytes]:
+def _changes(dice: random.Random, known: list[bytes]) -> list[bytes]:
     """A few random file commands. Writing `a/b` where `a` is a file replaces the file by a folder, and vice versa."""
     lines = []
     for _ in range(dice.choice((0, 1, 1, 1, 2, 3, 8))):
-        path = b"/".join(dice.choice(NAMES) for _ in range(dice.randint(1, MAX_DEPTH)))
-        if dice.random() < 0.3:
+        if known and dice.random() < 0.6:
+            path = dice.choice(known)
+        else:
+            path = b"/".join(dice.choice(NAMES) for _ in range(dice.randint(1, MAX_DEPTH)))
+            known.append(path)
+        if dice.random() < 0.2:
             lines.append(b"D " + _quoted(path))
             continue
         mode = dice.choice(MODES)
@@ -44,17 +48,18 @@ def make_random_repo(folder: Path, *, seed: int, commits: int) -> Path:
     """A bare repository in `folder` with `commits` commits on HEAD's first-parent line, some of them merges."""
     dice = random.Random(seed)
     stream: list[bytes] = []
+    known: list[bytes] = []
     for number in range(1, commits + 1):
         has_side = number > 2 and dice.random() < 0.1
         if has_side:
             stream += [b"commit refs/heads/side", b"mark :%d" % (commits + number), _author(number), b"data 4\nside"]
-            stream += [b"from :%d" % (number - 1), *_changes(dice)]
+            stream += [b"from :%d" % (number - 1), *_changes(dice, known)]
         stream += [b"commit refs/heads/main", b"mark :%d" % number, _author(number), b"data 4\nmain"]
         if number > 1:
             stream.append(b"from :%d" % (number - 1))
         if has_side:
             stream.append(b"merge :%d" % (commits + number))
-        stream += _changes(dice)
+        stream += _changes(dice, known)
     subprocess.run(["git", "init", "--quiet", "--bare", "--initial-branch=main", str(folder)], check=True)
     subprocess.run(
         ["git", "-C", str(folder), "fast-import", "--quiet", "--force"], input=b"\n".join(stream) + b"\n", check=True

@@ -1,0 +1,116 @@
+"""Derive a checkpoint from a commit: idempotent, callable by anybody, repairs whatever a crash left undone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from persist_core.batch import BatchManifest, StateArtifact
+from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified
+from persist_core.checkpoint.layout import offsets_path, state_path
+from persist_core.checkpoint.manifest import (
+    CheckpointManifest,
+    OperatorState,
+    PartitionState,
+    ShardPin,
+    SourceOffsets,
+)
+from persist_core.checkpoint.retention import plan_retention
+from persist_core.client import PersistClient
+from persist_core.config import RetentionConfig
+from persist_core.location.blob import Blob
+from persist_core.state import Commit, ShardState
+
+VERSIONS_KEPT = 100  # of the shard's state, for audits and for whoever reads back a lost answer
+
+
+@dataclass(frozen=True)
+class CheckpointReport:
+    """What a checkpoint task did. Ids, oldest first; `kept` counts all checkpoints that there are now."""
+
+    checkpoint_id: str
+    epoch: int
+    published: tuple[str, ...]
+    deleted: tuple[str, ...]
+    kept: int
+    versions_truncated: int
+
+
+def publish(blob: Blob, manifest: BatchManifest, commit: Commit) -> CheckpointManifest:
+    """Write the whole checkpoint of one commit: artifacts, offsets, manifest; then move `_latest` if it is newer."""
+    checkpointer = BlobCheckpointer(blob, manifest.shard)
+    operators: dict[str, list[PartitionState]] = {}
+    for artifact in manifest.operator_state:
+        operators.setdefault(artifact.operator, []).append(_copy(blob, checkpointer, commit.checkpoint_id, artifact))
+    sources = {name: SourceOffsets.of(source, commit.epoch) for name, source in manifest.sources.items()}
+    for name, offsets in sources.items():
+        data = json.dumps(asdict(offsets), sort_keys=True).encode()
+        checkpointer.save_artifact(commit.checkpoint_id, offsets_path(name), data)
+    states = {
+        name: OperatorState(tuple(parts), sum(part.size_bytes for part in parts)) for name, parts in operators.items()
+    }
+    saved = CheckpointManifest(
+        checkpoint_id=commit.checkpoint_id,
+        epoch=commit.epoch,
+        timestamp_ms=commit.committed_ms,
+        operators=states,
+        source_offsets=sources,
+        parent_id=manifest.parent_id,
+        watermark=commit.upper,
+        total_size_bytes=sum(state.total_bytes for state in states.values()),
+        shard=ShardPin(manifest.shard, commit.seqno, commit.since, commit.upper),
+        is_delta=manifest.is_delta,
+    )
+    checkpointer.save_manifest(saved)
+    checkpointer.update_latest(commit.checkpoint_id)
+    return saved
+
+
+def _copy(blob: Blob, checkpointer: BlobCheckpointer, checkpoint_id: str, artifact: StateArtifact) -> PartitionState:
+    data = load_verified(blob, artifact.key, artifact.sha256)
+    save = checkpointer.save_delta if artifact.is_delta else checkpointer.save_snapshot
+    digest = save(checkpoint_id, artifact.operator, artifact.partition_id, data)
+    path = state_path(artifact.operator, artifact.partition_id, is_delta=artifact.is_delta)
+    return PartitionState(artifact.partition_id, artifact.is_delta, path, len(data), digest)
+
+
+def publish_missing(client: PersistClient, state: ShardState) -> tuple[str, ...]:
+    """Publish every commit that is newer than `_latest`; returns their ids, oldest first."""
+    checkpointer = BlobCheckpointer(client.blob, state.shard)
+    latest = checkpointer.read_latest()
+    epoch = 0 if latest is None else checkpointer.load_manifest(latest).epoch
+    missing = [commit for commit in state.commits if commit.epoch > epoch]
+    for commit in missing:
+        publish(client.blob, client.manifest(commit.manifest_key), commit)
+    return tuple(commit.checkpoint_id for commit in missing)
+
+
+def publish_and_retain(client: PersistClient, shard: str, retention: RetentionConfig) -> CheckpointReport | None:
+    """Publish what is missing, apply retention, and truncate old versions of the state. `None` before any commit."""
+    state = client.state(shard)
+    newest = state.newest_commit
+    if newest is None:
+        return None
+    published = publish_missing(client, state)
+    checkpointer = BlobCheckpointer(client.blob, shard)
+    manifests = checkpointer.manifests()
+    doomed = plan_retention(
+        manifests,
+        keep_last=retention.keep_last,
+        keep_daily=retention.keep_daily,
+        keep_weekly=retention.keep_weekly,
+        latest_id=checkpointer.read_latest(),
+        pinned=checkpointer.pinned(),
+    )
+    for checkpoint_id in doomed:
+        checkpointer.delete_checkpoint(checkpoint_id)
+    oldest_kept = state.seqno - VERSIONS_KEPT + 1
+    truncated = client.location.consensus.truncate(shard, oldest_kept) if oldest_kept > 0 else 0
+    return CheckpointReport(
+        newest.checkpoint_id,
+        newest.epoch,
+        published,
+        tuple(reversed(doomed)),
+        len(manifests) - len(doomed),
+        truncated,
+    )

@@ -1,0 +1,61 @@
+"""From a checkpoint to the operator state to start from. Nothing ever starts afresh in silence.
+
+A run starts from the checkpoint that the shard's newest commit names. Its state is a chain: the artifacts of the last
+full snapshot and of every delta since, oldest first. Every digest is verified before the bytes are used; a missing or
+corrupt one is named. With an empty stash there is no state, and nothing to recover: in `log` order everything else
+comes from the shard itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from persist_core.batch import StateArtifact
+from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified
+from persist_core.checkpoint.manifest import CheckpointManifest
+from persist_core.errors import CorruptArtifact
+from persist_core.location.blob import Blob
+
+MAX_CHAIN = 200  # deltas between two snapshots; `retention.snapshot_every` is at most 100
+
+
+def manifest_chain(checkpointer: BlobCheckpointer, checkpoint_id: str) -> list[CheckpointManifest]:
+    """The manifests of the chain that ends in this checkpoint, oldest (the full snapshot) first.
+
+    Raises `CorruptArtifact` naming the manifest that is missing or unreadable, or a chain that has no start.
+    """
+    chain = [checkpointer.load_manifest(checkpoint_id)]
+    while chain[-1].is_delta and chain[-1].parent_id is not None:
+        if len(chain) >= MAX_CHAIN:
+            raise CorruptArtifact(f"checkpoint {checkpoint_id}: a chain of {MAX_CHAIN} deltas has no full snapshot")
+        chain.append(checkpointer.load_manifest(chain[-1].parent_id))
+    return chain[::-1]
+
+
+def stash_chain(checkpointer: BlobCheckpointer, checkpoint_id: str) -> tuple[StateArtifact, ...]:
+    """The artifacts to read the operator state from, oldest first. Reads manifests only; see `verify_artifacts`."""
+    return tuple(
+        StateArtifact(
+            operator=operator,
+            partition_id=part.partition_id,
+            is_delta=part.is_delta,
+            key=checkpointer.layout.artifact(manifest.checkpoint_id, part.path),
+            size_bytes=part.size_bytes,
+            sha256=part.sha256,
+        )
+        for manifest in manifest_chain(checkpointer, checkpoint_id)
+        for operator, state in sorted(manifest.operators.items())
+        for part in state.partitions
+    )
+
+
+def verify_artifacts(blob: Blob, artifacts: Iterable[StateArtifact]) -> None:
+    """Read every artifact and verify its digest; `CorruptArtifact` names the first that is missing or altered."""
+    for artifact in artifacts:
+        try:
+            load_verified(blob, artifact.key, artifact.sha256)
+        except CorruptArtifact as error:
+            raise CorruptArtifact(
+                f"{error}. It holds records that are not in the shard yet (the stash), so the run stops here."
+                " Put the artifact back, or go back to an older checkpoint with `persist restore`"
+            ) from error

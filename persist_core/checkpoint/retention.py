@@ -1,0 +1,63 @@
+"""Which checkpoints to keep: a pure plan.
+
+Kept are: the latest, the last N, the newest of each of the last D days and W weeks (UTC) that have one, whatever a
+user has pinned, and every ancestor that the delta chain of a kept one needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from persist_core.checkpoint.manifest import CheckpointManifest
+
+_DAY_MS = 86_400_000
+_MONDAY_OFFSET_DAYS = 3  # the Unix epoch was a Thursday; weeks begin on Monday
+
+
+def plan_retention(
+    manifests: Sequence[CheckpointManifest],
+    *,
+    keep_last: int,
+    keep_daily: int,
+    keep_weekly: int,
+    latest_id: str | None,
+    pinned: Collection[str] = (),
+) -> list[str]:
+    """Ids to delete, newest first, so that a chain never lacks its start. `manifests` in any order."""
+    ordered = sorted(manifests, key=lambda manifest: manifest.position)
+    by_id = {manifest.checkpoint_id: manifest for manifest in ordered}
+    kept = {manifest.checkpoint_id for manifest in ordered[-keep_last:]} if keep_last else set()
+    kept |= _newest_of_each(ordered, keep_daily, _day)
+    kept |= _newest_of_each(ordered, keep_weekly, _week)
+    kept |= set(pinned) & by_id.keys()
+    if latest_id in by_id:
+        kept.add(latest_id)
+    for checkpoint_id in list(kept):
+        kept |= _ancestors(by_id, checkpoint_id)
+    return [manifest.checkpoint_id for manifest in reversed(ordered) if manifest.checkpoint_id not in kept]
+
+
+def _day(manifest: CheckpointManifest) -> int:
+    return manifest.timestamp_ms // _DAY_MS
+
+
+def _week(manifest: CheckpointManifest) -> int:
+    return (_day(manifest) + _MONDAY_OFFSET_DAYS) // 7
+
+
+def _newest_of_each(
+    ordered: Sequence[CheckpointManifest], periods: int, period: Callable[[CheckpointManifest], int]
+) -> set[str]:
+    newest = {period(manifest): manifest.checkpoint_id for manifest in ordered}
+    return {newest[key] for key in sorted(newest, reverse=True)[:periods]}
+
+
+def _ancestors(by_id: dict[str, CheckpointManifest], checkpoint_id: str) -> set[str]:
+    """What the delta chain of a checkpoint needs: parents up to and with the first full snapshot."""
+    needed: set[str] = set()
+    manifest: CheckpointManifest | None = by_id[checkpoint_id]
+    while manifest is not None and manifest.is_delta and manifest.parent_id not in needed:
+        manifest = by_id.get(manifest.parent_id or "")
+        if manifest is not None:
+            needed.add(manifest.checkpoint_id)
+    return needed
