@@ -32,7 +32,7 @@ EXIT_CODES: tuple[tuple[type[PersistError], int], ...] = (
     (RunFailed, 5),
     (StorageError, 6),
 )
-MAX_CELL_CHARS = 200  # of a table for people; JSON has all
+MAX_CELL_CHARS = 120  # of a table for people; JSON has all
 _ROWS_AT_ONCE = 10_000  # Arrow rows turned into Python objects at a time
 _WIDTH_WITHOUT_TERMINAL = 200
 _DAY_MS = 86_400_000  # times in the first day of 1970 are counters, not clock times

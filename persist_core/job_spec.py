@@ -36,7 +36,8 @@ class JobSpec:
             "collection": self.collection.model_dump(mode="json"),
             "attempt": self.attempt,
         }
-        return ["--spec", json.dumps(body, sort_keys=True, separators=(",", ":"))]
+        # Keys are not sorted: the order of a collection's columns is that of its file
+        return ["--spec", json.dumps(body, separators=(",", ":"))]
 
     @classmethod
     def from_argv(cls, argv: Sequence[str]) -> JobSpec:

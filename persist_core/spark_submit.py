@@ -9,6 +9,7 @@ its own and is shown only where the job died without saying why.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -160,15 +161,14 @@ def _run(command: Sequence[str], environment: Mapping[str, str], log: Path, time
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the job's whole process group: first politely, then for good."""
-    for how, seconds in ((signal.SIGTERM, _STOP_SECONDS), (signal.SIGKILL, _STOP_SECONDS)):
-        if process.poll() is not None:
-            return
-        os.killpg(process.pid, how)
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            continue
+    """End the job's whole process group, if it has not ended by itself: first politely, then for good."""
+    if process.poll() is not None:
+        return
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):  # all of the group have ended meanwhile
+            os.killpg(process.pid, how)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_SECONDS)
 
 
 def _failure(

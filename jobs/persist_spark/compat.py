@@ -12,12 +12,20 @@ from pyspark.sql import functions as F
 
 SPARK_VERSION = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
 HAS_TRY_CAST = SPARK_VERSION >= (4, 0)
+HAS_TRIM_CHARACTERS = SPARK_VERSION >= (4, 0)  # `F.ltrim(text, characters)`
 READS_ZSTD_TEXT = SPARK_VERSION >= (4, 3)
 
 
 def try_cast(value: SparkColumn, type_name: str) -> SparkColumn:
     """`value` as that type, null where it does not fit."""
     return value.try_cast(type_name) if HAS_TRY_CAST else value.cast(type_name)
+
+
+def try_cast_integer(value: SparkColumn, type_name: str) -> SparkColumn:
+    """Text as an integer, null where it is none: on 3.5 a plain cast would cut 5.5 down to 5."""
+    if HAS_TRY_CAST:
+        return value.try_cast(type_name)
+    return F.when(value.cast("string").rlike(r"^\s*[+-]?\d+\s*$"), value.cast(type_name))
 
 
 def is_valid_utf8(text: SparkColumn) -> SparkColumn:

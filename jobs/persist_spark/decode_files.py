@@ -97,7 +97,8 @@ def _decompress(source: Path, target: Path) -> None:
 def text_lines(spark: SparkSession, files: Sequence[ReadableFile]) -> DataFrame:
     """One row per line that is not blank: `LINE`, `FILE`, `DATE_MS`, `BLOCK`, `BROKEN`.
 
-    `LINE` is a string of the line's very bytes without the line end, LF or CRLF. The paths are taken literally: nothing in them is a glob.
+    `LINE` is a string of the line's very bytes without the line end, LF or CRLF. The paths are taken literally:
+    nothing in them is a glob.
     """
     if not files:
         return spark.createDataFrame([], _NO_LINES)
@@ -107,7 +108,7 @@ def text_lines(spark: SparkSession, files: Sequence[ReadableFile]) -> DataFrame:
         value, F.col("_metadata.file_path").alias("path"), F.col("_metadata.file_block_start").alias(BLOCK)
     )
     lines = lines.where((F.octet_length(value) > _BLANK_BYTES) | value.rlike(r"\S"))
-    line = F.when(value.endswith("\r"), F.substring(value, 1, F.length(value) - 1)).otherwise(value)
+    line = F.when(value.endswith("\r"), value.substr(F.lit(1), F.length(value) - 1)).otherwise(value)
     placed = _placed(spark, lines, files)
     return placed.select(line.alias(LINE), FILE, DATE_MS, BLOCK, (~is_valid_utf8(value)).alias(BROKEN))
 

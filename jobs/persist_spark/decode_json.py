@@ -25,6 +25,8 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from persist_spark.compat import HAS_TRIM_CHARACTERS
+
 Path = tuple[str, ...]
 
 MARK = "\ufdd0"  # a noncharacter: never in interchanged text, and no JSON writer escapes it
@@ -127,13 +129,15 @@ def exact_numbers(line: SparkColumn) -> SparkColumn:
     return F.regexp_replace(line, _EXACT, f'$1"{MARK}$2"')
 
 
+def without_mark(text: SparkColumn) -> SparkColumn:
+    """The text of a leaf that is a number or a quoted text, as it stood in the record."""
+    return F.ltrim(text, F.lit(MARK)) if HAS_TRIM_CHARACTERS else F.regexp_replace(text, f"^{MARK}", "")
+
+
 def unmarked(text: SparkColumn) -> SparkColumn:
-    """A leaf's text as it stood in the record: numbers, also those nested in it, without their marks."""
-    return (
-        F.when(text.startswith(MARK), F.substring(text, 2, 2**31 - 1))
-        .when(text.contains(f'"{MARK}'), F.regexp_replace(text, f'"{MARK}([^"]*)"', "$1"))
-        .otherwise(text)
-    )
+    """The text of any leaf as it stood in the record, numbers nested in it as well."""
+    nested = F.regexp_replace(text, f'"{MARK}([^"]*)"', "$1")
+    return F.when(text.contains(MARK), without_mark(nested)).otherwise(text)
 
 
 def is_number(text: SparkColumn) -> SparkColumn:

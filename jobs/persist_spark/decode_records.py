@@ -86,15 +86,10 @@ def record_path(config: CollectionConfig, column: Column) -> tuple[str, ...]:
 def records_frame(config: CollectionConfig, raw: RawRecords) -> DataFrame:
     """The records frame (docs/architecture.md)."""
     keys, values = fields_of(config)
-    own_time = [time_ms(raw.encoding.plain(F.col(RAW_TIME)), config.time.unit).alias(TIME)]
     typed_frame = raw.frame.select(
         "*",
         *[_typed(config, raw, field).alias(field.value) for field in keys + values],
-        *(
-            [time_ms(raw.encoding.plain(F.col(RAW_TIME)), config.time.unit).alias(TIME)]
-            if _has_own_time(config)
-            else []
-        ),
+        *([_own_time(config, raw)] if _has_own_time(config) else []),
     )
     judged = _judge(config, raw, typed_frame)
     is_good = F.col(ERR_KIND).isNull()
@@ -120,6 +115,10 @@ def _typed(config: CollectionConfig, raw: RawRecords, field: Field) -> SparkColu
     hint = Hint(found.getField("type"), found.getField("name"), found.getField("scale"))
     unit = config.columns[field.column.name].unit
     return typed(F.col(field.raw), field.column, raw.encoding, unit, hint if field.hint in raw.hinted else None)
+
+
+def _own_time(config: CollectionConfig, raw: RawRecords) -> SparkColumn:
+    return time_ms(raw.encoding.plain(F.col(RAW_TIME)), config.time.unit).alias(TIME)
 
 
 def _final(field: Field) -> SparkColumn:
@@ -201,8 +200,8 @@ def _first_fault(config: CollectionConfig, raw: RawRecords, fields: Sequence[Fie
         fault = F.when(F.col(field.raw).isNotNull() & F.col(field.value).isNull(), bad)
         if not field.column.nullable:
             is_key = field.raw.startswith("k")
-            reason = "a key needs a value" if is_key else "a value, since it is nullable: false"
-            fault = fault.when(F.col(field.value).isNull(), F.lit(f"{start}missing or null; wanted {reason}"))
+            reason = "a key needs a value" if is_key else "wanted a value, since it is nullable: false"
+            fault = fault.when(F.col(field.value).isNull(), F.lit(f"{start}missing or null; {reason}"))
         faults.append(fault)
     return F.coalesce(*faults, F.lit(None).cast("string"))
 

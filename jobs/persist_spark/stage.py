@@ -95,7 +95,7 @@ def stage(
     manifest = replace(
         manifest_for(description, schema, parts, outcome.counts, rows=outcome.rows_digest),
         operator_state=_artifacts(blob, files, description),
-        stats=outcome.stats(),
+        stats=outcome.stats.to_json(),
     )
     stage_manifest(blob, manifest, attempt)
     return manifest

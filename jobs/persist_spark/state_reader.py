@@ -99,9 +99,9 @@ def _restricted(updates: DataFrame, kind: PartKind, schema: CollectionSchema, sl
     if slots is None:
         return updates
     names = [*schema.key_names, BAD_KEY] if kind is PartKind.ERRS else list(schema.key_names)
-    wanted = slots.select(*[named(name).alias(f"slot{i}") for i, name in enumerate(names)])
+    wanted = slots.select(*[named(name).alias(f"_persist_slot{i}") for i, name in enumerate(names)])
     if kind is PartKind.ERRS:
-        same = [named(name).eqNullSafe(F.col(f"slot{i}")) for i, name in enumerate(names)]
+        same = [named(name).eqNullSafe(F.col(f"_persist_slot{i}")) for i, name in enumerate(names)]
     else:
-        same = [named(name) == F.col(f"slot{i}") for i, name in enumerate(names)]
+        same = [named(name) == F.col(f"_persist_slot{i}") for i, name in enumerate(names)]
     return updates.join(F.broadcast(wanted), functools.reduce(operator.and_, same), "left_semi")

@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import functools
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, Observation, Window
 from pyspark.sql import functions as F
+from pyspark.sql.window import WindowSpec
 
 from persist_core.batch import STASH_KIND, PartKind
 from persist_core.errors import BadBounds
@@ -61,7 +62,8 @@ TIED = "_persist_tied"
 BROKEN = "_persist_broken"
 HAD = "_persist_had"  # whether the slot held a value just before
 HOLDS = "_persist_holds"  # whether the row itself leaves a value in the slot
-SIDE = "_persist_side"
+SIDE = "_persist_side"  # int: -1 the value before goes, 1 the row's value comes, 0 to be stashed, 2 nothing changes
+_KEPT = 2
 _CANONICAL = "_persist_canonical"
 _NEVER = -1  # the time of rows that are only counted
 _SKIP_SLOTS = 64  # control records have no key; spread, so that they don't all land in one task
@@ -158,10 +160,11 @@ def persistent_upsert(
     if state is not None:
         chain = chain.unionByName(_history(state, chain, rules))
     if is_thorough:
-        chain = chain.unionByName(_expanded_truncates(chain, rules))
+        chain = _with_truncates(chain, rules)
     read, emitted = Observation(), Observation()
     ranked = _ranked(chain, rules).observe(read, *_read_metrics(rules))
-    updates = _changes(ranked.where(_matters(rules)), rules).observe(emitted, *_emitted_metrics(rules))
+    changes = _changes(ranked.where(_matters(rules)), rules).observe(emitted, *_emitted_metrics(rules))
+    updates = changes.where(F.col(SIDE) != _KEPT)
     return Drained(_published(updates, rules), _broken(chain, rules), is_thorough, read, emitted)
 
 
@@ -216,13 +219,18 @@ def _history(state: DataFrame, chain: DataFrame, rules: _Rules) -> DataFrame:
     )
 
 
+def _by_rank(rules: _Rules) -> WindowSpec:
+    """The rows of a slot in the order in which they count: the last of a time is its winner."""
+    return Window.partitionBy(*rules.slot).orderBy(TIME, AT, ORDER, *([_CANONICAL] if rules.is_thorough else []))
+
+
 def _ranked(chain: DataFrame, rules: _Rules) -> DataFrame:
-    """Mark, in each slot, the last row of each time; rows it only beat by canonical bytes; and broken history."""
-    if rules.is_thorough:
-        chain = chain.withColumn(_CANONICAL, _canonical_value(rules))
-    window = Window.partitionBy(*rules.slot).orderBy(TIME, AT, ORDER, *([_CANONICAL] if rules.is_thorough else []))
+    """Mark, in each slot, the last row of each time; rows it beat by canonical bytes alone; and broken history."""
+    window = _by_rank(rules)
     next_time = F.lead(TIME).over(window)
     is_tied = [F.lead(name).over(window).eqNullSafe(F.col(name)) for name in (TIME, AT, ORDER)]
+    if rules.is_thorough:  # the very same record twice is no tie
+        is_tied.append(~F.lead(_CANONICAL).over(window).eqNullSafe(F.col(_CANONICAL)))
     diff_before = F.coalesce(F.lag(F.when(F.col(FROM) == COMMITTED, F.col(AT))).over(window), F.lit(-1))
     is_alternating = ((F.col(AT) == 1) & (diff_before == -1)) | ((F.col(AT) == -1) & (diff_before == 1))
     return chain.select(
@@ -237,18 +245,10 @@ def _broken(chain: DataFrame, rules: _Rules) -> DataFrame:
     """The committed updates that break their slot's history, each with the one before it, for the error message."""
     window = Window.partitionBy(*rules.slot).orderBy(TIME, AT)
     value = F.to_json(F.struct(*rules.value))
-    ranked = _ranked(chain.where(F.col(FROM) == COMMITTED), rules)
-    return (
-        ranked.withColumns({"value": value, "before": F.lag(value).over(window)})
-        .where(BROKEN)
-        .select(
-            F.to_json(F.struct(*rules.slot)).alias("slot"),
-            F.col(TIME).alias("time"),
-            F.col(AT).alias("diff"),
-            "value",
-            "before",
-        )
-    )
+    ranked = _ranked(chain.where(F.col(FROM) == COMMITTED), replace(rules, is_thorough=False))
+    shown = ranked.withColumns({"value": value, "before": F.lag(value).over(window)}).where(BROKEN)
+    slot = F.to_json(F.struct(*rules.slot)).alias("slot")
+    return shown.select(slot, F.col(TIME).alias("time"), F.col(AT).alias("diff"), "value", "before")
 
 
 def _canonical_value(rules: _Rules) -> SparkColumn:
@@ -264,24 +264,29 @@ def _consolidated(stash: DataFrame, rules: _Rules) -> DataFrame:
     return marked.withColumn(WINS, F.lead(AT).over(window).isNull()).where(WINS).drop(WINS, _CANONICAL)
 
 
-def _expanded_truncates(chain: DataFrame, rules: _Rules) -> DataFrame:
-    """Each truncate as a tombstone for every slot there is: one that holds nothing then is not changed by it."""
+def _with_truncates(chain: DataFrame, rules: _Rules) -> DataFrame:
+    """Add each truncate as a tombstone for every slot that holds a value just before it.
+
+    Of several truncates at one time the last one does all that the others do, so only it is expanded.
+    """
     is_truncate = (F.col(OP) == TRUNCATE) & (F.col(TIME) != _NEVER)
     newest = F.max(F.struct(AT, ORDER)).alias("newest")
     truncates = chain.where(is_truncate & rules.is_final).groupBy(TIME).agg(newest)
     slots = chain.where(~F.col(OP).isin(TRUNCATE, SKIP)).select(*rules.slot).distinct()
-    expanded = slots.crossJoin(F.broadcast(truncates))
-    values = {n: null_of(c.type) for n, c in zip(rules.values, rules.schema.values, strict=True)}
-    return expanded.select(
+    values = zip(rules.values, rules.schema.values, strict=True)
+    expanded = slots.crossJoin(F.broadcast(truncates)).select(
         *rules.slot,
         F.col(TIME),
         F.col(f"newest.{AT}").alias(AT),
         F.lit(EXPANDED).alias(FROM),
         F.lit(DELETE).alias(OP),
         F.col(f"newest.{ORDER}").alias(ORDER),
-        *[value.alias(name) for name, value in values.items()],
+        *[null_of(column.type).alias(name) for name, column in values],
         *[err_null(name).alias(name) for name in ERR_COLUMNS],
     )
+    both = chain.unionByName(expanded).withColumn(_CANONICAL, _canonical_value(rules))
+    held = F.coalesce(F.lag(F.col(OP) == UPSERT).over(_by_rank(rules)), F.lit(False))
+    return both.withColumn(HAD, held).where((F.col(FROM) != EXPANDED) | F.col(HAD)).drop(HAD)
 
 
 def _matters(rules: _Rules) -> SparkColumn:
@@ -296,18 +301,23 @@ def _before(name: str) -> str:
 
 
 def _changes(winners: DataFrame, rules: _Rules) -> DataFrame:
-    """Compare each winner with the one before it in its slot; one row per update, and per record to be stashed."""
+    """Compare each winner with the one before it in its slot.
+
+    One row per update, per record to be stashed, and, only to be counted, per value that was there already.
+    """
     window = Window.partitionBy(*rules.slot).orderBy(TIME)
     holds = F.col(OP) == UPSERT
     before = {_before(name): F.lag(name).over(window) for name in rules.value}
     had = F.coalesce(F.lag(holds).over(window), F.lit(False))
     compared = [name for name in rules.value if name != ERR_MESSAGE]
-    is_same = F.struct(*[_before(name) for name in compared]).eqNullSafe(F.struct(*compared))
+    is_same = F.struct(*[F.col(_before(name)).alias(name) for name in compared]).eqNullSafe(F.struct(*compared))
     is_arrival = F.col(FROM) != COMMITTED
-    is_change = is_arrival & rules.is_final & (F.col(HAD) | F.col(HOLDS)) & ~(F.col(HAD) & F.col(HOLDS) & is_same)
+    is_kept = is_arrival & rules.is_final & F.col(HAD) & F.col(HOLDS) & is_same
+    is_change = is_arrival & rules.is_final & (F.col(HAD) | F.col(HOLDS))
     to_stash = (F.col(FROM) == ARRIVED if rules.is_delta else is_arrival) & ~rules.is_final
     sides = (
-        F.when(is_change & F.col(HAD) & F.col(HOLDS), F.array(F.lit(-1), F.lit(1)))
+        F.when(is_kept, F.array(F.lit(_KEPT)))
+        .when(is_change & F.col(HAD) & F.col(HOLDS), F.array(F.lit(-1), F.lit(1)))
         .when(is_change & F.col(HAD), F.array(F.lit(-1)))
         .when(is_change, F.array(F.lit(1)))
         .when(to_stash, F.array(F.lit(0)))
@@ -325,6 +335,7 @@ def _changes(winners: DataFrame, rules: _Rules) -> DataFrame:
     )
     part = (
         F.when(F.col(SIDE) == 0, F.lit(STASH_KIND))
+        .when(F.col(SIDE) == _KEPT, F.lit(None))
         .when(F.col(ERR_KIND).isNotNull(), F.lit(PartKind.ERRS.value))
         .when(F.col(SIDE) == 1, F.lit(PartKind.INSERTIONS.value))
         .otherwise(F.lit(PartKind.RETRACTIONS.value))
@@ -351,18 +362,21 @@ def _read_metrics(rules: _Rules) -> list[SparkColumn]:
     is_record = origin.isin(STASHED, ARRIVED)
     is_late = F.col(AT) < rules.lower
     live = is_record & (F.col(TIME) != _NEVER)
-    eligible = live & wins & final
+    is_truncate = F.col(OP) == TRUNCATE
+    winner = live & wins & final
+    eligible = (winner & ~is_truncate) | (wins & (origin == EXPANDED))
     return [
-        _count(origin == ARRIVED, "records"),
+        _count(origin == ARRIVED, "records_read"),
         _count(origin == STASHED, "stash_before"),
-        _count(is_record & (F.col(OP) == SKIP), "skipped"),
+        _count(origin == EXPANDED, "truncated"),
+        _count((is_record & (F.col(OP) == SKIP)) | (winner & is_truncate), "skipped"),
         _count(is_record & (F.col(OP) != SKIP) & (F.col(TIME) == _NEVER), "already_persisted"),
-        _count(live & ~wins, "duplicates"),
+        _count((live | (origin == EXPANDED)) & ~wins, "duplicates"),
         _count(live & F.col(TIED), "order_ties"),
-        _count(live & (F.col(OP) == TRUNCATE) & final, "truncates"),
+        _count(live & is_truncate & final, "truncates"),
         _count(eligible, "eligible"),
         _count(live & wins & ~final, "stashed"),
-        _count(eligible & is_late, "late_times"),
+        _count(winner & is_late, "late_times"),
         _count(eligible & F.col(ERR_KIND).isNotNull(), "errors"),
         _count(F.col(BROKEN), "broken"),
     ]
@@ -375,7 +389,7 @@ def _emitted_metrics(rules: _Rules) -> list[SparkColumn]:
     passes over nulls, so which columns are null is hashed beside them. Summed as decimals: a bigint could overflow.
     """
     part, side = F.col(PART), F.col(SIDE)
-    is_update = side != 0
+    is_update = side.isin(-1, 1)
     hashed = [*rules.keys, *rules.values, TIME, DIFF, ERR_KIND, ERR_KEY, ERR_PAYLOAD]
     nulls = [F.col(name).isNull() for name in hashed]
     digests = [F.xxhash64(F.lit(salt), *hashed, *nulls).cast("decimal(20,0)") for salt in (1, 2)]
@@ -384,6 +398,7 @@ def _emitted_metrics(rules: _Rules) -> list[SparkColumn]:
         _count((side == 1) & ~F.col(HAD), "inserts"),
         _count((side == 1) & F.col(HAD), "updates"),
         _count((side == -1) & ~F.col(HOLDS), "deletes"),
+        _count(side == _KEPT, "kept"),
         _count(part == PartKind.INSERTIONS.value, "insertions"),
         _count(part == PartKind.RETRACTIONS.value, "retractions"),
         _count((part == PartKind.ERRS.value) & (side == 1), "err_insertions"),

@@ -9,6 +9,8 @@ sees. The result is a function of the description, the frozen input and the shar
 from __future__ import annotations
 
 import posixpath
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pyspark.sql import SparkSession
 
@@ -19,7 +21,7 @@ from persist_core.job_spec import JobSpec
 from persist_core.location.open import OpenLocation
 from persist_core.protocol import check_not_outdated
 from persist_core.sources.files import FrozenInput, check_unchanged
-from persist_spark.decode import read_records
+from persist_spark.decode import decode
 from persist_spark.session import settings, stage_settings
 from persist_spark.write_batch import WriteRequest, write_batch
 
@@ -42,8 +44,8 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
     check_not_outdated(client.state(description.shard), description)
     frozen = _frozen_input(client, description)
     check_unchanged(frozen)
-    with settings(spark, stage_settings(description.input_bytes)):
-        records = read_records(spark, config, frozen)
+    with TemporaryDirectory(prefix="persist-") as scratch, settings(spark, stage_settings(description.input_bytes)):
+        records = decode(spark, config, frozen.files, scratch=Path(scratch))
         return write_batch(spark, client, request, records, lambda: check_unchanged(frozen))
 
 

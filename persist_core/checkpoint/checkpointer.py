@@ -2,8 +2,10 @@
 
 Invariants, whoever calls what in whatever order:
 
-1. `_latest` never goes back to an older (epoch, id) and never names a checkpoint whose artifacts are not all there.
-2. Bytes of an artifact or a manifest are never replaced by others: saving the same again succeeds, other facts fail.
+1. `_latest` never goes back to an older (epoch, id) and never names a checkpoint whose artifacts, those of its delta
+   chain included, are not all there. (A blob store can't compare and set: of two publishers that race, the slower one
+   may put it back for a moment; `publish_and_retain` looks again and moves it on.)
+2. Bytes of an artifact are never replaced by others, facts of a manifest neither: the same again succeeds, others fail.
 3. A checkpoint without a manifest does not exist: the manifest is written last and deleted first.
 """
 
@@ -18,12 +20,17 @@ from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState
 from persist_core.errors import CorruptArtifact, InvalidInput
 from persist_core.location.blob import Blob
 
+MAX_CHAIN = 200  # deltas between two snapshots; `retention.snapshot_every` is at most 100
+
 
 class Checkpointer(Protocol):
     """Stores checkpoints. `testing.checkpoint_conformance` is its suite."""
 
     def save_manifest(self, manifest: CheckpointManifest) -> None:
-        """Write the manifest. The same facts again succeed, other facts are `InvalidInput`."""
+        """Write the manifest. The same facts again succeed, other facts are `InvalidInput`.
+
+        Fields that this release doesn't know are kept. Bytes that are no manifest are replaced: it is derived data.
+        """
         ...
 
     def load_manifest(self, checkpoint_id: str) -> CheckpointManifest:
@@ -43,7 +50,10 @@ class Checkpointer(Protocol):
         ...
 
     def update_latest(self, checkpoint_id: str) -> bool:
-        """Move `_latest` forward to this checkpoint. False where it names this one or a newer one already."""
+        """Move `_latest` forward to this checkpoint. False where it names this one or a newer one already.
+
+        `CorruptArtifact` where an artifact of the checkpoint, or of the delta chain it ends, is missing or altered.
+        """
         ...
 
     def read_latest(self) -> str | None:
@@ -55,7 +65,10 @@ class Checkpointer(Protocol):
         ...
 
     def delete_checkpoint(self, checkpoint_id: str) -> bool:
-        """Delete a checkpoint, manifest first. False where there was none. `_latest`'s own is `InvalidInput`."""
+        """Delete a checkpoint, manifest first. False where there was none.
+
+        `InvalidInput` where it is `_latest`'s own or one that its delta chain needs, or where a user has pinned it.
+        """
         ...
 
 
@@ -66,17 +79,24 @@ class BlobCheckpointer:
         self._blob = blob
         self.layout = Layout(shard)
 
+    @property
+    def blob(self) -> Blob:
+        """Where everything lies."""
+        return self._blob
+
     def save_manifest(self, manifest: CheckpointManifest) -> None:
         key = self.layout.manifest(manifest.checkpoint_id)
-        known = self._find(manifest.checkpoint_id)
+        known = self.find_readable(manifest.checkpoint_id)
         if known is not None:
             if known.facts() != manifest.facts():
                 raise InvalidInput(
                     f"checkpoint {manifest.checkpoint_id} is saved already with other facts:"
                     f" found {known.facts()}, wanted {manifest.facts()}. Save it under a new id"
                 )
-            manifest = replace(manifest, unknown={**manifest.unknown, **known.unknown})
-        self._set_once(key, manifest.encode(), replace_equal=known is not None)
+            manifest = replace(known, unknown={**manifest.unknown, **known.unknown})
+            if manifest == known:
+                return
+        self._blob.set(key, manifest.encode())
 
     def load_manifest(self, checkpoint_id: str) -> CheckpointManifest:
         found = self._find(checkpoint_id)
@@ -99,12 +119,18 @@ class BlobCheckpointer:
         return load_verified(self._blob, key, artifact.sha256)
 
     def update_latest(self, checkpoint_id: str) -> bool:
-        manifest = self.load_manifest(checkpoint_id)
-        current = self.read_latest()
+        *ancestors, manifest = manifest_chain(self, checkpoint_id)
+        try:
+            current = self.read_latest()
+        except CorruptArtifact:  # a pointer is derived data: written anew
+            current = None
         if current is not None:
-            known = self._find(current)
-            if known is not None and known.position >= manifest.position:
+            known = self.find_readable(current)
+            # Without its manifest the id's own time has to do; it never moves back then either.
+            if current >= checkpoint_id if known is None else known.position >= manifest.position:
                 return False
+        for ancestor in ancestors:
+            self._check_sizes(ancestor)
         for artifact in manifest.artifacts:
             self.load_artifact(checkpoint_id, artifact)
         self._blob.set(self.layout.latest, checkpoint_id.encode())
@@ -123,25 +149,41 @@ class BlobCheckpointer:
         return [manifest.checkpoint_id for manifest in self.manifests()]
 
     def manifests(self) -> list[CheckpointManifest]:
-        """All manifests, oldest first by (epoch, id)."""
-        ending = "/manifest.json"
-        keys = [entry.key for entry in self._blob.list_keys_and_metadata(self.layout.root)]
-        ids = [key.removeprefix(self.layout.root).removesuffix(ending) for key in keys if key.endswith(ending)]
-        found = [self._find(checkpoint_id) for checkpoint_id in ids if "/" not in checkpoint_id]
+        """All manifests, oldest first by (epoch, id). `CorruptArtifact` where one can't be read."""
+        found = [self._find(checkpoint_id) for checkpoint_id, names in self._folders() if "manifest.json" in names]
         return sorted((manifest for manifest in found if manifest is not None), key=lambda manifest: manifest.position)
 
+    def unfinished(self) -> list[str]:
+        """Ids without a manifest that something was saved for: being written, or half deleted."""
+        return [checkpoint_id for checkpoint_id, names in self._folders() if "manifest.json" not in names]
+
     def delete_checkpoint(self, checkpoint_id: str) -> bool:
-        if self.read_latest() == checkpoint_id:
-            raise InvalidInput(f"checkpoint {checkpoint_id} is the latest; it can't be deleted")
-        existed = self._blob.delete(self.layout.manifest(checkpoint_id)) is not None
+        key = self.layout.manifest(checkpoint_id)
+        latest = self.read_latest()
+        if latest is not None and checkpoint_id in [
+            manifest.checkpoint_id for manifest in manifest_chain(self, latest)
+        ]:
+            raise InvalidInput(f"checkpoint {checkpoint_id} can't be deleted: the latest, {latest}, needs it")
+        self._check_not_pinned(checkpoint_id)
+        data = self._blob.get(key)
+        existed = self._blob.delete(key) is not None
+        if existed and data is not None:
+            try:  # a pin that came in between was told that the checkpoint is there: keep that promise
+                self._check_not_pinned(checkpoint_id)
+            except InvalidInput:
+                self._blob.set(key, data)
+                raise
         for entry in list(self._blob.list_keys_and_metadata(self.layout.folder(checkpoint_id))):
             self._blob.delete(entry.key)
         return existed
 
     def pin(self, checkpoint_id: str) -> None:
-        """Keep this checkpoint whatever retention says."""
+        """Keep this checkpoint whatever retention says. `CorruptArtifact` where there is no such checkpoint."""
         self.load_manifest(checkpoint_id)
         self._blob.set(self.layout.pin(checkpoint_id), b"")
+        if self._blob.get(self.layout.manifest(checkpoint_id)) is None:  # deleted meanwhile
+            self.unpin(checkpoint_id)
+            self.load_manifest(checkpoint_id)
 
     def unpin(self, checkpoint_id: str) -> bool:
         """Leave this checkpoint to retention again. False where it was not pinned."""
@@ -149,11 +191,40 @@ class BlobCheckpointer:
 
     def pinned(self) -> frozenset[str]:
         """Ids of all pinned checkpoints."""
-        ending = "/pinned"
-        keys = (entry.key for entry in self._blob.list_keys_and_metadata(self.layout.root))
-        return frozenset(
-            key.removeprefix(self.layout.root).removesuffix(ending) for key in keys if key.endswith(ending)
-        )
+        return frozenset(checkpoint_id for checkpoint_id, names in self._folders() if "pinned" in names)
+
+    def find_readable(self, checkpoint_id: str) -> CheckpointManifest | None:
+        """The manifest, or `None` where it is missing or its bytes are no manifest."""
+        try:
+            return self._find(checkpoint_id)
+        except CorruptArtifact:
+            return None
+
+    def _folders(self) -> list[tuple[str, frozenset[str]]]:
+        """Every checkpoint id that has keys, with the names right below its folder."""
+        folders: dict[str, set[str]] = {}
+        for entry in self._blob.list_keys_and_metadata(self.layout.root):
+            checkpoint_id, slash, rest = entry.key.removeprefix(self.layout.root).partition("/")
+            if slash:
+                folders.setdefault(checkpoint_id, set()).add(rest.partition("/")[0])
+        return [(checkpoint_id, frozenset(names)) for checkpoint_id, names in folders.items()]
+
+    def _check_sizes(self, manifest: CheckpointManifest) -> None:
+        """Artifacts whose digests were verified when their own checkpoint became the latest: are they still there?"""
+        folder = self.layout.folder(manifest.checkpoint_id)
+        sizes = {entry.key: entry.size_bytes for entry in self._blob.list_keys_and_metadata(folder)}
+        for artifact in manifest.artifacts:
+            key = self.layout.artifact(manifest.checkpoint_id, artifact.path)
+            if sizes.get(key) != artifact.size_bytes:
+                found = "missing" if key not in sizes else f"{sizes[key]} bytes"
+                raise CorruptArtifact(
+                    f"artifact {key} in {self._blob.uri} is {found}; wanted {artifact.size_bytes} bytes with SHA-256"
+                    f" {artifact.sha256}"
+                )
+
+    def _check_not_pinned(self, checkpoint_id: str) -> None:
+        if self._blob.get(self.layout.pin(checkpoint_id)) is not None:
+            raise InvalidInput(f"checkpoint {checkpoint_id} is pinned; unpin it before deleting it")
 
     def _find(self, checkpoint_id: str) -> CheckpointManifest | None:
         key = self.layout.manifest(checkpoint_id)
@@ -169,11 +240,11 @@ class BlobCheckpointer:
         self._set_once(self.layout.artifact(checkpoint_id, path), data)
         return hashlib.sha256(data).hexdigest()
 
-    def _set_once(self, key: str, data: bytes, *, replace_equal: bool = False) -> None:
+    def _set_once(self, key: str, data: bytes) -> None:
         known = self._blob.get(key)
         if known == data:
             return
-        if known is not None and not replace_equal:
+        if known is not None:
             raise InvalidInput(
                 f"{key} holds other bytes ({len(known)}, SHA-256 {hashlib.sha256(known).hexdigest()[:16]}) than those"
                 f" to be saved ({len(data)}, {hashlib.sha256(data).hexdigest()[:16]}); bytes are never replaced"
@@ -190,3 +261,16 @@ def load_verified(blob: Blob, key: str, sha256: str) -> bytes:
     if found != sha256:
         raise CorruptArtifact(f"artifact {key} in {blob.uri} has SHA-256 {found}; wanted {sha256}")
     return data
+
+
+def manifest_chain(checkpointer: Checkpointer, checkpoint_id: str) -> list[CheckpointManifest]:
+    """The manifests of the chain that ends in this checkpoint, oldest (the full snapshot) first.
+
+    Raises `CorruptArtifact` naming the manifest that is missing or unreadable, or a chain that has no start.
+    """
+    chain = [checkpointer.load_manifest(checkpoint_id)]
+    while chain[-1].is_delta and chain[-1].parent_id is not None:
+        if len(chain) >= MAX_CHAIN:
+            raise CorruptArtifact(f"checkpoint {checkpoint_id}: a chain of {MAX_CHAIN} deltas has no full snapshot")
+        chain.append(checkpointer.load_manifest(chain[-1].parent_id))
+    return chain[::-1]

@@ -1,25 +1,36 @@
 """The checkpoint manifest, version 2: what a checkpoint is made of.
 
-Readers accept missing optional fields, and keep fields they don't know when they write a manifest again. This
-project's additions are `shard` (the version that the checkpoint pins) and `is_delta` (its state builds on the parent).
+Readers accept missing optional fields, and keep fields they don't know, at every level, when they write a manifest
+again. This project's additions are `shard` (the version that the checkpoint pins) and `is_delta` (its state builds on
+the parent, also where it adds no artifact to it).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
 from persist_core.batch import SourceFrontier
 from persist_core.checkpoint.layout import check_checkpoint_id
-from persist_core.errors import Corruption, InvalidInput, UnknownVersion
+from persist_core.errors import CorruptArtifact, InvalidInput, UnknownVersion
 
 MANIFEST_VERSION = 2
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    """Whatever has fields: those that this release doesn't know are kept as they are."""
+
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+
+
+EntryT = TypeVar("EntryT", bound=_Entry)
+
+
 @dataclass(frozen=True)
-class PartitionState:
+class PartitionState(_Entry):
     """One artifact of an operator: `path` is relative to the checkpoint's folder, `sha256` hex of its bytes."""
 
     partition_id: int
@@ -30,7 +41,7 @@ class PartitionState:
 
 
 @dataclass(frozen=True)
-class OperatorState:
+class OperatorState(_Entry):
     """All artifacts of one operator."""
 
     partitions: tuple[PartitionState, ...]
@@ -38,7 +49,7 @@ class OperatorState:
 
 
 @dataclass(frozen=True)
-class SourceOffsets:
+class SourceOffsets(_Entry):
     """One source's progress, as of the checkpoint."""
 
     source_type: str
@@ -52,7 +63,7 @@ class SourceOffsets:
 
 
 @dataclass(frozen=True)
-class ShardPin:
+class ShardPin(_Entry):
     """What of the shard the checkpoint stands for. A closed frontier is `None`."""
 
     shard: str
@@ -62,7 +73,7 @@ class ShardPin:
 
 
 @dataclass(frozen=True)
-class CheckpointManifest:
+class CheckpointManifest(_Entry):
     """One checkpoint. Order is by (epoch, id); epochs start at 1 and only grow."""
 
     checkpoint_id: str
@@ -75,7 +86,6 @@ class CheckpointManifest:
     total_size_bytes: int = 0
     shard: ShardPin | None = None
     is_delta: bool = False
-    unknown: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_checkpoint_id(self.checkpoint_id)
@@ -97,48 +107,73 @@ class CheckpointManifest:
         return tuple(part for operator in self.operators.values() for part in operator.partitions)
 
     def facts(self) -> dict[str, Any]:
-        """All fields but those that this release doesn't know."""
-        body = asdict(self)
-        del body["unknown"]
-        return body | {"version": MANIFEST_VERSION}
+        """All fields but those that this release doesn't know, as plain data."""
+        return {**_plain(self, keep_unknown=False), "version": MANIFEST_VERSION}
 
     def encode(self) -> bytes:
         """Readable, canonical JSON."""
-        return json.dumps({**self.unknown, **self.facts()}, sort_keys=True, indent=1).encode()
+        body = {**_plain(self, keep_unknown=True), "version": MANIFEST_VERSION}
+        return json.dumps(body, sort_keys=True, indent=1).encode()
 
     @classmethod
     def decode(cls, data: bytes, *, what: str = "checkpoint manifest") -> CheckpointManifest:
-        """The inverse of `encode`. Raises `UnknownVersion` or `Corruption` naming `what`."""
+        """The inverse of `encode`. Raises `UnknownVersion` or `CorruptArtifact` naming `what`."""
         try:
             body = json.loads(data)
             version = body.pop("version")
         except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise Corruption(f"{what} can't be read: {error!r}") from error
+            raise CorruptArtifact(f"{what} can't be read: {error!r}") from error
         if version != MANIFEST_VERSION:
             raise UnknownVersion(f"{what} has version {version!r}; this release reads {MANIFEST_VERSION}")
         try:
             return cls._from_json(body)
         except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise Corruption(f"{what} is malformed: {error}") from error
+            raise CorruptArtifact(f"{what} is malformed: {error!r}") from error
 
     @classmethod
     def _from_json(cls, body: dict[str, Any]) -> CheckpointManifest:
-        operators = {
-            name: OperatorState(
-                tuple(PartitionState(**part) for part in operator["partitions"]), operator["total_bytes"]
-            )
-            for name, operator in body.pop("operators", {}).items()
+        operators = {name: _operator(operator) for name, operator in body.get("operators", {}).items()}
+        sources = {
+            name: _entry(SourceOffsets, {"offsets": {}, "epoch": body["epoch"], **source})
+            for name, source in body.get("source_offsets", {}).items()
         }
-        sources = {name: SourceOffsets(**source) for name, source in body.pop("source_offsets", {}).items()}
-        pin = body.pop("shard", None)
-        known = {name: body.pop(name) for name in _PLAIN_FIELDS if name in body}
-        return cls(
-            operators=operators,
-            source_offsets=sources,
-            shard=ShardPin(**pin) if pin else None,
-            unknown=body,
-            **known,
+        return _entry(
+            cls,
+            {
+                "total_size_bytes": sum(operator.total_bytes for operator in operators.values()),
+                **body,
+                "operators": operators,
+                "source_offsets": sources,
+                "shard": _entry(ShardPin, body["shard"]) if body.get("shard") else None,
+            },
         )
 
 
-_PLAIN_FIELDS = ("checkpoint_id", "epoch", "timestamp_ms", "parent_id", "watermark", "total_size_bytes", "is_delta")
+def _operator(body: Mapping[str, Any]) -> OperatorState:
+    partitions = tuple(_entry(PartitionState, {"is_delta": False, **part}) for part in body["partitions"])
+    total_bytes = sum(part.size_bytes for part in partitions)
+    return _entry(OperatorState, {"total_bytes": total_bytes, **body, "partitions": partitions})
+
+
+def _entry(kind: type[EntryT], body: Mapping[str, Any]) -> EntryT:
+    """Build one of the dataclasses above; what it has no field for goes into `unknown`."""
+    names = {f.name for f in fields(kind)} - {"unknown"}
+    known = {name: value for name, value in body.items() if name in names}
+    known["unknown"] = {name: value for name, value in body.items() if name not in names}
+    return kind(**known)
+
+
+def _plain(value: Any, *, keep_unknown: bool) -> Any:
+    """The inverse of `_entry`, all the way down."""
+    if isinstance(value, _Entry):
+        known = {
+            f.name: _plain(getattr(value, f.name), keep_unknown=keep_unknown)
+            for f in fields(value)
+            if f.name != "unknown"
+        }
+        return {**value.unknown, **known} if keep_unknown else known
+    if isinstance(value, Mapping):
+        return {name: _plain(entry, keep_unknown=keep_unknown) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry, keep_unknown=keep_unknown) for entry in value]
+    return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from persist_core.batch import BatchManifest, StateArtifact
 from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified
@@ -44,7 +44,8 @@ def publish(blob: Blob, manifest: BatchManifest, commit: Commit) -> CheckpointMa
         operators.setdefault(artifact.operator, []).append(_copy(blob, checkpointer, commit.checkpoint_id, artifact))
     sources = {name: SourceOffsets.of(source, commit.epoch) for name, source in manifest.sources.items()}
     for name, offsets in sources.items():
-        data = json.dumps(asdict(offsets), sort_keys=True).encode()
+        body = {"source_type": offsets.source_type, "offsets": offsets.offsets, "epoch": offsets.epoch}
+        data = json.dumps(body, sort_keys=True).encode()
         checkpointer.save_artifact(commit.checkpoint_id, offsets_path(name), data)
     states = {
         name: OperatorState(tuple(parts), sum(part.size_bytes for part in parts)) for name, parts in operators.items()
@@ -75,11 +76,17 @@ def _copy(blob: Blob, checkpointer: BlobCheckpointer, checkpoint_id: str, artifa
 
 
 def publish_missing(client: PersistClient, state: ShardState) -> tuple[str, ...]:
-    """Publish every commit that is newer than `_latest`; returns their ids, oldest first."""
+    """Publish every commit that is newer than the newest readable checkpoint; returns their ids, oldest first.
+
+    Publishing goes from old to new, so whatever is older than a checkpoint that is there was there before it, and is
+    gone only because retention took it.
+    """
     checkpointer = BlobCheckpointer(client.blob, state.shard)
-    latest = checkpointer.read_latest()
-    epoch = 0 if latest is None else checkpointer.load_manifest(latest).epoch
-    missing = [commit for commit in state.commits if commit.epoch > epoch]
+    missing: list[Commit] = []
+    for commit in reversed(state.commits):
+        if checkpointer.find_readable(commit.checkpoint_id) is not None:
+            break
+        missing.insert(0, commit)
     for commit in missing:
         publish(client.blob, client.manifest(commit.manifest_key), commit)
     return tuple(commit.checkpoint_id for commit in missing)
@@ -94,6 +101,10 @@ def publish_and_retain(client: PersistClient, shard: str, retention: RetentionCo
     published = publish_missing(client, state)
     checkpointer = BlobCheckpointer(client.blob, shard)
     manifests = checkpointer.manifests()
+    checkpointer.update_latest(
+        manifests[-1].checkpoint_id
+    )  # after a crash before it, or a race with a slower publisher
+    _sweep(checkpointer, state)
     doomed = plan_retention(
         manifests,
         keep_last=retention.keep_last,
@@ -114,3 +125,11 @@ def publish_and_retain(client: PersistClient, shard: str, retention: RetentionCo
         len(manifests) - len(doomed),
         truncated,
     )
+
+
+def _sweep(checkpointer: BlobCheckpointer, state: ShardState) -> None:
+    """Delete what a crashed deletion has left. Ids of known commits stay: somebody may be publishing them."""
+    known = {commit.checkpoint_id for commit in state.commits}
+    for checkpoint_id in checkpointer.unfinished():
+        if checkpoint_id not in known:
+            checkpointer.delete_checkpoint(checkpoint_id)

@@ -11,30 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from persist_core.batch import StateArtifact
-from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified
-from persist_core.checkpoint.manifest import CheckpointManifest
+from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified, manifest_chain
 from persist_core.errors import CorruptArtifact
 from persist_core.location.blob import Blob
 
-MAX_CHAIN = 200  # deltas between two snapshots; `retention.snapshot_every` is at most 100
-
-
-def manifest_chain(checkpointer: BlobCheckpointer, checkpoint_id: str) -> list[CheckpointManifest]:
-    """The manifests of the chain that ends in this checkpoint, oldest (the full snapshot) first.
-
-    Raises `CorruptArtifact` naming the manifest that is missing or unreadable, or a chain that has no start.
-    """
-    chain = [checkpointer.load_manifest(checkpoint_id)]
-    while chain[-1].is_delta and chain[-1].parent_id is not None:
-        if len(chain) >= MAX_CHAIN:
-            raise CorruptArtifact(f"checkpoint {checkpoint_id}: a chain of {MAX_CHAIN} deltas has no full snapshot")
-        chain.append(checkpointer.load_manifest(chain[-1].parent_id))
-    return chain[::-1]
-
 
 def stash_chain(checkpointer: BlobCheckpointer, checkpoint_id: str) -> tuple[StateArtifact, ...]:
-    """The artifacts to read the operator state from, oldest first. Reads manifests only; see `verify_artifacts`."""
-    return tuple(
+    """The artifacts to read the operator state from, oldest first, every digest verified.
+
+    Raises `CorruptArtifact` naming the first artifact or manifest of the chain that is missing or altered.
+    """
+    artifacts = tuple(
         StateArtifact(
             operator=operator,
             partition_id=part.partition_id,
@@ -47,6 +34,8 @@ def stash_chain(checkpointer: BlobCheckpointer, checkpoint_id: str) -> tuple[Sta
         for operator, state in sorted(manifest.operators.items())
         for part in state.partitions
     )
+    verify_artifacts(checkpointer.blob, artifacts)
+    return artifacts
 
 
 def verify_artifacts(blob: Blob, artifacts: Iterable[StateArtifact]) -> None:

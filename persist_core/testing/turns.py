@@ -52,7 +52,7 @@ class _Game:
         try:
             self._wait(number)
             self._players[number](lambda: self._pause(number))
-        except BaseException as error:  # noqa: BLE001  a thread's error must reach the test, whatever it is
+        except BaseException as error:  # noqa: BLE001 - it must reach the test
             self._errors.append(error)
         finally:
             self._playing.remove(number)

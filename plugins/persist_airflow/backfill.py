@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -55,9 +55,10 @@ class BackfillStatus:
 
 @dataclass
 class Follower:
-    """Draws progress. `console` prints to the terminal; on something else than a terminal only the end is printed."""
+    """Draws progress on `console`; `check`, called at every look, may raise to give up."""
 
     console: Console = field(default_factory=Console)
+    check: Callable[[], None] = lambda: None
     clock: Clock = field(default_factory=SystemClock)
 
     def follow(self, backfill_id: int, *, timeout_s: int) -> BackfillStatus:
@@ -65,6 +66,7 @@ class Follower:
         start_ms = seen_scheduler_ms = self.clock.now_ms()
         with self._progress() as draw:
             while True:
+                self.check()
                 status = read_status(backfill_id)
                 draw(status)
                 now_ms = self.clock.now_ms()
@@ -113,13 +115,16 @@ def backfill(args: Namespace) -> None:
     if backfill_id is None:
         return
     status = Follower(console).follow(backfill_id, timeout_s=args.timeout_s)
+    close_ended(args.dag_id)
     raise SystemExit(_conclude(console, status))
 
 
 def create(args: Namespace, *, default_max_active_runs: int) -> int | None:
-    """Let Airflow create the backfill; its id, `None` after a dry run. Raises `SystemExit` where Airflow does."""
+    """Let Airflow create the backfill; its id, `None` after a dry run. Raises `SystemExit` where there can't be one."""
     from airflow.cli.commands.backfill_command import create_backfill
+    from airflow.models.backfill import AlreadyRunningBackfill
 
+    close_ended(args.dag_id)
     reprocess = "completed" if args.reset_dagruns else "failed" if args.rerun_failed_tasks else "none"
     translated = Namespace(
         **{
@@ -132,8 +137,30 @@ def create(args: Namespace, *, default_max_active_runs: int) -> int | None:
             "run_on_latest_version": None,
         }
     )
-    create_backfill(translated)
+    try:
+        create_backfill(translated)
+    except AlreadyRunningBackfill as error:
+        raise SystemExit(f"{error} Wait until it has ended, or cancel it in Airflow's UI") from error
     return None if args.dry_run else _newest_backfill(args.dag_id)
+
+
+def close_ended(dag_id: str) -> None:
+    """Mark the DAG's backfills as completed whose dag runs have all ended.
+
+    The scheduler does the same, every 30 s; until it has, Airflow refuses the next backfill of the DAG.
+    """
+    from airflow.models.backfill import Backfill, BackfillDagRun
+    from airflow.models.dagrun import DagRun
+    from airflow.utils.session import create_session
+    from sqlalchemy import exists, select, update
+
+    has_runs = exists(select(BackfillDagRun.id).where(BackfillDagRun.backfill_id == Backfill.id))
+    unended = exists(select(DagRun.id).where(DagRun.backfill_id == Backfill.id, DagRun.state.not_in(ENDED)))
+    open_ones = (Backfill.dag_id == dag_id, Backfill.completed_at.is_(None), has_runs, ~unended)
+    with create_session() as session:
+        session.execute(
+            update(Backfill).where(*open_ones).values(completed_at=_now()).execution_options(synchronize_session=False)
+        )
 
 
 def read_status(backfill_id: int) -> BackfillStatus:
@@ -181,8 +208,11 @@ def _has_scheduler(session: Any) -> bool:
     beats = session.scalars(
         select(Job.latest_heartbeat).where(Job.job_type == "SchedulerJob", Job.state == "running")
     ).all()
-    now = datetime.fromtimestamp(SystemClock().now_ms() / 1000, UTC)
-    return any(beat is not None and now - beat < SCHEDULER_DEAD_AFTER for beat in beats)
+    return any(beat is not None and _now() - beat < SCHEDULER_DEAD_AFTER for beat in beats)
+
+
+def _now() -> datetime:
+    return datetime.fromtimestamp(SystemClock().now_ms() / 1000, UTC)
 
 
 def _dag_model(dag_id: str) -> Any:

@@ -59,7 +59,6 @@ __all__ = [
 ]
 
 
-
 def interval_schedule(cron: str | None) -> Any:
     """A DAG's `schedule` whose runs have real data intervals, in UTC; `None` stays manual.
 

@@ -6,6 +6,8 @@ between them, the errors, frontiers, checkpoints, and what to try next
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 from argparse import Namespace
 from datetime import UTC, datetime, timedelta
@@ -93,32 +95,41 @@ def _backfill(console: Console, airflow: LocalAirflow, first_ms: int, end_ms: in
     with console.status("preparing an Airflow home and its database"):
         airflow.prepare()
     os.environ.update(airflow.environment())  # before this process imports Airflow
+    with console.status("creating the backfill: one dag run for each of the seven days"):
+        backfill_id = _create(first_ms, end_ms)
+    console.print(f"backfill {backfill_id} of DAG persist_upsert__{COLLECTION}: {DAYS} days, one dag run each")
     with console.status("starting scheduler and API server") as status, airflow.running():
-        from persist_airflow.backfill import Follower, create
-        from persist_airflow.factory import DAG_PREFIX
+        from persist_airflow.backfill import Follower
 
-        arguments = Namespace(
-            subcommand="backfill",
-            dag_id=f"{DAG_PREFIX}{COLLECTION}",
-            start_date=_moment(first_ms),
-            end_date=_moment(end_ms - DAY_MS),
-            conf=None,
-            dry_run=False,
-            run_backwards=False,
-            reset_dagruns=True,  # an earlier demo's runs may be there whose data was deleted
-            rerun_failed_tasks=False,
-            max_active_runs=1,
-        )
         status.stop()
-        console.print(f"backfill of {arguments.dag_id}: {DAYS} days, one dag run each")
-        backfill_id = create(arguments, default_max_active_runs=1)
-        if backfill_id is None:
-            raise EmbeddedAirflowError("Airflow created no backfill")
-        result = Follower(console).follow(backfill_id, timeout_s=FOLLOW_TIMEOUT_S)
+        result = Follower(console, airflow.check).follow(backfill_id, timeout_s=FOLLOW_TIMEOUT_S)
         if result.is_over and not result.runs["failed"]:
             return 0
     console.print(f"[red]{dict(result.runs)}[/]; the tasks' logs are in {airflow.logs}", soft_wrap=True)
     return 1
+
+
+def _create(first_ms: int, end_ms: int) -> int:
+    """Queue the backfill before anything runs: SQLite lets one writer in at a time, and says so to the others."""
+    from persist_airflow.backfill import create
+
+    arguments = Namespace(
+        subcommand="backfill",
+        dag_id=f"persist_upsert__{COLLECTION}",
+        start_date=_moment(first_ms),
+        end_date=_moment(end_ms - DAY_MS),
+        conf=None,
+        dry_run=False,
+        run_backwards=False,
+        reset_dagruns=True,  # an earlier demo's runs may be there whose data was deleted
+        rerun_failed_tasks=False,
+        max_active_runs=1,
+    )
+    with contextlib.redirect_stdout(io.StringIO()):
+        backfill_id = create(arguments, default_max_active_runs=1)
+    if backfill_id is None:
+        raise EmbeddedAirflowError("Airflow created no backfill")
+    return backfill_id
 
 
 def _print_results(

@@ -3,8 +3,9 @@
     python -m persist_airflow.local demo|up|down
 
     LocalAirflow(home, dags, location)
-        .prepare()   make the home, migrate its database (once for each Airflow version)
-        .start(...)  api-server, scheduler, more if asked; reads the DAG files   -> <home>/processes.json
+        .prepare()   make the home, migrate its database, read the DAG files
+        .start(...)  api-server, scheduler, more if asked   -> <home>/processes.json
+        .check()     all of them are alive
         .stop()      the processes named there, by pid and start time
 
 For one machine: SQLite, LocalExecutor. Nothing listens on any other interface. Whoever starts it stops it: `with
@@ -43,6 +44,13 @@ STOP_TIMEOUT_S = 8.0  # then by force: a scheduler that stops waits for running 
 KILL_TIMEOUT_S = 10.0
 COMMAND_TIMEOUT_S = 300.0
 UI_PORT = 8080
+
+# Each task is a fork of the scheduler's worker: what is imported there is not imported again in every task.
+_PRELOAD = """import sys
+if "scheduler" in sys.argv:
+    import persist_airflow.factory
+    import persist_core.protocol
+"""
 
 
 class EmbeddedAirflowError(PersistError):
@@ -105,13 +113,16 @@ class LocalAirflow:
         }
 
     def prepare(self) -> None:
-        """Make the home and migrate its database, unless that was done by this version of Airflow. Safe to do again."""
+        """Make the home, migrate its database (once for each version of Airflow), read the DAG files."""
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.logs.mkdir(exist_ok=True)
+        (self.home / "config").mkdir(exist_ok=True)
+        (self.home / "config" / "airflow_local_settings.py").write_text(_PRELOAD)
         stamp, version = self.home / "migrated-to", importlib.metadata.version("apache-airflow")
         if not stamp.exists() or stamp.read_text() != version:
             self.command("db", "migrate")
             stamp.write_text(version)
+        self.command("dags", "reserialize")
 
     def command(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """Run `airflow ARGUMENTS` to its end; its output. Raises `EmbeddedAirflowError` with the end of that."""
@@ -132,9 +143,7 @@ class LocalAirflow:
         return done.stdout
 
     def start(self, components: Sequence[str] = HEADLESS) -> None:
-        """Start the processes, read the DAG files, and return when the API server answers.
-
-        What an earlier start left behind is ended first.
+        """Start the processes and return when the API server answers; what an earlier start left behind goes first.
 
         Raises `EmbeddedAirflowError` where a process dies or does not become healthy; everything is stopped again then.
         """
@@ -154,7 +163,6 @@ class LocalAirflow:
             started.append({"name": name, "pid": process.pid, "created": psutil.Process(process.pid).create_time()})
             self._processes_file.write_text(json.dumps({"port": self.port, "processes": started}))
         try:
-            self.command("dags", "reserialize")
             self._wait_until_healthy(f"{self.url}/execution/health")
         except BaseException:
             self.stop()
@@ -174,13 +182,17 @@ class LocalAirflow:
             with contextlib.suppress(OSError), opener.open(url, timeout=5) as answer:
                 if answer.status == 200:
                     return
-            dead = [process["name"] for process in self._recorded() if _alive(process) is None]
-            if dead:
-                raise EmbeddedAirflowError(f"{dead[0]} ended while starting:\n{self.log_tail(dead[0])}")
+            self.check()
             self.clock.sleep_ms(100)
         raise EmbeddedAirflowError(
             f"{url} does not answer after {HEALTHY_TIMEOUT_MS} ms:\n{self.log_tail('api-server')}"
         )
+
+    def check(self) -> None:
+        """Raise `EmbeddedAirflowError` with the end of its log where a process has died."""
+        dead = [process["name"] for process in self._recorded() if _alive(process) is None]
+        if dead:
+            raise EmbeddedAirflowError(f"{dead[0]} has ended by itself:\n{self.log_tail(dead[0])}")
 
     def log_tail(self, name: str) -> str:
         """The end of a process's log, for error messages."""

@@ -6,6 +6,7 @@ that the notifiers have run. It is written after them: a worker killed in betwee
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 from collections.abc import Callable, Iterable
@@ -58,7 +59,8 @@ def alert(
     told["persist_conflict"] = asdict(record)
     for callback in callbacks:
         try:
-            callback(told)
+            # A notifier renders its templates in place, once and for all: give each conflict a copy of its own.
+            (copy.copy(callback) if isinstance(callback, BaseNotifier) else callback)(told)
         except Exception:  # noqa: BLE001 - whatever a user's callback raises, the conflict must still heal
             _log.exception("on_cas_conflict callback %r failed for conflict %s", callback, record.conflict_id)
     del told["persist_conflict"]

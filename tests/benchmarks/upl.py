@@ -8,6 +8,7 @@ machine, ratios hardly: quote ratios.
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import tempfile
@@ -61,7 +62,7 @@ def run(spark: SparkSession, workload: Workload, folder: Path, engines: list[Eng
         events = feed / f"{number:03}.parquet"
         given.append(events.stat().st_size)
         for engine in engines:
-            taken, size_bytes = timed(lambda engine=engine, number=number, events=events: engine.commit(number, events))
+            taken, size_bytes = timed(functools.partial(engine.commit, number, events))
             seconds[engine.name].append(taken)
             written[engine.name].append(size_bytes)
         click.echo(f"round {number:2}: " + "  ".join(f"{e.name} {seconds[e.name][-1]:.2f} s" for e in engines))

@@ -130,6 +130,31 @@ def test_a_path_that_can_hold_no_database_is_determinate(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("impatient")
+def test_a_reader_that_meets_the_first_writer_sees_all_or_nothing(path: Path) -> None:
+    """Between two looks of the reader the writer creates the table: it must have to wait, or the reader is confused."""
+    path.parent.mkdir()
+    path.touch()
+    refused: list[Determinate] = []
+
+    def write(statement: str) -> None:
+        if "sqlite_master" in statement:
+            try:
+                SqliteConsensus(path).compare_and_set("k", None, ONE)
+            except Determinate as error:
+                refused.append(error)
+
+    class Traced(SqliteConsensus):
+        def _connect(self, mode: str) -> sqlite3.Connection:
+            connection = super()._connect(mode)
+            connection.set_trace_callback(write)
+            return connection
+
+    assert Traced(path).head("k") is None
+    assert len(refused) == 1
+    fill(SqliteConsensus(path), "k", [ONE])
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_lock_held_by_another_is_determinate(consensus: SqliteConsensus, path: Path) -> None:
     fill(consensus, "k", [ONE])
     with closing(sqlite3.connect(path, isolation_level=None)) as other:

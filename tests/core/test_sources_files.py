@@ -533,14 +533,14 @@ def test_each_file_is_consumed_exactly_once(tmp_path: Path) -> None:
     Consumption.TestCase().runTest()
 
 
-def test_a_hundred_thousand_files_take_seconds(tmp_path: Path) -> None:
-    """A guard against anything quadratic, far above the time measured (3 s)."""
+def test_twenty_thousand_files_take_a_moment(tmp_path: Path) -> None:
+    """Against anything quadratic, which would take minutes; 100,000 files were measured at 2 s a freeze."""
     folder = tmp_path / "in"
     folder.mkdir()
-    for number in range(100_000):
+    for number in range(20_000):
         os.close(os.open(folder / f"{number}.jsonl", os.O_CREAT | os.O_WRONLY))
     source = FileSource(collection(folder), MemBlob())
     freeze = source.freeze(None, until=None)
-    assert len(freeze.frozen.files) == 100_000
+    assert len(freeze.frozen.files) == 20_000
     frontier = source.advance(None, FrozenInput.decode(freeze.frozen.encode()))
     assert source.freeze(frontier, until=None).frozen.files == ()

@@ -39,7 +39,7 @@ def _changes(dice: random.Random, known: list[bytes]) -> list[bytes]:
         else:
             content = b"%d" % dice.randrange(40)  # few contents: an edit that restores an old one is a real case
             lines.append(b"M %s inline %s\ndata %d\n%s" % (mode.encode(), _quoted(path), len(content), content))
-    if dice.random() < 0.01:
+    if dice.random() < 0.002:
         lines.insert(0, b"deleteall")
     return lines
 

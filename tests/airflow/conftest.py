@@ -1,0 +1,66 @@
+"""Airflow inside the test process: a home of its own, made before Airflow is first imported, and a location per test.
+
+Tests marked `airflow_2_11` hold on both lines; `make test-airflow-2.11` runs them in the second environment.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from persist_core.client import PersistClient
+from persist_core.location.open import ENV_BLOB_URI, ENV_CONSENSUS_URI, PersistLocation, open_location
+
+_HOME = Path(tempfile.mkdtemp(prefix="persist-airflow-home-"))
+atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
+os.environ.update(
+    {
+        "AIRFLOW_HOME": str(_HOME),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__DATABASE__LOAD_DEFAULT_CONNECTIONS": "False",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{_HOME}/airflow.db",
+    }
+)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Airflow's own, at its import
+    importlib.import_module("persist_airflow.factory")
+
+from tests.airflow.fruit import Fruit  # noqa: E402 - it imports Airflow
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Warnings that Airflow gives about itself are not ours to mend."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning:airflow"))
+
+
+@pytest.fixture
+def location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PersistLocation:
+    """A location under `tmp_path`, also in the environment, where hooks without a connection find it."""
+    location = PersistLocation(f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/consensus.db")
+    monkeypatch.setenv(ENV_BLOB_URI, location.blob_uri)
+    monkeypatch.setenv(ENV_CONSENSUS_URI, location.consensus_uri)
+    return location
+
+
+@pytest.fixture
+def client(location: PersistLocation) -> Iterator[PersistClient]:
+    """A client on `location`."""
+    with open_location(location) as opened:
+        yield PersistClient(opened)
+
+
+@pytest.fixture
+def fruit(tmp_path: Path) -> Fruit:
+    """A DAG folder with one collection, `fruit`, and an empty feed for it."""
+    return Fruit.create(tmp_path)

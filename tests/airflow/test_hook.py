@@ -1,0 +1,138 @@
+"""The connection type: where the location comes from, what its Test button really does, what it never prints."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from persist_airflow.hook import PersistHook
+from persist_airflow.provider import get_provider_info
+from persist_core.client import PersistClient
+from persist_core.errors import ConfigError
+from persist_core.location.open import ENV_BLOB_URI, ENV_CONSENSUS_URI, PersistLocation
+from tests.airflow.fruit import NAME
+
+pytestmark = pytest.mark.airflow_2_11
+
+
+@pytest.fixture(autouse=True)
+def _no_location_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in (ENV_BLOB_URI, ENV_CONSENSUS_URI):
+        monkeypatch.delenv(name, raising=False)
+
+
+def connect(monkeypatch: pytest.MonkeyPatch, conn_id: str = "persist_default", **extra: str) -> None:
+    """An Airflow connection of type `persist`, as an environment variable."""
+    monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps({"conn_type": "persist", "extra": extra}))
+
+
+def test_the_location_comes_from_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch, "lake", blob_uri="file:///lake/blob", consensus_uri="sqlite:////lake/c.db")
+    assert PersistHook("lake").get_location() == PersistLocation("file:///lake/blob", "sqlite:////lake/c.db")
+
+
+def test_without_a_connection_it_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENV_BLOB_URI, "file:///env/blob")
+    monkeypatch.setenv(ENV_CONSENSUS_URI, "sqlite:////env/c.db")
+    assert PersistHook().get_location() == PersistLocation("file:///env/blob", "sqlite:////env/c.db")
+
+
+def test_a_location_nowhere_says_where_it_may_be_said() -> None:
+    with pytest.raises(ConfigError, match="persist_default") as caught:
+        PersistHook().get_location()
+    for place in ("blob_uri", "consensus_uri", ENV_BLOB_URI, ENV_CONSENSUS_URI):
+        assert place in str(caught.value)
+
+
+def test_half_a_connection_is_not_completed_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch, blob_uri="file:///lake/blob")
+    monkeypatch.setenv(ENV_CONSENSUS_URI, "sqlite:////env/c.db")
+    monkeypatch.setenv(ENV_BLOB_URI, "file:///env/blob")
+    with pytest.raises(ConfigError, match="a location is a pair"):
+        PersistHook().get_location()
+
+
+def test_the_test_button_makes_a_real_round_trip_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, client: PersistClient
+) -> None:
+    client.ensure_shard(NAME)
+    connect(monkeypatch, blob_uri=f"file://{tmp_path}/blob", consensus_uri=f"sqlite:///{tmp_path}/consensus.db")
+    ok, message = PersistHook().test_connection()
+    assert ok, message
+    assert f"file://{tmp_path}/blob" in message
+    assert client.shards() == [NAME]
+    assert list(client.blob.list_keys_and_metadata("")) == []
+
+
+def test_the_test_button_works_before_anything_exists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    connect(monkeypatch, blob_uri=f"file://{tmp_path}/new/blob", consensus_uri=f"sqlite:///{tmp_path}/new/c.db")
+    ok, message = PersistHook().test_connection()
+    assert ok, message
+
+
+@pytest.mark.parametrize("broken", ["blob", "consensus"])
+def test_the_test_button_reports_a_store_that_does_not_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: str
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    uris = {
+        "blob_uri": f"file://{tmp_path}/{'file/blob' if broken == 'blob' else 'blob'}",
+        "consensus_uri": f"sqlite:///{tmp_path}/{'file/c.db' if broken == 'consensus' else 'c.db'}",
+    }
+    connect(monkeypatch, **uris)
+    ok, message = PersistHook().test_connection()
+    assert not ok
+    assert "file" in message
+
+
+@pytest.mark.parametrize(
+    "secret_uri",
+    [
+        "postgresql://user:hunter2@db.example.org/x",
+        "s3://key:hunter2@bucket/p",
+        "sqlite:////x?password=hunter2",
+        "hunter2",
+    ],
+)
+def test_the_test_button_prints_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, secret_uri: str) -> None:
+    connect(monkeypatch, blob_uri=f"file://{tmp_path}/blob", consensus_uri=secret_uri)
+    ok, message = PersistHook().test_connection()
+    assert not ok
+    assert secret_uri == "hunter2" or "hunter2" not in message
+
+
+PROBE = """
+import json, os
+from airflow.models.connection import Connection
+from airflow.providers_manager import ProvidersManager
+manager = ProvidersManager()
+hook = Connection(conn_id="lake", conn_type="persist").get_hook()
+print(json.dumps({
+    "provider": manager.providers["airflow-persist"].data,
+    "hook": [f"{type(hook).__module__}.{type(hook).__name__}", hook.persist_conn_id],
+    "links": sorted(manager.extra_links_class_names),
+    "notifiers": sorted(manager.notification),
+    "fields": sorted(key for key in manager.connection_form_widgets if key.startswith("extra__persist__")),
+    "hidden": manager.field_behaviours["persist"]["hidden_fields"],
+}))
+"""
+
+
+def test_airflow_finds_the_hook_the_form_the_link_and_the_notifier() -> None:
+    """In a process of its own: Airflow keeps what it found, and warns about itself on the way."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROBE], stdout=subprocess.PIPE, text=True, check=True, timeout=120
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["provider"] == get_provider_info()
+    assert found["hook"] == ["persist_airflow.hook.PersistHook", "lake"]
+    assert "persist_airflow.links.ShardLink" in found["links"]
+    assert "persist_airflow.notifications.LogConflictNotifier" in found["notifiers"]
+    assert found["fields"] == ["extra__persist__blob_uri", "extra__persist__consensus_uri"]
+    assert "password" in found["hidden"]

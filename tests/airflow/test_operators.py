@@ -1,0 +1,347 @@
+"""The tasks' logic, each run alone: skip, idempotence, conflicts, healing, alerts, asset events.
+
+Where a day has no input the write stage needs no Spark, so these run in milliseconds; what the batches hold is the
+matter of `test_dag_runs.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from persist_airflow.compat import AirflowFailException, AirflowSkipException, BaseNotifier, Stats
+from persist_airflow.exceptions import PersistCasConflict, SparkJobFailed
+from persist_airflow.factory import build_upsert_dag
+from persist_airflow.spark import WriteBatchesOperator
+from persist_core import protocol
+from persist_core.batch import failure_key
+from persist_core.client import PersistClient
+from persist_core.conflicts import list_conflicts
+from persist_core.errors import OutdatedDescription, TooManyErrors
+from persist_core.frontier import Frontier
+from tests.airflow.fruit import NAME, START_MS, Fruit, end_ms, end_of
+from tests.airflow.task_driver import DagRunDriver
+
+pytestmark = pytest.mark.airflow_2_11
+
+MINT, WRITE, APPEND, CHECKPOINT = "mint_batch_descriptions", "write_batches", "append_batches", "checkpoint_manifest"
+
+
+@pytest.fixture
+def dag(fruit: Fruit, client: PersistClient) -> Any:
+    """The collection's DAG; `client` is there so that the location is in the environment."""
+    del client
+    return build_upsert_dag(fruit.config())
+
+
+def staged(dag: Any, day: int, run_id: str) -> DagRunDriver:
+    """A dag run that has minted and written."""
+    run = DagRunDriver(dag, end_of(day), run_id)
+    run.run(MINT)
+    run.run(WRITE)
+    return run
+
+
+def test_a_dag_run_advances_the_upper_to_the_end_of_its_interval(dag: Any, client: PersistClient) -> None:
+    run = DagRunDriver(dag, end_of(0))
+    report = run.run_all()
+    assert report["result"] == "committed"
+    assert client.state(NAME).upper == Frontier(end_ms(0))
+    assert run.xcoms[MINT]["upper"] == end_ms(0)
+    assert run.xcoms[MINT]["writer"] == "persist_upsert__fruit/test"
+
+
+def test_the_asset_events_carry_upper_since_and_stats(dag: Any, client: PersistClient) -> None:
+    run = DagRunDriver(dag, end_of(0))
+    run.run_all()
+    (extra,) = run.events[APPEND].values()
+    assert list(run.events[APPEND]) == ["persist://persist_default/fruit"]
+    assert (extra["upper"], extra["since"], extra["lower"]) == (end_ms(0), 0, 0)
+    manifest = client.manifest(client.state(NAME).batches[-1].manifest_key)
+    assert extra["stats"] == dict(manifest.stats)
+    (published,) = run.events[CHECKPOINT].values()
+    assert published["checkpoint_id"] == run.xcoms[MINT]["checkpoint_id"]
+
+
+def test_an_interval_that_is_in_the_shard_is_skipped_with_the_reason(dag: Any, client: PersistClient) -> None:
+    DagRunDriver(dag, end_of(2)).run_all()
+    before = client.state(NAME)
+    with pytest.raises(AirflowSkipException, match="already in shard fruit"):
+        DagRunDriver(dag, end_of(1), "late").run(MINT)
+    assert client.state(NAME) == before
+
+
+@pytest.mark.parametrize("run_after", [None, datetime(2026, 2, 3, 4, 5, 6, 789000, tzinfo=UTC)])
+def test_a_manual_run_without_interval_goes_up_to_run_after_or_now(
+    dag: Any, client: PersistClient, run_after: datetime | None
+) -> None:
+    run = DagRunDriver(dag, None, run_after=run_after)
+    before_ms = client.clock.now_ms()
+    upper = run.run(MINT)["upper"]
+    if run_after is None:
+        assert before_ms <= upper <= client.clock.now_ms()
+    else:
+        assert upper == START_MS + (33 * 24 * 3600 + 4 * 3600 + 5 * 60 + 6) * 1000 + 789
+
+
+def test_every_task_may_run_again(dag: Any, client: PersistClient) -> None:
+    run = DagRunDriver(dag, end_of(0))
+    for task in (MINT, MINT, WRITE, WRITE, APPEND):
+        run.run(task)
+    assert run.run(APPEND)["result"] == "already committed"
+    run.run(WRITE)
+    assert run.run(APPEND)["result"] == "already committed"
+    run.run(CHECKPOINT)
+    run.run(CHECKPOINT)
+    assert len(client.state(NAME).commits) == 1
+    assert not list_conflicts(client.blob, NAME)
+
+
+def test_a_conflict_names_both_sides_and_fails_the_first_try(
+    dag: Any, client: PersistClient, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loser = staged(dag, 1, "loser")
+    DagRunDriver(dag, end_of(0), "winner").run_all()
+    with caplog.at_level(logging.ERROR), pytest.raises(PersistCasConflict) as caught:
+        loser.run(APPEND)
+    record = caught.value.record
+    assert (record.expected_upper, record.found_upper) == (0, end_ms(0))
+    assert record.winner == "persist_upsert__fruit/winner"
+    assert record.loser == "persist_upsert__fruit/loser"
+    assert list_conflicts(client.blob, NAME) == [record]
+    logged = caplog.text + capsys.readouterr().out  # Airflow 3 logs by other means
+    for part in ("expected upper 0", f"found {end_ms(0)}", "persist_upsert__fruit/winner"):
+        assert part in logged
+        assert part in str(caught.value)
+
+
+def test_the_next_try_heals(dag: Any, client: PersistClient) -> None:
+    loser = staged(dag, 2, "loser")
+    DagRunDriver(dag, end_of(0), "winner").run_all()
+    with pytest.raises(PersistCasConflict):
+        loser.run(APPEND)
+    report = loser.run(APPEND)
+    assert (report["result"], report["lower"], report["upper"]) == ("healed", end_ms(0), end_ms(2))
+    assert client.state(NAME).upper == Frontier(end_ms(2))
+    assert loser.run(APPEND)["result"] == "covered", "a try after a heal whose result was lost"
+
+
+def test_a_try_whose_interval_others_have_committed_ends_well(dag: Any, client: PersistClient) -> None:
+    loser = staged(dag, 0, "loser")
+    DagRunDriver(dag, end_of(2), "winner").run_all()
+    with pytest.raises(PersistCasConflict):
+        loser.run(APPEND)
+    assert loser.run(APPEND)["result"] == "covered"
+    assert len(client.state(NAME).commits) == 1
+
+
+def test_without_retries_the_next_dag_run_heals(dag: Any, client: PersistClient) -> None:
+    loser = staged(dag, 1, "loser")
+    DagRunDriver(dag, end_of(0), "winner").run_all()
+    with pytest.raises(PersistCasConflict):
+        loser.run(APPEND)
+    assert DagRunDriver(dag, end_of(2), "next").run_all()["lower"] == end_ms(0)
+    assert client.state(NAME).upper == Frontier(end_ms(2))
+
+
+def test_a_write_that_finds_its_description_outdated_leaves_healing_to_append(dag: Any, client: PersistClient) -> None:
+    loser = DagRunDriver(dag, end_of(1), "loser")
+    loser.run(MINT)
+    DagRunDriver(dag, end_of(0), "winner").run_all()
+    assert loser.run(WRITE)["manifest_key"] is None
+    with pytest.raises(PersistCasConflict):
+        loser.run(APPEND)
+    assert loser.run(APPEND)["result"] == "healed"
+    assert client.state(NAME).upper == Frontier(end_ms(1))
+
+
+def test_a_cleared_run_whose_write_is_outdated_finds_its_own_commit(dag: Any, client: PersistClient) -> None:
+    run = DagRunDriver(dag, end_of(0))
+    run.run_all()
+    DagRunDriver(dag, end_of(1), "next").run_all()
+    assert run.run(APPEND, staged={"description": run.xcoms[MINT], "manifest_key": None})["result"] == (
+        "already committed"
+    )
+    assert not list_conflicts(client.blob, NAME)
+
+
+class Notifier(BaseNotifier):
+    """Keeps what it was told, after rendering."""
+
+    template_fields = ("message",)
+    told: list[str] = []  # noqa: RUF012 - shared on purpose: Airflow copies operators
+
+    def __init__(self, message: str) -> None:
+        super().__init__()
+        self.message = message
+
+    def notify(self, context: Any) -> None:
+        assert context["persist_conflict"]["shard"] == NAME
+        self.told.append(self.message)
+
+
+def test_notifiers_fire_once_per_conflict(fruit: Fruit, client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    Notifier.told.clear()
+    counted: list[Any] = []
+    monkeypatch.setattr(Stats, "incr", lambda *a, **k: counted.append((a, k)))
+    called: list[str] = []
+
+    def broken(context: Any) -> None:
+        called.append(context["persist_conflict"]["conflict_id"])
+        raise ZeroDivisionError
+
+    notifier = Notifier("{{ persist_conflict.winner }} beat {{ run_id }}")
+    dag = build_upsert_dag(fruit.config(), on_cas_conflict=[broken, notifier])
+    losers = [staged(dag, day, f"loser{day}") for day in (1, 2)]
+    DagRunDriver(dag, end_of(0), "winner").run_all()
+    for loser in losers:
+        with pytest.raises(PersistCasConflict):
+            loser.run(APPEND)
+    for loser in losers:
+        loser.run(APPEND)
+    loser.run(APPEND)
+    assert Notifier.told == [f"persist_upsert__fruit/winner beat loser{day}" for day in (1, 2)]
+    assert called == [record.conflict_id for record in list_conflicts(client.blob, NAME)]
+    assert counted == [(("persist.cas_conflict",), {"tags": {"shard": NAME}})] * 2
+
+
+def test_a_single_notifier_needs_no_list(fruit: Fruit, client: PersistClient) -> None:
+    Notifier.told.clear()
+    dag = build_upsert_dag(fruit.config(), on_cas_conflict=Notifier("one"))
+    loser = staged(dag, 0, "loser")
+    DagRunDriver(dag, end_of(0), "winner").run_all()
+    with pytest.raises(PersistCasConflict):
+        loser.run(APPEND)
+    assert Notifier.told == ["one"]
+    assert len(list_conflicts(client.blob, NAME)) == 1
+
+
+def test_runs_that_all_start_from_the_same_upper_all_end_green(dag: Any, client: PersistClient) -> None:
+    for order in itertools.islice(itertools.permutations(range(4)), 0, 24, 5):
+        first = client.state(NAME).upper.time or 0 if NAME in client.shards() else 0
+        base = (first - START_MS) // (end_ms(1) - end_ms(0)) if first else 0
+        runs = {day: staged(dag, base + day, f"run{order}{day}") for day in range(4)}
+        lost = [day for day in order if not _try(runs[day])]
+        assert lost, "all were minted from one upper, so all but the first lose"
+        for day in lost:
+            assert runs[day].run(APPEND)["result"] in ("healed", "covered")
+        assert client.state(NAME).upper == Frontier(end_ms(base + 3))
+
+
+def _try(run: DagRunDriver) -> bool:
+    try:
+        run.run(APPEND)
+    except PersistCasConflict:
+        return False
+    return True
+
+
+def test_a_heal_that_keeps_losing_gives_up_with_the_conflict(
+    dag: Any, client: PersistClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loser = staged(dag, 9, "loser")
+    DagRunDriver(dag, end_of(0), "winner").run_all()
+    with pytest.raises(PersistCasConflict):
+        loser.run(APPEND)
+    days = itertools.count(1)
+    write = WriteBatchesOperator.write
+
+    def beaten(self: Any, *arguments: Any) -> Any:
+        key = write(self, *arguments)
+        with monkeypatch.context() as undisturbed:
+            undisturbed.setattr(WriteBatchesOperator, "write", write)
+            DagRunDriver(dag, end_of(next(days)), "winner").run_all()
+        return key
+
+    with monkeypatch.context() as disturbed:
+        disturbed.setattr(WriteBatchesOperator, "write", beaten)
+        with pytest.raises(PersistCasConflict):
+            loser.run(APPEND)
+    assert len(list_conflicts(client.blob, NAME)) == 1 + 5
+    assert loser.run(APPEND)["result"] == "healed"
+    assert client.state(NAME).upper == Frontier(end_ms(9))
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"), [(TooManyErrors.kind, AirflowFailException), ("unexpected", SparkJobFailed)]
+)
+def test_a_failed_job_says_why_and_is_only_tried_again_where_that_helps(
+    fruit: Fruit, dag: Any, client: PersistClient, monkeypatch: pytest.MonkeyPatch, kind: str, wanted: type[Exception]
+) -> None:
+    fruit.write_days(range(1))
+    _fail_submit(monkeypatch, client, kind)
+    run = DagRunDriver(dag, end_of(0))
+    run.run(MINT)
+    with pytest.raises(wanted, match=f"{kind}.*the reason"):
+        run.run(WRITE)
+
+
+def test_a_job_that_finds_its_description_outdated_is_no_failure(
+    fruit: Fruit, dag: Any, client: PersistClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fruit.write_days(range(1))
+    _fail_submit(monkeypatch, client, OutdatedDescription.kind)
+    run = DagRunDriver(dag, end_of(0))
+    run.run(MINT)
+    assert run.run(WRITE)["manifest_key"] is None
+
+
+def test_a_job_that_dies_in_silence_is_tried_again(
+    fruit: Fruit, dag: Any, client: PersistClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fruit.write_days(range(1))
+    _fail_submit(monkeypatch, client, None)
+    run = DagRunDriver(dag, end_of(0))
+    run.run(MINT)
+    with pytest.raises(SparkJobFailed, match=r"died before it could say why.*exit code 137"):
+        run.run(WRITE)
+
+
+def _fail_submit(monkeypatch: pytest.MonkeyPatch, client: PersistClient, kind: str | None) -> None:
+    """Let spark-submit fail, with a failure record of `kind` or none."""
+    from persist_airflow.compat import AirflowException
+
+    def submit(self: Any, spec: Any, context: Any) -> None:
+        del self, context
+        if kind is not None:
+            record = f'{{"kind": "{kind}", "message": "the reason"}}'.encode()
+            client.blob.set(failure_key(NAME, spec.attempt), record)
+        raise AirflowException("exit code 137")
+
+    monkeypatch.setattr(WriteBatchesOperator, "_submit", submit)
+
+
+def test_a_location_that_is_not_configured_fails_at_once(
+    dag: Any, client: PersistClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del client
+    monkeypatch.delenv("PERSIST_CONSENSUS_URI")
+    with pytest.raises(AirflowFailException, match=r"persist_default.*PERSIST_CONSENSUS_URI"):
+        DagRunDriver(dag, end_of(0)).run(MINT)
+
+
+def test_a_schema_that_does_not_fit_fails_at_once_and_stages_nothing(
+    fruit: Fruit, dag: Any, client: PersistClient
+) -> None:
+    DagRunDriver(dag, end_of(0)).run_all()
+    text = (fruit.dags / "collections" / "fruit.yaml").read_text()
+    fruit.write_collection(NAME, text.replace("name: string", "name: date"))
+    before = [entry.key for entry in client.blob.list_keys_and_metadata("")]
+    with pytest.raises(AirflowFailException, match="schema_mismatch"):
+        DagRunDriver(build_upsert_dag(fruit.config()), end_of(1)).run(MINT)
+    assert [entry.key for entry in client.blob.list_keys_and_metadata("")] == before
+
+
+def test_the_mint_is_the_protocols(fruit: Fruit, dag: Any, client: PersistClient) -> None:
+    """What the task returns is what `protocol.mint` describes, so the command line and Airflow agree."""
+    fruit.write_days(range(2))
+    minted = protocol.mint(client, fruit.config(), until=end_ms(1), writer="persist_upsert__fruit/test")
+    assert isinstance(minted, protocol.Minted)
+    description = DagRunDriver(dag, end_of(1)).run(MINT)
+    other = minted.description.to_json()
+    assert {**description, "checkpoint_id": None} == {**other, "checkpoint_id": None}
+    assert description["input_files"] == 2

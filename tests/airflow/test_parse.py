@@ -1,0 +1,154 @@
+"""DAG files: what appears, in which shape, what a wrong collection file does, and what parsing does not do."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist_airflow.factory import build_dags, upsert_task_group
+from tests.airflow.fruit import DAY, START, Fruit
+
+pytestmark = pytest.mark.airflow_2_11
+
+CHAIN = ["mint_batch_descriptions", "write_batches", "append_batches", "checkpoint_manifest"]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def dag_bag(folder: Path) -> Any:
+    """Airflow's own reader of DAG files."""
+    try:
+        module = importlib.import_module("airflow.dag_processing.dagbag")
+    except ImportError:
+        module = importlib.import_module("airflow.models.dagbag")
+    return module.DagBag(str(folder))
+
+
+def test_each_collection_is_a_dag_of_four_tasks(fruit: Fruit) -> None:
+    bag = dag_bag(fruit.dags)
+    assert not bag.import_errors
+    dag = bag.dags["persist_upsert__fruit"]
+    assert [task.task_id for task in dag.topological_sort()] == CHAIN
+    for above, below in zip(CHAIN, [*CHAIN[1:], None], strict=True):
+        assert dag.get_task(above).downstream_task_ids == ({below} if below else set())
+    assert not dag.catchup
+    assert dag.max_active_runs == 1
+    assert dag.start_date.isoformat() == "2026-01-01T00:00:00+00:00"
+    assert all(task.retries >= 3 for task in dag.tasks)
+
+
+def test_the_bundled_dags_have_no_errors() -> None:
+    bag = dag_bag(ROOT / "dags")
+    assert not bag.import_errors
+    assert "persist_upsert__customers" in bag.dags
+
+
+def test_runs_have_real_data_intervals(fruit: Fruit) -> None:
+    dag = dag_bag(fruit.dags).dags["persist_upsert__fruit"]
+    timetable: Any = dag.timetable
+    if not hasattr(timetable, "infer_manual_data_interval"):
+        timetable = importlib.import_module("airflow.serialization.encoders").coerce_to_core_timetable(timetable)
+    interval = timetable.infer_manual_data_interval(run_after=importlib.import_module("pendulum").instance(START + DAY))
+    assert (interval.start, interval.end) == (START, START + DAY)
+
+
+def test_a_wrong_file_is_an_import_error_of_its_own(fruit: Fruit) -> None:
+    text = (fruit.dags / "collections" / "fruit.yaml").read_text()
+    wrong = fruit.write_collection("wrong", text.replace("format: json", "format: jsn"))
+    bag = dag_bag(fruit.dags)
+    assert list(bag.dags) == ["persist_upsert__fruit"]
+    assert list(bag.import_errors) == [str(wrong)]
+    message = bag.import_errors[str(wrong)]
+    assert str(wrong) in message
+    assert "source.format" in message
+    assert "'jsn'" in message
+    assert "'debezium-json'" in message
+
+
+def test_a_missing_folder_is_an_import_error(fruit: Fruit) -> None:
+    for file in (fruit.dags / "collections").iterdir():
+        file.unlink()
+    (fruit.dags / "collections").rmdir()
+    bag = dag_bag(fruit.dags)
+    assert not bag.dags
+    (message,) = bag.import_errors.values()
+    assert "collections" in message
+
+
+def test_names_with_yaml_of_the_same_shard_do_not_hide_each_other(fruit: Fruit) -> None:
+    text = (fruit.dags / "collections" / "fruit.yaml").read_text()
+    (fruit.dags / "collections" / "fruit.yml").write_text(text)
+    bag = dag_bag(fruit.dags)
+    assert list(bag.dags) == ["persist_upsert__fruit"]
+    assert list(bag.import_errors) == [str(fruit.dags / "collections" / "fruit.yml")]
+
+
+def test_options_reach_the_tasks(fruit: Fruit) -> None:
+    def told(context: Any) -> None:
+        del context
+
+    (dag,) = build_dags(
+        fruit.dags / "collections",
+        persist_conn_id="lake",
+        spark_conn_id="cluster",
+        on_cas_conflict=told,
+        spark={"conf": {"spark.x": "1"}, "executor_memory": "2g"},
+        default_args={"retries": 0, "owner": "data"},
+        dag_args={"max_active_runs": 4},
+    ).values()
+    write: Any = dag.get_task("write_batches")
+    append: Any = dag.get_task("append_batches")
+    assert (write.persist_conn_id, write._conn_id, write.conf) == ("lake", "cluster", {"spark.x": "1"})
+    assert append.on_cas_conflict == (told,)
+    assert (write.retries, write.owner, dag.max_active_runs) == (0, "data", 4)
+    assert [asset.uri for asset in append.outlets] == ["persist://lake/fruit"]
+
+
+def test_the_task_group_stands_in_any_dag(fruit: Fruit) -> None:
+    from persist_airflow.compat import DAG
+
+    with DAG("mine", schedule=None) as dag:
+        upsert_task_group(fruit.config())
+        upsert_task_group(fruit.config(), group_id="again", persist_conn_id="other")
+    assert {task.task_id for task in dag.tasks} == {f"{group}.{task}" for group in ("fruit", "again") for task in CHAIN}
+    append: Any = dag.get_task("again.append_batches")
+    assert append.write_task_id == "again.write_batches"
+    assert append.persist_conn_id == "other"
+
+
+PROBE = """
+import json, socket, sys, time
+def refuse(*a, **k): raise AssertionError("network at parse time")
+socket.socket.connect = refuse
+import airflow.providers.common.compat.sdk as sdk
+sdk.DAG, sdk.BaseOperator
+import airflow.providers.apache.spark.operators.spark_submit
+start = time.perf_counter()
+sys.path.insert(0, sys.argv[1])
+import fruit_dag
+own_s = time.perf_counter() - start
+dag = fruit_dag.persist_upsert__fruit
+print(json.dumps({"dag": dag.dag_id, "own_s": own_s, "heavy": [m for m in ("pyspark", "pandas") if m in sys.modules]}))
+"""
+
+
+def test_parsing_imports_no_spark_no_pandas_and_touches_no_store(fruit: Fruit) -> None:
+    environment = {"PERSIST_BLOB_URI": "file:///nowhere/blob", "PERSIST_CONSENSUS_URI": "sqlite:////nowhere/c.db"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROBE, str(fruit.dags)],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["heavy"] == []
+    assert not Path("/nowhere").exists()
+    assert report["own_s"] < 5  # 0.9 s on an idle machine; the bound is for machines that do much else

@@ -1,0 +1,167 @@
+"""The Spark upsert against the oracle (`persist_core.upsert.drain_sealed_input`) on random histories."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from persist_core.consolidate import UpsertDiff, check_collection
+from persist_core.upsert import Late, Record, drain_sealed_input
+from persist_spark.outcome import Outcome
+from persist_spark.upsert import persistent_upsert
+from tests.spark.upsert_cases import (
+    MANY_KEYS_DOMAIN,
+    ONE_KEY_DOMAIN,
+    Domain,
+    Feed,
+    Written,
+    collected,
+    comparable,
+    to_records,
+    to_state,
+)
+
+BATCHES: tuple[tuple[int, int | None], ...] = ((0, 3), (3, 4), (4, 9), (9, None))
+WORLDS = 40
+PER_BATCH = 150
+
+
+@dataclass
+class Shard:
+    """A shard by hand: what was written so far. `drain` runs a batch through Spark and through the oracle."""
+
+    spark: SparkSession
+    domain: Domain
+    updates: list[UpsertDiff] = field(default_factory=list)
+    stash: list[Record] = field(default_factory=list)
+
+    def drain(
+        self,
+        records: list[Record],
+        lower: int,
+        upper: int | None,
+        *,
+        late: Late = "lift",
+        as_of_frontier: int | None = None,
+        is_delta: bool = False,
+    ) -> tuple[Written, Outcome]:
+        """The batch `[lower, upper)`; asserts that updates, stash and stats are the oracle's, and takes them over."""
+        bounds: dict[str, Any] = {"lower": lower, "upper": upper, "late": late, "as_of_frontier": as_of_frontier}
+        wanted = drain_sealed_input(records, self.stash, self.updates, schema=self.domain.schema, **bounds)
+        written, outcome = self._run(records, is_delta=is_delta, **bounds)
+        assert comparable(written.updates) == comparable(wanted.updates)
+        assert outcome.stats == wanted.stats
+        if not is_delta:
+            assert comparable(written.stash) == comparable(wanted.stash)
+        self.updates += written.updates
+        self.stash = self.stash + written.stash if is_delta else written.stash
+        return written, outcome
+
+    def _run(self, records: list[Record], *, is_delta: bool, **bounds: Any) -> tuple[Written, Outcome]:
+        schema = self.domain.schema
+        frame = to_records(self.spark, schema, records)
+        state = to_state(self.spark, schema, self.updates) if self.updates else None
+        stash = to_records(self.spark, schema, self.stash) if self.stash else None
+        for is_thorough in (False, True):
+            drained = persistent_upsert(
+                frame, state, schema=schema, stash=stash, is_delta=is_delta, is_thorough=is_thorough, **bounds
+            )
+            rows = drained.updates.collect()
+            outcome = drained.outcome()
+            if not outcome.needs_thorough_plan:
+                break
+        assert outcome.read.broken == 0
+        return collected(schema, rows), outcome
+
+
+@pytest.fixture
+def dice(request: pytest.FixtureRequest, persist_seed: int) -> random.Random:
+    """Random choices of the session's seed, other ones for each test."""
+    return random.Random(f"{persist_seed}/{request.node.name}")
+
+
+@pytest.mark.parametrize("domain", [ONE_KEY_DOMAIN, MANY_KEYS_DOMAIN], ids=["one key", "many keys"])
+def test_random_history_is_the_oracles(spark: SparkSession, dice: random.Random, domain: Domain) -> None:
+    feed, shard = Feed(domain, dice, WORLDS), Shard(spark, domain)
+    for number, (lower, upper) in enumerate(BATCHES):
+        records = feed.records(PER_BATCH, lower, upper or lower + 4)
+        shard.drain(records, lower, upper, is_delta=number in (1, 2))
+    check_collection(shard.updates)
+
+
+def test_truncates_are_the_oracles(spark: SparkSession, dice: random.Random) -> None:
+    feed, shard = Feed(ONE_KEY_DOMAIN, dice, WORLDS), Shard(spark, ONE_KEY_DOMAIN)
+    for (lower, upper), truncates in zip(BATCHES, (0, 1, 3, 1), strict=True):
+        _, outcome = shard.drain(feed.records(PER_BATCH, lower, upper or lower + 4, truncates=truncates), lower, upper)
+        assert outcome.is_thorough == (outcome.read.truncates > 0)
+    check_collection(shard.updates)
+
+
+def test_ties_are_the_oracles(spark: SparkSession, dice: random.Random) -> None:
+    feed, shard = Feed(ONE_KEY_DOMAIN, dice, WORLDS, has_ties=True), Shard(spark, ONE_KEY_DOMAIN)
+    for lower, upper in BATCHES[:2]:
+        _, outcome = shard.drain(feed.records(4 * PER_BATCH, lower, upper or lower + 4), lower, upper)
+        assert outcome.is_thorough
+        assert outcome.read.order_ties > 0
+
+
+@pytest.mark.parametrize("late", ["error", "persisted"])
+def test_late_records_are_the_oracles(spark: SparkSession, dice: random.Random, late: Late) -> None:
+    feed, shard = Feed(ONE_KEY_DOMAIN, dice, WORLDS), Shard(spark, ONE_KEY_DOMAIN)
+    for lower, upper in BATCHES[1:3]:
+        _, outcome = shard.drain(feed.records(PER_BATCH, lower, upper or lower + 4), lower, upper, late=late)
+        assert (outcome.read.late_times if late == "error" else outcome.read.already_persisted) > 0
+
+
+def test_advancing_times_is_the_oracles(spark: SparkSession, dice: random.Random) -> None:
+    feed, shard = Feed(ONE_KEY_DOMAIN, dice, WORLDS), Shard(spark, ONE_KEY_DOMAIN)
+    shard.drain(feed.records(PER_BATCH, 0, 4), 0, 4, as_of_frontier=2)
+    shard.drain(feed.records(PER_BATCH, 4, 9), 4, 9, as_of_frontier=8)
+    assert {update.time for update in shard.updates} == {2, 3, 8}
+
+
+def _deliveries(feed: Feed, cuts: tuple[int, ...]) -> tuple[list[Record], list[list[Record]]]:
+    """Records with times below the last cut, and a delivery of each before its time is final: never too late."""
+    records = [r for r in feed.records(2 * PER_BATCH, 0, cuts[-1], strays=False) if r.time is not None]
+    batches: list[list[Record]] = [[] for _ in cuts]
+    for record in records:
+        latest = next(number for number, upper in enumerate(cuts) if (record.time or 0) < upper)
+        batches[feed.rng.randint(0, latest)].append(record)
+    for batch in batches:
+        feed.rng.shuffle(batch)
+    return records, batches
+
+
+def test_contents_do_not_depend_on_batches_order_or_repetition(spark: SparkSession, dice: random.Random) -> None:
+    feed = Feed(ONE_KEY_DOMAIN, dice, WORLDS)
+    records, batches = _deliveries(feed, (4, 7, 12))
+    in_steps, at_once = Shard(spark, ONE_KEY_DOMAIN), Shard(spark, ONE_KEY_DOMAIN)
+    lower = 0
+    for upper, batch in zip((4, 7, 12), batches, strict=True):
+        repeated = batch + feed.rng.choices(batch, k=len(batch) // 4)
+        in_steps.drain(repeated, lower, upper)
+        lower = upper
+    at_once.drain(records, 0, 12)
+    assert comparable(in_steps.updates) == comparable(at_once.updates)
+
+
+def test_digest_is_of_contents_not_of_order(spark: SparkSession, dice: random.Random) -> None:
+    feed = Feed(ONE_KEY_DOMAIN, dice, WORLDS)
+    records = feed.records(PER_BATCH, 0, 3)
+
+    def digest(given: Iterable[Record], partitions: int) -> str:
+        frame = to_records(spark, ONE_KEY_DOMAIN.schema, given).repartition(partitions)
+        drained = persistent_upsert(frame, None, schema=ONE_KEY_DOMAIN.schema, lower=0, upper=3)
+        drained.updates.collect()
+        return drained.outcome().rows_digest
+
+    first = digest(records, 1)
+    assert digest(feed.rng.sample(records, len(records)), 3) == first
+    changed = next(i for i, r in enumerate(records) if isinstance(r.value, tuple) and r.time is None)
+    others = [*records[:changed], *records[changed + 1 :]]
+    assert digest(others, 1) != first

@@ -1,0 +1,242 @@
+"""Random histories for the Spark upsert, and the way from the oracle's records and updates to frames and back.
+
+Starting a Spark job costs far more than the work in it, so many independent cases share one: a case is a `world`, whose
+slots nobody else uses, and all worlds go through the same batches at once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import types as T
+
+from persist_core.batch import STASH_KIND
+from persist_core.consolidate import Err, Slot, UpsertDiff, Value, canonical_bytes
+from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema, Column
+from persist_core.upsert import SKIP, TOMBSTONE, TRUNCATE, Mark, Record
+from persist_spark.frame import BAD_KEY, OP, ORDER, PART, part_frame, records_frame
+
+ORDER_TYPE = T.StructType(
+    [
+        T.StructField("seq", T.LongType()),
+        T.StructField("file", T.StringType()),
+        T.StructField("block", T.LongType()),
+        T.StructField("row", T.LongType()),
+    ]
+)
+_ERR_FIELDS = (ERR_KIND, ERR_MESSAGE, ERR_KEY, ERR_PAYLOAD)
+
+ONE_KEY = CollectionSchema(
+    key=(Column("id", "bigint", nullable=False),),
+    values=(Column("name", "string"), Column("amount", "bigint"), Column("rate", "double")),
+)
+MANY_KEYS = CollectionSchema(
+    key=(
+        Column("region", "string", nullable=False),
+        Column("amount", "decimal(20,2)", nullable=False),
+        Column("day", "date", nullable=False),
+        Column("raw", "binary", nullable=False),
+        Column("at", "timestamp", nullable=False),
+        Column("flag", "boolean", nullable=False),
+    ),
+    values=(Column("price", "decimal(10,3)"), Column("seen", "timestamp"), Column("half", "float")),
+)
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What the slots and values of a schema may be. `slots(world)` are that world's own."""
+
+    schema: CollectionSchema
+    slots: Callable[[int], Sequence[Slot]]
+    values: Sequence[tuple[Any, ...]]
+
+
+ONE_KEY_DOMAIN = Domain(
+    schema=ONE_KEY,
+    slots=lambda world: [(world * 10,), (-(world * 10) - 1,), f"bad {world}".encode(), b"\xff" + bytes([world % 256])],
+    values=[
+        ("a", 1, 0.5),
+        ("a", 1, float("nan")),
+        ("", None, None),
+        (None, 1, 0.0),
+        (None, None, 1.0),
+        ("é", -(2**63), 0.25),
+    ],
+)
+_DAY, _AT = date(1582, 10, 4), datetime(1900, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
+MANY_KEYS_DOMAIN = Domain(
+    schema=MANY_KEYS,
+    slots=lambda world: [
+        ("", Decimal(f"{world}.00"), _DAY, b"", _AT, True),
+        ("", Decimal(f"{world}.00"), _DAY, b"\x00", _AT, True),
+        ("ü", Decimal(f"-{world}.01"), date(9999, 12, 31), b"\xff", _AT, False),
+        f"bad {world}".encode(),
+    ],
+    values=[
+        (Decimal("1.000"), None, 0.5),
+        (Decimal("-1.500"), datetime(2024, 2, 29, 12, 0, 0, 123456, tzinfo=UTC), None),
+        (None, None, float("nan")),
+    ],
+)
+
+
+@dataclass
+class Feed:
+    """Makes records, each at its own place in the source."""
+
+    domain: Domain
+    rng: random.Random
+    worlds: int
+    has_errs: bool = True
+    has_ties: bool = False
+    _row: int = field(default=0, init=False)
+
+    def records(self, count: int, lower: int, upper: int, *, truncates: int = 0, strays: bool = True) -> list[Record]:
+        """`count` records around `[lower, upper)`, in random worlds; then so many truncates."""
+        found = [self._record(lower, upper, strays=strays) for _ in range(count)]
+        for _ in range(truncates):
+            found.append(Record(None, TRUNCATE, self._time(lower, upper, strays=strays), self._order(tie=False)))
+        return found
+
+    def _record(self, lower: int, upper: int, *, strays: bool) -> Record:
+        slot = self.rng.choice(list(self.domain.slots(self.rng.randrange(self.worlds))))
+        kind = self.rng.choices(["ok", "tombstone", "err", "skip"], [6, 2, 2 if self.has_errs else 0, 1])[0]
+        time = self._time(lower, upper, strays=strays)
+        if kind == "skip":
+            return Record(None, SKIP, time, self._order(tie=False))
+        order = self._order(tie=self.has_ties and self.rng.random() < 0.3)
+        if kind == "tombstone":
+            return Record(slot, TOMBSTONE, time, order)
+        if kind == "err" or isinstance(slot, bytes):
+            return Record(slot, self._err(slot), time, order)
+        return Record(slot, self.rng.choice(list(self.domain.values)), time, order)
+
+    def _err(self, slot: Slot) -> Err:
+        message, payload = self.rng.choice(["one", "two"]), self.rng.choice([b"", b"p", b"\xff"])
+        if isinstance(slot, bytes):
+            return Err("key", slot, payload, message) if self.rng.random() < 0.8 else Err("key", None, slot, message)
+        key = canonical_bytes(slot, self.domain.schema.key_names)
+        return Err(self.rng.choice(["value", "time"]), key, payload, message)
+
+    def _time(self, lower: int, upper: int, *, strays: bool) -> int | None:
+        if self.rng.random() < 0.2:
+            return None
+        stray = 3 if strays else 0
+        return self.rng.randint(max(0, lower - stray), upper - 1 + stray)
+
+    def _order(self, *, tie: bool) -> tuple[Any, ...]:
+        self._row += 1
+        seq = self.rng.choice([None, 0, 1])
+        return (seq, "tied", 0, 0) if tie else (seq, f"day-{self.rng.randrange(3)}", 0, self._row)
+
+
+def to_records(spark: SparkSession, schema: CollectionSchema, records: Iterable[Record]) -> DataFrame:
+    """The records frame of these records."""
+    frame = records_frame(schema, ORDER_TYPE)
+    rows = [_record_row(schema, record) for record in records]
+    return spark.createDataFrame([tuple(row[name] for name in frame.names) for row in rows], frame)
+
+
+def _record_row(schema: CollectionSchema, record: Record) -> dict[str, Any]:
+    row: dict[str, Any] = dict.fromkeys(records_frame(schema, ORDER_TYPE).names)
+    row[TIME], row[ORDER] = record.time, record.order
+    row[OP] = record.value.value if isinstance(record.value, Mark) else "u"
+    row |= _slot_cells(schema, record.slot)
+    if isinstance(record.slot, bytes):
+        row[BAD_KEY] = record.slot
+    if not isinstance(record.value, Mark):
+        row |= _value_cells(schema, record.value)
+    return row
+
+
+def to_state(spark: SparkSession, schema: CollectionSchema, updates: Iterable[UpsertDiff]) -> DataFrame:
+    """Committed updates, as `persist_spark.state_reader` gives them: values of retracted oks are not read."""
+    frame = T.StructType([*part_frame(schema).fields, T.StructField(BAD_KEY, T.BinaryType())])
+    rows = []
+    for update in updates:
+        row: dict[str, Any] = dict.fromkeys(frame.names) | _slot_cells(schema, update.slot)
+        row |= {TIME: update.time, DIFF: update.diff}
+        row[BAD_KEY] = update.slot if isinstance(update.slot, bytes) else None
+        if update.diff > 0 or isinstance(update.value, Err):
+            row |= _value_cells(schema, update.value)
+        rows.append(tuple(row[name] for name in frame.names))
+    return spark.createDataFrame(rows, frame)
+
+
+def _slot_cells(schema: CollectionSchema, slot: Slot | None) -> dict[str, Any]:
+    return dict(zip(schema.key_names, slot, strict=True)) if isinstance(slot, tuple) else {}
+
+
+def _value_cells(schema: CollectionSchema, value: Value) -> dict[str, Any]:
+    if isinstance(value, Err):
+        return dict(zip(_ERR_FIELDS, (value.kind, value.message, value.key_bytes, value.payload), strict=True))
+    return dict(zip([column.name for column in schema.values], value, strict=True))
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a drain wrote, as the oracle says it."""
+
+    updates: list[UpsertDiff]
+    stash: list[Record]
+
+
+def collected(schema: CollectionSchema, rows: Iterable[Row]) -> Written:
+    """The updates and the stash in the rows of `Drained.updates`; checks that each is in its part."""
+    written = Written([], [])
+    for row in rows:
+        slot = _slot_of(schema, row)
+        if row[PART] == STASH_KIND:
+            mark = {"d": TOMBSTONE, "t": TRUNCATE}.get(row[OP])
+            kept = None if mark is TRUNCATE else slot
+            written.stash.append(Record(kept, mark or _value_of(schema, row), row[TIME], tuple(row[ORDER])))
+            continue
+        value = _value_of(schema, row)
+        part = "errs" if isinstance(value, Err) else "insertions" if row[DIFF] == 1 else "retractions"
+        assert row[PART] == part
+        written.updates.append(UpsertDiff(slot, value, row[TIME], row[DIFF]))
+    return written
+
+
+def _slot_of(schema: CollectionSchema, row: Row) -> Slot:
+    key = tuple(_python(row[name]) for name in schema.key_names)
+    if None not in key:
+        return key
+    bad_key = row[BAD_KEY] if row[PART] == STASH_KIND else None
+    found = bad_key if bad_key is not None else row[ERR_KEY] if row[ERR_KEY] is not None else row[ERR_PAYLOAD]
+    return bytes(found) if found is not None else b"no slot"
+
+
+def _value_of(schema: CollectionSchema, row: Row) -> Value:
+    if row[ERR_KIND] is not None:
+        key_bytes = None if row[ERR_KEY] is None else bytes(row[ERR_KEY])
+        return Err(row[ERR_KIND], key_bytes, bytes(row[ERR_PAYLOAD]), row[ERR_MESSAGE])
+    return tuple(_python(row[column.name]) for column in schema.values)
+
+
+def _python(cell: Any) -> Any:
+    if isinstance(cell, bytearray):
+        return bytes(cell)
+    return cell.astimezone(UTC) if isinstance(cell, datetime) else cell
+
+
+def comparable(items: Iterable[UpsertDiff | Record]) -> list[str]:
+    """Updates or stashed records as sorted texts; an err's message does not count, NaN equals NaN."""
+    return sorted(_text(item) for item in items)
+
+
+def _text(item: UpsertDiff | Record) -> str:
+    value = item.value
+    if isinstance(value, tuple):
+        shown = canonical_bytes(value, [str(i) for i in range(len(value))]).decode()
+    else:
+        shown = repr(value) if isinstance(value, Mark) else repr((value.kind, value.key_bytes, value.payload))
+    rest = (item.diff,) if isinstance(item, UpsertDiff) else item.order
+    return f"{item.slot!r} at {item.time}: {shown} {rest!r}"

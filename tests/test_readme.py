@@ -1,0 +1,146 @@
+"""What the documents show really runs: collection files, commands, Python examples, targets, field names."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from persist_core.cli import persist
+from persist_core.config import CollectionConfig, load_collection
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = {
+    path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))
+}
+PERSIST = str(Path(sys.executable).with_name("persist"))
+FEED = ROOT / "dags" / "feed"
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+COLLECTION_FILES = [(name, block) for name, text in DOCUMENTS.items() for block in blocks(text, "yaml")]
+PYTHON = blocks(README, "python")
+COMMANDS = [line.removeprefix("$ ") for block in blocks(README, "console") for line in block.splitlines()]
+
+
+@pytest.mark.parametrize(("document", "block"), COLLECTION_FILES, ids=[name for name, _ in COLLECTION_FILES])
+def test_collection_files_load(document: str, block: str, tmp_path: Path) -> None:
+    file = tmp_path / "example.yaml"
+    file.write_text(block)
+    assert load_collection(file).key, document
+
+
+def test_the_first_example_has_ten_lines_as_it_says() -> None:
+    assert "Ten lines" in README
+    assert len(blocks(README, "yaml")[0].splitlines()) == 10
+
+
+def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        inner = next((kind for kind in (field.annotation, *get_args(field.annotation)) if _is_model(kind)), None)
+        if inner is None or name == "columns":
+            yield prefix + name
+        else:
+            yield from _fields(inner, f"{name}.")
+
+
+def _is_model(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def test_the_reference_names_every_field_of_a_collection_file() -> None:
+    """And none beside them: a row's first cell holds fields; short forms stand in the second."""
+    table = README.partition("| field | meaning")[2].partition("\n\n")[0]
+    unsaid = {"name", "base_dir", "order.mode", "delete.never"}  # not for writing by hand
+    missing = [name for name in _fields(CollectionConfig) if name not in unsaid
+               and name not in table and name.rpartition(".")[2] not in re.findall(r"\w+", table)]  # fmt: skip
+    assert not missing
+    named = re.findall(r"`([a-z_.]+)`", " ".join(row.split("|")[1] for row in table.splitlines() if row.count("|") > 2))
+    known = {*_fields(CollectionConfig), *CollectionConfig.model_fields}
+    assert [name for name in named if name not in known] == []
+
+
+def test_every_command_is_shown() -> None:
+    shown = {command.split()[1] for command in COMMANDS if command.startswith("persist ")}
+    assert shown == set(persist.commands)
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, "CONTRIBUTING.md"])
+def test_make_targets_exist(document: str) -> None:
+    targets = set(re.findall(r"^([a-z][a-z0-9.-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"(?:`|^)make ([a-z][a-z0-9.-]*)", (ROOT / document).read_text(), re.MULTILINE))
+    assert named <= targets
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the README's collection file, the bundled feed, and an empty location."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "dags" / "collections").mkdir(parents=True)
+    (folder / "dags" / "collections" / "customers.yaml").write_text(blocks(README, "yaml")[0])
+    shutil.copytree(FEED, folder / "dags" / "feed")
+    (folder / "persist.toml").write_text(
+        f'blob_uri = "{(folder / "data").as_uri()}"\nconsensus_uri = "sqlite:///{folder}/data/consensus.db"\n'
+    )
+    return folder
+
+
+def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PERSIST_", "AIRFLOW"))}
+    environment = {**clean, "AIRFLOW_HOME": str(folder / "airflow")}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def loaded(workplace: Path) -> Path:
+    """The same folder after the README's first command."""
+    first = _run([PERSIST, *COMMANDS[0].split()[1:]], workplace)
+    assert first.returncode == 0, first.stdout + first.stderr
+    return workplace
+
+
+@pytest.mark.parametrize("command", COMMANDS[1:])
+def test_commands_run(loaded: Path, command: str) -> None:
+    for options in ([], ["--json"]):
+        done = _run([PERSIST, *command.split()[1:], *options], loaded)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.strip() or "conflicts" in command
+
+
+def test_python_examples_run(loaded: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(loaded)
+    for variable in ("PERSIST_BLOB_URI", "PERSIST_CONSENSUS_URI"):
+        monkeypatch.delenv(variable, raising=False)
+    from_spark, from_python = (block for block in PYTHON if "airflow" not in block)
+    one: dict[str, object] = {"spark": spark}
+    exec(from_spark, one)  # the example is ours, and this is what it is for
+    two: dict[str, object] = {}
+    exec(from_python, two)
+    table, arrow = one["table"], two["table"]
+    assert table.count() > 0  # type: ignore[attr-defined]  # a DataFrame, by the example
+    assert arrow.num_rows > 0  # type: ignore[attr-defined]  # an Arrow table, by the example
+
+
+def test_the_dag_example_builds(workplace: Path) -> None:
+    pytest.importorskip("airflow")
+    (block,) = (block for block in PYTHON if "airflow" in block)
+    done = _run([sys.executable, "-c", block], workplace)
+    assert done.returncode == 0, done.stdout + done.stderr
