@@ -106,6 +106,10 @@ class OrderConfig(_Model):
     @classmethod
     def _shorthand(cls, data: Any) -> Any:
         if isinstance(data, str):
+            known = ("auto", "position", "fields")
+            if data not in known:
+                remedy = nearest(data, known) or f"for a field write order: [{show(data)}]"
+                raise refuse(data, "auto, position or a list of fields", remedy)
             return {"by": data}
         if isinstance(data, list | tuple):
             return {"by": "fields", "fields": data}
@@ -137,6 +141,10 @@ class TimeConfig(_Model):
     @classmethod
     def _shorthand(cls, data: Any) -> Any:
         if isinstance(data, str):
+            known = ("description", "path", "field")
+            if data not in known:
+                remedy = nearest(data, known) or f"for a field write time: {{field: {show(data)}}}"
+                raise refuse(data, "description, path or a mapping with a field", remedy)
             return {"source": data}
         if isinstance(data, Mapping) and data.get("field") is not None and "source" not in data:
             return {**data, "source": "field"}
@@ -308,7 +316,7 @@ class CollectionConfig(_Model):
 
     def source_pattern(self) -> PathPattern:
         """`source.path`, parsed, below `base_dir`."""
-        return parse_pattern(self.source.path, self.base_dir)
+        return parse_pattern(self.source.path, str(Path(self.base_dir).absolute()))
 
 
 def load_collection(path: Path, base_dir: Path | None = None) -> CollectionConfig:

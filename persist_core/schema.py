@@ -22,6 +22,7 @@ ERR_KIND = "_persist_err_kind"  # string
 ERR_KEY = "_persist_err_key"  # binary, null where no key could be had
 ERR_PAYLOAD = "_persist_err_payload"  # binary: the raw record
 ERR_MESSAGE = "_persist_err_message"  # string, for people; never compared
+PART = "_persist_part"  # which kind of part a row belongs to: a folder's name once staged, never a column of a file
 
 MAX_COLUMNS = 2_000  # more is a mistake in the file, and Spark's code generation gives up far earlier
 MAX_NAME_CHARS = 255

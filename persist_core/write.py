@@ -28,7 +28,7 @@ from persist_core.clock import Clock
 from persist_core.errors import BadBounds, SchemaMismatch
 from persist_core.location.blob import Blob
 from persist_core.machine import Machine
-from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
+from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema
 from persist_core.state import Committed, UpperMismatch
 
 _ERR_FIELDS = (
@@ -106,7 +106,7 @@ class WriteHandle:
         ]
         out = io.BytesIO()
         pq.write_table(pa.table(columns, schema=schema), out, compression="zstd")
-        key = f"{attempt_prefix(self.shard, attempt)}/part={kind}/part-0.parquet"
+        key = f"{attempt_prefix(self.shard, attempt)}/{PART}={kind}/part-0.parquet"
         self._blob.set(key, out.getvalue())
         return Part(key=key, kind=kind, size_bytes=out.tell(), rows=len(table))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ def local_spark(app_name: str, scratch: Path) -> SparkSession:
     """
     from pyspark.sql import SparkSession
 
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # it talks while it is collected, after the log has closed
     session = (
         SparkSession.builder.master("local[2]")
         .appName(app_name)

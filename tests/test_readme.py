@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -9,12 +10,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 from pydantic import BaseModel
 
-from persist_core.cli import persist
+from persist_core.cli import persist, run_command
 from persist_core.config import CollectionConfig, load_collection
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _is_model(kind: object) -> bool:
 def test_the_reference_names_every_field_of_a_collection_file() -> None:
     """And none beside them: a row's first cell holds fields; short forms stand in the second."""
     table = README.partition("| field | meaning")[2].partition("\n\n")[0]
-    unsaid = {"name", "base_dir", "order.mode", "delete.never"}  # not for writing by hand
+    unsaid = {"name", "base_dir", "order.by", "order.mode", "delete.never"}  # not for writing by hand
     missing = [name for name in _fields(CollectionConfig) if name not in unsaid
                and name not in table and name.rpartition(".")[2] not in re.findall(r"\w+", table)]  # fmt: skip
     assert not missing
@@ -117,30 +118,39 @@ def loaded(workplace: Path) -> Path:
     return workplace
 
 
-@pytest.mark.parametrize("command", COMMANDS[1:])
-def test_commands_run(loaded: Path, command: str) -> None:
-    for options in ([], ["--json"]):
-        done = _run([PERSIST, *command.split()[1:], *options], loaded)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stdout.strip() or "conflicts" in command
-
-
-def test_python_examples_run(loaded: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def inside(loaded: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This process in that folder, with nothing said of a location but by the folder's persist.toml."""
     monkeypatch.chdir(loaded)
     for variable in ("PERSIST_BLOB_URI", "PERSIST_CONSENSUS_URI"):
         monkeypatch.delenv(variable, raising=False)
+    return loaded
+
+
+@pytest.mark.usefixtures("inside")
+@pytest.mark.parametrize("command", COMMANDS[1:])
+def test_commands_run(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for options in ([], ["--json"]):
+        assert run_command([*command.split()[1:], *options]) == 0, capsys.readouterr().err
+        assert capsys.readouterr().out.strip() or "conflicts" in command
+
+
+@pytest.mark.usefixtures("inside")
+def test_python_examples_run(spark: SparkSession) -> None:
     from_spark, from_python = (block for block in PYTHON if "airflow" not in block)
-    one: dict[str, object] = {"spark": spark}
-    exec(from_spark, one)  # the example is ours, and this is what it is for
-    two: dict[str, object] = {}
+    one: dict[str, Any] = {"spark": spark}
+    exec(from_spark, one)
+    two: dict[str, Any] = {}
     exec(from_python, two)
-    table, arrow = one["table"], two["table"]
-    assert table.count() > 0  # type: ignore[attr-defined]  # a DataFrame, by the example
-    assert arrow.num_rows > 0  # type: ignore[attr-defined]  # an Arrow table, by the example
+    assert one["table"].count() > 0
+    assert one["changed"].count() > two["changed"].num_rows > 0
+    assert one["broken"].count() > 0
+    assert two["table"].num_rows > 0
 
 
 def test_the_dag_example_builds(workplace: Path) -> None:
-    pytest.importorskip("airflow")
+    if importlib.util.find_spec("airflow") is None:
+        pytest.skip("no Airflow in this environment")
     (block,) = (block for block in PYTHON if "airflow" in block)
     done = _run([sys.executable, "-c", block], workplace)
     assert done.returncode == 0, done.stdout + done.stderr

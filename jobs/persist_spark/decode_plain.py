@@ -24,58 +24,47 @@ from persist_spark.frame import DELETE, UPSERT
 
 NOT_JSON = "the line is not one JSON object"
 ODD_JSON = "a field holds another kind of JSON value than the object that was looked for"
+MARKER = "marker"
 FILE_COLUMNS = (LINE, FILE, DATE_MS, BLOCK, BROKEN)
 
 
-def free_paths(config: CollectionConfig) -> list[Path]:
-    """Paths of the order fields, dots meaning nesting; a configured column's own path where one is named."""
-    return [_named_path(config, name) for name in config.order.fields]
-
-
-def time_path(config: CollectionConfig) -> Path | None:
-    """The path of the record's own time."""
-    return _named_path(config, config.time.field) if config.time.field else None
-
-
-def _named_path(config: CollectionConfig, name: str) -> Path:
+def named_path(config: CollectionConfig, name: str) -> Path:
+    """The path of a configured column, or of any other field, dots meaning nesting."""
     column = next((column for column in config.collection_schema().columns if column.name == name), None)
     return record_path(config, column) if column else tuple(name.split("."))
 
 
 def json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     """`json`: each line an object that is the row itself."""
-    keys, values = fields_of(config)
+    fields = fields_of(config)
+    paths = {field.raw: record_path(config, field.column) for field in fields.all}
+    free = {f"o{i}": named_path(config, name) for i, name in enumerate(config.order.fields)}
+    if config.delete.column is not None:
+        free[MARKER] = named_path(config, config.delete.column)
+    own_time = {RAW_TIME: named_path(config, config.time.field)} if config.time.field else {}
     shape = Shape()
-    paths = {field.raw: record_path(config, field.column) for field in keys + values}
-    orders = free_paths(config)
-    own_time = time_path(config)
-    marker = _named_path(config, config.delete.column) if config.delete.column else None
-    shape.need_all([*paths.values(), *orders, *([own_time] if own_time else []), *([marker] if marker else [])])
+    shape.need_all([*paths.values(), *free.values(), *own_time.values()])
 
-    parsed_lines = lines.select(*FILE_COLUMNS, envelope(F.col(LINE), shape).alias("envelope"))
+    opened = lines.select(*FILE_COLUMNS, envelope(F.col(LINE), shape).alias("envelope"))
     found = parsed(F.col("envelope"), shape)
-    rows = parsed_lines.select(*FILE_COLUMNS, found.row.alias("row"), found.is_odd.alias("odd"))
+    rows = opened.select(*FILE_COLUMNS, found.row.alias("row"), found.is_odd.alias("odd"))
     row = F.col("row")
-    is_row = row.isNotNull()
-    texts = {name: shape.get(row, path) for name, path in paths.items()}
-    deleted = deletes(config, [F.col(f.raw) for f in values], F.col("marker"))
     frame = rows.select(
         *FILE_COLUMNS,
-        *[text.alias(name) for name, text in texts.items()],
-        *[unmarked(shape.get(row, path)).alias(f"o{i}") for i, path in enumerate(orders)],
-        *([shape.get(row, own_time).alias(RAW_TIME)] if own_time else []),
-        (unmarked(shape.get(row, marker)) if marker else F.lit(None).cast("string")).alias("marker"),
-        F.when(~is_row, F.lit("key")).when(F.col("odd"), F.lit("value")).alias(FAULT_KIND),
-        F.when(~is_row, F.lit(NOT_JSON)).when(F.col("odd"), F.lit(ODD_JSON)).alias(FAULT),
-    ).withColumn(RAW_OP, F.when(F.col(FAULT_KIND).eqNullSafe("key"), None).when(deleted, DELETE).otherwise(UPSERT))
-    order = field_orders(config, [F.col(f"o{i}") for i in range(len(orders))])
-    return RawRecords(frame, F.col(LINE), Encoding(), order)
+        *[shape.get(row, path).alias(name) for name, path in {**paths, **own_time}.items()],
+        *[unmarked(shape.get(row, path)).alias(name) for name, path in free.items()],
+        F.when(row.isNull(), F.lit("key")).when(F.col("odd"), F.lit("value")).alias(FAULT_KIND),
+        F.when(row.isNull(), F.lit(NOT_JSON)).when(F.col("odd"), F.lit(ODD_JSON)).alias(FAULT),
+    )
+    op = F.when(deletes(config, [F.col(field.raw) for field in fields.values]), DELETE).otherwise(UPSERT)
+    frame = frame.withColumn(RAW_OP, F.when(F.col(FAULT_KIND).eqNullSafe("key"), None).otherwise(op))
+    return RawRecords(frame, fields, F.col(LINE), Encoding(), field_orders(config, fields))
 
 
-def deletes(config: CollectionConfig, values: list[SparkColumn], marker: SparkColumn) -> SparkColumn:
-    """True where a plain record is a delete, as `delete:` says."""
+def deletes(config: CollectionConfig, values: list[SparkColumn]) -> SparkColumn:
+    """True where a plain record is a delete, as `delete:` says: by the text in `MARKER`, or with all values null."""
     if config.delete.column is not None:
-        return F.coalesce(marker.isin(list(config.delete.values)), F.lit(False))
+        return F.coalesce(F.col(MARKER).isin(list(config.delete.values)), F.lit(False))
     if config.delete.null_value and values:
         absent = F.lit(True)
         for value in values:

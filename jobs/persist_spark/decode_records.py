@@ -13,7 +13,7 @@ A record is an err of kind
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column as SparkColumn
@@ -21,17 +21,19 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from persist_core.config import CollectionConfig
-from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, Column, decimal_of
+from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, Column
 from persist_spark.compat import try_cast
 from persist_spark.decode_files import BROKEN, DATE_MS, position
-from persist_spark.decode_values import Encoding, Hint, same_type, time_ms, typed
-from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, SKIP, TRUNCATE, UPSERT, canonical_json
+from persist_spark.decode_json import MARK
+from persist_spark.decode_values import Encoding, Field, numbers, texts, time_ms, value
+from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, UPSERT, canonical_json, spark_type
 
 FAULT_KIND, FAULT = "fault_kind", "fault"  # what is wrong with the record as a whole, or null
 RAW_OP = "raw_op"  # `u`, `d`, `t`, `s`; null where the fault says that it could not be told
 RAW_TIME = "raw_time"  # text of the record's own time; present only with `time: field`
 _SHOWN_CHARS = 80  # of a bad value, in a message
 _SET_UNIT = "for integers set the column's unit"
+BROKEN_TEXT = "the record is not well-formed UTF-8, or holds half a surrogate pair; mend its encoding"
 _TEXT_DAMAGE = "[\ufffd?]"  # what undecodable bytes and lone surrogates become
 
 
@@ -48,33 +50,45 @@ class RawRecords:
     """What a format found: one row per record.
 
     `frame` has `RAW_OP`, `FAULT_KIND`, `FAULT`, `BROKEN`, the files' columns, `RAW_TIME` where wanted, and the texts of
-    the fields: `k0..` for the key columns, `v0..` for the value columns; `hk0..`, `hv0..` (structs of type, name,
-    scale) for those columns that `hinted` names. `payload` is the raw record, string or binary.
+    the fields: `k0..` for the key columns, `v0..` for the value columns; `hk0..`, `hv0..` (structs with type, name and
+    parameters.scale) for those fields that are hinted. `payload` is the raw record, string or binary.
     """
 
     frame: DataFrame
+    fields: Fields
     payload: SparkColumn
     encoding: Encoding
     order: tuple[OrderField, ...] = ()
-    hinted: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
-class Field:
-    """A column of the collection and where it lives in the raw frame: `raw`, typed as `value`, hint in `hint`."""
+class Fields:
+    """The collection's columns and where they live in the raw frame."""
 
-    column: Column
-    raw: str
-    value: str
-    hint: str
+    keys: tuple[Field, ...]
+    values: tuple[Field, ...]
+
+    @property
+    def all(self) -> tuple[Field, ...]:
+        """Key fields, then value fields."""
+        return self.keys + self.values
+
+    def named(self, name: str) -> Field | None:
+        """The field of the column called `name`."""
+        return next((field for field in self.all if field.column.name == name), None)
 
 
-def fields_of(config: CollectionConfig) -> tuple[list[Field], list[Field]]:
-    """Key fields and value fields."""
+def fields_of(config: CollectionConfig, is_hinted: Callable[[Column], bool] = lambda _: False) -> Fields:
+    """Where the columns of a collection live."""
     schema = config.collection_schema()
-    keys = [Field(column, f"k{i}", f"tk{i}", f"hk{i}") for i, column in enumerate(schema.key)]
-    values = [Field(column, f"v{i}", f"tv{i}", f"hv{i}") for i, column in enumerate(schema.values)]
-    return keys, values
+
+    def field(raw: str, column: Column) -> Field:
+        return Field(column, raw, config.columns[column.name].unit, is_hinted(column))
+
+    return Fields(
+        tuple(field(f"k{i}", column) for i, column in enumerate(schema.key)),
+        tuple(field(f"v{i}", column) for i, column in enumerate(schema.values)),
+    )
 
 
 def record_path(config: CollectionConfig, column: Column) -> tuple[str, ...]:
@@ -85,21 +99,16 @@ def record_path(config: CollectionConfig, column: Column) -> tuple[str, ...]:
 
 def records_frame(config: CollectionConfig, raw: RawRecords) -> DataFrame:
     """The records frame (docs/architecture.md)."""
-    keys, values = fields_of(config)
-    typed_frame = raw.frame.select(
-        "*",
-        *[_typed(config, raw, field).alias(field.value) for field in keys + values],
-        *([_own_time(config, raw)] if _has_own_time(config) else []),
-    )
-    judged = _judge(config, raw, typed_frame)
+    keys, values = raw.fields.keys, raw.fields.values
+    judged = _judge(config, raw, _typed(config, raw))
     is_good = F.col(ERR_KIND).isNull()
-    is_slot = F.col(BAD_KEY).isNull()
     is_kept = is_good & (F.col(OP) == UPSERT)
+    is_row = F.col(BAD_KEY).isNull() & F.col(OP).isin(UPSERT, DELETE)
     order = [field.value.alias(field.name) for field in raw.order]
     return judged.select(
-        *[F.when(is_slot & ~F.col(OP).isin(TRUNCATE, SKIP), _final(f)).alias(f.column.name) for f in keys],
-        *[F.when(is_kept, _final(f)).alias(f.column.name) for f in values],
-        F.coalesce(OP, F.lit(UPSERT)).alias(OP),
+        *[F.when(is_row, _final(field)).alias(field.column.name) for field in keys],
+        *[F.when(is_kept, _final(field)).alias(field.column.name) for field in values],
+        OP,
         _time(config).alias(TIME),
         F.struct(*order, *position()).alias(ORDER),
         BAD_KEY,
@@ -110,19 +119,21 @@ def records_frame(config: CollectionConfig, raw: RawRecords) -> DataFrame:
     )
 
 
-def _typed(config: CollectionConfig, raw: RawRecords, field: Field) -> SparkColumn:
-    found = F.col(field.hint)
-    hint = Hint(found.getField("type"), found.getField("name"), found.getField("scale"))
-    unit = config.columns[field.column.name].unit
-    return typed(F.col(field.raw), field.column, raw.encoding, unit, hint if field.hint in raw.hinted else None)
-
-
-def _own_time(config: CollectionConfig, raw: RawRecords) -> SparkColumn:
-    return time_ms(raw.encoding.plain(F.col(RAW_TIME)), config.time.unit).alias(TIME)
+def _typed(config: CollectionConfig, raw: RawRecords) -> DataFrame:
+    """The raw frame with the typed value of each field, and the record's own time: one projection a step."""
+    frame, encoding = raw.frame, raw.encoding
+    for step in (texts, numbers):
+        found = {name: column for field in raw.fields.all for name, column in step(field, encoding).items()}
+        frame = frame.withColumns(found) if found else frame
+    final = {field.value: value(field, encoding) for field in raw.fields.all}
+    if _has_own_time(config):
+        final[TIME] = time_ms(encoding.plain(F.col(RAW_TIME)), config.time.unit)
+    return frame.withColumns(final)
 
 
 def _final(field: Field) -> SparkColumn:
-    return same_type(F.col(field.value), field.column)
+    """The value under exactly the column's Spark type, so that frames of several formats can be united."""
+    return F.col(field.value).cast(spark_type(field.column.type))
 
 
 def _canonical(keys: Sequence[Field]) -> SparkColumn:
@@ -143,7 +154,7 @@ def _time(config: CollectionConfig) -> SparkColumn:
 
 def _judge(config: CollectionConfig, raw: RawRecords, frame: DataFrame) -> DataFrame:
     """Add `OP`, `BAD_KEY`, `ERR_KIND`, and the message in place of `FAULT`."""
-    keys, values = fields_of(config)
+    keys, values = raw.fields.keys, raw.fields.values
     op, fault_kind, broken = F.col(RAW_OP), F.col(FAULT_KIND), F.col(BROKEN)
     is_row = op.isNull() | op.isin(UPSERT, DELETE)
     damaged = broken & F.concat_ws("", *[F.col(key.raw) for key in keys]).rlike(_TEXT_DAMAGE)
@@ -153,27 +164,31 @@ def _judge(config: CollectionConfig, raw: RawRecords, frame: DataFrame) -> DataF
         F.struct(*[raw.encoding.plain(F.col(key.raw)).alias(key.column.name) for key in keys]),
         {"ignoreNullFields": "false"},
     )
-    is_tombstone = (op == DELETE) & has_raw_key
-    value_fault = _first_fault(config, raw, values)
-    whole = F.when(fault_kind.isNotNull(), fault_kind).when(broken, F.lit("value"))
     kind = (
         F.when(~is_row, None)
-        .when(~has_key, F.when(~is_tombstone, F.lit("key")))
+        .when(~has_key, F.when(~((op == DELETE) & has_raw_key), F.lit("key")))
         .when(op == DELETE, _time_kind(config))
-        .when(whole.isNotNull(), whole)
-        .when(value_fault.isNotNull(), F.lit("value"))
+        .when(fault_kind.isNotNull(), fault_kind)
+        .when(broken | _any([_is_bad(field) for field in values]), F.lit("value"))
         .otherwise(_time_kind(config))
     )
+    payload = raw.payload.cast("binary")
+    slot = F.when(is_row & ~has_key, F.when(has_raw_key, raw_key.cast("binary")).otherwise(payload))
+    judged = frame.withColumns({ERR_KIND: kind.cast("string"), BAD_KEY: slot})
     message = (
-        F.when(fault_kind.isNotNull(), F.col(FAULT))
-        .when(F.col(ERR_KIND) == "key", _first_fault(config, raw, keys))
-        .when(F.col(ERR_KIND) == "time", _time_message(config, raw))
-        .when(broken, F.lit("the record is not well-formed UTF-8 or holds half a surrogate pair; mend its encoding"))
-        .otherwise(value_fault)
+        F.when(F.col(ERR_KIND).isNull(), None)
+        .when(fault_kind.isNotNull(), F.col(FAULT))
+        .when(F.col(ERR_KIND) == "key", _first_fault(config, keys))
+        .when(F.col(ERR_KIND) == "time", _time_message(config))
+        .when(broken, F.lit(BROKEN_TEXT))
+        .otherwise(_first_fault(config, values))
     )
-    slot = F.when(is_row & ~has_key, F.when(has_raw_key, raw_key.cast("binary")).otherwise(raw.payload.cast("binary")))
-    kept = frame.withColumns({ERR_KIND: kind.cast("string"), BAD_KEY: slot})
-    return kept.withColumns({OP: F.when(F.col(ERR_KIND).isNull(), op).otherwise(F.lit(UPSERT)), FAULT: message})
+    return judged.withColumns({OP: F.when(F.col(ERR_KIND).isNull(), op).otherwise(F.lit(UPSERT)), FAULT: message})
+
+
+def _is_bad(field: Field) -> SparkColumn:
+    bad = F.col(field.value).isNull()
+    return bad & F.col(field.raw).isNotNull() if field.column.nullable else bad
 
 
 def _all(conditions: Sequence[SparkColumn]) -> SparkColumn:
@@ -190,26 +205,27 @@ def _any(conditions: Sequence[SparkColumn]) -> SparkColumn:
     return found
 
 
-def _first_fault(config: CollectionConfig, raw: RawRecords, fields: Sequence[Field]) -> SparkColumn:
+def _first_fault(config: CollectionConfig, fields: Sequence[Field]) -> SparkColumn:
     """What is wrong with the first bad field, or null."""
-    faults = []
-    for field in fields:
-        shown = F.substring(raw.encoding.plain(F.col(field.raw)), 1, _SHOWN_CHARS)
+    fault = F.lit(None).cast("string")
+    for field in reversed(fields):
         start = f"column {field.column.name!r} is "
-        bad = F.concat(F.lit(start + "'"), shown, F.lit(f"'; wanted {_wanted(config, field.column)}"))
-        fault = F.when(F.col(field.raw).isNotNull() & F.col(field.value).isNull(), bad)
-        if not field.column.nullable:
-            is_key = field.raw.startswith("k")
-            reason = "a key needs a value" if is_key else "wanted a value, since it is nullable: false"
-            fault = fault.when(F.col(field.value).isNull(), F.lit(f"{start}missing or null; {reason}"))
-        faults.append(fault)
-    return F.coalesce(*faults, F.lit(None).cast("string"))
+        missing = "a key needs a value" if field.raw.startswith("k") else "wanted a value, since it is nullable: false"
+        absent = F.lit(f"{start}missing or null; {missing}")
+        wrong = F.concat(F.lit(start), _shown(field.raw), F.lit(f"; wanted {_wanted(config, field.column)}"))
+        fault = F.when(_is_bad(field), F.coalesce(wrong, absent)).otherwise(fault)
+    return fault
+
+
+def _shown(name: str) -> SparkColumn:
+    """A bad text, quoted and cut."""
+    return F.concat(F.lit("'"), F.substring(F.translate(F.col(name), MARK, ""), 1, _SHOWN_CHARS), F.lit("'"))
 
 
 def _wanted(config: CollectionConfig, column: Column) -> str:
     """What a column takes, for messages."""
     unit = config.columns[column.name].unit
-    if decimal_of(column.type):
+    if column.type.startswith("decimal"):
         return f"{column.type}, without rounding"
     if column.type == "timestamp":
         return (
@@ -228,11 +244,11 @@ def _time_kind(config: CollectionConfig) -> SparkColumn:
     return F.when(F.col(TIME).isNull(), F.lit("time"))
 
 
-def _time_message(config: CollectionConfig, raw: RawRecords) -> SparkColumn:
+def _time_message(config: CollectionConfig) -> SparkColumn:
     if not _has_own_time(config):
         return F.lit(None).cast("string")
-    shown = F.coalesce(F.substring(raw.encoding.plain(F.col(RAW_TIME)), 1, _SHOWN_CHARS), F.lit("missing"))
     wanted = f"; wanted {config.time.unit} since 1970 or an ISO timestamp, from 1970 on"
+    shown = F.coalesce(_shown(RAW_TIME), F.lit("missing or null"))
     return F.concat(F.lit(f"time field {config.time.field!r} is "), shown, F.lit(wanted))
 
 
@@ -242,18 +258,16 @@ def free_order(name: str, raw: SparkColumn) -> list[OrderField]:
     return [OrderField(f"{name}_number", number), OrderField(f"{name}_text", F.when(number.isNull(), raw))]
 
 
-def field_orders(config: CollectionConfig, free: Sequence[SparkColumn]) -> tuple[OrderField, ...]:
-    """The order struct's fields for `order: [...]`: a configured column by its typed value, else by `free`'s text.
+def field_orders(config: CollectionConfig, fields: Fields) -> tuple[OrderField, ...]:
+    """The order struct's fields for `order: [...]`: of a configured column its typed value, else the text in `o<index>`.
 
-    `free` holds the raw text for each of `config.order.fields`, in their order. A missing value is null: the lowest.
+    A missing value is null: the lowest.
     """
-    keys, values = fields_of(config)
-    by_name = {field.column.name: field for field in keys + values}
     found: list[OrderField] = []
     for index, name in enumerate(config.order.fields):
-        field = by_name.get(name)
+        field = fields.named(name)
         if field is not None:
             found.append(OrderField(f"by{index}", F.col(field.value)))
         else:
-            found += free_order(f"by{index}", free[index])
+            found += free_order(f"by{index}", F.col(f"o{index}"))
     return tuple(found)

@@ -29,7 +29,6 @@ from persist_core.schema import (
 OP = "_persist_op"
 ORDER = "_persist_order"
 BAD_KEY = "_persist_bad_key"
-PART = "_persist_part"  # which output a row belongs to; a folder name once staged, never a column of a file
 
 UPSERT, DELETE, TRUNCATE, SKIP = "u", "d", "t", "s"  # what `OP` may hold
 

@@ -28,9 +28,8 @@ from persist_core.batch import (
 )
 from persist_core.errors import CorruptArtifact, InvariantViolation, TooManyErrors
 from persist_core.location.blob import Blob
-from persist_core.schema import CollectionSchema
+from persist_core.schema import PART, CollectionSchema
 from persist_core.write import manifest_for, stage_manifest
-from persist_spark.frame import PART
 from persist_spark.outcome import Outcome
 from persist_spark.upsert import Drained
 

@@ -31,7 +31,7 @@ from pyspark.sql.window import WindowSpec
 
 from persist_core.batch import STASH_KIND, PartKind
 from persist_core.errors import BadBounds
-from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
+from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema
 from persist_spark import outcome
 from persist_spark.frame import (
     BAD_KEY,
@@ -39,7 +39,6 @@ from persist_spark.frame import (
     ERR_COLUMNS,
     OP,
     ORDER,
-    PART,
     SKIP,
     TRUNCATE,
     UPSERT,

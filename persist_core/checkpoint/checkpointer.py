@@ -15,7 +15,7 @@ import hashlib
 from dataclasses import replace
 from typing import Protocol
 
-from persist_core.checkpoint.layout import Layout, check_checkpoint_id, state_path
+from persist_core.checkpoint.layout import Layout, check_checkpoint_id, is_checkpoint_id, state_path
 from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState
 from persist_core.errors import CorruptArtifact, InvalidInput
 from persist_core.location.blob import Blob
@@ -88,10 +88,14 @@ class BlobCheckpointer:
         key = self.layout.manifest(manifest.checkpoint_id)
         known = self.find_readable(manifest.checkpoint_id)
         if known is not None:
-            if known.facts() != manifest.facts():
+            found, wanted = known.facts(), manifest.facts()
+            others = [
+                f"{name} is {found[name]!r}, not {wanted[name]!r}" for name in wanted if found[name] != wanted[name]
+            ]
+            if others:
                 raise InvalidInput(
                     f"checkpoint {manifest.checkpoint_id} is saved already with other facts:"
-                    f" found {known.facts()}, wanted {manifest.facts()}. Save it under a new id"
+                    f" {'; '.join(others)[:500]}. Save it under a new id"
                 )
             manifest = replace(known, unknown={**manifest.unknown, **known.unknown})
             if manifest == known:
@@ -120,15 +124,8 @@ class BlobCheckpointer:
 
     def update_latest(self, checkpoint_id: str) -> bool:
         *ancestors, manifest = manifest_chain(self, checkpoint_id)
-        try:
-            current = self.read_latest()
-        except CorruptArtifact:  # a pointer is derived data: written anew
-            current = None
-        if current is not None:
-            known = self.find_readable(current)
-            # Without its manifest the id's own time has to do; it never moves back then either.
-            if current >= checkpoint_id if known is None else known.position >= manifest.position:
-                return False
+        if not self._is_newer_than_latest(manifest):
+            return False
         for ancestor in ancestors:
             self._check_sizes(ancestor)
         for artifact in manifest.artifacts:
@@ -164,10 +161,10 @@ class BlobCheckpointer:
             manifest.checkpoint_id for manifest in manifest_chain(self, latest)
         ]:
             raise InvalidInput(f"checkpoint {checkpoint_id} can't be deleted: the latest, {latest}, needs it")
-        self._check_not_pinned(checkpoint_id)
         data = self._blob.get(key)
-        existed = self._blob.delete(key) is not None
-        if existed and data is not None:
+        if data is not None:
+            self._check_not_pinned(checkpoint_id)
+            self._blob.delete(key)
             try:  # a pin that came in between was told that the checkpoint is there: keep that promise
                 self._check_not_pinned(checkpoint_id)
             except InvalidInput:
@@ -175,7 +172,7 @@ class BlobCheckpointer:
                 raise
         for entry in list(self._blob.list_keys_and_metadata(self.layout.folder(checkpoint_id))):
             self._blob.delete(entry.key)
-        return existed
+        return data is not None
 
     def pin(self, checkpoint_id: str) -> None:
         """Keep this checkpoint whatever retention says. `CorruptArtifact` where there is no such checkpoint."""
@@ -183,7 +180,7 @@ class BlobCheckpointer:
         self._blob.set(self.layout.pin(checkpoint_id), b"")
         if self._blob.get(self.layout.manifest(checkpoint_id)) is None:  # deleted meanwhile
             self.unpin(checkpoint_id)
-            self.load_manifest(checkpoint_id)
+            raise CorruptArtifact(f"checkpoint {checkpoint_id} was deleted while it was being pinned; it is not pinned")
 
     def unpin(self, checkpoint_id: str) -> bool:
         """Leave this checkpoint to retention again. False where it was not pinned."""
@@ -200,12 +197,24 @@ class BlobCheckpointer:
         except CorruptArtifact:
             return None
 
+    def _is_newer_than_latest(self, manifest: CheckpointManifest) -> bool:
+        try:
+            latest = self.read_latest()
+        except CorruptArtifact:  # a pointer is derived data: it may be written anew
+            return True
+        if latest is None:
+            return True
+        known = self.find_readable(latest)
+        if known is None:  # without its epoch the time in its id has to do
+            return latest < manifest.checkpoint_id
+        return known.position < manifest.position
+
     def _folders(self) -> list[tuple[str, frozenset[str]]]:
         """Every checkpoint id that has keys, with the names right below its folder."""
         folders: dict[str, set[str]] = {}
         for entry in self._blob.list_keys_and_metadata(self.layout.root):
             checkpoint_id, slash, rest = entry.key.removeprefix(self.layout.root).partition("/")
-            if slash:
+            if slash and is_checkpoint_id(checkpoint_id):
                 folders.setdefault(checkpoint_id, set()).add(rest.partition("/")[0])
         return [(checkpoint_id, frozenset(names)) for checkpoint_id, names in folders.items()]
 

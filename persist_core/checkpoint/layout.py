@@ -20,13 +20,18 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAX_PARTITION = 1_000_000  # files of operator state in one checkpoint; more is a defect in the writer
 
 
+def is_checkpoint_id(checkpoint_id: object) -> bool:
+    """True for a UUIDv7 in its canonical text."""
+    try:
+        parsed = uuid.UUID(checkpoint_id) if isinstance(checkpoint_id, str) else None
+    except ValueError:
+        return False
+    return parsed is not None and str(parsed) == checkpoint_id and parsed.version == 7
+
+
 def check_checkpoint_id(checkpoint_id: str) -> str:
     """Return the id if it is a UUIDv7 in its canonical text, else raise `InvalidName`."""
-    try:
-        parsed = uuid.UUID(checkpoint_id)
-    except (ValueError, AttributeError, TypeError):
-        parsed = None
-    if parsed is None or str(parsed) != checkpoint_id or parsed.version != 7:
+    if not is_checkpoint_id(checkpoint_id):
         raise InvalidName(f"checkpoint id {str(checkpoint_id)[:80]!r}; wanted a UUIDv7 in lower case")
     return checkpoint_id
 

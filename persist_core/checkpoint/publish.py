@@ -60,7 +60,7 @@ def publish(blob: Blob, manifest: BatchManifest, commit: Commit) -> CheckpointMa
         watermark=commit.upper,
         total_size_bytes=sum(state.total_bytes for state in states.values()),
         shard=ShardPin(manifest.shard, commit.seqno, commit.since, commit.upper),
-        is_delta=manifest.is_delta,
+        is_delta=manifest.is_delta and manifest.stats.get("stashed") != 0,  # an empty state needs no ancestors
     )
     checkpointer.save_manifest(saved)
     checkpointer.update_latest(commit.checkpoint_id)
@@ -104,7 +104,7 @@ def publish_and_retain(client: PersistClient, shard: str, retention: RetentionCo
     checkpointer.update_latest(
         manifests[-1].checkpoint_id
     )  # after a crash before it, or a race with a slower publisher
-    _sweep(checkpointer, state)
+    _sweep(client, checkpointer, shard)
     doomed = plan_retention(
         manifests,
         keep_last=retention.keep_last,
@@ -127,9 +127,12 @@ def publish_and_retain(client: PersistClient, shard: str, retention: RetentionCo
     )
 
 
-def _sweep(checkpointer: BlobCheckpointer, state: ShardState) -> None:
+def _sweep(client: PersistClient, checkpointer: BlobCheckpointer, shard: str) -> None:
     """Delete what a crashed deletion has left. Ids of known commits stay: somebody may be publishing them."""
-    known = {commit.checkpoint_id for commit in state.commits}
-    for checkpoint_id in checkpointer.unfinished():
+    unfinished = checkpointer.unfinished()
+    if not unfinished:
+        return
+    known = {commit.checkpoint_id for commit in client.state(shard).commits}  # read after the listing: none is missed
+    for checkpoint_id in unfinished:
         if checkpoint_id not in known:
             checkpointer.delete_checkpoint(checkpoint_id)

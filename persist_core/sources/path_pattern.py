@@ -176,7 +176,7 @@ def _date_pieces(text: str, seen: set[str]) -> list[_Token]:
         if char == "%":
             directive = text[position + 1 : position + 2]
             if directive not in _DIRECTIVES:
-                raise BadPattern(f"wanted only %Y, %m, %d and %H in {{date:...}}, found '%{directive}'")
+                raise BadPattern(f"wanted only %Y, %m, %d and %H in {{date:...}}, found {'%' + directive!r}")
             # the same directive twice must say the same (year=2026/2026-01-31)
             pieces[-1] += f"(?P={directive})" if directive in seen else f"(?P<{directive}>{_DIRECTIVES[directive]})"
             seen.add(directive)

@@ -151,6 +151,40 @@ class CheckpointerConformance:
         with pytest.raises(CorruptArtifact):
             checkpointer.load_artifact(a, artifact)
 
+    def test_latest_needs_its_whole_chain(self, checkpointer: Checkpointer) -> None:
+        a, b, c = checkpoint_ids(3)
+        self.save(checkpointer, a, 1, b"state")
+        self.save(checkpointer, b, 2, b"more", parent=a)
+        assert checkpointer.update_latest(b)
+        for needed in (a, b):
+            with pytest.raises(InvalidInput, match=b):
+                checkpointer.delete_checkpoint(needed)
+        self.save(checkpointer, c, 3, b"yet more", parent=b)
+        self.remove(checkpointer, a, state_path("upsert", 0, is_delta=False))
+        with pytest.raises(CorruptArtifact, match=rf"{a}.*partition-0\.snap"):
+            checkpointer.update_latest(c)
+        self.remove(checkpointer, a, "manifest.json")
+        with pytest.raises(CorruptArtifact, match=rf"{a}/manifest\.json"):
+            checkpointer.update_latest(c)
+        assert checkpointer.read_latest() == b
+
+    def test_an_unreadable_manifest_is_named_and_can_be_saved_again(self, checkpointer: Checkpointer) -> None:
+        (first,) = checkpoint_ids(1)
+        manifest = self.save(checkpointer, first, 1, b"state")
+        self.damage(checkpointer, first, "manifest.json")
+        with pytest.raises(CorruptArtifact, match=rf"{first}/manifest\.json"):
+            checkpointer.load_manifest(first)
+        checkpointer.save_manifest(manifest)
+        assert checkpointer.load_manifest(first) == manifest
+
+    def test_what_is_not_there_is_named(self, checkpointer: Checkpointer) -> None:
+        a, b = checkpoint_ids(2)
+        artifact = self.save(checkpointer, a, 1, b"state").artifacts[0]
+        with pytest.raises(CorruptArtifact, match=rf"{b}/manifest\.json is missing"):
+            checkpointer.load_manifest(b)
+        with pytest.raises(CorruptArtifact, match=rf"{b}.*partition-0\.snap is missing"):
+            checkpointer.load_artifact(b, artifact)
+
     @pytest.mark.parametrize("bad", ["", "..", "../x", "a/b", "not-a-uuid", "3f0b1f7e-9d5e-4c39-8f1d-0a4e7f5d2b11"])
     def test_ids_that_are_no_uuid7_are_refused(self, checkpointer: Checkpointer, bad: str) -> None:
         with pytest.raises(InvalidInput):

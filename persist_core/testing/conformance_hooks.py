@@ -1,4 +1,4 @@
-"""What the author of a backend tells the conformance suites: how to make a store, how to get past the code under test."""
+"""What a backend's author tells the conformance suites: how to make a store, how to get past the code under test."""
 
 from __future__ import annotations
 

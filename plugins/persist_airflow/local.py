@@ -22,6 +22,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import urllib.error
@@ -236,6 +237,18 @@ class LocalAirflow:
         except (OSError, ValueError, KeyError):
             return []
         return recorded
+
+    def recorded_pids(self) -> list[int]:
+        """The pids of the processes that were started."""
+        return [entry["pid"] for entry in self._recorded()]
+
+    def dag_run_states(self, dag_id: str) -> list[str]:
+        """The states of a DAG's runs, by logical date. Read from the file: this process need not import Airflow."""
+        with contextlib.closing(
+            sqlite3.connect(f"file:{self.home}/airflow.db?mode=ro", uri=True, timeout=30)
+        ) as database:
+            rows = database.execute("select state from dag_run where dag_id = ? order by logical_date", (dag_id,))
+            return [state for (state,) in rows]
 
     def is_running(self) -> bool:
         """True where at least one recorded process lives."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,28 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist_core.batch import BatchDescription, SourceFrontier, StateArtifact
 from persist_core.checkpoint.checkpointer import BlobCheckpointer, Checkpointer
 from persist_core.checkpoint.manifest import CheckpointManifest
-from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain
-from persist_core.checkpoint.recovery import stash_chain, verify_artifacts
+from persist_core.checkpoint.publish import publish_and_retain
+from persist_core.checkpoint.recovery import stash_chain
 from persist_core.checkpoint.retention import plan_retention
-from persist_core.client import PersistClient
-from persist_core.clock import ManualClock
 from persist_core.config import RetentionConfig
 from persist_core.errors import CorruptArtifact, Indeterminate, InvalidInput, UnknownVersion
-from persist_core.ids import SeededIds
 from persist_core.location.blob import Blob
 from persist_core.location.file import FileBlob
-from persist_core.location.mem import MemBlob, MemConsensus
-from persist_core.location.open import OpenLocation
-from persist_core.schema import CollectionSchema, Column
+from persist_core.location.mem import MemBlob
 from persist_core.testing.checkpoint_conformance import CheckpointerConformance, checkpoint_ids
-from persist_core.write import stage_manifest
-
-SCHEMA = CollectionSchema(key=(Column("id", "bigint", nullable=False),))
-KEEP_ALL = RetentionConfig(keep_last=1000)
-DAY_MS = 86_400_000
+from tests.core.checkpointed_shard import DAY_MS, KEEP_ALL, KEEP_ONE, Crashing, Shard
 
 
 class OnBlob(CheckpointerConformance):
@@ -61,86 +50,6 @@ class TestOnFileBlob(OnBlob):
     @pytest.fixture
     def checkpointer(self, tmp_path: Path) -> Checkpointer:
         return BlobCheckpointer(FileBlob(tmp_path), "customers")
-
-
-class Crashing(MemBlob):
-    """Fails at its n-th write or delete: before it happens, or (odd) after."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.crash_at: int | None = None
-        self.calls = 0
-
-    def _step(self) -> bool:
-        self.calls += 1
-        return self.crash_at is not None and self.calls - 1 == self.crash_at // 2
-
-    def set(self, key: str, data: bytes) -> None:
-        crash = self._step()
-        if crash and self.crash_at is not None and self.crash_at % 2 == 0:
-            raise Indeterminate("crashed before the write")
-        super().set(key, data)
-        if crash:
-            raise Indeterminate("crashed after the write")
-
-    def delete(self, key: str) -> int | None:
-        if self._step():
-            raise Indeterminate("crashed before the delete")
-        return super().delete(key)
-
-
-class Shard:
-    """A shard whose commits carry operator state."""
-
-    def __init__(self, blob: MemBlob | None = None) -> None:
-        self.clock = ManualClock(1_700_000_000_000)
-        self.blob, self.consensus = blob or MemBlob(), MemConsensus()
-        self.client = PersistClient(OpenLocation(self.blob, self.consensus), self.clock, SeededIds(1, self.clock))
-        self.writer = self.client.open_writer("s")
-        self.epoch = 0
-        self.parent: str | None = None
-
-    def commit(self, *, is_delta: bool = False, state: bytes | None = b"stash", days: int = 1) -> str:
-        self.clock.sleep_ms(days * DAY_MS)
-        self.epoch += 1
-        description = BatchDescription(
-            "s",
-            self.epoch - 1,
-            self.epoch,
-            token=f"t{self.epoch}",
-            checkpoint_id=self.client.ids.uuid7(),
-            epoch=self.epoch,
-            parent_id=self.parent,
-            writer="w",
-            is_delta=is_delta,
-            sources={"files": SourceFrontier("files", {"files": self.epoch})},
-        )
-        attempt = self.client.ids.uuid7()
-        manifest = self.client.manifest(self.writer.stage(description, SCHEMA, attempt))
-        if state is not None:
-            data = b"%s-%d" % (state, self.epoch)
-            key = f"s/batches/{attempt}/stash.parquet"
-            self.blob.set(key, data)
-            artifact = StateArtifact("upsert", 0, is_delta, key, len(data), hashlib.sha256(data).hexdigest())
-            manifest = replace(manifest, operator_state=(artifact,))
-        key = stage_manifest(self.blob, manifest, self.client.ids.uuid7())
-        self.writer.compare_and_append(manifest, key)
-        self.parent = description.checkpoint_id
-        return description.checkpoint_id
-
-    def publish(self, retention: RetentionConfig = KEEP_ALL) -> CheckpointReport:
-        report = publish_and_retain(self.client, "s", retention)
-        assert report is not None
-        return report
-
-    @property
-    def checkpointer(self) -> BlobCheckpointer:
-        return BlobCheckpointer(self.blob, "s")
-
-    def stash(self, checkpoint_id: str) -> list[bytes]:
-        artifacts = stash_chain(self.checkpointer, checkpoint_id)
-        verify_artifacts(self.blob, artifacts)
-        return [data for data in (self.blob.get(artifact.key) for artifact in artifacts) if data is not None]
 
 
 def test_nothing_to_publish_before_the_first_commit() -> None:
@@ -185,7 +94,7 @@ def test_a_delta_chain_is_read_from_its_snapshot_on() -> None:
 def test_retention_keeps_the_chain_of_what_it_keeps() -> None:
     shard = Shard()
     ids = [shard.commit(is_delta=number % 3 != 0) for number in range(8)]
-    report = shard.publish(RetentionConfig(keep_last=1, keep_daily=0, keep_weekly=0))
+    report = shard.publish(KEEP_ONE)
     assert shard.checkpointer.list_checkpoints() == ids[6:]
     assert report.deleted == tuple(ids[:6])
     assert shard.stash(ids[7]) == [b"stash-7", b"stash-8"]
@@ -198,10 +107,10 @@ def test_a_pinned_checkpoint_stays() -> None:
     shard.checkpointer.pin(first)
     shard.commit()
     last = shard.commit()
-    shard.publish(RetentionConfig(keep_last=1, keep_daily=0, keep_weekly=0))
+    shard.publish(KEEP_ONE)
     assert shard.checkpointer.list_checkpoints() == [first, last]
     assert shard.checkpointer.unpin(first)
-    shard.publish(RetentionConfig(keep_last=1, keep_daily=0, keep_weekly=0))
+    shard.publish(KEEP_ONE)
     assert shard.checkpointer.list_checkpoints() == [last]
 
 
@@ -263,6 +172,141 @@ def test_a_manifest_of_another_version_is_refused_and_missing_optional_fields_ar
     for epoch in (0, -1, True, "1"):
         with pytest.raises(InvalidInput, match="epochs start at 1"):
             CheckpointManifest(checkpoint_id, epoch, 0)  # type: ignore[arg-type]
+
+
+def test_latest_and_manifests_are_mended_from_the_commits() -> None:
+    shard = Shard()
+    first, last = shard.commit(), shard.commit()
+    shard.publish()
+    for key in (f"s/checkpoints/{last}/manifest.json", "s/checkpoints/_latest"):
+        for damage in (b"{}", b"\xff", None):
+            if damage is None:
+                shard.blob.delete(key)
+            else:
+                shard.blob.set(key, damage)
+            shard.publish()
+            assert shard.checkpointer.read_latest() == last
+            assert shard.checkpointer.list_checkpoints() == [first, last]
+
+
+def test_a_crash_between_manifest_and_latest_is_mended_without_a_new_commit() -> None:
+    shard = Shard()
+    first, last = shard.commit(), shard.commit()
+    shard.publish()
+    shard.blob.set("s/checkpoints/_latest", first.encode())  # as a slower publisher would leave it, too
+    assert shard.publish().published == ()
+    assert shard.checkpointer.read_latest() == last
+
+
+def test_an_unreadable_latest_does_not_let_an_older_checkpoint_by() -> None:
+    shard = Shard()
+    first, last = shard.commit(), shard.commit()
+    shard.publish()
+    shard.blob.set(f"s/checkpoints/{last}/manifest.json", b"rotten")
+    assert not shard.checkpointer.update_latest(first)
+    assert shard.checkpointer.read_latest() == last
+
+
+def test_what_retention_deleted_is_not_published_again() -> None:
+    shard = Shard()
+    for _ in range(3):
+        shard.commit()
+    assert len(shard.publish(KEEP_ONE).deleted) == 2
+    report = shard.publish(KEEP_ALL)
+    assert (report.published, report.kept) == ((), 1)
+
+
+def test_a_stash_that_ran_empty_ends_its_chain() -> None:
+    shard = Shard()
+    shard.commit(stashed=1)
+    empty = shard.commit(is_delta=True, state=None, stashed=0)
+    shard.publish(KEEP_ONE)
+    assert shard.stash(empty) == []
+    assert shard.checkpointer.list_checkpoints() == [empty]
+
+
+def test_what_a_crashed_deletion_left_is_swept_and_what_is_being_published_is_not() -> None:
+    shard = Shard()
+    (stranger,) = checkpoint_ids(1, seed=9)
+    shard.checkpointer.save_snapshot(stranger, "upsert", 0, b"left over")
+    shard.blob.set(f"s/checkpoints/{stranger}/pinned", b"")
+    known = shard.commit()
+    shard.publish()
+    busy = shard.commit()
+    shard.checkpointer.save_artifact(busy, "offsets/files.json", b"half done")
+    shard.blob.set("s/checkpoints/not-an-id/manifest.json", b"somebody else's")
+    assert shard.checkpointer.unfinished() == [busy]
+    assert shard.checkpointer.list_checkpoints() == [known]
+
+
+def test_pins_outlast_races_with_retention() -> None:
+    """A pin that lands after the deletion has looked for pins is kept: the manifest comes back."""
+    shard = Shard()
+    first = shard.commit()
+    shard.publish()
+    shard.commit()
+    shard.publish()
+
+    class PinsMeanwhile(MemBlob):
+        def delete(self, key: str) -> int | None:
+            size = shard.blob.delete(key)
+            if key.endswith("manifest.json"):
+                shard.blob.set(f"s/checkpoints/{first}/pinned", b"")
+            return size
+
+        get, set, list_keys_and_metadata = shard.blob.get, shard.blob.set, shard.blob.list_keys_and_metadata
+
+    with pytest.raises(InvalidInput, match="pinned"):
+        BlobCheckpointer(PinsMeanwhile(), "s").delete_checkpoint(first)
+    assert shard.stash(first) == [b"stash-1"]
+    with pytest.raises(InvalidInput, match="pinned"):
+        shard.checkpointer.delete_checkpoint(first)
+    with pytest.raises(CorruptArtifact, match="missing"):
+        shard.checkpointer.pin(*checkpoint_ids(1, seed=9))
+
+
+def test_unknown_fields_are_kept_and_optional_ones_filled_in_at_every_level() -> None:
+    a, b = checkpoint_ids(2)
+    part = {"partition_id": 0, "path": "operators/x/partition-0.snap", "size_bytes": 3, "sha256": "00", "codec": "zstd"}
+    body = {
+        "version": 2,
+        "checkpoint_id": b,
+        "epoch": 4,
+        "timestamp_ms": 5,
+        "parent_id": a,
+        "operators": {"x": {"partitions": [part], "later": [1, {"n": None}]}, "y": {"partitions": []}},
+        "source_offsets": {"files": {"source_type": "files", "lag": 2}},
+        "shard": {"shard": "s", "seqno": 1, "since": 0, "upper": None, "region": "eu"},
+        "unknown": "even so",
+    }
+    manifest = CheckpointManifest.decode(json.dumps(body).encode())
+    assert manifest.total_size_bytes == manifest.operators["x"].total_bytes == 3
+    assert not manifest.artifacts[0].is_delta
+    assert (manifest.source_offsets["files"].epoch, manifest.source_offsets["files"].offsets) == (4, {})
+    checkpointer = BlobCheckpointer(MemBlob(), "s")
+    checkpointer.blob.set(f"s/checkpoints/{b}/manifest.json", json.dumps(body).encode())
+    bare = CheckpointManifest.decode(json.dumps(manifest.facts()).encode())
+    assert bare != manifest
+    checkpointer.save_manifest(replace(bare, unknown={"note": 1}))
+    data = checkpointer.blob.get(f"s/checkpoints/{b}/manifest.json")
+    assert data is not None
+    saved = json.loads(data)
+    assert saved["unknown"] == "even so"
+    assert saved["note"] == 1
+    assert saved["operators"]["x"]["later"] == [1, {"n": None}]
+    assert saved["operators"]["x"]["partitions"][0]["codec"] == "zstd"
+    assert saved["source_offsets"]["files"]["lag"] == 2
+    assert saved["shard"]["region"] == "eu"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xff", b"[]", b"7", b"{}", b'{"version": 2}', b'{"version": 2, "checkpoint_id": "x", "epoch": 1}'],
+    ids=ascii,
+)
+def test_bytes_that_are_no_manifest_are_corrupt(data: bytes) -> None:
+    with pytest.raises(CorruptArtifact, match="the manifest"):
+        CheckpointManifest.decode(data, what="the manifest")
 
 
 HISTORIES = st.lists(st.tuples(st.booleans(), st.integers(0, 10)), min_size=1, max_size=25)

@@ -1,0 +1,108 @@
+"""Places in the four tasks where a test lets the worker process die by SIGKILL, once each.
+
+A point is armed by a file of its name in a folder; the process that reaches it removes the file and kills itself.
+`install` is called by a worker (see `kill_driver.py`) or at the head of a DAG file: then a real scheduler's tasks die.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from persist_airflow.spark import WriteBatchesOperator
+from persist_core import protocol
+from persist_core.client import PersistClient
+from persist_core.write import WriteHandle
+
+DURING_S = 4.0  # into a Spark job: the JVM is up, the parts are not yet staged
+
+MINT = ("mint.before", "mint.shard_made", "mint.input_frozen", "mint.after")
+WRITE = ("write.before", "write.during", "write.after")
+APPEND = ("append.before", "append.committed", "append.after")
+CONFLICT = ("conflict.recorded", "conflict.alerted")
+CHECKPOINT = ("checkpoint.before", "checkpoint.manifest", "checkpoint.latest", "checkpoint.after")
+
+
+def arm(folder: Path, point: str) -> None:
+    """Let the next process that reaches `point` die there."""
+    folder.mkdir(exist_ok=True)
+    (folder / point).touch()
+
+
+def armed(folder: Path) -> list[str]:
+    """Points that nobody has reached yet."""
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def install(folder: Path) -> None:
+    """Put the points into this process."""
+
+    def die(point: str) -> None:
+        try:
+            (folder / point).unlink()
+        except FileNotFoundError:
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(owner: Any, name: str, before: str | None, after: str | None) -> None:
+        inner = getattr(owner, name)
+
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            if before:
+                die(before)
+            result = inner(*arguments, **options)
+            if after:
+                die(after)
+            return result
+
+        setattr(owner, name, wrapped)
+
+    around(protocol, "mint", "mint.before", "mint.after")
+    around(PersistClient, "ensure_shard", None, "mint.shard_made")
+    around(WriteBatchesOperator, "write", "write.before", "write.after")
+    around(WriteHandle, "compare_and_append", "append.before", "append.committed")
+    around(protocol, "append", None, "append.after")
+    around(protocol, "checkpoint", "checkpoint.before", "checkpoint.after")
+    _install_submit(folder)
+    _install_blob(die)
+
+
+def _install_submit(folder: Path) -> None:
+    inner = WriteBatchesOperator._submit
+
+    def submit(self: Any, spec: Any, context: Any) -> None:
+        point = folder / "write.during"
+        if point.exists():
+            point.unlink()
+            timer = threading.Timer(DURING_S, os.kill, (os.getpid(), signal.SIGKILL))
+            timer.daemon = True
+            timer.start()
+        inner(self, spec, context)
+
+    WriteBatchesOperator._submit = submit  # type: ignore[method-assign] # that is what a fault point is
+
+
+def _install_blob(die: Callable[[str], None]) -> None:
+    """Points right after certain keys were written."""
+    endings = {
+        "/inputs/": "mint.input_frozen",
+        "/manifest.json": "checkpoint.manifest",
+        "/_latest": "checkpoint.latest",
+        "/conflicts/": "conflict.recorded",
+        "/conflict_alerts/": "conflict.alerted",
+    }
+    from persist_core.location.file import FileBlob
+
+    inner = FileBlob.set
+
+    def set_and_die(self: FileBlob, key: str, data: bytes) -> None:
+        inner(self, key, data)
+        for part, point in endings.items():
+            if part in f"/{key}" and ("/checkpoints/" in key or not point.startswith("checkpoint")):
+                die(point)
+
+    FileBlob.set = set_and_die  # type: ignore[method-assign] # that is what a fault point is

@@ -1,0 +1,145 @@
+"""kill -9 of the worker at every point of the four tasks, then another try: the contents of an undisturbed run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist_airflow.factory import build_upsert_dag
+from persist_core.client import PersistClient
+from persist_core.conflicts import list_conflicts
+from persist_core.fsck import fsck
+from persist_core.location.open import PersistLocation
+from tests.airflow import kill_points
+from tests.airflow.fruit import DAY_MS, HISTORY, NAME, START_MS, Fruit, check_history, end_of
+from tests.airflow.task_driver import DagRunDriver
+
+pytestmark = pytest.mark.airflow_2_11
+
+ROOT = Path(__file__).resolve().parents[2]
+KILLED = "killed by SIGKILL"
+
+
+class Worker:
+    """A `kill_driver` process."""
+
+    def __init__(self, fruit: Fruit, folder: Path, location: PersistLocation, name: str, days: list[Any]) -> None:
+        folder.mkdir()
+        plan = {"dags": str(fruit.dags), "points": str(folder / "points"), "run_id": name, "days": days}
+        (folder / "plan.json").write_text(json.dumps(plan))
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "tests.airflow.kill_driver", str(folder / "plan.json")],
+            cwd=ROOT,
+            env={**os.environ, **location.to_env()},
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def tries(self) -> dict[tuple[int, str], list[str]]:
+        """Wait for its end: how each try of each task ended."""
+        try:
+            out, _ = self.process.communicate(timeout=500)
+        finally:
+            # A killed worker's Spark job lives on in this group, as a zombie's would; it ends with the test.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        assert self.process.returncode == 0, out
+        return {(entry["day"], entry["task"]): entry["tries"] for entry in json.loads(out.splitlines()[-1])}
+
+
+def every_point() -> dict[str, list[str]]:
+    """All points, by the task that reaches them."""
+    return {
+        "mint_batch_descriptions": list(kill_points.MINT),
+        "write_batches": list(kill_points.WRITE),
+        "append_batches": list(kill_points.APPEND),
+        "checkpoint_manifest": list(kill_points.CHECKPOINT),
+    }
+
+
+def test_kills_at_every_point_change_nothing(
+    fruit: Fruit, client: PersistClient, location: PersistLocation, tmp_path: Path
+) -> None:
+    fruit.write_days(range(2))
+    days = [{"day": 0, "kills": every_point()}, {"day": 1, "kills": {"append_batches": ["append.committed"]}}]
+    tries = Worker(fruit, tmp_path / "worker", location, "killed", days).tries()
+    for task, points in every_point().items():
+        assert tries[0, task].count(KILLED) == len(points), (task, tries)
+        assert tries[0, task][-1] == "success"
+    assert tries[1, "append_batches"] == [KILLED, "success"]
+    assert check_history(client, 2) == {"upper": START_MS + 2 * DAY_MS, "commits": 2}
+    assert not list_conflicts(client.blob, NAME)
+    assert fsck(client, NAME).is_clean
+
+
+def test_kills_while_a_conflict_heals_change_nothing(
+    fruit: Fruit, client: PersistClient, location: PersistLocation, tmp_path: Path
+) -> None:
+    """Days without input, so that only the protocol is at work: the loser is killed at each step of healing."""
+    dag = build_upsert_dag(fruit.config())
+    points = [*kill_points.CONFLICT, "mint.after", "write.after", "append.before", "append.committed", "append.after"]
+    loser = DagRunDriver(dag, end_of(2), "loser")
+    loser.run("mint_batch_descriptions")
+    loser.run("write_batches")
+    DagRunDriver(dag, end_of(0), "winner").run_all()
+    folder = tmp_path / "healing"
+    folder.mkdir()
+    (folder / "loser.json").write_text(json.dumps(loser.xcoms))
+    tries = _heal_in_a_worker(fruit, folder, location, points)
+    assert tries[-1] == "success", tries
+    assert tries.count(KILLED) == len(points), tries
+    assert client.state(NAME).upper.time == START_MS + 3 * DAY_MS
+    assert len(client.state(NAME).commits) == 2
+    assert len(list_conflicts(client.blob, NAME)) == 1
+
+
+def _heal_in_a_worker(fruit: Fruit, folder: Path, location: PersistLocation, points: list[str]) -> list[str]:
+    script = (
+        "import importlib, json, sys; from pathlib import Path\n"
+        "from tests.airflow import kill_driver, kill_points\n"
+        "from tests.airflow.fruit import end_of\n"
+        "from tests.airflow.task_driver import DagRunDriver\n"
+        f"sys.path.insert(0, {str(fruit.dags)!r}); folder = Path({str(folder)!r})\n"
+        "dag = importlib.import_module('fruit_dag').persist_upsert__fruit\n"
+        "kill_points.install(folder / 'points')\n"
+        "run = DagRunDriver(dag, end_of(2), 'loser', xcoms=json.loads((folder / 'loser.json').read_text()))\n"
+        f"print(json.dumps(kill_driver.run_task(run, 'append_batches', folder / 'points', {points!r})))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        cwd=ROOT,
+        env={**os.environ, **location.to_env()},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    tries: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return tries
+
+
+def test_two_workers_over_the_same_days_at_once(
+    fruit: Fruit, client: PersistClient, location: PersistLocation, tmp_path: Path
+) -> None:
+    days = range(len(HISTORY))
+    fruit.write_days(days)
+    plan = [{"day": day} for day in days]
+    workers = [
+        Worker(fruit, tmp_path / name, location, name, order)
+        for name, order in (("forwards", plan), ("backwards", plan[::-1]))
+    ]
+    for worker in workers:
+        ended = [tries[-1] for tries in worker.tries().values()]
+        assert set(ended) <= {"success", "skipped"}, ended
+    check_history(client)
+    assert list_conflicts(client.blob, NAME), "both minted from the same upper, so one of them lost"
+    assert fsck(client, NAME).is_clean

@@ -1,0 +1,110 @@
+"""A shard whose commits carry operator state, and a blob store that crashes its caller: for checkpoint tests."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from persist_core.batch import BatchDescription, SourceFrontier, StateArtifact
+from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain
+from persist_core.checkpoint.recovery import stash_chain
+from persist_core.client import PersistClient
+from persist_core.clock import ManualClock
+from persist_core.config import RetentionConfig
+from persist_core.errors import Indeterminate
+from persist_core.ids import SeededIds
+from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.open import OpenLocation
+from persist_core.schema import CollectionSchema, Column
+from persist_core.write import stage_manifest
+
+SCHEMA = CollectionSchema(key=(Column("id", "bigint", nullable=False),))
+KEEP_ALL = RetentionConfig(keep_last=1000)
+KEEP_ONE = RetentionConfig(keep_last=1, keep_daily=0, keep_weekly=0)
+DAY_MS = 86_400_000
+
+
+class Crashing(MemBlob):
+    """Fails at its n-th write or delete: before it happens, or (odd) after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.crash_at: int | None = None
+        self.calls = 0
+
+    def _step(self) -> bool:
+        self.calls += 1
+        return self.crash_at is not None and self.calls - 1 == self.crash_at // 2
+
+    def set(self, key: str, data: bytes) -> None:
+        crash = self._step()
+        if crash and self.crash_at is not None and self.crash_at % 2 == 0:
+            raise Indeterminate("crashed before the write")
+        super().set(key, data)
+        if crash:
+            raise Indeterminate("crashed after the write")
+
+    def delete(self, key: str) -> int | None:
+        if self._step():
+            raise Indeterminate("crashed before the delete")
+        return super().delete(key)
+
+
+class Shard:
+    """A shard whose commits carry operator state."""
+
+    def __init__(self, blob: MemBlob | None = None) -> None:
+        self.clock = ManualClock(1_700_000_000_000)
+        self.blob, self.consensus = blob or MemBlob(), MemConsensus()
+        self.client = PersistClient(OpenLocation(self.blob, self.consensus), self.clock, SeededIds(1, self.clock))
+        self.writer = self.client.open_writer("s")
+        self.epoch = 0
+        self.parent: str | None = None
+
+    def commit(
+        self, *, is_delta: bool = False, state: bytes | None = b"stash", days: int = 1, stashed: int | None = None
+    ) -> str:
+        """Append a batch with one artifact (or none); `stashed` is what its counts say of the stash after it."""
+        self.clock.sleep_ms(days * DAY_MS)
+        self.epoch += 1
+        description = BatchDescription(
+            "s",
+            self.epoch - 1,
+            self.epoch,
+            token=f"t{self.epoch}",
+            checkpoint_id=self.client.ids.uuid7(),
+            epoch=self.epoch,
+            parent_id=self.parent,
+            writer="w",
+            is_delta=is_delta,
+            sources={"files": SourceFrontier("files", {"files": self.epoch})},
+        )
+        attempt = self.client.ids.uuid7()
+        manifest = self.client.manifest(self.writer.stage(description, SCHEMA, attempt))
+        if state is not None:
+            data = b"%s-%d" % (state, self.epoch)
+            key = f"s/batches/{attempt}/stash.parquet"
+            self.blob.set(key, data)
+            artifact = StateArtifact("upsert", 0, is_delta, key, len(data), hashlib.sha256(data).hexdigest())
+            manifest = replace(manifest, operator_state=(artifact,))
+        if stashed is not None:
+            manifest = replace(manifest, stats={"stashed": stashed})
+        key = stage_manifest(self.blob, manifest, self.client.ids.uuid7())
+        self.writer.compare_and_append(manifest, key)
+        self.parent = description.checkpoint_id
+        return description.checkpoint_id
+
+    def publish(self, retention: RetentionConfig = KEEP_ALL) -> CheckpointReport:
+        report = publish_and_retain(self.client, "s", retention)
+        assert report is not None
+        return report
+
+    @property
+    def checkpointer(self) -> BlobCheckpointer:
+        return BlobCheckpointer(self.blob, "s")
+
+    def stash(self, checkpoint_id: str) -> list[bytes]:
+        """What a run would start from: the artifacts' bytes, oldest first."""
+        artifacts = stash_chain(self.checkpointer, checkpoint_id)
+        return [data for data in (self.blob.get(artifact.key) for artifact in artifacts) if data is not None]

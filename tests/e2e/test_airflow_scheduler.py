@@ -1,0 +1,126 @@
+"""A real scheduler (SQLite, LocalExecutor, 127.0.0.1) runs backfills: undisturbed, through kill -9, two at once."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from persist_airflow.local import LocalAirflow
+from persist_core.client import PersistClient
+from persist_core.conflicts import list_conflicts
+from persist_core.fsck import fsck
+from persist_core.location.open import PersistLocation, open_location
+from tests import real_parts
+from tests.airflow import kill_points
+from tests.airflow.fruit import DAY_MS, HISTORY, NAME, START_MS, Fruit, check_history
+
+ROOT = Path(__file__).resolve().parents[2]
+DAG_ID = "persist_upsert__fruit"
+LAST_DAY = f"2026-01-0{len(HISTORY)}"
+QUICK_RETRIES = ', default_args={"retries": 3, "retry_delay": timedelta(seconds=1)}'
+
+
+@pytest.fixture
+def airflow(tmp_path: Path) -> Iterator[LocalAirflow]:
+    """An Airflow home with the fruit collection; nothing runs yet, and nothing runs afterwards."""
+    fruit = Fruit.create(tmp_path)
+    fruit.write_days(range(len(HISTORY)))
+    location = PersistLocation(f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/consensus.db")
+    settings = {"AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False", "PYTHONPATH": str(ROOT)}
+    airflow = LocalAirflow(tmp_path / "home", fruit.dags, location, settings)
+    real_parts.used("Airflow scheduler", f"{importlib.metadata.version('apache-airflow')}, SQLite, LocalExecutor")
+    yield airflow
+    airflow.stop()
+
+
+@pytest.fixture
+def client(airflow: LocalAirflow) -> Iterator[PersistClient]:
+    """A client on the location that the tasks write."""
+    with open_location(airflow.location) as opened:
+        yield PersistClient(opened)
+
+
+def follow(airflow: LocalAirflow, *dag_ids: str, timeout_ms: int = 400_000) -> dict[str, list[str]]:
+    """Wait until every dag run has ended; their states by DAG."""
+    deadline_ms = airflow.clock.now_ms() + timeout_ms
+    while True:
+        airflow.check()
+        states = {dag_id: airflow.dag_run_states(dag_id) for dag_id in dag_ids}
+        if all(state in ("success", "failed") for found in states.values() for state in found):
+            return states
+        assert airflow.clock.now_ms() < deadline_ms, states
+        airflow.clock.sleep_ms(500)
+
+
+def test_a_backfill_by_airflows_own_command(airflow: LocalAirflow, client: PersistClient) -> None:
+    airflow.prepare()
+    airflow.command("backfill", "create", "--dag-id", DAG_ID, "--from-date", "2026-01-01", "--to-date", LAST_DAY,
+                    "--max-active-runs", "1")  # fmt: skip
+    with airflow.running():
+        assert follow(airflow, DAG_ID) == {DAG_ID: ["success"] * len(HISTORY)}
+        assert check_history(client) == {"upper": START_MS + len(HISTORY) * DAY_MS, "commits": len(HISTORY)}
+        again = airflow.command("dags", "backfill", DAG_ID, "-s", "2026-01-01", "-e", LAST_DAY)
+        assert f"no new dag runs, {len(HISTORY)} not created (already exists)" in again
+    assert not airflow.is_running()
+    assert fsck(client, NAME).is_clean
+
+
+def test_kill_9_of_real_tasks_and_airflows_own_retries(
+    airflow: LocalAirflow, client: PersistClient, tmp_path: Path
+) -> None:
+    points = tmp_path / "points"
+    Fruit(airflow.dags, tmp_path / "feed").write_dag_file(
+        QUICK_RETRIES,
+        head=(
+            "from datetime import timedelta\nfrom tests.airflow.kill_points import install\n"
+            f"install(Path({str(points)!r}))\n"
+        ).replace("from datetime", "from pathlib import Path\nfrom datetime"),
+    )
+    armed = ("mint.input_frozen", "write.during", "append.committed", "checkpoint.manifest")
+    for point in armed:
+        kill_points.arm(points, point)
+    airflow.prepare()
+    airflow.command("backfill", "create", "--dag-id", DAG_ID, "--from-date", "2026-01-01", "--to-date", "2026-01-02",
+                    "--max-active-runs", "1")  # fmt: skip
+    with airflow.running():
+        assert follow(airflow, DAG_ID) == {DAG_ID: ["success"] * 2}
+    assert kill_points.armed(points) == [], "every point was reached"
+    assert check_history(client, 2)["commits"] == 2
+    assert fsck(client, NAME).is_clean
+
+
+def test_two_backfills_over_the_same_days_at_once(airflow: LocalAirflow, client: PersistClient, tmp_path: Path) -> None:
+    """Airflow allows one backfill per DAG, so the second one is another DAG's, of the same collection and shard."""
+    Fruit(airflow.dags, tmp_path / "feed").write_dag_file(QUICK_RETRIES, head="from datetime import timedelta\n")
+    (airflow.dags / "again_dag.py").write_text(
+        "# airflow DAG\nfrom datetime import timedelta\nfrom pathlib import Path\n"
+        "from persist_airflow.factory import build_upsert_dag\nfrom persist_core.config import load_collection\n"
+        "config = load_collection(Path(__file__).parent / 'collections' / 'fruit.yaml')\n"
+        f"dag = build_upsert_dag(config, dag_args={{'dag_id': 'again'}}{QUICK_RETRIES})\n"
+    )
+    airflow.prepare()
+    for dag_id, flags in ((DAG_ID, ()), ("again", ("--run-backwards",))):
+        airflow.command("backfill", "create", "--dag-id", dag_id, "--from-date", "2026-01-01", "--to-date", LAST_DAY,
+                        "--max-active-runs", "1", *flags)  # fmt: skip
+    with airflow.running():
+        states = follow(airflow, DAG_ID, "again")
+    assert {state for found in states.values() for state in found} == {"success"}, states
+    check_history(client)
+    assert list_conflicts(client.blob, NAME), "both minted from the same upper, so one of them lost"
+    assert fsck(client, NAME).is_clean
+
+
+def test_what_a_killed_starter_left_behind_is_ended_by_the_next(airflow: LocalAirflow) -> None:
+    airflow.prepare()
+    airflow.start()
+    left = airflow.recorded_pids()
+    heir = LocalAirflow(airflow.home, airflow.dags, airflow.location)
+    assert heir.stop() == ["scheduler", "api-server"]
+    for pid in left:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert heir.stop() == []
