@@ -60,9 +60,19 @@ def spark_type(type_name: str) -> T.DataType:
     return T.DecimalType(*decimal) if decimal else _SIMPLE[type_name]
 
 
+def sql_type(type_name: str) -> str:
+    """The same type in SQL, whatever the session takes a bare `timestamp` for."""
+    return {"json": "string", "timestamp": "timestamp_ltz"}.get(type_name, type_name)
+
+
+def quoted(name: str) -> str:
+    """`name` as an SQL identifier: dots and backticks in it mean nothing to Spark."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def named(name: str) -> SparkColumn:
-    """The column called exactly `name`: dots and backticks in it mean nothing to Spark."""
-    return F.col("`" + name.replace("`", "``") + "`")
+    """The column called exactly `name`."""
+    return F.col(quoted(name))
 
 
 def user_fields(schema: CollectionSchema) -> list[T.StructField]:

@@ -47,8 +47,10 @@ class Emitted:
     err_insertions: int
     err_retractions: int
     stash_rows: int
-    digest_0: int
-    digest_1: int
+    digest_0_low: int
+    digest_0_high: int
+    digest_1_low: int
+    digest_1_high: int
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,9 @@ class Outcome:
     @property
     def rows_digest(self) -> str:
         """The order-independent digest of all updates, for `persist_core.batch.contents_digest`."""
-        return f"xxhash64-sums:{self.emitted.output_count}:{self.emitted.digest_0}:{self.emitted.digest_1}"
+        emitted = self.emitted
+        sums = (emitted.digest_0_high, emitted.digest_0_low, emitted.digest_1_high, emitted.digest_1_low)
+        return f"xxhash64-sums:{emitted.output_count}:{':'.join(map(str, sums))}"
 
     @property
     def stats(self) -> DrainStats:

@@ -134,7 +134,7 @@ def _check_history(drained: Drained, outcome: Outcome, description: BatchDescrip
     """What was looked up must be a history of at most one value per slot: nothing is picked silently."""
     if not outcome.read.broken:
         return
-    row = drained.broken.orderBy("slot", "time", "diff").limit(1).collect()[0]
+    row = drained.broken().orderBy("slot", "time", "diff").limit(1).collect()[0]
     raise InvariantViolation(
         f"shard {description.shard} breaks 'a slot has at most one value' in {outcome.read.broken} updates; the first:"
         f" slot {row['slot']} at time {row['time']}: diff {row['diff']} of {row['value']}, after {row['before']}."

@@ -14,55 +14,59 @@ Invariants a reader may rely on:
 1. Nothing here starts a Spark job, knows a session or a location, or calls a Python function per row.
 2. Every count is observed after the exchange, in the stage that writes: task retries can't count a row twice.
 3. The normal plan neither expands truncates nor breaks ties of equal orders; it counts them. Where either count is not
-   zero its output must be thrown away and `thorough=True` asked for (`Outcome.needs_thorough_plan`).
+   zero its output must be thrown away and `is_thorough=True` asked for (`Outcome.needs_thorough_plan`).
+4. The bounds of the batch occur in `_arrivals` only. Spark compiles numbers into the code it generates: anywhere else
+   they would make every batch run code that was never run before, and so was never optimised by the JVM.
+
+Expressions are SQL texts, since each call of the Column API costs a dozen messages to the JVM, and there would be a
+thousand. User columns are k0.., v0.. in them, so that no name can clash or break out.
 """
 
 from __future__ import annotations
 
-import functools
-import operator
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from pyspark.sql import Column as SparkColumn
-from pyspark.sql import DataFrame, Observation, Window
+from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F
-from pyspark.sql.window import WindowSpec
 
 from persist_core.batch import STASH_KIND, PartKind
 from persist_core.errors import BadBounds
-from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema
-from persist_spark import outcome
+from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
+from persist_core.upsert import LATE_TIME, Late
 from persist_spark.frame import (
     BAD_KEY,
     DELETE,
     ERR_COLUMNS,
     OP,
     ORDER,
+    PART,
     SKIP,
     TRUNCATE,
     UPSERT,
     canonical_json,
     canonical_key,
-    err_null,
-    named,
-    null_of,
+    quoted,
+    sql_type,
 )
+from persist_spark.outcome import Outcome
 
-LATE_TIME = "late_time"  # the err kind of a record before `lower`, where the collection wants an err
-Late = Literal["lift", "error", "persisted"]
-
-# Columns that live only between the steps below. User columns are k0.., v0.. meanwhile, so that no name can clash.
+# Columns that live only between the steps below.
 AT = "_persist_at"  # bigint: the original time, for records; the diff, for committed updates (see `_history`)
 FROM = "_persist_from"  # int: where a row comes from, one of the four below
 COMMITTED, STASHED, ARRIVED, EXPANDED = 0, 1, 2, 3
-WINS = "_persist_wins"
+PHASE = "_persist_phase"  # int: what becomes of a record, one of the three below
+FINAL, PENDING, COUNTED = 0, 1, 2  # processed now, kept in the stash, only counted
+LATE = "_persist_late"  # boolean: the record's own time lies before `lower`
+WINS = "_persist_wins"  # boolean: the last row of its slot and time
 TIED = "_persist_tied"
 BROKEN = "_persist_broken"
-HAD = "_persist_had"  # whether the slot held a value just before
-HOLDS = "_persist_holds"  # whether the row itself leaves a value in the slot
-SIDE = "_persist_side"  # int: -1 the value before goes, 1 the row's value comes, 0 to be stashed, 2 nothing changes
-_KEPT = 2
+HAD = "_persist_had"  # boolean: the slot held a value just before
+HOLDS = "_persist_holds"  # boolean: the row leaves a value in the slot
+SIDE = "_persist_side"  # int: the value before goes, the row's value comes, it is stashed, nothing changes
+GOES, COMES, STAYS_OUT, STAYS = -1, 1, 0, 2
+HASHES = ("_persist_hash_0", "_persist_hash_1")
 _CANONICAL = "_persist_canonical"
 _NEVER = -1  # the time of rows that are only counted
 _SKIP_SLOTS = 64  # control records have no key; spread, so that they don't all land in one task
@@ -73,22 +77,31 @@ class Drained:
     """What `persistent_upsert` returns. `updates` is for exactly one action; then ask for `outcome()`.
 
     `updates` has the user's columns, time, diff, the err columns, the stash's `OP`, `ORDER` and `BAD_KEY`, and `PART`
-    (`insertions`, `retractions`, `errs`, `stash`). `broken` is to be run only where `outcome().read.broken` is not
-    zero: one row `slot, time, diff, value, before` (texts and numbers) per update that breaks the slot's history.
+    (`insertions`, `retractions`, `errs`, `stash`).
     """
 
     updates: DataFrame
-    broken: DataFrame
     is_thorough: bool
+    _rules: _Rules
+    _chain: DataFrame
     _read: Observation
     _emitted: Observation
 
-    def outcome(self) -> outcome.Outcome:
+    def outcome(self) -> Outcome:
         """What the action observed. Call it only after the action has succeeded: it waits for the counts.
 
         Raises `InvariantViolation` where two counts that must agree don't.
         """
-        return outcome.Outcome.observed(self._read.get, self._emitted.get, is_thorough=self.is_thorough)
+        return Outcome.observed(
+            self._read.get["counts"].asDict(), self._emitted.get["counts"].asDict(), is_thorough=self.is_thorough
+        )
+
+    def broken(self) -> DataFrame:
+        """One row `slot, time, diff, value, before` per committed update that breaks its slot's history.
+
+        To be run only where `outcome().read.broken` is not zero, for the error message.
+        """
+        return _broken(self._chain, self._rules)
 
 
 @dataclass(frozen=True)
@@ -120,10 +133,14 @@ class _Rules:
         """The columns that together are a value, ok or err."""
         return [*self.values, *ERR_COLUMNS]
 
+    def over(self, *order: str) -> str:
+        """A window over the rows of a slot."""
+        return f"OVER (PARTITION BY {', '.join(self.slot)} ORDER BY {', '.join(order)})"
+
     @property
-    def is_final(self) -> SparkColumn:
-        """Whether an arrival is processed now; else it is stashed."""
-        return F.lit(True) if self.upper is None else F.col(AT) < self.upper
+    def by_rank(self) -> str:
+        """The rows of a slot in the order in which they count: the last of a time is its winner."""
+        return self.over(TIME, AT, ORDER, *([_CANONICAL] if self.is_thorough else []))
 
 
 def persistent_upsert(
@@ -141,11 +158,11 @@ def persistent_upsert(
 ) -> Drained:
     """The updates that `records` (the records frame) make of `state`, for the batch `[lower, upper)`.
 
-    `state`: committed updates (`persist_spark.state_reader`) of at least every slot in the batch, oks and errs; value
-    columns of retractions may be null. `stash`: the stash before, in the records frame, not consolidated. `late` says
-    what becomes of a record whose time lies before `lower`: it was never consumed and is lifted or made an err; or
-    (`persisted`: the caller redelivers) it is dropped and counted. `is_delta`: emit only newly stashed records.
-    `is_thorough`: expand truncates and break ties; `state` then has to hold *all* slots.
+    `state`: committed updates (`persist_spark.state_reader`), all before `lower`, of at least every slot in the batch,
+    oks and errs; value columns of retractions may be null. `stash`: the stash before, in the records frame, not
+    consolidated. `late` says what becomes of a record whose time lies before `lower`: it was never consumed and is
+    lifted or made an err; or (`persisted`: the caller redelivers) it is dropped and counted. `is_delta`: emit only
+    newly stashed records. `is_thorough`: expand truncates and break ties; `state` then has to hold *all* slots.
 
     Raises `BadBounds` where `as_of_frontier` is not before `upper`.
     """
@@ -155,112 +172,116 @@ def persistent_upsert(
     rules = _Rules(schema, lower, upper, floor, late, is_delta, is_thorough)
     chain = _arrivals(records, ARRIVED, rules)
     if stash is not None:
-        chain = chain.unionByName(_consolidated(_arrivals(stash, STASHED, rules), rules))
+        chain = chain.union(_consolidated(_arrivals(stash, STASHED, rules), rules))
     if state is not None:
-        chain = chain.unionByName(_history(state, chain, rules))
+        chain = chain.union(_history(state, records.schema[ORDER].dataType.simpleString(), rules))
     if is_thorough:
         chain = _with_truncates(chain, rules)
     read, emitted = Observation(), Observation()
-    ranked = _ranked(chain, rules).observe(read, *_read_metrics(rules))
-    changes = _changes(ranked.where(_matters(rules)), rules).observe(emitted, *_emitted_metrics(rules))
-    updates = changes.where(F.col(SIDE) != _KEPT)
-    return Drained(_published(updates, rules), _broken(chain, rules), is_thorough, read, emitted)
+    ranked = _ranked(chain, rules).observe(read, _counts(_read_counts()))
+    changes = _changes(ranked, rules).observe(emitted, _counts(_emitted_counts()))
+    return Drained(_published(changes, rules), is_thorough, rules, chain, read, emitted)
 
 
 def _arrivals(records: DataFrame, origin: int, rules: _Rules) -> DataFrame:
     """Records with their times settled. A missing time is the description's: the last one before the upper."""
+    if rules.late == "error":
+        records = _with_late_errs(records, rules)
     schema = rules.schema
     given = rules.lower if rules.upper is None else rules.upper - 1
-    at = F.coalesce(F.col(TIME), F.lit(given))
-    is_skip = F.col(OP).eqNullSafe(SKIP)
-    is_late = at < rules.lower
-    refused = is_late & F.col(ERR_KIND).isNull() & ~F.col(OP).isin(TRUNCATE, SKIP)
-    becomes_err = refused if rules.late == "error" else F.lit(False)
-    is_err = F.col(ERR_KIND).isNotNull() | becomes_err
-    counted_only = is_skip | is_late if rules.late == "persisted" else is_skip
-    spread = F.pmod(F.xxhash64(ORDER), F.lit(_SKIP_SLOTS)).cast("string").cast("binary")
-    err = {
-        ERR_KIND: F.lit(LATE_TIME),
-        ERR_MESSAGE: F.concat(F.lit("time "), at, F.lit(f" lies before {rules.lower}, which is final")),
-        ERR_KEY: F.coalesce(F.col(BAD_KEY), canonical_key(schema)),
-        ERR_PAYLOAD: canonical_json(schema.values),
-    }
-    return records.select(
-        *[F.when(~is_skip, named(c.name)).alias(n) for n, c in zip(rules.keys, schema.key, strict=True)],
-        F.when(is_skip, spread).otherwise(F.col(BAD_KEY)).alias(BAD_KEY),
-        F.when(counted_only, F.lit(_NEVER)).otherwise(F.greatest(at, F.lit(rules.floor))).cast("bigint").alias(TIME),
-        at.alias(AT),
-        F.lit(origin).alias(FROM),
-        F.when(is_err, F.lit(UPSERT)).otherwise(F.col(OP)).alias(OP),
-        F.col(ORDER),
-        *[
-            F.when(~is_err & (F.col(OP) == UPSERT), named(c.name)).alias(n)
-            for n, c in zip(rules.values, schema.values, strict=True)
-        ],
-        *[F.when(becomes_err, err[name]).otherwise(F.col(name)).alias(name) for name in ERR_COLUMNS],
-    )
-
-
-def _history(state: DataFrame, chain: DataFrame, rules: _Rules) -> DataFrame:
-    """Committed updates as arrivals. Their diff stands in for the original time: it puts a retraction before the
-    insertion that replaced it at the same time, and is checked on the way."""
-    schema = rules.schema
-    return state.select(
-        *[named(c.name).alias(n) for n, c in zip(rules.keys, schema.key, strict=True)],
-        F.col(BAD_KEY),
-        F.col(TIME),
-        F.col(DIFF).alias(AT),
-        F.lit(COMMITTED).alias(FROM),
-        F.when(F.col(DIFF) > 0, F.lit(UPSERT)).otherwise(F.lit(DELETE)).alias(OP),
-        F.lit(None).cast(chain.schema[ORDER].dataType).alias(ORDER),
-        *[named(c.name).alias(n) for n, c in zip(rules.values, schema.values, strict=True)],
+    at = f"coalesce({TIME}, {given}L)"
+    is_late = f"{at} < {rules.lower}L"
+    is_skip = f"{OP} = '{SKIP}'"
+    is_counted = f"{is_skip} OR {is_late}" if rules.late == "persisted" else is_skip
+    is_pending = "false" if rules.upper is None else f"{at} >= {rules.upper}L"
+    spread = f"CAST(CAST(pmod(xxhash64({ORDER}), {_SKIP_SLOTS}) AS STRING) AS BINARY)"
+    return records.selectExpr(
+        *[f"{quoted(column.name)} AS {flat}" for flat, column in zip(rules.keys, schema.key, strict=True)],
+        f"CASE WHEN {is_skip} THEN {spread} ELSE {BAD_KEY} END AS {BAD_KEY}",
+        f"CASE WHEN {is_counted} THEN {_NEVER}L ELSE greatest({at}, {rules.floor}L) END AS {TIME}",
+        f"{at} AS {AT}",
+        f"{origin} AS {FROM}",
+        f"CASE WHEN {is_counted} THEN {COUNTED} WHEN {is_pending} THEN {PENDING} ELSE {FINAL} END AS {PHASE}",
+        f"{is_late} AS {LATE}",
+        OP,
+        ORDER,
+        *[f"{quoted(column.name)} AS {flat}" for flat, column in zip(rules.values, schema.values, strict=True)],
         *ERR_COLUMNS,
     )
 
 
-def _by_rank(rules: _Rules) -> WindowSpec:
-    """The rows of a slot in the order in which they count: the last of a time is its winner."""
-    return Window.partitionBy(*rules.slot).orderBy(TIME, AT, ORDER, *([_CANONICAL] if rules.is_thorough else []))
+def _with_late_errs(records: DataFrame, rules: _Rules) -> DataFrame:
+    """Make each record before `lower` an err of its slot. The raw record is not at hand: its values stand in for it."""
+    is_good = F.col(ERR_KIND).isNull() & ~F.col(OP).isin(TRUNCATE, SKIP)
+    refused = F.coalesce((F.col(TIME) < rules.lower) & is_good, F.lit(False))
+    err = {
+        ERR_KIND: F.lit(LATE_TIME),
+        ERR_MESSAGE: F.concat(F.lit("time "), F.col(TIME), F.lit(f" lies before {rules.lower}, which is final")),
+        ERR_KEY: F.coalesce(F.col(BAD_KEY), canonical_key(rules.schema)),
+        ERR_PAYLOAD: canonical_json(rules.schema.values),
+    }
+    changed = {name: F.when(refused, value).otherwise(F.col(name)) for name, value in err.items()}
+    gone = {c.name: F.when(~refused, F.col(quoted(c.name))) for c in rules.schema.values}
+    return records.withColumns({**changed, **gone, OP: F.when(refused, F.lit(UPSERT)).otherwise(F.col(OP))})
+
+
+def _history(state: DataFrame, order_type: str, rules: _Rules) -> DataFrame:
+    """Committed updates as arrivals. Their diff stands in for the original time: it puts a retraction before the
+    insertion that replaced it at the same time, and is checked on the way."""
+    columns = zip(rules.values, rules.schema.values, strict=True)
+    return state.selectExpr(
+        *[f"{quoted(column.name)} AS {flat}" for flat, column in zip(rules.keys, rules.schema.key, strict=True)],
+        BAD_KEY,
+        TIME,
+        f"{DIFF} AS {AT}",
+        f"{COMMITTED} AS {FROM}",
+        f"{FINAL} AS {PHASE}",
+        f"false AS {LATE}",
+        f"CASE WHEN {DIFF} > 0 THEN '{UPSERT}' ELSE '{DELETE}' END AS {OP}",
+        f"CAST(NULL AS {order_type}) AS {ORDER}",
+        *[f"{quoted(column.name)} AS {flat}" for flat, column in columns],
+        *ERR_COLUMNS,
+    )
 
 
 def _ranked(chain: DataFrame, rules: _Rules) -> DataFrame:
     """Mark, in each slot, the last row of each time; rows it beat by canonical bytes alone; and broken history."""
-    window = _by_rank(rules)
-    next_time = F.lead(TIME).over(window)
-    is_tied = [F.lead(name).over(window).eqNullSafe(F.col(name)) for name in (TIME, AT, ORDER)]
+    window = rules.by_rank
+    next_time = f"lead({TIME}) {window}"
+    tied = [f"lead({name}) {window} <=> {name}" for name in (TIME, AT, ORDER)]
     if rules.is_thorough:  # the very same record twice is no tie
-        is_tied.append(~F.lead(_CANONICAL).over(window).eqNullSafe(F.col(_CANONICAL)))
-    diff_before = F.coalesce(F.lag(F.when(F.col(FROM) == COMMITTED, F.col(AT))).over(window), F.lit(-1))
-    is_alternating = ((F.col(AT) == 1) & (diff_before == -1)) | ((F.col(AT) == -1) & (diff_before == 1))
-    return chain.select(
+        tied.append(f"NOT lead({_CANONICAL}) {window} <=> {_CANONICAL}")
+    diff_before = f"coalesce(lag(CASE WHEN {FROM} = {COMMITTED} THEN {AT} END) {window}, -1L)"
+    return chain.selectExpr(
         *[name for name in chain.columns if name != _CANONICAL],
-        (next_time.isNull() | (next_time != F.col(TIME))).alias(WINS),
-        functools.reduce(operator.and_, is_tied).alias(TIED),
-        ((F.col(FROM) == COMMITTED) & ~(is_alternating & (F.col(TIME) < rules.lower))).alias(BROKEN),
+        f"coalesce({next_time} != {TIME}, true) AS {WINS}",
+        f"{' AND '.join(tied)} AS {TIED}",
+        f"{FROM} = {COMMITTED} AND NOT ({AT} IN (1, -1) AND {AT} = -{diff_before}) AS {BROKEN}",
     )
 
 
 def _broken(chain: DataFrame, rules: _Rules) -> DataFrame:
-    """The committed updates that break their slot's history, each with the one before it, for the error message."""
-    window = Window.partitionBy(*rules.slot).orderBy(TIME, AT)
-    value = F.to_json(F.struct(*rules.value))
-    ranked = _ranked(chain.where(F.col(FROM) == COMMITTED), replace(rules, is_thorough=False))
-    shown = ranked.withColumns({"value": value, "before": F.lag(value).over(window)}).where(BROKEN)
-    slot = F.to_json(F.struct(*rules.slot)).alias("slot")
-    return shown.select(slot, F.col(TIME).alias("time"), F.col(AT).alias("diff"), "value", "before")
+    """See `Drained.broken`."""
+    value = f"to_json(struct({', '.join(rules.value)}))"
+    before = f"lag({value}) {rules.over(TIME, AT)}"
+    committed = _ranked(chain.where(f"{FROM} = {COMMITTED}"), rules)
+    shown = committed.selectExpr("*", f"{value} AS value", f"{before} AS before").where(BROKEN)
+    slot = f"to_json(struct({', '.join(rules.slot)})) AS slot"
+    return shown.selectExpr(slot, f"{TIME} AS time", f"{AT} AS diff", "value", "before")
 
 
-def _canonical_value(rules: _Rules) -> SparkColumn:
-    """What decides between records of one order: the greater bytes, a tombstone being the least."""
+def _with_canonical(chain: DataFrame, rules: _Rules) -> DataFrame:
+    """Add what decides between records of one order: the greater bytes, a tombstone being the least."""
     ok = canonical_json(rules.schema.values, rules.values)
-    return F.when(F.col(OP) == UPSERT, F.when(F.col(ERR_KIND).isNull(), ok).otherwise(F.col(ERR_PAYLOAD)))
+    value = F.when(F.col(ERR_KIND).isNull(), ok).otherwise(F.col(ERR_PAYLOAD))
+    return chain.withColumn(_CANONICAL, F.when(F.col(OP) == UPSERT, value))
 
 
 def _consolidated(stash: DataFrame, rules: _Rules) -> DataFrame:
     """The stash as it was left: a chain of deltas holds records that later ones beat, or that were processed since."""
-    window = Window.partitionBy(*rules.slot, AT).orderBy(ORDER, _CANONICAL)
-    marked = stash.where(F.col(AT) >= rules.lower).withColumn(_CANONICAL, _canonical_value(rules))
-    return marked.withColumn(WINS, F.lead(AT).over(window).isNull()).where(WINS).drop(WINS, _CANONICAL)
+    live = _with_canonical(stash.where(f"NOT {LATE}"), rules)
+    wins = f"lead({AT}) OVER (PARTITION BY {', '.join(rules.slot)}, {AT} ORDER BY {ORDER}, {_CANONICAL}) IS NULL"
+    return live.selectExpr("*", f"{wins} AS {WINS}").where(WINS).drop(WINS, _CANONICAL)
 
 
 def _with_truncates(chain: DataFrame, rules: _Rules) -> DataFrame:
@@ -268,30 +289,29 @@ def _with_truncates(chain: DataFrame, rules: _Rules) -> DataFrame:
 
     Of several truncates at one time the last one does all that the others do, so only it is expanded.
     """
-    is_truncate = (F.col(OP) == TRUNCATE) & (F.col(TIME) != _NEVER)
-    newest = F.max(F.struct(AT, ORDER)).alias("newest")
-    truncates = chain.where(is_truncate & rules.is_final).groupBy(TIME).agg(newest)
-    slots = chain.where(~F.col(OP).isin(TRUNCATE, SKIP)).select(*rules.slot).distinct()
-    values = zip(rules.values, rules.schema.values, strict=True)
-    expanded = slots.crossJoin(F.broadcast(truncates)).select(
-        *rules.slot,
-        F.col(TIME),
-        F.col(f"newest.{AT}").alias(AT),
-        F.lit(EXPANDED).alias(FROM),
-        F.lit(DELETE).alias(OP),
-        F.col(f"newest.{ORDER}").alias(ORDER),
-        *[null_of(column.type).alias(name) for name, column in values],
-        *[err_null(name).alias(name) for name in ERR_COLUMNS],
-    )
-    both = chain.unionByName(expanded).withColumn(_CANONICAL, _canonical_value(rules))
-    held = F.coalesce(F.lag(F.col(OP) == UPSERT).over(_by_rank(rules)), F.lit(False))
-    return both.withColumn(HAD, held).where((F.col(FROM) != EXPANDED) | F.col(HAD)).drop(HAD)
+    is_truncate = f"{OP} = '{TRUNCATE}' AND {PHASE} = {FINAL}"
+    newest = F.expr(f"max(struct({AT}, {ORDER}, {LATE})) AS newest")
+    truncates = chain.where(is_truncate).groupBy(TIME).agg(newest)
+    slots = chain.where(f"{OP} NOT IN ('{TRUNCATE}', '{SKIP}')").select(*rules.slot).distinct()
+    nulls = {name: f"CAST(NULL AS {kind})" for name, kind in zip(rules.value, _value_types(rules.schema), strict=True)}
+    given = {
+        AT: f"newest.{AT}",
+        ORDER: f"newest.{ORDER}",
+        LATE: f"newest.{LATE}",
+        FROM: str(EXPANDED),
+        PHASE: str(FINAL),
+        OP: f"'{DELETE}'",
+    }
+    cells = {name: name for name in chain.columns} | nulls | given
+    expanded = slots.crossJoin(F.broadcast(truncates)).selectExpr(*[f"{sql} AS {name}" for name, sql in cells.items()])
+    both = _with_canonical(chain.union(expanded), rules)
+    had = f"coalesce(lag({OP} = '{UPSERT}') {rules.by_rank}, false) AS {HAD}"
+    return both.selectExpr("*", had).where(f"{FROM} != {EXPANDED} OR {HAD}").drop(HAD)
 
 
-def _matters(rules: _Rules) -> SparkColumn:
-    """Winners only; a truncate itself changes nothing, but waits in the stash until its time has come."""
-    is_spent_truncate = (F.col(OP) == TRUNCATE) & rules.is_final
-    return F.col(WINS) & (F.col(TIME) != _NEVER) & ~is_spent_truncate
+def _value_types(schema: CollectionSchema) -> Sequence[str]:
+    err = {ERR_KIND: "string", ERR_MESSAGE: "string", ERR_KEY: "binary", ERR_PAYLOAD: "binary"}
+    return [*[sql_type(column.type) for column in schema.values], *[err[name] for name in ERR_COLUMNS]]
 
 
 def _before(name: str) -> str:
@@ -299,109 +319,120 @@ def _before(name: str) -> str:
     return f"_persist_before_{name}"
 
 
-def _changes(winners: DataFrame, rules: _Rules) -> DataFrame:
+def _changes(ranked: DataFrame, rules: _Rules) -> DataFrame:
     """Compare each winner with the one before it in its slot.
 
-    One row per update, per record to be stashed, and, only to be counted, per value that was there already.
+    One row per update, per record to be stashed, and, only to be counted, per value that was there already. A truncate
+    itself changes nothing, but waits in the stash until its time has come.
     """
-    window = Window.partitionBy(*rules.slot).orderBy(TIME)
-    holds = F.col(OP) == UPSERT
-    before = {_before(name): F.lag(name).over(window) for name in rules.value}
-    had = F.coalesce(F.lag(holds).over(window), F.lit(False))
-    compared = [name for name in rules.value if name != ERR_MESSAGE]
-    is_same = F.struct(*[F.col(_before(name)).alias(name) for name in compared]).eqNullSafe(F.struct(*compared))
-    is_arrival = F.col(FROM) != COMMITTED
-    is_kept = is_arrival & rules.is_final & F.col(HAD) & F.col(HOLDS) & is_same
-    is_change = is_arrival & rules.is_final & (F.col(HAD) | F.col(HOLDS))
-    to_stash = (F.col(FROM) == ARRIVED if rules.is_delta else is_arrival) & ~rules.is_final
-    sides = (
-        F.when(is_kept, F.array(F.lit(_KEPT)))
-        .when(is_change & F.col(HAD) & F.col(HOLDS), F.array(F.lit(-1), F.lit(1)))
-        .when(is_change & F.col(HAD), F.array(F.lit(-1)))
-        .when(is_change, F.array(F.lit(1)))
-        .when(to_stash, F.array(F.lit(0)))
+    spent = f"{PHASE} = {COUNTED} OR ({OP} = '{TRUNCATE}' AND {PHASE} = {FINAL})"
+    window = rules.over(TIME)
+    linked = ranked.where(f"{WINS} AND NOT ({spent})").selectExpr(
+        "*",
+        f"{OP} = '{UPSERT}' AS {HOLDS}",
+        f"coalesce(lag({OP} = '{UPSERT}') {window}, false) AS {HAD}",
+        *[f"lag({name}) {window} AS {_before(name)}" for name in rules.value],
     )
-    linked = winners.withColumns({**before, HAD: had, HOLDS: holds})
-    sided = linked.where(is_arrival).withColumn(SIDE, F.explode(sides))
-    is_before, is_stash = F.col(SIDE) == -1, F.col(SIDE) == 0
-    rows = sided.select(
+    compared = [name for name in rules.value if name != ERR_MESSAGE]
+    is_same = f"struct({', '.join(map(_before, compared))}) <=> struct({', '.join(compared)})"
+    stashable = f"{FROM} = {ARRIVED}" if rules.is_delta else "true"
+    sides = (
+        f"CASE WHEN {PHASE} = {PENDING} THEN CASE WHEN {stashable} THEN array({STAYS_OUT}) END"
+        f" WHEN {HAD} AND {HOLDS} THEN CASE WHEN {is_same} THEN array({STAYS}) ELSE array({GOES}, {COMES}) END"
+        f" WHEN {HAD} THEN array({GOES}) WHEN {HOLDS} THEN array({COMES}) END"
+    )
+    sided = linked.where(f"{FROM} != {COMMITTED}").selectExpr("*", f"explode({sides}) AS {SIDE}")
+    rows = sided.selectExpr(
         *rules.keys,
-        *[F.when(is_before, F.col(_before(name))).otherwise(F.col(name)).alias(name) for name in rules.value],
-        F.when(is_stash, F.col(AT)).otherwise(F.col(TIME)).alias(TIME),
-        F.when(~is_stash, F.col(SIDE).cast("bigint")).alias(DIFF),
-        *[F.when(is_stash, F.col(name)).alias(name) for name in (OP, ORDER, BAD_KEY)],
+        *[f"CASE WHEN {SIDE} = {GOES} THEN {_before(name)} ELSE {name} END AS {name}" for name in rules.value],
+        f"CASE WHEN {SIDE} = {STAYS_OUT} THEN {AT} ELSE {TIME} END AS {TIME}",
+        f"CASE WHEN {SIDE} != {STAYS_OUT} THEN CAST({SIDE} AS BIGINT) END AS {DIFF}",
+        *[f"CASE WHEN {SIDE} = {STAYS_OUT} THEN {name} END AS {name}" for name in (OP, ORDER, BAD_KEY)],
         *[SIDE, HAD, HOLDS],
     )
     part = (
-        F.when(F.col(SIDE) == 0, F.lit(STASH_KIND))
-        .when(F.col(SIDE) == _KEPT, F.lit(None))
-        .when(F.col(ERR_KIND).isNotNull(), F.lit(PartKind.ERRS.value))
-        .when(F.col(SIDE) == 1, F.lit(PartKind.INSERTIONS.value))
-        .otherwise(F.lit(PartKind.RETRACTIONS.value))
+        f"CASE WHEN {SIDE} = {STAYS_OUT} THEN '{STASH_KIND}' WHEN {SIDE} = {STAYS} THEN NULL"
+        f" WHEN {ERR_KIND} IS NOT NULL THEN '{PartKind.ERRS}'"
+        f" WHEN {SIDE} = {COMES} THEN '{PartKind.INSERTIONS}' ELSE '{PartKind.RETRACTIONS}' END"
     )
-    return rows.withColumn(PART, part)
+    hashes = [f"{sql} AS {name}" for name, sql in zip(HASHES, _hashes(rules), strict=True)]
+    return rows.selectExpr("*", f"{part} AS {PART}", *hashes)
 
 
-def _published(updates: DataFrame, rules: _Rules) -> DataFrame:
+def _published(changes: DataFrame, rules: _Rules) -> DataFrame:
     """The updates under the user's names."""
-    user = [
-        F.col(flat).alias(column.name)
-        for flat, column in zip(rules.keys + rules.values, rules.schema.columns, strict=True)
-    ]
-    return updates.select(*user, TIME, DIFF, *ERR_COLUMNS, OP, ORDER, BAD_KEY, PART)
+    flat = zip(rules.keys + rules.values, rules.schema.columns, strict=True)
+    return changes.where(f"{SIDE} != {STAYS}").selectExpr(
+        *[f"{name} AS {quoted(column.name)}" for name, column in flat],
+        TIME,
+        DIFF,
+        *ERR_COLUMNS,
+        OP,
+        ORDER,
+        BAD_KEY,
+        PART,
+    )
 
 
-def _count(condition: SparkColumn, name: str) -> SparkColumn:
-    return F.count(F.when(condition, F.lit(1))).alias(name)
+def _counts(named: Mapping[str, str]) -> Column:
+    """Aggregates as one struct `counts`: one message to the JVM instead of dozens."""
+    return F.expr(f"struct({', '.join(f'{sql} AS {name}' for name, sql in named.items())}) AS counts")
 
 
-def _read_metrics(rules: _Rules) -> list[SparkColumn]:
+def _read_counts() -> dict[str, str]:
     """What is counted of every row after the exchange. Names are the fields of `outcome.Read`."""
-    origin, final, wins = F.col(FROM), rules.is_final, F.col(WINS)
-    is_record = origin.isin(STASHED, ARRIVED)
-    is_late = F.col(AT) < rules.lower
-    live = is_record & (F.col(TIME) != _NEVER)
-    is_truncate = F.col(OP) == TRUNCATE
-    winner = live & wins & final
-    eligible = (winner & ~is_truncate) | (wins & (origin == EXPANDED))
-    return [
-        _count(origin == ARRIVED, "records_read"),
-        _count(origin == STASHED, "stash_before"),
-        _count(origin == EXPANDED, "truncated"),
-        _count((is_record & (F.col(OP) == SKIP)) | (winner & is_truncate), "skipped"),
-        _count(is_record & (F.col(OP) != SKIP) & (F.col(TIME) == _NEVER), "already_persisted"),
-        _count((live | (origin == EXPANDED)) & ~wins, "duplicates"),
-        _count(live & F.col(TIED), "order_ties"),
-        _count(live & is_truncate & final, "truncates"),
-        _count(eligible, "eligible"),
-        _count(live & wins & ~final, "stashed"),
-        _count(winner & is_late, "late_times"),
-        _count(eligible & F.col(ERR_KIND).isNotNull(), "errors"),
-        _count(F.col(BROKEN), "broken"),
-    ]
+    is_record = f"{FROM} IN ({STASHED}, {ARRIVED})"
+    is_live = f"({is_record} AND {PHASE} != {COUNTED})"
+    is_expanded = f"{FROM} = {EXPANDED}"
+    is_truncate = f"{OP} = '{TRUNCATE}'"
+    winner = f"({is_live} AND {WINS} AND {PHASE} = {FINAL})"
+    eligible = f"(({winner} AND NOT {is_truncate}) OR ({WINS} AND {is_expanded}))"
+    conditions = {
+        "records_read": f"{FROM} = {ARRIVED}",
+        "stash_before": f"{FROM} = {STASHED}",
+        "truncated": is_expanded,
+        "skipped": f"({is_record} AND {OP} = '{SKIP}') OR ({winner} AND {is_truncate})",
+        "already_persisted": f"{is_record} AND {PHASE} = {COUNTED} AND {OP} != '{SKIP}'",
+        "duplicates": f"({is_live} OR {is_expanded}) AND NOT {WINS}",
+        "order_ties": f"{is_live} AND {TIED}",
+        "truncates": f"{is_live} AND {is_truncate} AND {PHASE} = {FINAL}",
+        "eligible": eligible,
+        "stashed": f"{is_live} AND {WINS} AND {PHASE} = {PENDING}",
+        "late_times": f"{winner} AND {LATE}",
+        "errors": f"{eligible} AND {ERR_KIND} IS NOT NULL",
+        "broken": BROKEN,
+    }
+    return {name: f"count_if({condition})" for name, condition in conditions.items()}
 
 
-def _emitted_metrics(rules: _Rules) -> list[SparkColumn]:
+def _hashes(rules: _Rules) -> list[str]:
+    """Two independent 64-bit hashes of an update. Hashing passes over nulls, so where they are is hashed too."""
+    hashed = [*rules.keys, *rules.values, TIME, DIFF, ERR_KIND, ERR_KEY, ERR_PAYLOAD]
+    nulls = [f"{name} IS NULL" for name in hashed]
+    return [f"xxhash64({salt}, {', '.join(hashed + nulls)})" for salt in (1, 2)]
+
+
+def _emitted_counts() -> dict[str, str]:
     """What is counted of every row written. Names are the fields of `outcome.Emitted`.
 
-    `digest_*`: two sums of independent 64-bit hashes of the updates, so that neither order nor files matter. Hashing
-    passes over nulls, so which columns are null is hashed beside them. Summed as decimals: a bigint could overflow.
+    `digest_*`: the sums of the halves of two hashes of each update: neither order nor files matter, and no sum of
+    fewer than 2**31 updates overflows.
     """
-    part, side = F.col(PART), F.col(SIDE)
-    is_update = side.isin(-1, 1)
-    hashed = [*rules.keys, *rules.values, TIME, DIFF, ERR_KIND, ERR_KEY, ERR_PAYLOAD]
-    nulls = [F.col(name).isNull() for name in hashed]
-    digests = [F.xxhash64(F.lit(salt), *hashed, *nulls).cast("decimal(20,0)") for salt in (1, 2)]
-    return [
-        _count(is_update, "output_count"),
-        _count((side == 1) & ~F.col(HAD), "inserts"),
-        _count((side == 1) & F.col(HAD), "updates"),
-        _count((side == -1) & ~F.col(HOLDS), "deletes"),
-        _count(side == _KEPT, "kept"),
-        _count(part == PartKind.INSERTIONS.value, "insertions"),
-        _count(part == PartKind.RETRACTIONS.value, "retractions"),
-        _count((part == PartKind.ERRS.value) & (side == 1), "err_insertions"),
-        _count((part == PartKind.ERRS.value) & (side == -1), "err_retractions"),
-        _count(part == STASH_KIND, "stash_rows"),
-        *[F.sum(F.when(is_update, digest)).alias(f"digest_{i}") for i, digest in enumerate(digests)],
-    ]
+    is_update = f"{SIDE} IN ({GOES}, {COMES})"
+    conditions = {
+        "output_count": is_update,
+        "inserts": f"{SIDE} = {COMES} AND NOT {HAD}",
+        "updates": f"{SIDE} = {COMES} AND {HAD}",
+        "deletes": f"{SIDE} = {GOES} AND NOT {HOLDS}",
+        "kept": f"{SIDE} = {STAYS}",
+        "insertions": f"{PART} = '{PartKind.INSERTIONS}'",
+        "retractions": f"{PART} = '{PartKind.RETRACTIONS}'",
+        "err_insertions": f"{PART} = '{PartKind.ERRS}' AND {SIDE} = {COMES}",
+        "err_retractions": f"{PART} = '{PartKind.ERRS}' AND {SIDE} = {GOES}",
+        "stash_rows": f"{PART} = '{STASH_KIND}'",
+    }
+    counts = {name: f"count_if({condition})" for name, condition in conditions.items()}
+    for i, name in enumerate(HASHES):
+        counts[f"digest_{i}_low"] = f"sum(CASE WHEN {is_update} THEN {name} & 4294967295L ELSE 0L END)"
+        counts[f"digest_{i}_high"] = f"sum(CASE WHEN {is_update} THEN shiftrightunsigned({name}, 32) ELSE 0L END)"
+    return counts

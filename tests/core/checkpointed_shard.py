@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 from persist_core.batch import BatchDescription, SourceFrontier, StateArtifact
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
@@ -14,6 +16,7 @@ from persist_core.clock import ManualClock
 from persist_core.config import RetentionConfig
 from persist_core.errors import Indeterminate
 from persist_core.ids import SeededIds
+from persist_core.location.blob import BlobMetadata
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.schema import CollectionSchema, Column
@@ -24,31 +27,42 @@ KEEP_ALL = RetentionConfig(keep_last=1000)
 KEEP_ONE = RetentionConfig(keep_last=1, keep_daily=0, keep_weekly=0)
 DAY_MS = 86_400_000
 
+R = TypeVar("R")
+
 
 class Crashing(MemBlob):
-    """Fails at its n-th write or delete: before it happens, or (odd) after."""
+    """Crashes its caller at the n-th call (from 0), before the call has happened or after it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.crash_at: int | None = None
-        self.calls = 0
+        self.is_armed = False
+        self.crash_at, self.is_late, self.calls = 0, False, 0
 
-    def _step(self) -> bool:
+    def arm(self, crash_at: int, *, is_late: bool) -> None:
+        """Count from here on."""
+        self.is_armed, self.crash_at, self.is_late, self.calls = True, crash_at, is_late, 0
+
+    def _call(self, action: Callable[[], R]) -> R:
+        crash = self.is_armed and self.calls == self.crash_at
         self.calls += 1
-        return self.crash_at is not None and self.calls - 1 == self.crash_at // 2
+        if crash and not self.is_late:
+            raise Indeterminate("crashed before the call")
+        answer = action()
+        if crash:
+            raise Indeterminate("crashed after the call")
+        return answer
+
+    def get(self, key: str) -> bytes | None:
+        return self._call(lambda: super(Crashing, self).get(key))
 
     def set(self, key: str, data: bytes) -> None:
-        crash = self._step()
-        if crash and self.crash_at is not None and self.crash_at % 2 == 0:
-            raise Indeterminate("crashed before the write")
-        super().set(key, data)
-        if crash:
-            raise Indeterminate("crashed after the write")
+        self._call(lambda: super(Crashing, self).set(key, data))
 
     def delete(self, key: str) -> int | None:
-        if self._step():
-            raise Indeterminate("crashed before the delete")
-        return super().delete(key)
+        return self._call(lambda: super(Crashing, self).delete(key))
+
+    def list_keys_and_metadata(self, prefix: str) -> Iterator[BlobMetadata]:
+        return self._call(lambda: super(Crashing, self).list_keys_and_metadata(prefix))
 
 
 class Shard:

@@ -289,7 +289,8 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("persist, version ")
     assert run_command([]) == 2
     assert "Usage: persist" in capsys.readouterr().err
-    for command in "shards describe snapshot changes errors checkpoints conflicts fsck run".split():  # noqa: SIM905
+    names = ["shards", "describe", "snapshot", "changes", "errors", "checkpoints", "conflicts", "fsck", "run"]
+    for command in names:
         assert run_command([command, "--help"]) == 0
         assert "--json" in capsys.readouterr().out
 
