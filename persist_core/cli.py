@@ -9,6 +9,7 @@ for programs (`--json`), and ends with an exit code that says what to do next (`
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ ENV_COLLECTIONS = "PERSIST_COLLECTIONS"
 ENV_SPARK_MASTER = "PERSIST_SPARK_MASTER"
 DEFAULT_COLLECTIONS = Path("dags") / "collections"
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+_TERMINATED = 143  # 128 + SIGTERM
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -225,6 +227,7 @@ for _command in (shards, describe, checkpoints, conflicts, check):
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script: runs one command and exits with its code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # so that a running Spark job is ended too
     sys.exit(run_command(given))
 
 

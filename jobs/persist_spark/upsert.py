@@ -26,14 +26,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F
 
 from persist_core.batch import STASH_KIND, PartKind
 from persist_core.errors import BadBounds
-from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
+from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema
 from persist_core.upsert import LATE_TIME, Late
 from persist_spark.frame import (
     BAD_KEY,
@@ -41,7 +40,6 @@ from persist_spark.frame import (
     ERR_COLUMNS,
     OP,
     ORDER,
-    PART,
     SKIP,
     TRUNCATE,
     UPSERT,

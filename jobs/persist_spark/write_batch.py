@@ -16,11 +16,12 @@ from persist_core.batch import BatchDescription, BatchManifest
 from persist_core.client import PersistClient
 from persist_core.protocol import check_not_outdated
 from persist_core.schema import CollectionSchema, check_compatible
+from persist_core.upsert import Late
 from persist_spark.frame import ORDER, named, records_frame, slot_names
 from persist_spark.session import settings, stage_settings
 from persist_spark.stage import stage
 from persist_spark.state_reader import committed_updates, scan_keys
-from persist_spark.upsert import Drained, Late, persistent_upsert
+from persist_spark.upsert import Drained, persistent_upsert
 
 # Reading a small shard whole costs less than the extra job that a broadcast of the batch's keys is.
 SMALL_STATE_BYTES = 8 << 20

@@ -18,6 +18,7 @@ from persist_core.checkpoint.manifest import (
 from persist_core.checkpoint.retention import plan_retention
 from persist_core.client import PersistClient
 from persist_core.config import RetentionConfig
+from persist_core.errors import CorruptArtifact
 from persist_core.location.blob import Blob
 from persist_core.state import Commit, ShardState
 
@@ -82,11 +83,17 @@ def publish_missing(client: PersistClient, state: ShardState) -> tuple[str, ...]
     gone only because retention took it.
     """
     checkpointer = BlobCheckpointer(client.blob, state.shard)
+    try:
+        latest = checkpointer.read_latest()
+    except CorruptArtifact:
+        latest = None
     missing: list[Commit] = []
     for commit in reversed(state.commits):
         if checkpointer.find_readable(commit.checkpoint_id) is not None:
             break
         missing.insert(0, commit)
+        if commit.checkpoint_id == latest:
+            break
     for commit in missing:
         publish(client.blob, client.manifest(commit.manifest_key), commit)
     return tuple(commit.checkpoint_id for commit in missing)
@@ -101,9 +108,8 @@ def publish_and_retain(client: PersistClient, shard: str, retention: RetentionCo
     published = publish_missing(client, state)
     checkpointer = BlobCheckpointer(client.blob, shard)
     manifests = checkpointer.manifests()
-    checkpointer.update_latest(
-        manifests[-1].checkpoint_id
-    )  # after a crash before it, or a race with a slower publisher
+    # Needed after a crash just before it, and after a race with a slower publisher.
+    checkpointer.update_latest(manifests[-1].checkpoint_id)
     _sweep(client, checkpointer, shard)
     doomed = plan_retention(
         manifests,

@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from persist_airflow.class_data import FOLDER_ENV
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import PersistError
 from persist_core.location.open import PersistLocation
@@ -41,7 +42,7 @@ psutil: Any = importlib.import_module("psutil")  # comes with Airflow, without t
 HEADLESS = ("api-server", "scheduler")  # what running a backfill takes
 WITH_UI = ("api-server", "scheduler", "dag-processor", "triggerer")
 HEALTHY_TIMEOUT_MS = 90_000  # 12 s on an idle machine with 2 cores
-STOP_TIMEOUT_S = 8.0  # then by force: a scheduler that stops waits for running tasks, which may take hours
+STOP_TIMEOUT_S = 4.0  # then by force: a scheduler waits for its tasks, an API server for open connections
 KILL_TIMEOUT_S = 10.0
 COMMAND_TIMEOUT_S = 300.0
 UI_PORT = 8080
@@ -109,6 +110,7 @@ class LocalAirflow:
             "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
             "NO_PROXY": loopback,
             "no_proxy": loopback,
+            FOLDER_ENV: str(self.home / "class-data"),
             **self.location.to_env(),
             **self.settings,
         }
@@ -202,19 +204,14 @@ class LocalAirflow:
         return ""
 
     def stop(self) -> list[str]:
-        """End what `processes.json` names, the scheduler first, and everything that it started; names of those ended.
+        """End what `processes.json` names and everything that descends from it; names of the processes ended.
 
         A pid that meanwhile belongs to another process (its start time differs) is left alone.
         """
-        recorded = self._recorded()
-        stopped = []
-        for entry in sorted(recorded, key=lambda entry: entry["name"] != "scheduler"):
-            process = _alive(entry)
-            if process is not None:
-                _end_tree(process)
-                stopped.append(entry["name"])
+        living = [(entry["name"], process) for entry in self._recorded() if (process := _alive(entry)) is not None]
+        _end_trees([process for _, process in living])
         self._processes_file.unlink(missing_ok=True)
-        return stopped
+        return [name for name, _ in living]
 
     @contextlib.contextmanager
     def running(self, components: Sequence[str] = HEADLESS) -> Iterator[LocalAirflow]:
@@ -281,18 +278,26 @@ def _alive(entry: Mapping[str, Any]) -> Any:
     return process if same else None
 
 
-def _end_tree(process: Any) -> None:
-    """Ask the process to stop, then kill it and whatever descends from it."""
-    with contextlib.suppress(psutil.Error):
-        family = process.children(recursive=True)
-        process.terminate()
-        psutil.wait_procs([process], timeout=STOP_TIMEOUT_S)
+def _end_trees(processes: Sequence[Any]) -> None:
+    """Ask the processes to stop, then kill them and whatever descends from them."""
+    family = {*processes, *_descendants(processes)}
+    for process in processes:
         with contextlib.suppress(psutil.Error):
-            family = list({*family, *process.children(recursive=True)})
-        for member in (process, *family):
-            with contextlib.suppress(psutil.Error):
-                member.kill()
-        psutil.wait_procs([process, *family], timeout=KILL_TIMEOUT_S)
+            process.terminate()
+    psutil.wait_procs(processes, timeout=STOP_TIMEOUT_S)
+    family |= _descendants(processes)
+    for member in family:
+        with contextlib.suppress(psutil.Error):
+            member.kill()
+    psutil.wait_procs(list(family), timeout=KILL_TIMEOUT_S)
+
+
+def _descendants(processes: Sequence[Any]) -> set[Any]:
+    found: set[Any] = set()
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            found.update(process.children(recursive=True))
+    return found
 
 
 def project_airflow(root: Path, *, port: int = 0, settings: Mapping[str, str] | None = None) -> LocalAirflow:

@@ -15,6 +15,7 @@ from typing import Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
+from persist_airflow.class_data import class_data
 from persist_airflow.compat import AirflowException, AirflowNotFoundException, BaseHook, Context, submit_once
 from persist_airflow.failures import airflow_error, hopeless_fails_at_once, spark_failure
 from persist_airflow.hook import PersistHook
@@ -111,14 +112,15 @@ class WriteBatchesOperator(SparkSubmitOperator):
         self._hook = None
         self.application = str(job_path())
         self.application_args = spec.to_argv()
-        self.conf = {**tuned_conf(master, spec.description.input_bytes), **conf}
+        tuned = {**tuned_conf(master, spec.description.input_bytes), **conf}
         location = PersistHook(self.persist_conn_id).get_location()
         local = local_environment() if master.startswith("local") else {}
         self.env_vars = {**local, **location.to_env(), **env_vars}
         try:
-            # The undecorated method: Airflow warns where `execute` is called by anything but its task runner, and
-            # takes `super().execute()` (2.11) and a call by another task (3.x) for that.
-            inspect.unwrap(SparkSubmitOperator.execute)(self, context)
+            with class_data(tuned, os.environ if local else {}, spec.attempt) as self.conf:
+                # The undecorated method: Airflow warns where `execute` is called by anything but its task runner, and
+                # takes `super().execute()` (2.11) and a call by another task (3.x) for that.
+                inspect.unwrap(SparkSubmitOperator.execute)(self, context)
         finally:
             self.conf, self.env_vars = conf, env_vars
 

@@ -170,7 +170,7 @@ def make_feed(seed: int = SEED) -> dict[str, bytes]:
 
     start(4)
     drop(4, "part-1.jsonl.gz", [*cut_off, *table.changes(16, 2, 1)])
-    drop(4, "part-2.jsonl", [*table.changes(6, 1, 0), table.update(HEALED, balance="a lot"), *table.changes(3, 0, 1)])
+    drop(4, "part-2.jsonl", [*table.changes(6, 1, 0), table.update(HEALED, balance="12,50"), *table.changes(3, 0, 1)])
     drop(4, "part-3.jsonl", [])
 
     start(5)

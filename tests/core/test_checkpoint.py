@@ -177,9 +177,9 @@ def test_a_manifest_of_another_version_is_refused_and_missing_optional_fields_ar
     assert (manifest.parent_id, manifest.watermark, manifest.unknown) == (None, None, {"later": True})
     with pytest.raises(UnknownVersion, match="version 3"):
         CheckpointManifest.decode(json.dumps({**bare, "version": 3}).encode())
-    for epoch in (0, -1, True, "1"):
-        with pytest.raises(InvalidInput, match="epochs start at 1"):
-            CheckpointManifest(checkpoint_id, epoch, 0)  # type: ignore[arg-type]
+    for epoch in (0, -1, True, "1", None):
+        with pytest.raises(CorruptArtifact, match="epochs start at 1"):
+            CheckpointManifest.decode(json.dumps({**bare, "epoch": epoch}).encode())
 
 
 def test_latest_and_manifests_are_mended_from_the_commits() -> None:
@@ -222,6 +222,9 @@ def test_what_retention_deleted_is_not_published_again() -> None:
     assert len(shard.publish(KEEP_ONE).deleted) == 2
     report = shard.publish(KEEP_ALL)
     assert (report.published, report.kept) == ((), 1)
+    shard.blob.set(f"s/checkpoints/{report.checkpoint_id}/manifest.json", b"rotten")
+    report = shard.publish(KEEP_ALL)
+    assert (report.published, report.kept) == ((report.checkpoint_id,), 1)
 
 
 def test_a_stash_that_ran_empty_ends_its_chain() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from persist_core import local_run
 from persist_core.cli import run_command
 from persist_core.client import PersistClient
+from persist_core.clock import SystemClock
 from persist_core.config import CollectionConfig, load_collection
 from persist_core.errors import InvalidInput, OutdatedDescription, PersistError, RunFailed, TooManyErrors
 from persist_core.local_run import default_until, run_collection
@@ -168,6 +170,26 @@ def test_a_job_that_hangs_is_ended_with_all_its_children(world: World) -> None:
         world.run(world.config(), timeout_ms=6_000)
     (call,) = world.calls()
     assert alive_in_group(call["pid"]) == []
+
+
+def test_a_run_that_is_terminated_takes_its_job_with_it(world: World) -> None:
+    world.drop("a.txt", 1)
+    world.spark_will("hang")
+    arguments = ["run", str(world.write_config()), "--until", str(UNTIL)]
+    run = subprocess.Popen([sys.executable, "-c", "from persist_core.cli import main; main()", *arguments])
+    wait_for(lambda: bool(world.calls()))
+    run.terminate()
+    assert run.wait(60) == 143
+    assert alive_in_group(world.calls()[0]["pid"]) == []
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    clock = SystemClock()
+    for _ in range(600):
+        if holds():
+            return
+        clock.sleep_ms(100)
+    pytest.fail("did not happen within a minute")
 
 
 def alive_in_group(group: int) -> list[str]:

@@ -34,6 +34,7 @@ from persist_core.upsert import (
     DrainStats,
     Err,
     Late,
+    Mark,
     Record,
     Slot,
     UpsertDiff,
@@ -92,9 +93,9 @@ def equation(history: History, time: int) -> dict[Slot, Any]:
                 if record.slot not in best or rank > best[record.slot][0]:
                     best[record.slot] = (rank, record)
     return {
-        slot: shown(record.value)  # type: ignore[arg-type]  # tombstones are left out here
+        slot: shown(record.value)
         for slot, (rank, record) in best.items()
-        if record.value is not TOMBSTONE and rank[:3] > truncate
+        if not isinstance(record.value, Mark) and rank[:3] > truncate
     }
 
 
@@ -204,8 +205,15 @@ def test_as_of_changes_nothing_at_or_after_it(data: st.DataObject) -> None:
     frontier = data.draw(st.integers(0, high))
 
     def drain(as_of_frontier: int | None) -> Drained:
-        bounds = {"lower": last.lower, "upper": last.upper, "as_of_frontier": as_of_frontier}
-        return drain_sealed_input(last.records, stash, state, schema=SCHEMA, **bounds)  # type: ignore[arg-type]
+        return drain_sealed_input(
+            last.records,
+            stash,
+            state,
+            lower=last.lower,
+            upper=last.upper,
+            as_of_frontier=as_of_frontier,
+            schema=SCHEMA,
+        )
 
     plain, advanced = drain(None), drain(frontier)
     assert all(update.time >= frontier for update in advanced.updates)

@@ -119,7 +119,7 @@ def test_what_a_killed_starter_left_behind_is_ended_by_the_next(airflow: LocalAi
     airflow.start()
     left = airflow.recorded_pids()
     heir = LocalAirflow(airflow.home, airflow.dags, airflow.location)
-    assert heir.stop() == ["scheduler", "api-server"]
+    assert heir.stop() == ["api-server", "scheduler"]
     for pid in left:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
