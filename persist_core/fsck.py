@@ -1,7 +1,8 @@
 """`persist fsck`: does a shard keep its promises? Reads everything, changes nothing.
 
     state decodes, invariants hold -> every manifest is there and says what the state says -> every part is there with
-    its size -> operator state has its digests -> the updates keep the invariants of a keyed collection at every time
+    its size -> operator state, source progress and `_latest` have their digests -> the updates keep the invariants of
+    a keyed collection at every time
 
 A finding names the artifact, or the key with both values. No finding means that all of the above held.
 """
@@ -17,10 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_core.batch import BatchManifest, HollowBatch
+from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.checkpoint.recovery import stash_chain
 from persist_core.client import PersistClient
 from persist_core.errors import Corruption
 from persist_core.read import ReadHandle
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_PAYLOAD, TIME, CollectionSchema
+from persist_core.sources.ledger import SOURCE_TYPE, Ledger
 from persist_core.state import ShardState
 
 MAX_FINDINGS_SHOWN = 20  # of one kind: a broken shard repeats itself
@@ -63,6 +67,7 @@ def fsck(client: PersistClient, shard: str) -> FsckReport:
     manifests = list(_manifests(client, state, findings))
     parts = [part for manifest in manifests for part in manifest.parts]
     findings += _missing_parts(client, shard, manifests)
+    findings += _damaged_progress(client, state)
     updates = 0
     if not findings and state.schema is not None:
         reader = client.open_reader(shard)
@@ -105,6 +110,22 @@ def _missing_parts(client: PersistClient, shard: str, manifests: list[BatchManif
             digest = None if data is None else hashlib.sha256(data).hexdigest()
             if digest != artifact.sha256:
                 yield Finding(shard, "operator_state", f"{artifact.key}: SHA-256 {digest}; wanted {artifact.sha256}")
+
+
+def _damaged_progress(client: PersistClient, state: ShardState) -> Iterator[Finding]:
+    """The ledger of consumed files, and the checkpoint that the newest commit names."""
+    source = state.sources.get(SOURCE_TYPE)
+    try:
+        Ledger(client.blob, state.shard).consumed(source)
+    except Corruption as error:
+        yield Finding(state.shard, "source_progress", str(error))
+    checkpointer = BlobCheckpointer(client.blob, state.shard)
+    try:
+        latest = checkpointer.read_latest()
+        if latest is not None:
+            stash_chain(checkpointer, latest)
+    except Corruption as error:
+        yield Finding(state.shard, "checkpoint", str(error))
 
 
 def _outside_bounds(state: ShardState, manifests: list[BatchManifest], reader: ReadHandle) -> Iterator[Finding]:

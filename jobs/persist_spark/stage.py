@@ -26,7 +26,7 @@ from persist_core.batch import (
     StateArtifact,
     attempt_prefix,
 )
-from persist_core.errors import CorruptArtifact, InvariantViolation, TooManyErrors
+from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolation, TooManyErrors
 from persist_core.location.blob import Blob
 from persist_core.schema import PART, CollectionSchema
 from persist_core.write import manifest_for, stage_manifest
@@ -45,7 +45,7 @@ _WRITE_OPTIONS = {
 
 
 @dataclass(frozen=True)
-class _Staged:
+class StagedFile:
     """One file of the attempt, by what is in it."""
 
     kind: str
@@ -71,6 +71,8 @@ def stage(
     `InvariantViolation` and what `check_input` raises; no manifest is written then.
     """
     prefix = attempt_prefix(description.shard, attempt)
+    if any(True for _ in blob.list_keys_and_metadata(f"{prefix}/")):
+        raise InvalidInput(f"attempt {attempt} of shard {description.shard} was used before; wanted a fresh id")
     for plan in range(MAX_PLANS):
         drained = drain(plan > 0)
         writer = drained.updates.write.partitionBy(PART).mode("errorifexists" if plan == 0 else "append")
@@ -84,7 +86,7 @@ def stage(
     _check_history(drained, outcome, description)
     _check(outcome, description, max_errors)
     files = _list(blob, prefix)
-    _check_rows(files, outcome, prefix)
+    check_rows(files, outcome, prefix)
     blob.make_durable(f"{prefix}/")
     parts = tuple(
         Part(key=file.key, kind=PartKind(file.kind), size_bytes=file.size_bytes, rows=file.rows)
@@ -100,7 +102,7 @@ def stage(
     return manifest
 
 
-def _list(blob: Blob, prefix: str) -> list[_Staged]:
+def _list(blob: Blob, prefix: str) -> list[StagedFile]:
     """The Parquet files of the attempt. Names with a dot or an underscore first are Hadoop's own."""
     found = []
     start = f"{prefix}/{PART}="
@@ -108,7 +110,7 @@ def _list(blob: Blob, prefix: str) -> list[_Staged]:
         kind, _, name = metadata.key.removeprefix(start).partition("/")
         if name.endswith(".parquet") and name[0] not in "._":
             rows = _rows_of(blob.uri_of(metadata.key))
-            found.append(_Staged(kind, metadata.key, metadata.size_bytes, rows))
+            found.append(StagedFile(kind, metadata.key, metadata.size_bytes, rows))
     return found
 
 
@@ -142,8 +144,8 @@ def _check_history(drained: Drained, outcome: Outcome, description: BatchDescrip
     )
 
 
-def _check_rows(files: list[_Staged], outcome: Outcome, prefix: str) -> None:
-    """What is listed must be what was written, no more and no less."""
+def check_rows(files: list[StagedFile], outcome: Outcome, prefix: str) -> None:
+    """What is listed must be what was written, no more and no less; else `InvariantViolation`."""
     emitted = outcome.emitted
     wanted = {
         PartKind.INSERTIONS.value: emitted.insertions,
@@ -161,7 +163,7 @@ def _check_rows(files: list[_Staged], outcome: Outcome, prefix: str) -> None:
             )
 
 
-def _artifacts(blob: Blob, files: list[_Staged], description: BatchDescription) -> tuple[StateArtifact, ...]:
+def _artifacts(blob: Blob, files: list[StagedFile], description: BatchDescription) -> tuple[StateArtifact, ...]:
     """The stash's files as operator state, in the order of their keys."""
     artifacts = []
     for partition_id, file in enumerate(sorted((f for f in files if f.kind == STASH_KIND), key=lambda f: f.key)):

@@ -46,5 +46,5 @@ def verify_artifacts(blob: Blob, artifacts: Iterable[StateArtifact]) -> None:
         except CorruptArtifact as error:
             raise CorruptArtifact(
                 f"{error}. It holds records that are not in the shard yet (the stash), so the run stops here."
-                " Put the artifact back, or go back to an older checkpoint with `persist restore`"
+                " Put the artifact back from a copy of the location, or load the input into a new collection"
             ) from error

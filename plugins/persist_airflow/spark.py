@@ -112,9 +112,10 @@ class WriteBatchesOperator(SparkSubmitOperator):
         self._hook = None
         self.application = str(job_path())
         self.application_args = spec.to_argv()
-        tuned = {**tuned_conf(master, spec.description.input_bytes), **conf}
         location = PersistHook(self.persist_conn_id).get_location()
         local = local_environment() if master.startswith("local") else {}
+        quiet = {"spark.log.level": "WARN"} if local else {}  # on a cluster the provider reads ids out of the log
+        tuned = {**quiet, **tuned_conf(master, spec.description.input_bytes), **conf}
         self.env_vars = {**local, **location.to_env(), **env_vars}
         try:
             with class_data(tuned, os.environ if local else {}, spec.attempt) as self.conf:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from persist_core.batch import BatchDescription
+from persist_core.batch import BatchDescription, SourceFrontier
 from persist_core.client import PersistClient
 from persist_core.clock import ManualClock
 from persist_core.fsck import fsck
@@ -26,12 +26,21 @@ class Location:
         self.blob, self.consensus = MemBlob(), MemConsensus()
         self.client = PersistClient(OpenLocation(self.blob, self.consensus), clock, SeededIds(1, clock))
         self.epoch = 0
+        self.sources: dict[str, SourceFrontier] = {}
 
     def append(self, lower: int, upper: int, oks: list[Row], errs: list[Row] | None = None) -> None:
         self.epoch += 1
         writer = self.client.open_writer("s")
         description = BatchDescription(
-            "s", lower, upper, token=f"t{self.epoch}", checkpoint_id="c", epoch=self.epoch, parent_id=None, writer="w"
+            "s",
+            lower,
+            upper,
+            token=f"t{self.epoch}",
+            checkpoint_id="c",
+            epoch=self.epoch,
+            parent_id=None,
+            writer="w",
+            sources=self.sources,
         )
         key = writer.stage(
             description,
@@ -109,3 +118,14 @@ def test_missing_and_altered_files_are_found() -> None:
     assert head is not None
     location.consensus.compare_and_set("s", head.seqno, VersionedData(head.seqno + 1, b"garbage"))
     assert location.checks() == {"state"}
+
+
+def test_a_damaged_ledger_and_a_damaged_checkpoint_are_found() -> None:
+    location = Location()
+    segment = {"key": "s/sources/files/0.json.zst", "files": 1, "sha256": "0" * 64, "size_bytes": 1}
+    offsets = {"base": "/in", "files": 1, "size_bytes": 1, "segments": [segment]}
+    location.sources = {"files": SourceFrontier("files", offsets)}
+    location.append(0, 9, [])
+    assert location.checks() == {"source_progress"}
+    location.blob.set("s/checkpoints/_latest", b"not an id")
+    assert location.checks() == {"source_progress", "checkpoint"}

@@ -1,0 +1,132 @@
+"""Whole dag runs with a real Spark: `dag.test()` on both lines, and 2.11's own `airflow dags backfill`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist_core.client import PersistClient
+from persist_core.conflicts import list_conflicts
+from persist_core.fsck import fsck
+from persist_core.location.open import PersistLocation
+from tests import real_parts
+from tests.airflow.fruit import DAY_MS, NAME, START_MS, Fruit, check_history, end_of
+
+pytestmark = pytest.mark.airflow_2_11
+
+IS_AIRFLOW_3 = importlib.metadata.version("apache-airflow").startswith("3")
+SKIPPED = dict.fromkeys(
+    ("mint_batch_descriptions", "write_batches", "append_batches", "checkpoint_manifest"), "skipped"
+)
+SUCCESS = dict.fromkeys(SKIPPED, "success")
+
+DRIVER = """
+import datetime, importlib, json, sys
+sys.path.insert(0, sys.argv[1])
+dag = importlib.import_module("fruit_dag").persist_upsert__fruit
+states = []
+for text in sys.argv[2:]:
+    when = datetime.datetime.fromisoformat(text)
+    try:
+        run = dag.test(logical_date=when)
+    except TypeError:  # 2.11
+        run = dag.test(execution_date=when)
+    states.append([str(run.state), {ti.task_id: str(ti.state) for ti in run.get_task_instances()}])
+print(json.dumps(states))
+"""
+
+
+@pytest.fixture(scope="module")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home whose database is migrated; copied for each test."""
+    home = tmp_path_factory.mktemp("migrated")
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "airflow", "db", "migrate"],
+        env=environment(home, home / "dags"),
+        check=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        timeout=300,
+    )
+    return home
+
+
+def environment(home: Path, dags: Path, location: PersistLocation | None = None) -> dict[str, str]:
+    """For an Airflow process in that home."""
+    return {
+        **os.environ,
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+        "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
+        **(location.to_env() if location else {}),
+    }
+
+
+def run(fruit: Fruit, migrated: Path, location: PersistLocation, *arguments: str) -> str:
+    """A Python process in a fresh copy of the home; its output."""
+    home = fruit.dags.parent / "home"
+    if not home.exists():
+        shutil.copytree(migrated, home)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *arguments],
+        env=environment(home, fruit.dags, location),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
+
+
+def test_dag_runs_in_any_order_end_in_the_same_history(
+    fruit: Fruit, migrated: Path, location: PersistLocation, client: PersistClient
+) -> None:
+    """The run of day 2 comes first and takes three days' input; day 1 then has nothing to do; day 3 goes on."""
+    real_parts.used("dag.test()", importlib.metadata.version("apache-airflow"))
+    fruit.write_days(range(4))
+    ends = [end_of(day).isoformat() for day in (2, 1, 3)]
+    out = run(fruit, migrated, location, "-c", DRIVER, str(fruit.dags), *ends)
+    states: list[Any] = json.loads(out.splitlines()[-1])
+    assert states == [["success", SUCCESS], ["success", SKIPPED], ["success", SUCCESS]]
+    assert "already in shard fruit" in out
+    assert check_history(client) == {"upper": START_MS + 4 * DAY_MS, "commits": 2}
+    assert not list_conflicts(client.blob, NAME)
+    assert fsck(client, NAME).is_clean
+
+
+@pytest.mark.skipif(IS_AIRFLOW_3, reason="Airflow 2.11's own command; 3.x has ours, see tests/e2e")
+def test_airflow_2s_own_backfill(
+    fruit: Fruit, migrated: Path, location: PersistLocation, client: PersistClient
+) -> None:
+    fruit.write_days(range(2))
+    run(fruit, migrated, location, "-m", "airflow", "dags", "backfill", "persist_upsert__fruit",
+        "-s", "2026-01-01", "-e", "2026-01-02", "--disable-retry")  # fmt: skip
+    assert check_history(client, 2) == {"upper": START_MS + 2 * DAY_MS, "commits": 2}
+    assert fsck(client, NAME).is_clean
+
+
+def test_too_many_errors_fail_the_run_at_once_and_commit_nothing(
+    fruit: Fruit, migrated: Path, location: PersistLocation, client: PersistClient
+) -> None:
+    text = (fruit.dags / "collections" / "fruit.yaml").read_text()
+    fruit.write_collection(NAME, text + "limits: {max_errors: 0}\n")
+    fruit.write_days(range(1))
+    with (fruit.feed / "date=2026-01-01" / "part.json").open("a") as part:
+        part.write('{"id": 7, "name": \n')
+    out = run(fruit, migrated, location, "-c", DRIVER, str(fruit.dags), end_of(0).isoformat())
+    ((state, tasks),) = json.loads(out.splitlines()[-1])
+    assert (state, tasks["mint_batch_descriptions"], tasks["write_batches"]) == ("failed", "success", "failed")
+    assert "too_many_errors" in out
+    assert out.count("Spark-Submit cmd") == 1, "no retry"
+    assert not client.state(NAME).commits

@@ -1,0 +1,85 @@
+"""A shard in a location of files, written batch by batch with the Spark write stage; shared by the tests of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from persist_core.batch import BatchDescription, BatchManifest, StateArtifact, attempt_prefix, manifest_key
+from persist_core.client import PersistClient
+from persist_core.clock import ManualClock
+from persist_core.ids import SeededIds
+from persist_core.location.file import FileBlob
+from persist_core.location.mem import MemConsensus
+from persist_core.location.open import OpenLocation
+from persist_core.schema import CollectionSchema
+from persist_core.state import Committed
+from persist_core.upsert import Record
+from persist_spark.write_batch import WriteRequest, write_batch
+from tests.spark.upsert_cases import to_records
+
+SHARD = "things"
+
+
+class StagedShard:
+    """`write` stages a batch, `append` commits it, `commit` does both and goes on where it ended."""
+
+    def __init__(self, spark: SparkSession, folder: Path, schema: CollectionSchema) -> None:
+        self.spark, self.schema = spark, schema
+        self.blob = FileBlob(folder)
+        self.location = OpenLocation(self.blob, MemConsensus())
+        clock = ManualClock(1)
+        self.client = PersistClient(self.location, clock, SeededIds(3, clock))
+        self.client.ensure_shard(SHARD)
+        self.upper = 0
+        self.stash: tuple[StateArtifact, ...] = ()
+        self.attempt = ""
+
+    def description(self, upper: int | None, *, is_delta: bool = False, input_bytes: int = 0) -> BatchDescription:
+        """The next batch, up to `upper`."""
+        return BatchDescription(
+            shard=SHARD,
+            lower=self.upper,
+            upper=upper,
+            token=f"up to {upper}",
+            checkpoint_id=self.client.ids.uuid7(),
+            epoch=1,
+            parent_id=None,
+            writer="test",
+            stash=self.stash,
+            is_delta=is_delta,
+            input_bytes=input_bytes,
+        )
+
+    def write(
+        self, records: Iterable[Record] | DataFrame, description: BatchDescription, **options: Any
+    ) -> BatchManifest:
+        """Stage a batch under a new attempt, or the one in `options`."""
+        self.attempt = options.pop("attempt", None) or self.client.ids.uuid7()
+        schema = options.pop("schema", self.schema)
+        frame = records if isinstance(records, DataFrame) else to_records(self.spark, schema, records)
+        return write_batch(self.spark, self.client, WriteRequest(description, schema, self.attempt, **options), frame)
+
+    def append(self, manifest: BatchManifest) -> None:
+        result = self.client.open_writer(SHARD).compare_and_append(manifest, manifest_key(SHARD, self.attempt))
+        assert isinstance(result, Committed)
+
+    def commit(
+        self, records: Iterable[Record], upper: int | None, *, is_delta: bool = False, **options: Any
+    ) -> BatchManifest:
+        manifest = self.write(records, self.description(upper, is_delta=is_delta), **options)
+        self.append(manifest)
+        self.upper = -1 if upper is None else upper
+        self.stash = (*self.stash, *manifest.operator_state) if is_delta else manifest.operator_state
+        return manifest
+
+    def staged_keys(self) -> list[str]:
+        """What lies under the newest attempt, without its prefix."""
+        prefix = attempt_prefix(SHARD, self.attempt)
+        return [metadata.key.removeprefix(f"{prefix}/") for metadata in self.blob.list_keys_and_metadata(f"{prefix}/")]
+
+    def snapshot(self, as_of: int | None = None) -> list[dict[str, Any]]:
+        return sorted(self.client.open_reader(SHARD).snapshot(as_of).to_pylist(), key=repr)

@@ -1,0 +1,114 @@
+"""`persist_spark.snapshot`, `changes` and their errs against the plain-Python reader, at every time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import persist_spark
+from persist_core.batch import manifest_key
+from persist_core.client import PersistClient
+from persist_core.consolidate import canonical_bytes
+from persist_core.errors import InvalidInput, OutsideFrontiers, ShardNotFound
+from persist_core.location.open import PersistLocation, open_location
+from persist_core.schema import CollectionSchema, Column
+from persist_core.write import updates_schema
+from persist_spark import read
+from tests.spark.staged_shard import SHARD, StagedShard
+from tests.spark.upsert_cases import MANY_KEYS_DOMAIN, ONE_KEY, Feed
+
+ROWS = CollectionSchema(key=(), values=(Column("a.b", "string"), Column("n", "double")))
+
+
+def _rows(found: Iterable[dict[str, Any]]) -> list[str]:
+    """Rows as comparable texts: NaN equals NaN, times in UTC."""
+    return sorted(
+        canonical_bytes(
+            [bytes(cell) if isinstance(cell, bytearray) else cell for cell in row.values()], list(row)
+        ).decode()
+        for row in found
+    )
+
+
+def _spark_rows(frame: DataFrame) -> list[str]:
+    return _rows(row.asDict() for row in frame.collect())
+
+
+def test_reads_are_the_plain_readers(spark: SparkSession, tmp_path: Path, persist_seed: int) -> None:
+    shard = StagedShard(spark, tmp_path, MANY_KEYS_DOMAIN.schema)
+    feed = Feed(MANY_KEYS_DOMAIN, random.Random(f"{persist_seed}/reads"), worlds=10)
+    for lower, upper in ((0, 3), (3, 4), (4, 9)):
+        shard.commit(feed.records(80, lower, upper), upper)
+    reader = shard.client.open_reader(SHARD)
+    for time in (0, 3, 6, 8):
+        found = persist_spark.snapshot(spark, shard.location, SHARD, time)
+        assert _spark_rows(found) == _rows(reader.snapshot(time).to_pylist())
+        errs = persist_spark.errors(spark, shard.location, SHARD, time).drop("_persist_err_message")
+        wanted = reader.errors(time).drop_columns(["_persist_err_message"]).select(errs.columns)
+        assert _spark_rows(errs) == _rows(wanted.to_pylist())
+    for after, through in ((0, 8), (2, 3), (5, 5)):
+        changed = persist_spark.changes(spark, shard.location, SHARD, after, through)
+        assert _spark_rows(changed) == _rows(reader.changes(after, through).to_pylist())
+        errs = persist_spark.error_changes(spark, shard.location, SHARD, after, through)
+        assert errs.count() == len(reader.error_changes(after, through))
+
+
+def test_snapshot_without_a_broadcast_is_the_same(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from persist_core.upsert import TOMBSTONE, Record
+
+    shard = StagedShard(spark, tmp_path, ONE_KEY)
+    shard.commit([Record((k,), ("a", k, 0.5), None, (None, "f", 0, k)) for k in range(20)], 10)
+    shard.commit([Record((k,), TOMBSTONE, None, (None, "f", 0, k)) for k in range(0, 20, 2)], 20)
+    wanted = _spark_rows(persist_spark.snapshot(spark, shard.location, SHARD))
+    monkeypatch.setattr(read, "MAX_BROADCAST_RETRACTIONS", 0)
+    assert _spark_rows(persist_spark.snapshot(spark, shard.location, SHARD)) == wanted
+    assert len(wanted) == 10
+
+
+def test_multiset_rows_come_as_often_as_their_diffs_say(spark: SparkSession, tmp_path: Path) -> None:
+    shard = StagedShard(spark, tmp_path, ROWS)
+    writer = shard.client.open_writer(SHARD)
+    batches: list[tuple[int, list[tuple[str | None, float | None, int, int]]]] = [
+        (5, [("x", 1.0, 1, 3), (None, None, 2, 1), ("y", float("nan"), 2, 2)]),
+        (9, [("x", 1.0, 6, -2), ("y", float("nan"), 7, -2)]),
+    ]
+    for upper, updates in batches:
+        columns = list(zip(*updates, strict=True))
+        oks = pa.table([pa.array(column) for column in columns], names=updates_schema(ROWS).names)
+        shard.attempt = shard.client.ids.uuid7()
+        key = writer.stage(shard.description(upper), ROWS, shard.attempt, oks.cast(updates_schema(ROWS)))
+        shard.append(shard.client.manifest(key))
+        assert key == manifest_key(SHARD, shard.attempt)
+        shard.upper = upper
+    reader = shard.client.open_reader(SHARD)
+    for time in (1, 4, 6, 8):
+        found = persist_spark.snapshot(spark, shard.location, SHARD, time)
+        assert _spark_rows(found) == _rows(reader.snapshot(time).to_pylist())
+    assert persist_spark.changes(spark, shard.location, SHARD, 4).count() == 2
+
+
+def test_reads_outside_the_frontiers_print_both(spark: SparkSession, tmp_path: Path) -> None:
+    uris = PersistLocation(f"file://{tmp_path}/blobs", f"sqlite:///{tmp_path}/consensus.db")
+    with pytest.raises(ShardNotFound):
+        persist_spark.snapshot(spark, uris, SHARD)
+    with open_location(uris) as location:
+        client = PersistClient(location)
+        client.ensure_shard(SHARD)
+        with pytest.raises(OutsideFrontiers):
+            persist_spark.snapshot(spark, uris, SHARD)
+    shard = StagedShard(spark, tmp_path, ONE_KEY)
+    shard.commit([], 10)
+    assert persist_spark.snapshot(spark, shard.location, SHARD).count() == 0
+    assert persist_spark.errors(spark, shard.location, SHARD).count() == 0
+    with pytest.raises(OutsideFrontiers, match=r"\[since 0, upper 10\); wanted 10"):
+        persist_spark.snapshot(spark, shard.location, SHARD, 10)
+    with pytest.raises(InvalidInput, match="after 5 through 4"):
+        persist_spark.changes(spark, shard.location, SHARD, 5, 4)

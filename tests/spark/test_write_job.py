@@ -1,0 +1,118 @@
+"""The whole write job: files are minted, decoded, drained, staged and appended, without Airflow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from persist_core import protocol
+from persist_core.batch import BatchDescription, failure_key, manifest_key
+from persist_core.client import PersistClient
+from persist_core.config import CollectionConfig
+from persist_core.errors import CorruptArtifact, SourceChanged
+from persist_core.job_spec import JobSpec
+from persist_core.location.open import PersistLocation, open_location
+from persist_core.protocol import Minted
+from persist_core.state import Committed
+from persist_spark import __main__ as job
+from persist_spark import session
+from persist_spark.write_job import run_write_job
+
+DAY_MS = 86_400_000
+
+
+class Collection:
+    """A folder of JSON lines, a location, and the steps of a dag run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.uris = PersistLocation(f"file://{folder}/blobs", f"sqlite:///{folder}/consensus.db")
+        self.location = open_location(self.uris)
+        self.client = PersistClient(self.location)
+        body = {
+            "name": "things",
+            "source": {"path": "in/*.jsonl", "format": "json"},
+            "key": "id",
+            "columns": {"id": "bigint", "name": "string"},
+            "time": {"field": "at"},
+            "delete": "none",
+            "limits": {"max_errors": 1},
+            "base_dir": str(folder),
+        }
+        self.config = CollectionConfig.model_validate(body)
+        (folder / "in").mkdir()
+
+    def drop(self, name: str, *rows: Any) -> Path:
+        path = self.folder / "in" / name
+        path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
+        return path
+
+    def mint(self, until: int | None) -> BatchDescription:
+        minted = protocol.mint(self.client, self.config, until=until, writer="test")
+        assert isinstance(minted, Minted)
+        return minted.description
+
+    def spec(self, description: BatchDescription) -> JobSpec:
+        return JobSpec(description, self.config, self.client.ids.uuid7())
+
+    def run(self, spark: SparkSession, until: int | None) -> dict[str, int]:
+        """One dag run; the stats of its write stage."""
+        spec = self.spec(self.mint(until))
+        manifest = run_write_job(spark, spec, self.location)
+        key = manifest_key("things", spec.attempt)
+        assert isinstance(protocol.append(self.client, spec.description, key), Committed)
+        protocol.checkpoint(self.client, self.config)
+        return dict(manifest.stats)
+
+    def names(self, as_of: int | None = None) -> list[str]:
+        return sorted(row["name"] for row in self.client.open_reader("things").snapshot(as_of).to_pylist())
+
+
+@pytest.fixture
+def collection(tmp_path: Path) -> Collection:
+    return Collection(tmp_path)
+
+
+def test_runs_end_to_end_and_the_stash_alone_is_input_enough(spark: SparkSession, collection: Collection) -> None:
+    early = {"id": 1, "name": "early", "at": 5}
+    collection.drop("a.jsonl", early, {"id": 1, "name": "tomorrow", "at": DAY_MS + 5}, "not json\n")
+    first = collection.run(spark, DAY_MS)
+    assert (first["records_read"], first["eligible"], first["stashed"], first["errors"]) == (3, 2, 1, 1)
+    assert collection.names() == ["early"]
+    second = collection.run(spark, 2 * DAY_MS)
+    assert (second["records_read"], second["stash_before"], second["updates"]) == (0, 1, 1)
+    assert (collection.names(DAY_MS - 1), collection.names()) == (["early"], ["tomorrow"])
+    assert len(collection.client.open_reader("things").errors()) == 1
+
+
+def test_input_that_changed_fails_the_run(spark: SparkSession, collection: Collection) -> None:
+    path = collection.drop("a.jsonl", {"id": 1, "name": "a", "at": 5})
+    spec = collection.spec(collection.mint(DAY_MS))
+    path.write_text(json.dumps({"id": 1, "name": "b, longer", "at": 5}) + "\n")
+    with pytest.raises(SourceChanged, match=r"a\.jsonl"):
+        run_write_job(spark, spec, collection.location)
+    frozen = spec.description.input_key
+    assert frozen is not None
+    collection.location.blob.set(frozen, b"{}")
+    with pytest.raises(CorruptArtifact):
+        run_write_job(spark, spec, collection.location)
+
+
+def test_failed_job_says_why(
+    spark: SparkSession, collection: Collection, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    collection.drop("a.jsonl", "bad\n", "worse\n")
+    spec = collection.spec(collection.mint(DAY_MS))
+    monkeypatch.setattr(session, "build_session", lambda _name: spark)
+    monkeypatch.setattr(type(spark), "stop", lambda _self: None)
+    assert job.main(spec.to_argv(), collection.uris.to_env()) == 1
+    found = collection.location.blob.get(failure_key("things", spec.attempt))
+    assert found is not None
+    failure = json.loads(found)
+    assert failure["kind"] == "too_many_errors"
+    assert "limits.max_errors" in failure["message"]
+    assert "too_many_errors: 2 of 2 processed records" in capsys.readouterr().err
