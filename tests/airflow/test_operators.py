@@ -7,8 +7,12 @@ matter of `test_dag_runs.py`.
 from __future__ import annotations
 
 import itertools
+import json
 import logging
+import subprocess
+import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -345,3 +349,36 @@ def test_the_mint_is_the_protocols(fruit: Fruit, dag: Any, client: PersistClient
     other = minted.description.to_json()
     assert {**description, "checkpoint_id": None} == {**other, "checkpoint_id": None}
     assert description["input_files"] == 2
+
+
+PROBE = """
+import importlib, json, sys, time
+sys.path.insert(0, sys.argv[1])
+dag = importlib.import_module("fruit_dag").persist_upsert__fruit
+from tests.airflow.fruit import end_of
+from tests.airflow.task_driver import DagRunDriver
+spent, heavy = {}, {}
+for day in range(2):
+    run = DagRunDriver(dag, end_of(day))
+    for task in ("mint_batch_descriptions", "write_batches", "append_batches", "checkpoint_manifest"):
+        start = time.process_time()
+        run.run(task)
+        spent[task] = time.process_time() - start
+        heavy[task] = [name for name in ("pyspark", "pandas") if name in sys.modules]
+print(json.dumps({"spent": spent, "heavy": heavy}))
+"""
+
+
+def test_the_tasks_import_no_spark_and_no_pandas_and_are_quick(fruit: Fruit, client: PersistClient) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROBE, str(fruit.dags)],
+        cwd=Path(__file__).resolve().parents[2],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert set(map(tuple, report["heavy"].values())) == {()}
+    assert max(report["spent"].values()) < 1, report["spent"]  # seconds of processor time; about 0.03 each
+    assert client.state(NAME).upper == Frontier(end_ms(1))

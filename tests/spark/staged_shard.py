@@ -34,7 +34,7 @@ class StagedShard:
         clock = ManualClock(1)
         self.client = PersistClient(self.location, clock, SeededIds(3, clock))
         self.client.ensure_shard(SHARD)
-        self.upper = 0
+        self.upper, self.epoch = 0, 1
         self.stash: tuple[StateArtifact, ...] = ()
         self.attempt = ""
 
@@ -46,7 +46,7 @@ class StagedShard:
             upper=upper,
             token=f"up to {upper}",
             checkpoint_id=self.client.ids.uuid7(),
-            epoch=1,
+            epoch=self.epoch,
             parent_id=None,
             writer="test",
             stash=self.stash,
@@ -72,14 +72,15 @@ class StagedShard:
     ) -> BatchManifest:
         manifest = self.write(records, self.description(upper, is_delta=is_delta), **options)
         self.append(manifest)
-        self.upper = -1 if upper is None else upper
+        self.upper, self.epoch = -1 if upper is None else upper, self.epoch + 1
         self.stash = (*self.stash, *manifest.operator_state) if is_delta else manifest.operator_state
         return manifest
 
     def staged_keys(self) -> list[str]:
-        """What lies under the newest attempt, without its prefix."""
-        prefix = attempt_prefix(SHARD, self.attempt)
-        return [metadata.key.removeprefix(f"{prefix}/") for metadata in self.blob.list_keys_and_metadata(f"{prefix}/")]
+        """What lies under the newest attempt, without its prefix, and without Hadoop's checksum files."""
+        prefix = f"{attempt_prefix(SHARD, self.attempt)}/"
+        keys = [metadata.key.removeprefix(prefix) for metadata in self.blob.list_keys_and_metadata(prefix)]
+        return [key for key in keys if not key.endswith(".crc")]
 
     def snapshot(self, as_of: int | None = None) -> list[dict[str, Any]]:
         return sorted(self.client.open_reader(SHARD).snapshot(as_of).to_pylist(), key=repr)

@@ -87,7 +87,7 @@ def test_multiset_rows_come_as_often_as_their_diffs_say(spark: SparkSession, tmp
         key = writer.stage(shard.description(upper), ROWS, shard.attempt, oks.cast(updates_schema(ROWS)))
         shard.append(shard.client.manifest(key))
         assert key == manifest_key(SHARD, shard.attempt)
-        shard.upper = upper
+        shard.upper, shard.epoch = upper, shard.epoch + 1
     reader = shard.client.open_reader(SHARD)
     for time in (1, 4, 6, 8):
         found = persist_spark.snapshot(spark, shard.location, SHARD, time)

@@ -141,7 +141,7 @@ def test_broken_history_fails_with_key_and_both_values(shard: StagedShard) -> No
     shard.attempt = shard.client.ids.uuid7()
     key = writer.stage(description, ONE_KEY, shard.attempt, oks)
     shard.append(shard.client.manifest(key))
-    shard.upper = 10
+    shard.upper, shard.epoch = 10, 2
     with pytest.raises(InvariantViolation, match=r'"k0":7.*"one".*|.*persist fsck things') as failure:
         shard.write([_record(7, _ok("three"), 1)], shard.description(20))
     assert all(text in str(failure.value) for text in ('"one"', '"two"', "at time 2", "persist fsck things"))
@@ -167,7 +167,7 @@ def test_added_column_is_null_in_older_parts(shard: StagedShard) -> None:
 
 def test_looking_up_only_the_batchs_slots_gives_the_same(shard: StagedShard, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = b"bad key"
-    shard.commit([*[_record(key, _ok("a"), key) for key in range(30)], Record(bad, Err("key", bad, b"p"), 1, ())], 10)
+    shard.commit([*[_record(key, _ok("a"), key) for key in range(30)], Record(bad, Err("key", bad, b"p"), 1, (None, "f", 0, 30))], 10)
     shard.commit([_record(1, TOMBSTONE, 31), _record(2, _ok("b"), 32)], 20)
     records = [
         _record(1, _ok("again"), 41),

@@ -1,0 +1,145 @@
+"""The embedded Airflow's process keeping, and the class-data archive. What it runs is the matter of `tests/e2e`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist_airflow.class_data import FOLDER_ENV, class_data
+from persist_airflow.local import EmbeddedAirflowError, LocalAirflow, free_port, main, project_airflow, psutil
+from persist_core.location.open import PersistLocation
+
+OPTIONS = "spark.driver.extraJavaOptions"
+
+
+@pytest.fixture
+def airflow(tmp_path: Path) -> LocalAirflow:
+    """An embedded Airflow that is never really started."""
+    (tmp_path / "home" / "logs").mkdir(parents=True)
+    location = PersistLocation(f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/c.db")
+    return LocalAirflow(tmp_path / "home", tmp_path / "dags", location)
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has one of its own and ignores SIGTERM."""
+    script = (
+        "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); print(flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def record(airflow: LocalAirflow, process: Any, created: float | None = None) -> None:
+    """What `start` would have written."""
+    if created is None:
+        created = psutil.Process(process.pid).create_time()
+    entry = {"name": "scheduler", "pid": process.pid, "created": created}
+    (airflow.home / "processes.json").write_text(json.dumps({"port": 1, "processes": [entry]}))
+
+
+def test_stop_ends_a_stubborn_process_and_its_children(
+    airflow: LocalAirflow, child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("persist_airflow.local.STOP_TIMEOUT_S", 0.2)
+    record(airflow, child)
+    (grandchild,) = psutil.Process(child.pid).children()
+    assert airflow.is_running()
+    assert airflow.recorded_url() == "http://127.0.0.1:1"
+    assert airflow.stop() == ["scheduler"]
+    assert child.wait(10) is not None
+    assert not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE
+    assert not airflow.is_running()
+    assert airflow.recorded_url() is None
+
+
+def test_a_pid_that_belongs_to_somebody_else_by_now_is_left_alone(
+    airflow: LocalAirflow, child: subprocess.Popen[bytes]
+) -> None:
+    record(airflow, child, created=1.0)
+    assert not airflow.is_running()
+    assert airflow.stop() == []
+    assert child.poll() is None
+
+
+def test_a_process_that_died_is_reported_with_the_end_of_its_log(airflow: LocalAirflow) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        created = psutil.Process(process.pid).create_time()
+    record(airflow, process, created)
+    (airflow.logs / "scheduler.log").write_text("no space left")
+    with pytest.raises(EmbeddedAirflowError, match=r"scheduler has ended by itself:\nno space left"):
+        airflow.check()
+
+
+def test_stop_without_anything_recorded_does_nothing(airflow: LocalAirflow) -> None:
+    assert airflow.stop() == []
+    (airflow.home / "processes.json").write_text("not json")
+    assert airflow.stop() == []
+
+
+def test_the_wanted_port_is_taken_where_it_is_free() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        other = free_port(port)
+        assert other not in (0, port)
+    assert free_port(other) == other
+
+
+def test_everything_listens_on_loopback_alone(airflow: LocalAirflow) -> None:
+    environment = airflow.environment()
+    assert environment["AIRFLOW__API__HOST"] == "127.0.0.1"
+    for component in ("scheduler", "triggerer"):
+        assert "--skip-serve-logs" in airflow._arguments(component, headless=True)
+    assert airflow._arguments("api-server", headless=False)[:3] == ["api-server", "--host", "127.0.0.1"]
+
+
+def test_the_project_keeps_everything_below_the_clone(tmp_path: Path) -> None:
+    airflow = project_airflow(tmp_path)
+    assert airflow.home == tmp_path / ".airflow"
+    assert airflow.location.blob_uri == f"file://{tmp_path}/.persist/blob"
+
+
+def test_an_unknown_command_prints_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sideways"]) == 2
+    assert "demo|up|down" in capsys.readouterr().err
+
+
+def test_class_data_is_off_unless_a_folder_is_named() -> None:
+    with class_data({OPTIONS: "-Xshare:auto"}, {}, "a") as conf:
+        assert conf == {OPTIONS: "-Xshare:auto"}
+
+
+def test_the_first_job_makes_the_archive_and_the_next_use_it(tmp_path: Path) -> None:
+    environment = {FOLDER_ENV: str(tmp_path / "cds")}
+    archive = tmp_path / "cds" / f"spark-{importlib.metadata.version('pyspark')}.jsa"
+    with class_data({OPTIONS: "-Xshare:auto"}, environment, "a") as conf:
+        assert conf[OPTIONS].startswith(f"-Xshare:auto -XX:ArchiveClassesAtExit={archive.with_suffix('.a')} ")
+        archive.with_suffix(".a").write_bytes(b"classes")
+    assert archive.read_bytes() == b"classes"
+    with class_data({}, environment, "b") as conf:
+        assert conf[OPTIONS].startswith(f"-XX:SharedArchiveFile={archive} ")
+    assert list(archive.parent.iterdir()) == [archive]
+
+
+def test_a_job_that_fails_leaves_no_archive(tmp_path: Path) -> None:
+    def fail() -> None:
+        with class_data({}, {FOLDER_ENV: str(tmp_path)}, "a"):
+            (tmp_path / f"spark-{importlib.metadata.version('pyspark')}.a").write_bytes(b"half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert list(tmp_path.iterdir()) == []
