@@ -69,7 +69,8 @@ lock: $(INSTALLER) ## resolves requirements/*.in into the locked files again (AR
 
 install: .venv/installed ## only installs
 
-clean: down ## removes environments, caches and the local Airflow home (not your data elsewhere)
+clean: ## stops what runs; removes environments, caches, the local Airflow home and the demo's data
+	-@$(MAKE) down
 	rm -rf .venv .venv-* .cache .airflow .persist .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
 

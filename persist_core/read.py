@@ -218,13 +218,13 @@ def _between(updates: pa.Table, after: int, through: int) -> pa.Table:
 
 def _sum_diffs(updates: pa.Table, columns: list[str]) -> pa.Table:
     """Consolidate by `columns`: diffs summed, zeros dropped; of the other columns the newest insertion's are kept."""
-    others = [name for name in updates.column_names if name not in (*columns, DIFF)]
-    ordered = updates.sort_by([(DIFF, "ascending"), (TIME, "ascending")]) if TIME in others else updates
-    grouped = ordered.group_by(columns, use_threads=False).aggregate(
-        [(DIFF, "sum"), *((name, "last") for name in others)]
-    )
-    grouped = grouped.rename_columns({f"{DIFF}_sum": DIFF, **{f"{name}_last": name for name in others}})
-    return grouped.filter(pc.not_equal(grouped[DIFF], 0)).select(updates.column_names)
+    ordered = updates.sort_by([(DIFF, "ascending"), (TIME, "ascending")]) if TIME not in columns else updates
+    # Only row numbers are aggregated, so that any type of column is carried along by `take`.
+    numbered = ordered.append_column("_persist_row", pa.array(range(len(ordered)), pa.int64()))
+    grouped = numbered.group_by(columns, use_threads=False).aggregate([(DIFF, "sum"), ("_persist_row", "max")])
+    kept = grouped.filter(pc.not_equal(grouped[f"{DIFF}_sum"], 0))
+    newest = ordered.take(kept["_persist_row_max"])
+    return newest.set_column(newest.column_names.index(DIFF), DIFF, kept[f"{DIFF}_sum"])
 
 
 def _repeat(counted: pa.Table) -> pa.Table:

@@ -18,11 +18,19 @@ from persist_core.errors import InvalidInput
 from persist_core.sources.files import InputFile
 from persist_spark.compat import HAS_TRY_CAST
 from persist_spark.decode_debezium import debezium_records
+from persist_spark.decode_dms import dms_json_records
 from persist_spark.decode_files import readable, text_lines
 from persist_spark.decode_plain import json_records
 from persist_spark.decode_records import records_frame
+from persist_spark.decode_tabular import csv_records, parquet_records
 
-_LINES = {"json": json_records, "debezium-json": debezium_records}
+_LINES = {"json": json_records, "debezium-json": debezium_records, "dms-json": dms_json_records}
+_TABULAR = {
+    "csv": csv_records,
+    "dms-csv": csv_records,
+    "parquet": parquet_records,
+    "dms-parquet": parquet_records,
+}
 
 
 def decode(
@@ -41,5 +49,7 @@ def decode(
         )
     if not HAS_TRY_CAST and spark.conf.get("spark.sql.ansi.enabled", "false") == "true":
         raise InvalidInput("spark.sql.ansi.enabled is true; wanted false on this release of Spark, or Spark 4")
-    lines = text_lines(spark, readable(files, scratch))
-    return records_frame(config, _LINES[config.source.format](config, lines))
+    found = readable(files, scratch)
+    if config.source.format in _TABULAR:
+        return records_frame(config, _TABULAR[config.source.format](spark, config, found))
+    return records_frame(config, _LINES[config.source.format](config, text_lines(spark, found)))

@@ -109,11 +109,11 @@ def text_lines(spark: SparkSession, files: Sequence[ReadableFile]) -> DataFrame:
     )
     lines = lines.where((F.octet_length(value) > _BLANK_BYTES) | value.rlike(r"\S"))
     line = F.when(value.endswith("\r"), value.substr(F.lit(1), F.length(value) - 1)).otherwise(value)
-    placed = _placed(spark, lines, files)
-    return placed.select(line.alias(LINE), FILE, DATE_MS, BLOCK, (~is_valid_utf8(value)).alias(BROKEN))
+    known = placed(spark, lines, files)
+    return known.select(line.alias(LINE), FILE, DATE_MS, BLOCK, (~is_valid_utf8(value)).alias(BROKEN))
 
 
-def _placed(spark: SparkSession, rows: DataFrame, files: Sequence[ReadableFile]) -> DataFrame:
+def placed(spark: SparkSession, rows: DataFrame, files: Sequence[ReadableFile]) -> DataFrame:
     """Add `FILE` and `DATE_MS` by the column `path`. A path that is not among `files` fails the job: never a guess."""
     if len(files) == 1:
         only = files[0].file
@@ -124,7 +124,7 @@ def _placed(spark: SparkSession, rows: DataFrame, files: Sequence[ReadableFile])
             facts = F.struct(F.lit(file.file.order).alias(FILE), F.lit(file.file.date_ms).cast("bigint").alias(DATE_MS))
             for uri in _uris(file.path):
                 pairs += [F.lit(uri), facts]
-        found = rows.withColumn("facts", F.create_map(*pairs).getItem(F.col("path")))
+        found = rows.withColumn("facts", F.create_map(*pairs)[F.col("path")])
         named = found.withColumn(FILE, F.col("facts").getField(FILE))
         named = named.withColumn(DATE_MS, F.col("facts").getField(DATE_MS))
     else:

@@ -259,7 +259,7 @@ def free_order(name: str, raw: SparkColumn) -> list[OrderField]:
 
 
 def field_orders(config: CollectionConfig, fields: Fields) -> tuple[OrderField, ...]:
-    """The order struct's fields for `order: [...]`: of a configured column its typed value, else the text in `o<index>`.
+    """The order struct's fields for `order: [...]`: of a configured column its typed value, else the text in `o..`.
 
     A missing value is null: the lowest.
     """

@@ -28,6 +28,7 @@ _DAY_MICROS = _MICROS["days"]
 # A bare integer in a date column is days where it can't be anything finer: 9,999,999 days lie beyond the year 29,000,
 # and as milliseconds they are no midnight (but for 0, which is 1970-01-01 in every unit).
 _BARE_DAYS = r"^-?\d{1,7}$"
+_BASE64 = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _FLOAT = r"(?i)^\s*[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan|inf|infinity)\s*$"
 _INFINITE = r"(?i)inf"
 _INTEGER = r"^\s*[+-]?\d{1,19}\s*$"
@@ -63,7 +64,8 @@ class Encoding:
     """How a format writes values.
 
     `marked`: numbers are marked (`decode_json`). `decimals`: `precise` where quoted numbers may be base64 of the
-    unscaled integer, else `text`. `binary`: how bytes are written. `bare_days`: an integer in a date column may be days.
+    unscaled integer, else `text`. `binary`: how bytes are written. `bare_days`: an integer in a date column may be
+    days.
     """
 
     marked: bool = True
@@ -123,7 +125,8 @@ def texts(field: Field, encoding: Encoding) -> dict[str, SparkColumn]:
         quoted = F.when(~is_number(raw), raw)
         if field.decimal:  # VariableScaleDecimal: {"scale": .., "value": ..}
             quoted = F.when(raw.startswith("{"), F.get_json_object(raw, "$.value")).otherwise(quoted)
-        found[f"hex_{field.raw}"] = F.hex(F.try_to_binary(quoted, F.lit("base64")))
+        # Spark passes over blanks in base64, and would so find a number in "a lot": only canonical text counts.
+        found[f"hex_{field.raw}"] = F.hex(F.try_to_binary(F.when(quoted.rlike(_BASE64), quoted), F.lit("base64")))
     return found
 
 
