@@ -143,6 +143,9 @@ def numbers(field: Field, encoding: Encoding) -> dict[str, SparkColumn]:
             F.lit(field.decimal[1]),
         )
         number = F.when(digits.isNull(), text).otherwise(F.concat(decoded, F.lit("E"), (-scale).cast("string")))
+        if field.hint:
+            bits = F.when(digits.isNull(), text).otherwise(_bits_text(digits))
+            number = F.when(field.hint.name == _BITS, bits).otherwise(number)
     else:
         # "1234" may be the number, or base64 of another one: where nothing tells, an err asks rather than a guess.
         guessed = F.when(digits.isNull(), text).when(~text.rlike(_INTEGER), decoded)
