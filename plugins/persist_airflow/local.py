@@ -71,6 +71,7 @@ class LocalAirflow:
     settings: Mapping[str, str] = field(default_factory=dict)
     port: int = 0
     clock: Clock = field(default_factory=SystemClock)
+    _children: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.home, self.dags = self.home.absolute(), self.dags.absolute()
@@ -163,6 +164,7 @@ class LocalAirflow:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C reaches us alone, and we stop them in order
                 )
+            self._children.append(process)
             started.append({"name": name, "pid": process.pid, "created": psutil.Process(process.pid).create_time()})
             self._processes_file.write_text(json.dumps({"port": self.port, "processes": started}))
         try:
@@ -210,6 +212,9 @@ class LocalAirflow:
         """
         living = [(entry["name"], process) for entry in self._recorded() if (process := _alive(entry)) is not None]
         _end_trees([process for _, process in living])
+        for child in self._children:
+            child.poll()  # already reaped: this only lets Python forget it
+        self._children.clear()
         self._processes_file.unlink(missing_ok=True)
         return [name for name, _ in living]
 
@@ -301,10 +306,11 @@ def _descendants(processes: Sequence[Any]) -> set[Any]:
 
 
 def project_airflow(root: Path, *, port: int = 0, settings: Mapping[str, str] | None = None) -> LocalAirflow:
-    """The embedded Airflow of a clone: home `.airflow`, DAGs `dags`, location `.persist`."""
-    data = root / ".persist"
+    """The embedded Airflow of a clone: home `.airflow`, DAGs `dags`, location `.persist`, what can be remade `.cache`."""
+    data, root = root.absolute() / ".persist", root.absolute()
     location = PersistLocation(f"file://{data / 'blob'}", f"sqlite:///{data / 'consensus.db'}")
-    return LocalAirflow(root / ".airflow", root / "dags", location, settings=settings or {}, port=port)
+    cache = {FOLDER_ENV: str(root / ".cache" / "class-data")}
+    return LocalAirflow(root / ".airflow", root / "dags", location, {**cache, **(settings or {})}, port)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from persist_airflow.class_data import FOLDER_ENV
 from persist_airflow.local import LocalAirflow
 from persist_core.client import PersistClient
 from persist_core.conflicts import list_conflicts
@@ -30,7 +31,11 @@ def airflow(tmp_path: Path) -> Iterator[LocalAirflow]:
     fruit = Fruit.create(tmp_path)
     fruit.write_days(range(len(HISTORY)))
     location = PersistLocation(f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/consensus.db")
-    settings = {"AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False", "PYTHONPATH": str(ROOT)}
+    settings = {
+        "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",
+        "PYTHONPATH": str(ROOT),
+        FOLDER_ENV: str(ROOT / ".cache" / "class-data"),
+    }
     airflow = LocalAirflow(tmp_path / "home", fruit.dags, location, settings)
     real_parts.used("Airflow scheduler", f"{importlib.metadata.version('apache-airflow')}, SQLite, LocalExecutor")
     yield airflow
@@ -56,15 +61,16 @@ def follow(airflow: LocalAirflow, *dag_ids: str, timeout_ms: int = 400_000) -> d
         airflow.clock.sleep_ms(500)
 
 
-def test_a_backfill_by_airflows_own_command(airflow: LocalAirflow, client: PersistClient) -> None:
+def test_a_backfill_by_airflows_own_command_and_one_by_ours(airflow: LocalAirflow, client: PersistClient) -> None:
     airflow.prepare()
-    airflow.command("backfill", "create", "--dag-id", DAG_ID, "--from-date", "2026-01-01", "--to-date", LAST_DAY,
+    airflow.command("backfill", "create", "--dag-id", DAG_ID, "--from-date", "2026-01-01", "--to-date", "2026-01-02",
                     "--max-active-runs", "1")  # fmt: skip
     with airflow.running():
-        assert follow(airflow, DAG_ID) == {DAG_ID: ["success"] * len(HISTORY)}
+        assert follow(airflow, DAG_ID) == {DAG_ID: ["success"] * 2}
+        assert check_history(client, 2) == {"upper": START_MS + 2 * DAY_MS, "commits": 2}
+        rest = airflow.command("dags", "backfill", DAG_ID, "-s", "2026-01-01", "-e", LAST_DAY, timeout_s=400)
+        assert f"backfill 2 of {DAG_ID}: 2 success, 2 not created (already exists)" in rest
         assert check_history(client) == {"upper": START_MS + len(HISTORY) * DAY_MS, "commits": len(HISTORY)}
-        again = airflow.command("dags", "backfill", DAG_ID, "-s", "2026-01-01", "-e", LAST_DAY)
-        assert f"no new dag runs, {len(HISTORY)} not created (already exists)" in again
     assert not airflow.is_running()
     assert fsck(client, NAME).is_clean
 
