@@ -28,7 +28,6 @@ _DAY_MICROS = _MICROS["days"]
 # A bare integer in a date column is days where it can't be anything finer: 9,999,999 days lie beyond the year 29,000,
 # and as milliseconds they are no midnight (but for 0, which is 1970-01-01 in every unit).
 _BARE_DAYS = r"^-?\d{1,7}$"
-_BASE64 = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _FLOAT = r"(?i)^\s*[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan|inf|infinity)\s*$"
 _INFINITE = r"(?i)inf"
 _INTEGER = r"^\s*[+-]?\d{1,19}\s*$"
@@ -64,8 +63,7 @@ class Encoding:
     """How a format writes values.
 
     `marked`: numbers are marked (`decode_json`). `decimals`: `precise` where quoted numbers may be base64 of the
-    unscaled integer, else `text`. `binary`: how bytes are written. `bare_days`: an integer in a date column may be
-    days.
+    unscaled integer, else `text`. `binary`: how bytes are written. `bare_days`: a bare integer may be a date.
     """
 
     marked: bool = True
@@ -125,8 +123,7 @@ def texts(field: Field, encoding: Encoding) -> dict[str, SparkColumn]:
         quoted = F.when(~is_number(raw), raw)
         if field.decimal:  # VariableScaleDecimal: {"scale": .., "value": ..}
             quoted = F.when(raw.startswith("{"), F.get_json_object(raw, "$.value")).otherwise(quoted)
-        # Spark passes over blanks in base64, and would so find a number in "a lot": only canonical text counts.
-        found[f"hex_{field.raw}"] = F.hex(F.try_to_binary(F.when(quoted.rlike(_BASE64), quoted), F.lit("base64")))
+        found[f"hex_{field.raw}"] = F.hex(F.try_to_binary(quoted, F.lit("base64")))
     return found
 
 
@@ -134,30 +131,24 @@ def numbers(field: Field, encoding: Encoding) -> dict[str, SparkColumn]:
     """Step 2: `number_<raw>`, the text of a number where base64 held one; as it is where it was text already."""
     if not field.may_be_base64(encoding):
         return {}
-    text, digits = F.col(f"text_{field.raw}"), F.col(f"hex_{field.raw}")
-    decoded = _signed_text(digits)
+    text, digits, hint = F.col(f"text_{field.raw}"), F.col(f"hex_{field.raw}"), field.hint
+    scales = [try_cast(hint.scale, "int")] if hint else []
+    is_text = digits.isNull()
+    if hint:
+        is_text = is_text | F.coalesce(hint.type == "string", F.lit(False))
     if field.decimal:
-        scale = F.coalesce(
-            try_cast(without_mark(F.get_json_object(F.when(text.startswith("{"), F.col(field.raw)), "$.scale")), "int"),
-            *([try_cast(field.hint.scale, "int")] if field.hint else []),
-            F.lit(field.decimal[1]),
-        )
-        number = F.when(digits.isNull(), text).otherwise(F.concat(decoded, F.lit("E"), (-scale).cast("string")))
-        if field.hint:
-            bits = F.when(digits.isNull(), text).otherwise(_bits_text(digits))
-            number = F.when(field.hint.name == _BITS, bits).otherwise(number)
-    else:
-        # "1234" may be the number, or base64 of another one: where nothing tells, an err asks rather than a guess.
-        guessed = F.when(digits.isNull(), text).when(~text.rlike(_INTEGER), decoded)
-        number = guessed
-        if field.hint:
-            scaled = F.concat(decoded, F.lit("E"), (-try_cast(field.hint.scale, "int")).cast("string"))
-            number = F.when(field.hint.name == _CONNECT_DECIMAL, F.when(digits.isNull(), text).otherwise(scaled))
-            number = number.when(field.hint.name == _BITS, F.when(digits.isNull(), text).otherwise(_bits_text(digits)))
-            number = number.otherwise(guessed)
-    if field.hint:
-        number = F.when(field.hint.type == "string", text).otherwise(number)
-    return {f"number_{field.raw}": number}
+        own = F.get_json_object(F.when(text.startswith("{"), F.col(field.raw)), "$.scale")
+        scale = F.coalesce(try_cast(without_mark(own), "int"), *scales, F.lit(field.decimal[1]))
+        number = F.when(is_text, text).otherwise(F.concat(_signed_text(digits), F.lit("E"), (-scale).cast("string")))
+        return {f"number_{field.raw}": number}
+    # "1234" may be the number, or base64 of another one: where nothing tells, an err asks rather than a guess.
+    is_known = ~text.rlike(_INTEGER)
+    power = F.coalesce(*[F.concat(F.lit("E"), (-scale).cast("string")) for scale in scales], F.lit(""))
+    number = F.when(is_text, text)
+    if hint:
+        number = number.when(hint.name == _BITS, _bits_text(digits))
+        is_known = is_known | (hint.name == _CONNECT_DECIMAL)
+    return {f"number_{field.raw}": number.when(is_known, F.concat(_signed_text(digits), power))}
 
 
 def value(field: Field, encoding: Encoding) -> SparkColumn:
@@ -214,28 +205,29 @@ def _fits(text: SparkColumn, scale: int) -> SparkColumn:
 
 def _signed_text(digits: SparkColumn) -> SparkColumn:
     """Hex digits of a big-endian two's complement integer of 1 to 16 bytes as decimal digits, else null."""
-    is_negative = digits >= "8"
-    short = F.conv(_sign_extended(digits, 16, is_negative), 16, -10)
-    wide = _wide_text(_sign_extended(digits, _MAX_HEX_DIGITS, is_negative), is_negative)
+    short = F.conv(_sign_extended(digits, 16), 16, -10)
+    wide = _wide_text(_sign_extended(digits, _MAX_HEX_DIGITS), digits >= "8")
     return F.when(F.length(digits).between(1, 16), short).when(F.length(digits) <= _MAX_HEX_DIGITS, wide)
 
 
 def _wide_text(digits: SparkColumn, is_negative: SparkColumn) -> SparkColumn:
     """32 hex digits, two's complement, as decimal digits; null beyond 38 of them. -n is the complement of n, less 1."""
     flipped = F.when(is_negative, F.translate(digits, "0123456789ABCDEF", "FEDCBA9876543210")).otherwise(digits)
-    total: SparkColumn | None = None
-    for index in range(4):
-        word = try_cast(F.conv(F.substring(flipped, 1 + 8 * index, 8), 16, 10), "decimal(10,0)")
-        weight = F.lit(str(2 ** (32 * (3 - index)))).cast("decimal(29,0)")
-        part = F.try_multiply(word, weight)
-        total = part if total is None else F.try_add(total, part)
-    assert total is not None
-    below_zero = F.concat(F.lit("-"), F.try_add(total, F.lit("1").cast("decimal(1,0)")).cast("string"))
-    return F.when(is_negative, below_zero).otherwise(total.cast("string"))
+    one, shift = F.lit("1").cast("decimal(38,0)"), F.lit(str(2**32)).cast("decimal(10,0)")
+
+    def add_word(total: SparkColumn, word: SparkColumn) -> SparkColumn:
+        return F.try_add(F.try_multiply(total, shift), F.conv(word, 16, 10).cast("decimal(38,0)")).cast("decimal(38,0)")
+
+    def signed(total: SparkColumn) -> SparkColumn:
+        below_zero = F.concat(F.lit("-"), F.try_add(total, one).cast("string"))
+        return F.when(is_negative, below_zero).otherwise(total.cast("string"))
+
+    words = F.array(*[F.substring(flipped, 1 + 8 * index, 8) for index in range(4)])
+    return F.aggregate(words, F.lit("0").cast("decimal(38,0)"), add_word, signed)
 
 
-def _sign_extended(digits: SparkColumn, size: int, is_negative: SparkColumn) -> SparkColumn:
-    return F.when(is_negative, F.lpad(digits, size, "F")).otherwise(F.lpad(digits, size, "0"))
+def _sign_extended(digits: SparkColumn, size: int) -> SparkColumn:
+    return F.when(digits >= "8", F.lpad(digits, size, "F")).otherwise(F.lpad(digits, size, "0"))
 
 
 def _bits_text(digits: SparkColumn) -> SparkColumn:
