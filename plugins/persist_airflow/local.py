@@ -306,7 +306,7 @@ def _descendants(processes: Sequence[Any]) -> set[Any]:
 
 
 def project_airflow(root: Path, *, port: int = 0, settings: Mapping[str, str] | None = None) -> LocalAirflow:
-    """The embedded Airflow of a clone: home `.airflow`, DAGs `dags`, location `.persist`, what can be remade `.cache`."""
+    """The embedded Airflow of a clone: home `.airflow`, DAGs `dags`, location `.persist`, the rest in `.cache`."""
     data, root = root.absolute() / ".persist", root.absolute()
     location = PersistLocation(f"file://{data / 'blob'}", f"sqlite:///{data / 'consensus.db'}")
     cache = {FOLDER_ENV: str(root / ".cache" / "class-data")}
