@@ -6,6 +6,8 @@ PERSIST_PROFILE=...   how hard Hypothesis tries: `dev` (default), `ci` (default 
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import os
 import random
 from collections.abc import Iterator
@@ -54,6 +56,19 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PERSIST_SEED"] = str(seed)  # child processes (jobs, schedulers) throw the same dice
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(seed)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Spark before 4.3 leaves the socket of each `collect` to the garbage collector; that is not ours to mend."""
+    if importlib.util.find_spec("pyspark") is None:
+        return
+    release = tuple(int(part) for part in importlib.metadata.version("pyspark").split(".")[:2])
+    if release < (4, 3):
+        for rule in (
+            "ignore:unclosed <socket:ResourceWarning",
+            "ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning",
+        ):
+            session.config.addinivalue_line("filterwarnings", rule)
 
 
 def pytest_report_header() -> str:

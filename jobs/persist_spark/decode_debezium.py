@@ -31,10 +31,11 @@ from persist_core.schema import Column, decimal_of
 from persist_spark.compat import try_cast
 from persist_spark.decode_files import LINE
 from persist_spark.decode_json import MARK, Path, Shape, envelope, parse_text, parsed, unmarked, without_mark
-from persist_spark.decode_plain import FILE_COLUMNS, NOT_JSON, ODD_JSON
+from persist_spark.decode_plain import NOT_JSON, ODD_JSON
 from persist_spark.decode_records import (
     FAULT,
     FAULT_KIND,
+    FILE_COLUMNS,
     RAW_OP,
     RAW_TIME,
     Fields,

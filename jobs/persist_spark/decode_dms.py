@@ -13,8 +13,17 @@ from pyspark.sql import functions as F
 from persist_core.config import CollectionConfig
 from persist_spark.decode_files import LINE
 from persist_spark.decode_json import Path, Shape, envelope, parsed, unmarked
-from persist_spark.decode_plain import FILE_COLUMNS, NOT_JSON, ODD_JSON, named_path
-from persist_spark.decode_records import FAULT, FAULT_KIND, RAW_OP, RAW_TIME, RawRecords, field_orders, fields_of
+from persist_spark.decode_plain import NOT_JSON, ODD_JSON, named_path
+from persist_spark.decode_records import (
+    FAULT,
+    FAULT_KIND,
+    FILE_COLUMNS,
+    RAW_OP,
+    RAW_TIME,
+    RawRecords,
+    field_orders,
+    fields_of,
+)
 from persist_spark.decode_records import record_path as path_in_row
 from persist_spark.decode_values import Encoding
 from persist_spark.frame import DELETE, SKIP, UPSERT

@@ -39,7 +39,7 @@ _URI_PLAIN = frozenset("_-!.~'()*/;:@&=+$,")  # what java.net.URI leaves as it i
 _LINE_FACTS = T.StructType(
     [T.StructField("path", T.StringType()), T.StructField(FILE, T.StringType()), T.StructField(DATE_MS, T.LongType())]
 )
-_NO_LINES = T.StructType(
+NO_LINES = T.StructType(
     [
         T.StructField(LINE, T.StringType()),
         T.StructField(FILE, T.StringType()),
@@ -101,7 +101,7 @@ def text_lines(spark: SparkSession, files: Sequence[ReadableFile]) -> DataFrame:
     nothing in them is a glob.
     """
     if not files:
-        return spark.createDataFrame([], _NO_LINES)
+        return spark.createDataFrame([], NO_LINES)
     reader = spark.read.option("lineSep", "\n").option("__globPaths__", "false")
     value = F.col("value")
     lines = reader.text([file.path for file in files]).select(
@@ -149,7 +149,11 @@ def _quoted(char: str) -> str:
     return char
 
 
-def position() -> list[SparkColumn]:
+def row_number() -> SparkColumn:
+    """The number of a record within its task: ascending, in the order of the file, within one block of it."""
+    return F.monotonically_increasing_id().bitwiseAND(F.lit((1 << _ROW_BITS) - 1))
+
+
+def position(row: SparkColumn) -> list[SparkColumn]:
     """The last three fields of every order struct: `file`, `block`, `row`. See the module's docstring."""
-    row = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << _ROW_BITS) - 1))
     return [F.col(FILE).alias("file"), F.col(BLOCK).alias("block"), row.alias("row")]

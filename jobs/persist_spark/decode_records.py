@@ -23,11 +23,12 @@ from pyspark.sql import functions as F
 from persist_core.config import CollectionConfig
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, Column
 from persist_spark.compat import try_cast
-from persist_spark.decode_files import BROKEN, DATE_MS, position
+from persist_spark.decode_files import BLOCK, BROKEN, DATE_MS, FILE, LINE, position, row_number
 from persist_spark.decode_json import MARK
 from persist_spark.decode_values import Encoding, Field, numbers, texts, time_ms, value
 from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, UPSERT, canonical_json, spark_type
 
+FILE_COLUMNS = (LINE, FILE, DATE_MS, BLOCK, BROKEN)  # what every line has, see `decode_files`
 FAULT_KIND, FAULT = "fault_kind", "fault"  # what is wrong with the record as a whole, or null
 RAW_OP = "raw_op"  # `u`, `d`, `t`, `s`; null where the fault says that it could not be told
 RAW_TIME = "raw_time"  # text of the record's own time; present only with `time: field`
@@ -59,6 +60,7 @@ class RawRecords:
     payload: SparkColumn
     encoding: Encoding
     order: tuple[OrderField, ...] = ()
+    row: SparkColumn | None = None  # the number of a record in its file, where that is known
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def records_frame(config: CollectionConfig, raw: RawRecords) -> DataFrame:
         *[F.when(is_kept, _final(field)).alias(field.column.name) for field in values],
         OP,
         _time(config).alias(TIME),
-        F.struct(*order, *position()).alias(ORDER),
+        F.struct(*order, *position(row_number() if raw.row is None else raw.row)).alias(ORDER),
         BAD_KEY,
         ERR_KIND,
         F.when(~is_good, F.col(FAULT)).alias(ERR_MESSAGE),
@@ -157,11 +159,11 @@ def _judge(config: CollectionConfig, raw: RawRecords, frame: DataFrame) -> DataF
     keys, values = raw.fields.keys, raw.fields.values
     op, fault_kind, broken = F.col(RAW_OP), F.col(FAULT_KIND), F.col(BROKEN)
     is_row = op.isNull() | op.isin(UPSERT, DELETE)
-    damaged = broken & F.concat_ws("", *[F.col(key.raw) for key in keys]).rlike(_TEXT_DAMAGE)
+    damaged = broken & F.concat_ws("", *[F.col(key.raw).cast("string") for key in keys]).rlike(_TEXT_DAMAGE)
     has_key = _all([F.col(key.value).isNotNull() for key in keys]) & ~damaged
     has_raw_key = _any([F.col(key.raw).isNotNull() for key in keys]) & ~damaged
     raw_key = F.to_json(
-        F.struct(*[raw.encoding.plain(F.col(key.raw)).alias(key.column.name) for key in keys]),
+        F.struct(*[raw.encoding.plain(F.col(key.raw).cast("string")).alias(key.column.name) for key in keys]),
         {"ignoreNullFields": "false"},
     )
     kind = (
@@ -219,7 +221,9 @@ def _first_fault(config: CollectionConfig, fields: Sequence[Field]) -> SparkColu
 
 def _shown(name: str) -> SparkColumn:
     """A bad text, quoted and cut."""
-    return F.concat(F.lit("'"), F.substring(F.translate(F.col(name), MARK, ""), 1, _SHOWN_CHARS), F.lit("'"))
+    return F.concat(
+        F.lit("'"), F.substring(F.translate(F.col(name).cast("string"), MARK, ""), 1, _SHOWN_CHARS), F.lit("'")
+    )
 
 
 def _wanted(config: CollectionConfig, column: Column) -> str:

@@ -36,6 +36,7 @@ _ZONE = r"(?: ?(?:Z|UTC|[+-]\d{2}(?::?\d{2})?))?"
 _TIMESTAMP = r"^[+-]?\d{4,6}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}:\d{2}(?:\.\d{1,6}0*)?" + _ZONE + ")?$"
 _MINUTES = r"^([+-]?\d{4,6}-\d{2}-\d{2}[T ]\d{2}:\d{2})(" + _ZONE + ")$"  # as Java writes a time without seconds
 _EXPONENT = r"^\s*[+-]?(\d*)\.?(\d*)[eE]([+-]?\d{1,4})\s*$"
+_BASE64 = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _MAX_HEX_DIGITS = 32  # 16 bytes, 127 bits and a sign: more than the 38 digits that a decimal can have
 
 _CONNECT_DECIMAL = "org.apache.kafka.connect.data.Decimal"
@@ -78,12 +79,16 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Field:
-    """A column of the collection in the raw frame: its text is in `raw`, a hint, if any, in `h<raw>`."""
+    """A column of the collection in the raw frame: its text is in `raw`, a hint, if any, in `h<raw>`.
+
+    `is_typed`: `raw` is no text but a value that a plain cast turns into the column's type, or to null, without loss.
+    """
 
     column: Column
     raw: str
     unit: Unit | None = None
     is_hinted: bool = False
+    is_typed: bool = False
 
     @property
     def value(self) -> str:
@@ -123,7 +128,8 @@ def texts(field: Field, encoding: Encoding) -> dict[str, SparkColumn]:
         quoted = F.when(~is_number(raw), raw)
         if field.decimal:  # VariableScaleDecimal: {"scale": .., "value": ..}
             quoted = F.when(raw.startswith("{"), F.get_json_object(raw, "$.value")).otherwise(quoted)
-        found[f"hex_{field.raw}"] = F.hex(F.try_to_binary(quoted, F.lit("base64")))
+        # Spark passes over blanks in base64, and would so find a number in "a lot": only canonical text counts.
+        found[f"hex_{field.raw}"] = F.hex(F.try_to_binary(F.when(quoted.rlike(_BASE64), quoted), F.lit("base64")))
     return found
 
 
@@ -136,17 +142,18 @@ def numbers(field: Field, encoding: Encoding) -> dict[str, SparkColumn]:
     is_text = digits.isNull()
     if hint:
         is_text = is_text | F.coalesce(hint.type == "string", F.lit(False))
+    number = F.when(is_text, text)
+    if hint:
+        number = number.when(hint.name == _BITS, _bits_text(digits))
     if field.decimal:
         own = F.get_json_object(F.when(text.startswith("{"), F.col(field.raw)), "$.scale")
         scale = F.coalesce(try_cast(without_mark(own), "int"), *scales, F.lit(field.decimal[1]))
-        number = F.when(is_text, text).otherwise(F.concat(_signed_text(digits), F.lit("E"), (-scale).cast("string")))
+        number = number.otherwise(F.concat(_signed_text(digits), F.lit("E"), (-scale).cast("string")))
         return {f"number_{field.raw}": number}
     # "1234" may be the number, or base64 of another one: where nothing tells, an err asks rather than a guess.
     is_known = ~text.rlike(_INTEGER)
     power = F.coalesce(*[F.concat(F.lit("E"), (-scale).cast("string")) for scale in scales], F.lit(""))
-    number = F.when(is_text, text)
     if hint:
-        number = number.when(hint.name == _BITS, _bits_text(digits))
         is_known = is_known | (hint.name == _CONNECT_DECIMAL)
     return {f"number_{field.raw}": number.when(is_known, F.concat(_signed_text(digits), power))}
 
@@ -154,6 +161,9 @@ def numbers(field: Field, encoding: Encoding) -> dict[str, SparkColumn]:
 def value(field: Field, encoding: Encoding) -> SparkColumn:
     """Step 3: the value as its column's type, null where it is not exactly one."""
     column, raw = field.column, F.col(field.raw)
+    if field.is_typed:
+        found = try_cast(raw, column.type if column.type != "json" else "string")
+        return found + F.lit(0.0).cast(column.type) if column.type in ("float", "double") else found
     if column.type in ("string", "json"):
         return encoding.plain(raw)
     text = F.col(f"text_{field.raw}") if encoding.marked else raw
@@ -240,7 +250,7 @@ def _float(text: SparkColumn, type_name: str) -> SparkColumn:
     """-0.0 becomes 0.0; a finite text that overflows to infinity is refused."""
     found = try_cast(text, type_name) + F.lit(0.0).cast(type_name)
     is_finite = F.abs(found) < F.lit(float("inf")).cast(type_name)
-    return F.when(text.rlike(_FLOAT) & (is_finite | found.isNaN() | text.rlike(_INFINITE)), found)
+    return F.when(text.rlike(_FLOAT) & (is_finite | F.isnan(found) | text.rlike(_INFINITE)), found)
 
 
 def _date(text: SparkColumn, unit: Unit | None, hint: Hint | None, *, bare_days: bool) -> SparkColumn:

@@ -38,6 +38,8 @@ MAX_PLANS = 2  # the normal plan, then at most once the thorough one
 
 _WRITE_OPTIONS = {
     "compression": "zstd",
+    # Keys and measures hardly repeat within a batch: give their dictionaries up soon. They cost more than all else.
+    "parquet.dictionary.page.size": str(64 << 10),
     # A task's files appear only when the whole job commits; version 2 would publish them task by task.
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",

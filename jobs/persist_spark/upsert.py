@@ -24,6 +24,7 @@ thousand. User columns are k0.., v0.. in them, so that no name can clash or brea
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,7 +73,7 @@ from persist_spark.upsert_counts import (
     STAYS_OUT,
     TIED,
     WINS,
-    as_struct,
+    as_json,
     emitted_counts,
     read_counts,
 )
@@ -103,7 +104,7 @@ class Drained:
         Raises `InvariantViolation` where two counts that must agree don't.
         """
         return Outcome.observed(
-            self._read.get["counts"].asDict(), self._emitted.get["counts"].asDict(), is_thorough=self.is_thorough
+            json.loads(self._read.get["counts"]), json.loads(self._emitted.get["counts"]), is_thorough=self.is_thorough
         )
 
     def broken(self) -> DataFrame:
@@ -188,8 +189,8 @@ def persistent_upsert(
     if is_thorough:
         chain = _with_truncates(chain, rules)
     read, emitted = Observation(), Observation()
-    ranked = _ranked(chain, rules).observe(read, as_struct(read_counts()))
-    changes = _changes(ranked, rules).observe(emitted, as_struct(emitted_counts()))
+    ranked = _ranked(chain, rules).observe(read, as_json(read_counts()))
+    changes = _changes(ranked, rules).observe(emitted, as_json(emitted_counts()))
     return Drained(_published(changes, rules), is_thorough, rules, chain, read, emitted)
 
 
@@ -344,7 +345,9 @@ def _changes(ranked: DataFrame, rules: _Rules) -> DataFrame:
         *[f"lag({name}) {window} AS {_before(name)}" for name in rules.value],
     )
     compared = [name for name in rules.value if name != ERR_MESSAGE]
-    is_same = f"struct({', '.join(map(_before, compared))}) <=> struct({', '.join(compared)})"
+    # by name: Spark 3.5 compares structs only where their fields have the same names
+    before = [f"{_before(name)} AS {name}" for name in compared]
+    is_same = f"struct({', '.join(before)}) <=> struct({', '.join(compared)})"
     stashable = f"{FROM} = {ARRIVED}" if rules.is_delta else "true"
     sides = (
         f"CASE WHEN {PHASE} = {PENDING} THEN CASE WHEN {stashable} THEN array({STAYS_OUT}) END"

@@ -4,13 +4,16 @@
     next jobs   -XX:SharedArchiveFile=<folder>/<name>.jsa
 
 About 155 MB, made once for each Spark version; the JVM itself checks whether an archive fits it and does without where
-not. Off unless `PERSIST_CLASS_DATA_FOLDER` names a folder: it pays where many small jobs run on one machine.
+not. Off unless `PERSIST_CLASS_DATA_FOLDER` names a folder: it pays where many small jobs run on one machine. Off too
+where Spark's configuration folder holds files: it is on the class path, and a JVM that is told to make an archive then
+ends with an error, after the job's work is done.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -22,7 +25,7 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 def class_data(conf: Mapping[str, str], environment: Mapping[str, str], attempt: str) -> Iterator[dict[str, str]]:
     """`conf` with the JVM flags that use the archive, or else make it if the job in the body ends well."""
     folder = environment.get(FOLDER_ENV)
-    if not folder:
+    if not folder or _has_configuration(environment):
         yield dict(conf)
         return
     archive = Path(folder) / f"spark-{importlib.metadata.version('pyspark')}.jsa"
@@ -37,3 +40,11 @@ def class_data(conf: Mapping[str, str], environment: Mapping[str, str], attempt:
             fresh.replace(archive)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+def _has_configuration(environment: Mapping[str, str]) -> bool:
+    """True where Spark's configuration folder, which is on its class path, is not empty."""
+    spark = importlib.util.find_spec("pyspark")
+    beside = Path(spark.origin).parent if spark and spark.origin else Path()
+    conf = Path(environment.get("SPARK_CONF_DIR") or Path(environment.get("SPARK_HOME") or beside) / "conf")
+    return conf.is_dir() and any(conf.iterdir())

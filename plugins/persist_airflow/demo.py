@@ -31,7 +31,8 @@ DAYS = 7
 DAY_MS = 24 * 3_600_000
 FOLLOW_TIMEOUT_S = 900
 MAX_ROWS = 12  # of a table that is printed
-MAX_CELL_CHARS = 48
+MAX_CELL_CHARS = 32
+_FAILED_TASKS = "select run_id, task_id from task_instance where state = 'failed' order by run_id limit 20"
 SCHEDULE_OFF = {"AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False"}  # only the backfill runs: the feed ends in January
 
 
@@ -105,7 +106,10 @@ def _backfill(console: Console, airflow: LocalAirflow, first_ms: int, end_ms: in
         result = Follower(console, airflow.check).follow(backfill_id, timeout_s=FOLLOW_TIMEOUT_S)
         if result.is_over and not result.runs["failed"]:
             return 0
-    console.print(f"[red]{dict(result.runs)}[/]; the tasks' logs are in {airflow.logs}", soft_wrap=True)
+    console.print(f"[red]not all dag runs succeeded:[/] {dict(result.runs)}", soft_wrap=True)
+    for run_id, task_id in airflow.query(_FAILED_TASKS):
+        console.print(f"  {run_id}: {task_id}", highlight=False)
+    console.print(f"their logs are below {airflow.logs}; run it again to go on where it stopped", soft_wrap=True)
     return 1
 
 
@@ -154,23 +158,39 @@ def _print_results(
 
 
 def _print_table(console: Console, title: str, rows: pa.Table) -> None:
-    """At most `MAX_ROWS` rows, ordered by the first column; times as days."""
-    shown = Table(title=f"{title} ({rows.num_rows} rows)", title_justify="left", title_style="bold")
-    for name in rows.column_names:
-        shown.add_column(name.removeprefix("_persist_"), overflow="ellipsis", no_wrap=True)
-    first = rows.column_names[0]
-    order = [(TIME, "ascending"), (first, "ascending"), (DIFF, "ascending")] if TIME in rows.column_names else first
-    for row in rows.sort_by(order).slice(0, MAX_ROWS).to_pylist():
-        shown.add_row(*(_cell(name, value) for name, value in row.items()))
-    console.print(shown)
+    """At most `MAX_ROWS` rows, by time and then by key; as many columns as the terminal has room for."""
+    marks = [name for name in (TIME, DIFF) if name in rows.column_names]
+    names = [*marks, *(name for name in rows.column_names if name not in marks)]
+    key = names[len(marks)]
+    order = [(name, "ascending") for name in (*marks[:1], key, *marks[1:])]
+    shown = rows.sort_by(order).slice(0, MAX_ROWS).to_pylist()
+    columns = {name: [_cell(name, row[name]) for row in shown] for name in names}
+    table = Table()
+    room = console.width - 1
+    for name, cells in columns.items():
+        header = name.removeprefix("_persist_")
+        room -= max(map(len, (header, *cells))) + 3
+        if room < 0:
+            break
+        table.add_column(header, no_wrap=True)
+    for number in range(len(shown)):
+        table.add_row(*(cells[number] for cells in list(columns.values())[: len(table.columns)]))
+    console.print(f"\n[bold]{title}[/] ({rows.num_rows} rows)", highlight=False, soft_wrap=True)
+    console.print(table)
+    if len(table.columns) < len(names):
+        console.print(f"[dim]and {', '.join(names[len(table.columns) :])}[/]", soft_wrap=True)
 
 
 def _cell(name: str, value: object) -> str:
-    if name == TIME and isinstance(value, int):
+    if isinstance(value, int) and name == TIME:
         return format_time(value)
+    if isinstance(value, int) and name == DIFF:
+        return f"{value:+d}"
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S}"
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
-    text = "" if value is None else f"{value:+d}" if name == DIFF and isinstance(value, int) else str(value)
+    text = "" if value is None else str(value)
     return text if len(text) <= MAX_CELL_CHARS else f"{text[: MAX_CELL_CHARS - 1]}…"
 
 

@@ -40,7 +40,7 @@ print(json.dumps({
 def shown() -> Any:
     """What the real parser makes of a few command lines, in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROBE], stdout=subprocess.PIPE, text=True, check=True, timeout=180
+        [sys.executable, "-W", "ignore", "-c", PROBE], stdout=subprocess.PIPE, text=True, check=True, timeout=400
     )
     return json.loads(done.stdout.splitlines()[-1])
 

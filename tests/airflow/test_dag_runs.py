@@ -54,7 +54,7 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        timeout=300,
+        timeout=900,
     )
     return home
 
@@ -83,7 +83,7 @@ def run(fruit: Fruit, migrated: Path, location: PersistLocation, *arguments: str
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=500,
+        timeout=1500,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:]

@@ -47,7 +47,7 @@ class Worker:
     def tries(self) -> dict[tuple[int, str], list[str]]:
         """Wait for its end: how each try of each task ended."""
         try:
-            out, _ = self.process.communicate(timeout=500)
+            out, _ = self.process.communicate(timeout=1500)
         finally:
             # A killed worker's Spark job lives on in this group, as a zombie's would; it ends with the test.
             with contextlib.suppress(ProcessLookupError):
@@ -121,7 +121,7 @@ def _heal_in_a_worker(fruit: Fruit, folder: Path, location: PersistLocation, poi
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=120,
+        timeout=400,
     )
     tries: list[str] = json.loads(done.stdout.splitlines()[-1])
     return tries

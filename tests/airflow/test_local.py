@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -143,3 +144,36 @@ def test_a_job_that_fails_leaves_no_archive(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         fail()
     assert list(tmp_path.iterdir()) == []
+
+
+SCRIPT = """
+import json, signal, subprocess, sys, time
+from pathlib import Path
+from persist_airflow.local import LocalAirflow, psutil
+from persist_core.location.open import PersistLocation
+
+class Sleeper(LocalAirflow):
+    def start(self, components=()):
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+        entry = {"name": "scheduler", "pid": child.pid, "created": psutil.Process(child.pid).create_time()}
+        (self.home / "processes.json").write_text(json.dumps({"port": 1, "processes": [entry]}))
+        print(child.pid, flush=True)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test session may have been started without one
+home = Path(sys.argv[1])
+with Sleeper(home, home, PersistLocation("mem:", "mem:")).running():
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_every_way_out_stops_what_was_started(tmp_path: Path, how: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as starter:
+        assert starter.stdout is not None
+        pid = int(starter.stdout.readline())
+        starter.send_signal(how)
+        assert starter.wait(30) != 0
+    assert not psutil.pid_exists(pid)
+    assert not (tmp_path / "processes.json").exists()

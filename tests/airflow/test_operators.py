@@ -376,7 +376,7 @@ def test_the_tasks_import_no_spark_and_no_pandas_and_are_quick(fruit: Fruit, cli
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=120,
+        timeout=400,
     )
     report = json.loads(done.stdout.splitlines()[-1])
     assert set(map(tuple, report["heavy"].values())) == {()}

@@ -146,7 +146,7 @@ def test_parsing_imports_no_spark_no_pandas_and_touches_no_store(fruit: Fruit) -
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=120,
+        timeout=400,
     )
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["heavy"] == []

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from persist_airflow.class_data import FOLDER_ENV
-from persist_airflow.local import LocalAirflow
+from persist_airflow.local import WITH_UI, LocalAirflow, psutil
 from persist_core.client import PersistClient
 from persist_core.conflicts import list_conflicts
 from persist_core.fsck import fsck
@@ -49,12 +52,19 @@ def client(airflow: LocalAirflow) -> Iterator[PersistClient]:
         yield PersistClient(opened)
 
 
-def follow(airflow: LocalAirflow, *dag_ids: str, timeout_ms: int = 400_000) -> dict[str, list[str]]:
+def run_states(airflow: LocalAirflow, dag_id: str) -> list[str]:
+    """The states of a DAG's runs, by logical date."""
+    return [
+        state for (state,) in airflow.query("select state from dag_run where dag_id = ? order by logical_date", dag_id)
+    ]
+
+
+def follow(airflow: LocalAirflow, *dag_ids: str, timeout_ms: int = 1_500_000) -> dict[str, list[str]]:
     """Wait until every dag run has ended; their states by DAG."""
     deadline_ms = airflow.clock.now_ms() + timeout_ms
     while True:
         airflow.check()
-        states = {dag_id: airflow.dag_run_states(dag_id) for dag_id in dag_ids}
+        states = {dag_id: run_states(airflow, dag_id) for dag_id in dag_ids}
         if all(state in ("success", "failed") for found in states.values() for state in found):
             return states
         assert airflow.clock.now_ms() < deadline_ms, states
@@ -68,11 +78,27 @@ def test_a_backfill_by_airflows_own_command_and_one_by_ours(airflow: LocalAirflo
     with airflow.running():
         assert follow(airflow, DAG_ID) == {DAG_ID: ["success"] * 2}
         assert check_history(client, 2) == {"upper": START_MS + 2 * DAY_MS, "commits": 2}
-        rest = airflow.command("dags", "backfill", DAG_ID, "-s", "2026-01-01", "-e", LAST_DAY, timeout_s=400)
+        rest = airflow.command("dags", "backfill", DAG_ID, "-s", "2026-01-01", "-e", LAST_DAY, timeout_s=1500)
         assert f"backfill 2 of {DAG_ID}: 2 success, 2 not created (already exists)" in rest
         assert check_history(client) == {"upper": START_MS + len(HISTORY) * DAY_MS, "commits": len(HISTORY)}
     assert not airflow.is_running()
     assert fsck(client, NAME).is_clean
+    check_asset_events(airflow, client)
+
+
+def check_asset_events(airflow: LocalAirflow, client: PersistClient) -> None:
+    """Each append has left an event with its upper, since and counts, and a link to the page that shows them."""
+    found = airflow.query(
+        "select e.extra from asset_event e join asset a on a.id = e.asset_id where a.uri = ? order by e.id",
+        f"persist://persist_default/{NAME}",
+    )
+    extras = [json.loads(extra) for (extra,) in found]
+    assert [extra["upper"] for extra in extras] == [commit.upper for commit in client.state(NAME).commits]
+    assert all(extra["since"] == 0 and extra["stats"]["eligible"] > 0 for extra in extras)
+    ((links,),) = airflow.query(
+        "select count(*) from xcom where key = '_link_ShardLink' and task_id = 'append_batches'"
+    )
+    assert links == len(extras)
 
 
 def test_kill_9_of_real_tasks_and_airflows_own_retries(
@@ -118,6 +144,33 @@ def test_two_backfills_over_the_same_days_at_once(airflow: LocalAirflow, client:
     check_history(client)
     assert list_conflicts(client.blob, NAME), "both minted from the same upper, so one of them lost"
     assert fsck(client, NAME).is_clean
+
+
+def test_up_serves_the_ui_and_reads_dag_files_on_loopback_alone(airflow: LocalAirflow) -> None:
+    collections = airflow.dags / "collections"
+    text = (collections / "fruit.yaml").read_text()
+    airflow.prepare()
+    (collections / "wrong.yaml").write_text(text.replace("format: json", "format: jsn"))
+    with airflow.running(WITH_UI):
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"{airflow.url}/", timeout=30) as page:
+            assert b"<title>Airflow</title>" in page.read()
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            opener.open(f"{airflow.url}/api/v2/dags", timeout=30)
+        deadline_ms = airflow.clock.now_ms() + 120_000
+        while not (errors := airflow.query("select filename, stacktrace from import_error")):
+            airflow.check()
+            assert airflow.clock.now_ms() < deadline_ms
+            airflow.clock.sleep_ms(500)
+        ((file, message),) = errors
+        assert file == "collections/wrong.yaml"
+        assert "source.format: found 'jsn'" in message
+        assert airflow.query("select dag_id, is_stale, has_import_errors from dag") == [(DAG_ID, 0, 0)]
+        for pid in airflow.recorded_pids():
+            family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+            listening = [c.laddr.ip for one in family for c in one.net_connections("tcp") if c.status == "LISTEN"]
+            assert set(listening) <= {"127.0.0.1"}, (pid, listening)
+    assert (airflow.home / "simple_auth_manager_passwords.json.generated").exists()
 
 
 def test_what_a_killed_starter_left_behind_is_ended_by_the_next(airflow: LocalAirflow) -> None:

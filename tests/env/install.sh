@@ -43,9 +43,14 @@ WRAPPER
     chmod +x "$java"
 fi
 
-# However Spark is started from this environment, it finds that Java: by JAVA_HOME, since Spark's launcher looks past a
-# wrapper that it finds on PATH.
+# However Spark is started from this environment, it finds that Java by JAVA_HOME, since Spark's launcher looks past a
+# wrapper that it finds on PATH. The machine's own Java on PATH it finds by itself: then nothing is written, for a JVM
+# makes no class-data archive (persist_airflow.class_data) while there is a file in a folder of its class path.
 conf=$("$venv/bin/python" -c 'import importlib.util as u, pathlib; print(pathlib.Path(u.find_spec("pyspark").origin).parent / "conf")')
-mkdir -p "$conf"
-echo "export JAVA_HOME=$(printf %q "$(dirname "$(dirname "$java")")")" >"$conf/spark-env.sh"
+if [ -z "${JAVA_HOME:-}" ] && [ "$java" = "$(readlink -f "$(command -v java || true)")" ]; then
+    rm -f "$conf/spark-env.sh"
+else
+    mkdir -p "$conf"
+    echo "export JAVA_HOME=$(printf %q "$(dirname "$(dirname "$java")")")" >"$conf/spark-env.sh"
+fi
 echo "Java: $java ($("$java" -version 2>&1 | head -n 1))"
