@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from persist_core.config import CollectionConfig
 from persist_core.errors import InvalidInput
@@ -22,7 +23,8 @@ from persist_spark.compat import HAS_TRY_CAST
 from persist_spark.decode_csv import csv_records, layouts
 from persist_spark.decode_debezium import debezium_records
 from persist_spark.decode_dms import dms_json_records
-from persist_spark.decode_files import ReadableFile, readable, text_lines
+from persist_spark.decode_files import BROKEN, LINE, ReadableFile, readable, text_lines
+from persist_spark.decode_json import has_half_surrogates
 from persist_spark.decode_parquet import parquet_records, schemas
 from persist_spark.decode_plain import json_records
 from persist_spark.decode_records import RawRecords, records_frame
@@ -55,7 +57,9 @@ def decode(
 def _raw_records(spark: SparkSession, config: CollectionConfig, files: list[ReadableFile]) -> list[RawRecords]:
     """At least one."""
     if config.source.format in _JSON_LINES:
-        return [_JSON_LINES[config.source.format](config, text_lines(spark, files))]
+        lines = text_lines(spark, files)
+        lines = lines.withColumn(BROKEN, F.col(BROKEN) | has_half_surrogates(F.col(LINE)))
+        return [_JSON_LINES[config.source.format](config, lines)]
     if config.source.format in ("csv", "dms-csv"):
         laid_out = layouts(config, files)
         _check_layouts(len(laid_out))

@@ -35,6 +35,10 @@ _NUMBER = r"-?(?:(?:0|[1-9]\d*+)(?:\.\d++)?+(?:[eE][+-]?\d++)?+|NaN|Infinity)"
 _BETWEEN = r'\G((?:[^"\d\-NI]++|"(?:[^"\\]++|\\.)*+")*+)'
 # Only in the place of a value (never of a name), so that {1:2} stays as broken as it is.
 _EXACT = _BETWEEN + "(" + _NUMBER + r")(?=\s*+[,\]}])"
+# An escaped half of a surrogate pair without its other half: Spark would silently write "?" for it.
+_HEX = "[0-9a-fA-F]"
+_HIGH, _LOW = rf"\\u[dD][89abAB]{_HEX}{{2}}", rf"\\u[dD][c-fC-F]{_HEX}{{2}}"
+_HALF = rf"(?<!\\)(?:\\\\)*+(?:{_HIGH}(?!{_LOW})|(?<!{_HIGH}){_LOW})"
 _OPTIONS = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": "odd",
@@ -143,6 +147,11 @@ def unmarked(text: SparkColumn) -> SparkColumn:
 def is_number(text: SparkColumn) -> SparkColumn:
     """True where a leaf was a bare JSON number (NaN and Infinity count), false where it was quoted."""
     return text.startswith(MARK)
+
+
+def has_half_surrogates(line: SparkColumn) -> SparkColumn:
+    """True where a text in the line is no Unicode: half a surrogate pair, escaped, which JSON allows."""
+    return (line.contains("\\ud") | line.contains("\\uD")) & line.rlike(_HALF)
 
 
 def envelope_type(shape: Shape) -> T.StructType:

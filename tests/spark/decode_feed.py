@@ -1,0 +1,54 @@
+"""A folder of input files, and the records that are decoded from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from persist_core.config import CollectionConfig
+from persist_core.location.mem import MemBlob
+from persist_core.sources.files import FileSource
+from persist_spark.decode import decode
+from persist_spark.frame import ORDER
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Record = dict[str, Any]
+
+
+class Feed:
+    """Files below `folder`, decoded as collections that differ in what each call says."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark, self.folder = spark, folder
+
+    def write(self, name: str, text: str | bytes) -> None:
+        """Put a file there."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+
+    def frame(self, kind: str, columns: dict[str, Any], **changes: Any) -> DataFrame:
+        """The records frame of all files, read as `kind`. `changes` are further fields of the collection's file."""
+        body: dict[str, Any] = {
+            "name": "t",
+            "source": {"path": "**/*", "format": kind, **changes.pop("source", {})},
+            "key": "id",
+            "columns": columns,
+            "base_dir": str(self.folder),
+            **({"delete": "none"} if kind in ("csv", "parquet", "json") else {}),
+        }
+        config = CollectionConfig.model_validate(body | changes)
+        frozen = FileSource(config, MemBlob()).freeze(None, until=None).frozen
+        return decode(self.spark, config, frozen.files, scratch=self.folder.parent / "scratch")
+
+    def records(self, kind: str, columns: dict[str, Any], **changes: Any) -> list[Record]:
+        """The records of `frame`, in their order."""
+        return [row.asDict() for row in self.frame(kind, columns, **changes).orderBy(ORDER).collect()]
+
+    def lines(self, kind: str, lines: list[str], columns: dict[str, Any], **changes: Any) -> list[Record]:
+        """The records of a single file with these lines, in the order of the lines."""
+        self.write("lines.jsonl", "\n".join(lines) + "\n")
+        changes = {"order": "position", **changes}
+        return self.records(kind, columns, **changes)
