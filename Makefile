@@ -54,7 +54,7 @@ test-spark-matrix: $(SPARKS:%=.venv-spark-%/installed) ## the Spark tests on Spa
 	done
 
 bench: .venv/installed ## the benchmarks of docs/benchmarks.md (ARGS='--help' for sizes)
-	@$(IN) python -m tests.benchmarks $(ARGS)
+	@$(IN) python -m tests.benchmarks.upl $(ARGS)
 
 format: .venv/installed ## rewrites the code in the house's format
 	@$(IN) ruff check --fix . && $(IN) ruff format .

@@ -57,7 +57,7 @@ _UNWRAPPED = ("__op", "__deleted")
 _UPSERTS = ("c", "r", "u")
 _OPS = (*_UPSERTS, "d", "t", "m")
 _NULL_VALUE = r'^\s*(?:null|\{\s*"schema"\s*:\s*null\s*,\s*"payload"\s*:\s*null\s*\})\s*$'
-_HEARTBEAT = rf'^\s*\{{\s*(?:"payload"\s*:\s*\{{\s*)?"ts_ms"\s*:\s*"?{MARK}?\d+"?\s*\}}'
+_HEARTBEAT = rf'(?:^|"payload"\s*:)\s*\{{\s*"ts_ms"\s*:\s*"?{MARK}?\d+"?\s*\}}\s*\}}?\s*$'
 NOT_DEBEZIUM = (
     "neither a Debezium envelope (op) nor an unwrapped record (__op, __deleted); for plain rows set format: json"
 )
@@ -232,7 +232,7 @@ def _is_control() -> SparkColumn:
     mark = F.col("status").isin("BEGIN", "END")
     change = F.col("databaseName").isNotNull() & (F.col("ddl").isNotNull() | F.col("tableChanges").isNotNull())
     heartbeat = F.col("ts_ms").isNotNull() & F.col("text").rlike(_HEARTBEAT)
-    return mark | change | heartbeat
+    return F.coalesce(mark, F.lit(False)) | change | F.coalesce(heartbeat, F.lit(False))
 
 
 def _pick(fields: SparkColumn, name: str) -> SparkColumn:

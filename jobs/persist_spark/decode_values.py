@@ -215,9 +215,10 @@ def _fits(text: SparkColumn, scale: int) -> SparkColumn:
 
 def _signed_text(digits: SparkColumn) -> SparkColumn:
     """Hex digits of a big-endian two's complement integer of 1 to 16 bytes as decimal digits, else null."""
+    size = F.length(digits)
     short = F.conv(_sign_extended(digits, 16), 16, -10)
     wide = _wide_text(_sign_extended(digits, _MAX_HEX_DIGITS), digits >= "8")
-    return F.when(F.length(digits).between(1, 16), short).when(F.length(digits) <= _MAX_HEX_DIGITS, wide)
+    return F.when(size.between(1, 16), short).when(size.between(17, _MAX_HEX_DIGITS), wide)
 
 
 def _wide_text(digits: SparkColumn, is_negative: SparkColumn) -> SparkColumn:

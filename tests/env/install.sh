@@ -43,13 +43,11 @@ WRAPPER
     chmod +x "$java"
 fi
 
-# However Spark is started from this environment, it finds that Java by JAVA_HOME, since Spark's launcher looks past a
-# wrapper that it finds on PATH. The machine's own Java on PATH it finds by itself: then nothing is written, for a JVM
-# makes no class-data archive (persist_airflow.class_data) while there is a file in a folder of its class path.
+# A Java that Spark would not find by JAVA_HOME or PATH is named beside Spark, so that it is found however Spark is started
+# (Spark's launcher looks past a wrapper on PATH). Else that folder stays empty: a JVM's class-data archive needs that.
 conf=$("$venv/bin/python" -c 'import importlib.util as u, pathlib; print(pathlib.Path(u.find_spec("pyspark").origin).parent / "conf")')
-if [ -z "${JAVA_HOME:-}" ] && [ "$java" = "$(readlink -f "$(command -v java || true)")" ]; then
-    rm -f "$conf/spark-env.sh"
-else
+rm -f "$conf/spark-env.sh"
+if [ "$java" = "$PWD/$venv/bin/java" ] || { [ -n "${JAVA_HOME:-}" ] && ! good_java "$JAVA_HOME/bin/java"; }; then
     mkdir -p "$conf"
     echo "export JAVA_HOME=$(printf %q "$(dirname "$(dirname "$java")")")" >"$conf/spark-env.sh"
 fi

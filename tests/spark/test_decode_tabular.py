@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from persist_core.config import CollectionConfig
 from persist_core.errors import SourceChanged
-from persist_core.location.mem import MemBlob
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD
-from persist_core.sources.files import FileSource
-from persist_spark.decode import decode
-from persist_spark.frame import BAD_KEY, OP, ORDER
+from persist_spark.frame import BAD_KEY, OP
+from tests.spark.decode_feed import Feed, Record
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,31 +24,14 @@ if TYPE_CHECKING:
 COLUMNS = {"id": "bigint", "name": "string", "price": "decimal(10,2)", "day": "date"}
 
 
-class Feed:
-    """A folder, a collection over it, and the records that are decoded from it in their order."""
-
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self.spark, self.folder = spark, folder
-
-    def records(self, kind: str, **changes: Any) -> list[dict[str, Any]]:
-        source = {"path": "*", "format": kind, **changes.pop("source", {})}
-        plain = {"delete": "none"} if kind in ("csv", "parquet", "json") else {}
-        body = {"name": "t", "source": source, "key": "id", "columns": COLUMNS, "base_dir": str(self.folder)}
-        config = CollectionConfig.model_validate(body | plain | changes)
-        frozen = FileSource(config, MemBlob()).freeze(None, until=None).frozen
-        scratch = self.folder.parent / "scratch"
-        rows = decode(self.spark, config, frozen.files, scratch=scratch).orderBy(ORDER).collect()
-        return [row.asDict() for row in rows]
-
-    def write(self, name: str, text: str | bytes) -> None:
-        (self.folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
-
-
 @pytest.fixture
 def feed(spark: SparkSession, tmp_path: Path) -> Feed:
-    folder = tmp_path / "in"
-    folder.mkdir()
-    return Feed(spark, folder)
+    (tmp_path / "in").mkdir()
+    return Feed(spark, tmp_path / "in")
+
+
+def records(feed: Feed, kind: str, **changes: Any) -> list[Record]:
+    return feed.records(kind, changes.pop("columns", COLUMNS), **changes)
 
 
 def values(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
@@ -65,7 +45,7 @@ def test_csv_files_with_headers_of_their_own(feed: Feed) -> None:
     feed.write("4.csv", b"")
     feed.write("5.csv.gz", gzip.compress(b"id,name,price,day\n5,z,0.10,\nid,name,price,day\n6,y,,\n"))
     feed.write("6.csv.zst", zstandard.compress(b"id,name\n7,zstd\n"))
-    assert values(feed.records("csv")) == [
+    assert values(records(feed, "csv")) == [
         ("u", 1, "a", Decimal("1.50"), date(2026, 1, 2)),
         ("u", 2, None, None, None),
         ("u", 3, 'b, "c"', None, date(2026, 2, 3)),
@@ -78,9 +58,9 @@ def test_csv_files_with_headers_of_their_own(feed: Feed) -> None:
 
 def test_csv_deletes_by_marker_and_by_nulls(feed: Feed) -> None:
     feed.write("1.csv", "id,name,gone\n1,a,no\n2,b,yes\n3,,\n")
-    marked = feed.records("csv", delete={"column": "gone", "values": ["yes", "1"]})
+    marked = records(feed, "csv", delete={"column": "gone", "values": ["yes", "1"]})
     assert [(row[OP], row["id"], row["name"]) for row in marked] == [("u", 1, "a"), ("d", 2, None), ("u", 3, None)]
-    nulls = feed.records("csv", delete={"null_value": True})
+    nulls = records(feed, "csv", delete={"null_value": True})
     assert [(row[OP], row["id"]) for row in nulls] == [("u", 1), ("u", 2), ("d", 3)]
 
 
@@ -88,7 +68,7 @@ def test_broken_csv_lines_are_errs_with_their_bytes(feed: Feed) -> None:
     feed.write(
         "1.csv", b'id,name,price,day\n1,a\n2,b,1,2,3\nx,c,,\n4,d,1.999,\n5,e,,2026-13-01\n6,\xff\xfe,,\n7,"open,,\n'
     )
-    rows = feed.records("csv")
+    rows = records(feed, "csv")
     assert [(row["id"], row[ERR_KIND]) for row in rows] == [
         (1, "value"),
         (2, "value"),
@@ -107,21 +87,21 @@ def test_broken_csv_lines_are_errs_with_their_bytes(feed: Feed) -> None:
 def test_a_header_without_the_key_or_with_a_column_twice_makes_errs_not_guesses(feed: Feed) -> None:
     feed.write("1.csv", "name,price\na,1\n")
     feed.write("2.csv", "id,name,name\n1,a,b\n")
-    rows = feed.records("csv")
+    rows = records(feed, "csv")
     assert [row[ERR_KIND] for row in rows] == ["key", "value"]
     assert "twice" in rows[1][ERR_MESSAGE]
 
 
 def test_csv_without_header_and_with_another_delimiter(feed: Feed) -> None:
     feed.write("1.csv", "1;a;1;2026-01-01\n")
-    rows = feed.records("csv", source={"header": False, "delimiter": ";"})
+    rows = records(feed, "csv", source={"header": False, "delimiter": ";"})
     assert values(rows) == [("u", 1, "a", Decimal("1.00"), date(2026, 1, 1))]
 
 
 def test_dms_csv_changes_and_full_load(feed: Feed) -> None:
     feed.write("LOAD00000001.csv", "1,a,1.00,2026-01-01\n2,b,,\n")
     feed.write("change-1.csv", "U,1,a2,2.00,\nI,3,c,,\nD,2,b,,\nX,4,d,,\n")
-    rows = feed.records("dms-csv", source={"header": False})
+    rows = records(feed, "dms-csv", source={"header": False})
     assert [(row[OP], row["id"], row["name"], row[ERR_KIND]) for row in rows] == [
         ("u", 1, "a", None),
         ("u", 2, "b", None),
@@ -134,7 +114,7 @@ def test_dms_csv_changes_and_full_load(feed: Feed) -> None:
 
 def test_dms_csv_with_header(feed: Feed) -> None:
     feed.write("1.csv", "Op,id,name\nI,1,a\nD,1,a\n")
-    assert [(row[OP], row["id"]) for row in feed.records("dms-csv")] == [("u", 1), ("d", 1)]
+    assert [(row[OP], row["id"]) for row in records(feed, "dms-csv")] == [("u", 1), ("d", 1)]
 
 
 def test_parquet_files_of_differing_schemas(feed: Feed) -> None:
@@ -150,7 +130,7 @@ def test_parquet_files_of_differing_schemas(feed: Feed) -> None:
     pq.write_table(wide, feed.folder / "1.parquet")
     pq.write_table(pa.table({"id": pa.array([3], pa.uint64()), "price": [0.25]}), feed.folder / "2.parquet")
     pq.write_table(pa.table({"id": ["4", "x"], "price": ["1e1", "1"]}), feed.folder / "3.parquet")
-    rows = feed.records("parquet")
+    rows = records(feed, "parquet")
     assert values(rows)[:4] == [
         ("u", 1, "a", Decimal("1.50"), date(2026, 1, 2)),
         ("u", 2, "b", None, None),
@@ -185,7 +165,7 @@ def test_parquet_values_keep_their_type(feed: Feed) -> None:
         "z": "double",
         "big": "decimal(38,0)",
     }
-    (row,) = feed.records("parquet", columns=columns)
+    (row,) = records(feed, "parquet", columns=columns)
     assert row[ERR_KIND] is None, row[ERR_MESSAGE]
     naive = moment.replace(tzinfo=None)
     assert {row["t"].astimezone(UTC).replace(tzinfo=None), row["n"].astimezone(UTC).replace(tzinfo=None)} == {naive}
@@ -196,17 +176,17 @@ def test_parquet_values_keep_their_type(feed: Feed) -> None:
 def test_dms_parquet(feed: Feed) -> None:
     pq.write_table(pa.table({"Op": ["I", "D"], "id": [1, 1], "name": ["a", "a"]}), feed.folder / "2.parquet")
     pq.write_table(pa.table({"id": [1], "name": ["0"]}), feed.folder / "1.parquet")
-    assert [(row[OP], row["name"]) for row in feed.records("dms-parquet")] == [("u", "0"), ("u", "a"), ("d", None)]
+    assert [(row[OP], row["name"]) for row in records(feed, "dms-parquet")] == [("u", "0"), ("u", "a"), ("d", None)]
 
 
 def test_files_that_are_no_parquet_or_no_gzip_stop_the_run_by_name(feed: Feed) -> None:
     feed.write("1.parquet", b"PAR1 and no more")
     with pytest.raises(SourceChanged, match=r"1\.parquet"):
-        feed.records("parquet")
+        records(feed, "parquet")
     (feed.folder / "1.parquet").unlink()
     feed.write("1.csv.gz", gzip.compress(b"id,name\n" + b"1,a\n" * 100_000)[:50])
     with pytest.raises(SourceChanged, match=r"1\.csv\.gz"):
-        feed.records("csv")
+        records(feed, "csv")
 
 
 def test_dms_json(feed: Feed) -> None:
@@ -220,7 +200,7 @@ def test_dms_json(feed: Feed) -> None:
         '{"data":{"id":4',
     ]
     feed.write("1.jsonl", "\n".join(lines))
-    rows = feed.records("dms-json")
+    rows = records(feed, "dms-json")
     assert [(row[OP], row["id"], row[ERR_KIND]) for row in rows] == [
         ("u", 1, None),
         ("u", 1, None),
@@ -230,3 +210,129 @@ def test_dms_json(feed: Feed) -> None:
         ("u", 3, "value"),
         ("u", None, "key"),
     ]
+
+
+def test_csv_null_and_empty_and_the_null_of_dms(feed: Feed) -> None:
+    columns = {"id": "int", "s": "string", "n": "int"}
+    feed.write("1.csv", 'id,s,n\n1,,\n2,"",""\n3,NULL,7\n4, a ,7\n')
+    rows = records(feed, "csv", columns=columns)
+    assert [(row["s"], row["n"], row[ERR_KIND]) for row in rows] == [
+        (None, None, None), (None, None, "value"), ("NULL", 7, None), (" a ", 7, None),
+    ]  # fmt: skip
+    feed.write("1.csv", 'Op,id,s,n\nI,1,,\nI,2,NULL,NULL\nU,3,"NULL ",7\n')
+    rows = records(feed, "dms-csv", columns=columns)
+    assert [(row["s"], row["n"], row[ERR_KIND]) for row in rows] == [
+        ("", None, None), (None, None, None), ("NULL ", 7, None),
+    ]  # fmt: skip
+
+
+def test_a_csv_record_over_two_lines_comes_apart_into_errs(feed: Feed) -> None:
+    feed.write("1.csv", 'id,name,price,day\n1,"two\nlines",1,\n2,"a ""b"", c",1,\n3,x,1,\n')
+    rows = records(feed, "csv")
+    assert [(row["id"], row[ERR_KIND], row["name"]) for row in rows] == [
+        (1, "value", None), (None, "key", None), (2, None, 'a "b", c'), (3, None, "x"),
+    ]  # fmt: skip
+    assert bytes(rows[1][ERR_PAYLOAD]) == b'lines",1,'
+    assert "line breaks" in rows[0][ERR_MESSAGE]
+
+
+def test_the_key_of_a_miscounted_line_is_trusted_only_where_it_stands_whole_and_first(feed: Feed) -> None:
+    feed.write("1.csv", "name,id,price,day\na, b,1,1.00,\na,12\n")
+    assert [(row["id"], row[ERR_KIND]) for row in records(feed, "csv")] == [(None, "key"), (None, "key")]
+    feed.write("1.csv", "id,name,price,day\n12\n12,\n12,a\n12,a,b,c,d,e,f\n")
+    found = [(row["id"], row[ERR_KIND]) for row in records(feed, "csv")]
+    assert found == [(None, "key"), (None, "key"), (12, "value"), (12, "value")]
+
+
+def test_csv_fields_by_name_and_by_number(feed: Feed) -> None:
+    feed.write("1.csv", "x y,k\n5,7\n")
+    columns = {"id": {"type": "int", "field": "k"}, "v": {"type": "int", "field": "x y"}}
+    assert [(row["id"], row["v"]) for row in records(feed, "csv", columns=columns)] == [(7, 5)]
+    columns = {"id": {"type": "int", "field": "2"}, "v": {"type": "string", "field": "1"}}
+    rows = records(feed, "csv", columns=columns, source={"header": False})
+    assert [(row["id"], row["v"], row[ERR_KIND]) for row in rows] == [(None, None, "key"), (7, "5", None)]
+
+
+def test_a_marker_that_is_not_in_the_file_is_an_err_and_no_guess(feed: Feed) -> None:
+    feed.write("1.csv", "id,name\n1,a\n")
+    (row,) = records(feed, "csv", delete={"column": "gone", "values": ["1"]})
+    assert (row["id"], row[ERR_KIND]) == (1, "op")
+    assert "'gone'" in row[ERR_MESSAGE]
+
+
+def test_dms_full_load_comes_before_changes_whatever_the_names(feed: Feed) -> None:
+    feed.write("LOAD0000000A.csv", "Op,id,name\nI,1,loaded\n")
+    feed.write("20260101-120000000.csv", "Op,id,name\nU,1,changed\n")
+    assert [row["name"] for row in records(feed, "dms-csv")] == ["loaded", "changed"]
+    assert [row["name"] for row in records(feed, "dms-csv", order="position")] == ["changed", "loaded"]
+
+
+def test_parquet_of_many_row_groups_keeps_its_order(feed: Feed) -> None:
+    table = pa.table({"id": pa.array(range(5000), pa.int64())})
+    pq.write_table(table, feed.folder / "1.parquet", row_group_size=100)
+    frame = feed.frame("parquet", {"id": "bigint"})
+    assert frame.selectExpr("count(*)", "sum(int(_persist_order.row = id))").first() == (5000, 5000)
+
+
+def test_parquet_times_of_other_writers(feed: Feed) -> None:
+    moment = datetime(2026, 1, 2, 3, 4, 5, 678901)
+    columns = {"id": "int", "t": "timestamp", "d": "date"}
+    table = pa.table({"id": pa.array([1], pa.int32()), "t": pa.array([moment], pa.timestamp("ns"))})
+    pq.write_table(table, feed.folder / "1.parquet", use_deprecated_int96_timestamps=True)
+    pq.write_table(table, feed.folder / "2.parquet", version="2.6")
+    seconds = pa.table({"id": [3], "t": pa.array([1767323045], pa.int64()), "d": pa.array([20455], pa.int32())})
+    pq.write_table(seconds, feed.folder / "3.parquet")
+    columns |= {"t": {"type": "timestamp", "unit": "s"}, "d": {"type": "date", "unit": "days"}}
+    rows = records(feed, "parquet", columns=columns)
+    assert [row[ERR_MESSAGE] for row in rows] == [None] * 3
+    found = [row["t"].astimezone(UTC).replace(tzinfo=None) for row in rows]
+    assert found == [moment, moment, moment.replace(microsecond=0)]
+    assert rows[2]["d"] == date(2026, 1, 2)
+
+
+def test_parquet_values_that_do_not_fit_are_errs(feed: Feed) -> None:
+    table = pa.table(
+        {
+            "id": [1, 2, 3, 4, 5],
+            "i": pa.array([2**31, 1, 1, 1, 1], pa.int64()),
+            "d": pa.array([Decimal("1.005")] * 2 + [Decimal("1.500")] * 3, pa.decimal128(10, 3)),
+            "f": [0.5, 0.5, 1e300, 0.5, 0.25],
+            "t": pa.array([time(1, 2)] * 5),
+        }
+    )
+    pq.write_table(table, feed.folder / "1.parquet")
+    columns = {"id": "int", "i": "int", "d": "decimal(10,2)", "f": "float"}
+    rows = records(feed, "parquet", columns=columns)
+    assert [(row["id"], row[ERR_KIND]) for row in rows] == [
+        (1, "value"),
+        (2, "value"),
+        (3, "value"),
+        (4, None),
+        (5, None),
+    ]
+    assert (rows[3]["d"], rows[4]["f"]) == (Decimal("1.50"), 0.25)
+    assert bytes(rows[0][ERR_PAYLOAD]) == b'{"id":1,"i":2147483648,"d":1.005,"f":0.5}'
+    rows = records(feed, "parquet", columns={"id": "int", "t": "string"})
+    assert {row[ERR_KIND] for row in rows} == {"value"}
+    assert "time64" in rows[0][ERR_MESSAGE]
+
+
+def test_parquet_without_the_key_or_with_names_that_clash(feed: Feed) -> None:
+    pq.write_table(pa.table({"ID": [1], "name": ["a"]}), feed.folder / "1.parquet")
+    (row,) = records(feed, "parquet")
+    assert row[ERR_KIND] == "key"
+    assert "'id'" in row[ERR_MESSAGE]
+    assert "ID, name" in row[ERR_MESSAGE]
+    assert bytes(row[BAD_KEY]) == b'{"ID":1,"name":"a"}'
+    pq.write_table(pa.table({"id": [1], "ID": [2]}), feed.folder / "1.parquet")
+    with pytest.raises(SourceChanged, match="twice"):
+        records(feed, "parquet")
+
+
+def test_no_files_and_files_without_rows_give_the_same_columns(feed: Feed) -> None:
+    for kind in ("json", "csv", "dms-csv", "parquet", "dms-parquet", "dms-json", "debezium-json"):
+        empty = feed.frame(kind, COLUMNS)
+        assert empty.collect() == []
+        assert empty.columns[: len(COLUMNS)] == list(COLUMNS)
+    pq.write_table(pa.table({"id": pa.array([], pa.int64())}), feed.folder / "1.parquet")
+    assert records(feed, "parquet") == []
