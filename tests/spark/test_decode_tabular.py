@@ -276,7 +276,7 @@ def test_parquet_of_many_row_groups_keeps_its_order(feed: Feed) -> None:
 
 def test_parquet_times_of_other_writers(feed: Feed) -> None:
     moment = datetime(2026, 1, 2, 3, 4, 5, 678901)
-    columns = {"id": "int", "t": "timestamp", "d": "date"}
+    columns: dict[str, Any] = {"id": "int", "t": "timestamp", "d": "date"}
     table = pa.table({"id": pa.array([1], pa.int32()), "t": pa.array([moment], pa.timestamp("ns"))})
     pq.write_table(table, feed.folder / "1.parquet", use_deprecated_int96_timestamps=True)
     pq.write_table(table, feed.folder / "2.parquet", version="2.6")
