@@ -23,13 +23,12 @@ REQUIRED = {
 FASTER = {
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
     "spark.sql.maxConcurrentOutputFileWriters": "8",  # four kinds of parts: without it each task sorts by kind
+    "spark.sql.adaptive.enabled": "true",
     "spark.sql.autoBroadcastJoinThreshold": "-1",  # what to broadcast is decided by us, from the description
 }
-# Adaptive execution plans again after each exchange. Below this that costs more than it can win.
-_ADAPTIVE_BYTES = 64 << 20
-_BYTES_PER_PARTITION = 8 << 20  # of input, which is mostly compressed
-_MIN_PARTITIONS = 2
-_MAX_PARTITIONS = 8192
+_BYTES_PER_PARTITION = 16 << 20  # before adaptive execution merges small ones
+_MIN_PARTITIONS = 8
+_MAX_PARTITIONS = 4096
 
 
 def build_session(app_name: str) -> SparkSession:
@@ -56,8 +55,4 @@ def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
 def stage_settings(exchanged_bytes: int) -> dict[str, str]:
     """The settings of a write stage that moves about this many bytes through its exchange."""
     partitions = min(max(_MIN_PARTITIONS, exchanged_bytes // _BYTES_PER_PARTITION), _MAX_PARTITIONS)
-    sized = {
-        "spark.sql.shuffle.partitions": str(partitions),
-        "spark.sql.adaptive.enabled": str(exchanged_bytes > _ADAPTIVE_BYTES).lower(),
-    }
-    return {**FASTER, **REQUIRED, **sized}
+    return {**FASTER, **REQUIRED, "spark.sql.shuffle.partitions": str(partitions)}
