@@ -10,7 +10,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 in = env -u PYTHONPATH -u SPARK_HOME VIRTUAL_ENV="$(CURDIR)/$(1)" PATH="$(CURDIR)/$(1)/bin:$$PATH"
 IN = $(call in,.venv)
 
-LOCKS := uv build java airflow-3.3 airflow-2.11 spark-3.5 spark-4.1
+LOCKS := uv build java go airflow-3.3 airflow-2.11 spark-3.5 spark-4.1
 CODE := persist_core jobs plugins dags tests
 SPARKS := 3.5 4.1
 INSTALLER := .cache/uv/installed
