@@ -237,7 +237,7 @@ def _is_control() -> SparkColumn:
 
 def _pick(fields: SparkColumn, name: str) -> SparkColumn:
     """The element called `name`, or null."""
-    at = F.array_position(fields.getField("field"), F.lit(name))
+    at = F.array_position(fields.getField("field"), name)
     return F.get(fields, (at - 1).cast("int"))
 
 

@@ -60,11 +60,6 @@ def spark_type(type_name: str) -> T.DataType:
     return T.DecimalType(*decimal) if decimal else _SIMPLE[type_name]
 
 
-def sql_type(type_name: str) -> str:
-    """The same type in SQL, whatever the session takes a bare `timestamp` for."""
-    return {"json": "string", "timestamp": "timestamp_ltz"}.get(type_name, type_name)
-
-
 def quoted(name: str) -> str:
     """`name` as an SQL identifier: dots and backticks in it mean nothing to Spark."""
     return "`" + name.replace("`", "``") + "`"
@@ -118,14 +113,17 @@ def _text(column: Column, value: SparkColumn) -> SparkColumn:
     return value.cast("string")
 
 
-def canonical_json(columns: Sequence[Column], found_as: Sequence[str] | None = None) -> SparkColumn:
+def canonical_json(columns: Sequence[Column], found: Sequence[str | SparkColumn] | None = None) -> SparkColumn:
     """Canonical bytes of some columns of a row: UTF-8 of a JSON object, in their order, every value a string or null.
 
-    `found_as`: the names they go by in the frame at hand, where those are not their own. Timestamps are printed in the
-    session's time zone, which `persist_spark.session` sets to UTC.
+    `found`: where they are in the frame at hand (names or expressions), if not under their own names. Timestamps are
+    printed in the session's time zone, which `persist_spark.session` sets to UTC.
     """
-    names = [column.name for column in columns] if found_as is None else found_as
-    fields = [_text(column, named(name)).alias(column.name) for column, name in zip(columns, names, strict=True)]
+    if not columns:
+        return F.lit(b"{}")
+    places = [column.name for column in columns] if found is None else found
+    values = [named(place) if isinstance(place, str) else place for place in places]
+    fields = [_text(column, value).alias(column.name) for column, value in zip(columns, values, strict=True)]
     return F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}).cast("binary")
 
 

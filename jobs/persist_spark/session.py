@@ -23,17 +23,21 @@ REQUIRED = {
 FASTER = {
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
     "spark.sql.maxConcurrentOutputFileWriters": "8",  # four kinds of parts: without it each task sorts by kind
-    "spark.sql.adaptive.enabled": "true",
     "spark.sql.autoBroadcastJoinThreshold": "-1",  # what to broadcast is decided by us, from the description
 }
-_BYTES_PER_PARTITION = 16 << 20  # before adaptive execution merges small ones
-_MIN_PARTITIONS = 8
-_MAX_PARTITIONS = 4096
+# Adaptive execution plans again after each exchange. Below this that costs more than it can win.
+_ADAPTIVE_BYTES = 64 << 20
+_BYTES_PER_PARTITION = 8 << 20  # of input, which is mostly compressed
+_MIN_PARTITIONS = 2
+_MAX_PARTITIONS = 8192
 
 
 def build_session(app_name: str) -> SparkSession:
     """The session of a job. Master and resources come from `spark-submit`."""
-    return SparkSession.builder.appName(app_name).getOrCreate()
+    # Where in our code an expression was made says little to who reads a job's error, and each one costs five more
+    # messages to the JVM: more than half of the time to plan a small batch.
+    builder = SparkSession.builder.config("spark.python.sql.dataFrameDebugging.enabled", "false")
+    return builder.appName(app_name).getOrCreate()
 
 
 @contextmanager
@@ -55,4 +59,8 @@ def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
 def stage_settings(exchanged_bytes: int) -> dict[str, str]:
     """The settings of a write stage that moves about this many bytes through its exchange."""
     partitions = min(max(_MIN_PARTITIONS, exchanged_bytes // _BYTES_PER_PARTITION), _MAX_PARTITIONS)
-    return {**FASTER, **REQUIRED, "spark.sql.shuffle.partitions": str(partitions)}
+    sized = {
+        "spark.sql.shuffle.partitions": str(partitions),
+        "spark.sql.adaptive.enabled": str(exchanged_bytes > _ADAPTIVE_BYTES).lower(),
+    }
+    return {**FASTER, **REQUIRED, **sized}

@@ -19,20 +19,20 @@ Invariants a reader may rely on:
    they would make every batch run code that was never run before, and so was never optimised by the JVM.
 
 Expressions are SQL texts, since each call of the Column API costs a dozen messages to the JVM, and there would be a
-thousand. User columns are k0.., v0.. in them, so that no name can clash or break out.
+thousand. Key columns are k0.. in them, and the value columns are v0.. within one struct: no name can clash or break
+out, and a value goes through the windows in one piece.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
 from persist_core.batch import STASH_KIND, PartKind
-from persist_core.errors import BadBounds
+from persist_core.errors import BadBounds, InvariantViolation
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema
 from persist_core.upsert import LATE_TIME, Late
 from persist_spark.frame import (
@@ -47,7 +47,6 @@ from persist_spark.frame import (
     canonical_json,
     canonical_key,
     quoted,
-    sql_type,
 )
 from persist_spark.outcome import Outcome
 from persist_spark.upsert_counts import (
@@ -57,6 +56,7 @@ from persist_spark.upsert_counts import (
     COMES,
     COMMITTED,
     COUNTED,
+    ERR,
     EXPANDED,
     FINAL,
     FROM,
@@ -78,8 +78,14 @@ from persist_spark.upsert_counts import (
     read_counts,
 )
 
+VALUE = "_persist_value"  # struct of v0..: null for errs and tombstones, as `ERR` is for oks and tombstones
+VALUE_BEFORE, ERR_BEFORE = "_persist_value_before", "_persist_err_before"  # what the slot held just before
 _CANONICAL = "_persist_canonical"
 _NEVER = -1  # the time of rows that are only counted
+_NO_CELLS = "'is_there', true"  # a collection may have a key and nothing else; Spark has no empty structs
+_ERR_CELLS = ", ".join(f"'{name}', {name}" for name in ERR_COLUMNS)
+_ERR_STRUCT = f"CASE WHEN {ERR_KIND} IS NOT NULL THEN named_struct({_ERR_CELLS}) END AS {ERR}"
+_ERR_IDENTITY = (ERR_KIND, ERR_KEY, ERR_PAYLOAD)  # what makes two errs equal: the message is for people
 _SKIP_SLOTS = 64  # control records have no key; spread, so that they don't all land in one task
 
 
@@ -101,11 +107,17 @@ class Drained:
     def outcome(self) -> Outcome:
         """What the action observed. Call it only after the action has succeeded: it waits for the counts.
 
-        Raises `InvariantViolation` where two counts that must agree don't.
+        Raises `InvariantViolation` where two counts that must agree don't, or records were stashed against the promise.
         """
-        return Outcome.observed(
+        outcome = Outcome.observed(
             json.loads(self._read.get["counts"]), json.loads(self._emitted.get["counts"]), is_thorough=self.is_thorough
         )
+        if outcome.emitted.stash_rows and not self._rules.may_stash:
+            raise InvariantViolation(
+                f"{outcome.emitted.stash_rows} records have times at or after the upper {self._rules.upper};"
+                " wanted none (may_stash=False). Nothing was committed; this is a defect, please report it with the job's log"
+            )
+        return outcome
 
     def broken(self) -> DataFrame:
         """One row `slot, time, diff, value, before` per committed update that breaks its slot's history.
@@ -125,6 +137,7 @@ class _Rules:
     floor: int
     late: Late
     is_delta: bool
+    may_stash: bool
     is_thorough: bool
 
     @property
@@ -140,9 +153,20 @@ class _Rules:
         return [*self.keys, BAD_KEY]
 
     @property
-    def value(self) -> list[str]:
-        """The columns that together are a value, ok or err."""
-        return [*self.values, *ERR_COLUMNS]
+    def key_columns(self) -> list[str]:
+        """The user's key columns under their plain names."""
+        return [f"{quoted(c.name)} AS {flat}" for flat, c in zip(self.keys, self.schema.key, strict=True)]
+
+    @property
+    def value_struct(self) -> str:
+        """The user's value columns as one struct, under their plain names."""
+        cells = [f"'{flat}', {quoted(c.name)}" for flat, c in zip(self.values, self.schema.values, strict=True)]
+        return f"named_struct({', '.join(cells) or _NO_CELLS})"
+
+    @property
+    def stash_columns(self) -> tuple[str, ...]:
+        """The columns of the records frame that parts don't have."""
+        return (OP, ORDER, BAD_KEY) if self.may_stash else ()
 
     def over(self, *order: str) -> str:
         """A window over the rows of a slot."""
@@ -165,6 +189,7 @@ def persistent_upsert(
     late: Late = "lift",
     as_of_frontier: int | None = None,
     is_delta: bool = False,
+    may_stash: bool = True,
     is_thorough: bool = False,
 ) -> Drained:
     """The updates that `records` (the records frame) make of `state`, for the batch `[lower, upper)`.
@@ -173,14 +198,15 @@ def persistent_upsert(
     oks and errs; value columns of retractions may be null. `stash`: the stash before, in the records frame, not
     consolidated. `late` says what becomes of a record whose time lies before `lower`: it was never consumed and is
     lifted or made an err; or (`persisted`: the caller redelivers) it is dropped and counted. `is_delta`: emit only
-    newly stashed records. `is_thorough`: expand truncates and break ties; `state` then has to hold *all* slots.
+    newly stashed records. `may_stash=False` promises that no time lies at or after `upper`, and leaves out the columns
+    that only the stash has. `is_thorough`: expand truncates and break ties; `state` then has to hold *all* slots.
 
     Raises `BadBounds` where `as_of_frontier` is not before `upper`.
     """
     floor = lower if as_of_frontier is None else max(lower, as_of_frontier)
     if upper is not None and floor >= upper:
         raise BadBounds(f"times can't be advanced to {floor} in a batch [{lower}, {upper}); wanted less than its upper")
-    rules = _Rules(schema, lower, upper, floor, late, is_delta, is_thorough)
+    rules = _Rules(schema, lower, upper, floor, late, is_delta, may_stash, is_thorough)
     chain = _arrivals(records, ARRIVED, rules)
     if stash is not None:
         chain = chain.union(_consolidated(_arrivals(stash, STASHED, rules), rules))
@@ -198,7 +224,6 @@ def _arrivals(records: DataFrame, origin: int, rules: _Rules) -> DataFrame:
     """Records with their times settled. A missing time is the description's: the last one before the upper."""
     if rules.late == "error":
         records = _with_late_errs(records, rules)
-    schema = rules.schema
     given = rules.lower if rules.upper is None else rules.upper - 1
     at = f"coalesce({TIME}, {given}L)"
     is_late = f"{at} < {rules.lower}L"
@@ -207,7 +232,7 @@ def _arrivals(records: DataFrame, origin: int, rules: _Rules) -> DataFrame:
     is_pending = "false" if rules.upper is None else f"{at} >= {rules.upper}L"
     spread = f"CAST(CAST(pmod(xxhash64({ORDER}), {_SKIP_SLOTS}) AS STRING) AS BINARY)"
     return records.selectExpr(
-        *[f"{quoted(column.name)} AS {flat}" for flat, column in zip(rules.keys, schema.key, strict=True)],
+        *rules.key_columns,
         f"CASE WHEN {is_skip} THEN {spread} ELSE {BAD_KEY} END AS {BAD_KEY}",
         f"CASE WHEN {is_counted} THEN {_NEVER}L ELSE greatest({at}, {rules.floor}L) END AS {TIME}",
         f"{at} AS {AT}",
@@ -216,8 +241,8 @@ def _arrivals(records: DataFrame, origin: int, rules: _Rules) -> DataFrame:
         f"{is_late} AS {LATE}",
         OP,
         ORDER,
-        *[f"{quoted(column.name)} AS {flat}" for flat, column in zip(rules.values, schema.values, strict=True)],
-        *ERR_COLUMNS,
+        f"CASE WHEN {OP} = '{UPSERT}' AND {ERR_KIND} IS NULL THEN {rules.value_struct} END AS {VALUE}",
+        _ERR_STRUCT,
     )
 
 
@@ -239,9 +264,8 @@ def _with_late_errs(records: DataFrame, rules: _Rules) -> DataFrame:
 def _history(state: DataFrame, order_type: str, rules: _Rules) -> DataFrame:
     """Committed updates as arrivals. Their diff stands in for the original time: it puts a retraction before the
     insertion that replaced it at the same time, and is checked on the way."""
-    columns = zip(rules.values, rules.schema.values, strict=True)
     return state.selectExpr(
-        *[f"{quoted(column.name)} AS {flat}" for flat, column in zip(rules.keys, rules.schema.key, strict=True)],
+        *rules.key_columns,
         BAD_KEY,
         TIME,
         f"{DIFF} AS {AT}",
@@ -250,8 +274,8 @@ def _history(state: DataFrame, order_type: str, rules: _Rules) -> DataFrame:
         f"false AS {LATE}",
         f"CASE WHEN {DIFF} > 0 THEN '{UPSERT}' ELSE '{DELETE}' END AS {OP}",
         f"CAST(NULL AS {order_type}) AS {ORDER}",
-        *[f"{quoted(column.name)} AS {flat}" for flat, column in columns],
-        *ERR_COLUMNS,
+        f"CASE WHEN {DIFF} > 0 AND {ERR_KIND} IS NULL THEN {rules.value_struct} END AS {VALUE}",
+        _ERR_STRUCT,
     )
 
 
@@ -273,7 +297,7 @@ def _ranked(chain: DataFrame, rules: _Rules) -> DataFrame:
 
 def _broken(chain: DataFrame, rules: _Rules) -> DataFrame:
     """See `Drained.broken`."""
-    value = f"to_json(struct({', '.join(rules.value)}))"
+    value = f"coalesce(to_json({VALUE}), to_json({ERR}))"
     before = f"lag({value}) {rules.over(TIME, AT)}"
     committed = _ranked(chain.where(f"{FROM} = {COMMITTED}"), rules)
     shown = committed.selectExpr("*", f"{value} AS value", f"{before} AS before").where(BROKEN)
@@ -283,8 +307,8 @@ def _broken(chain: DataFrame, rules: _Rules) -> DataFrame:
 
 def _with_canonical(chain: DataFrame, rules: _Rules) -> DataFrame:
     """Add what decides between records of one order: the greater bytes, a tombstone being the least."""
-    ok = canonical_json(rules.schema.values, rules.values)
-    value = F.when(F.col(ERR_KIND).isNull(), ok).otherwise(F.col(ERR_PAYLOAD))
+    ok = canonical_json(rules.schema.values, [F.col(VALUE).getField(name) for name in rules.values])
+    value = F.when(F.col(ERR).isNull(), ok).otherwise(F.col(ERR).getField(ERR_PAYLOAD))
     return chain.withColumn(_CANONICAL, F.when(F.col(OP) == UPSERT, value))
 
 
@@ -304,7 +328,6 @@ def _with_truncates(chain: DataFrame, rules: _Rules) -> DataFrame:
     newest = F.expr(f"max(struct({AT}, {ORDER}, {LATE})) AS newest")
     truncates = chain.where(is_truncate).groupBy(TIME).agg(newest)
     slots = chain.where(f"{OP} NOT IN ('{TRUNCATE}', '{SKIP}')").select(*rules.slot).distinct()
-    nulls = {name: f"CAST(NULL AS {kind})" for name, kind in zip(rules.value, _value_types(rules.schema), strict=True)}
     given = {
         AT: f"newest.{AT}",
         ORDER: f"newest.{ORDER}",
@@ -312,22 +335,14 @@ def _with_truncates(chain: DataFrame, rules: _Rules) -> DataFrame:
         FROM: str(EXPANDED),
         PHASE: str(FINAL),
         OP: f"'{DELETE}'",
+        VALUE: "NULL",
+        ERR: "NULL",
     }
-    cells = {name: name for name in chain.columns} | nulls | given
+    cells = {name: name for name in chain.columns} | given
     expanded = slots.crossJoin(F.broadcast(truncates)).selectExpr(*[f"{sql} AS {name}" for name, sql in cells.items()])
     both = _with_canonical(chain.union(expanded), rules)
     had = f"coalesce(lag({OP} = '{UPSERT}') {rules.by_rank}, false) AS {HAD}"
     return both.selectExpr("*", had).where(f"{FROM} != {EXPANDED} OR {HAD}").drop(HAD)
-
-
-def _value_types(schema: CollectionSchema) -> Sequence[str]:
-    err = {ERR_KIND: "string", ERR_MESSAGE: "string", ERR_KEY: "binary", ERR_PAYLOAD: "binary"}
-    return [*[sql_type(column.type) for column in schema.values], *[err[name] for name in ERR_COLUMNS]]
-
-
-def _before(name: str) -> str:
-    """The column that holds what column `name` was just before."""
-    return f"_persist_before_{name}"
 
 
 def _changes(ranked: DataFrame, rules: _Rules) -> DataFrame:
@@ -342,53 +357,55 @@ def _changes(ranked: DataFrame, rules: _Rules) -> DataFrame:
         "*",
         f"{OP} = '{UPSERT}' AS {HOLDS}",
         f"coalesce(lag({OP} = '{UPSERT}') {window}, false) AS {HAD}",
-        *[f"lag({name}) {window} AS {_before(name)}" for name in rules.value],
+        f"lag({VALUE}) {window} AS {VALUE_BEFORE}",
+        f"lag({ERR}) {window} AS {ERR_BEFORE}",
     )
-    compared = [name for name in rules.value if name != ERR_MESSAGE]
-    # by name: Spark 3.5 compares structs only where their fields have the same names
-    before = [f"{_before(name)} AS {name}" for name in compared]
-    is_same = f"struct({', '.join(before)}) <=> struct({', '.join(compared)})"
+    same = [f"{VALUE} <=> {VALUE_BEFORE}", *[f"{ERR}.{name} <=> {ERR_BEFORE}.{name}" for name in _ERR_IDENTITY]]
+    is_same = " AND ".join(same)
     stashable = f"{FROM} = {ARRIVED}" if rules.is_delta else "true"
     sides = (
         f"CASE WHEN {PHASE} = {PENDING} THEN CASE WHEN {stashable} THEN array({STAYS_OUT}) END"
         f" WHEN {HAD} AND {HOLDS} THEN CASE WHEN {is_same} THEN array({STAYS}) ELSE array({GOES}, {COMES}) END"
         f" WHEN {HAD} THEN array({GOES}) WHEN {HOLDS} THEN array({COMES}) END"
     )
-    sided = linked.where(f"{FROM} != {COMMITTED}").selectExpr("*", f"explode({sides}) AS {SIDE}")
-    rows = sided.selectExpr(
-        *rules.keys,
-        *[f"CASE WHEN {SIDE} = {GOES} THEN {_before(name)} ELSE {name} END AS {name}" for name in rules.value],
+    passed = [*rules.slot, TIME, AT, OP, ORDER, HAD, HOLDS, VALUE, ERR, VALUE_BEFORE, ERR_BEFORE]
+    sided = linked.where(f"{FROM} != {COMMITTED}").selectExpr(*passed, f"explode({sides}) AS {SIDE}")
+    return _flat(sided, rules)
+
+
+def _flat(sided: DataFrame, rules: _Rules) -> DataFrame:
+    """What each row writes, unpacked: k0.., v0.., the err columns, time and diff, and which part it goes to."""
+    chosen = sided.selectExpr(
+        *[*rules.slot, OP, ORDER, SIDE, HAD, HOLDS],
         f"CASE WHEN {SIDE} = {STAYS_OUT} THEN {AT} ELSE {TIME} END AS {TIME}",
         f"CASE WHEN {SIDE} != {STAYS_OUT} THEN CAST({SIDE} AS BIGINT) END AS {DIFF}",
-        *[f"CASE WHEN {SIDE} = {STAYS_OUT} THEN {name} END AS {name}" for name in (OP, ORDER, BAD_KEY)],
-        *[SIDE, HAD, HOLDS],
+        f"CASE WHEN {SIDE} = {GOES} THEN {VALUE_BEFORE} ELSE {VALUE} END AS {VALUE}",
+        f"CASE WHEN {SIDE} = {GOES} THEN {ERR_BEFORE} ELSE {ERR} END AS {ERR}",
     )
     part = (
         f"CASE WHEN {SIDE} = {STAYS_OUT} THEN '{STASH_KIND}' WHEN {SIDE} = {STAYS} THEN NULL"
-        f" WHEN {ERR_KIND} IS NOT NULL THEN '{PartKind.ERRS}'"
+        f" WHEN {ERR} IS NOT NULL THEN '{PartKind.ERRS}'"
         f" WHEN {SIDE} = {COMES} THEN '{PartKind.INSERTIONS}' ELSE '{PartKind.RETRACTIONS}' END"
     )
-    hashes = [f"{sql} AS {name}" for name, sql in zip(HASHES, _hashes(rules), strict=True)]
-    return rows.selectExpr("*", f"{part} AS {PART}", *hashes)
+    rows = chosen.selectExpr(
+        *[*rules.keys, TIME, DIFF, SIDE, HAD, HOLDS],
+        *[f"{VALUE}.{name} AS {name}" for name in rules.values],
+        *[f"{ERR}.{name} AS {name}" for name in ERR_COLUMNS],
+        *[f"CASE WHEN {SIDE} = {STAYS_OUT} THEN {name} END AS {name}" for name in rules.stash_columns],
+        f"{part} AS {PART}",
+    )
+    return rows.selectExpr("*", *_hashes(rules))
 
 
 def _published(changes: DataFrame, rules: _Rules) -> DataFrame:
     """The updates under the user's names."""
     flat = zip(rules.keys + rules.values, rules.schema.columns, strict=True)
-    return changes.where(f"{SIDE} != {STAYS}").selectExpr(
-        *[f"{name} AS {quoted(column.name)}" for name, column in flat],
-        TIME,
-        DIFF,
-        *ERR_COLUMNS,
-        OP,
-        ORDER,
-        BAD_KEY,
-        PART,
-    )
+    user = [f"{name} AS {quoted(column.name)}" for name, column in flat]
+    return changes.where(f"{SIDE} != {STAYS}").selectExpr(*user, TIME, DIFF, *ERR_COLUMNS, *rules.stash_columns, PART)
 
 
 def _hashes(rules: _Rules) -> list[str]:
     """Two independent 64-bit hashes of an update. Hashing passes over nulls, so where they are is hashed too."""
     hashed = [*rules.keys, *rules.values, TIME, DIFF, ERR_KIND, ERR_KEY, ERR_PAYLOAD]
     nulls = [f"{name} IS NULL" for name in hashed]
-    return [f"xxhash64({salt}, {', '.join(hashed + nulls)})" for salt in (1, 2)]
+    return [f"xxhash64({i}, {', '.join(hashed + nulls)}) AS {name}" for i, name in enumerate(HASHES)]

@@ -12,7 +12,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from persist_core.batch import STASH_KIND, PartKind
-from persist_core.schema import ERR_KIND, PART
+from persist_core.schema import PART
 from persist_spark.frame import OP, SKIP, TRUNCATE
 
 # Columns that live only between the steps of an upsert.
@@ -22,6 +22,7 @@ COMMITTED, STASHED, ARRIVED, EXPANDED = 0, 1, 2, 3
 PHASE = "_persist_phase"  # int: what becomes of a record, one of the three below
 FINAL, PENDING, COUNTED = 0, 1, 2  # processed now, kept in the stash, only counted
 LATE = "_persist_late"  # boolean: the record's own time lies before `lower`
+ERR = "_persist_err"  # struct of the err columns: null where all is well
 WINS = "_persist_wins"  # boolean: the last row of its slot and time
 TIED = "_persist_tied"
 BROKEN = "_persist_broken"
@@ -61,7 +62,7 @@ def read_counts() -> dict[str, str]:
         "eligible": eligible,
         "stashed": f"{is_live} AND {WINS} AND {PHASE} = {PENDING}",
         "late_times": f"{winner} AND {LATE}",
-        "errors": f"{eligible} AND {ERR_KIND} IS NOT NULL",
+        "errors": f"{eligible} AND {ERR} IS NOT NULL",
         "broken": BROKEN,
     }
     return {name: f"count_if({condition})" for name, condition in conditions.items()}

@@ -31,13 +31,19 @@ MAX_BROADCAST_INPUT_BYTES = 128 << 20
 
 @dataclass(frozen=True)
 class WriteRequest:
-    """All that the write stage has to know, once the input is a records frame."""
+    """All that the write stage has to know, once the input is a records frame.
+
+    `may_stash=False` promises that no record's time lies at or after the batch's upper. `is_columnar`: the input's keys
+    can be read without the rest, so that reading them twice costs less than keeping all records in memory.
+    """
 
     description: BatchDescription
     schema: CollectionSchema
     attempt: str
     late: Late = "lift"
     max_errors: int | None = None
+    may_stash: bool = True
+    is_columnar: bool = False
 
 
 def write_batch(
@@ -61,8 +67,9 @@ def write_batch(
     state_bytes = sum(manifest.size_bytes for manifest in manifests)
     stash = _read_stash(spark, client, description, schema, records)
     is_keyed = state_bytes > SMALL_STATE_BYTES and description.input_bytes <= MAX_BROADCAST_INPUT_BYTES
+    is_kept = is_keyed and not request.is_columnar
     with settings(spark, stage_settings(description.input_bytes + (0 if is_keyed else state_bytes))):
-        if is_keyed:
+        if is_kept:
             records = records.persist(StorageLevel.MEMORY_AND_DISK)
         try:
 
@@ -77,6 +84,7 @@ def write_batch(
                     stash=stash,
                     late=request.late,
                     is_delta=description.is_delta,
+                    may_stash=request.may_stash or stash is not None,
                     is_thorough=is_thorough,
                 )
 
@@ -90,7 +98,7 @@ def write_batch(
                 check_input=check_input,
             )
         finally:
-            if is_keyed:
+            if is_kept:
                 records.unpersist()
 
 

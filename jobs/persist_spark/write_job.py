@@ -40,6 +40,8 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
         attempt=spec.attempt,
         late=config.time.late,
         max_errors=config.limits.max_errors,
+        may_stash=config.time.source == "field",  # a file dated at or after the upper is not yet due
+        is_columnar="parquet" in config.source.format,
     )
     check_not_outdated(client.state(description.shard), description)
     frozen = _frozen_input(client, description)

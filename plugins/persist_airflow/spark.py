@@ -90,15 +90,18 @@ class WriteBatchesOperator(SparkSubmitOperator):
             self.log.info("no input: staged an empty batch for %s without Spark: %s", description.interval, key)
             return key
         attempt = client.ids.uuid7()
+        key = manifest_key(description.shard, attempt)
         try:
             self._submit(JobSpec(description, self.config, attempt), context)
         except AirflowException as error:
+            if client.blob.get(key) is not None:  # the manifest is written last, so the batch is whole
+                self.log.warning("the job staged %s and failed only while it ended: %s", key, error)
+                return key
             failure = spark_failure(client, description, attempt, str(error))
             if isinstance(failure, OutdatedDescription):
                 self.log.warning("%s", failure)
                 return None
             raise airflow_error(failure) from error
-        key = manifest_key(description.shard, attempt)
         if client.blob.get(key) is None:
             cause = f"It ended well, but there is no manifest {key}."
             raise airflow_error(spark_failure(client, description, attempt, cause))
@@ -137,7 +140,9 @@ class WriteBatchesOperator(SparkSubmitOperator):
             os.environ[f"AIRFLOW_CONN_{self._conn_id.upper()}"] = f'{{"conn_type": "spark", "host": "{LOCAL_MASTER}"}}'
             self.log.info("no Spark connection %r: running in %s", self._conn_id, LOCAL_MASTER)
             return LOCAL_MASTER
-        return connection.host or ""
+        host = connection.host or ""
+        # "localhost" is a host; "local", "local[2]" are masters
+        return host if host == "local" or host.startswith("local[") else f"{connection.conn_type}://{host}"
 
 
 def local_environment() -> dict[str, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from persist_airflow.class_data import FOLDER_ENV, class_data
 
 OPTIONS = "spark.driver.extraJavaOptions"
@@ -35,3 +37,16 @@ def test_a_file_in_sparks_configuration_folder_rules_it_out(tmp_path: Path) -> N
 def test_it_is_off_unless_a_folder_is_named() -> None:
     with class_data({"a": "b"}, {}, "attempt") as conf:
         assert conf == {"a": "b"}
+
+
+def test_a_job_that_fails_leaves_no_archive(tmp_path: Path) -> None:
+    env = environment(tmp_path)
+
+    def fail() -> None:
+        with class_data({}, env, "attempt") as conf:
+            Path(conf[OPTIONS].split("ArchiveClassesAtExit=")[1].split()[0]).write_bytes(b"half")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert list((tmp_path / "archives").iterdir()) == []

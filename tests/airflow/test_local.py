@@ -1,8 +1,7 @@
-"""The embedded Airflow's process keeping, and the class-data archive. What it runs is the matter of `tests/e2e`."""
+"""The embedded Airflow's process keeping. What it runs is the matter of `tests/e2e`."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import signal
 import socket
@@ -14,11 +13,8 @@ from typing import Any
 
 import pytest
 
-from persist_airflow.class_data import FOLDER_ENV, class_data
 from persist_airflow.local import EmbeddedAirflowError, LocalAirflow, free_port, main, project_airflow, psutil
 from persist_core.location.open import PersistLocation
-
-OPTIONS = "spark.driver.extraJavaOptions"
 
 
 @pytest.fixture
@@ -116,34 +112,6 @@ def test_the_project_keeps_everything_below_the_clone(tmp_path: Path) -> None:
 def test_an_unknown_command_prints_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sideways"]) == 2
     assert "demo|up|down" in capsys.readouterr().err
-
-
-def test_class_data_is_off_unless_a_folder_is_named() -> None:
-    with class_data({OPTIONS: "-Xshare:auto"}, {}, "a") as conf:
-        assert conf == {OPTIONS: "-Xshare:auto"}
-
-
-def test_the_first_job_makes_the_archive_and_the_next_use_it(tmp_path: Path) -> None:
-    environment = {FOLDER_ENV: str(tmp_path / "cds")}
-    archive = tmp_path / "cds" / f"spark-{importlib.metadata.version('pyspark')}.jsa"
-    with class_data({OPTIONS: "-Xshare:auto"}, environment, "a") as conf:
-        assert conf[OPTIONS].startswith(f"-Xshare:auto -XX:ArchiveClassesAtExit={archive.with_suffix('.a')} ")
-        archive.with_suffix(".a").write_bytes(b"classes")
-    assert archive.read_bytes() == b"classes"
-    with class_data({}, environment, "b") as conf:
-        assert conf[OPTIONS].startswith(f"-XX:SharedArchiveFile={archive} ")
-    assert list(archive.parent.iterdir()) == [archive]
-
-
-def test_a_job_that_fails_leaves_no_archive(tmp_path: Path) -> None:
-    def fail() -> None:
-        with class_data({}, {FOLDER_ENV: str(tmp_path)}, "a"):
-            (tmp_path / f"spark-{importlib.metadata.version('pyspark')}.a").write_bytes(b"half")
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    assert list(tmp_path.iterdir()) == []
 
 
 SCRIPT = """

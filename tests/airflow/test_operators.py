@@ -18,14 +18,12 @@ from typing import Any
 import pytest
 
 from persist_airflow.compat import AirflowFailException, AirflowSkipException, BaseNotifier, Stats
-from persist_airflow.exceptions import PersistCasConflict, SparkJobFailed
+from persist_airflow.exceptions import PersistCasConflict
 from persist_airflow.factory import build_upsert_dag
 from persist_airflow.spark import WriteBatchesOperator
 from persist_core import protocol
-from persist_core.batch import failure_key
 from persist_core.client import PersistClient
 from persist_core.conflicts import list_conflicts
-from persist_core.errors import OutdatedDescription, TooManyErrors
 from persist_core.frontier import Frontier
 from tests.airflow.fruit import NAME, START_MS, Fruit, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
@@ -268,55 +266,6 @@ def test_a_heal_that_keeps_losing_gives_up_with_the_conflict(
     assert len(list_conflicts(client.blob, NAME)) == 1 + 5
     assert loser.run(APPEND)["result"] == "healed"
     assert client.state(NAME).upper == Frontier(end_ms(9))
-
-
-@pytest.mark.parametrize(
-    ("kind", "wanted"), [(TooManyErrors.kind, AirflowFailException), ("unexpected", SparkJobFailed)]
-)
-def test_a_failed_job_says_why_and_is_only_tried_again_where_that_helps(
-    fruit: Fruit, dag: Any, client: PersistClient, monkeypatch: pytest.MonkeyPatch, kind: str, wanted: type[Exception]
-) -> None:
-    fruit.write_days(range(1))
-    _fail_submit(monkeypatch, client, kind)
-    run = DagRunDriver(dag, end_of(0))
-    run.run(MINT)
-    with pytest.raises(wanted, match=f"{kind}.*the reason"):
-        run.run(WRITE)
-
-
-def test_a_job_that_finds_its_description_outdated_is_no_failure(
-    fruit: Fruit, dag: Any, client: PersistClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fruit.write_days(range(1))
-    _fail_submit(monkeypatch, client, OutdatedDescription.kind)
-    run = DagRunDriver(dag, end_of(0))
-    run.run(MINT)
-    assert run.run(WRITE)["manifest_key"] is None
-
-
-def test_a_job_that_dies_in_silence_is_tried_again(
-    fruit: Fruit, dag: Any, client: PersistClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fruit.write_days(range(1))
-    _fail_submit(monkeypatch, client, None)
-    run = DagRunDriver(dag, end_of(0))
-    run.run(MINT)
-    with pytest.raises(SparkJobFailed, match=r"died before it could say why.*exit code 137"):
-        run.run(WRITE)
-
-
-def _fail_submit(monkeypatch: pytest.MonkeyPatch, client: PersistClient, kind: str | None) -> None:
-    """Let spark-submit fail, with a failure record of `kind` or none."""
-    from persist_airflow.compat import AirflowException
-
-    def submit(self: Any, spec: Any, context: Any) -> None:
-        del self, context
-        if kind is not None:
-            record = f'{{"kind": "{kind}", "message": "the reason"}}'.encode()
-            client.blob.set(failure_key(NAME, spec.attempt), record)
-        raise AirflowException("exit code 137")
-
-    monkeypatch.setattr(WriteBatchesOperator, "_submit", submit)
 
 
 def test_a_location_that_is_not_configured_fails_at_once(

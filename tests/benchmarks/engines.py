@@ -85,7 +85,7 @@ class Ours:
             input_bytes=events.stat().st_size,
         )
         attempt = self._client.ids.uuid7()
-        request = WriteRequest(description, self._schema, attempt)
+        request = WriteRequest(description, self._schema, attempt, may_stash=False, is_columnar=True)
         manifest = write_batch(self._spark, self._client, request, self._records(events))
         appended = self._client.open_writer(SHARD).compare_and_append(manifest, manifest_key(SHARD, attempt))
         if not isinstance(appended, Committed):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persist_core.config import CollectionConfig
 from persist_core.location.mem import MemBlob
-from persist_core.sources.files import FileSource
+from persist_core.sources.files import FileSource, InputFile
 from persist_spark.decode import decode
 from persist_spark.frame import ORDER
 
@@ -29,8 +30,10 @@ class Feed:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text.encode() if isinstance(text, str) else text)
 
-    def frame(self, kind: str, columns: dict[str, Any], **changes: Any) -> DataFrame:
-        """The records frame of all files, read as `kind`. `changes` are further fields of the collection's file."""
+    def frame(
+        self, kind: str, columns: dict[str, Any], files: Sequence[InputFile] | None = None, **changes: Any
+    ) -> DataFrame:
+        """The records frame of all files (or these), read as `kind`. `changes` are more of the collection's file."""
         body: dict[str, Any] = {
             "name": "t",
             "source": {"path": "**/*", "format": kind, **changes.pop("source", {})},
@@ -40,8 +43,9 @@ class Feed:
             **({"delete": "none"} if kind in ("csv", "parquet", "json") else {}),
         }
         config = CollectionConfig.model_validate(body | changes)
-        frozen = FileSource(config, MemBlob()).freeze(None, until=None).frozen
-        return decode(self.spark, config, frozen.files, scratch=self.folder.parent / "scratch")
+        if files is None:
+            files = FileSource(config, MemBlob()).freeze(None, until=None).frozen.files
+        return decode(self.spark, config, files, scratch=self.folder.parent / "scratch")
 
     def records(self, kind: str, columns: dict[str, Any], **changes: Any) -> list[Record]:
         """The records of `frame`, in their order."""

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from persist_core.consolidate import UpsertDiff, check_collection
-from persist_core.upsert import Late, Record, drain_sealed_input
+from persist_core.consolidate import UpsertDiff, as_of, check_collection
+from persist_core.schema import CollectionSchema, Column
+from persist_core.upsert import TOMBSTONE, Late, Record, drain_sealed_input
 from persist_spark.outcome import Outcome
 from persist_spark.upsert import persistent_upsert
 from tests.spark.upsert_cases import (
@@ -165,3 +166,12 @@ def test_digest_is_of_contents_not_of_order(spark: SparkSession, dice: random.Ra
     changed = next(i for i, r in enumerate(records) if isinstance(r.value, tuple) and r.time is None)
     others = [*records[:changed], *records[changed + 1 :]]
     assert digest(others, 1) != first
+
+
+def test_collection_of_keys_alone(spark: SparkSession) -> None:
+    schema = CollectionSchema(key=(Column("id", "bigint", nullable=False),))
+    shard = Shard(spark, Domain(schema, slots=lambda _: [], values=[()]))
+    order = (None, "f", 0, 0)
+    shard.drain([Record((1,), (), 0, order), Record((1,), (), 0, order), Record((2,), (), None, order)], 0, 3)
+    shard.drain([Record((1,), (), 3, order), Record((2,), TOMBSTONE, 3, order)], 3, 9)
+    assert as_of(shard.updates, 5) == {(1,): ()}

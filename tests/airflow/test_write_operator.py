@@ -1,0 +1,111 @@
+"""The write task: what it makes of a Spark job that fails, and where the job runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from persist_airflow.compat import AirflowException, AirflowFailException
+from persist_airflow.exceptions import SparkJobFailed
+from persist_airflow.factory import build_upsert_dag
+from persist_airflow.spark import WriteBatchesOperator
+from persist_core.batch import failure_key
+from persist_core.client import PersistClient
+from persist_core.errors import OutdatedDescription, TooManyErrors
+from tests.airflow.fruit import NAME, Fruit, end_of
+from tests.airflow.task_driver import DagRunDriver
+
+pytestmark = pytest.mark.airflow_2_11
+
+MINT, WRITE = "mint_batch_descriptions", "write_batches"
+
+
+@pytest.fixture
+def dag(fruit: Fruit, client: PersistClient) -> Any:
+    """The collection's DAG; `client` is there so that the location is in the environment."""
+    del client
+    return build_upsert_dag(fruit.config())
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"), [(TooManyErrors.kind, AirflowFailException), ("unexpected", SparkJobFailed)]
+)
+def test_a_failed_job_says_why_and_is_only_tried_again_where_that_helps(
+    fruit: Fruit, dag: Any, client: PersistClient, monkeypatch: pytest.MonkeyPatch, kind: str, wanted: type[Exception]
+) -> None:
+    fruit.write_days(range(1))
+    _fail_submit(monkeypatch, client, kind)
+    run = DagRunDriver(dag, end_of(0))
+    run.run(MINT)
+    with pytest.raises(wanted, match=f"{kind}.*the reason"):
+        run.run(WRITE)
+
+
+def test_a_job_that_finds_its_description_outdated_is_no_failure(
+    fruit: Fruit, dag: Any, client: PersistClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fruit.write_days(range(1))
+    _fail_submit(monkeypatch, client, OutdatedDescription.kind)
+    run = DagRunDriver(dag, end_of(0))
+    run.run(MINT)
+    assert run.run(WRITE)["manifest_key"] is None
+
+
+def test_a_job_that_dies_in_silence_is_tried_again(
+    fruit: Fruit, dag: Any, client: PersistClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fruit.write_days(range(1))
+    _fail_submit(monkeypatch, client, None)
+    run = DagRunDriver(dag, end_of(0))
+    run.run(MINT)
+    with pytest.raises(SparkJobFailed, match=r"died before it could say why.*exit code 137"):
+        run.run(WRITE)
+
+
+def test_a_job_that_fails_after_it_has_staged_is_no_failure(
+    fruit: Fruit, dag: Any, client: PersistClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fruit.write_days(range(1))
+
+    def submit(self: Any, spec: Any, context: Any) -> None:
+        del self, context
+        client.open_writer(NAME).stage(spec.description, spec.collection.collection_schema(), spec.attempt)
+        raise AirflowException("exit code 134")
+
+    monkeypatch.setattr(WriteBatchesOperator, "_submit", submit)
+    assert DagRunDriver(dag, end_of(0)).run_all()["result"] == "committed"
+
+
+@pytest.mark.parametrize(
+    ("connection", "master"),
+    [
+        (None, "local[*]"),
+        ('{"conn_type": "spark", "host": "local[2]"}', "local[2]"),
+        ('{"conn_type": "spark", "host": "localhost", "port": 7077}', "spark://localhost"),
+        ('{"conn_type": "spark", "host": "yarn"}', "spark://yarn"),
+    ],
+)
+def test_without_a_spark_connection_jobs_run_on_this_machine(
+    dag: Any, monkeypatch: pytest.MonkeyPatch, connection: str | None, master: str
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", connection or "")
+    if connection is None:
+        monkeypatch.delenv("AIRFLOW_CONN_SPARK_DEFAULT")
+    write = dag.get_task(WRITE)
+    assert write._master_of_connection() == master
+    if connection is None:
+        assert write._get_hook()._connection["master"] == "local[*]", "the provider's hook would take YARN"
+
+
+def _fail_submit(monkeypatch: pytest.MonkeyPatch, client: PersistClient, kind: str | None) -> None:
+    """Let spark-submit fail, with a failure record of `kind` or none."""
+
+    def submit(self: Any, spec: Any, context: Any) -> None:
+        del self, context
+        if kind is not None:
+            record = f'{{"kind": "{kind}", "message": "the reason"}}'.encode()
+            client.blob.set(failure_key(NAME, spec.attempt), record)
+        raise AirflowException("exit code 137")
+
+    monkeypatch.setattr(WriteBatchesOperator, "_submit", submit)

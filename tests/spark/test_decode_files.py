@@ -1,0 +1,153 @@
+"""Input files under any name and compression, their positions, and that decoding is lazy and parses each line once."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import zstandard
+
+from persist_core.errors import InvalidInput
+from persist_core.sources.files import InputFile
+from persist_core.sources.natural_order import natural_key
+from persist_spark.decode_files import readable
+from persist_spark.frame import ORDER
+from persist_spark.session import settings, stage_settings
+from tests.spark.decode_feed import Feed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COLUMNS: dict[str, Any] = {"id": "int"}
+HOSTILE_NAMES = [
+    "a b.json",
+    "a%20b.json",
+    "a#b=é.json",
+    "q[1].json",
+    "c{a,b}.json",
+    "st*r?.json",
+    "back\\slash.json",
+    "co:lon.json",
+    "plus+&;$,@!'().json",
+    'quo"te.json',
+    "\u00a0nbsp.json",
+    "emoji\U0001f600.json",
+    "u\u0301.json",
+    "ls\u2028.json",
+    "pi|pe^`<>.json",
+    "-dash.json",
+    "~tilde.json",
+    "k=v/x=1/y.json",
+    "..two.json",
+    "tab\t.json",
+    "no suffix",
+]
+
+
+@pytest.fixture
+def feed(spark: SparkSession, tmp_path: Path) -> Feed:
+    (tmp_path / "in").mkdir()
+    return Feed(spark, tmp_path / "in")
+
+
+def input_file(path: Path) -> InputFile:
+    facts = path.stat()
+    return InputFile(str(path), path.name, facts.st_size, facts.st_mtime_ns // 10**6, None, natural_key(path.name))
+
+
+@pytest.mark.parametrize("count", [1, 3, len(HOSTILE_NAMES)])
+def test_files_of_any_name_are_read_and_know_their_place(feed: Feed, count: int) -> None:
+    odd = feed.folder / "dir x%20#[1]{a,b}*?=é"
+    feed.folder = odd
+    names = HOSTILE_NAMES[-count:]
+    for index, name in enumerate(names):
+        feed.write(name, f'{{"id":{index}}}\n')
+    files = [input_file(odd / name) for name in names]
+    frame = feed.frame("json", COLUMNS, files)
+    found = {row["id"]: row[ORDER]["file"] for row in frame.collect()}
+    assert found == {index: file.order for index, file in enumerate(files)}
+
+
+def test_compressed_files_are_read_by_their_suffix(feed: Feed) -> None:
+    def text(index: int) -> bytes:
+        return f'{{"id":{index}}}\n{{"id":{index + 1}}}'.encode()
+
+    feed.write("0.json", text(0))
+    feed.write("1.json.gz", gzip.compress(text(10)) + gzip.compress(b"\n" + text(20)))
+    feed.write("2.json.bz2", bz2.compress(text(30)))
+    feed.write("3.json.zst", zstandard.compress(text(40)) + zstandard.compress(b"\n" + text(50)))
+    feed.write("4.json.gz", gzip.compress(b""))
+    feed.write("5:6.json.gz", gzip.compress(text(60)))
+    rows = feed.records("json", COLUMNS)
+    assert [row["id"] for row in rows] == [0, 1, 10, 11, 20, 21, 30, 31, 40, 41, 50, 51, 60, 61]
+
+
+def test_zstd_is_unpacked_for_a_spark_that_can_not(feed: Feed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("persist_spark.decode_files.READS_ZSTD_TEXT", False)
+    feed.write("1.json.zst", zstandard.compress(b'{"id":1}\n') + zstandard.compress(b'{"id":2}\n'))
+    file = input_file(feed.folder / "1.json.zst")
+    with pytest.raises(InvalidInput, match="scratch"):
+        readable([file], None)
+    assert [Path(found.path).read_bytes() for found in readable([file], tmp_path)] == [b'{"id":1}\n{"id":2}\n']
+    assert [row["id"] for row in feed.records("json", COLUMNS)] == [1, 2]
+
+
+def test_a_gzip_file_that_is_cut_off_fails_the_job_by_name(feed: Feed) -> None:
+    feed.write("whole.json", '{"id":1}\n')
+    feed.write("cut.json.gz", gzip.compress(os.urandom(4000))[:-100])
+    with pytest.raises(Exception, match=r"cut\.json\.gz"):
+        feed.records("json", COLUMNS)
+
+
+def test_blocks_of_a_large_file_keep_their_order(feed: Feed) -> None:
+    count = 20_000
+    feed.write("1.json", "".join(json.dumps({"id": index, "pad": "x" * 50}) + "\n" for index in range(count)))
+    small_blocks = {"spark.sql.files.maxPartitionBytes": "64k", "spark.sql.files.openCostInBytes": "1k"}
+    with settings(feed.spark, small_blocks):
+        frame = feed.frame("json", COLUMNS)
+        rows = frame.orderBy(ORDER).select("id", f"{ORDER}.block").collect()
+    assert [row["id"] for row in rows] == list(range(count))
+    assert len({row["block"] for row in rows}) > 10
+
+
+def test_orders_compare_alike_by_operator_sort_and_aggregate(feed: Feed) -> None:
+    sources = [{"lsn": 5}, {}, {"lsn": 7}, {"lsn": None}, {"lsn": 6}]
+    messages = [{"op": "c", "after": {"id": i}, "source": source} for i, source in enumerate(sources)]
+    feed.write("1.json", "\n".join(map(json.dumps, messages)))
+    frame = feed.frame("debezium-json", COLUMNS)
+    ascending = [row["id"] for row in frame.orderBy(ORDER).collect()]
+    assert ascending == [1, 3, 0, 4, 2]
+    assert frame.selectExpr(f"max_by(id, {ORDER})", f"min_by(id, {ORDER})").first() == (2, 1)
+    pairs = frame.select(frame.id.alias("a"), frame[ORDER].alias("x")).crossJoin(
+        frame.select(frame.id.alias("b"), frame[ORDER].alias("y"))
+    )
+    less = {(row["a"], row["b"]) for row in pairs.where("x < y").collect()}
+    assert less == {(a, b) for i, a in enumerate(ascending) for b in ascending[i + 1 :]}
+
+
+def test_decoding_runs_no_job_and_parses_a_line_once(feed: Feed) -> None:
+    for index in range(40):
+        feed.write(f"{index}.json", '{"id":1,"a":"x","d":1.5,"t":"2026-01-01"}\n')
+    columns = {"id": "int", "a": "string", "d": "decimal(9,2)", "t": "timestamp"}
+    context = feed.spark.sparkContext
+    context.setJobGroup("decode", "nothing should run")
+    with settings(feed.spark, stage_settings(0)):
+        frame = feed.frame("json", columns, time={"field": "t"})
+    assert list(context.statusTracker().getJobIdsForGroup("decode")) == []
+    context.setJobGroup("after", "anything may run")
+    plan = frame.where("_persist_op = 'u' and id > 0 and _persist_err_kind is null")._jdf.queryExecution()
+    assert str(plan.executedPlan()).count("from_json(") == 1
+
+
+def test_a_session_in_another_time_zone_is_refused(feed: Feed) -> None:
+    feed.spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        with pytest.raises(InvalidInput, match="Europe/Berlin"):
+            feed.frame("json", COLUMNS)
+    finally:
+        feed.spark.conf.set("spark.sql.session.timeZone", "UTC")
