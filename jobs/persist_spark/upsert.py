@@ -115,7 +115,8 @@ class Drained:
         if outcome.emitted.stash_rows and not self._rules.may_stash:
             raise InvariantViolation(
                 f"{outcome.emitted.stash_rows} records have times at or after the upper {self._rules.upper};"
-                " wanted none (may_stash=False). Nothing was committed; this is a defect, please report it with the job's log"
+                " wanted none (may_stash=False). Nothing was committed; this is a defect, please report it with the"
+                " job's log"
             )
         return outcome
 
