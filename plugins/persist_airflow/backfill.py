@@ -163,6 +163,36 @@ def close_ended(dag_id: str) -> None:
         )
 
 
+def fail_unended(dag_id: str) -> None:
+    """End the DAG's open backfills as failed: their dag runs and tasks belong to a scheduler that is gone.
+
+    Only for an Airflow that does not run: a scheduler would find out for itself, after minutes, and a task that is
+    still at work would not be stopped. What its tasks have committed stays; created anew with `reset_dagruns`, the
+    backfill runs all its intervals again, and skips those that the shard covers.
+    """
+    from airflow.models.backfill import Backfill
+    from airflow.models.dagrun import DagRun
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.utils.session import create_session
+    from airflow.utils.state import State
+    from sqlalchemy import or_, select, update
+
+    is_open = (Backfill.dag_id == dag_id, Backfill.completed_at.is_(None))
+    quietly = {"synchronize_session": False}
+    with create_session() as session:
+        of_open = select(Backfill.id).where(*is_open)
+        runs = session.scalars(
+            select(DagRun.run_id).where(DagRun.backfill_id.in_(of_open), DagRun.state.not_in(ENDED))
+        ).all()
+        unended = or_(TaskInstance.state.is_(None), TaskInstance.state.in_([str(s) for s in State.unfinished if s]))
+        of_runs = (TaskInstance.dag_id == dag_id, TaskInstance.run_id.in_(runs))
+        end = {"state": "failed", "end_date": _now()}
+        session.execute(update(TaskInstance).where(*of_runs, unended).values(end).execution_options(**quietly))
+        is_run = (DagRun.dag_id == dag_id, DagRun.run_id.in_(runs))
+        session.execute(update(DagRun).where(*is_run).values(end).execution_options(**quietly))
+        session.execute(update(Backfill).where(*is_open).values(completed_at=_now()).execution_options(**quietly))
+
+
 def read_status(backfill_id: int) -> BackfillStatus:
     """The backfill's dag runs by state, and which tasks are running now."""
     from airflow.models.backfill import Backfill, BackfillDagRun

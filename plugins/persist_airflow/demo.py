@@ -115,11 +115,13 @@ def _backfill(console: Console, airflow: LocalAirflow, first_ms: int, end_ms: in
 
 def _create(first_ms: int, end_ms: int) -> int:
     """Queue the backfill before anything runs: SQLite lets one writer in at a time, and says so to the others."""
-    from persist_airflow.backfill import create
+    from persist_airflow.backfill import create, fail_unended
 
+    dag_id = f"persist_upsert__{COLLECTION}"
+    fail_unended(dag_id)  # of a demo that was interrupted; nothing runs now
     arguments = Namespace(
         subcommand="backfill",
-        dag_id=f"persist_upsert__{COLLECTION}",
+        dag_id=dag_id,
         start_date=_moment(first_ms),
         end_date=_moment(end_ms - DAY_MS),
         conf=None,

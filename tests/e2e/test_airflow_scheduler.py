@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from persist_airflow.class_data import FOLDER_ENV
-from persist_airflow.local import WITH_UI, LocalAirflow, psutil
+from persist_airflow.local import WITH_UI, EmbeddedAirflowError, LocalAirflow, psutil
 from persist_core.client import PersistClient
 from persist_core.conflicts import list_conflicts
 from persist_core.fsck import fsck
@@ -173,13 +175,34 @@ def test_up_serves_the_ui_and_reads_dag_files_on_loopback_alone(airflow: LocalAi
     assert (airflow.home / "simple_auth_manager_passwords.json.generated").exists()
 
 
-def test_what_a_killed_starter_left_behind_is_ended_by_the_next(airflow: LocalAirflow) -> None:
+UNENDED = "from persist_airflow.backfill import fail_unended; fail_unended({!r})"
+
+
+def test_what_a_killed_starter_left_behind_is_ended_by_the_next(airflow: LocalAirflow, client: PersistClient) -> None:
+    """As `make demo` does after a demo that was killed in the middle of its backfill."""
+    backfill = ("backfill", "create", "--dag-id", DAG_ID, "--from-date", "2026-01-01", "--to-date", "2026-01-02",
+                "--max-active-runs", "1", "--reprocess-behavior", "completed")  # fmt: skip
     airflow.prepare()
+    airflow.command(*backfill)
     airflow.start()
+    running = "select task_id from task_instance where state = 'running' and task_id = 'write_batches'"
+    deadline_ms = airflow.clock.now_ms() + 240_000
+    while not airflow.query(running):
+        airflow.check()
+        assert airflow.clock.now_ms() < deadline_ms
+        airflow.clock.sleep_ms(100)
     left = airflow.recorded_pids()
-    heir = LocalAirflow(airflow.home, airflow.dags, airflow.location)
+    heir = LocalAirflow(airflow.home, airflow.dags, airflow.location, airflow.settings)
     assert heir.stop() == ["api-server", "scheduler"]
     for pid in left:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
     assert heir.stop() == []
+    with pytest.raises(EmbeddedAirflowError, match="AlreadyRunningBackfill"):
+        heir.command(*backfill)
+    environment = {**os.environ, **heir.environment()}
+    subprocess.run([sys.executable, "-c", UNENDED.format(DAG_ID)], env=environment, timeout=300, check=True)
+    heir.command(*backfill)
+    with heir.running():
+        assert follow(heir, DAG_ID) == {DAG_ID: ["success"] * 2}
+    check_history(client, 2)
