@@ -2,13 +2,19 @@
 
     JobSpec -> argv -> spark-submit -> the job -> <attempt>/manifest.json (exit 0) or <attempt>/failure.json (exit != 0)
 
+    --spec JSON            readable in logs and process lists
+    --spec-zlib BASE64     the same, compressed, where it would be too long for one argument (thousands of columns)
+
 The location is not on argv: it is handed over in the environment (`PERSIST_BLOB_URI`, `PERSIST_CONSENSUS_URI`), since
 argv is visible to every user of a machine.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +24,9 @@ from persist_core.config import CollectionConfig
 from persist_core.errors import InvalidInput
 
 SPEC_VERSION = 1
+PLAIN_BYTES = 32 << 10  # longer specs are compressed
+MAX_ARGUMENT_BYTES = 128 << 10  # what Linux takes as one argument (MAX_ARG_STRLEN), its closing NUL included
+_MAX_SPEC_BYTES = 64 << 20  # unpacked
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,7 @@ class JobSpec:
     attempt: str
 
     def to_argv(self) -> list[str]:
-        """`["--spec", <json>]`."""
+        """Two arguments: see the module's docstring. Raises `InvalidInput` where the spec is too long even packed."""
         body: dict[str, Any] = {
             "version": SPEC_VERSION,
             "description": self.description.to_json(),
@@ -37,14 +46,23 @@ class JobSpec:
             "attempt": self.attempt,
         }
         # Keys are not sorted: the order of a collection's columns is that of its file
-        return ["--spec", json.dumps(body, separators=(",", ":"))]
+        text = json.dumps(body, separators=(",", ":"))
+        if len(text) <= PLAIN_BYTES:
+            return ["--spec", text]
+        packed = base64.b64encode(zlib.compress(text.encode(), 9)).decode("ascii")
+        if len(packed) >= MAX_ARGUMENT_BYTES:
+            raise InvalidInput(
+                f"collection {self.collection.name}: the job's spec takes {len(packed)} bytes packed; an argument holds"
+                f" less than {MAX_ARGUMENT_BYTES}. Split the collection, or shorten the names of its columns"
+            )
+        return ["--spec-zlib", packed]
 
     @classmethod
     def from_argv(cls, argv: Sequence[str]) -> JobSpec:
         """The inverse of `to_argv`."""
-        if len(argv) != 2 or argv[0] != "--spec":
-            raise InvalidInput(f"job arguments: wanted --spec JSON, found {len(argv)} arguments")
-        body = json.loads(argv[1])
+        if len(argv) != 2 or argv[0] not in ("--spec", "--spec-zlib"):
+            raise InvalidInput(f"job arguments: wanted --spec JSON or --spec-zlib TEXT, found {len(argv)} arguments")
+        body = json.loads(argv[1] if argv[0] == "--spec" else _unpacked(argv[1]))
         if body.get("version") != SPEC_VERSION:
             raise InvalidInput(f"job spec version {body.get('version')!r}; this release reads {SPEC_VERSION}")
         return cls(
@@ -52,3 +70,14 @@ class JobSpec:
             collection=CollectionConfig.model_validate(body["collection"]),
             attempt=body["attempt"],
         )
+
+
+def _unpacked(text: str) -> bytes:
+    try:
+        unpacker = zlib.decompressobj()
+        data = unpacker.decompress(base64.b64decode(text, validate=True), _MAX_SPEC_BYTES)
+    except (binascii.Error, zlib.error) as error:
+        raise InvalidInput(f"job arguments: --spec-zlib can't be unpacked: {error}") from error
+    if not unpacker.eof:
+        raise InvalidInput(f"job arguments: --spec-zlib is cut off, or more than {_MAX_SPEC_BYTES} bytes unpacked")
+    return data
