@@ -24,10 +24,10 @@ from pathlib import Path
 
 from persist_core.batch import BatchDescription, failure_key, manifest_key
 from persist_core.client import PersistClient
-from persist_core.config import CollectionConfig
 from persist_core.errors import InvalidInput, PersistError, RunFailed
 from persist_core.job_spec import JobSpec
 from persist_core.location.open import PersistLocation
+from persist_core.shard_config import ShardConfig
 
 LOCAL_MASTER = "local[*]"
 SMALL_INPUT_BYTES = 64 << 20  # up to here the JVM's start-up costs more than its better compiler would win
@@ -49,7 +49,7 @@ class SparkSettings:
 def write_batch(
     client: PersistClient,
     location: PersistLocation,
-    config: CollectionConfig,
+    config: ShardConfig,
     description: BatchDescription,
     settings: SparkSettings | None = None,
 ) -> str:

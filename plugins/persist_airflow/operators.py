@@ -30,13 +30,12 @@ from persist_airflow.links import ShardLink, shard_uri
 from persist_airflow.notifications import ConflictCallback, alert
 from persist_airflow.spark import WriteBatchesOperator
 from persist_core import protocol
-from persist_core.batch import BatchCounts, BatchDescription
+from persist_core.batch import BatchDescription
 from persist_core.client import PersistClient
-from persist_core.config import CollectionConfig
 from persist_core.frontier import Frontier
 from persist_core.protocol import Conflict, NothingToDo
+from persist_core.shard_config import ShardConfig
 from persist_core.state import Commit, Committed
-from persist_core.write import manifest_for, stage_manifest
 
 __all__ = [
     "AppendBatchesOperator",
@@ -49,13 +48,13 @@ MAX_HEALS = 5  # per try: each costs a Spark job; a run that loses more often is
 
 
 class _PersistOperator(BaseOperator):
-    """What the operators share: the collection, the location, the link to the shard."""
+    """What the operators share: the shard's file, the location, the link to the shard."""
 
     template_fields: Sequence[str] = ("persist_conn_id", "shard")
     operator_extra_links = (ShardLink(),)
 
     def __init__(
-        self, *, config: CollectionConfig, persist_conn_id: str = PersistHook.default_conn_name, **kwargs: Any
+        self, *, config: ShardConfig, persist_conn_id: str = PersistHook.default_conn_name, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self.config = config
@@ -77,7 +76,7 @@ class MintBatchDescriptionsOperator(_PersistOperator):
 
     Returns `BatchDescription.to_json()`. Skips where the interval is already in the shard.
 
-    :param config: the collection
+    :param config: the collection or view
     :param persist_conn_id: the location (templated)
     """
 
@@ -110,7 +109,7 @@ class AppendBatchesOperator(_PersistOperator):
     carries the same. `result` is `committed`, `already committed` (an earlier try had done it), `healed` (minted and
     written again after a conflict) or `covered` (others have committed this interval).
 
-    :param config: the collection
+    :param config: the collection or view
     :param staged: what write returns: the description and the manifest's key (templated)
     :param write_task_id: the write task of the same DAG, whose Spark settings a healing try uses
     :param on_cas_conflict: notifiers (or callables taking the context), fired once per conflict; the context holds
@@ -157,7 +156,7 @@ class AppendBatchesOperator(_PersistOperator):
     ) -> Committed | Conflict:
         """One compare-and-append; a conflict is logged with both sides and alerted."""
         if manifest_key is None:
-            manifest_key = _stage_nothing(client, self.config, description)
+            manifest_key = protocol.manifest_of_outdated(client, self.config, description)
         result = protocol.append(client, description, manifest_key)
         if isinstance(result, Conflict):
             self.log.error("%s", result.record)
@@ -187,7 +186,7 @@ class AppendBatchesOperator(_PersistOperator):
 class CheckpointManifestOperator(_PersistOperator):
     """Publish the checkpoint of the newest commit, move `_latest`, apply retention. Safe to do again at any time.
 
-    :param config: the collection
+    :param config: the collection or view
     :param persist_conn_id: the location (templated)
     """
 
@@ -214,19 +213,6 @@ class CheckpointManifestOperator(_PersistOperator):
 def writer_of(context: Context) -> str:
     """Who mints: the dag run, never the try."""
     return f"{context['dag_run'].dag_id}/{context['run_id']}"
-
-
-def _stage_nothing(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str:
-    """The key of a batch to append where the write stage found the description outdated and staged none.
-
-    Either the description is a commit already (a cleared run), and that commit's own manifest says so again; or its
-    append can only be refused, and an empty batch is enough to find out by whom.
-    """
-    for commit in client.state(description.shard).commits:
-        if commit.token == description.token:
-            return commit.manifest_key
-    empty = manifest_for(description, config.collection_schema(), (), BatchCounts(), rows="outdated")
-    return stage_manifest(client.blob, empty, client.ids.uuid7())
 
 
 def _report(client: PersistClient, result: str, commit: Commit | None) -> dict[str, Any]:

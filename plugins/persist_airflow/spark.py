@@ -22,9 +22,9 @@ from persist_airflow.hook import PersistHook
 from persist_core import protocol
 from persist_core.batch import BatchDescription, manifest_key
 from persist_core.client import PersistClient
-from persist_core.config import CollectionConfig
 from persist_core.errors import OutdatedDescription
 from persist_core.job_spec import JobSpec
+from persist_core.shard_config import ShardConfig
 from persist_core.spark_submit import LOCAL_MASTER, find_spark_submit, job_path, spark_environment, tuned_conf
 
 
@@ -37,7 +37,7 @@ class WriteBatchesOperator(SparkSubmitOperator):
     All arguments of the provider's SparkSubmitOperator may be given, `conf` goes over the tuned defaults. Without a
     Spark connection of that id the job runs in `local[*]`. A description with neither input nor stash needs no Spark.
 
-    :param config: the collection
+    :param config: the collection or view
     :param description: `BatchDescription.to_json()`, as mint returns it (templated)
     :param persist_conn_id: the location (templated)
     :param spark_conn_id: the Spark connection
@@ -55,7 +55,7 @@ class WriteBatchesOperator(SparkSubmitOperator):
     def __init__(
         self,
         *,
-        config: CollectionConfig,
+        config: ShardConfig,
         description: Any,
         persist_conn_id: str = PersistHook.default_conn_name,
         spark_conn_id: str = "spark_default",
