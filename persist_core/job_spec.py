@@ -23,21 +23,30 @@ from persist_core.batch import BatchDescription
 from persist_core.config import CollectionConfig
 from persist_core.errors import InvalidInput
 from persist_core.shard_config import ShardConfig
+from persist_core.view_config import ViewConfig
 
 SPEC_VERSION = 1
 PLAIN_BYTES = 32 << 10  # longer specs are compressed
 MAX_ARGUMENT_BYTES = 128 << 10  # what Linux takes as one argument (MAX_ARG_STRLEN), its closing NUL included
 _MAX_SPEC_BYTES = 64 << 20  # unpacked
-_KINDS: dict[str, type[ShardConfig]] = {"collection": CollectionConfig}  # a spec's field -> what it holds
+_KINDS: dict[str, type[ShardConfig]] = {
+    "collection": CollectionConfig,
+    "view": ViewConfig,
+}  # a spec's field -> what it holds
 
 
 @dataclass(frozen=True)
 class JobSpec:
-    """One write attempt: which description, of which collection or view, under which attempt id (a UUIDv7)."""
+    """One write attempt: which description, of which collection or view, under which attempt id (a UUIDv7).
+
+    `trial_as_of` is set where a view is only tried: the job then says what a refresh at that time would write, in
+    `batch.trial_key`, and stages nothing.
+    """
 
     description: BatchDescription
     config: ShardConfig
     attempt: str
+    trial_as_of: int | None = None
 
     @property
     def collection(self) -> CollectionConfig:
@@ -54,6 +63,8 @@ class JobSpec:
             _kind_of(self.config): self.config.model_dump(mode="json"),
             "attempt": self.attempt,
         }
+        if self.trial_as_of is not None:
+            body["trial_as_of"] = self.trial_as_of
         # Keys are not sorted: the order of a collection's columns is that of its file
         text = json.dumps(body, separators=(",", ":"))
         if len(text) <= PLAIN_BYTES:
@@ -78,6 +89,7 @@ class JobSpec:
             description=BatchDescription.from_json(body["description"]),
             config=next(model.model_validate(body[kind]) for kind, model in _KINDS.items() if kind in body),
             attempt=body["attempt"],
+            trial_as_of=body.get("trial_as_of"),
         )
 
 

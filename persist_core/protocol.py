@@ -31,7 +31,7 @@ from persist_core.checkpoint.recovery import stash_chain
 from persist_core.client import PersistClient
 from persist_core.conflicts import ConflictRecord, record_conflict
 from persist_core.errors import InvalidInput, OutdatedDescription
-from persist_core.frontier import Frontier, interval
+from persist_core.frontier import MAX_TIME, Frontier, interval
 from persist_core.schema import CollectionSchema
 from persist_core.shard_config import ShardConfig
 from persist_core.sources.of_config import source_of
@@ -90,6 +90,22 @@ def mint(client: PersistClient, config: ShardConfig, *, until: int | None, write
     if isinstance(intake, NotYet):
         return NothingToDo(intake.reason, lower)
     return Minted(_describe(client, config, state, lower, intake, writer), intake.notices)
+
+
+def trial_description(client: PersistClient, config: ShardConfig, as_of: int) -> BatchDescription:
+    """What a trial run at `as_of` is told to compare with: all that the shard holds. Nothing is minted or staged."""
+    state = client.machine.fetch(config.name) or ShardState(config.name)
+    lower = MAX_TIME if state.upper.time is None else state.upper.time
+    return BatchDescription(
+        shard=config.name,
+        lower=lower,
+        upper=None if state.upper.is_closed else max(lower, as_of) + 1,
+        token="trial",
+        checkpoint_id=client.ids.uuid7(),
+        epoch=0,
+        parent_id=None,
+        writer="trial",
+    )
 
 
 def _describe(
@@ -231,5 +247,6 @@ __all__ = [
     "committed_interval",
     "manifest_of_outdated",
     "mint",
+    "trial_description",
     "write_without_input",
 ]
