@@ -171,11 +171,14 @@ class ShardSource:
                 if hold.hold.since < target:
                     hold.downgrade(target)  # a mismatch: another checkpoint of this view was faster
 
-    def newest_time(self) -> int | None:
-        """The last time that all inputs have reached, for a trial run; `None` where there is none yet."""
-        uppers = [self._client.state(name).upper for name in self._config.inputs]
-        first = min(uppers)
-        return MAX_TIME if first.time is None else first.time - 1 if first.time else None
+    def trial_time(self, until: int | None) -> int:
+        """The last time before `until` that all inputs have reached. Raises `OutsideFrontiers` where there is none."""
+        bounds = [CLOSED if until is None else Frontier(until)]
+        first = min([*bounds, *(self._client.state(name).upper for name in self._config.inputs)])
+        if first.time == 0:
+            inputs = ", ".join(self._config.inputs)
+            raise OutsideFrontiers(f"view {self._config.name}: not all of its inputs ({inputs}) hold data yet")
+        return MAX_TIME if first.time is None else first.time - 1
 
     def frozen_at(self, as_of: int) -> FrozenShards:
         """What a refresh at `as_of` would freeze, staged nowhere. Raises as `freeze` does."""

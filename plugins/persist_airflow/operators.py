@@ -32,10 +32,15 @@ from persist_airflow.spark import WriteBatchesOperator
 from persist_core import protocol
 from persist_core.batch import BatchDescription
 from persist_core.client import PersistClient
+from persist_core.errors import NotReadable
 from persist_core.frontier import Frontier
+from persist_core.local_run import input_noun
 from persist_core.protocol import Conflict, NothingToDo
 from persist_core.shard_config import ShardConfig
+from persist_core.sources.shards import ShardSource
 from persist_core.state import Commit, Committed
+from persist_core.view import correction_notice
+from persist_core.view_config import ON_INPUT, ViewConfig
 
 __all__ = [
     "AppendBatchesOperator",
@@ -74,7 +79,9 @@ class _PersistOperator(BaseOperator):
 class MintBatchDescriptionsOperator(_PersistOperator):
     """Describe the batch of this dag run: `[shard's upper, end of the data interval)` and all unread input that is due.
 
-    Returns `BatchDescription.to_json()`. Skips where the interval is already in the shard.
+    A view that refreshes on input goes as far as its inputs, whatever the interval. Returns
+    `BatchDescription.to_json()`; of a read-only view (`read_only` in its file, or in the dag run's conf)
+    `{"trial_as_of": ..., "description": ...}`, minting nothing. Skips where the interval is already in the shard, or the inputs have not come further.
 
     :param config: the collection or view
     :param persist_conn_id: the location (templated)
@@ -85,7 +92,9 @@ class MintBatchDescriptionsOperator(_PersistOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Mint. Raises `AirflowSkipException` where there is nothing to do."""
         with self._client() as client:
-            until = interval_end_ms(context, client.clock)
+            until = None if _follows_inputs(self.config) else interval_end_ms(context, client.clock)
+            if isinstance(self.config, ViewConfig) and is_read_only(self.config, context):
+                return _trial(client, self.config, until)
             minted = protocol.mint(client, self.config, until=until, writer=writer_of(context))
         if isinstance(minted, NothingToDo):
             raise AirflowSkipException(minted.reason)
@@ -93,10 +102,11 @@ class MintBatchDescriptionsOperator(_PersistOperator):
             self.log.warning("%s", notice)
         description = minted.description
         self.log.info(
-            "minted %s of shard %s: %d files, %d bytes",
+            "minted %s of shard %s: %d %s, %d bytes",
             description.interval,
             description.shard,
             description.input_files,
+            input_noun(self.config),
             description.input_bytes,
         )
         return description.to_json()
@@ -138,6 +148,8 @@ class AppendBatchesOperator(_PersistOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Append, or heal. Raises `PersistCasConflict` where the append was lost for the first time."""
+        if self.staged.get("trial") is not None:
+            raise AirflowSkipException(f"read-only: nothing was written of what {self.shard} would come to (see write)")
         description = BatchDescription.from_json(self.staged["description"])
         with self._client() as client:
             result = self._append(client, description, self.staged["manifest_key"], context)
@@ -148,6 +160,9 @@ class AppendBatchesOperator(_PersistOperator):
             else:
                 report = self._heal(client, description, result, context)
         self.log.info("%s: %s", report["result"], report)
+        corrected = correction_notice(self.shard, report.get("stats", {}))
+        if corrected is not None:
+            self.log.warning("%s", corrected)
         set_event_extra(context, self.asset, report)
         return report
 
@@ -208,6 +223,26 @@ class CheckpointManifestOperator(_PersistOperator):
         self.log.info("%s", published)
         set_event_extra(context, self.asset, report)
         return report
+
+
+def is_read_only(config: ViewConfig, context: Context) -> bool:
+    """Whether this dag run may only try the view: by its file, or by the run's conf `{"read_only": true}`."""
+    asked: Any = context["dag_run"].conf or {}
+    return config.read_only or asked.get("read_only") is True
+
+
+def _follows_inputs(config: ShardConfig) -> bool:
+    """Whether a dag run's interval says nothing: it is run when an input was appended to, or by hand."""
+    return isinstance(config, ViewConfig) and config.schedule in (None, ON_INPUT)
+
+
+def _trial(client: PersistClient, config: ViewConfig, until: int | None) -> dict[str, Any]:
+    """What write is told where it is only to try the view. Raises `AirflowSkipException` before there is any input."""
+    try:
+        as_of = ShardSource(config, client).trial_time(until)
+    except NotReadable as error:
+        raise AirflowSkipException(str(error)) from error
+    return {"trial_as_of": as_of, "description": protocol.trial_description(client, config, as_of).to_json()}
 
 
 def writer_of(context: Context) -> str:
