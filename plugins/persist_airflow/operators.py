@@ -81,7 +81,8 @@ class MintBatchDescriptionsOperator(_PersistOperator):
 
     A view that refreshes on input goes as far as its inputs, whatever the interval. Returns
     `BatchDescription.to_json()`; of a read-only view (`read_only` in its file, or in the dag run's conf)
-    `{"trial_as_of": ..., "description": ...}`, minting nothing. Skips where the interval is already in the shard, or the inputs have not come further.
+    `{"trial_as_of": ..., "description": ...}`, minting nothing. Skips where the interval is already in the shard, or
+    the inputs have not come further.
 
     :param config: the collection or view
     :param persist_conn_id: the location (templated)
