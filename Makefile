@@ -19,6 +19,7 @@ BUILD_INPUTS := requirements/build.txt requirements/java.txt pyproject.toml test
 export UV_SYSTEM_CERTS ?= $(if $(wildcard /etc/ssl/certs/ca-certificates.crt),true,false)
 # More pytest arguments, for one test: make test ARGS='-k upsert'
 ARGS ?=
+BENCH ?= upl
 
 .PHONY: help install check test test-airflow-2.11 test-spark-matrix bench demo up down clean lock format
 
@@ -53,8 +54,8 @@ test-spark-matrix: $(SPARKS:%=.venv-spark-%/installed) ## the Spark tests on Spa
 	    $(call in,.venv-spark-$$spark) python -m pytest tests/spark $(ARGS); \
 	done
 
-bench: .venv/installed ## the benchmarks of docs/benchmarks.md (ARGS='--help' for sizes)
-	@$(IN) python -m tests.benchmarks.upl $(ARGS)
+bench: .venv/installed ## the benchmarks of docs/benchmarks.md: BENCH=upl or views (ARGS='--help' for sizes)
+	@$(IN) python -m tests.benchmarks.$(BENCH) $(ARGS)
 
 format: .venv/installed ## rewrites the code in the house's format
 	@$(IN) ruff check --fix . && $(IN) ruff format .
