@@ -2,11 +2,17 @@
 
 On 3.5 there is no `Column.try_cast`; there ANSI mode is off by default, and then `cast` gives null for what does not
 fit. A 3.5 session with ANSI mode on is refused by `persist_spark.decode`.
+
+3.5 hands some errors of a running job over as they left the JVM, in py4j's wrapping; a Connect client has no py4j.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+
 import pyspark
+from pyspark.errors import PySparkException
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F
 
@@ -14,6 +20,10 @@ SPARK_VERSION = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
 HAS_TRY_CAST = SPARK_VERSION >= (4, 0)
 HAS_TRIM_CHARACTERS = SPARK_VERSION >= (4, 0)  # `F.ltrim(text, characters)`
 READS_ZSTD_TEXT = SPARK_VERSION >= (4, 3)
+
+ENGINE_ERRORS: tuple[type[Exception], ...] = (PySparkException,)
+if importlib.util.find_spec("py4j"):
+    ENGINE_ERRORS = (PySparkException, importlib.import_module("py4j.protocol").Py4JJavaError)
 
 
 def try_cast(value: SparkColumn, type_name: str) -> SparkColumn:

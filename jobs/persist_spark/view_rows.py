@@ -16,12 +16,13 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from persist_core.errors import ConfigError, InvalidName, RunFailed
 from persist_core.schema import CollectionSchema, Column, decimal_of
+from persist_spark.compat import ENGINE_ERRORS
 from persist_spark.frame import quoted
 
 _MAX_MESSAGE_CHARS = 2_000  # Spark's messages may hold whole plans
@@ -97,7 +98,7 @@ def failed(view: str, what: str) -> Iterator[None]:
     """Turn Spark's errors into `RunFailed` with the first part of their message, without plans and stack traces."""
     try:
         yield
-    except PySparkException as error:
+    except ENGINE_ERRORS as error:
         raise RunFailed(f"view {view}: {what} failed: {_message(error)}. Nothing was committed") from error
 
 
