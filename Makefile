@@ -48,10 +48,10 @@ test-airflow-2.11: .venv-airflow-2.11/installed ## parses and runs the DAGs on A
 	@$(call in,.venv-airflow-2.11) python -m pytest -m airflow_2_11 tests/airflow $(ARGS)
 
 test-spark-matrix: $(SPARKS:%=.venv-spark-%/installed) ## the Spark tests on Spark 3.5 and 4.1
-	@for spark in $(SPARKS); do \
+	@failed=; for spark in $(SPARKS); do \
 	    echo "Spark $$spark"; \
-	    $(call in,.venv-spark-$$spark) python -m pytest tests/spark $(ARGS); \
-	done
+	    $(call in,.venv-spark-$$spark) python -m pytest tests/spark $(ARGS) || failed="$$failed $$spark"; \
+	done; if [ -n "$$failed" ]; then echo "failed on Spark$$failed"; exit 1; fi
 
 bench: .venv/installed ## the benchmarks of docs/benchmarks.md (ARGS='--help' for sizes)
 	@$(IN) python -m tests.benchmarks.upl $(ARGS)
