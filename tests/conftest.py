@@ -18,9 +18,12 @@ from hypothesis import HealthCheck, settings
 
 from tests import real_parts
 from tests.local_spark import local_spark
+from tests.servers.postgres import own_postgres, pgbouncer, postgres
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+__all__ = ["own_postgres", "pgbouncer", "postgres"]  # fixtures of the servers
 
 CI_SEED = 20261121  # a submission must not fail for a dice that the one before it did not throw; nightly runs throw new
 _EXAMPLES = {"dev": 50, "ci": 100, "nightly": 2_000}
