@@ -8,6 +8,7 @@
 | `file:///absolute/folder` | blobs as files (percent-encoding as in any URI; `localhost` or no host) |
 | `sqlite:////absolute/file.db` | consensus in SQLite; as in SQLAlchemy, the path is what follows `sqlite:///` |
 | `sqlite:///relative/file.db` | the same, relative to the working directory or to the config file that says so |
+| `postgresql://user:password@host/database` | consensus in a table of PostgreSQL; `postgres:` is the same |
 
 A location is a pair, so it is always taken whole from one place: half of it from the environment and half from a
 file would join one store's state with another's data.
@@ -20,16 +21,18 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, quote, unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 from persist_core.errors import ConfigError, InvalidUri
 from persist_core.location.blob import Blob
 from persist_core.location.consensus import Consensus
 from persist_core.location.file import FileBlob
 from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.postgres_uri import PARAMETERS as POSTGRES_PARAMETERS
+from persist_core.location.postgres_uri import parse_postgres_uri
 from persist_core.location.sqlite import SqliteConsensus
 
 ENV_BLOB_URI = "PERSIST_BLOB_URI"
@@ -43,7 +46,10 @@ _BAD_PERCENT = re.compile(r"%(?![0-9a-fA-F]{2})")
 _SECRET_PARAMETER = re.compile(r"pass|pwd|secret|token|key|credential|sig", re.IGNORECASE)
 
 # Schemes of the design that have no code yet: said clearly, rather than "unknown".
-_LATER = {"s3": "s3://bucket/prefix", "postgresql": "postgresql://...", "postgres": "postgresql://..."}
+_LATER = {"s3": "s3://bucket/prefix"}
+
+# Query parameters, by scheme; a scheme that is not here takes none.
+_PARAMETERS: dict[str, frozenset[str]] = {"postgresql": POSTGRES_PARAMETERS, "postgres": POSTGRES_PARAMETERS}
 
 
 @dataclass(frozen=True)
@@ -85,11 +91,13 @@ class OpenLocation(AbstractContextManager["OpenLocation"]):
 
 @dataclass(frozen=True)
 class _ParsedUri:
-    """`scheme:path?parameters`, the path percent-decoded and with all its slashes; `text` is the redacted URI."""
+    """`scheme:path?parameters`, percent-decoded, the path with all its slashes; `text` is the redacted URI."""
 
     scheme: str
     path: str
     text: str
+    uri: str = field(repr=False)  # as given, secrets included
+    parameters: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 def open_blob(uri: str) -> Blob:
@@ -106,6 +114,8 @@ def open_consensus(uri: str) -> Consensus:
     backends: dict[str, Callable[[_ParsedUri], Consensus]] = {
         "mem": lambda parsed: MemConsensus(_mem_name(parsed)),
         "sqlite": lambda parsed: SqliteConsensus(_sqlite_path(parsed)),
+        "postgresql": _postgres,
+        "postgres": _postgres,
     }
     return _open(uri, "consensus", backends)
 
@@ -156,7 +166,7 @@ def redact_uri(uri: str) -> str:
 
     Of a URI with user and password, everything up to the last `@` goes: a password may hold a raw `/`, `?` or `@`.
     """
-    start = re.match(r"([^/]*:)?//", uri)
+    start = re.match(r"postgres(?:ql)?:/{0,2}|(?:[^/]*:)?//", uri, re.IGNORECASE)  # forgotten slashes must not tell
     if start is not None:
         rest = uri[start.end() :]
         authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
@@ -189,20 +199,48 @@ def _parse(uri: str, role: str, known: list[str]) -> _ParsedUri:
             )
         raise InvalidUri(f"{role} URI {text!r}: unknown scheme {scheme!r}; wanted one of {listed}")
     path, mark, query = rest.partition("?")
-    if mark:
-        names = ", ".join(sorted({name for name, _ in parse_qsl(query, keep_blank_values=True)})) or "(none)"
-        raise InvalidUri(f"{role} URI {text!r}: unknown query parameter {names}; {scheme}: takes none")
-    if "#" in path:
-        raise InvalidUri(f"{role} URI {text!r} has a fragment; write '#' in a path as %23")
-    if _BAD_PERCENT.search(path):
-        raise InvalidUri(f"{role} URI {text!r} has a bare '%'; write it as %25")
+    if "#" in rest:
+        raise InvalidUri(f"{role} URI {text!r} has a fragment; write '#' as %23")
+    where = f"{role} URI {text!r}"
+    if mark and "?" not in text:  # what looks like the query belongs to a password: it is not to be quoted
+        raise InvalidUri(f"{where}: in a user name or password write @ as %40, / as %2F, ? as %3F, # as %23, : as %3A")
+    parameters = _parameters(query, scheme, where) if mark else {}
+    return _ParsedUri(scheme, _decoded(path, where), text, uri, parameters)
+
+
+def _parameters(query: str, scheme: str, where: str) -> dict[str, str]:
+    """The query's `name=value` pairs, decoded (`+` is a plus sign). Unknown and repeated names are refused."""
+    known = _PARAMETERS.get(scheme, frozenset())
+    pairs = [pair.partition("=") for pair in query.split("&")]
+    names = [_decoded(name, where) for name, _, _ in pairs]
+    unknown = sorted({name or "(none)" for name in names if name not in known})
+    if unknown:
+        takes = f"takes {', '.join(sorted(known))}" if known else "takes none"
+        raise InvalidUri(f"{where}: unknown query parameter {', '.join(unknown)}; {scheme}: {takes}")
+    if len(set(names)) < len(names):
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        raise InvalidUri(f"{where}: query parameter {', '.join(repeated)} is given more than once")
+    return {name: _decoded(value, where) for name, (_, _, value) in zip(names, pairs, strict=True)}
+
+
+def _decoded(text: str, where: str) -> str:
+    """`text` percent-decoded; `InvalidUri` where that is no printable UTF-8."""
+    if _BAD_PERCENT.search(text):
+        raise InvalidUri(f"{where} has a bare '%'; write it as %25")
     try:
-        decoded = unquote_to_bytes(path).decode("utf-8")
+        decoded = unquote_to_bytes(text).decode("utf-8")
     except UnicodeError:
-        raise InvalidUri(f"{role} URI {text!r} is not UTF-8 after percent-decoding") from None
+        raise InvalidUri(f"{where} is not UTF-8 after percent-decoding") from None
     if any(ord(character) < 32 or ord(character) == 127 for character in decoded):
-        raise InvalidUri(f"{role} URI {text!r} has a control character")
-    return _ParsedUri(scheme, decoded, text)
+        raise InvalidUri(f"{where} has a control character")
+    return decoded
+
+
+def _postgres(parsed: _ParsedUri) -> Consensus:
+    address = parse_postgres_uri(parsed.uri, parsed.text, parsed.parameters)
+    from persist_core.location.postgres import PostgresConsensus  # psycopg takes 0.1 s to import, and is an extra
+
+    return PostgresConsensus(address)
 
 
 def _mem_name(parsed: _ParsedUri) -> str:
