@@ -28,6 +28,7 @@ from persist_core.config import CollectionConfig
 from persist_core.errors import InvalidInput, PersistError, RunFailed
 from persist_core.job_spec import JobSpec
 from persist_core.location.open import PersistLocation
+from persist_core.spark_jars import with_s3a_jars
 
 LOCAL_MASTER = "local[*]"
 SMALL_INPUT_BYTES = 64 << 20  # up to here the JVM's start-up costs more than its better compiler would win
@@ -60,7 +61,7 @@ def write_batch(
     """
     settings = settings or SparkSettings()
     attempt = client.ids.uuid7()
-    command = submit_command(JobSpec(description, config, attempt), settings)
+    command = submit_command(JobSpec(description, config, attempt), settings, location)
     environment = {**os.environ, **spark_environment(os.environ), **location.to_env()}
     folder = settings.log_folder
     if folder is not None:
@@ -74,9 +75,10 @@ def write_batch(
         raise _failure(client, description, attempt, exit_status, log)
 
 
-def submit_command(spec: JobSpec, settings: SparkSettings) -> list[str]:
+def submit_command(spec: JobSpec, settings: SparkSettings, location: PersistLocation) -> list[str]:
     """The whole command line of one job."""
     conf = {**tuned_conf(settings.master, spec.description.input_bytes), **settings.conf}
+    conf = with_s3a_jars(conf, location.blob_uri, os.environ, spark_home(os.environ))
     options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
     name = f"persist {spec.description.shard} {spec.description.interval}"
     return [
@@ -119,6 +121,16 @@ def find_spark_submit(environment: Mapping[str, str]) -> Path:
             " airflow-persist[spark] or set SPARK_HOME"
         )
     return Path(on_path)
+
+
+def spark_home(environment: Mapping[str, str]) -> Path | None:
+    """The folder of the Spark that `find_spark_submit` finds; `None` where that is a script that stands alone."""
+    script = find_spark_submit(environment)
+    packaged = importlib.util.find_spec("pyspark")
+    if script.parent == Path(sys.executable).parent and packaged is not None and packaged.origin is not None:
+        return Path(packaged.origin).parent
+    home = script.resolve().parent.parent
+    return home if (home / "jars").is_dir() else None
 
 
 def job_path() -> Path:

@@ -5,13 +5,15 @@
                                     batches/<attempt>/manifest.json, last
 
 What is staged is not visible: dying at any point here leaves garbage that GC takes, and nothing else. Files reach their
-final names when the whole action commits (the file committer's first algorithm), so that what a failed or speculative
-task wrote is never listed; the rows of all listed files must then add up to what the action counted.
+final names when the whole action commits, so that what a failed or speculative task wrote is never listed: in a file
+system by the file committer's first algorithm, on S3 by the magic committer (`persist_spark.s3a`). The rows of all
+listed files must then add up to what the action counted.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -30,6 +32,7 @@ from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolatio
 from persist_core.location.blob import Blob
 from persist_core.schema import PART, CollectionSchema
 from persist_core.write import manifest_for, stage_manifest
+from persist_spark import s3a
 from persist_spark.outcome import Outcome
 from persist_spark.upsert import Drained
 
@@ -75,10 +78,12 @@ def stage(
     prefix = attempt_prefix(description.shard, attempt)
     if any(True for _ in blob.list_keys_and_metadata(f"{prefix}/")):
         raise InvalidInput(f"attempt {attempt} of shard {description.shard} was used before; wanted a fresh id")
+    options = {**_WRITE_OPTIONS, **s3a.access_options(blob.uri, os.environ), **s3a.commit_options(blob.uri)}
     for plan in range(MAX_PLANS):
         drained = drain(plan > 0)
         writer = drained.updates.write.partitionBy(PART).mode("errorifexists" if plan == 0 else "append")
-        writer.options(**_WRITE_OPTIONS).parquet(blob.uri_of(prefix))
+        with s3a.jars_present():
+            writer.options(**options).parquet(blob.uri_of(prefix))
         outcome = drained.outcome()
         if not outcome.needs_thorough_plan:
             break
@@ -88,6 +93,7 @@ def stage(
     _check_history(drained, outcome, description)
     _check(outcome, description, max_errors)
     files = _list(blob, prefix)
+    s3a.check_commit(blob, prefix, {file.key: file.size_bytes for file in files})
     check_rows(files, outcome, prefix)
     blob.make_durable(f"{prefix}/")
     parts = tuple(
