@@ -8,6 +8,7 @@
 | `file:///absolute/folder` | blobs as files (percent-encoding as in any URI; `localhost` or no host) |
 | `sqlite:////absolute/file.db` | consensus in SQLite; as in SQLAlchemy, the path is what follows `sqlite:///` |
 | `sqlite:///relative/file.db` | the same, relative to the working directory or to the config file that says so |
+| `s3://bucket/prefix?endpoint=...` | blobs, or consensus, in an S3 bucket (docs/locations-s3.md has the parameters) |
 
 A location is a pair, so it is always taken whole from one place: half of it from the environment and half from a
 file would join one store's state with another's data.
@@ -20,16 +21,19 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, quote, unquote_to_bytes
+from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit
 
 from persist_core.errors import ConfigError, InvalidUri
 from persist_core.location.blob import Blob
 from persist_core.location.consensus import Consensus
 from persist_core.location.file import FileBlob
 from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.s3 import S3Blob
+from persist_core.location.s3_client import S3Settings
+from persist_core.location.s3_consensus import S3Consensus
 from persist_core.location.sqlite import SqliteConsensus
 
 ENV_BLOB_URI = "PERSIST_BLOB_URI"
@@ -39,11 +43,21 @@ CONFIG_FILE_NAME = "persist.toml"
 _Backend = TypeVar("_Backend")
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*")
 _MEM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_S3_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_MAX_S3_PREFIX_BYTES = 512  # of the 1024 that a name may have; consensus takes up to 160 of the rest
 _BAD_PERCENT = re.compile(r"%(?![0-9a-fA-F]{2})")
 _SECRET_PARAMETER = re.compile(r"pass|pwd|secret|token|key|credential|sig", re.IGNORECASE)
 
 # Schemes of the design that have no code yet: said clearly, rather than "unknown".
-_LATER = {"s3": "s3://bucket/prefix", "postgresql": "postgresql://...", "postgres": "postgresql://..."}
+_LATER = {"postgresql": "postgresql://...", "postgres": "postgresql://..."}
+
+
+# The query parameters that a scheme takes; one that is not here takes none.
+_PARAMETERS: dict[str, frozenset[str]] = {
+    "s3": frozenset(
+        {"endpoint", "region", "path_style", "profile", "access_key_id", "secret_access_key", "session_token"}
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -90,31 +104,44 @@ class _ParsedUri:
     scheme: str
     path: str
     text: str
+    parameters: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-def open_blob(uri: str) -> Blob:
-    """The `Blob` that `uri` names. Raises `InvalidUri`. Nothing is created or connected before its first use."""
+def open_blob(uri: str, environment: Mapping[str, str] | None = None) -> Blob:
+    """The `Blob` that `uri` names. Raises `InvalidUri`. Nothing is created or connected before its first use.
+
+    `environment` has credentials under AWS's names, where they are others than this process's own.
+    """
     backends: dict[str, Callable[[_ParsedUri], Blob]] = {
         "mem": lambda parsed: MemBlob(_mem_name(parsed)),
         "file": lambda parsed: FileBlob(_file_path(parsed)),
+        "s3": lambda parsed: S3Blob(_s3_settings(parsed, environment)),
     }
     return _open(uri, "blob", backends)
 
 
-def open_consensus(uri: str) -> Consensus:
-    """The `Consensus` that `uri` names. Raises `InvalidUri`. Nothing is created or connected before its first use."""
+def open_consensus(uri: str, environment: Mapping[str, str] | None = None) -> Consensus:
+    """The `Consensus` that `uri` names; as `open_blob` otherwise."""
     backends: dict[str, Callable[[_ParsedUri], Consensus]] = {
         "mem": lambda parsed: MemConsensus(_mem_name(parsed)),
         "sqlite": lambda parsed: SqliteConsensus(_sqlite_path(parsed)),
+        "s3": lambda parsed: S3Consensus(_s3_settings(parsed, environment)),
     }
     return _open(uri, "consensus", backends)
 
 
-def open_location(location: PersistLocation) -> OpenLocation:
-    """Both backends of `location`. Raises `InvalidUri`."""
-    blob = open_blob(location.blob_uri)
+def s3_settings(uri: str, environment: Mapping[str, str] | None = None) -> S3Settings | None:
+    """What an `s3:` URI says, for others who go to the same bucket (Spark); `None` for another scheme's URI."""
+    if not re.match(r"s3:", uri, re.IGNORECASE):
+        return None
+    return _s3_settings(_parse(uri, "S3", ["s3"]), environment)
+
+
+def open_location(location: PersistLocation, environment: Mapping[str, str] | None = None) -> OpenLocation:
+    """Both backends of `location`; as `open_blob` otherwise."""
+    blob = open_blob(location.blob_uri, environment)
     try:
-        return OpenLocation(blob, open_consensus(location.consensus_uri))
+        return OpenLocation(blob, open_consensus(location.consensus_uri, environment))
     except BaseException:
         blob.close()
         raise
@@ -189,9 +216,7 @@ def _parse(uri: str, role: str, known: list[str]) -> _ParsedUri:
             )
         raise InvalidUri(f"{role} URI {text!r}: unknown scheme {scheme!r}; wanted one of {listed}")
     path, mark, query = rest.partition("?")
-    if mark:
-        names = ", ".join(sorted({name for name, _ in parse_qsl(query, keep_blank_values=True)})) or "(none)"
-        raise InvalidUri(f"{role} URI {text!r}: unknown query parameter {names}; {scheme}: takes none")
+    parameters = _parameters(query, scheme, f"{role} URI {text!r}") if mark else {}
     if "#" in path:
         raise InvalidUri(f"{role} URI {text!r} has a fragment; write '#' in a path as %23")
     if _BAD_PERCENT.search(path):
@@ -202,7 +227,65 @@ def _parse(uri: str, role: str, known: list[str]) -> _ParsedUri:
         raise InvalidUri(f"{role} URI {text!r} is not UTF-8 after percent-decoding") from None
     if any(ord(character) < 32 or ord(character) == 127 for character in decoded):
         raise InvalidUri(f"{role} URI {text!r} has a control character")
-    return _ParsedUri(scheme, decoded, text)
+    return _ParsedUri(scheme, decoded, text, parameters)
+
+
+def _parameters(query: str, scheme: str, where: str) -> dict[str, str]:
+    """The query's parameters, percent-decoded (a `+` is a plus). Raises `InvalidUri`; never shows a value."""
+    known = _PARAMETERS.get(scheme, frozenset())
+    pairs = [pair.partition("=") for pair in query.split("&")]
+    unknown = {unquote(name) for name, _, _ in pairs} - known
+    if unknown:
+        takes = ", ".join(sorted(known)) or "none"
+        names = ", ".join(sorted(unknown - {""})) or "(none)"
+        raise InvalidUri(f"{where}: unknown query parameter {names}; {scheme}: takes {takes}")
+    parameters: dict[str, str] = {}
+    for name, _, value in pairs:
+        if name in parameters:
+            raise InvalidUri(f"{where}: query parameter {name} is given twice; give it once")
+        parameters[name] = unquote(value)
+        if not value or any(ord(character) < 32 or ord(character) == 127 for character in parameters[name]):
+            raise InvalidUri(f"{where}: query parameter {name} is empty or has a control character; wanted a value")
+    return parameters
+
+
+def _s3_settings(parsed: _ParsedUri, environment: Mapping[str, str] | None) -> S3Settings:
+    if not parsed.path.startswith("//"):
+        raise InvalidUri(f"{parsed.text!r}: wanted s3://bucket/prefix")
+    bucket, _, prefix = parsed.path[2:].partition("/")
+    prefix = prefix.strip("/")
+    if not _S3_BUCKET.fullmatch(bucket) or ".." in bucket:
+        raise InvalidUri(
+            f"{parsed.text!r}: wanted a bucket's name after s3://, of 3 to 63 of a-z 0-9 . -; credentials go into the"
+            " environment or into access_key_id and secret_access_key"
+        )
+    if bucket.endswith("--x-s3"):
+        raise InvalidUri(f"{parsed.text!r}: a directory bucket lists in no order; use a general purpose bucket")
+    if prefix and any(segment in ("", ".", "..") for segment in prefix.split("/")):
+        raise InvalidUri(f"{parsed.text!r}: the prefix has an empty, '.' or '..' segment")
+    if len(prefix.encode()) > _MAX_S3_PREFIX_BYTES:
+        raise InvalidUri(f"{parsed.text!r}: the prefix is longer than {_MAX_S3_PREFIX_BYTES} bytes")
+    values = dict(parsed.parameters)
+    path_style = values.pop("path_style", None)
+    if path_style not in (None, "true", "false"):
+        raise InvalidUri(f"{parsed.text!r}: path_style is {path_style!r}; wanted true or false")
+    _check_s3_endpoint(parsed.text, values.get("endpoint"))
+    if ("access_key_id" in values) != ("secret_access_key" in values):
+        raise InvalidUri(f"{parsed.text!r}: access_key_id and secret_access_key go together; give both or neither")
+    settings = S3Settings(bucket, prefix, path_style=None if path_style is None else path_style == "true", **values)
+    return settings if environment is None else settings.with_credentials_of(environment)
+
+
+def _check_s3_endpoint(text: str, endpoint: str | None) -> None:
+    if endpoint is None:
+        return
+    try:
+        url = urlsplit(endpoint)
+        is_url = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url or "@" in endpoint or url.path.strip("/") or url.query or url.fragment:
+        raise InvalidUri(f"{text!r}: wanted endpoint=http://host:port or https://host, without user, path or query")
 
 
 def _mem_name(parsed: _ParsedUri) -> str:
