@@ -25,10 +25,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 from persist_core.errors import InvalidInput, InvariantViolation
 from persist_core.location.blob import Blob
+from persist_core.location.open import s3_settings
 
 SUCCESS = "_SUCCESS"
 MAGIC = "magic"
@@ -45,6 +45,7 @@ _DEFAULT_REGION = "us-east-1"  # what a server of one's own answers to, where no
 # AWS's own chain: environment, web identity, profile, container, machine. S3A's default has neither profile nor web
 # identity, which boto3, and so the control plane, would use.
 _AWS_CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
+_NEED_AWS_CHAIN = ("AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE")
 _NEEDED_CLASSES = ("org.apache.hadoop.fs.s3a.S3AFileSystem", _COMMITTER_CLASS)
 
 
@@ -66,22 +67,18 @@ def access_options(uri: str, environment: Mapping[str, str]) -> dict[str, str]:
 
     What the URI leaves open comes from AWS's environment variables, as for boto3.
     """
-    if not is_s3(uri):
+    settings = s3_settings(uri, environment)
+    if settings is None:
         return {}
-    parts = urlsplit(uri)
-    query = dict(parse_qsl(parts.query))
-    endpoint = query.get("endpoint") or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
-    region = query.get("region") or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
-    path_style = query.get("path_style", str(endpoint is not None)).lower()
-    options = {"path.style.access": path_style}
+    endpoint = settings.endpoint or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
+    options = {"path.style.access": str(settings.uses_path_style).lower()}
     if endpoint:
         options |= {"endpoint": endpoint, "connection.ssl.enabled": str(not endpoint.startswith("http:")).lower()}
-    if region or endpoint:
-        options["endpoint.region"] = region or _DEFAULT_REGION
-    has_keys = environment.get("AWS_ACCESS_KEY_ID")
-    if not has_keys and (environment.get("AWS_PROFILE") or environment.get("AWS_WEB_IDENTITY_TOKEN_FILE")):
+    if settings.region or endpoint:
+        options["endpoint.region"] = settings.region or _DEFAULT_REGION
+    if settings.access_key_id is None and any(environment.get(name) for name in _NEED_AWS_CHAIN):
         options["aws.credentials.provider"] = _AWS_CHAIN
-    return {f"fs.s3a.bucket.{parts.netloc}.{name}": value for name, value in options.items()}
+    return {f"fs.s3a.bucket.{settings.bucket}.{name}": value for name, value in options.items()}
 
 
 def commit_options(uri: str) -> dict[str, str]:

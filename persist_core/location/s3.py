@@ -51,10 +51,17 @@ class S3Blob:
         self._root = f"{settings.prefix}/" if settings.prefix else ""
 
     def get(self, key: str) -> bytes | None:
+        return self._read(key, {})
+
+    def get_range(self, key: str, start: int, size_bytes: int) -> bytes | None:
+        """See `RangeReader`. Raises `Determinate` too where `start` lies at or beyond the end."""
+        return self._read(key, {"Range": f"bytes={start}-{start + size_bytes - 1}"})
+
+    def _read(self, key: str, how: dict[str, str]) -> bytes | None:
         name = self._name(key)
         for attempt in range(1, READ_TRIES + 1):
             try:
-                answer = self._client.api.get_object(Bucket=self._settings.bucket, Key=name)
+                answer = self._client.api.get_object(Bucket=self._settings.bucket, Key=name, **how)
                 with answer["Body"] as body:
                     data: bytes = body.read()
                 return data

@@ -30,6 +30,7 @@ from persist_core.spark_submit import (
     LOCAL_MASTER,
     find_spark_submit,
     job_path,
+    location_environment,
     spark_environment,
     spark_home,
     tuned_conf,
@@ -127,7 +128,7 @@ class WriteBatchesOperator(SparkSubmitOperator):
         tuned = {**quiet, **tuned_conf(master, spec.description.input_bytes), **conf}
         if not self._brings_jars:
             tuned = with_s3a_jars(tuned, location.blob_uri, os.environ, spark_home(os.environ) if local else None)
-        self.env_vars = {**local, **location.to_env(), **env_vars}
+        self.env_vars = {**local, **location_environment(location), **env_vars}
         try:
             with class_data(tuned, os.environ if local else {}, spec.attempt) as self.conf:
                 # The undecorated method: Airflow warns where `execute` is called by anything but its task runner, and
