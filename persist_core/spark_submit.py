@@ -27,7 +27,8 @@ from persist_core.client import PersistClient
 from persist_core.config import CollectionConfig
 from persist_core.errors import InvalidInput, PersistError, RunFailed
 from persist_core.job_spec import JobSpec
-from persist_core.location.open import PersistLocation
+from persist_core.location.open import PersistLocation, s3_settings
+from persist_core.spark_jars import with_s3a_jars
 
 LOCAL_MASTER = "local[*]"
 SMALL_INPUT_BYTES = 64 << 20  # up to here the JVM's start-up costs more than its better compiler would win
@@ -60,8 +61,8 @@ def write_batch(
     """
     settings = settings or SparkSettings()
     attempt = client.ids.uuid7()
-    command = submit_command(JobSpec(description, config, attempt), settings)
-    environment = {**os.environ, **spark_environment(os.environ), **location.to_env()}
+    command = submit_command(JobSpec(description, config, attempt), settings, location)
+    environment = {**os.environ, **spark_environment(os.environ), **location_environment(location)}
     folder = settings.log_folder
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,9 +75,10 @@ def write_batch(
         raise _failure(client, description, attempt, exit_status, log)
 
 
-def submit_command(spec: JobSpec, settings: SparkSettings) -> list[str]:
+def submit_command(spec: JobSpec, settings: SparkSettings, location: PersistLocation) -> list[str]:
     """The whole command line of one job."""
     conf = {**tuned_conf(settings.master, spec.description.input_bytes), **settings.conf}
+    conf = with_s3a_jars(conf, location.blob_uri, os.environ, spark_home(os.environ))
     options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
     name = f"persist {spec.description.shard} {spec.description.interval}"
     return [
@@ -121,6 +123,16 @@ def find_spark_submit(environment: Mapping[str, str]) -> Path:
     return Path(on_path)
 
 
+def spark_home(environment: Mapping[str, str]) -> Path | None:
+    """The folder of the Spark that `find_spark_submit` finds; `None` where that is a script that stands alone."""
+    script = find_spark_submit(environment)
+    packaged = importlib.util.find_spec("pyspark")
+    if script.parent == Path(sys.executable).parent and packaged is not None and packaged.origin is not None:
+        return Path(packaged.origin).parent
+    home = script.resolve().parent.parent
+    return home if (home / "jars").is_dir() else None
+
+
 def job_path() -> Path:
     """The job's entry point, found without importing it (that would import Spark). Raises `InvalidInput`."""
     spec = importlib.util.find_spec("persist_spark")
@@ -133,6 +145,26 @@ def spark_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """What Spark needs to run the job with this very Python, unless the user said otherwise."""
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     return {name: value for name, value in python.items() if name not in environment}
+
+
+def location_environment(location: PersistLocation) -> dict[str, str]:
+    """What hands the location to a job: its URIs, and credentials of an `s3:` URI as the JVM looks for them.
+
+    Environment variables, as argv and Spark's configuration are for many to see.
+    """
+    settings = s3_settings(location.blob_uri)
+    if settings is None:
+        return location.to_env()
+    credentials: dict[str, str] = {}
+    if settings.access_key_id is not None:
+        credentials = {
+            "AWS_ACCESS_KEY_ID": settings.access_key_id,
+            "AWS_SECRET_ACCESS_KEY": settings.secret_access_key or "",
+            "AWS_SESSION_TOKEN": settings.session_token or "",  # said even so: one of our own belongs to other keys
+        }
+    if settings.profile is not None:
+        credentials["AWS_PROFILE"] = settings.profile
+    return {**location.to_env(), **credentials}
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], log: Path, timeout_ms: int) -> int:

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from tests import real_parts
 from tests.local_spark import local_spark
+from tests.servers import s3
 from tests.servers.postgres import own_postgres, pgbouncer, postgres
 from tests.servers.postgres_store import one_thread, other_client, postgres_store
 
@@ -94,6 +95,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
 def persist_seed() -> int:
     """The session's seed, for tests that draw without Hypothesis."""
     return int(os.environ["PERSIST_SEED"])
+
+
+@pytest.fixture(scope="session")
+def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.S3Server]:
+    """A real S3-speaking server, and AWS's variables set for it."""
+    yield from s3.running("versitygw", tmp_path_factory.mktemp("s3"))
+
+
+@pytest.fixture(scope="session")
+def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.S3Server]:
+    """A second one, where `make minio` has built it."""
+    yield from s3.running("minio", tmp_path_factory.mktemp("s3"))
 
 
 @pytest.fixture(scope="session")

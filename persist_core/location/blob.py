@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from persist_core.errors import InvalidInput, InvalidName
 
@@ -60,6 +60,15 @@ class Blob(Protocol):
     @property
     def uri(self) -> str:
         """The URI, with secrets removed: safe to print."""
+        ...
+
+
+@runtime_checkable
+class RangeReader(Protocol):
+    """A blob store that can read a piece of a value, for what needs the end of a large file only."""
+
+    def get_range(self, key: str, start: int, size_bytes: int) -> bytes | None:
+        """`size_bytes` (at least one) bytes from `start` on, fewer where the value ends before; `None` without one."""
         ...
 
 

@@ -9,6 +9,7 @@
 | `sqlite:////absolute/file.db` | consensus in SQLite; as in SQLAlchemy, the path is what follows `sqlite:///` |
 | `sqlite:///relative/file.db` | the same, relative to the working directory or to the config file that says so |
 | `postgresql://user:password@host/database` | consensus in a table of PostgreSQL; `postgres:` is the same |
+| `s3://bucket/prefix?endpoint=...` | blobs, or consensus, in an S3 bucket (docs/locations-s3.md has the parameters) |
 
 A location is a pair, so it is always taken whole from one place: half of it from the environment and half from a
 file would join one store's state with another's data.
@@ -33,6 +34,11 @@ from persist_core.location.file import FileBlob
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.postgres_uri import PARAMETERS as POSTGRES_PARAMETERS
 from persist_core.location.postgres_uri import parse_postgres_uri
+from persist_core.location.s3 import S3Blob
+from persist_core.location.s3_client import S3Settings
+from persist_core.location.s3_consensus import S3Consensus
+from persist_core.location.s3_uri import PARAMETERS as S3_PARAMETERS
+from persist_core.location.s3_uri import parse_s3_uri
 from persist_core.location.sqlite import SqliteConsensus
 
 ENV_BLOB_URI = "PERSIST_BLOB_URI"
@@ -45,11 +51,12 @@ _MEM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _BAD_PERCENT = re.compile(r"%(?![0-9a-fA-F]{2})")
 _SECRET_PARAMETER = re.compile(r"pass|pwd|secret|token|key|credential|sig", re.IGNORECASE)
 
-# Schemes of the design that have no code yet: said clearly, rather than "unknown".
-_LATER = {"s3": "s3://bucket/prefix"}
-
-# Query parameters, by scheme; a scheme that is not here takes none.
-_PARAMETERS: dict[str, frozenset[str]] = {"postgresql": POSTGRES_PARAMETERS, "postgres": POSTGRES_PARAMETERS}
+# The query parameters that a scheme takes; one that is not here takes none.
+_PARAMETERS: dict[str, frozenset[str]] = {
+    "postgresql": POSTGRES_PARAMETERS,
+    "postgres": POSTGRES_PARAMETERS,
+    "s3": S3_PARAMETERS,
+}
 
 
 @dataclass(frozen=True)
@@ -100,31 +107,43 @@ class _ParsedUri:
     parameters: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-def open_blob(uri: str) -> Blob:
-    """The `Blob` that `uri` names. Raises `InvalidUri`. Nothing is created or connected before its first use."""
+def open_blob(uri: str, environment: Mapping[str, str] | None = None) -> Blob:
+    """The `Blob` that `uri` names. Raises `InvalidUri`. Nothing is created or connected before its first use.
+
+    `environment` has credentials under AWS's names, where they are others than this process's own.
+    """
     backends: dict[str, Callable[[_ParsedUri], Blob]] = {
         "mem": lambda parsed: MemBlob(_mem_name(parsed)),
         "file": lambda parsed: FileBlob(_file_path(parsed)),
+        "s3": lambda parsed: S3Blob(_s3(parsed, environment)),
     }
     return _open(uri, "blob", backends)
 
 
-def open_consensus(uri: str) -> Consensus:
-    """The `Consensus` that `uri` names. Raises `InvalidUri`. Nothing is created or connected before its first use."""
+def open_consensus(uri: str, environment: Mapping[str, str] | None = None) -> Consensus:
+    """The `Consensus` that `uri` names; as `open_blob` otherwise."""
     backends: dict[str, Callable[[_ParsedUri], Consensus]] = {
         "mem": lambda parsed: MemConsensus(_mem_name(parsed)),
         "sqlite": lambda parsed: SqliteConsensus(_sqlite_path(parsed)),
         "postgresql": _postgres,
         "postgres": _postgres,
+        "s3": lambda parsed: S3Consensus(_s3(parsed, environment)),
     }
     return _open(uri, "consensus", backends)
 
 
-def open_location(location: PersistLocation) -> OpenLocation:
-    """Both backends of `location`. Raises `InvalidUri`."""
-    blob = open_blob(location.blob_uri)
+def s3_settings(uri: str, environment: Mapping[str, str] | None = None) -> S3Settings | None:
+    """What an `s3:` URI says, for others who go to the same bucket (Spark); `None` for another scheme's URI."""
+    if not re.match(r"s3:", uri, re.IGNORECASE):
+        return None
+    return _s3(_parse(uri, "S3", ["s3"]), environment)
+
+
+def open_location(location: PersistLocation, environment: Mapping[str, str] | None = None) -> OpenLocation:
+    """Both backends of `location`; as `open_blob` otherwise."""
+    blob = open_blob(location.blob_uri, environment)
     try:
-        return OpenLocation(blob, open_consensus(location.consensus_uri))
+        return OpenLocation(blob, open_consensus(location.consensus_uri, environment))
     except BaseException:
         blob.close()
         raise
@@ -193,10 +212,6 @@ def _parse(uri: str, role: str, known: list[str]) -> _ParsedUri:
         raise InvalidUri(f"{role} URI {text!r} has no scheme; wanted one of {listed}")
     scheme = scheme.lower()
     if scheme not in known:
-        if scheme in _LATER:
-            raise InvalidUri(
-                f"{role} URI {text!r}: this release does not have {_LATER[scheme]} yet; wanted one of {listed}"
-            )
         raise InvalidUri(f"{role} URI {text!r}: unknown scheme {scheme!r}; wanted one of {listed}")
     path, mark, query = rest.partition("?")
     if "#" in rest:
@@ -241,6 +256,11 @@ def _postgres(parsed: _ParsedUri) -> Consensus:
     from persist_core.location.postgres import PostgresConsensus  # psycopg takes 0.1 s to import, and is an extra
 
     return PostgresConsensus(address)
+
+
+def _s3(parsed: _ParsedUri, environment: Mapping[str, str] | None) -> S3Settings:
+    settings = parse_s3_uri(parsed.text, parsed.path, parsed.parameters)
+    return settings if environment is None else settings.with_credentials_of(environment)
 
 
 def _mem_name(parsed: _ParsedUri) -> str:
