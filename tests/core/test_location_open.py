@@ -93,7 +93,6 @@ def test_mem_uris_share_by_name_only() -> None:
         ("a/b", "no scheme"),
         ("ftp://h/a", "unknown scheme 'ftp'; wanted one of file:, mem:"),
         ("sqlite:////x.db", "unknown scheme 'sqlite'; wanted one of file:, mem:"),
-        ("s3://bucket/prefix", "this release does not have s3://bucket/prefix yet; wanted one of file:, mem:"),
         ("file:///a?mode=rw&x=", "unknown query parameter mode, x; file: takes none"),
         ("file:///a?", "unknown query parameter (none)"),
         ("file:///a?b=%zz", "unknown query parameter b"),
@@ -125,7 +124,7 @@ def test_blob_uris_that_are_refused(uri: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("uri", "says"),
     [
-        ("file:///a", "unknown scheme 'file'; wanted one of mem:, postgres:, postgresql:, sqlite:"),
+        ("file:///a", "unknown scheme 'file'; wanted one of mem:, postgres:, postgresql:, s3:, sqlite:"),
         ("postgresql://u:hunter2@h/db?sslmod=require&x=1", "unknown query parameter sslmod, x; postgresql: takes appl"),
         ("postgresql://u:hunter2@h/db?schema=a&schema=b", "query parameter schema is given more than once"),
         ("postgresql://u:hunter2@h/db?client_encoding=latin1", "unknown query parameter client_encoding"),
@@ -144,7 +143,6 @@ def test_blob_uris_that_are_refused(uri: str, says: str) -> None:
         ("postgresql://u:8?hunter2=1@h/db", "write @ as %40, / as %2F, ? as %3F"),
         ("postgresql:u:hunter2@h/db", "wanted postgresql://user:password@host:port/database"),
         ("postgresql://u:hunter2@[h/db", "libpq can't read it"),
-        ("s3://b/p", "this release does not have s3://bucket/prefix yet"),
         ("sqlite:///a.db?timeout=3", "unknown query parameter timeout; sqlite: takes none"),
         ("sqlite:a.db", "wanted sqlite:////absolute/file.db or sqlite:///relative/file.db"),
         ("sqlite://a.db", "wanted sqlite:////absolute"),
