@@ -102,22 +102,22 @@ class _ParsedUri:
 
 def open_blob(uri: str) -> Blob:
     """The `Blob` that `uri` names. Raises `InvalidUri`. Nothing is created or connected before its first use."""
-    backends: dict[str, Callable[[_ParsedUri], Blob]] = {
-        "mem": lambda parsed: MemBlob(_mem_name(parsed)),
-        "file": lambda parsed: FileBlob(_file_path(parsed)),
-    }
-    return _open(uri, "blob", backends)
+    return _open(uri, "blob", _blobs())
 
 
 def open_consensus(uri: str) -> Consensus:
     """The `Consensus` that `uri` names. Raises `InvalidUri`. Nothing is created or connected before its first use."""
-    backends: dict[str, Callable[[_ParsedUri], Consensus]] = {
-        "mem": lambda parsed: MemConsensus(_mem_name(parsed)),
-        "sqlite": lambda parsed: SqliteConsensus(_sqlite_path(parsed)),
-        "postgresql": _postgres,
-        "postgres": _postgres,
-    }
-    return _open(uri, "consensus", backends)
+    return _open(uri, "consensus", _consensuses())
+
+
+def roles_of(uri: str) -> list[str]:
+    """What `uri`'s scheme can be: "blob", "consensus" or both. Raises `InvalidUri` where it is none."""
+    known = {"blob": _blobs().keys(), "consensus": _consensuses().keys()}
+    scheme = uri.partition(":")[0].lower()
+    roles = [role for role, schemes in known.items() if scheme in schemes]
+    if not roles:
+        _parse(uri, "location", sorted(set().union(*known.values())))
+    return roles
 
 
 def open_location(location: PersistLocation) -> OpenLocation:
@@ -178,6 +178,22 @@ def redact_uri(uri: str) -> str:
         name, equals, value = parameter.partition("=")
         shown.append(name + equals + ("***" if value and _SECRET_PARAMETER.search(name) else value))
     return head + mark + "&".join(shown)
+
+
+def _blobs() -> dict[str, Callable[[_ParsedUri], Blob]]:
+    return {
+        "mem": lambda parsed: MemBlob(_mem_name(parsed)),
+        "file": lambda parsed: FileBlob(_file_path(parsed)),
+    }
+
+
+def _consensuses() -> dict[str, Callable[[_ParsedUri], Consensus]]:
+    return {
+        "mem": lambda parsed: MemConsensus(_mem_name(parsed)),
+        "sqlite": lambda parsed: SqliteConsensus(_sqlite_path(parsed)),
+        "postgresql": _postgres,
+        "postgres": _postgres,
+    }
 
 
 def _open(uri: str, role: str, backends: dict[str, Callable[[_ParsedUri], _Backend]]) -> _Backend:
