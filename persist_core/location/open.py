@@ -112,24 +112,22 @@ def open_blob(uri: str, environment: Mapping[str, str] | None = None) -> Blob:
 
     `environment` has credentials under AWS's names, where they are others than this process's own.
     """
-    backends: dict[str, Callable[[_ParsedUri], Blob]] = {
-        "mem": lambda parsed: MemBlob(_mem_name(parsed)),
-        "file": lambda parsed: FileBlob(_file_path(parsed)),
-        "s3": lambda parsed: S3Blob(_s3(parsed, environment)),
-    }
-    return _open(uri, "blob", backends)
+    return _open(uri, "blob", _blobs(environment))
 
 
 def open_consensus(uri: str, environment: Mapping[str, str] | None = None) -> Consensus:
     """The `Consensus` that `uri` names; as `open_blob` otherwise."""
-    backends: dict[str, Callable[[_ParsedUri], Consensus]] = {
-        "mem": lambda parsed: MemConsensus(_mem_name(parsed)),
-        "sqlite": lambda parsed: SqliteConsensus(_sqlite_path(parsed)),
-        "postgresql": _postgres,
-        "postgres": _postgres,
-        "s3": lambda parsed: S3Consensus(_s3(parsed, environment)),
-    }
-    return _open(uri, "consensus", backends)
+    return _open(uri, "consensus", _consensuses(environment))
+
+
+def roles_of(uri: str) -> list[str]:
+    """What `uri`'s scheme can be: "blob", "consensus" or both. Raises `InvalidUri` where it is none."""
+    known = {"blob": _blobs(None).keys(), "consensus": _consensuses(None).keys()}
+    scheme = uri.partition(":")[0].lower()
+    roles = [role for role, schemes in known.items() if scheme in schemes]
+    if not roles:
+        _parse(uri, "location", sorted(set().union(*known.values())))
+    return roles
 
 
 def s3_settings(uri: str, environment: Mapping[str, str] | None = None) -> S3Settings | None:
@@ -197,6 +195,24 @@ def redact_uri(uri: str) -> str:
         name, equals, value = parameter.partition("=")
         shown.append(name + equals + ("***" if value and _SECRET_PARAMETER.search(name) else value))
     return head + mark + "&".join(shown)
+
+
+def _blobs(environment: Mapping[str, str] | None) -> dict[str, Callable[[_ParsedUri], Blob]]:
+    return {
+        "mem": lambda parsed: MemBlob(_mem_name(parsed)),
+        "file": lambda parsed: FileBlob(_file_path(parsed)),
+        "s3": lambda parsed: S3Blob(_s3(parsed, environment)),
+    }
+
+
+def _consensuses(environment: Mapping[str, str] | None) -> dict[str, Callable[[_ParsedUri], Consensus]]:
+    return {
+        "mem": lambda parsed: MemConsensus(_mem_name(parsed)),
+        "sqlite": lambda parsed: SqliteConsensus(_sqlite_path(parsed)),
+        "postgresql": _postgres,
+        "postgres": _postgres,
+        "s3": lambda parsed: S3Consensus(_s3(parsed, environment)),
+    }
 
 
 def _open(uri: str, role: str, backends: dict[str, Callable[[_ParsedUri], _Backend]]) -> _Backend:

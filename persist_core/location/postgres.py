@@ -29,10 +29,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
+from psycopg.rows import TupleRow
 
+from persist_core.clock import Clock
 from persist_core.errors import Corruption, Determinate, Indeterminate, InvalidUri, PersistError
 from persist_core.location.consensus import (
     SCAN_ALL,
@@ -44,7 +47,9 @@ from persist_core.location.consensus import (
     check_seqno,
     check_truncate,
 )
+from persist_core.location.finding import Finding
 from persist_core.location.postgres_connections import Connections, NoConnection
+from persist_core.location.postgres_diagnosis import diagnose
 from persist_core.location.postgres_uri import PostgresAddress
 
 # How much longer than the server we wait before we give up on it, in seconds: it should be the one to tell.
@@ -196,6 +201,28 @@ class PostgresConsensus:
     def uri(self) -> str:
         return self._address.text
 
+    def erase(self, key: str) -> None:
+        """See `persist_core.location.finding.Erasable`."""
+        check_consensus_key(key)
+        with suppress(_NotThere):
+            self._write(f"erase {key!r}", "DELETE FROM {table} WHERE key = %(key)s::text RETURNING 1", {"key": key})
+
+    def diagnose(self, clock: Clock) -> Iterator[Finding]:
+        """See `persist_core.location.finding.Examinable`."""
+        action = "diagnose"
+        with self._connection(action) as connection:
+
+            def ask(query: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+                try:
+                    cursor = connection.execute(query.encode(), arguments)
+                    row = cursor.fetchone()
+                except psycopg.Error as error:
+                    raise self._verdict(error, action, writes=False) from error
+                assert row is not None  # they are asked so that there is always one
+                return dict(zip((column.name for column in cursor.description or ()), row, strict=True))
+
+            yield from diagnose(ask, connection, self._address, clock)
+
     @property
     def create_statements(self) -> str:
         """The SQL that makes our table; for administrators who don't let us make it ourselves."""
@@ -211,24 +238,29 @@ class PostgresConsensus:
     def _run(self, action: str, statement: str, arguments: Mapping[str, Any], *, writes: bool) -> list[Any]:
         """The rows of `statement`, run in a transaction of its own. Raises the verdict on an error."""
         query = (self._settings + statement.format(table=self._address.qualified)).encode()
+        with self._connection(action) as connection:
+            self._check_encoding(connection)
+            try:
+                cursor = connection.execute(query, arguments)
+                settings = cursor.fetchone()
+                while cursor.nextset():  # bounded by the statements sent; the last one's rows are wanted
+                    pass
+                rows = cursor.fetchall()
+            except psycopg.Error as error:
+                raise self._verdict(error, action, writes=writes) from error
+        self._check_fsync(settings)
+        return rows
+
+    @contextmanager
+    def _connection(self, action: str) -> Iterator[psycopg.Connection[TupleRow]]:
         try:
             with self._connections.one() as connection:
-                self._check_encoding(connection)
-                try:
-                    cursor = connection.execute(query, arguments)
-                    settings = cursor.fetchone()
-                    while cursor.nextset():  # bounded by the statements sent; the last one's rows are wanted
-                        pass
-                    rows = cursor.fetchall()
-                except psycopg.Error as error:
-                    raise self._verdict(error, action, writes=writes) from error
+                yield connection
         except NoConnection as error:
             raise Determinate(
                 f"{self.uri}: {action}: no connection: {error}; nothing was changed; "
                 "check host, database, user and password, and whether the server is up"
             ) from error
-        self._check_fsync(settings)
-        return rows
 
     def _create(self, action: str) -> None:
         """Make our table, and its schema where it is missing; if somebody else does so meanwhile, that is as well."""

