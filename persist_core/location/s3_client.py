@@ -231,6 +231,7 @@ _REMEDIES = {
     "403": "; grant the rights that docs/locations-s3.md lists",
     "InvalidAccessKeyId": "; check the credentials",
     "SignatureDoesNotMatch": "; check the credentials",
+    "InvalidToken": "; check the credentials",
     "ExpiredToken": "; renew the credentials",
     "RequestTimeTooSkewed": "; set this machine's clock",
 }

@@ -37,7 +37,8 @@ _passed: set[tuple[str, str | None, str | None]] = set()
 def probe_once(client: S3Client, root: str, ids: Ids) -> None:
     """Probe the bucket unless this process has done so.
 
-    Raises `UnfitStore`, and `Determinate` where there is no answer. `root` is the folder, with a slash at its end, below which the probe's objects may be made.
+    `root` is the folder, with a slash at its end, below which the probe's objects may be made. Raises `UnfitStore`, and
+    `Determinate` where there is no answer.
     """
     place = _place(client.settings)
     if place in _passed:
