@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote, unquote, unquote_to_bytes, urlsplit
+from urllib.parse import quote, unquote, unquote_to_bytes
 
 from persist_core.errors import ConfigError, InvalidUri
 from persist_core.location.blob import Blob
@@ -34,6 +34,8 @@ from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.s3 import S3Blob
 from persist_core.location.s3_client import S3Settings
 from persist_core.location.s3_consensus import S3Consensus
+from persist_core.location.s3_uri import PARAMETERS as S3_PARAMETERS
+from persist_core.location.s3_uri import parse_s3_uri
 from persist_core.location.sqlite import SqliteConsensus
 
 ENV_BLOB_URI = "PERSIST_BLOB_URI"
@@ -43,8 +45,6 @@ CONFIG_FILE_NAME = "persist.toml"
 _Backend = TypeVar("_Backend")
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*")
 _MEM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_S3_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_MAX_S3_PREFIX_BYTES = 512  # of the 1024 that a name may have; consensus takes up to 160 of the rest
 _BAD_PERCENT = re.compile(r"%(?![0-9a-fA-F]{2})")
 _SECRET_PARAMETER = re.compile(r"pass|pwd|secret|token|key|credential|sig", re.IGNORECASE)
 
@@ -52,12 +52,8 @@ _SECRET_PARAMETER = re.compile(r"pass|pwd|secret|token|key|credential|sig", re.I
 _LATER = {"postgresql": "postgresql://...", "postgres": "postgresql://..."}
 
 
-# The query parameters that a scheme takes; one that is not here takes none.
-_PARAMETERS: dict[str, frozenset[str]] = {
-    "s3": frozenset(
-        {"endpoint", "region", "path_style", "profile", "access_key_id", "secret_access_key", "session_token"}
-    ),
-}
+# Query parameters, by scheme; a scheme that is not here takes none.
+_PARAMETERS: dict[str, frozenset[str]] = {"s3": S3_PARAMETERS}
 
 
 @dataclass(frozen=True)
@@ -115,7 +111,7 @@ def open_blob(uri: str, environment: Mapping[str, str] | None = None) -> Blob:
     backends: dict[str, Callable[[_ParsedUri], Blob]] = {
         "mem": lambda parsed: MemBlob(_mem_name(parsed)),
         "file": lambda parsed: FileBlob(_file_path(parsed)),
-        "s3": lambda parsed: S3Blob(_s3_settings(parsed, environment)),
+        "s3": lambda parsed: S3Blob(_s3(parsed, environment)),
     }
     return _open(uri, "blob", backends)
 
@@ -125,7 +121,7 @@ def open_consensus(uri: str, environment: Mapping[str, str] | None = None) -> Co
     backends: dict[str, Callable[[_ParsedUri], Consensus]] = {
         "mem": lambda parsed: MemConsensus(_mem_name(parsed)),
         "sqlite": lambda parsed: SqliteConsensus(_sqlite_path(parsed)),
-        "s3": lambda parsed: S3Consensus(_s3_settings(parsed, environment)),
+        "s3": lambda parsed: S3Consensus(_s3(parsed, environment)),
     }
     return _open(uri, "consensus", backends)
 
@@ -134,7 +130,7 @@ def s3_settings(uri: str, environment: Mapping[str, str] | None = None) -> S3Set
     """What an `s3:` URI says, for others who go to the same bucket (Spark); `None` for another scheme's URI."""
     if not re.match(r"s3:", uri, re.IGNORECASE):
         return None
-    return _s3_settings(_parse(uri, "S3", ["s3"]), environment)
+    return _s3(_parse(uri, "S3", ["s3"]), environment)
 
 
 def open_location(location: PersistLocation, environment: Mapping[str, str] | None = None) -> OpenLocation:
@@ -249,43 +245,9 @@ def _parameters(query: str, scheme: str, where: str) -> dict[str, str]:
     return parameters
 
 
-def _s3_settings(parsed: _ParsedUri, environment: Mapping[str, str] | None) -> S3Settings:
-    if not parsed.path.startswith("//"):
-        raise InvalidUri(f"{parsed.text!r}: wanted s3://bucket/prefix")
-    bucket, _, prefix = parsed.path[2:].partition("/")
-    prefix = prefix.strip("/")
-    if not _S3_BUCKET.fullmatch(bucket) or ".." in bucket:
-        raise InvalidUri(
-            f"{parsed.text!r}: wanted a bucket's name after s3://, of 3 to 63 of a-z 0-9 . -; credentials go into the"
-            " environment or into access_key_id and secret_access_key"
-        )
-    if bucket.endswith("--x-s3"):
-        raise InvalidUri(f"{parsed.text!r}: a directory bucket lists in no order; use a general purpose bucket")
-    if prefix and any(segment in ("", ".", "..") for segment in prefix.split("/")):
-        raise InvalidUri(f"{parsed.text!r}: the prefix has an empty, '.' or '..' segment")
-    if len(prefix.encode()) > _MAX_S3_PREFIX_BYTES:
-        raise InvalidUri(f"{parsed.text!r}: the prefix is longer than {_MAX_S3_PREFIX_BYTES} bytes")
-    values = dict(parsed.parameters)
-    path_style = values.pop("path_style", None)
-    if path_style not in (None, "true", "false"):
-        raise InvalidUri(f"{parsed.text!r}: path_style is {path_style!r}; wanted true or false")
-    _check_s3_endpoint(parsed.text, values.get("endpoint"))
-    if ("access_key_id" in values) != ("secret_access_key" in values):
-        raise InvalidUri(f"{parsed.text!r}: access_key_id and secret_access_key go together; give both or neither")
-    settings = S3Settings(bucket, prefix, path_style=None if path_style is None else path_style == "true", **values)
+def _s3(parsed: _ParsedUri, environment: Mapping[str, str] | None) -> S3Settings:
+    settings = parse_s3_uri(parsed.path, parsed.parameters, parsed.text)
     return settings if environment is None else settings.with_credentials_of(environment)
-
-
-def _check_s3_endpoint(text: str, endpoint: str | None) -> None:
-    if endpoint is None:
-        return
-    try:
-        url = urlsplit(endpoint)
-        is_url = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-    except ValueError:
-        is_url = False
-    if not is_url or "@" in endpoint or url.path.strip("/") or url.query or url.fragment:
-        raise InvalidUri(f"{text!r}: wanted endpoint=http://host:port or https://host, without user, path or query")
 
 
 def _mem_name(parsed: _ParsedUri) -> str:

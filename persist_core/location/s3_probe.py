@@ -11,6 +11,7 @@ could be trusted, so it is refused (`UnfitStore`), and nothing switches the ques
 from __future__ import annotations
 
 import io
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -30,7 +31,7 @@ GATHER_S = 0.3
 # More than the buffers on the way hold: a server that reads the body in pieces is really kept waiting.
 BODY_BYTES = 256 << 10
 
-_lock = threading.Lock()
+_probing = threading.Lock()
 _passed: set[tuple[str, str | None, str | None]] = set()
 
 
@@ -43,10 +44,19 @@ def probe_once(client: S3Client, root: str, ids: Ids) -> None:
     place = _place(client.settings)
     if place in _passed:
         return
-    with _lock:
+    with _probing:
         if place not in _passed:
             probe(client, root, ids)
             _passed.add(place)
+
+
+def _forget_locks() -> None:
+    """In a forked child: the lock may have been held by a thread that the child does not have."""
+    global _probing
+    _probing = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
 
 
 def probe(client: S3Client, root: str, ids: Ids) -> None:

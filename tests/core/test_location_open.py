@@ -87,12 +87,11 @@ def test_mem_uris_share_by_name_only() -> None:
 @pytest.mark.parametrize(
     ("uri", "says"),
     [
-        ("", "no scheme; wanted one of file:, mem:"),
-        ("/a/b", "no scheme; wanted one of file:, mem:"),
+        ("", "no scheme; wanted one of file:, mem:, s3:"),
+        ("/a/b", "no scheme; wanted one of file:, mem:, s3:"),
         ("a/b", "no scheme"),
-        ("ftp://h/a", "unknown scheme 'ftp'; wanted one of file:, mem:"),
-        ("sqlite:////x.db", "unknown scheme 'sqlite'; wanted one of file:, mem:"),
-        ("s3://bucket/prefix", "this release does not have s3://bucket/prefix yet; wanted one of file:, mem:"),
+        ("ftp://h/a", "unknown scheme 'ftp'; wanted one of file:, mem:, s3:"),
+        ("sqlite:////x.db", "unknown scheme 'sqlite'; wanted one of file:, mem:, s3:"),
         ("file:///a?mode=rw&x=", "unknown query parameter mode, x; file: takes none"),
         ("file:///a?", "unknown query parameter"),
         ("mem:?a=1", "unknown query parameter a; mem: takes none"),
@@ -123,10 +122,9 @@ def test_blob_uris_that_are_refused(uri: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("uri", "says"),
     [
-        ("file:///a", "unknown scheme 'file'; wanted one of mem:, sqlite:"),
+        ("file:///a", "unknown scheme 'file'; wanted one of mem:, s3:, sqlite:"),
         ("postgresql://u:hunter2@h/db", "this release does not have postgresql://... yet"),
         ("postgres://u:hunter2@h/db", "this release does not have postgresql://... yet"),
-        ("s3://b/p", "this release does not have s3://bucket/prefix yet"),
         ("sqlite:///a.db?timeout=3", "unknown query parameter timeout; sqlite: takes none"),
         ("sqlite:a.db", "wanted sqlite:////absolute/file.db or sqlite:///relative/file.db"),
         ("sqlite://a.db", "wanted sqlite:////absolute"),
