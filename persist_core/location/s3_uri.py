@@ -37,6 +37,9 @@ def parse_s3_uri(path: str, parameters: Mapping[str, str], text: str) -> S3Setti
         raise InvalidUri(f"{text!r}: the prefix has an empty, '.' or '..' segment")
     if len(prefix.encode()) > MAX_PREFIX_BYTES:
         raise InvalidUri(f"{text!r}: the prefix is longer than {MAX_PREFIX_BYTES} bytes")
+    for name, value in parameters.items():
+        if not value:
+            raise InvalidUri(f"{text!r}: query parameter {name} is empty; give it a value or leave it out")
     _check_endpoint(parameters.get("endpoint"), text)
     if ("access_key_id" in parameters) != ("secret_access_key" in parameters):
         raise InvalidUri(f"{text!r}: access_key_id and secret_access_key go together; give both or neither")
