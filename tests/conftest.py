@@ -59,6 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
             database=settings().database if name == "dev" else None,
         )
     settings.load_profile(profile)
+    s3.own_environment()
     seed = _choose_seed(profile)
     os.environ["PERSIST_SEED"] = str(seed)  # child processes (jobs, schedulers) throw the same dice
     if config.option.hypothesis_seed is None:
@@ -100,7 +101,7 @@ def persist_seed() -> int:
 
 @pytest.fixture(scope="session")
 def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.S3Server]:
-    """A real S3-speaking server, and AWS's variables set for it."""
+    """A real S3-speaking server; its credentials are in the environment."""
     yield from s3.running("versitygw", tmp_path_factory.mktemp("s3"))
 
 

@@ -8,8 +8,8 @@
 | `file:///absolute/folder` | blobs as files (percent-encoding as in any URI; `localhost` or no host) |
 | `sqlite:////absolute/file.db` | consensus in SQLite; as in SQLAlchemy, the path is what follows `sqlite:///` |
 | `sqlite:///relative/file.db` | the same, relative to the working directory or to the config file that says so |
-| `postgresql://user:password@host/database` | consensus in a table of PostgreSQL; `postgres:` is the same |
 | `s3://bucket/prefix?endpoint=...` | blobs, or consensus, in an S3 bucket (docs/locations-s3.md has the parameters) |
+| `postgresql://user:password@host/database` | consensus in a table of PostgreSQL; `postgres:` is the same |
 
 A location is a pair, so it is always taken whole from one place: half of it from the environment and half from a
 file would join one store's state with another's data.
@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import quote, unquote, unquote_to_bytes
 
 from persist_core.errors import ConfigError, InvalidUri
 from persist_core.location.blob import Blob
@@ -45,13 +45,15 @@ ENV_BLOB_URI = "PERSIST_BLOB_URI"
 ENV_CONSENSUS_URI = "PERSIST_CONSENSUS_URI"
 CONFIG_FILE_NAME = "persist.toml"
 
+Environment = Mapping[str, str]
+
 _Backend = TypeVar("_Backend")
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*")
 _MEM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _BAD_PERCENT = re.compile(r"%(?![0-9a-fA-F]{2})")
 _SECRET_PARAMETER = re.compile(r"pass|pwd|secret|token|key|credential|sig", re.IGNORECASE)
 
-# The query parameters that a scheme takes; one that is not here takes none.
+# Query parameters, by scheme; a scheme that is not here takes none.
 _PARAMETERS: dict[str, frozenset[str]] = {
     "postgresql": POSTGRES_PARAMETERS,
     "postgres": POSTGRES_PARAMETERS,
@@ -107,7 +109,7 @@ class _ParsedUri:
     parameters: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-def open_blob(uri: str, environment: Mapping[str, str] | None = None) -> Blob:
+def open_blob(uri: str, environment: Environment | None = None) -> Blob:
     """The `Blob` that `uri` names. Raises `InvalidUri`. Nothing is created or connected before its first use.
 
     `environment` has credentials under AWS's names, where they are others than this process's own.
@@ -115,9 +117,16 @@ def open_blob(uri: str, environment: Mapping[str, str] | None = None) -> Blob:
     return _open(uri, "blob", _blobs(environment))
 
 
-def open_consensus(uri: str, environment: Mapping[str, str] | None = None) -> Consensus:
-    """The `Consensus` that `uri` names; as `open_blob` otherwise."""
+def open_consensus(uri: str, environment: Environment | None = None) -> Consensus:
+    """The `Consensus` that `uri` names; otherwise as `open_blob`."""
     return _open(uri, "consensus", _consensuses(environment))
+
+
+def s3_settings(uri: str, environment: Environment | None = None) -> S3Settings | None:
+    """What an `s3:` URI says, for others who go to the same bucket (Spark); `None` for another scheme's URI."""
+    if not re.match(r"s3:", uri, re.IGNORECASE):
+        return None
+    return _s3(_parse(uri, "S3", ["s3"]), environment)
 
 
 def roles_of(uri: str) -> list[str]:
@@ -130,15 +139,8 @@ def roles_of(uri: str) -> list[str]:
     return roles
 
 
-def s3_settings(uri: str, environment: Mapping[str, str] | None = None) -> S3Settings | None:
-    """What an `s3:` URI says, for others who go to the same bucket (Spark); `None` for another scheme's URI."""
-    if not re.match(r"s3:", uri, re.IGNORECASE):
-        return None
-    return _s3(_parse(uri, "S3", ["s3"]), environment)
-
-
-def open_location(location: PersistLocation, environment: Mapping[str, str] | None = None) -> OpenLocation:
-    """Both backends of `location`; as `open_blob` otherwise."""
+def open_location(location: PersistLocation, environment: Environment | None = None) -> OpenLocation:
+    """Both backends of `location`; otherwise as `open_blob`."""
     blob = open_blob(location.blob_uri, environment)
     try:
         return OpenLocation(blob, open_consensus(location.consensus_uri, environment))
@@ -193,11 +195,16 @@ def redact_uri(uri: str) -> str:
     shown = []
     for parameter in query.split("&"):
         name, equals, value = parameter.partition("=")
-        shown.append(name + equals + ("***" if value and _SECRET_PARAMETER.search(name) else value))
+        shown.append(name + equals + ("***" if value and _hides(name, value) else value))
     return head + mark + "&".join(shown)
 
 
-def _blobs(environment: Mapping[str, str] | None) -> dict[str, Callable[[_ParsedUri], Blob]]:
+def _hides(name: str, value: str) -> bool:
+    """Whether a query parameter may hold a secret: by its name, or since its value is a URL with a user in it."""
+    return bool(_SECRET_PARAMETER.search(name)) or "@" in unquote(value)
+
+
+def _blobs(environment: Environment | None) -> dict[str, Callable[[_ParsedUri], Blob]]:
     return {
         "mem": lambda parsed: MemBlob(_mem_name(parsed)),
         "file": lambda parsed: FileBlob(_file_path(parsed)),
@@ -205,13 +212,13 @@ def _blobs(environment: Mapping[str, str] | None) -> dict[str, Callable[[_Parsed
     }
 
 
-def _consensuses(environment: Mapping[str, str] | None) -> dict[str, Callable[[_ParsedUri], Consensus]]:
+def _consensuses(environment: Environment | None) -> dict[str, Callable[[_ParsedUri], Consensus]]:
     return {
         "mem": lambda parsed: MemConsensus(_mem_name(parsed)),
         "sqlite": lambda parsed: SqliteConsensus(_sqlite_path(parsed)),
+        "s3": lambda parsed: S3Consensus(_s3(parsed, environment)),
         "postgresql": _postgres,
         "postgres": _postgres,
-        "s3": lambda parsed: S3Consensus(_s3(parsed, environment)),
     }
 
 
@@ -274,8 +281,8 @@ def _postgres(parsed: _ParsedUri) -> Consensus:
     return PostgresConsensus(address)
 
 
-def _s3(parsed: _ParsedUri, environment: Mapping[str, str] | None) -> S3Settings:
-    settings = parse_s3_uri(parsed.text, parsed.path, parsed.parameters)
+def _s3(parsed: _ParsedUri, environment: Environment | None) -> S3Settings:
+    settings = parse_s3_uri(parsed.path, parsed.parameters, parsed.text)
     return settings if environment is None else settings.with_credentials_of(environment)
 
 

@@ -88,11 +88,11 @@ def test_mem_uris_share_by_name_only() -> None:
 @pytest.mark.parametrize(
     ("uri", "says"),
     [
-        ("", "no scheme; wanted one of file:, mem:"),
-        ("/a/b", "no scheme; wanted one of file:, mem:"),
+        ("", "no scheme; wanted one of file:, mem:, s3:"),
+        ("/a/b", "no scheme; wanted one of file:, mem:, s3:"),
         ("a/b", "no scheme"),
-        ("ftp://h/a", "unknown scheme 'ftp'; wanted one of file:, mem:"),
-        ("sqlite:////x.db", "unknown scheme 'sqlite'; wanted one of file:, mem:"),
+        ("ftp://h/a", "unknown scheme 'ftp'; wanted one of file:, mem:, s3:"),
+        ("sqlite:////x.db", "unknown scheme 'sqlite'; wanted one of file:, mem:, s3:"),
         ("file:///a?mode=rw&x=", "unknown query parameter mode, x; file: takes none"),
         ("file:///a?", "unknown query parameter (none)"),
         ("file:///a?b=%zz", "unknown query parameter b"),
