@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from persist_core.batch import (
@@ -32,12 +34,14 @@ from persist_core.checkpoint.recovery import stash_chain
 from persist_core.client import PersistClient
 from persist_core.config import CollectionConfig
 from persist_core.conflicts import ConflictRecord, record_conflict
-from persist_core.errors import InvalidInput, OutdatedDescription
+from persist_core.errors import CorruptArtifact, InvalidInput, OutdatedDescription, StorageError
 from persist_core.frontier import Frontier, interval
 from persist_core.schema import CollectionSchema, check_compatible
 from persist_core.sources.files import FileSource
 from persist_core.state import Commit, Committed, ShardState, UpperMismatch
 from persist_core.write import WriteHandle, manifest_for, stage_manifest
+
+MAX_MINT_TRIES = 5  # each but the first because somebody else has committed in the middle of the one before
 
 FILES = "files"  # the name of a collection's one source
 EMPTY_ROWS = "empty"  # the rows' digest of a batch without updates
@@ -74,7 +78,20 @@ def mint(client: PersistClient, config: CollectionConfig, *, until: int | None, 
     `until` is the input's frontier (ms; the end of the data interval), `None` to close the shard. `writer` names the
     dag run. Raises `SchemaMismatch` before anything is staged, `CorruptArtifact` where operator state is damaged.
     """
-    state = client.ensure_shard(config.name)
+    for _ in range(MAX_MINT_TRIES - 1):
+        state = client.ensure_shard(config.name)
+        try:
+            return _mint(client, config, state, until=until, writer=writer)
+        except CorruptArtifact:
+            # Where somebody else has committed meanwhile, retention may have taken what this one was reading.
+            if client.state(config.name).newest_commit == state.newest_commit:
+                raise
+    return _mint(client, config, client.ensure_shard(config.name), until=until, writer=writer)
+
+
+def _mint(
+    client: PersistClient, config: CollectionConfig, state: ShardState, *, until: int | None, writer: str
+) -> Minted | NothingToDo:
     if state.upper.is_closed:
         return NothingToDo(f"shard {config.name} is closed: nothing more will ever come", None)
     lower = state.upper.time or 0
@@ -172,6 +189,20 @@ def check_not_outdated(state: ShardState, description: BatchDescription) -> None
     )
 
 
+@contextmanager
+def outdated_first(client: PersistClient, description: BatchDescription) -> Iterator[None]:
+    """Turn whatever fails inside into `OutdatedDescription` where the description is outdated by then.
+
+    Retention may by right have taken the operator state that it starts from: that is no corruption.
+    """
+    try:
+        yield
+    except Exception:
+        with suppress(StorageError):  # then the error at hand says more
+            check_not_outdated(client.state(description.shard), description)
+        raise
+
+
 def append(client: PersistClient, description: BatchDescription, manifest_key: str) -> Committed | Conflict:
     """Append the staged batch. A lost race is a `Conflict`, recorded once; nothing is lost or doubled by it."""
     manifest = client.manifest(manifest_key)
@@ -223,5 +254,6 @@ __all__ = [
     "checkpoint",
     "committed_interval",
     "mint",
+    "outdated_first",
     "write_without_input",
 ]

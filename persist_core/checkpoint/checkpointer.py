@@ -131,6 +131,9 @@ class BlobCheckpointer:
         for artifact in manifest.artifacts:
             self.load_artifact(checkpoint_id, artifact)
         self._blob.set(self.layout.latest, checkpoint_id.encode())
+        if self._blob.get(self.layout.manifest(checkpoint_id)) is None:
+            # A faster publisher has gone further meanwhile, and its retention has taken this one.
+            self._blob.set(self.layout.latest, self.manifests()[-1].checkpoint_id.encode())
         return True
 
     def read_latest(self) -> str | None:
