@@ -183,23 +183,30 @@ def check_not_outdated(state: ShardState, description: BatchDescription) -> None
         return
     if any(commit.token == description.token for commit in state.commits):
         return
-    raise OutdatedDescription(
-        f"description {description.interval} of shard {description.shard} is outdated: the upper is {state.upper}."
+    raise _outdated(description, state.upper)
+
+
+def _outdated(description: BatchDescription, upper: Frontier) -> OutdatedDescription:
+    return OutdatedDescription(
+        f"description {description.interval} of shard {description.shard} is outdated: the upper is {upper}."
         " Nothing was staged; mint again"
     )
 
 
 @contextmanager
 def outdated_first(client: PersistClient, description: BatchDescription) -> Iterator[None]:
-    """Turn whatever fails inside into `OutdatedDescription` where the description is outdated by then.
+    """Turn whatever fails inside into `OutdatedDescription` where the shard has moved on since the description's lower.
 
-    Retention may by right have taken the operator state that it starts from: that is no corruption.
+    Retention may by right have taken the operator state that it starts from: that is no corruption. It has moved on,
+    too, where another try has committed this very description.
     """
     try:
         yield
-    except Exception:
+    except Exception as error:
         with suppress(StorageError):  # then the error at hand says more
-            check_not_outdated(client.state(description.shard), description)
+            upper = client.state(description.shard).upper
+            if upper != Frontier(description.lower):
+                raise _outdated(description, upper) from error
         raise
 
 

@@ -203,6 +203,7 @@ class _Session:
     def __init__(self, world: World, client: PersistClient) -> None:
         self._world, self._client = world, client
         self._heard_ms = client.clock.now_ms()  # the lease lasts at least from here
+        self._held = 0  # the shard's since may be lower, as long as others hold it there
 
     def open(self) -> None:
         self.reader = self._client.open_leased_reader(SHARD, lease_ms=LEASE_MS)
@@ -217,13 +218,17 @@ class _Session:
             return False
         ids = self._client.ids
         newest = state.upper.time - 1
-        low = (state.since.time or 0) + int(ids.jitter() * (newest - (state.since.time or 0) + 1))
+        held = max(self._held, state.since.time or 0)
+        if held > newest:
+            return False
+        low = held + int(ids.jitter() * (newest - held + 1))
         old, new = self._snapshot(low), self._snapshot(newest)
         for row in self.reader.changes(low, newest).to_pylist():
             old[row["id"], row["name"]] = old.get((row["id"], row["name"]), 0) + row["_persist_diff"]
         if {pair: count for pair, count in old.items() if count} != new:
             self._world.fail("changes", f"snapshot({low}) + changes({low}, {newest}) is {old}; snapshot has {new}")
         if ids.jitter() < 0.5:
+            self._held = low
             self._heartbeat(Frontier(low))
         return True
 

@@ -59,7 +59,7 @@ class Referee:
         if key == self._checkpointer.layout.latest:
             self._check_latest(moved_to=data.decode())
         elif before is not None and before != data and "/conflicts/" not in key:
-            self._fail("replaced", f"{key} held {before[:200]!r}; {self._who()} wrote {data[:200]!r}")
+            self._fail("replaced", f"{key} held {before[:80]!r}; {self._who()} wrote {data[:80]!r}")
 
     def deleted(self, key: str) -> None:
         self._moment += 1

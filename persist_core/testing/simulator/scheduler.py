@@ -23,7 +23,7 @@ from persist_core.testing.simulator.script import END, FATES, START, Action, Ste
 Choice = TypeVar("Choice")
 
 BATON_TIMEOUT_S = 60.0  # whoever waits that long for the baton waits for one that hangs
-MAX_CALLS = 20_000  # of one simulation: hundreds are usual, so this one does not end
+MAX_CALLS = 5_000  # of one simulation: hundreds are usual, so one that makes more does not end
 MAX_TRIES = 12  # of one actor, by deaths and zombies
 
 
