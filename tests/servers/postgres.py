@@ -22,7 +22,16 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from tests import real_parts
-from tests.servers.lifeline import ServerFolder, accepts_connections, as_ordinary_user, end, free_port, wait_until
+from tests.servers.lifeline import (
+    ServerFolder,
+    accepts_connections,
+    any_alive,
+    as_ordinary_user,
+    end,
+    family,
+    free_port,
+    wait_until,
+)
 
 if TYPE_CHECKING:
     import psycopg  # not in every environment that these fixtures are imported in: the Spark matrix has none
@@ -88,9 +97,9 @@ class PostgresServer:
     def kill(self) -> None:
         """Kill its first process with SIGKILL; returns when the others have noticed and are gone too."""
         assert self._process is not None
-        group = self._process.pid
+        processes = family(self._process.pid)
         end(self._process, signal.SIGKILL)
-        wait_until(lambda: not _is_alive(group), what="the end of a killed PostgreSQL's other processes")
+        wait_until(lambda: not any_alive(processes), what="the end of a killed PostgreSQL's other processes")
 
     def remove(self) -> None:
         """Stop it and remove its folder."""
@@ -288,12 +297,3 @@ def _environment() -> dict[str, str]:
     """Nothing of the session's own PostgreSQL settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     return kept | {"LC_ALL": "C", "TZ": "UTC"}
-
-
-def _is_alive(group: int) -> bool:
-    """Whether a process group still has processes."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
