@@ -46,7 +46,14 @@ POOL_SIZE = 4
 class PostgresServer:
     """A PostgreSQL server. `start` it, and `stop` it at the end; in between it may be killed and started again."""
 
-    def __init__(self, programs: Path, folder: ServerFolder, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        programs: Path,
+        folder: ServerFolder,
+        settings: Mapping[str, str],
+        *,
+        primary: PostgresServer | None = None,
+    ) -> None:
         self._programs = programs
         self._folder = folder
         self._settings = settings
@@ -54,13 +61,15 @@ class PostgresServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._schemas = itertools.count()
         self.port = free_port()
-        password = folder.path / "password"
-        password.write_text(PASSWORD)
-        folder.own(password)
-        self._call(
-            "initdb", "-U", SUPERUSER, "--auth=scram-sha-256", f"--pwfile={password}", "-E", "UTF8", "--no-locale"
-        )
-        password.unlink()
+        if primary is None:
+            self._initialise()
+        else:
+            source = f"{primary.uri()}?application_name=standby"
+            self._call("pg_basebackup", "--checkpoint=fast", "--write-recovery-conf", "--dbname", source)
+
+    def standby(self) -> PostgresServer:
+        """A hot standby that follows this server, to be started. It lives in a folder of its own."""
+        return PostgresServer(self._programs, ServerFolder("postgres"), self._settings, primary=self)
 
     @property
     def version(self) -> str:
@@ -164,6 +173,14 @@ class PostgresServer:
         except OperationalError:
             return False
         return True
+
+    def _initialise(self) -> None:
+        password = self._folder.path / "password"
+        password.write_text(PASSWORD)
+        self._folder.own(password)
+        access = ("-U", SUPERUSER, "--auth=scram-sha-256", f"--pwfile={password}")
+        self._call("initdb", *access, "-E", "UTF8", "--no-locale")
+        password.unlink()
 
     def _call(self, program: str, *arguments: str) -> None:
         done = subprocess.run(
