@@ -19,7 +19,8 @@ FORM_FIELDS: dict[str, dict[str, Any]] = {
     },
     "consensus_uri": {
         "label": "Consensus URI",
-        "description": "Where the state of the shards is kept, e.g. sqlite:////var/lib/persist/consensus.db",
+        "description": "Where the state of the shards is kept, e.g. sqlite:////var/lib/persist/consensus.db or"
+        " postgresql://user:password@host/database",
         "schema": {"type": ["string", "null"], "format": "password"},
     },
 }

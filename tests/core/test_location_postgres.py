@@ -7,14 +7,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 
 import psycopg
 import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from persist_core.errors import Determinate, InvalidSeqNo, InvalidUri, PersistError
 from persist_core.location import CaSResult, Consensus, VersionedData, open_consensus
 from persist_core.testing.consensus_conformance import HOSTILE_KEYS, fill
 from persist_core.testing.races import in_threads
+from tests.core.test_location_models import MemConsensusModel
 from tests.servers.postgres import PASSWORD, PostgresServer, start_postgres
 from tests.servers.postgres_store import OtherClient, PostgresStore
 
@@ -143,6 +147,18 @@ def test_a_second_head_is_impossible(postgres_store: PostgresStore) -> None:
     fill(postgres_store.consensus, "k", [ONE])
     with pytest.raises(psycopg.errors.UniqueViolation):
         postgres_store.sql("INSERT INTO {table} VALUES ('k', 2, '', true)")
+
+
+def test_against_a_dict(postgres: PostgresServer) -> None:
+    """Random sequences of calls, compared with a plain dict after each."""
+
+    class Model(MemConsensusModel):
+        shared = True
+
+        def make(self, folder: Path) -> Consensus:
+            return open_consensus(postgres.uri(schema=f"model_{folder.name}"))
+
+    run_state_machine_as_test(Model, settings=settings(stateful_step_count=20))
 
 
 # tables and databases that are not as ours

@@ -22,7 +22,16 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from tests import real_parts
-from tests.servers.lifeline import ServerFolder, accepts_connections, as_ordinary_user, end, free_port, wait_until
+from tests.servers.lifeline import (
+    ServerFolder,
+    accepts_connections,
+    any_alive,
+    as_ordinary_user,
+    end,
+    family,
+    free_port,
+    wait_until,
+)
 
 if TYPE_CHECKING:
     import psycopg  # not in every environment that these fixtures are imported in: the Spark matrix has none
@@ -37,7 +46,14 @@ POOL_SIZE = 4
 class PostgresServer:
     """A PostgreSQL server. `start` it, and `stop` it at the end; in between it may be killed and started again."""
 
-    def __init__(self, programs: Path, folder: ServerFolder, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        programs: Path,
+        folder: ServerFolder,
+        settings: Mapping[str, str],
+        *,
+        primary: PostgresServer | None = None,
+    ) -> None:
         self._programs = programs
         self._folder = folder
         self._settings = settings
@@ -45,13 +61,15 @@ class PostgresServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._schemas = itertools.count()
         self.port = free_port()
-        password = folder.path / "password"
-        password.write_text(PASSWORD)
-        folder.own(password)
-        self._call(
-            "initdb", "-U", SUPERUSER, "--auth=scram-sha-256", f"--pwfile={password}", "-E", "UTF8", "--no-locale"
-        )
-        password.unlink()
+        if primary is None:
+            self._initialise()
+        else:
+            source = f"{primary.uri()}?application_name=standby"
+            self._call("pg_basebackup", "--checkpoint=fast", "--write-recovery-conf", "--dbname", source)
+
+    def standby(self) -> PostgresServer:
+        """A hot standby that follows this server, to be started. It lives in a folder of its own."""
+        return PostgresServer(self._programs, ServerFolder("postgres"), self._settings, primary=self)
 
     @property
     def version(self) -> str:
@@ -88,9 +106,9 @@ class PostgresServer:
     def kill(self) -> None:
         """Kill its first process with SIGKILL; returns when the others have noticed and are gone too."""
         assert self._process is not None
-        group = self._process.pid
+        processes = family(self._process.pid)
         end(self._process, signal.SIGKILL)
-        wait_until(lambda: not _is_alive(group), what="the end of a killed PostgreSQL's other processes")
+        wait_until(lambda: not any_alive(processes), what="the end of a killed PostgreSQL's other processes")
 
     def remove(self) -> None:
         """Stop it and remove its folder."""
@@ -155,6 +173,14 @@ class PostgresServer:
         except OperationalError:
             return False
         return True
+
+    def _initialise(self) -> None:
+        password = self._folder.path / "password"
+        password.write_text(PASSWORD)
+        self._folder.own(password)
+        access = ("-U", SUPERUSER, "--auth=scram-sha-256", f"--pwfile={password}")
+        self._call("initdb", *access, "-E", "UTF8", "--no-locale")
+        password.unlink()
 
     def _call(self, program: str, *arguments: str) -> None:
         done = subprocess.run(
@@ -288,12 +314,3 @@ def _environment() -> dict[str, str]:
     """Nothing of the session's own PostgreSQL settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     return kept | {"LC_ALL": "C", "TZ": "UTC"}
-
-
-def _is_alive(group: int) -> bool:
-    """Whether a process group still has processes."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
