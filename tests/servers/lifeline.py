@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -106,3 +106,23 @@ def end(process: subprocess.Popen[bytes], kind: signal.Signals) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait(STOP_TIMEOUT_S)
+
+
+def family(pid: int) -> list[int]:
+    """`pid` and its children, as far as they are alive."""
+    return [member for member, parent in _live_processes() if pid in (member, parent)]
+
+
+def any_alive(pids: Iterable[int]) -> bool:
+    """Whether one of these processes is more than a zombie: nobody may be there to bury those."""
+    alive = {member for member, _ in _live_processes()}
+    return not alive.isdisjoint(pids)
+
+
+def _live_processes() -> Iterator[tuple[int, int]]:
+    """Process id and parent of every process."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, parent, *_ = path.read_text().rpartition(")")[2].split()
+            if state != "Z":
+                yield int(path.parent.name), int(parent)

