@@ -16,6 +16,7 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
+from persist_core.clock import Clock
 from persist_core.errors import InvalidName, StorageError
 from persist_core.location.blob import (
     MAX_KEY_BYTES,
@@ -24,7 +25,9 @@ from persist_core.location.blob import (
     check_blob_key,
     check_blob_prefix,
 )
+from persist_core.location.finding import Finding
 from persist_core.location.s3_client import BLOB_TRIES, S3Client, S3Settings, Verdict, failures, verdict_on
+from persist_core.location.s3_diagnosis import diagnose
 
 # From this size on, in pieces side by side: a piece that fails is sent again alone. Below, one request is cheaper.
 MULTIPART_BYTES = 64 << 20
@@ -110,6 +113,10 @@ class S3Blob:
     def make_durable(self, prefix: str) -> None:
         """Nothing to do: S3 acknowledges a write only once it is durable, whoever wrote it."""
         check_blob_prefix(prefix)
+
+    def diagnose(self, clock: Clock) -> Iterator[Finding]:
+        """See `persist_core.location.finding.Examinable`."""
+        yield from diagnose(self._client, self._root, clock)
 
     def close(self) -> None:
         self._client.close()

@@ -23,6 +23,11 @@ FORM_FIELDS: dict[str, dict[str, Any]] = {
         " postgresql://user:password@host/database",
         "schema": {"type": ["string", "null"], "format": "password"},
     },
+    "aws_conn_id": {
+        "label": "AWS connection",
+        "description": "The Airflow AWS connection with the credentials for s3:// URIs; empty: AWS's own places",
+        "schema": {"type": ["string", "null"]},
+    },
 }
 HIDDEN_FIELDS = ["host", "schema", "login", "password", "port", "extra"]
 PLACEHOLDERS = {

@@ -1,7 +1,7 @@
 """How long a commit takes, and how well writers share one shard, for each consensus given by its URI.
 
     python -m tests.benchmarks.consensus sqlite:////tmp/c.db postgresql://user:pw@host/db ...
-    python -m tests.benchmarks.consensus      # what this machine has: SQLite, PostgreSQL, PgBouncer
+    python -m tests.benchmarks.consensus      # what this machine has: SQLite, S3 (versitygw), PostgreSQL, PgBouncer
 
 *Commit*: compare-and-sets of a shard-sized body, one after the other, by one process. *Append*: so many processes
 append to one shard through `PersistClient`, without a pause. A writer that lost stages anew for where the shard is now,
@@ -32,6 +32,7 @@ from persist_core.location.finding import Erasable
 from persist_core.location.open import PersistLocation, open_consensus, open_location, redact_uri
 from persist_core.schema import CollectionSchema, Column
 from persist_core.state import Committed
+from tests.servers import s3
 from tests.servers.lifeline import ServerFolder
 from tests.servers.postgres import PgBouncer, find_pgbouncer, start_postgres
 
@@ -145,6 +146,14 @@ def measure(uri: str, folder: Path, commits: int, writers: int, appends: int) ->
 def local_uris(servers: ExitStack, folder: Path) -> Iterator[str]:
     """The URIs of what can be had on this machine; its servers run until `servers` is closed."""
     yield f"sqlite:///{folder}/consensus.db"
+    if (s3.FOLDER / "versitygw").is_file():
+        s3.own_environment()
+        gateway = s3.S3Server("versitygw", folder / "versitygw")
+        gateway.start()
+        servers.callback(gateway.stop)
+        yield gateway.new_uri()
+    else:
+        print_line("the S3 server versitygw is not built: make s3-servers", to_stderr=True)
     try:
         postgres = start_postgres()
     except pytest.skip.Exception as missing:

@@ -28,7 +28,7 @@ from persist_core.schema import CollectionSchema, Column
 from persist_core.state import Committed
 from persist_core.time_text import format_time, parse_time
 from persist_core.write import errs_schema, updates_schema
-from tests.servers.backends import on_each_consensus
+from tests.servers.backends import blob_uri_beside, on_each_consensus
 
 SCHEMA = CollectionSchema(
     key=(Column("id", "bigint", nullable=False),),
@@ -66,7 +66,7 @@ class Persist:
     """A location, and `persist` pointed at it."""
 
     def __init__(self, folder: Path, consensus_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
-        self.location = PersistLocation(f"file://{folder}/blobs", consensus_uri)
+        self.location = PersistLocation(blob_uri_beside(consensus_uri, folder / "blobs"), consensus_uri)
         self.client = PersistClient(open_location(self.location))
         self._capsys = capsys
 

@@ -30,7 +30,7 @@ from persist_core.spark_submit import (
     tuned_conf,
 )
 from persist_core.time_text import parse_time
-from tests.servers.backends import on_each_consensus
+from tests.servers.backends import blob_uri_beside, on_each_consensus
 
 UNTIL = 1_000
 STAND_IN = Path(__file__).with_name("stand_in_spark_submit.py")
@@ -44,7 +44,7 @@ class World:
         self.drops = folder / "in"
         self.drops.mkdir()
         self.notes = folder / "notes"
-        self.location = PersistLocation(f"file://{folder}/blobs", consensus_uri)
+        self.location = PersistLocation(blob_uri_beside(consensus_uri, folder / "blobs"), consensus_uri)
         self.client = PersistClient(open_location(self.location))
         home = folder / "spark" / "bin"
         home.mkdir(parents=True)
