@@ -11,6 +11,8 @@ from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
+from persist_spark import s3a
+
 # Right answers: canonical text is in UTC, Parquet holds microseconds in UTC, old dates are kept as they are.
 REQUIRED = {
     "spark.sql.session.timeZone": "UTC",
@@ -33,7 +35,10 @@ _MAX_PARTITIONS = 4096
 
 def build_session(app_name: str) -> SparkSession:
     """The session of a job. Master and resources come from `spark-submit`."""
-    return SparkSession.builder.appName(app_name).getOrCreate()
+    builder = SparkSession.builder.appName(app_name)
+    for name, value in s3a.SESSION.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
 
 
 @contextmanager
