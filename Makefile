@@ -20,7 +20,7 @@ export UV_SYSTEM_CERTS ?= $(if $(wildcard /etc/ssl/certs/ca-certificates.crt),tr
 # More pytest arguments, for one test: make test ARGS='-k upsert'
 ARGS ?=
 
-.PHONY: help install check spark-jars test test-airflow-2.11 test-spark-matrix bench demo up down clean lock format
+.PHONY: help install check test test-airflow-2.11 test-spark-matrix s3-servers minio spark-jars bench demo up down clean lock format
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9.-]*:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,7 +45,7 @@ spark-jars: .venv/installed ## the jars with which Spark reads and writes S3, in
 	@$(IN) python -m tests.env.spark_jars
 
 # Without the jars the tests on S3 are skipped, and the closing list of real parts names what is missing.
-test: .venv/installed ## all tests on Airflow 3.3 and the newest Spark (ARGS='-k upsert' picks some)
+test: .venv/installed s3-servers ## all tests on Airflow 3.3 and the newest Spark (ARGS='-k upsert' picks some)
 	@$(IN) python -m tests.env.spark_jars || echo "no jars for S3: its tests with Spark are skipped" >&2
 	@$(IN) python -m pytest $(ARGS)
 
@@ -58,6 +58,13 @@ test-spark-matrix: $(SPARKS:%=.venv-spark-%/installed) ## the Spark tests on Spa
 	    $(call in,.venv-spark-$$spark) python -m tests.env.spark_jars || echo "no jars for S3: its tests are skipped" >&2; \
 	    $(call in,.venv-spark-$$spark) python -m pytest tests/spark $(ARGS); \
 	done
+
+# A test server that can't be built does not stop the tests: they skip what needs it and name it at their end.
+s3-servers: .venv/installed ## the S3-speaking server that the tests use, built once into .cache (`make test` does it)
+	@[ -x .cache/servers/versitygw ] || tests/env/s3_server.sh versitygw || true
+
+minio: .venv/installed ## MinIO, a second S3-speaking server: where it is built, the tests use it too
+	@[ -x .cache/servers/minio ] || tests/env/s3_server.sh minio
 
 bench: .venv/installed ## the benchmarks of docs/benchmarks.md (ARGS='--help' for sizes)
 	@$(IN) python -m tests.benchmarks.upl $(ARGS)

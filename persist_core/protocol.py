@@ -37,7 +37,7 @@ from persist_core.frontier import Frontier, interval
 from persist_core.schema import CollectionSchema, check_compatible
 from persist_core.sources.files import FileSource
 from persist_core.state import Commit, Committed, ShardState, UpperMismatch
-from persist_core.write import manifest_for, stage_manifest
+from persist_core.write import WriteHandle, manifest_for, stage_manifest
 
 FILES = "files"  # the name of a collection's one source
 EMPTY_ROWS = "empty"  # the rows' digest of a batch without updates
@@ -176,7 +176,9 @@ def append(client: PersistClient, description: BatchDescription, manifest_key: s
     """Append the staged batch. A lost race is a `Conflict`, recorded once; nothing is lost or doubled by it."""
     manifest = client.manifest(manifest_key)
     check_manifest(manifest, description)
-    result = client.open_writer(description.shard).compare_and_append(manifest, manifest_key)
+    # Not by `open_writer`: minting has made the shard, and another look at it is another request on a remote store.
+    writer = WriteHandle(client.machine, client.blob, client.clock, description.shard)
+    result = writer.compare_and_append(manifest, manifest_key)
     if isinstance(result, UpperMismatch):
         record, is_new = record_conflict(client.blob, client.clock, description, result)
         return Conflict(record, is_new=is_new, is_covered=result.is_stale)

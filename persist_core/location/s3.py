@@ -16,6 +16,7 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
+from persist_core.clock import Clock
 from persist_core.errors import InvalidName, StorageError
 from persist_core.location.blob import (
     MAX_KEY_BYTES,
@@ -24,12 +25,18 @@ from persist_core.location.blob import (
     check_blob_key,
     check_blob_prefix,
 )
+from persist_core.location.finding import Finding
 from persist_core.location.s3_client import BLOB_TRIES, S3Client, S3Settings, Verdict, failures, verdict_on
+from persist_core.location.s3_diagnosis import diagnose
 
 # From this size on, in pieces side by side: a piece that fails is sent again alone. Below, one request is cheaper.
 MULTIPART_BYTES = 64 << 20
 PIECE_BYTES = 16 << 20
 READ_TRIES = 3  # of an answer that broke off half way: botocore tries again only until the answer begins
+
+# Of a write that S3 refused because another request was at the same place. A server that keeps objects as files may
+# also say so where a folder vanished under its hands, since the last object in it was deleted.
+CONFLICT_TRIES = 5
 
 CONSENSUS_FOLDER = "_consensus"
 
@@ -76,15 +83,14 @@ class S3Blob:
     def set(self, key: str, data: bytes) -> None:
         name = self._name(key)
         check_blob_data(key, data)
-        try:
-            if len(data) < MULTIPART_BYTES:
-                self._client.api.put_object(Bucket=self._settings.bucket, Key=name, Body=data)
-            else:
-                self._client.api.upload_fileobj(
-                    io.BytesIO(data), self._settings.bucket, name, Config=_transfer_settings()
-                )
-        except failures() as error:
-            raise self._set_error(key, error) from error
+        for attempt in range(1, CONFLICT_TRIES + 1):
+            try:
+                self._put(name, data)
+            except failures() as error:
+                if verdict_on(error) is Verdict.CONFLICT and attempt < CONFLICT_TRIES:
+                    continue
+                raise self._set_error(key, error) from error
+            return
 
     def delete(self, key: str) -> int | None:
         name = self._name(key)
@@ -108,6 +114,10 @@ class S3Blob:
         """Nothing to do: S3 acknowledges a write only once it is durable, whoever wrote it."""
         check_blob_prefix(prefix)
 
+    def diagnose(self, clock: Clock) -> Iterator[Finding]:
+        """See `persist_core.location.finding.Examinable`."""
+        yield from diagnose(self._client, self._root, clock)
+
     def close(self) -> None:
         self._client.close()
 
@@ -127,6 +137,13 @@ class S3Blob:
                 f" {MAX_KEY_BYTES} bytes; shorten one of them: {key[:80]!r}"
             )
         return name
+
+    def _put(self, name: str, data: bytes) -> None:
+        bucket = self._settings.bucket
+        if len(data) < MULTIPART_BYTES:
+            self._client.api.put_object(Bucket=bucket, Key=name, Body=data)
+        else:
+            self._client.api.upload_fileobj(io.BytesIO(data), bucket, name, Config=_transfer_settings())
 
     def _size(self, key: str, name: str) -> int | None:
         try:

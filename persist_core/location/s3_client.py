@@ -27,6 +27,10 @@ READ_TIMEOUT_S = 30.0
 BLOB_TRIES = 5  # per request, by botocore's "standard" mode: exponential backoff with jitter, at most 20 s each
 MAX_CONNECTIONS = 32  # of one client: more threads than that wait for a connection
 
+# By profile. Reading AWS's service descriptions takes longer than all the rest of making a client.
+_sessions: dict[str | None, Any] = {}
+_making = threading.Lock()
+
 
 @dataclass(frozen=True)
 class S3Settings:
@@ -70,6 +74,15 @@ class S3Settings:
         return S3Settings(**{**self.__dict__, **found, "region": self.region or region or None})
 
 
+def _forget_locks() -> None:
+    """In a forked child: the lock may have been held by a thread that the child does not have."""
+    global _making
+    _making = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
+
+
 class Verdict(enum.Enum):
     """What an error says about the request that it ended."""
 
@@ -87,7 +100,6 @@ class S3Client:
     def __init__(self, settings: S3Settings, *, tries: int) -> None:
         self.settings = settings
         self._tries = tries
-        self._lock = threading.Lock()
         self._made: tuple[int, Any] | None = None
 
     @property
@@ -96,11 +108,10 @@ class S3Client:
         pid = os.getpid()
         made = self._made
         if made is None or made[0] != pid:  # a child must not talk over its parent's connections
-            if made is not None and made[0] != pid:
-                self._lock = threading.Lock()  # the parent's may have been held at the moment of the fork
-            with self._lock:
+            made = (pid, _make_client(self.settings, self._tries))
+            with _making:
                 if self._made is None or self._made[0] != pid:
-                    self._made = (pid, _make_client(self.settings, self._tries))
+                    self._made = made
                 made = self._made
         return made[1]
 
@@ -172,28 +183,30 @@ def _make_client(settings: S3Settings, tries: int) -> Any:
     from botocore.exceptions import BotoCoreError
 
     try:
-        session = boto3.session.Session(profile_name=settings.profile)
-        region = settings.region or session.region_name
-        return session.client(
-            "s3",
-            endpoint_url=settings.endpoint,
-            # A server of one's own has no regions, and signatures need one: the name that nearly all of them take.
-            region_name=region or ("us-east-1" if settings.endpoint else None),
-            aws_access_key_id=settings.access_key_id,
-            aws_secret_access_key=settings.secret_access_key,
-            aws_session_token=settings.session_token,
-            config=Config(
-                retries={"mode": "standard", "total_max_attempts": tries},
-                connect_timeout=CONNECT_TIMEOUT_S,
-                read_timeout=READ_TIMEOUT_S,
-                max_pool_connections=MAX_CONNECTIONS,
-                tcp_keepalive=True,
-                s3={"addressing_style": "path" if settings.uses_path_style else "auto"},
-                # Checksums in trailers are AWS's; many other servers refuse or ignore them.
-                request_checksum_calculation="when_required" if settings.endpoint else "when_supported",
-                response_checksum_validation="when_required" if settings.endpoint else "when_supported",
-            ),
-        )
+        with _making:  # a session's clients must be made one at a time; once made, each is safe for threads
+            session = _sessions.get(settings.profile)
+            if session is None:
+                session = _sessions[settings.profile] = boto3.session.Session(profile_name=settings.profile)
+            return session.client(
+                "s3",
+                endpoint_url=settings.endpoint,
+                # A server of one's own has no regions, and signatures need one: the name that nearly all of them take.
+                region_name=settings.region or session.region_name or ("us-east-1" if settings.endpoint else None),
+                aws_access_key_id=settings.access_key_id,
+                aws_secret_access_key=settings.secret_access_key,
+                aws_session_token=settings.session_token,
+                config=Config(
+                    retries={"mode": "standard", "total_max_attempts": tries},
+                    connect_timeout=CONNECT_TIMEOUT_S,
+                    read_timeout=READ_TIMEOUT_S,
+                    max_pool_connections=MAX_CONNECTIONS,
+                    tcp_keepalive=True,
+                    s3={"addressing_style": "path" if settings.uses_path_style else "auto"},
+                    # Checksums in trailers are AWS's; many other servers refuse or ignore them.
+                    request_checksum_calculation="when_required" if settings.endpoint else "when_supported",
+                    response_checksum_validation="when_required" if settings.endpoint else "when_supported",
+                ),
+            )
     except (BotoCoreError, ValueError) as error:  # an unknown profile, an endpoint that is no URL
         raise InvalidUri(f"{settings.uri}: no S3 client can be made of it: {error}") from error
 
@@ -231,6 +244,7 @@ _REMEDIES = {
     "403": "; grant the rights that docs/locations-s3.md lists",
     "InvalidAccessKeyId": "; check the credentials",
     "SignatureDoesNotMatch": "; check the credentials",
+    "InvalidToken": "; check the credentials",
     "ExpiredToken": "; renew the credentials",
     "RequestTimeTooSkewed": "; set this machine's clock",
 }

@@ -54,8 +54,10 @@ from persist_core.location.consensus import (
     check_seqno,
     check_truncate,
 )
+from persist_core.location.finding import Finding
 from persist_core.location.s3 import CONSENSUS_FOLDER
 from persist_core.location.s3_client import S3Settings
+from persist_core.location.s3_diagnosis import diagnose
 from persist_core.location.s3_entry import Entry, Header, entry_after, truncation_after
 from persist_core.location.s3_log import S3Logs
 from persist_core.location.s3_probe import probe_once
@@ -151,6 +153,19 @@ class S3Consensus:
                 self._logs.sweep(key, oldest_kept.position, KEEP_MS)
             return deleted
         raise Determinate(f"{self.uri}: truncate of {key!r}: lost {MAX_ROUNDS} races in a row; try again")
+
+    def diagnose(self, clock: Clock) -> Iterator[Finding]:
+        """See `persist_core.location.finding.Examinable`."""
+        yield from diagnose(self._logs.client, self._root, clock)
+
+    def erase(self, key: str) -> None:
+        """See `persist_core.location.finding.Erasable`."""
+        check_consensus_key(key)
+        self._seen.pop(key, None)
+        for _ in range(MAX_ROUNDS):
+            if not self._logs.erase(key):
+                return
+        raise Determinate(f"{self.uri}: erase {key!r}: somebody else goes on writing it; try again")
 
     def close(self) -> None:
         self._logs.client.close()

@@ -134,12 +134,24 @@ class S3Logs:
                 break
             request["ContinuationToken"] = page["NextContinuationToken"]
         doomed = doomed[-MAX_SWEPT:]  # the oldest
-        if doomed:
-            names = {"Objects": [{"Key": name} for name in doomed], "Quiet": True}
-            self._read(
-                f"sweep {key!r}", lambda: self.client.api.delete_objects(Bucket=self._settings.bucket, Delete=names)
-            )
+        self._delete(f"sweep {key!r}", doomed)
         return len(doomed)
+
+    def erase(self, key: str) -> int:
+        """Delete objects of the log, up to as many as one listing shows; how many there were."""
+        prefix = f"{self._root}{folder_of(key)}/"
+        page = self._read(
+            f"erase {key!r}",
+            lambda: self.client.api.list_objects_v2(Bucket=self._settings.bucket, Prefix=prefix, MaxKeys=MAX_SWEPT),
+        )
+        names = [str(found["Key"]) for found in page.get("Contents", ())]
+        self._delete(f"erase {key!r}", names)
+        return len(names)
+
+    def _delete(self, action: str, names: list[str]) -> None:
+        if names:
+            doomed = {"Objects": [{"Key": name} for name in names], "Quiet": True}
+            self._read(action, lambda: self.client.api.delete_objects(Bucket=self._settings.bucket, Delete=doomed))
 
     def _put(self, folder: str, position: int, body: bytes) -> None:
         self.client.api.put_object(

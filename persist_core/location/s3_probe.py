@@ -11,6 +11,7 @@ could be trusted, so it is refused (`UnfitStore`), and nothing switches the ques
 from __future__ import annotations
 
 import io
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -30,22 +31,32 @@ GATHER_S = 0.3
 # More than the buffers on the way hold: a server that reads the body in pieces is really kept waiting.
 BODY_BYTES = 256 << 10
 
-_lock = threading.Lock()
+_probing = threading.Lock()
 _passed: set[tuple[str, str | None, str | None]] = set()
 
 
 def probe_once(client: S3Client, root: str, ids: Ids) -> None:
     """Probe the bucket unless this process has done so.
 
-    Raises `UnfitStore`, and `Determinate` where there is no answer. `root` is the folder, with a slash at its end, below which the probe's objects may be made.
+    `root` is the folder, with a slash at its end, below which the probe's objects may be made. Raises `UnfitStore`, and
+    `Determinate` where there is no answer.
     """
     place = _place(client.settings)
     if place in _passed:
         return
-    with _lock:
+    with _probing:
         if place not in _passed:
             probe(client, root, ids)
             _passed.add(place)
+
+
+def _forget_locks() -> None:
+    """In a forked child: the lock may have been held by a thread that the child does not have."""
+    global _probing
+    _probing = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
 
 
 def probe(client: S3Client, root: str, ids: Ids) -> None:

@@ -22,6 +22,11 @@ FORM_FIELDS: dict[str, dict[str, Any]] = {
         "description": "Where the state of the shards is kept, e.g. sqlite:////var/lib/persist/consensus.db",
         "schema": {"type": ["string", "null"], "format": "password"},
     },
+    "aws_conn_id": {
+        "label": "AWS connection",
+        "description": "The Airflow AWS connection with the credentials for s3:// URIs; empty: AWS's own places",
+        "schema": {"type": ["string", "null"]},
+    },
 }
 HIDDEN_FIELDS = ["host", "schema", "login", "password", "port", "extra"]
 PLACEHOLDERS = {

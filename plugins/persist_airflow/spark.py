@@ -122,13 +122,14 @@ class WriteBatchesOperator(SparkSubmitOperator):
         self._hook = None
         self.application = str(job_path())
         self.application_args = spec.to_argv()
-        location = PersistHook(self.persist_conn_id).get_location()
+        hook = PersistHook(self.persist_conn_id)
+        location = hook.get_location()
         local = local_environment() if master.startswith("local") else {}
         quiet = {"spark.log.level": "WARN"} if local else {}  # on a cluster the provider reads ids out of the log
         tuned = {**quiet, **tuned_conf(master, spec.description.input_bytes), **conf}
         if not self._brings_jars:
             tuned = with_s3a_jars(tuned, location.blob_uri, os.environ, spark_home(os.environ) if local else None)
-        self.env_vars = {**local, **location_environment(location), **env_vars}
+        self.env_vars = {**local, **hook.get_environment(), **location_environment(location), **env_vars}
         try:
             with class_data(tuned, os.environ if local else {}, spec.attempt) as self.conf:
                 # The undecorated method: Airflow warns where `execute` is called by anything but its task runner, and

@@ -17,9 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from botocore.config import Config
 
 from persist_core.clock import SystemClock
 from tests import real_parts
@@ -30,7 +28,7 @@ START_MS = 20_000  # longest that a server may take to answer
 _START_TRIES = 3  # another process may take the port between our finding it free and the server's taking it
 STOP_S = 10.0
 
-# Of the machine's own AWS settings none may reach a test.
+# Of the machine's own AWS settings none may reach a test, and no test the machine's own account.
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": ACCESS_KEY,
     "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
@@ -38,7 +36,6 @@ ENVIRONMENT = {
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-_NOT_OURS = ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL")
 
 CommandLine = Callable[[Path, int, Path], Sequence[str]]
 
@@ -103,6 +100,9 @@ class S3Server:
 
     def client(self) -> Any:
         """Another one, which the test has to close."""
+        import boto3
+        from botocore.config import Config
+
         return boto3.session.Session().client(
             "s3",
             endpoint_url=self.endpoint,
@@ -163,16 +163,18 @@ def running(name: str, folder: Path) -> Iterator[S3Server]:
         pytest.skip(f"no S3 server {name}: {_why_missing(name)}")
     server = S3Server(name, folder / name)
     try:
-        with pytest.MonkeyPatch.context() as patch:
-            for variable, value in ENVIRONMENT.items():
-                patch.setenv(variable, value)
-            for variable in _NOT_OURS:
-                patch.delenv(variable, raising=False)
-            server.start()
-            real_parts.used(f"S3 server {name}", version_of(name))
-            yield server
+        server.start()
+        real_parts.used(f"S3 server {name}", version_of(name))
+        yield server
     finally:
         server.stop()
+
+
+def own_environment() -> None:
+    """Give this process and its children the credentials of the tests' servers, and no other AWS settings."""
+    for variable in [name for name in os.environ if name.startswith("AWS_")]:
+        del os.environ[variable]
+    os.environ.update(ENVIRONMENT)
 
 
 def version_of(name: str) -> str:
