@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow.parquet as pq
@@ -21,17 +21,17 @@ def rows_of(blob: Blob, files: Sequence[BlobMetadata]) -> list[int | None]:
     Raises `CorruptArtifact` for a file that is gone or is no Parquet file.
     """
     if blob.uri.startswith("file:"):
-        return [_rows(file, blob.uri_of(file.key).removeprefix("file://")) for file in files]
+        return [_rows(file, lambda file: blob.uri_of(file.key).removeprefix("file://")) for file in files]
     if not isinstance(blob, RangeReader):
         return [None] * len(files)
     ends: RangeReader = blob
     with ThreadPoolExecutor(THREADS) as threads:
-        return list(threads.map(lambda file: _rows(file, _Tail(ends, file)), files))
+        return list(threads.map(lambda file: _rows(file, lambda file: _Tail(ends, file)), files))
 
 
-def _rows(file: BlobMetadata, source: str | io.RawIOBase) -> int:
+def _rows(file: BlobMetadata, source: Callable[[BlobMetadata], str | io.RawIOBase]) -> int:
     try:
-        rows: int = pq.read_metadata(source).num_rows
+        rows: int = pq.read_metadata(source(file)).num_rows
     except (OSError, ValueError) as error:
         raise CorruptArtifact(f"staged file {file.key} can't be read as Parquet: {error}; stage again") from error
     return rows

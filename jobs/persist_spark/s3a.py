@@ -13,9 +13,9 @@ So what a failed, speculative or forgotten task attempt wrote was never an objec
 happens later. `check_commit` holds the listing against `_SUCCESS`: it fails the run if another committer was at work,
 or if the folder holds anything else than what the driver completed.
 
-All settings are options of one read or one write, for the location's bucket alone: no session has to be prepared, and
-nothing else in it changes. None of them is a secret: credentials come from where S3A looks for them (the
-environment of the driver, which Spark hands to its executors; the machine's role).
+All that is needed is said as options of one read or one write, for the location's bucket alone: no session has to be
+prepared, and nothing else in it changes. (`SESSION` only saves requests.) None of them is a secret: credentials come
+from where S3A looks for them (the environment of the driver, which Spark hands to its executors; the machine's role).
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ _COMMIT_OPTIONS = {
     "mapreduce.outputcommitter.factory.scheme.s3a": "org.apache.hadoop.fs.s3a.commit.S3ACommitterFactory",
     "spark.sql.parquet.output.committer.class": _COMMITTER_CLASS,
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "true",  # `_SUCCESS` is the proof that is checked
-    # A task's list of uploads stays in its process until it commits: three requests less for each file.
-    "fs.s3a.committer.magic.track.commits.in.memory.enabled": "true",
 }
+# A task's list of uploads stays in its process until it commits: three requests less for each file. For a whole session
+# or not at all: the committer and S3A's file system, which a JVM makes once for a bucket, must agree on it.
+SESSION = {"spark.hadoop.fs.s3a.committer.magic.track.commits.in.memory.enabled": "true"}
 _DEFAULT_REGION = "us-east-1"  # what a server of one's own answers to, where nobody said otherwise
 # AWS's own chain: environment, web identity, profile, container, machine. S3A's default has neither profile nor web
 # identity, which boto3, and so the control plane, would use.

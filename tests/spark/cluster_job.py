@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
@@ -75,11 +76,8 @@ def stage(spark: SparkSession, uri: str, fault: str, marks: str) -> dict[str, An
     with closing(open_blob(uri)) as blob:
         shard = StagedShard(spark, blob, ONE_KEY)
         records = [Record((key,), (f"name {key}", key, None), None, (None, "f", 0, key)) for key in range(ROWS)]
-        before, vars(write_batch)["persistent_upsert"] = persistent_upsert, upsert
-        try:
+        with mock.patch.object(write_batch, "persistent_upsert", upsert):
             manifest = shard.commit(records, 10)
-        finally:
-            vars(write_batch)["persistent_upsert"] = before
         prefix = f"{attempt_prefix(SHARD, shard.attempt)}/"
         return {
             "rows": sorted(row["id"] for row in shard.snapshot()),
