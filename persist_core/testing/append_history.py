@@ -42,6 +42,7 @@ from persist_core.testing.turns import Pause, SteppedConsensus, take_turns
 from persist_core.write import manifest_for
 
 ROUGH = FaultRates(lost_answer=0.12, lost_request=0.08, refused=0.08, late=0.08)
+SMOOTH = FaultRates(lost_answer=0, lost_request=0, refused=0)  # for stores that fail by themselves
 THREAD_TIMEOUT_S = 120.0  # for one writer of a history of free threads
 
 _SCHEMA = CollectionSchema(key=(Column("id", "bigint", nullable=False),))
@@ -112,8 +113,12 @@ def append_history(
     rates: FaultRates = ROUGH,
     death_rate: float = 0.02,
     is_stepped: bool = True,
+    log: Consensus | None = None,
 ) -> AppendHistory:
-    """Run one history over `store`, on a shard that nobody has used before, and return it unchecked."""
+    """Run one history over `store`, on a shard that nobody has used before, and return it unchecked.
+
+    `log` reads the same store without what makes `store` fail, where that is not only `rates` (default: `store`).
+    """
     recorder = Recorder(shard)
     unreliable = UnreliableConsensus(store, SeededFaults(_ids(seed, 1), rates))
     players = [_Writer(f"w{number}", _ids(seed, 2 + number), shard, appends, death_rate) for number in range(writers)]
@@ -132,7 +137,7 @@ def append_history(
         recorder,
         {token: told for writer in players for token, told in writer.told.items()},
         {token: commit for writer in players for token, commit in writer.commits.items()},
-        tuple(store.scan(shard, 0)),
+        tuple((log or store).scan(shard, 0)),
         unreliable.injected,
         sum(writer.deaths for writer in players),
         [text for writer in players for text in writer.contradictions],
@@ -271,4 +276,4 @@ def _ids(seed: int, stream: int) -> SeededIds:
     return SeededIds(seed * _STREAMS + stream, ManualClock())
 
 
-__all__ = ["ROUGH", "AppendHistory", "Told", "WriterDied", "append_history"]
+__all__ = ["ROUGH", "SMOOTH", "AppendHistory", "Told", "WriterDied", "append_history"]
