@@ -21,6 +21,7 @@ import enum
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -42,12 +43,14 @@ from persist_core.testing.turns import Pause, SteppedConsensus, take_turns
 from persist_core.write import manifest_for
 
 ROUGH = FaultRates(lost_answer=0.12, lost_request=0.08, refused=0.08, late=0.08)
+SMOOTH = FaultRates(lost_answer=0, lost_request=0, refused=0)  # for stores that fail by themselves
 THREAD_TIMEOUT_S = 120.0  # for one writer of a history of free threads
 
 _SCHEMA = CollectionSchema(key=(Column("id", "bigint", nullable=False),))
 _TRIES = 3  # of one append, after answers that were lost
 _GIVES_UP = 0.3  # after a try that was not answered: nobody ever learns what came of it
 _APPENDS_AGAIN = 0.2  # what is there already, as a cleared task does
+_TRUNCATES_EVERY = 3  # of so many histories one, in which writers also delete old versions
 _STREAMS = 1000  # of chance, for one seed
 
 
@@ -112,11 +115,18 @@ def append_history(
     rates: FaultRates = ROUGH,
     death_rate: float = 0.02,
     is_stepped: bool = True,
+    log: Consensus | None = None,
 ) -> AppendHistory:
-    """Run one history over `store`, on a shard that nobody has used before, and return it unchecked."""
+    """Run one history over `store`, on a shard that nobody has used before, and return it unchecked.
+
+    `log` reads the same store without what makes `store` fail, where that is not only `rates` (default: `store`).
+    """
     recorder = Recorder(shard)
     unreliable = UnreliableConsensus(store, SeededFaults(_ids(seed, 1), rates))
-    players = [_Writer(f"w{number}", _ids(seed, 2 + number), shard, appends, death_rate) for number in range(writers)]
+    truncates = seed % _TRUNCATES_EVERY == 0
+    players = [
+        _Writer(f"w{number}", _ids(seed, 2 + number), shard, appends, truncates=truncates) for number in range(writers)
+    ]
 
     def play(writer: _Writer, pause: Pause) -> None:
         paused = SteppedConsensus(unreliable, pause) if is_stepped else unreliable
@@ -132,7 +142,7 @@ def append_history(
         recorder,
         {token: told for writer in players for token, told in writer.told.items()},
         {token: commit for writer in players for token, commit in writer.commits.items()},
-        tuple(store.scan(shard, 0)),
+        tuple((log or store).scan(shard, 0)),
         unreliable.injected,
         sum(writer.deaths for writer in players),
         [text for writer in players for text in writer.contradictions],
@@ -142,8 +152,8 @@ def append_history(
 class _Writer:
     """Appends one batch after the other; dies now and then, and a successor goes on with the same append."""
 
-    def __init__(self, name: str, ids: SeededIds, shard: str, appends: int, death_rate: float) -> None:
-        self.name, self.ids, self.shard, self.appends, self.death_rate = name, ids, shard, appends, death_rate
+    def __init__(self, name: str, ids: SeededIds, shard: str, appends: int, *, truncates: bool) -> None:
+        self.name, self.ids, self.shard, self.appends, self.truncates = name, ids, shard, appends, truncates
         self.told: dict[str, Told] = {}
         self.commits: dict[str, Commit] = {}
         self.contradictions: list[str] = []
@@ -169,6 +179,15 @@ class _Writer:
                 else:
                     if self.told[token] is Told.NOT_DONE or self.ids.jitter() >= _APPENDS_AGAIN:
                         break
+            if self.truncates:
+                self._truncate(consensus)
+
+    def _truncate(self, consensus: Consensus) -> None:
+        """Keep the newest version only: whoever reads back what became of an older one finds nothing."""
+        with suppress(StorageError, WriterDied):
+            head = consensus.head(self.shard)
+            if head is not None:
+                consensus.truncate(self.shard, head.seqno)
 
     def _mint(self, client: PersistClient, token: str) -> BatchManifest:
         state = client.ensure_shard(self.shard)
@@ -232,12 +251,18 @@ class _Mortal:
 
 
 def _commits_by_version(final: Versions) -> dict[str, list[Commit]]:
-    """Token to the commits that versions made; checks that each version follows the one before it."""
+    """Token to the commits that versions made; checks that each version follows the one before it.
+
+    Of versions that were truncated, the first that is left tells: states keep more commits than a history makes.
+    """
     found: dict[str, list[Commit]] = {}
     before: ShardState | None = None
     for version in final:
         state = decode_state(version.data).state
         check_step(before, state)
+        if before is None:
+            for commit in state.commits[:-1]:
+                found.setdefault(commit.token, []).append(commit)
         newest = state.newest_commit
         if newest is not None and (before is None or before.newest_commit != newest):
             found.setdefault(newest.token, []).append(newest)
@@ -271,4 +296,4 @@ def _ids(seed: int, stream: int) -> SeededIds:
     return SeededIds(seed * _STREAMS + stream, ManualClock())
 
 
-__all__ = ["ROUGH", "AppendHistory", "Told", "WriterDied", "append_history"]
+__all__ = ["ROUGH", "SMOOTH", "AppendHistory", "Told", "WriterDied", "append_history"]

@@ -34,7 +34,8 @@ STAGING_INTENT_MS = 3_600_000  # younger attempts are nobody's garbage
 
 
 def collect(client: PersistClient, collected: set[str]) -> None:
-    """A stand-in for GC: expires leases, deletes attempts that no commit names and none can name any more.
+    """A stand-in for GC: expires leases, truncates old versions of the state (more eagerly than the product does),
+    deletes attempts that no commit names and none can name any more.
 
     An attempt can't be appended any more where the shard's upper is beyond its lower; it may still be asked for while
     its staging intent lasts, by a task that is tried again. What has no manifest yet is left alone. Manifests that are
@@ -44,6 +45,7 @@ def collect(client: PersistClient, collected: set[str]) -> None:
     client.machine.apply(SHARD, lambda state: transitions.expire_leases(state, now_ms=now_ms))
     listed = [entry.key for entry in client.blob.list_keys_and_metadata(f"{SHARD}/batches/")]
     state = client.state(SHARD)  # read after the listing: no commit of a listed attempt is missed
+    client.location.consensus.truncate(SHARD, state.seqno)
     named = {_attempt(batch.manifest_key) for batch in state.batches}
     for key in listed:
         attempt = _attempt(key)

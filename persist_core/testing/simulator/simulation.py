@@ -6,6 +6,7 @@ Scenario + Decisions --> actors on simulated stores --> closing dag runs without
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -77,7 +78,9 @@ class Outcome:
 def simulate(scenario: Scenario, decisions: Decisions | None = None, parts: Parts | None = None) -> Outcome:
     """Run one simulation. Without `decisions` the scenario's seed decides."""
     with input_folder() as folder:
-        return _Simulation(scenario, decisions, parts or Parts(), folder).run()
+        simulation = _Simulation(scenario, decisions, parts or Parts(), folder)
+        with closing(simulation.consensus):
+            return simulation.run()
 
 
 def simulate_seed(seed: int, parts: Parts | None = None) -> Outcome:

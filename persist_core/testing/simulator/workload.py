@@ -23,7 +23,7 @@ from persist_core.upsert import TOMBSTONE, Record
 
 SHARD = "things"
 INTERVAL_ENDS = (15, 30, 40)  # of the dag runs; times are small so that records meet
-CLOSING_ENDS = (50, 51)  # beyond all times of records; several, for the collection's limits leave files over
+CLOSING_ENDS = tuple(range(50, 71))  # beyond all times of records; several, for limits leave files over: one a run
 _KEYS = 3  # few, so that records of a key meet in many orders
 _MAX_RECORDS = 4  # of a file
 _EARLY_FILES = 1  # there before anybody starts; the others are dropped one by one
@@ -83,8 +83,8 @@ def read_records(path: str) -> list[Record]:
     return list(records_of(Path(path).name, rows))
 
 
-@lru_cache(maxsize=1)
-def _config() -> CollectionConfig:
+@lru_cache(maxsize=100)
+def _config(snapshot_every: int, keep_last: int, max_files: int) -> CollectionConfig:
     return CollectionConfig.model_validate(
         {
             "name": SHARD,
@@ -93,8 +93,13 @@ def _config() -> CollectionConfig:
             "columns": {"id": "bigint", "name": "string"},
             "time": {"field": "ts"},
             "delete": {"column": "op", "values": ["D"]},
-            "retention": {"snapshot_every": 3, "keep_last": 1, "keep_daily": 0, "keep_weekly": 0},
-            "limits": {"max_files": 2},
+            "retention": {
+                "snapshot_every": snapshot_every,
+                "keep_last": keep_last,
+                "keep_daily": 0,
+                "keep_weekly": 0,
+            },
+            "limits": {"max_files": max_files},
         }
     )
 
@@ -105,7 +110,9 @@ class Feed:
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         self._folder = folder
         self.files = [drop_file(scenario.seed, number) for number in range(1, scenario.files + 1)]
-        self.config = _config().model_copy(update={"base_dir": str(folder)})
+        ids = ids_of(scenario, "config")
+        small = [1 + int(ids.jitter() * 3) for _ in range(3)]
+        self.config = _config(*small).model_copy(update={"base_dir": str(folder)})
         self.late = self.files[_EARLY_FILES:]
         self.known = {file.name: file for file in self.files}
         for file in self.files[:_EARLY_FILES]:
