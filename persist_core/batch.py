@@ -10,6 +10,7 @@ Blob keys of a shard (all below `<shard>/`):
     batches/<attempt>/failure.json           why the attempt failed, where it could still say so
     checkpoints/...                          see persist_core.checkpoint
     conflicts/<uuid7>.json                   one record per conflict
+    trials/<attempt>.json                    what a read-only refresh of a view would write, until it was read
 
 All dataclasses here are frozen plain data with `to_json`/`from_json`; times are ints, a closed upper is `None`.
 """
@@ -250,3 +251,8 @@ def manifest_key(shard: str, attempt: str) -> str:
 def failure_key(shard: str, attempt: str) -> str:
     """The key of an attempt's failure record: `{"kind": ..., "message": ...}`."""
     return f"{attempt_prefix(shard, attempt)}/failure.json"
+
+
+def trial_key(shard: str, attempt: str) -> str:
+    """The key of a trial's report (`persist_core.view.Trial`): what a refresh would write. Its reader deletes it."""
+    return f"{shard}/trials/{attempt}.json"

@@ -1,4 +1,4 @@
-"""`persist`: what is in a location, and running a collection without Airflow.
+"""`persist`: what is in a location, and running a collection or view without Airflow.
 
 persist shards | describe | snapshot | changes | errors | checkpoints | conflicts | fsck | doctor | run
 
@@ -8,11 +8,9 @@ for programs (`--json`), and ends with an exit code that says what to do next (`
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -20,21 +18,15 @@ import pyarrow as pa
 from click.exceptions import NoArgsIsHelpError
 
 from persist_core import cli_output as output
-from persist_core.batch import check_shard_name
 from persist_core.cli_doctor import doctor
+from persist_core.cli_run import run
 from persist_core.cli_session import Session, with_session
 from persist_core.cli_shards import check, checkpoints, conflicts, describe, shards
-from persist_core.config import load_collection
 from persist_core.errors import InvalidInput, PersistError
-from persist_core.local_run import RunReport, default_until, run_collection
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, RESERVED_PREFIX, TIME
-from persist_core.spark_submit import LOCAL_MASTER, SparkSettings
 from persist_core.time_text import parse_time
 
 DEFAULT_ROWS = 100  # rows of a table that people get without --limit; JSON has all
-ENV_COLLECTIONS = "PERSIST_COLLECTIONS"
-ENV_SPARK_MASTER = "PERSIST_SPARK_MASTER"
-DEFAULT_COLLECTIONS = Path("dags") / "collections"
 _INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _TERMINATED = 143  # 128 + SIGTERM
 
@@ -60,12 +52,12 @@ def persist() -> None:
 @click.option("--limit", type=click.IntRange(min=0), help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
 @with_session
 def snapshot(session: Session, shard: str, as_of: str | None, limit: int | None) -> None:
-    """The rows of SHARD as of a time, ordered by key."""
+    """The rows of SHARD (of a collection or view) as of a time, ordered by key; without one, by all columns."""
     reader = session.client.open_reader(shard)
     table = reader.snapshot(_time(as_of, "--as-of"))
     schema = session.client.state(shard).schema
-    keys = schema.key_names if schema else ()
-    _print_rows(session, table.sort_by([(name, "ascending") for name in keys]) if keys else table, limit, "no rows")
+    order = (schema.key_names or table.column_names) if schema else table.column_names
+    _print_rows(session, table.sort_by([(name, "ascending") for name in order]), limit, "no rows")
 
 
 @persist.command()
@@ -76,14 +68,14 @@ def snapshot(session: Session, shard: str, as_of: str | None, limit: int | None)
 @click.option("--limit", type=click.IntRange(min=0), help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
 @with_session
 def changes(session: Session, shard: str, after: str, through: str | None, errs: bool, limit: int | None) -> None:
-    """The updates of SHARD between two times: what was inserted (diff 1) and retracted (diff -1), and when."""
+    """The updates of SHARD between two times: what was inserted (diff > 0) and retracted (diff < 0), and when."""
     reader = session.client.open_reader(shard)
     read = reader.error_changes if errs else reader.changes
     table = read(parse_time(after, what="--after"), _time(through, "--through"))
     schema = session.client.state(shard).schema
     keys = [name for name in (schema.key_names if schema else ()) if name in table.column_names]
-    order = [TIME, *keys, DIFF]
     others = [name for name in table.column_names if name not in (TIME, DIFF)]
+    order = [TIME, *(keys or others), DIFF]
     table = table.sort_by([(name, "ascending") for name in order]).select([TIME, DIFF, *others])
     _print_rows(session, table, limit, "no changes")
 
@@ -134,94 +126,7 @@ def _time(text: str | None, what: str) -> int | None:
     return None if text is None else parse_time(text, what=what)
 
 
-@persist.command()
-@click.argument("collection")
-@click.option("--until", help="The input's frontier: files and records before it are final (default: now).")
-@click.option("--close", is_flag=True, help="The input has ended: take all of it and close the shard.")
-@click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files.")
-@click.option("--master", help=f"Spark master (default: {ENV_SPARK_MASTER}, or {LOCAL_MASTER}).")
-@click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A Spark setting; may be repeated.")
-@click.option("--logs", type=click.Path(path_type=Path), help="Folder that keeps the Spark jobs' logs.")
-@with_session
-def run(
-    session: Session,
-    collection: str,
-    until: str | None,
-    close: bool,
-    collections: Path | None,
-    master: str | None,
-    conf: tuple[str, ...],
-    logs: Path | None,
-) -> None:
-    """Bring COLLECTION (a name in the folder of collection files, or a file) up to date, without Airflow."""
-    if close and until is not None:
-        raise InvalidInput("--close and --until exclude each other: a closed shard has no more times")
-    config = load_collection(_collection_file(collection, collections))
-    pairs = [pair.partition("=") for pair in conf]
-    bad = next((name for name, equals, _ in pairs if not (name and equals)), None)
-    if bad is not None:
-        raise InvalidInput(f"--conf {bad}: wanted NAME=VALUE")
-    settings = SparkSettings(
-        master=master or os.environ.get(ENV_SPARK_MASTER) or LOCAL_MASTER,
-        conf={name: value for name, _, value in pairs},
-        log_folder=logs,
-    )
-    frontier = None if close else _time(until, "--until")
-    if frontier is None and not close:
-        frontier = default_until(config, session.client.clock.now_ms())
-    report = run_collection(
-        session.client, session.location, config, until=frontier, settings=settings, say=session.say
-    )
-    _print_run(session, report)
-
-
-def _collection_file(collection: str, folder: Path | None) -> Path:
-    """The file meant by a name or a path."""
-    if collection.endswith((".yaml", ".yml")) or "/" in collection:
-        return Path(collection)
-    folder = folder or Path(os.environ.get(ENV_COLLECTIONS) or DEFAULT_COLLECTIONS)
-    found = [
-        path for path in (folder / f"{check_shard_name(collection)}{s}" for s in (".yaml", ".yml")) if path.is_file()
-    ]
-    if not found:
-        raise InvalidInput(
-            f"no collection file {folder / collection}.yaml; give --collections FOLDER, set {ENV_COLLECTIONS}, or name"
-            " the file itself"
-        )
-    return found[0]
-
-
-def _print_run(session: Session, report: RunReport) -> None:
-    if session.as_json:
-        output.print_json(
-            {
-                "shard": report.shard,
-                "status": "committed" if report.rounds else "up_to_date",
-                "reason": report.reason,
-                "conflicts": report.conflicts,
-                "commits": [
-                    {
-                        "lower": r.commit.lower,
-                        "upper": r.commit.upper,
-                        "checkpoint_id": r.commit.checkpoint_id,
-                        "input_files": r.input_files,
-                        "input_bytes": r.input_bytes,
-                        "stats": dict(r.stats),
-                        "notices": list(r.notices),
-                    }
-                    for r in report.rounds
-                ],
-            }
-        )
-        return
-    for done in report.rounds:
-        counts = ", ".join(f"{name} {value}" for name, value in done.stats.items() if value)
-        output.print_line(f"{report.shard} {done.interval}: {done.input_files} files; {counts or 'no records'}")
-    if not report.rounds:
-        output.print_line(f"{report.shard} is up to date: {report.reason}")
-
-
-for _command in (shards, describe, checkpoints, conflicts, check, doctor):
+for _command in (shards, describe, checkpoints, conflicts, check, doctor, run):
     persist.add_command(_command)
 
 

@@ -13,31 +13,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from persist_core import config_checks as checks
-from persist_core.batch import check_shard_name
 from persist_core.config_errors import explain, nearest, refuse, show
-from persist_core.errors import ConfigError, InvalidName
+from persist_core.config_files import load_folder, read_mapping
+from persist_core.errors import ConfigError
 from persist_core.schema import MAX_COLUMNS, CollectionSchema, Column
+from persist_core.shard_config import ConfigModel, ShardConfig
 from persist_core.sources.path_pattern import PathPattern, parse_pattern
-from persist_core.yaml_text import MAX_BYTES, YamlError, parse_yaml
 
 Format = Literal["debezium-json", "dms-csv", "dms-parquet", "dms-json", "json", "csv", "parquet"]
 Unit = Literal["s", "ms", "us", "ns", "days"]
 
-MAX_COLLECTIONS = 10_000  # files in one folder; more is another folder than meant
 PLAIN_FORMATS = ("json", "csv", "parquet")  # formats that do not say by themselves what a delete is
 NEVER_KEYS = ("float", "double", "json")
-SUFFIXES = (".yaml", ".yml")
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
-
-
-class SourceConfig(_Model):
+class SourceConfig(ConfigModel):
     """Where records come from.
 
     `path` is a glob; it may hold one `{date:%Y-%m-%d}` (any strftime pattern of year/month/day/hour), which dates its
@@ -65,7 +59,7 @@ class SourceConfig(_Model):
         return delimiter
 
 
-class ColumnConfig(_Model):
+class ColumnConfig(ConfigModel):
     """One column: its type, where its value is found in the record (default: under its name), its integer unit."""
 
     type: str
@@ -95,7 +89,7 @@ class ColumnConfig(_Model):
         return self
 
 
-class OrderConfig(_Model):
+class OrderConfig(ConfigModel):
     """What orders the records of a key: `position` alone, `auto` (the format's own: LSN, binlog), or fields."""
 
     by: Literal["auto", "position", "fields"] = "auto"
@@ -129,7 +123,7 @@ class OrderConfig(_Model):
         return self
 
 
-class TimeConfig(_Model):
+class TimeConfig(ConfigModel):
     """Where a record's time comes from; `late` says what to do with one that lies before the batch's lower."""
 
     source: Literal["description", "path", "field"] = "description"
@@ -161,7 +155,7 @@ class TimeConfig(_Model):
         return self
 
 
-class DeleteConfig(_Model):
+class DeleteConfig(ConfigModel):
     """What marks a delete in plain formats: a column equal to one of `values`, or all value columns null.
 
     `never` (in a file: `delete: none`) says that the feed has no deletes.
@@ -198,16 +192,7 @@ class DeleteConfig(_Model):
         return self
 
 
-class RetentionConfig(_Model):
-    """Checkpoints to keep, and how often operator state is saved whole."""
-
-    keep_last: Annotated[int, Field(ge=1, le=1000)] = 10
-    keep_daily: Annotated[int, Field(ge=0, le=366)] = 7
-    keep_weekly: Annotated[int, Field(ge=0, le=520)] = 4
-    snapshot_every: Annotated[int, Field(ge=1, le=100)] = 10
-
-
-class LimitsConfig(_Model):
+class LimitsConfig(ConfigModel):
     """Bounds of one run. `max_errors=None` is no bound."""
 
     max_errors: Annotated[int, Field(ge=0)] | None = 1000
@@ -215,31 +200,17 @@ class LimitsConfig(_Model):
     max_bytes: Annotated[int, Field(ge=1)] | None = None
 
 
-class CollectionConfig(_Model):
+class CollectionConfig(ShardConfig):
     """A whole collection file. A relative `source.path` lies below `base_dir`."""
 
-    name: str
-    description: Annotated[str, Field(max_length=10_000)] = ""
     source: SourceConfig
     key: tuple[str, ...]
     columns: dict[str, ColumnConfig]
     order: OrderConfig = OrderConfig()
     time: TimeConfig = TimeConfig()
     delete: DeleteConfig = DeleteConfig()
-    schedule: str | None = "@daily"
-    start_date: str | None = None
     end_of_input: Literal["keep_open", "close"] = "keep_open"
-    retention: RetentionConfig = RetentionConfig()
     limits: LimitsConfig = LimitsConfig()
-    base_dir: str = "."
-
-    @field_validator("name")
-    @classmethod
-    def _check_name(cls, name: str) -> str:
-        try:
-            return check_shard_name(name)
-        except InvalidName as error:
-            raise refuse(name, str(error).partition("wanted ")[2], "rename the file") from None
 
     @field_validator("key", mode="before")
     @classmethod
@@ -260,21 +231,6 @@ class CollectionConfig(_Model):
                     name, f"one column of that name (case does not count; {other!r} is there)", "rename one", at=[name]
                 )
         return columns
-
-    @field_validator("schedule")
-    @classmethod
-    def _check_schedule(cls, schedule: str | None) -> str | None:
-        return None if schedule is None else checks.schedule(schedule)
-
-    @field_validator("start_date")
-    @classmethod
-    def _check_start_date(cls, text: str | None) -> str | None:
-        return None if text is None else checks.start_date(text)
-
-    @field_validator("base_dir")
-    @classmethod
-    def _check_base_dir(cls, folder: str) -> str:
-        return checks.folder(folder)
 
     @model_validator(mode="after")
     def _check_together(self) -> CollectionConfig:
@@ -325,64 +281,19 @@ def load_collection(path: Path, base_dir: Path | None = None) -> CollectionConfi
     A relative `source.path` lies below `base_dir` (default: the file's folder; the file's own `base_dir:` lies below
     that in turn). Raises `ConfigError`: one line per mistake, naming file, field, what was found and what is wanted.
     """
-    file = str(path)
-    try:
-        size_bytes = path.stat().st_size
-        if size_bytes > MAX_BYTES:
-            raise ConfigError(f"{file}: the file: found {size_bytes} bytes, wanted at most {MAX_BYTES}; split it")
-        body = parse_yaml(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{file}: the file: found {error.strerror or error}, wanted a readable file") from None
-    except YamlError as error:
-        raise ConfigError(f"{file}: {error}") from None
-    if not isinstance(body, dict):
-        raise ConfigError(f"{file}: the file: found {show(body)}, wanted a mapping; start with source:, key:, columns:")
-    try:
-        return CollectionConfig.model_validate(_completed(body, path, base_dir or path.parent))
-    except ValidationError as error:
-        raise ConfigError(explain(error, CollectionConfig, file)) from None
-
-
-def _completed(body: dict[str, Any], path: Path, folder: Path) -> dict[str, Any]:
-    """The file's fields with its name, its folder and the environment put in."""
-    name, base, source = body.get("name", path.stem), body.get("base_dir", "."), body.get("source")
-    body = {**body, "name": name}
-    if isinstance(name, str) and name != path.stem:
-        problem = refuse(name, f"the file's own name, {show(path.stem)}", "rename the file or remove the field")
-        raise ConfigError(f"{path}: name: {problem.message()}")
-    if isinstance(base, str):
-        # absolute, but symbolic links stay: a folder that is swapped by a link keeps its identity in the ledger
-        body["base_dir"] = os.path.normpath(folder.absolute() / base)
+    body = read_mapping(path, base_dir, first_fields="source:, key:, columns:")
+    source = body.get("source")
     if isinstance(source, dict) and isinstance(source.get("path"), str):
         try:
             body["source"] = {**source, "path": checks.expand_variables(source["path"], os.environ)}
         except PydanticCustomError as error:
             raise ConfigError(f"{path}: source.path: {error.message()}") from None
-    return body
+    try:
+        return CollectionConfig.model_validate(body)
+    except ValidationError as error:
+        raise ConfigError(explain(error, CollectionConfig, str(path))) from None
 
 
 def load_collections(folder: Path) -> tuple[list[CollectionConfig], list[ConfigError]]:
-    """Every `*.yaml` and `*.yml` in `folder`, by name, and an error for each file that is wrong; never raises one.
-
-    Names that start with a dot are left alone. Two files of one name (case does not count: shards are folders, and
-    some file systems do not tell them apart) are an error of the second.
-    """
-    try:
-        files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and not path.name.startswith("."))
-    except OSError as error:
-        reason = error.strerror or error
-        return [], [ConfigError(f"{folder}: the folder: found {reason}, wanted a folder of collection files")]
-    if len(files) > MAX_COLLECTIONS:
-        return [], [ConfigError(f"{folder}: the folder: found {len(files)} files, wanted at most {MAX_COLLECTIONS}")]
-    collections: list[CollectionConfig] = []
-    errors: list[ConfigError] = []
-    first: dict[str, Path] = {}
-    for path in files:
-        other = first.setdefault(path.stem.lower(), path)
-        try:
-            if other != path:
-                raise ConfigError(f"{path}: the file: found the name of {other.name} again; rename one of the two")
-            collections.append(load_collection(path))
-        except ConfigError as error:
-            errors.append(error)
-    return collections, errors
+    """Every collection file in `folder`, by name, and an error for each that is wrong (`config_files.load_folder`)."""
+    return load_folder(folder, load_collection, what="collection")

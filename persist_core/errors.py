@@ -149,6 +149,12 @@ class TooManyErrors(RunFailed):
     kind: ClassVar[str] = "too_many_errors"
 
 
+class TooManyUpdates(RunFailed):
+    """A view's refresh would write more updates, or hold more rows, than its limits allow."""
+
+    kind: ClassVar[str] = "too_many_updates"
+
+
 class SourceChanged(RunFailed):
     """A frozen input file is gone or was changed between minting and reading."""
 

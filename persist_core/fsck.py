@@ -23,8 +23,9 @@ from persist_core.checkpoint.recovery import stash_chain
 from persist_core.client import PersistClient
 from persist_core.errors import Corruption
 from persist_core.read import ReadHandle
-from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_PAYLOAD, TIME, CollectionSchema
+from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
 from persist_core.sources.ledger import SOURCE_TYPE, Ledger
+from persist_core.sources.shards import Refreshed, load_frozen
 from persist_core.state import ShardState
 
 MAX_FINDINGS_SHOWN = 20  # of one kind: a broken shard repeats itself
@@ -113,10 +114,13 @@ def _missing_parts(client: PersistClient, shard: str, manifests: list[BatchManif
 
 
 def _damaged_progress(client: PersistClient, state: ShardState) -> Iterator[Finding]:
-    """The ledger of consumed files, and the checkpoint that the newest commit names."""
+    """The ledger of consumed files, what a view's newest refresh read, and the checkpoint of the newest commit."""
     source = state.sources.get(SOURCE_TYPE)
+    refreshed = Refreshed.of(state.sources)
     try:
         Ledger(client.blob, state.shard).consumed(source)
+        if refreshed is not None:
+            load_frozen(client, refreshed.input_key)
     except Corruption as error:
         yield Finding(state.shard, "source_progress", str(error))
     checkpointer = BlobCheckpointer(client.blob, state.shard)
@@ -155,13 +159,14 @@ def _is_outside(table: pa.Table, batch: HollowBatch) -> pa.ChunkedArray:
 
 
 def check_updates(shard: str, oks: pa.Table, errs: pa.Table, schema: CollectionSchema) -> list[Finding]:
-    """The invariants of a keyed collection: at every time every diff is 1 or 0, and a key has at most one value.
+    """The invariants of a shard's contents at every time; of a multiset, that no row is there less than no times.
 
-    Sorted by slot, time and diff, the updates of a slot must alternate: inserted, retracted, inserted ..., and a
-    retraction must carry the value that it retracts. `oks` and `errs` as `ReadHandle.all_updates` gives them.
+    Of a keyed collection: at every time every diff is 1 or 0, and a key has at most one value. Sorted by slot, time and
+    diff, the updates of a slot must alternate: inserted, retracted, inserted ..., and a retraction must carry the value
+    that it retracts. `oks` and `errs` as `ReadHandle.all_updates` gives them.
     """
     if not schema.key:
-        return []
+        return [*_negative_counts(shard, oks), *_negative_counts(shard, errs.drop_columns([ERR_MESSAGE]))]
     slot = [*schema.key_names, _BAD_SLOT]
     value = [*(column.name for column in schema.values), ERR_KIND, ERR_KEY, ERR_PAYLOAD]
     everything = pa.concat_tables([oks, errs], promote_options="default")
@@ -190,6 +195,31 @@ def check_updates(shard: str, oks: pa.Table, errs: pa.Table, schema: CollectionS
         if len(broken) > MAX_FINDINGS_SHOWN:
             findings.append(Finding(shard, check, f"and {len(broken) - MAX_FINDINGS_SHOWN} more"))
     return findings
+
+
+def _negative_counts(shard: str, updates: pa.Table) -> Iterator[Finding]:
+    """Rows whose diffs add up to less than zero at some time."""
+    names = [name for name in updates.column_names if name not in (TIME, DIFF)]
+    order = [(name, "ascending") for name in [*names, TIME]]
+    # One diff a row and time, so that the order of equal times says nothing.
+    summed = updates.group_by([*names, TIME], use_threads=False).aggregate([(DIFF, "sum")])
+    summed = summed.rename_columns([*names, TIME, DIFF]).sort_by(order).combine_chunks()
+    if not len(summed):
+        return
+    before, after = summed.slice(0, len(summed) - 1), summed.slice(1)
+    same_row = _all([_same(before[name], after[name]) for name in names])
+    count, broken = 0, []
+    for number, (continues, diff) in enumerate(
+        zip([False, *same_row.to_pylist()], summed[DIFF].to_pylist(), strict=True)
+    ):
+        count = (count if continues else 0) + diff
+        if count < 0:
+            broken.append((number, count))
+    for number, count in broken[:MAX_FINDINGS_SHOWN]:
+        row = summed.slice(number, 1).to_pylist()[0]
+        yield Finding(shard, "counts_not_negative", f"as of {row[TIME]} a row is there {count} times: {row}")
+    if len(broken) > MAX_FINDINGS_SHOWN:
+        yield Finding(shard, "counts_not_negative", f"and {len(broken) - MAX_FINDINGS_SHOWN} more")
 
 
 def _same(left: pa.ChunkedArray, right: pa.ChunkedArray) -> pa.Array:

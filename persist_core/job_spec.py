@@ -22,29 +22,49 @@ from typing import Any
 from persist_core.batch import BatchDescription
 from persist_core.config import CollectionConfig
 from persist_core.errors import InvalidInput
+from persist_core.shard_config import ShardConfig
+from persist_core.view_config import ViewConfig
 
 SPEC_VERSION = 1
 PLAIN_BYTES = 32 << 10  # longer specs are compressed
 MAX_ARGUMENT_BYTES = 128 << 10  # what Linux takes as one argument (MAX_ARG_STRLEN), its closing NUL included
 _MAX_SPEC_BYTES = 64 << 20  # unpacked
+_KINDS: dict[str, type[ShardConfig]] = {
+    "collection": CollectionConfig,
+    "view": ViewConfig,
+}  # a spec's field -> what it holds
 
 
 @dataclass(frozen=True)
 class JobSpec:
-    """One write attempt: which description, of which collection, under which attempt id (a UUIDv7)."""
+    """One write attempt: which description, of which collection or view, under which attempt id (a UUIDv7).
+
+    `trial_as_of` is set where a view is only tried: the job then says what a refresh at that time would write, in
+    `batch.trial_key`, and stages nothing.
+    """
 
     description: BatchDescription
-    collection: CollectionConfig
+    config: ShardConfig
     attempt: str
+    trial_as_of: int | None = None
+
+    @property
+    def collection(self) -> CollectionConfig:
+        """The collection; `InvalidInput` where the spec is another kind's."""
+        if isinstance(self.config, CollectionConfig):
+            return self.config
+        raise InvalidInput(f"job spec of {self.config.name}: found a {_kind_of(self.config)}, wanted a collection")
 
     def to_argv(self) -> list[str]:
         """Two arguments: see the module's docstring. Raises `InvalidInput` where the spec is too long even packed."""
         body: dict[str, Any] = {
             "version": SPEC_VERSION,
             "description": self.description.to_json(),
-            "collection": self.collection.model_dump(mode="json"),
+            _kind_of(self.config): self.config.model_dump(mode="json"),
             "attempt": self.attempt,
         }
+        if self.trial_as_of is not None:
+            body["trial_as_of"] = self.trial_as_of
         # Keys are not sorted: the order of a collection's columns is that of its file
         text = json.dumps(body, separators=(",", ":"))
         if len(text) <= PLAIN_BYTES:
@@ -52,8 +72,8 @@ class JobSpec:
         packed = base64.b64encode(zlib.compress(text.encode(), 9)).decode("ascii")
         if len(packed) >= MAX_ARGUMENT_BYTES:
             raise InvalidInput(
-                f"collection {self.collection.name}: the job's spec takes {len(packed)} bytes packed; an argument holds"
-                f" less than {MAX_ARGUMENT_BYTES}. Split the collection, or shorten the names of its columns"
+                f"{_kind_of(self.config)} {self.config.name}: the job's spec takes {len(packed)} bytes packed; an"
+                f" argument holds less than {MAX_ARGUMENT_BYTES}. Split it, or shorten the names of its columns"
             )
         return ["--spec-zlib", packed]
 
@@ -67,9 +87,14 @@ class JobSpec:
             raise InvalidInput(f"job spec version {body.get('version')!r}; this release reads {SPEC_VERSION}")
         return cls(
             description=BatchDescription.from_json(body["description"]),
-            collection=CollectionConfig.model_validate(body["collection"]),
+            config=next(model.model_validate(body[kind]) for kind, model in _KINDS.items() if kind in body),
             attempt=body["attempt"],
+            trial_as_of=body.get("trial_as_of"),
         )
+
+
+def _kind_of(config: ShardConfig) -> str:
+    return next(kind for kind, model in _KINDS.items() if isinstance(config, model))
 
 
 def _unpacked(text: str) -> bytes:

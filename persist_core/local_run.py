@@ -1,9 +1,9 @@
-"""One collection's run without Airflow: the same mint, write, append and checkpoint, one after the other.
+"""A run of one collection or view without Airflow: the same mint, write, append and checkpoint, one after the other.
 
     mint -> write (spark-submit, or nothing to write) -> append -> checkpoint -> mint ... until there is nothing to do
 
-A run is several rounds where the collection's limits or the dates of its files say so, and where somebody else wins an
-append: then the same input is minted again from the new upper. Killed at any point, the next run goes on from the
+A run is several rounds where the limits of a collection or the dates of its files say so, and where somebody else wins
+an append: then the same input is minted again from the new upper. Killed at any point, the next run goes on from the
 newest commit.
 """
 
@@ -21,8 +21,12 @@ from persist_core.errors import InvalidInput, OutdatedDescription, RunFailed
 from persist_core.frontier import Frontier, interval
 from persist_core.location.open import PersistLocation
 from persist_core.protocol import Conflict, NothingToDo
-from persist_core.spark_submit import SparkSettings, write_batch
+from persist_core.shard_config import ShardConfig
+from persist_core.sources.shards import ShardSource
+from persist_core.spark_submit import SparkSettings, try_view, write_batch
 from persist_core.state import Commit
+from persist_core.view import Trial, correction_notice
+from persist_core.view_config import ViewConfig
 
 MAX_ROUNDS = 10_000  # each commits whole files; more rounds than that in one run is a limit set far too low
 MAX_CONFLICTS = 10  # in one run: another writer that always wins is a schedule to mend, not to race
@@ -56,20 +60,22 @@ class RunReport:
     conflicts: int
 
 
-def run_collection(
+def bring_up_to_date(
     client: PersistClient,
     location: PersistLocation,
-    config: CollectionConfig,
+    config: ShardConfig,
     *,
     until: int | None,
     settings: SparkSettings,
     say: Callable[[str], None],
 ) -> RunReport:
-    """Bring the collection's shard up to `until` (ms; `None`: close it). `say` is told one line for each thing done.
+    """Bring the shard of a collection or view up to `until` (ms). `say` is told one line for each thing done.
+
+    `until=None` closes a collection, and takes a view as far as its inputs are.
 
     Raises what the stages raise; `RunFailed` where other writers keep winning. All commits made before stay.
     """
-    if until is None and config.end_of_input != "close":
+    if until is None and isinstance(config, CollectionConfig) and config.end_of_input != "close":
         raise InvalidInput(f"collection {config.name} is not to be closed; write end_of_input: close, or give a time")
     writer = f"cli/{client.ids.uuid7()}"
     rounds: list[Round] = []
@@ -83,7 +89,7 @@ def run_collection(
         for notice in minted.notices:
             say(notice)
         say(
-            f"minted {description.interval} of {config.name}: {description.input_files} files,"
+            f"minted {description.interval} of {config.name}: {description.input_files} {input_noun(config)},"
             f" {description.input_bytes} bytes"
         )
         done = _write_and_append(client, location, config, description, settings, say)
@@ -98,6 +104,9 @@ def run_collection(
         commit, manifest_key = done
         protocol.checkpoint(client, config)
         stats = client.manifest(manifest_key).stats
+        corrected = correction_notice(config.name, stats)
+        if corrected is not None:
+            say(corrected)
         rounds.append(Round(commit, description.input_files, description.input_bytes, stats, minted.notices))
     raise RunFailed(f"shard {config.name} took {MAX_ROUNDS} commits and is not done; raise limits.max_files")
 
@@ -105,7 +114,7 @@ def run_collection(
 def _write_and_append(
     client: PersistClient,
     location: PersistLocation,
-    config: CollectionConfig,
+    config: ShardConfig,
     description: BatchDescription,
     settings: SparkSettings,
     say: Callable[[str], None],
@@ -127,11 +136,38 @@ def _write_and_append(
     return result.commit, manifest_key
 
 
-def default_until(config: CollectionConfig, now_ms: int) -> int:
+def try_out(
+    client: PersistClient,
+    location: PersistLocation,
+    config: ViewConfig,
+    *,
+    until: int | None,
+    settings: SparkSettings,
+    say: Callable[[str], None],
+) -> Trial:
+    """What a refresh of the view would write now, as far as its inputs and `until` go. Changes nothing at all.
+
+    Raises `OutsideFrontiers` where the inputs have no time in common yet, and what the job raises.
+    """
+    as_of = ShardSource(config, client).trial_time(until)
+    say(f"trying {config.name} as of {as_of} with Spark ({settings.master}); nothing is written")
+    description = protocol.trial_description(client, config, as_of)
+    return try_view(client, location, config, description, as_of, settings)
+
+
+def input_noun(config: ShardConfig) -> str:
+    """What `input_files` counts."""
+    return "files" if isinstance(config, CollectionConfig) else "inputs"
+
+
+def default_until(config: ShardConfig, now_ms: int) -> int | None:
     """Up to when the input is final by now: now; where times come from the path, the start of the current period.
 
-    So the files of a day (hour, month) are taken when it is over, and none of them is late.
+    So the files of a day (hour, month) are taken when it is over, and none of them is late. A view: `None`, as far as
+    its inputs are.
     """
+    if not isinstance(config, CollectionConfig):
+        return None
     date_format = config.source_pattern().date_format
     if config.time.source != "path" or date_format is None:
         return now_ms

@@ -19,31 +19,30 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from persist_core.batch import (
     BatchCounts,
     BatchDescription,
     BatchManifest,
-    SourceFrontier,
     StateArtifact,
 )
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
 from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain, publish_missing
 from persist_core.checkpoint.recovery import stash_chain
 from persist_core.client import PersistClient
-from persist_core.config import CollectionConfig
 from persist_core.conflicts import ConflictRecord, record_conflict
 from persist_core.errors import CorruptArtifact, InvalidInput, OutdatedDescription, StorageError
-from persist_core.frontier import Frontier, interval
-from persist_core.schema import CollectionSchema, check_compatible
-from persist_core.sources.files import FileSource
+from persist_core.frontier import MAX_TIME, Frontier, interval
+from persist_core.schema import CollectionSchema
+from persist_core.shard_config import ShardConfig
+from persist_core.sources.of_config import source_of
+from persist_core.sources.source import Intake, NotYet
 from persist_core.state import Commit, Committed, ShardState, UpperMismatch
 from persist_core.write import WriteHandle, manifest_for, stage_manifest
 
 MAX_MINT_TRIES = 5  # each but the first because somebody else has committed in the middle of the one before
 
-FILES = "files"  # the name of a collection's one source
 EMPTY_ROWS = "empty"  # the rows' digest of a batch without updates
 
 
@@ -72,11 +71,12 @@ class Conflict:
     is_covered: bool
 
 
-def mint(client: PersistClient, config: CollectionConfig, *, until: int | None, writer: str) -> Minted | NothingToDo:
-    """Describe the next batch of the collection: `[shard's upper, until)`, with all input that no commit has consumed.
+def mint(client: PersistClient, config: ShardConfig, *, until: int | None, writer: str) -> Minted | NothingToDo:
+    """Describe the shard's next batch: `[shard's upper, until)`, with all input that no commit has taken in.
 
-    `until` is the input's frontier (ms; the end of the data interval), `None` to close the shard. `writer` names the
-    dag run. Raises `SchemaMismatch` before anything is staged, `CorruptArtifact` where operator state is damaged.
+    `until` is the input's frontier (ms; the end of the data interval), `None` where it has none: a collection is then
+    closed, a view goes as far as its inputs. `writer` names the dag run. Raises `SchemaMismatch` before anything is
+    staged, `CorruptArtifact` where operator state is damaged.
     """
     for _ in range(MAX_MINT_TRIES - 1):
         state = client.ensure_shard(config.name)
@@ -90,7 +90,7 @@ def mint(client: PersistClient, config: CollectionConfig, *, until: int | None, 
 
 
 def _mint(
-    client: PersistClient, config: CollectionConfig, state: ShardState, *, until: int | None, writer: str
+    client: PersistClient, config: ShardConfig, state: ShardState, *, until: int | None, writer: str
 ) -> Minted | NothingToDo:
     if state.upper.is_closed:
         return NothingToDo(f"shard {config.name} is closed: nothing more will ever come", None)
@@ -101,56 +101,57 @@ def _mint(
             " was covered by an earlier commit",
             lower,
         )
-    if state.schema is not None:
-        check_compatible(state.schema, config.collection_schema())
-    source = FileSource(config, client.blob)
-    freeze = source.freeze(state.sources.get(FILES), until=until, lower=lower)
-    sources, input_key = dict(state.sources), None
-    if freeze.frozen.files:
-        input_key = f"{config.name}/inputs/{freeze.frozen.digest()}.json"
-        client.blob.set(input_key, freeze.frozen.encode())
-        sources[FILES] = source.advance(state.sources.get(FILES), freeze.frozen)
-    description = _describe(client, config, state, lower, freeze.upper, writer, input_key, sources)
-    description = replace(
-        description,
-        input_files=len(freeze.frozen.files),
-        input_bytes=freeze.frozen.size_bytes,
+    source = source_of(client, config)
+    source.check(state)
+    intake = source.freeze(state, lower=lower, until=until)
+    if isinstance(intake, NotYet):
+        return NothingToDo(intake.reason, lower)
+    return Minted(_describe(client, config, state, lower, intake, writer), intake.notices)
+
+
+def trial_description(client: PersistClient, config: ShardConfig, as_of: int) -> BatchDescription:
+    """What a trial run at `as_of` is told to compare with: all that the shard holds. Nothing is minted or staged."""
+    state = client.machine.fetch(config.name) or ShardState(config.name)
+    lower = MAX_TIME if state.upper.time is None else state.upper.time
+    return BatchDescription(
+        shard=config.name,
+        lower=lower,
+        upper=None if state.upper.is_closed else max(lower, as_of) + 1,
+        token="trial",
+        checkpoint_id=client.ids.uuid7(),
+        epoch=0,
+        parent_id=None,
+        writer="trial",
     )
-    return Minted(description, freeze.notices())
 
 
 def _describe(
-    client: PersistClient,
-    config: CollectionConfig,
-    state: ShardState,
-    lower: int,
-    upper: int | None,
-    writer: str,
-    input_key: str | None,
-    sources: dict[str, SourceFrontier],
+    client: PersistClient, config: ShardConfig, state: ShardState, lower: int, intake: Intake, writer: str
 ) -> BatchDescription:
     parent = state.newest_commit
     stash, is_first_of_chain = _stash_before(client, config, parent)
     epoch = parent.epoch + 1 if parent else 1
-    identity = json.dumps([config.name, lower, upper, input_key, writer])
+    identity = json.dumps([config.name, lower, intake.upper, intake.input_key, writer])
     return BatchDescription(
         shard=config.name,
         lower=lower,
-        upper=upper,
+        upper=intake.upper,
         token=hashlib.sha256(identity.encode()).hexdigest(),
         checkpoint_id=client.ids.uuid7(),
         epoch=epoch,
         parent_id=parent.checkpoint_id if parent else None,
         writer=writer,
-        input_key=input_key,
-        sources=sources,
+        input_key=intake.input_key,
+        input_files=intake.input_files,
+        input_bytes=intake.input_bytes,
+        sources=intake.sources,
         stash=stash,
         is_delta=not is_first_of_chain and epoch % config.retention.snapshot_every != 0,
     )
 
 
 def _stash_before(
-    client: PersistClient, config: CollectionConfig, parent: Commit | None
+    client: PersistClient, config: ShardConfig, parent: Commit | None
 ) -> tuple[tuple[StateArtifact, ...], bool]:
     """The operator state to start from: the checkpoint that the newest commit names, published first if need be.
 
@@ -165,15 +166,36 @@ def _stash_before(
     return stash_chain(checkpointer, parent.checkpoint_id), False
 
 
-def write_without_input(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str | None:
+def write_without_input(client: PersistClient, config: ShardConfig, description: BatchDescription) -> str | None:
     """Stage a batch that has neither input nor stash, without Spark: it only advances the upper (a seal).
 
     Returns the manifest's key, or `None` where the description needs Spark. Raises `OutdatedDescription`.
     """
     if description.input_key is not None or description.stash:
         return None
-    check_not_outdated(client.state(description.shard), description)
-    manifest = manifest_for(description, config.collection_schema(), (), BatchCounts(), rows=EMPTY_ROWS)
+    state = client.state(description.shard)
+    check_not_outdated(state, description)
+    return _stage_empty(client, config, state, description, rows=EMPTY_ROWS)
+
+
+def manifest_of_outdated(client: PersistClient, config: ShardConfig, description: BatchDescription) -> str:
+    """The key of a batch to append where the write stage found the description outdated and staged none.
+
+    Either the description is a commit already (a cleared run), and that commit's own manifest says so again; or its
+    append can only be refused, and an empty batch is enough to find out by whom.
+    """
+    state = client.state(description.shard)
+    for commit in state.commits:
+        if commit.token == description.token:
+            return commit.manifest_key
+    return _stage_empty(client, config, state, description, rows="outdated")
+
+
+def _stage_empty(
+    client: PersistClient, config: ShardConfig, state: ShardState, description: BatchDescription, *, rows: str
+) -> str:
+    schema = source_of(client, config).schema(state)
+    manifest = manifest_for(description, schema, (), BatchCounts(), rows=rows)
     return stage_manifest(client.blob, manifest, client.ids.uuid7())
 
 
@@ -237,12 +259,15 @@ def check_manifest(manifest: BatchManifest, description: BatchDescription) -> No
         raise InvalidInput(f"manifest is for {found}; wanted {wanted}: the write and append stages were mixed up")
 
 
-def checkpoint(client: PersistClient, config: CollectionConfig) -> CheckpointReport | None:
+def checkpoint(client: PersistClient, config: ShardConfig) -> CheckpointReport | None:
     """Publish the checkpoint of the newest commit (and any that was missed), move `_latest`, apply retention.
 
     Derived from the commit: safe to do again, by anybody, at any time. `None` where nothing was committed yet.
     """
-    return publish_and_retain(client, config.name, config.retention)
+    report = publish_and_retain(client, config.name, config.retention)
+    if report is not None:
+        source_of(client, config).settle(client.state(config.name))
+    return report
 
 
 def committed_interval(commit: Commit) -> str:
@@ -260,7 +285,9 @@ __all__ = [
     "check_not_outdated",
     "checkpoint",
     "committed_interval",
+    "manifest_of_outdated",
     "mint",
     "outdated_first",
+    "trial_description",
     "write_without_input",
 ]

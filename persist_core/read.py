@@ -114,8 +114,7 @@ class ReadHandle:
         batches = [batch for batch in state.batches if batch.lower <= time]
         updates = self._errs(batches, schema)
         updates = updates.filter(pc.less_equal(updates[TIME], time))
-        live = _sum_diffs(updates, [ERR_KIND, ERR_KEY, ERR_PAYLOAD])
-        return live.drop_columns([DIFF])
+        return _repeat(_sum_diffs(updates, [ERR_KIND, ERR_KEY, ERR_PAYLOAD])).drop_columns([DIFF])
 
     def changes(self, after: int, through: int | None = None) -> pa.Table:
         """The oks' updates with `after < time <= through`, each once, with time and diff; ordered by time, then diff.

@@ -22,13 +22,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from persist_core.batch import BatchDescription, failure_key, manifest_key
+from persist_core.batch import BatchDescription, failure_key, manifest_key, trial_key
 from persist_core.client import PersistClient
-from persist_core.config import CollectionConfig
 from persist_core.errors import InvalidInput, PersistError, RunFailed
 from persist_core.job_spec import JobSpec
 from persist_core.location.open import PersistLocation, s3_settings
+from persist_core.shard_config import ShardConfig
 from persist_core.spark_jars import with_s3a_jars
+from persist_core.view import Trial
+from persist_core.view_config import ViewConfig
 
 LOCAL_MASTER = "local[*]"
 SMALL_INPUT_BYTES = 64 << 20  # up to here the JVM's start-up costs more than its better compiler would win
@@ -50,7 +52,7 @@ class SparkSettings:
 def write_batch(
     client: PersistClient,
     location: PersistLocation,
-    config: CollectionConfig,
+    config: ShardConfig,
     description: BatchDescription,
     settings: SparkSettings | None = None,
 ) -> str:
@@ -59,20 +61,48 @@ def write_batch(
     Raises the job's own error where it left a failure record (`OutdatedDescription`, `TooManyErrors` ...), `RunFailed`
     with the end of its log where it died in silence, `InvalidInput` where Spark is not installed.
     """
-    settings = settings or SparkSettings()
-    attempt = client.ids.uuid7()
-    command = submit_command(JobSpec(description, config, attempt), settings, location)
+    spec = JobSpec(description, config, client.ids.uuid7())
+    key = manifest_key(description.shard, spec.attempt)
+    _run_job(client, location, spec, key, settings or SparkSettings())
+    return key
+
+
+def try_view(
+    client: PersistClient,
+    location: PersistLocation,
+    config: ViewConfig,
+    description: BatchDescription,
+    as_of: int,
+    settings: SparkSettings | None = None,
+) -> Trial:
+    """What a refresh of the view at `as_of` would write. Mints and stages nothing; raises as `write_batch` does."""
+    spec = JobSpec(description, config, client.ids.uuid7(), trial_as_of=as_of)
+    key = trial_key(description.shard, spec.attempt)
+    return take_trial(client, key, _run_job(client, location, spec, key, settings or SparkSettings()))
+
+
+def take_trial(client: PersistClient, key: str, data: bytes) -> Trial:
+    """A trial's report, which is then no longer stored."""
+    client.blob.delete(key)
+    return Trial.decode(data)
+
+
+def _run_job(
+    client: PersistClient, location: PersistLocation, spec: JobSpec, answer_key: str, settings: SparkSettings
+) -> bytes:
+    """One `spark-submit` run to its end; the bytes of the answer that it left."""
+    command = submit_command(spec, settings, location)
     environment = {**os.environ, **spark_environment(os.environ), **location_environment(location)}
     folder = settings.log_folder
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="persist-") as scratch:
-        log = (folder or Path(scratch)) / f"{description.shard}-{attempt}.log"
+        log = (folder or Path(scratch)) / f"{spec.config.name}-{spec.attempt}.log"
         exit_status = _run(command, environment, log, settings.timeout_ms)
-        key = manifest_key(description.shard, attempt)
-        if exit_status == 0 and client.blob.get(key) is not None:
-            return key
-        raise _failure(client, description, attempt, exit_status, log)
+        answer = client.blob.get(answer_key) if exit_status == 0 else None
+        if answer is None:
+            raise _failure(client, spec.description, spec.attempt, exit_status, log)
+        return answer
 
 
 def submit_command(spec: JobSpec, settings: SparkSettings, location: PersistLocation) -> list[str]:

@@ -11,10 +11,11 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from persist_core.batch import failure_key, manifest_key
+from persist_core.batch import failure_key, manifest_key, trial_key
 from persist_core.errors import PersistError, StorageError
 from persist_core.job_spec import JobSpec
 from persist_core.location.open import OpenLocation, location_from, open_location
+from persist_core.view_config import ViewConfig
 
 _MAX_MESSAGE_CHARS = 20_000  # Spark's messages may hold whole plans
 
@@ -37,15 +38,20 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
 
 def _run(spec: JobSpec, location: OpenLocation) -> None:
     from persist_spark.session import build_session
+    from persist_spark.view_job import run_view_job
     from persist_spark.write_job import run_write_job
 
     description = spec.description
     spark = build_session(f"persist {description.shard} {description.interval}")
     try:
-        manifest = run_write_job(spark, spec, location)
+        run = run_view_job if isinstance(spec.config, ViewConfig) else run_write_job
+        manifest = run(spark, spec, location)
     finally:
         spark.stop()
-    summary = {"manifest": manifest_key(description.shard, spec.attempt), "stats": dict(manifest.stats)}
+    if manifest is None:
+        summary: dict[str, object] = {"trial": trial_key(description.shard, spec.attempt)}
+    else:
+        summary = {"manifest": manifest_key(description.shard, spec.attempt), "stats": dict(manifest.stats)}
     sys.stdout.write(json.dumps(summary) + "\n")
 
 

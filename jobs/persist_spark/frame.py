@@ -97,6 +97,11 @@ def null_of(type_name: str) -> SparkColumn:
     return F.lit(None).cast(spark_type(type_name))
 
 
+def err_type(name: str) -> T.DataType:
+    """The Spark type of one of `ERR_COLUMNS`."""
+    return _ERR_TYPES[name]
+
+
 def err_null(name: str) -> SparkColumn:
     """A typed null for one of `ERR_COLUMNS`."""
     return F.lit(None).cast(_ERR_TYPES[name])

@@ -82,6 +82,11 @@ class Outcome:
         return not self.is_thorough and (self.read.truncates > 0 or self.read.order_ties > 0)
 
     @property
+    def stash_rows(self) -> int:
+        """Rows of operator state."""
+        return self.emitted.stash_rows
+
+    @property
     def counts(self) -> BatchCounts:
         """Updates, for the manifest."""
         emitted = self.emitted

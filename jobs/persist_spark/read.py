@@ -77,9 +77,21 @@ def errors(spark: SparkSession, location: Location, shard: str, as_of: int | Non
             F.max_by(ERR_MESSAGE, inserted_at).alias(ERR_MESSAGE),
             F.max(inserted_at).alias(TIME),
         )
-        .where(F.col(DIFF) != 0)
+        .where(F.col(DIFF) > 0)
     )
-    return live.select(*map(named, reading.schema.key_names), *ERR_COLUMNS, TIME)
+    copies = live if reading.schema.key else _repeated(live)  # at most one err per slot of a key; a view may have more
+    return copies.select(*map(named, reading.schema.key_names), *ERR_COLUMNS, TIME)
+
+
+def error_updates(spark: SparkSession, location: Location, shard: str, as_of: int) -> DataFrame | None:
+    """The errs' updates with `time <= as_of` as they were written, for who sums them; `None` where there are none.
+
+    Columns: the err columns, time, diff. Raises as `snapshot` does.
+    """
+    reading = _open(spark, location, shard, as_of)
+    if not parts_of(reading.manifests, PartKind.ERRS):
+        return None
+    return reading.updates(PartKind.ERRS).select(*ERR_COLUMNS, TIME, DIFF)
 
 
 def changes(spark: SparkSession, location: Location, shard: str, after: int, through: int | None = None) -> DataFrame:
@@ -169,5 +181,11 @@ def _multiset(updates: DataFrame, schema: CollectionSchema) -> DataFrame:
         *[named(column.name).alias(name) for name, column in zip(flat, schema.columns, strict=True)], DIFF
     )
     counted = renamed.groupBy(*flat).agg(F.sum(DIFF).alias(DIFF)).where(F.col(DIFF) > 0)
-    repeated = counted.withColumn("_persist_copy", F.explode(F.sequence(F.lit(1).cast("bigint"), F.col(DIFF))))
-    return repeated.select(*[F.col(name).alias(column.name) for name, column in zip(flat, schema.columns, strict=True)])
+    return _repeated(counted).select(
+        *[F.col(name).alias(column.name) for name, column in zip(flat, schema.columns, strict=True)]
+    )
+
+
+def _repeated(counted: DataFrame) -> DataFrame:
+    """Each row as often as its diff says."""
+    return counted.withColumn("_persist_copy", F.explode(F.sequence(F.lit(1).cast("bigint"), F.col(DIFF))))

@@ -1,6 +1,6 @@
-"""Stage a drained batch: one Spark action, then a manifest (SEMANTICS, sections 3 and 5).
+"""Stage a planned batch: one Spark action, then a manifest (SEMANTICS, sections 3 and 5).
 
-    Drained.updates --one action--> batches/<attempt>/_persist_part=<kind>/part-*.parquet
+    Planned.updates --one action--> batches/<attempt>/_persist_part=<kind>/part-*.parquet
                                          │ list, count rows, make durable, digest the stash
                                     batches/<attempt>/manifest.json, last
 
@@ -17,9 +17,13 @@ import os
 import posixpath
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+from pyspark.sql import DataFrame
 
 from persist_core.batch import (
     STASH_KIND,
+    BatchCounts,
     BatchDescription,
     BatchManifest,
     Part,
@@ -27,14 +31,12 @@ from persist_core.batch import (
     StateArtifact,
     attempt_prefix,
 )
-from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolation, TooManyErrors
+from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolation
 from persist_core.location.blob import Blob, BlobMetadata
 from persist_core.schema import PART, CollectionSchema
 from persist_core.write import manifest_for, stage_manifest
 from persist_spark import s3a
 from persist_spark.footers import rows_of
-from persist_spark.outcome import Outcome
-from persist_spark.upsert import Drained
 
 STASH_OPERATOR = "upsert-stash"
 MAX_PLANS = 2  # the normal plan, then at most once the thorough one
@@ -47,6 +49,60 @@ _WRITE_OPTIONS = {
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
 }
+
+
+class Stats(Protocol):
+    """What a run reports, for the manifest."""
+
+    def to_json(self) -> dict[str, int]:
+        """Plain numbers by name."""
+        ...
+
+
+class Counted(Protocol):
+    """What the action that wrote a batch counted: rows by kind, and a digest of all updates whatever their order."""
+
+    @property
+    def needs_thorough_plan(self) -> bool:
+        """True where what was written must be thrown away."""
+        ...
+
+    @property
+    def counts(self) -> BatchCounts:
+        """Updates by kind."""
+        ...
+
+    @property
+    def stash_rows(self) -> int:
+        """Rows of operator state."""
+        ...
+
+    @property
+    def rows_digest(self) -> str:
+        """For `persist_core.batch.contents_digest`."""
+        ...
+
+    @property
+    def stats(self) -> Stats:
+        """What the run reports."""
+        ...
+
+
+C = TypeVar("C", bound=Counted)
+Counts = TypeVar("Counts", bound=Counted, covariant=True)
+
+
+class Planned(Protocol[Counts]):
+    """A batch as one DataFrame for exactly one action; then `outcome()` says what that counted."""
+
+    @property
+    def updates(self) -> DataFrame:
+        """The part columns and `PART`."""
+        ...
+
+    def outcome(self) -> Counts:
+        """To be called only after the action has succeeded."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -64,34 +120,31 @@ def stage(
     description: BatchDescription,
     schema: CollectionSchema,
     attempt: str,
-    drain: Callable[[bool], Drained],
+    plan: Callable[[bool], Planned[C]],
     *,
-    max_errors: int | None,
-    check_input: Callable[[], None] = lambda: None,
+    check: Callable[[C], None],
 ) -> BatchManifest:
     """Write the batch and return its manifest, which is then in blob storage too.
 
-    `drain(is_thorough)` plans the batch; it is asked for the thorough plan only where the normal one turns out not to
-    do. `check_input` runs when all input has been read. `attempt` must never have been used. Raises `TooManyErrors`,
-    `InvariantViolation` and what `check_input` raises; no manifest is written then.
+    `plan(is_thorough)` plans the batch; it is asked for the thorough plan only where the normal one turns out not to
+    do. `check` gets what the action counted, when all input has been read. `attempt` must never have been
+    used. Raises what `check` raises, and `InvariantViolation`; no manifest is written then.
     """
     prefix = attempt_prefix(description.shard, attempt)
     if any(True for _ in blob.list_keys_and_metadata(f"{prefix}/")):
         raise InvalidInput(f"attempt {attempt} of shard {description.shard} was used before; wanted a fresh id")
     options = {**_WRITE_OPTIONS, **s3a.access_options(blob.uri, os.environ), **s3a.commit_options(blob.uri)}
-    for plan in range(MAX_PLANS):
-        drained = drain(plan > 0)
-        writer = drained.updates.write.partitionBy(PART).mode("errorifexists" if plan == 0 else "append")
+    for number in range(MAX_PLANS):
+        planned = plan(number > 0)
+        writer = planned.updates.write.partitionBy(PART).mode("errorifexists" if number == 0 else "append")
         with s3a.jars_present():
             writer.options(**options).parquet(blob.uri_of(prefix))
-        outcome = drained.outcome()
+        outcome = planned.outcome()
         if not outcome.needs_thorough_plan:
             break
         for file in _list(blob, prefix):
             blob.delete(file.key)
-    check_input()
-    _check_history(drained, outcome, description)
-    _check(outcome, description, max_errors)
+    check(outcome)
     listed = _list(blob, prefix)
     s3a.check_commit(blob, prefix, {file.key: file.size_bytes for file in listed})
     files = _count(blob, prefix, listed)
@@ -130,36 +183,14 @@ def _count(blob: Blob, prefix: str, files: Sequence[BlobMetadata]) -> list[Stage
     ]
 
 
-def _check(outcome: Outcome, description: BatchDescription, max_errors: int | None) -> None:
-    errors = outcome.read.errors
-    if max_errors is not None and errors > max_errors:
-        raise TooManyErrors(
-            f"{errors} of {outcome.read.eligible} processed records of {description.shard} {description.interval} are"
-            f" errors; at most {max_errors} are allowed (limits.max_errors). Nothing was committed: mend the input, or"
-            " raise the limit if these errors are to be kept as data"
-        )
-
-
-def _check_history(drained: Drained, outcome: Outcome, description: BatchDescription) -> None:
-    """What was looked up must be a history of at most one value per slot: nothing is picked silently."""
-    if not outcome.read.broken:
-        return
-    row = drained.broken().orderBy("slot", "time", "diff").limit(1).collect()[0]
-    raise InvariantViolation(
-        f"shard {description.shard} breaks 'a slot has at most one value' in {outcome.read.broken} updates; the first:"
-        f" slot {row['slot']} at time {row['time']}: diff {row['diff']} of {row['value']}, after {row['before']}."
-        f" Nothing was committed; run `persist fsck {description.shard}`"
-    )
-
-
-def check_rows(files: list[StagedFile], outcome: Outcome, prefix: str) -> None:
+def check_rows(files: list[StagedFile], outcome: Counted, prefix: str) -> None:
     """What is listed must be what was written, no more and no less; else `InvariantViolation`."""
-    emitted = outcome.emitted
+    counts = outcome.counts
     wanted = {
-        PartKind.INSERTIONS.value: emitted.insertions,
-        PartKind.RETRACTIONS.value: emitted.retractions,
-        PartKind.ERRS.value: emitted.err_insertions + emitted.err_retractions,
-        STASH_KIND: emitted.stash_rows,
+        PartKind.INSERTIONS.value: counts.insertions,
+        PartKind.RETRACTIONS.value: counts.retractions,
+        PartKind.ERRS.value: counts.err_insertions + counts.err_retractions,
+        STASH_KIND: outcome.stash_rows,
     }
     for kind, rows in wanted.items():
         counted = [file.rows for file in files if file.kind == kind]

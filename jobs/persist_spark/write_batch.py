@@ -14,10 +14,12 @@ from pyspark.storagelevel import StorageLevel
 
 from persist_core.batch import BatchDescription, BatchManifest
 from persist_core.client import PersistClient
+from persist_core.errors import InvariantViolation, TooManyErrors
 from persist_core.protocol import check_not_outdated
 from persist_core.schema import CollectionSchema, check_compatible
 from persist_core.upsert import Late
 from persist_spark.frame import ORDER, named, records_frame, slot_names
+from persist_spark.outcome import Outcome
 from persist_spark.session import settings, stage_settings
 from persist_spark.stage import stage
 from persist_spark.state_reader import committed_updates, scan_keys
@@ -72,10 +74,11 @@ def write_batch(
         if is_kept:
             records = records.persist(StorageLevel.MEMORY_AND_DISK)
         try:
+            plans: list[Drained] = []
 
             def drain(is_thorough: bool) -> Drained:
                 slots = _slots(records, stash, schema) if is_keyed and not is_thorough else None
-                return persistent_upsert(
+                drained = persistent_upsert(
                     records,
                     committed_updates(spark, client.blob, manifests, schema, slots=slots),
                     schema=schema,
@@ -87,6 +90,13 @@ def write_batch(
                     may_stash=request.may_stash or stash is not None,
                     is_thorough=is_thorough,
                 )
+                plans.append(drained)
+                return drained
+
+            def check(outcome: Outcome) -> None:
+                check_input()
+                _check_history(plans[-1], outcome, description)
+                _check_errors(outcome, description, request.max_errors)
 
             return stage(
                 client.blob,
@@ -94,8 +104,7 @@ def write_batch(
                 schema,
                 request.attempt,
                 drain,
-                max_errors=request.max_errors,
-                check_input=check_input,
+                check=check,
             )
         finally:
             if is_kept:
@@ -120,3 +129,25 @@ def _slots(records: DataFrame, stash: DataFrame | None, schema: CollectionSchema
     names = [named(name) for name in slot_names(schema)]
     slots = records.select(*names)
     return slots if stash is None else slots.unionByName(stash.select(*names))
+
+
+def _check_errors(outcome: Outcome, description: BatchDescription, max_errors: int | None) -> None:
+    errors = outcome.read.errors
+    if max_errors is not None and errors > max_errors:
+        raise TooManyErrors(
+            f"{errors} of {outcome.read.eligible} processed records of {description.shard} {description.interval} are"
+            f" errors; at most {max_errors} are allowed (limits.max_errors). Nothing was committed: mend the input, or"
+            " raise the limit if these errors are to be kept as data"
+        )
+
+
+def _check_history(drained: Drained, outcome: Outcome, description: BatchDescription) -> None:
+    """What was looked up must be a history of at most one value per slot: nothing is picked silently."""
+    if not outcome.read.broken:
+        return
+    row = drained.broken().orderBy("slot", "time", "diff").limit(1).collect()[0]
+    raise InvariantViolation(
+        f"shard {description.shard} breaks 'a slot has at most one value' in {outcome.read.broken} updates; the first:"
+        f" slot {row['slot']} at time {row['time']}: diff {row['diff']} of {row['value']}, after {row['before']}."
+        f" Nothing was committed; run `persist fsck {description.shard}`"
+    )

@@ -17,9 +17,9 @@ from persist_core.checkpoint.manifest import (
 )
 from persist_core.checkpoint.retention import plan_retention
 from persist_core.client import PersistClient
-from persist_core.config import RetentionConfig
 from persist_core.errors import CorruptArtifact, InvalidInput
 from persist_core.location.blob import Blob
+from persist_core.shard_config import RetentionConfig
 from persist_core.state import Commit, ShardState
 
 MAX_LOOKS = 3  # an error that is still there then is none of the races that publishers run

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ __all__ = [
     "Context",
     "Stats",
     "TaskGroup",
+    "any_asset",
     "asset_link",
     "file_import_error",
     "form_widgets",
@@ -79,6 +80,14 @@ def interval_end_ms(context: Context, clock: Clock) -> int:
 def make_asset(uri: str) -> Asset:
     """An asset named like its URI; on 2.11 a dataset, which has no name."""
     return Asset(uri=uri)
+
+
+def any_asset(assets: Sequence[Asset]) -> Any:
+    """A DAG's `schedule`: run when any of these was updated (a bare list would wait for all of them)."""
+    joined: Any = assets[0]
+    for asset in assets[1:]:
+        joined = joined | asset
+    return [joined] if len(assets) == 1 else joined
 
 
 def set_event_extra(context: Context, asset: Asset, extra: dict[str, Any]) -> None:

@@ -1,11 +1,12 @@
 """From a collection to its tasks, a task group or a whole DAG.
 
-    upsert_tasks(config)       the four tasks, in the DAG or group that is open
+    shard_tasks(config)        the four tasks of a collection or view, in the DAG or group that is open
+    upsert_tasks(config)       those of a collection
     upsert_task_group(config)  the same inside a task group
     build_upsert_dag(config)   DAG persist_upsert__<name>
     build_dags(folder)         one DAG per collection file; a wrong file becomes an import error under its own path
 
-Parsing touches no store and no network and imports no Spark.
+Views: persist_airflow.view_factory. Parsing touches no store and no network and imports no Spark.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from persist_airflow.operators import (
 )
 from persist_core.config import CollectionConfig, load_collections
 from persist_core.errors import ConfigError
+from persist_core.shard_config import ShardConfig
 from persist_core.time_text import parse_time
 
 DAG_PREFIX = "persist_upsert__"
@@ -37,7 +39,7 @@ APPEND_RETRIES = 6  # a conflict costs a try, and so does a worker that dies
 
 
 @dataclass(frozen=True)
-class UpsertTasks:
+class ShardTasks:
     """The four tasks, already chained."""
 
     mint: MintBatchDescriptionsOperator
@@ -46,15 +48,15 @@ class UpsertTasks:
     checkpoint: CheckpointManifestOperator
 
 
-def upsert_tasks(
-    config: CollectionConfig,
+def shard_tasks(
+    config: ShardConfig,
     *,
     persist_conn_id: str = PersistHook.default_conn_name,
     spark_conn_id: str = "spark_default",
     on_cas_conflict: Sequence[ConflictCallback] | ConflictCallback = (),
     spark: Mapping[str, Any] | None = None,
-) -> UpsertTasks:
-    """The four tasks of one collection, in the DAG or task group that is open.
+) -> ShardTasks:
+    """The four tasks of one collection or view, in the DAG or task group that is open.
 
     `spark` are further arguments for the provider's SparkSubmitOperator (`conf`, `packages`, `executor_memory`, ...).
     """
@@ -77,11 +79,16 @@ def upsert_tasks(
     )
     checkpoint = CheckpointManifestOperator(task_id="checkpoint_manifest", **common)
     mint >> write >> append >> checkpoint
-    return UpsertTasks(mint, write, append, checkpoint)
+    return ShardTasks(mint, write, append, checkpoint)
+
+
+def upsert_tasks(config: CollectionConfig, **options: Any) -> ShardTasks:
+    """The four tasks of one collection. `options` are those of `shard_tasks`."""
+    return shard_tasks(config, **options)
 
 
 def upsert_task_group(config: CollectionConfig, *, group_id: str | None = None, **options: Any) -> TaskGroup:
-    """The four tasks inside a task group (default id: the collection's name). `options` are those of `upsert_tasks`."""
+    """The four tasks inside a task group (default id: the collection's name). `options` are those of `shard_tasks`."""
     with TaskGroup(group_id or config.name) as group:
         upsert_tasks(config, **options)
     return group
@@ -94,7 +101,7 @@ def build_upsert_dag(
     dag_args: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> DAG:
-    """DAG `persist_upsert__<name>`. `options` are those of `upsert_tasks`; `dag_args` go over the defaults below.
+    """DAG `persist_upsert__<name>`. `options` are those of `shard_tasks`; `dag_args` go over the defaults below.
 
     Its runs have real data intervals in UTC. There is no catch-up: an ordinary run takes all that is due, whatever
     was missed; history in steps is what backfills are for.
@@ -103,7 +110,7 @@ def build_upsert_dag(
         "dag_id": f"{DAG_PREFIX}{config.name}",
         "description": config.description or f"Change feed {config.source.path} -> shard {config.name}",
         "schedule": interval_schedule(config.schedule),
-        "start_date": _start_date(config),
+        "start_date": start_of(config),
         "catchup": False,
         "max_active_runs": 1,
         "tags": ["persist", "upsert"],
@@ -120,8 +127,12 @@ def build_dags(folder: str | Path, **options: Any) -> dict[str, DAG]:
     folder = Path(folder).absolute()
     collections, errors = load_collections(folder)
     dags = [build_upsert_dag(config, **options) for config in collections]
-    wrong = [_WrongCollection(_named_file(error, folder), str(error)) for error in errors]
-    return {dag.dag_id: dag for dag in (*dags, *wrong)}
+    return {dag.dag_id: dag for dag in (*dags, *stand_ins(errors, folder, DAG_PREFIX))}
+
+
+def stand_ins(errors: Sequence[ConfigError], folder: Path, prefix: str) -> list[DAG]:
+    """A DAG for each wrong file of `folder`, which leaves an import error under the file's own path."""
+    return [_WrongFile(_named_file(error, folder), str(error), prefix) for error in errors]
 
 
 def _named_file(error: ConfigError, folder: Path) -> Path:
@@ -130,11 +141,11 @@ def _named_file(error: ConfigError, folder: Path) -> Path:
     return next((file for file in files if str(error).startswith(f"{file}: ")), folder)
 
 
-class _WrongCollection(DAG):
-    """Stands for a collection file that is wrong: never bagged, it leaves an import error under the file's path."""
+class _WrongFile(DAG):
+    """Stands for a file that is wrong: never bagged, it leaves an import error under the file's path."""
 
-    def __init__(self, path: Path, message: str) -> None:
-        super().__init__(dag_id=f"{DAG_PREFIX}wrong_file__{re.sub(r'[^A-Za-z0-9_.-]', '_', path.name)}", schedule=None)
+    def __init__(self, path: Path, message: str, prefix: str) -> None:
+        super().__init__(dag_id=f"{prefix}wrong_file__{re.sub(r'[^A-Za-z0-9_.-]', '_', path.name)}", schedule=None)
         self.wrong_path = path
         self.wrong_message = message
 
@@ -144,8 +155,8 @@ class _WrongCollection(DAG):
         raise ConfigError(self.wrong_message)
 
 
-def _start_date(config: CollectionConfig) -> datetime:
-    """The collection's start, else the epoch: a backfill may then cover any day."""
+def start_of(config: ShardConfig) -> datetime:
+    """The start that the file says, else the epoch: a backfill may then cover any day."""
     start_ms = parse_time(config.start_date, what="start_date") if config.start_date else 0
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=start_ms)
 

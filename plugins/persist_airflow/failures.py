@@ -10,10 +10,18 @@ from persist_airflow.compat import AirflowException, AirflowFailException
 from persist_airflow.exceptions import SparkJobFailed
 from persist_core.batch import BatchDescription, failure_key
 from persist_core.client import PersistClient
-from persist_core.errors import Corruption, InvalidInput, PersistError, RunFailed, SourceChanged, TooManyErrors
+from persist_core.errors import (
+    Corruption,
+    InvalidInput,
+    PersistError,
+    RunFailed,
+    SourceChanged,
+    TooManyErrors,
+    TooManyUpdates,
+)
 from persist_core.spark_submit import error_of_kind
 
-HOPELESS = (InvalidInput, Corruption, TooManyErrors, SourceChanged)  # the same again on the next try
+HOPELESS = (InvalidInput, Corruption, TooManyErrors, TooManyUpdates, SourceChanged)  # the same again on the next try
 
 
 @contextmanager

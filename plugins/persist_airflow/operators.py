@@ -30,13 +30,17 @@ from persist_airflow.links import ShardLink, shard_uri
 from persist_airflow.notifications import ConflictCallback, alert
 from persist_airflow.spark import WriteBatchesOperator
 from persist_core import protocol
-from persist_core.batch import BatchCounts, BatchDescription
+from persist_core.batch import BatchDescription
 from persist_core.client import PersistClient
-from persist_core.config import CollectionConfig
+from persist_core.errors import NotReadable
 from persist_core.frontier import Frontier
+from persist_core.local_run import input_noun
 from persist_core.protocol import Conflict, NothingToDo
+from persist_core.shard_config import ShardConfig
+from persist_core.sources.shards import ShardSource
 from persist_core.state import Commit, Committed
-from persist_core.write import manifest_for, stage_manifest
+from persist_core.view import correction_notice
+from persist_core.view_config import ON_INPUT, ViewConfig
 
 __all__ = [
     "AppendBatchesOperator",
@@ -49,13 +53,13 @@ MAX_HEALS = 5  # per try: each costs a Spark job; a run that loses more often is
 
 
 class _PersistOperator(BaseOperator):
-    """What the operators share: the collection, the location, the link to the shard."""
+    """What the operators share: the shard's file, the location, the link to the shard."""
 
     template_fields: Sequence[str] = ("persist_conn_id", "shard")
     operator_extra_links = (ShardLink(),)
 
     def __init__(
-        self, *, config: CollectionConfig, persist_conn_id: str = PersistHook.default_conn_name, **kwargs: Any
+        self, *, config: ShardConfig, persist_conn_id: str = PersistHook.default_conn_name, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self.config = config
@@ -75,9 +79,12 @@ class _PersistOperator(BaseOperator):
 class MintBatchDescriptionsOperator(_PersistOperator):
     """Describe the batch of this dag run: `[shard's upper, end of the data interval)` and all unread input that is due.
 
-    Returns `BatchDescription.to_json()`. Skips where the interval is already in the shard.
+    A view that refreshes on input goes as far as its inputs, whatever the interval. Returns
+    `BatchDescription.to_json()`; of a read-only view (`read_only` in its file, or in the dag run's conf)
+    `{"trial_as_of": ..., "description": ...}`, minting nothing. Skips where the interval is already in the shard, or
+    the inputs have not come further.
 
-    :param config: the collection
+    :param config: the collection or view
     :param persist_conn_id: the location (templated)
     """
 
@@ -86,7 +93,9 @@ class MintBatchDescriptionsOperator(_PersistOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Mint. Raises `AirflowSkipException` where there is nothing to do."""
         with self._client() as client:
-            until = interval_end_ms(context, client.clock)
+            until = None if _follows_inputs(self.config) else interval_end_ms(context, client.clock)
+            if isinstance(self.config, ViewConfig) and is_read_only(self.config, context):
+                return _trial(client, self.config, until)
             minted = protocol.mint(client, self.config, until=until, writer=writer_of(context))
         if isinstance(minted, NothingToDo):
             raise AirflowSkipException(minted.reason)
@@ -94,10 +103,11 @@ class MintBatchDescriptionsOperator(_PersistOperator):
             self.log.warning("%s", notice)
         description = minted.description
         self.log.info(
-            "minted %s of shard %s: %d files, %d bytes",
+            "minted %s of shard %s: %d %s, %d bytes",
             description.interval,
             description.shard,
             description.input_files,
+            input_noun(self.config),
             description.input_bytes,
         )
         return description.to_json()
@@ -110,7 +120,7 @@ class AppendBatchesOperator(_PersistOperator):
     carries the same. `result` is `committed`, `already committed` (an earlier try had done it), `healed` (minted and
     written again after a conflict) or `covered` (others have committed this interval).
 
-    :param config: the collection
+    :param config: the collection or view
     :param staged: what write returns: the description and the manifest's key (templated)
     :param write_task_id: the write task of the same DAG, whose Spark settings a healing try uses
     :param on_cas_conflict: notifiers (or callables taking the context), fired once per conflict; the context holds
@@ -139,6 +149,8 @@ class AppendBatchesOperator(_PersistOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Append, or heal. Raises `PersistCasConflict` where the append was lost for the first time."""
+        if self.staged.get("trial") is not None:
+            raise AirflowSkipException(f"read-only: nothing was written of what {self.shard} would come to (see write)")
         description = BatchDescription.from_json(self.staged["description"])
         with self._client() as client:
             result = self._append(client, description, self.staged["manifest_key"], context)
@@ -149,6 +161,9 @@ class AppendBatchesOperator(_PersistOperator):
             else:
                 report = self._heal(client, description, result, context)
         self.log.info("%s: %s", report["result"], report)
+        corrected = correction_notice(self.shard, report.get("stats", {}))
+        if corrected is not None:
+            self.log.warning("%s", corrected)
         set_event_extra(context, self.asset, report)
         return report
 
@@ -157,7 +172,7 @@ class AppendBatchesOperator(_PersistOperator):
     ) -> Committed | Conflict:
         """One compare-and-append; a conflict is logged with both sides and alerted."""
         if manifest_key is None:
-            manifest_key = _stage_nothing(client, self.config, description)
+            manifest_key = protocol.manifest_of_outdated(client, self.config, description)
         result = protocol.append(client, description, manifest_key)
         if isinstance(result, Conflict):
             self.log.error("%s", result.record)
@@ -187,7 +202,7 @@ class AppendBatchesOperator(_PersistOperator):
 class CheckpointManifestOperator(_PersistOperator):
     """Publish the checkpoint of the newest commit, move `_latest`, apply retention. Safe to do again at any time.
 
-    :param config: the collection
+    :param config: the collection or view
     :param persist_conn_id: the location (templated)
     """
 
@@ -211,22 +226,29 @@ class CheckpointManifestOperator(_PersistOperator):
         return report
 
 
+def is_read_only(config: ViewConfig, context: Context) -> bool:
+    """Whether this dag run may only try the view: by its file, or by the run's conf `{"read_only": true}`."""
+    asked: Any = context["dag_run"].conf or {}
+    return config.read_only or asked.get("read_only") is True
+
+
+def _follows_inputs(config: ShardConfig) -> bool:
+    """Whether a dag run's interval says nothing: it is run when an input was appended to, or by hand."""
+    return isinstance(config, ViewConfig) and config.schedule in (None, ON_INPUT)
+
+
+def _trial(client: PersistClient, config: ViewConfig, until: int | None) -> dict[str, Any]:
+    """What write is told where it is only to try the view. Raises `AirflowSkipException` before there is any input."""
+    try:
+        as_of = ShardSource(config, client).trial_time(until)
+    except NotReadable as error:
+        raise AirflowSkipException(str(error)) from error
+    return {"trial_as_of": as_of, "description": protocol.trial_description(client, config, as_of).to_json()}
+
+
 def writer_of(context: Context) -> str:
     """Who mints: the dag run, never the try."""
     return f"{context['dag_run'].dag_id}/{context['run_id']}"
-
-
-def _stage_nothing(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str:
-    """The key of a batch to append where the write stage found the description outdated and staged none.
-
-    Either the description is a commit already (a cleared run), and that commit's own manifest says so again; or its
-    append can only be refused, and an empty batch is enough to find out by whom.
-    """
-    for commit in client.state(description.shard).commits:
-        if commit.token == description.token:
-            return commit.manifest_key
-    empty = manifest_for(description, config.collection_schema(), (), BatchCounts(), rows="outdated")
-    return stage_manifest(client.blob, empty, client.ids.uuid7())
 
 
 def _report(client: PersistClient, result: str, commit: Commit | None) -> dict[str, Any]:

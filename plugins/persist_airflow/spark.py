@@ -20,11 +20,11 @@ from persist_airflow.compat import AirflowException, AirflowNotFoundException, B
 from persist_airflow.failures import airflow_error, hopeless_fails_at_once, spark_failure
 from persist_airflow.hook import PersistHook
 from persist_core import protocol
-from persist_core.batch import BatchDescription, manifest_key
+from persist_core.batch import BatchDescription, manifest_key, trial_key
 from persist_core.client import PersistClient
-from persist_core.config import CollectionConfig
 from persist_core.errors import OutdatedDescription
 from persist_core.job_spec import JobSpec
+from persist_core.shard_config import ShardConfig
 from persist_core.spark_jars import with_s3a_jars
 from persist_core.spark_submit import (
     LOCAL_MASTER,
@@ -33,6 +33,7 @@ from persist_core.spark_submit import (
     location_environment,
     spark_environment,
     spark_home,
+    take_trial,
     tuned_conf,
 )
 
@@ -41,12 +42,13 @@ class WriteBatchesOperator(SparkSubmitOperator):
     """Stage the batch of `description` with Spark.
 
     Returns `{"description": ..., "manifest_key": ...}`; the key is `None` where the description was outdated, so that
-    nothing was staged: the append task then finds out by whom, and heals.
+    nothing was staged: the append task then finds out by whom, and heals. Of a read-only view it stages nothing, and
+    adds `"trial"`: what a refresh would write, counted and sampled.
 
     All arguments of the provider's SparkSubmitOperator may be given, `conf` goes over the tuned defaults. Without a
     Spark connection of that id the job runs in `local[*]`. A description with neither input nor stash needs no Spark.
 
-    :param config: the collection
+    :param config: the collection or view
     :param description: `BatchDescription.to_json()`, as mint returns it (templated)
     :param persist_conn_id: the location (templated)
     :param spark_conn_id: the Spark connection
@@ -64,7 +66,7 @@ class WriteBatchesOperator(SparkSubmitOperator):
     def __init__(
         self,
         *,
-        config: CollectionConfig,
+        config: ShardConfig,
         description: Any,
         persist_conn_id: str = PersistHook.default_conn_name,
         spark_conn_id: str = "spark_default",
@@ -83,10 +85,33 @@ class WriteBatchesOperator(SparkSubmitOperator):
         with hopeless_fails_at_once():
             client = PersistHook(self.persist_conn_id).get_conn()
         try:
+            if "trial_as_of" in self.description:
+                return self._try(client, context)
             key = self.write(client, BatchDescription.from_json(self.description), context)
         finally:
             client.location.close()
         return {"description": self.description, "manifest_key": key}
+
+    def _try(self, client: PersistClient, context: Context) -> dict[str, Any]:
+        """A read-only view: say what its refresh would write. Nothing is staged."""
+        asked = self.description
+        description = BatchDescription.from_json(asked["description"])
+        spec = JobSpec(description, self.config, client.ids.uuid7(), trial_as_of=asked["trial_as_of"])
+        key = trial_key(description.shard, spec.attempt)
+        try:
+            self._submit(spec, context)
+        except AirflowException as error:
+            raise airflow_error(spark_failure(client, description, spec.attempt, str(error))) from error
+        data = client.blob.get(key)
+        if data is None:
+            cause = f"It ended well, but there is no report {key}."
+            raise airflow_error(spark_failure(client, description, spec.attempt, cause))
+        trial = take_trial(client, key, data)
+        self.log.info("read-only: a refresh of %s as of %d would come to %s", self.shard, trial.as_of, trial.stats)
+        for update in trial.sample:
+            self.log.info("  %s", update)
+        report = {"as_of": trial.as_of, "stats": dict(trial.stats), "sample": [dict(each) for each in trial.sample]}
+        return {"description": asked["description"], "manifest_key": None, "trial": report}
 
     def write(self, client: PersistClient, description: BatchDescription, context: Context) -> str | None:
         """Stage `description`, and return the manifest's key, `None` where it is outdated. Heals call this too."""

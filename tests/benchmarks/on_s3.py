@@ -17,7 +17,7 @@ from pathlib import Path
 
 from persist_core.client import PersistClient
 from persist_core.config import load_collection
-from persist_core.local_run import run_collection
+from persist_core.local_run import bring_up_to_date
 from persist_core.location.open import PersistLocation, open_location
 from persist_core.spark_submit import SparkSettings
 from persist_core.time_text import parse_time
@@ -35,7 +35,7 @@ def seconds_of(location: PersistLocation) -> float:
     with open_location(location) as opened:
         client = PersistClient(opened)
         began = time.perf_counter()
-        run_collection(client, location, config, until=until, settings=SparkSettings(MASTER), say=lambda _: None)
+        bring_up_to_date(client, location, config, until=until, settings=SparkSettings(MASTER), say=lambda _: None)
         return time.perf_counter() - began
 
 

@@ -13,13 +13,13 @@ from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain
 from persist_core.checkpoint.recovery import stash_chain
 from persist_core.client import PersistClient
 from persist_core.clock import ManualClock
-from persist_core.config import RetentionConfig
 from persist_core.errors import Indeterminate
 from persist_core.ids import SeededIds
 from persist_core.location.blob import BlobMetadata
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.schema import CollectionSchema, Column
+from persist_core.shard_config import RetentionConfig
 from persist_core.write import stage_manifest
 
 SCHEMA = CollectionSchema(key=(Column("id", "bigint", nullable=False),))

@@ -16,12 +16,12 @@ from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.checkpoint.publish import publish_and_retain
 from persist_core.checkpoint.recovery import stash_chain
 from persist_core.checkpoint.retention import plan_retention
-from persist_core.config import RetentionConfig
 from persist_core.errors import CorruptArtifact, Indeterminate, InvalidInput, UnknownVersion
 from persist_core.location.blob import Blob
 from persist_core.location.file import FileBlob
 from persist_core.location.mem import MemBlob
 from persist_core.location.open import open_blob
+from persist_core.shard_config import RetentionConfig
 from persist_core.testing.checkpoint_conformance import CheckpointerConformance, checkpoint_ids
 from tests.core.checkpointed_shard import DAY_MS, KEEP_ALL, KEEP_ONE, Crashing, Shard
 from tests.servers.s3 import S3Server

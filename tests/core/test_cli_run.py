@@ -19,7 +19,7 @@ from persist_core.client import PersistClient
 from persist_core.clock import SystemClock
 from persist_core.config import CollectionConfig, load_collection
 from persist_core.errors import InvalidInput, OutdatedDescription, PersistError, RunFailed, TooManyErrors
-from persist_core.local_run import default_until, run_collection
+from persist_core.local_run import bring_up_to_date, default_until
 from persist_core.location.open import PersistLocation, open_location
 from persist_core.spark_submit import (
     SparkSettings,
@@ -77,7 +77,7 @@ class World:
     def run(self, config: CollectionConfig, until: int | None = UNTIL, **settings: Any) -> Any:
         spark = SparkSettings(master="local[1]", **settings)
         said: list[str] = []
-        return run_collection(self.client, self.location, config, until=until, settings=spark, say=said.append)
+        return bring_up_to_date(self.client, self.location, config, until=until, settings=spark, say=said.append)
 
     def ids(self, as_of: int | None = None) -> list[int]:
         return sorted(self.client.open_reader("orders").snapshot(as_of)["id"].to_pylist())
@@ -253,7 +253,7 @@ def test_two_runs_at_once_end_in_the_same_contents(world: World) -> None:
         try:
             with open_location(world.location) as opened:
                 settings = SparkSettings(master="local[1]")
-                run_collection(
+                bring_up_to_date(
                     PersistClient(opened), world.location, config, until=UNTIL, settings=settings, say=said.append
                 )
         except BaseException as error:  # noqa: BLE001 - handed to the test's own thread

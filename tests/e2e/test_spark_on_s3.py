@@ -12,7 +12,7 @@ from persist_core.client import PersistClient
 from persist_core.config import load_collection
 from persist_core.errors import InvalidInput
 from persist_core.fsck import fsck
-from persist_core.local_run import RunReport, run_collection
+from persist_core.local_run import RunReport, bring_up_to_date
 from persist_core.location.open import PersistLocation, open_location
 from persist_core.spark_submit import SparkSettings
 from persist_core.time_text import parse_time
@@ -46,7 +46,7 @@ def run(location: PersistLocation, settings: SparkSettings) -> RunReport:
     config = load_collection(ROOT / "dags" / "collections" / f"{SHARD}.yaml")
     with open_location(location) as opened:
         client = PersistClient(opened)
-        return run_collection(client, location, config, until=UNTIL_MS, settings=settings, say=lambda _: None)
+        return bring_up_to_date(client, location, config, until=UNTIL_MS, settings=settings, say=lambda _: None)
 
 
 def contents(location: PersistLocation) -> list[Any]:

@@ -1,0 +1,176 @@
+"""What a view's rows are: its query (or function) over its inputs as of one time, in the types that shards have.
+
+    inputs as of r --temporary views--> spark.sql(query) --column by column--> CollectionSchema, DataFrame
+
+| Spark type | column |
+| --- | --- |
+| byte, short | int |
+| char, varchar, collated string | string |
+| struct, array, map | json, by `to_json` with fixed options |
+| void, timestamp_ntz, time, intervals, variant | refused: the query has to cast them |
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+
+from persist_core.errors import ConfigError, InvalidName, PersistError, RunFailed
+from persist_core.schema import CollectionSchema, Column, decimal_of
+from persist_spark.frame import quoted
+
+_MAX_MESSAGE_CHARS = 2_000  # Spark's messages may hold whole plans
+_AFTER_MESSAGE = ("JVM stacktrace", "Driver stacktrace", "\n\tat ")
+_SAME: dict[type[T.DataType], str] = {
+    T.BooleanType: "boolean", T.IntegerType: "int", T.LongType: "bigint", T.FloatType: "float", T.DoubleType: "double",
+    T.BinaryType: "binary", T.DateType: "date", T.TimestampType: "timestamp",
+}  # fmt: skip
+_WIDENED: dict[type[T.DataType], str] = {T.ByteType: "int", T.ShortType: "int"}
+_TEXTS = (T.StringType, T.CharType, T.VarcharType)
+_NESTED = (T.StructType, T.ArrayType, T.MapType)
+# Nulls stay, times are in UTC with six digits: one text for one value.
+_JSON_OPTIONS = (
+    "map('ignoreNullFields', 'false', 'timeZone', 'UTC', 'dateFormat', 'yyyy-MM-dd',"
+    " 'timestampFormat', 'yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSSXXX')"
+)
+
+
+def rows_of(spark: SparkSession, view: str, definition: str, inputs: Mapping[str, DataFrame]) -> DataFrame:
+    """The rows as Spark has them. `definition`: `ViewConfig.definition`. Raises `ConfigError` where it is no query.
+
+    Nothing is computed yet.
+    """
+    if definition.startswith("function "):
+        return _called(spark, view, definition.removeprefix("function "), inputs)
+    text = definition.strip().rstrip(";")
+    with _temporary_views(inputs), told(view, "the query"):
+        # In parentheses, so that it can be a query and nothing else: Spark would run a command at once.
+        return spark.sql(f"SELECT * FROM ({text}\n)")
+
+
+@contextmanager
+def _temporary_views(inputs: Mapping[str, DataFrame]) -> Iterator[None]:
+    """The inputs under their names, for as long as a query is analysed: the plan holds on to them by itself."""
+    made: list[tuple[SparkSession, str]] = []
+    try:
+        for name, frame in inputs.items():
+            frame.createOrReplaceTempView(quoted(name))
+            made.append((frame.sparkSession, name))
+        yield
+    finally:
+        for session, name in made:
+            session.catalog.dropTempView(quoted(name))
+
+
+def _called(spark: SparkSession, view: str, function: str, inputs: Mapping[str, DataFrame]) -> DataFrame:
+    module, _, name = function.partition(":")
+    try:
+        call: Callable[[SparkSession, dict[str, DataFrame]], object] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"view {view}: function: found {function!r}, which can't be imported ({error}); wanted module:name on the"
+            " job's PYTHONPATH (spark-submit --py-files)"
+        ) from error
+    with told(view, f"function {function}"):
+        found = call(spark, dict(inputs))
+    if not hasattr(found, "selectExpr"):
+        raise ConfigError(f"view {view}: function {function} returned {type(found).__name__}; wanted a DataFrame")
+    return found  # type: ignore[return-value] # - a DataFrame of either kind (classic, Connect): judged by what it does
+
+
+@contextmanager
+def told(view: str, what: str) -> Iterator[None]:
+    """Turn Spark's errors into ours: a definition that can never work (`ConfigError`), or that failed (`RunFailed`)."""
+    try:
+        yield
+    except PersistError:
+        raise
+    except AnalysisException as error:
+        raise ConfigError(f"view {view}: {what} is refused by Spark: {_message(error)}") from error
+    except PySparkException as error:
+        raise RunFailed(f"view {view}: {what} failed: {_message(error)}. Nothing was committed") from error
+
+
+def _message(error: Exception) -> str:
+    text = str(error)
+    for mark in _AFTER_MESSAGE:
+        text = text.partition(mark)[0]
+    return text.strip()[:_MAX_MESSAGE_CHARS]
+
+
+def shaped(view: str, rows: DataFrame) -> tuple[CollectionSchema, DataFrame]:
+    """The rows in the types that shards have, and their schema: no key, every column nullable.
+
+    Raises `ConfigError` naming the column that has no such type, no usable name, or the name of another.
+    """
+    names = [field.name for field in rows.schema.fields]
+    lower = [name.lower() for name in names]
+    twice = next((name for name in names if lower.count(name.lower()) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"view {view}: found two columns named {twice!r} (case does not count), wanted different names; give one an"
+            " alias: ... AS other_name"
+        )
+    columns: list[Column] = []
+    expressions: list[str] = []
+    for field in rows.schema.fields:
+        type_name, expression = _shape(view, field)
+        try:
+            columns.append(Column(field.name, type_name))
+        except InvalidName as error:
+            raise ConfigError(f"view {view}: {error}; give it an alias: ... AS other_name") from error
+        expressions.append(f"{expression} AS {quoted(field.name)}")
+    try:
+        schema = CollectionSchema(key=(), values=tuple(columns))
+    except InvalidName as error:
+        raise ConfigError(f"view {view}: {error}") from error
+    return schema, rows.selectExpr(*expressions)
+
+
+def _shape(view: str, field: T.StructField) -> tuple[str, str]:
+    """The column's type, and the SQL expression that makes it."""
+    name, found = quoted(field.name), field.dataType
+    if isinstance(found, _TEXTS):
+        return "string", f"CAST({name} AS STRING)"
+    if isinstance(found, T.DecimalType):
+        type_name = f"decimal({found.precision},{found.scale})"
+        if decimal_of(type_name) and found.scale <= found.precision:
+            return type_name, name
+    if isinstance(found, _NESTED) and not any(isinstance(inner, _REFUSED) for inner in _within(found)):
+        return "json", f"to_json({name}, {_JSON_OPTIONS})"
+    same = _SAME.get(type(found))
+    if same is not None:
+        return same, name
+    widened = _WIDENED.get(type(found))
+    if widened is not None:
+        return widened, f"CAST({name} AS INT)"
+    raise ConfigError(
+        f"view {view}: column {field.name!r} has type {found.simpleString()}, which no shard has; cast it, e.g."
+        f" CAST({name} AS STRING), or AS TIMESTAMP"
+    )
+
+
+_REFUSED = tuple(
+    getattr(T, name)
+    for name in ("NullType", "TimestampNTZType", "TimeType", "DayTimeIntervalType", "YearMonthIntervalType",
+                 "CalendarIntervalType", "VariantType")
+    if hasattr(T, name)
+)  # fmt: skip
+
+
+def _within(found: T.DataType) -> Iterator[T.DataType]:
+    """A nested type's own types."""
+    if isinstance(found, T.StructType):
+        inner = [field.dataType for field in found.fields]
+    elif isinstance(found, T.ArrayType):
+        inner = [found.elementType]
+    else:
+        inner = [found.keyType, found.valueType] if isinstance(found, T.MapType) else []
+    for each in inner:
+        yield each
+        yield from _within(each)

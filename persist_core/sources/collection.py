@@ -1,0 +1,51 @@
+"""The input of a collection: the files that its `source.path` names."""
+
+from __future__ import annotations
+
+from persist_core.config import CollectionConfig
+from persist_core.location.blob import Blob
+from persist_core.schema import CollectionSchema, check_compatible
+from persist_core.sources.files import FileSource
+from persist_core.sources.source import Intake
+from persist_core.state import ShardState
+
+FILES = "files"  # the name of a collection's one source
+
+
+class CollectionSource:
+    """`persist_core.sources.files` as mint wants it."""
+
+    def __init__(self, config: CollectionConfig, blob: Blob) -> None:
+        self._config = config
+        self._blob = blob
+
+    def check(self, state: ShardState) -> None:
+        """The collection says its schema itself, so it is compared before anything is listed."""
+        if state.schema is not None:
+            check_compatible(state.schema, self._config.collection_schema())
+
+    def freeze(self, state: ShardState, *, lower: int, until: int | None) -> Intake:
+        """All files that are due. Without any there is still an intake: the upper advances."""
+        source = FileSource(self._config, self._blob)
+        consumed = state.sources.get(FILES)
+        freeze = source.freeze(consumed, until=until, lower=lower)
+        sources, input_key = dict(state.sources), None
+        if freeze.frozen.files:
+            input_key = f"{self._config.name}/inputs/{freeze.frozen.digest()}.json"
+            self._blob.set(input_key, freeze.frozen.encode())
+            sources[FILES] = source.advance(consumed, freeze.frozen)
+        return Intake(
+            upper=freeze.upper,
+            sources=sources,
+            input_key=input_key,
+            input_files=len(freeze.frozen.files),
+            input_bytes=freeze.frozen.size_bytes,
+            notices=freeze.notices(),
+        )
+
+    def schema(self, state: ShardState) -> CollectionSchema:  # noqa: ARG002 - the contract's: a view needs the state
+        """The collection's."""
+        return self._config.collection_schema()
+
+    def settle(self, state: ShardState) -> None:
+        """Files are held by nobody."""

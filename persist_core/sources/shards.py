@@ -1,0 +1,227 @@
+"""The input of a view: other shards, all read as of one time.
+
+    holds on the inputs -> uppers -> upper = min(until, uppers) -> as_of = upper - 1 -> frozen input
+
+1. All inputs are read as of the same time, so a view is consistent across them; `upper` is at most the smallest upper.
+2. An input whose `since` has passed that time is an error, never an approximation. The hold `view/<name>` on each input
+   keeps its `since` back for as long as the newest refresh may have to be evaluated again.
+3. A view gives nothing of its inputs up by itself: a hold is moved only as far as holds of others than views have gone.
+   History is for whoever set a retention to end, not for whoever reads it.
+4. Where neither the definition nor any input has changed since the newest refresh, there is nothing to read: the
+   description is a seal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from persist_core.batch import SourceFrontier
+from persist_core.client import PersistClient
+from persist_core.errors import CorruptArtifact, InvalidInput, OutsideFrontiers, ShardNotFound, UnknownVersion
+from persist_core.frontier import CLOSED, MAX_TIME, Frontier
+from persist_core.schema import CollectionSchema
+from persist_core.since import SinceHandle
+from persist_core.sources.source import Intake, NotYet
+from persist_core.state import ShardState
+from persist_core.view_config import ViewConfig
+
+SHARDS = "shards"  # the name of a view's one source, and its type
+HOLDER_PREFIX = "view/"
+FROZEN_VERSION = 1
+NO_COLUMNS = CollectionSchema(key=())  # of a view that was never refreshed with any input
+
+
+@dataclass(frozen=True)
+class FrozenShards:
+    """What one refresh reads: the view's definition, the time, and each input's upper when it was minted."""
+
+    definition: str
+    as_of: int
+    uppers: Mapping[str, int | None]
+
+    def encode(self) -> bytes:
+        """Canonical JSON with a version: equal inputs give equal bytes."""
+        body = {
+            "version": FROZEN_VERSION,
+            "definition": self.definition,
+            "as_of": self.as_of,
+            "uppers": dict(self.uppers),
+        }
+        return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> FrozenShards:
+        """The inverse of `encode`. Raises `UnknownVersion`, or `CorruptArtifact` for bytes that are none of these."""
+        try:
+            body = json.loads(data)
+            if body["version"] != FROZEN_VERSION:
+                raise UnknownVersion(f"frozen input version {body['version']!r}; this release reads {FROZEN_VERSION}")
+            return cls(body["definition"], body["as_of"], body["uppers"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptArtifact(f"a view's frozen input can't be read: {error!r}; mint again") from error
+
+    def digest(self) -> str:
+        """SHA-256 (hex) of `encode()`."""
+        return hashlib.sha256(self.encode()).hexdigest()
+
+    def key(self, shard: str) -> str:
+        """Where it is kept, for the view `shard`."""
+        return f"{shard}/inputs/{self.digest()}.json"
+
+
+@dataclass(frozen=True)
+class Refreshed:
+    """Progress of a view as its shard's state holds it: the newest refresh's time and frozen input."""
+
+    as_of: int
+    input_key: str
+    uppers: Mapping[str, int | None]
+
+    @classmethod
+    def of(cls, sources: Mapping[str, SourceFrontier]) -> Refreshed | None:
+        """Out of a state's or a manifest's sources; `None` where there was no refresh."""
+        source = sources.get(SHARDS)
+        if source is None:
+            return None
+        offsets: Mapping[str, Any] = source.offsets
+        return cls(offsets["as_of"], offsets["input"], offsets["uppers"])
+
+    def to_source(self) -> SourceFrontier:
+        """The inverse of `of`."""
+        return SourceFrontier(
+            SHARDS, {"as_of": self.as_of, "input": self.input_key, "uppers": dict(sorted(self.uppers.items()))}
+        )
+
+
+def load_frozen(client: PersistClient, key: str) -> FrozenShards:
+    """A frozen input, its digest checked. Raises `CorruptArtifact` where it is missing or damaged."""
+    data = client.blob.get(key)
+    if data is None:
+        raise CorruptArtifact(f"frozen input {key} is missing; mint again")
+    frozen = FrozenShards.decode(data)
+    wanted = key.rpartition("/")[2].removesuffix(".json")
+    if frozen.digest() != wanted:
+        raise CorruptArtifact(f"frozen input {key} has digest {frozen.digest()}; wanted {wanted}. Mint again")
+    return frozen
+
+
+class ShardSource:
+    """The inputs of one view."""
+
+    def __init__(self, config: ViewConfig, client: PersistClient) -> None:
+        self._config = config
+        self._client = client
+
+    def check(self, state: ShardState) -> None:
+        """Nothing to say yet: the schema is the query's result, which only Spark knows. The job compares it."""
+
+    def freeze(self, state: ShardState, *, lower: int, until: int | None) -> Intake | NotYet:
+        """The inputs as of the last time that all of them, and `until`, have reached. Takes the view's holds.
+
+        Raises `OutsideFrontiers` where an input's `since` has passed that time.
+        """
+        inputs: dict[str, ShardState] = {}
+        for name in self._config.inputs:
+            try:
+                self._hold(name)
+                inputs[name] = self._client.state(name)
+            except ShardNotFound:
+                return NotYet(f"view {self._config.name}: its input {name} does not exist yet; run {name} first")
+        upper = min([CLOSED if until is None else Frontier(until), *(each.upper for each in inputs.values())])
+        if upper <= Frontier(lower):
+            behind = min(inputs.values(), key=lambda each: each.upper)
+            return NotYet(
+                f"view {self._config.name} is as far as its inputs are: it holds everything before {lower}, and its"
+                f" input {behind.shard} has come to {behind.upper}"
+            )
+        as_of = MAX_TIME if upper.time is None else upper.time - 1
+        frozen = self._frozen(inputs, as_of)
+        sources = dict(state.sources)
+        last = Refreshed.of(sources)
+        if last is not None and self._is_unchanged(state, last, inputs, as_of):
+            sources[SHARDS] = Refreshed(as_of, last.input_key, frozen.uppers).to_source()
+            return Intake(upper.time, sources, notices=("no input has changed: nothing to read",))
+        key = frozen.key(self._config.name)
+        self._client.blob.set(key, frozen.encode())
+        sources[SHARDS] = Refreshed(as_of, key, frozen.uppers).to_source()
+        return Intake(upper.time, sources, key, len(inputs), _bytes_of(inputs.values()))
+
+    def schema(self, state: ShardState) -> CollectionSchema:
+        """The shard's own: only a refresh can change it."""
+        return state.schema or NO_COLUMNS
+
+    def settle(self, state: ShardState) -> None:
+        """Move the holds up, as far as the newest refresh and the holds of others allow (see the module, 2 and 3)."""
+        last = Refreshed.of(state.sources)
+        if last is None:
+            return
+        for name in self._config.inputs:
+            try:
+                held = self._client.state(name)
+            except ShardNotFound:
+                continue
+            others = [hold.since for holder, hold in held.holds.items() if not holder.startswith(HOLDER_PREFIX)]
+            if others:
+                target = min(Frontier(last.as_of), *others)
+                hold = self._hold(name)
+                if hold.hold.since < target:
+                    hold.downgrade(target)  # a mismatch: another checkpoint of this view was faster
+
+    def trial_time(self, until: int | None) -> int:
+        """The last time before `until` that all inputs have reached. Raises `OutsideFrontiers` where there is none."""
+        bounds = [CLOSED if until is None else Frontier(until)]
+        first = min([*bounds, *(self._client.state(name).upper for name in self._config.inputs)])
+        if first.time == 0:
+            inputs = ", ".join(self._config.inputs)
+            raise OutsideFrontiers(f"view {self._config.name}: not all of its inputs ({inputs}) hold data yet")
+        return MAX_TIME if first.time is None else first.time - 1
+
+    def frozen_at(self, as_of: int) -> FrozenShards:
+        """What a refresh at `as_of` would freeze, staged nowhere. Raises as `freeze` does."""
+        return self._frozen({name: self._client.state(name) for name in self._config.inputs}, as_of)
+
+    def _frozen(self, inputs: Mapping[str, ShardState], as_of: int) -> FrozenShards:
+        for name, state in inputs.items():
+            if state.since > Frontier(as_of):
+                raise OutsideFrontiers(
+                    f"view {self._config.name} needs its input {name} as of {as_of}, but {name} can be read from since"
+                    f" {state.since} on. Refresh the view at a later time (a later dag run, or --until), or restore"
+                    f" {name}"
+                )
+        uppers = {name: state.upper.time for name, state in sorted(inputs.items())}
+        return FrozenShards(self._config.definition, as_of, uppers)
+
+    def _is_unchanged(self, state: ShardState, last: Refreshed, inputs: Mapping[str, ShardState], as_of: int) -> bool:
+        """True where the newest commit is this view's, of the same definition, and no input was appended to since."""
+        newest = state.newest_commit
+        if newest is None or set(last.uppers) != set(inputs):
+            return False
+        if Refreshed.of(self._client.manifest(newest.manifest_key).sources) != last:
+            return False
+        if load_frozen(self._client, last.input_key).definition != self._config.definition:
+            return False
+        return not any(
+            batch.counts.updates
+            for each in inputs.values()
+            for batch in each.batches
+            if batch.lower <= as_of and Frontier(last.as_of + 1) < Frontier(batch.upper)
+        )
+
+    def _hold(self, name: str) -> SinceHandle:
+        return self._client.open_since(name, f"{HOLDER_PREFIX}{self._config.name}")
+
+
+def _bytes_of(inputs: Any) -> int:
+    return sum(batch.size_bytes for state in inputs for batch in state.batches)
+
+
+def check_closable(client: PersistClient, config: ViewConfig) -> None:
+    """Raise `InvalidInput` unless every input is closed, so that the view can be closed too."""
+    for name in config.inputs:
+        upper = client.state(name).upper
+        if not upper.is_closed:
+            raise InvalidInput(f"view {config.name} can't be closed: its input {name} is open (upper {upper})")

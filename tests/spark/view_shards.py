@@ -1,0 +1,149 @@
+"""Views over shards in a folder, refreshed with the real write stage; the shards are written by plain Python."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from persist_core import protocol
+from persist_core.batch import BatchDescription, BatchManifest, manifest_key, trial_key
+from persist_core.client import PersistClient
+from persist_core.clock import ManualClock
+from persist_core.consolidate import canonical_bytes
+from persist_core.ids import SeededIds
+from persist_core.job_spec import JobSpec
+from persist_core.location.file import FileBlob
+from persist_core.location.mem import MemConsensus
+from persist_core.location.open import OpenLocation
+from persist_core.protocol import Minted, NothingToDo
+from persist_core.schema import CollectionSchema
+from persist_core.state import Committed
+from persist_core.view import Trial
+from persist_core.view_config import ViewConfig
+from persist_core.write import errs_schema, updates_schema
+from persist_spark.view_job import run_view_job
+
+Update = tuple[tuple[Any, ...], int, int]  # row, time, diff
+ErrUpdate = tuple[str, bytes | None, bytes, int, int]  # kind, key, payload, time, diff
+
+
+class ViewShards:
+    """A location, the shards in it, and the stages of a refresh."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark = spark
+        self.location = OpenLocation(FileBlob(folder), MemConsensus())
+        clock = ManualClock(1)
+        self.client = PersistClient(self.location, clock, SeededIds(7, clock))
+
+    def commit(
+        self,
+        shard: str,
+        schema: CollectionSchema,
+        upper: int | None,
+        updates: Iterable[Update] = (),
+        errs: Iterable[ErrUpdate] = (),
+    ) -> None:
+        """Append a batch as any writer could, a rogue one too."""
+        state = self.client.ensure_shard(shard)
+        newest = state.newest_commit
+        description = BatchDescription(
+            shard=shard,
+            lower=state.upper.time or 0,
+            upper=upper,
+            token=self.client.ids.uuid7(),
+            checkpoint_id=self.client.ids.uuid7(),
+            epoch=newest.epoch + 1 if newest else 1,
+            parent_id=None,
+            writer="rogue",
+        )
+        wide, narrow = updates_schema(schema), errs_schema(schema)
+        rows = [dict(zip(wide.names, (*row, time, diff), strict=True)) for row, time, diff in updates]
+        bad = [
+            dict.fromkeys(schema.key_names)
+            | dict(
+                zip(
+                    narrow.names[len(schema.key) :], (kind, f"message of {kind}", key, payload, time, diff), strict=True
+                )
+            )
+            for kind, key, payload, time, diff in errs
+        ]
+        writer = self.client.open_writer(shard)
+        key = writer.stage(
+            description,
+            schema,
+            self.client.ids.uuid7(),
+            pa.Table.from_pylist(rows, schema=wide),
+            pa.Table.from_pylist(bad, schema=narrow),
+        )
+        assert isinstance(writer.compare_and_append(self.client.manifest(key), key), Committed)
+
+    def mint(self, view: ViewConfig, until: int | None = None, writer: str = "test") -> BatchDescription | NothingToDo:
+        minted = protocol.mint(self.client, view, until=until, writer=writer)
+        return minted.description if isinstance(minted, Minted) else minted
+
+    def write(self, view: ViewConfig, description: BatchDescription) -> str:
+        """Stage the description's batch; the manifest's key."""
+        key = protocol.write_without_input(self.client, view, description)
+        if key is not None:
+            return key
+        spec = JobSpec(description, view, self.client.ids.uuid7())
+        assert run_view_job(self.spark, spec, self.location) is not None
+        return manifest_key(view.name, spec.attempt)
+
+    def refresh(self, view: ViewConfig, until: int | None = None) -> BatchManifest:
+        """Mint, write, append, checkpoint; the manifest that was appended."""
+        description = self.mint(view, until)
+        assert isinstance(description, BatchDescription), description
+        key = self.write(view, description)
+        assert isinstance(protocol.append(self.client, description, key), Committed)
+        protocol.checkpoint(self.client, view)
+        return self.client.manifest(key)
+
+    def trial(self, view: ViewConfig, as_of: int) -> Trial:
+        """What a refresh at that time would write."""
+        description = protocol.trial_description(self.client, view, as_of)
+        spec = JobSpec(description, view, self.client.ids.uuid7(), trial_as_of=as_of)
+        assert run_view_job(self.spark, spec, self.location) is None
+        found = self.client.blob.get(trial_key(view.name, spec.attempt))
+        assert found is not None
+        return Trial.decode(found)
+
+    def rows(self, shard: str, as_of: int | None = None) -> Counter[str]:
+        """The rows as of a time, as comparable texts, each as often as it is there."""
+        return texts(self.client.open_reader(shard).snapshot(as_of).to_pylist())
+
+    def errs(self, shard: str, as_of: int | None = None) -> Counter[tuple[Any, ...]]:
+        """The errs as of a time: kind, key, payload."""
+        table = self.client.open_reader(shard).errors(as_of)
+        names = ("_persist_err_kind", "_persist_err_key", "_persist_err_payload")
+        return Counter(tuple(row[name] for name in names) for row in table.to_pylist())
+
+    def changes(self, shard: str, after: int, through: int) -> Counter[str]:
+        """The changes between two times, as texts with their summed diffs."""
+        counts: Counter[str] = Counter()
+        for row in self.client.open_reader(shard).changes(after, through).to_pylist():
+            diff = row.pop("_persist_diff")
+            row.pop("_persist_time")
+            counts[text(row)] += diff
+        return counts
+
+
+def view(name: str, query: str, inputs: Sequence[str], **fields: Any) -> ViewConfig:
+    """A view, as its file would make it."""
+    return ViewConfig.model_validate({"name": name, "query": query, "inputs": list(inputs), **fields})
+
+
+def text(row: dict[str, Any]) -> str:
+    """A row as canonical text: NaN equals NaN, -0.0 is 0.0."""
+    cells = [bytes(cell) if isinstance(cell, bytearray) else cell for cell in row.values()]
+    return canonical_bytes(cells, list(row)).decode()
+
+
+def texts(rows: Iterable[dict[str, Any]]) -> Counter[str]:
+    return Counter(text(row) for row in rows)
