@@ -67,6 +67,23 @@ def test_creators_that_race_all_succeed(postgres: PostgresServer) -> None:
             handle.close()
 
 
+def test_first_versions_that_race_have_one_winner(postgres_store: PostgresStore) -> None:
+    """All with one seqno, so that they also meet in the primary key."""
+    fill(postgres_store.consensus, "another", [ONE])
+
+    def commit(writer: int) -> Iterator[int]:
+        for number in range(60):
+            new = VersionedData(1, b"%d" % writer)
+            if postgres_store.consensus.compare_and_set(f"k{number}", None, new) is COMMITTED:
+                yield number
+
+    won = in_threads([partial(commit, writer) for writer in range(6)])
+    assert sorted(number for numbers in won for number in numbers) == list(range(60))
+    for writer, numbers in enumerate(won):
+        for number in numbers:
+            assert postgres_store.consensus.scan(f"k{number}", 0) == [VersionedData(1, b"%d" % writer)]
+
+
 # races, scripted: another client is half way, and we come
 
 MOVE = "UPDATE consensus SET is_head = false WHERE key = 'k' AND is_head"
@@ -113,6 +130,19 @@ def test_of_two_first_versions_one_wins(
     assert future.result(30) is ours
     rows = postgres_store.sql("SELECT seqno FROM {table} WHERE key = 'k'")
     assert rows == [(1 if ours is COMMITTED else 6,)]
+
+
+def test_a_first_version_that_meets_another_in_the_primary_key_alone_has_lost(
+    postgres_store: PostgresStore, other_client: OtherClient, one_thread: ThreadPoolExecutor
+) -> None:
+    """What happens by chance when both look before either has written: here they write in two steps."""
+    consensus = postgres_store.consensus
+    fill(consensus, "another", [ONE])
+    other_client.run("INSERT INTO consensus VALUES ('k', 1, 'x', false)")
+    future = other_client.blocks(one_thread, lambda: consensus.compare_and_set("k", None, ONE))
+    other_client.run("UPDATE consensus SET is_head = true WHERE key = 'k'", "COMMIT")
+    assert future.result(30) is MISMATCH
+    assert consensus.head("k") == VersionedData(1, b"x")
 
 
 def test_a_first_version_waits_for_a_head_that_moves(
