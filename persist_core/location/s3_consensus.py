@@ -42,7 +42,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from persist_core.clock import Clock, SystemClock
-from persist_core.errors import Corruption, Determinate, StorageError
+from persist_core.errors import Corruption, Determinate, Indeterminate, StorageError
 from persist_core.ids import Ids, RandomIds
 from persist_core.location.consensus import (
     SCAN_ALL,
@@ -210,10 +210,20 @@ class S3Consensus:
         if not added:
             return False
         if not 0 <= self._clock.now_ms() - look.at_ms <= TRUST_MS:
-            newest = self._look(key).newest
-            return newest is not None and newest.header.first <= entry.header.position <= newest.header.position
+            return self._stands(key, entry)
         self._remember(key, _Look(entry, at_ms))
         return True
+
+    def _stands(self, key: str, entry: Entry) -> bool:
+        """The second look: whether `entry`, which was created, is part of the log, and not beneath it."""
+        try:
+            newest = self._look(key).newest
+        except StorageError as error:
+            raise Indeterminate(
+                f"{self.uri}: compare_and_set of {key!r}: the write took long, and whether it was in time can't be"
+                f" seen: {error}; read back to find out"
+            ) from error
+        return newest is not None and newest.header.first <= entry.header.position <= newest.header.position
 
     def _first_from(self, newest: Entry, seqno: int) -> Header:
         """The first entry that counts, as of `newest`, whose seqno is at least `seqno`, which `newest`'s is.

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from persist_core.clock import ManualClock
-from persist_core.errors import Corruption, Determinate, InvalidUri, StorageError, UnknownVersion
+from persist_core.errors import Corruption, Determinate, Indeterminate, InvalidUri, StorageError, UnknownVersion
 from persist_core.ids import RandomIds, SeededIds
 from persist_core.location import CaSResult, S3Consensus, VersionedData, open_consensus
 from persist_core.location.s3_consensus import KEEP_MS, TRUST_MS
+from persist_core.location.s3_log import MAX_TRIES
 from persist_core.location.s3_probe import probe_once
 from tests.core.conformance.s3_raw import raw_folder, raw_names
 from tests.core.s3_wire import Lost, Meanwhile, Wire
@@ -139,6 +140,20 @@ def test_a_slow_write_that_nobody_overtook_has_won(location: Location) -> None:
     wire = Wire(slow)
     wire.script("PutObject", Meanwhile(lambda: clock.sleep_ms(5 * KEEP_MS)))
     assert slow.compare_and_set("k", 4, version(9)) is COMMITTED
+    assert location.others.head("k") == version(9)
+
+
+def test_a_slow_write_that_can_not_be_looked_after_is_indeterminate(location: Location) -> None:
+    """Found by a random history: it has happened, so it may not be called determinate."""
+    location.append(4)
+    clock = ManualClock(1_700_000_000_000)
+    slow = location.open(clock, seed=2)
+    slow.head("k")
+    wire = Wire(slow)
+    wire.script("PutObject", Meanwhile(lambda: clock.sleep_ms(5 * KEEP_MS)))
+    wire.script("ListObjectsV2", *[Lost(False)] * MAX_TRIES)
+    with pytest.raises(Indeterminate, match="read back"):
+        slow.compare_and_set("k", 4, version(9))
     assert location.others.head("k") == version(9)
 
 
