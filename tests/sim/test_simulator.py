@@ -21,7 +21,7 @@ from persist_core.testing.simulator.shrink import check_seeds, explain, shrink
 from persist_core.testing.simulator.simulation import Outcome, replay, simulate, simulate_seed
 from tests.sim.planted import PLANTED
 
-SIMULATIONS = {"dev": 200, "ci": 1_500, "nightly": 200_000}
+SIMULATIONS = {"dev": 200, "ci": 2_000, "nightly": 200_000}
 MAX_SIMULATIONS_TO_FIND = 400  # within which a planted defect has to show itself; they need 10 on average, seldom 40
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
 
