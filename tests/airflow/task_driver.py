@@ -19,6 +19,7 @@ class DagRunDriver:
     interval_end: datetime | None
     run_id: str = "test"
     run_after: datetime | None = None
+    conf: dict[str, Any] = field(default_factory=dict)
     xcoms: dict[str, Any] = field(default_factory=dict)
     events: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -27,7 +28,9 @@ class DagRunDriver:
         events: defaultdict[Any, SimpleNamespace] = defaultdict(lambda: SimpleNamespace(extra={}))
         return {
             "dag": self.dag,
-            "dag_run": SimpleNamespace(dag_id=self.dag.dag_id, run_id=self.run_id, run_after=self.run_after),
+            "dag_run": SimpleNamespace(
+                dag_id=self.dag.dag_id, run_id=self.run_id, run_after=self.run_after, conf=self.conf
+            ),
             "run_id": self.run_id,
             "data_interval_end": self.interval_end,
             "data_interval_start": None if self.interval_end is None else self.interval_end - DAY,
