@@ -14,6 +14,7 @@ from __future__ import annotations
 import enum
 import os
 import threading
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,13 +113,15 @@ class S3Client:
             with _making:
                 if self._made is None or self._made[0] != pid:
                     self._made = made
+                    # Who forgets to close us leaves no open sockets behind; at exit the system closes them.
+                    weakref.finalize(self, _close_in, *made).atexit = False
                 made = self._made
         return made[1]
 
     def close(self) -> None:
         made, self._made = self._made, None
-        if made is not None and made[0] == os.getpid():
-            made[1].close()
+        if made is not None:
+            _close_in(*made)
 
     def determinate(self, action: str, error: Exception) -> StorageError:
         """The error of a request that changed nothing: one that only reads, or whose verdict says so."""
@@ -136,6 +139,12 @@ class S3Client:
         if verdict_on(error) in (Verdict.UNKNOWN, Verdict.NOT_SENT):
             return self.indeterminate(action, error)
         return self.determinate(action, error)
+
+
+def _close_in(pid: int, client: Any) -> None:
+    """Close a boto3 client, unless this is a forked child: its connections are the parent's."""
+    if pid == os.getpid():
+        client.close()
 
 
 def failures() -> tuple[type[Exception], ...]:

@@ -15,7 +15,7 @@ from persist_core.cli import run_command
 from persist_core.location.open import PersistLocation
 from persist_core.sources.natural_order import natural_key
 from tests.core.make_feed import DAYS, FOLDER, HEALED, STAYS_BAD, make_feed
-from tests.servers.backends import on_each_consensus
+from tests.servers.backends import on_servers
 
 COLLECTIONS = FOLDER.parents[1] / "collections"
 COLUMNS = ("id", "name", "email", "city", "balance", "tier", "updated_at")
@@ -73,7 +73,7 @@ def _balance(image: dict[str, Any]) -> str | None:
     return format(Decimal(unscaled).scaleb(-2), ".2f") if abs(unscaled) < 10**12 else None
 
 
-@on_each_consensus
+@on_servers
 def test_the_bundled_feed_becomes_the_right_table_at_every_day(
     tmp_path: Path, consensus_uri: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

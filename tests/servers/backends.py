@@ -1,7 +1,7 @@
 """Which consensus a test of the whole path runs on: SQLite unless it says otherwise.
 
 @on_each_consensus     one run each; for tests that are quick or that show the whole path
-@on_postgresql         where one run is dear and the same path runs on SQLite in a test beside it
+@on_sqlite_and_s3, @on_servers, @on_postgresql     where one run is dear, and others beside it cover the rest
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from tests.servers.postgres import PostgresServer
 from tests.servers.s3 import S3Server
 
 on_each_consensus = pytest.mark.parametrize("consensus_uri", ["sqlite", "postgresql", "s3"], indirect=True)
+on_sqlite_and_s3 = pytest.mark.parametrize("consensus_uri", ["sqlite", "s3"], indirect=True)
+on_servers = pytest.mark.parametrize("consensus_uri", ["postgresql", "s3"], indirect=True)
 on_postgresql = pytest.mark.parametrize("consensus_uri", ["postgresql"], indirect=True)
 
 
