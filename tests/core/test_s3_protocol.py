@@ -12,7 +12,7 @@ from persist_core import protocol
 from persist_core.client import PersistClient
 from persist_core.fsck import fsck
 from persist_core.ids import SeededIds
-from persist_core.location import PersistLocation, open_location
+from persist_core.location import PersistLocation, S3Consensus, open_location
 from persist_core.location.s3_probe import probe_once
 from persist_core.protocol import CheckpointReport
 from persist_core.state import Committed
@@ -26,7 +26,8 @@ DAYS = 5
 @pytest.fixture
 def world(tmp_path: Path, versitygw: S3Server) -> Iterator[World]:
     made = World(tmp_path, versitygw.new_uri("lake/persist"))
-    probe_once(made.consensus._logs.client, made.consensus._root, made.client.ids)  # type: ignore[attr-defined]  # S3's
+    assert isinstance(made.consensus, S3Consensus)
+    probe_once(made.consensus._logs.client, made.consensus._root, made.client.ids)
     yield made
     made.client.location.close()
 
