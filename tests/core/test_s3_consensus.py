@@ -346,7 +346,7 @@ def test_a_server_that_is_killed_loses_nothing_that_was_acknowledged(tmp_path: P
     server.start()
     try:
         clock = ManualClock()
-        settings = replace(open_consensus(server.new_uri())._settings)  # type: ignore[attr-defined]  # it is S3's
+        settings = replace(open_consensus(server.new_uri())._settings)  # type: ignore[attr-defined]  # an S3Consensus has them
         consensus = S3Consensus(settings, clock=clock, ids=SeededIds(1, clock))
         wire = Wire(consensus)
         acknowledged: list[int] = []

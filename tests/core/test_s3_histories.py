@@ -92,7 +92,7 @@ class Fleet:
         for ship in self.ships:
             wire = Wire(ship)
             for operation in ("PutObject", "GetObject", "ListObjectsV2"):
-                wire._fates[operation] = Struck(self.sea)  # type: ignore[assignment]  # all that a wire asks of it
+                wire._fates[operation] = Struck(self.sea)  # type: ignore[assignment]  # it has all that a wire asks of it
 
     def check(self, recorder: Recorder, seed: int) -> None:
         self.sea.deliver_late()

@@ -12,8 +12,7 @@ from persist_core import protocol
 from persist_core.client import PersistClient
 from persist_core.fsck import fsck
 from persist_core.ids import SeededIds
-from persist_core.location import PersistLocation, open_location
-from persist_core.location.s3_consensus import S3Consensus
+from persist_core.location import PersistLocation, S3Consensus, open_location
 from persist_core.location.s3_probe import probe_once
 from persist_core.protocol import CheckpointReport
 from persist_core.state import Committed
