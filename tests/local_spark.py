@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from persist_core.spark_jars import s3a_jars
 from persist_core.spark_submit import spark_home
-from tests.servers.s3 import ACCESS_KEY, SECRET_KEY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,7 +18,7 @@ def local_spark(app_name: str, scratch: Path, master: str = "local[2]") -> Spark
     """A local session: two cores, no UI, UTC, two shuffle partitions, a JVM tuned for a quick start.
 
     `scratch` takes what Spark spills. ANSI mode stays at the release's default (on in Spark 4), as users have it. The
-    jars for S3 are on its class path where `make spark-jars` has brought them, and the keys of the tests' own server.
+    jars for S3 are on its class path where `make spark-jars` has brought them.
     """
     from pyspark.sql import SparkSession
 
@@ -32,8 +31,6 @@ def local_spark(app_name: str, scratch: Path, master: str = "local[2]") -> Spark
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .config("spark.hadoop.fs.s3a.access.key", ACCESS_KEY)
-        .config("spark.hadoop.fs.s3a.secret.key", SECRET_KEY)
         .config("spark.driver.extraClassPath", ":".join(map(str, s3a_jars(os.environ, spark_home(os.environ)))))
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
