@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from persist_core.cli import persist, run_command
 from persist_core.config import CollectionConfig, load_collection
+from persist_core.view_config import ViewConfig, ViewLimits, load_view
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +36,9 @@ def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-COLLECTION_FILES = [(name, block) for name, text in DOCUMENTS.items() for block in blocks(text, "yaml")]
+YAML_FILES = [(name, block) for name, text in DOCUMENTS.items() for block in blocks(text, "yaml")]
+COLLECTION_FILES = [(name, block) for name, block in YAML_FILES if "query:" not in block]
+VIEW_FILES = [(name, block) for name, block in YAML_FILES if "query:" in block]
 PYTHON = blocks(README, "python")
 COMMANDS = [line.removeprefix("$ ") for block in blocks(README, "console") for line in block.splitlines()]
 
@@ -45,6 +48,20 @@ def test_collection_files_load(document: str, block: str, tmp_path: Path) -> Non
     file = tmp_path / "example.yaml"
     file.write_text(block)
     assert load_collection(file).key, document
+
+
+@pytest.mark.parametrize(("document", "block"), VIEW_FILES, ids=[name for name, _ in VIEW_FILES])
+def test_view_files_load(document: str, block: str, tmp_path: Path) -> None:
+    file = tmp_path / "example.yaml"
+    file.write_text(block)
+    assert load_view(file, collections=ROOT / "dags" / "collections").inputs, document
+
+
+def test_the_reference_names_every_field_of_a_view_file() -> None:
+    table = DOCUMENTS["docs/views.md"].partition("| field | meaning")[2].partition("\n\n")[0]
+    unsaid = {"name", "base_dir"}  # not for writing by hand
+    assert [name for name in ViewConfig.model_fields if name not in unsaid and f"`{name}`" not in table] == []
+    assert [name for name in ViewLimits.model_fields if f"`{name}`" not in table] == []
 
 
 def test_the_first_example_has_ten_lines_as_it_says() -> None:

@@ -2,11 +2,13 @@
 
 snapshot, errors, changes, error_changes    read a shard from Spark
 persistent_upsert                           records -> differential updates, as a pure DataFrame function
+install_desired_into_persist                desired rows against persisted ones -> differential updates, likewise
 """
 
 from __future__ import annotations
 
 from persist_spark.read import changes, error_changes, errors, snapshot
 from persist_spark.upsert import persistent_upsert
+from persist_spark.view import install_desired_into_persist
 
-__all__ = ["changes", "error_changes", "errors", "persistent_upsert", "snapshot"]
+__all__ = ["changes", "error_changes", "errors", "install_desired_into_persist", "persistent_upsert", "snapshot"]

@@ -37,7 +37,7 @@ from persist_spark.session import settings, stage_settings
 from persist_spark.stage import stage
 from persist_spark.state_reader import parts_of, scan
 from persist_spark.view import EMPTY, Contents, Installed, Refresh, install_desired_into_persist
-from persist_spark.view_rows import rows_of, shaped, told
+from persist_spark.view_rows import failed, refused, rows_of, shaped
 
 SAMPLE_ROWS = 20  # of a trial
 # A query may join anything: what is small enough to be broadcast is Spark's to find out, not ours.
@@ -59,7 +59,8 @@ class _View:
         """Schema, rows and errs at the frozen time."""
         name, as_of = self.config.name, frozen.as_of
         inputs = {each: snapshot(self.spark, self.location, each, as_of) for each in frozen.uppers}
-        schema, rows = shaped(name, rows_of(self.spark, name, frozen.definition, inputs))
+        with refused(name, "the query"):
+            schema, rows = shaped(name, rows_of(self.spark, name, frozen.definition, inputs))
         errs = [
             found.withColumn(ERR_KIND, F.concat(F.lit(f"{each}{ERR_KIND_SEPARATOR}"), F.col(ERR_KIND)))
             for each in frozen.uppers
@@ -109,7 +110,7 @@ def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
     view = _View(spark, client, location, config, state, manifests)
     moved_bytes = description.input_bytes + sum(manifest.size_bytes for manifest in manifests)
     wanted = {**stage_settings(moved_bytes), **_JOINS}
-    with settings(spark, wanted), told(config.name, f"the refresh at {frozen.as_of}"):
+    with settings(spark, wanted), failed(config.name, f"the refresh at {frozen.as_of}"):
         schema, installed = view.plan(frozen, frozen.as_of)
         if spec.trial_as_of is not None:
             trial = _try(view, schema, installed, frozen.as_of)

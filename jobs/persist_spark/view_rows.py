@@ -20,7 +20,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from persist_core.errors import ConfigError, InvalidName, PersistError, RunFailed
+from persist_core.errors import ConfigError, InvalidName, RunFailed
 from persist_core.schema import CollectionSchema, Column, decimal_of
 from persist_spark.frame import quoted
 
@@ -48,7 +48,7 @@ def rows_of(spark: SparkSession, view: str, definition: str, inputs: Mapping[str
     if definition.startswith("function "):
         return _called(spark, view, definition.removeprefix("function "), inputs)
     text = definition.strip().rstrip(";")
-    with _temporary_views(inputs), told(view, "the query"):
+    with _temporary_views(inputs), refused(view, "the query"):
         # In parentheses, so that it can be a query and nothing else: Spark would run a command at once.
         return spark.sql(f"SELECT * FROM ({text}\n)")
 
@@ -76,7 +76,7 @@ def _called(spark: SparkSession, view: str, function: str, inputs: Mapping[str, 
             f"view {view}: function: found {function!r}, which can't be imported ({error}); wanted module:name on the"
             " job's PYTHONPATH (spark-submit --py-files)"
         ) from error
-    with told(view, f"function {function}"):
+    with refused(view, f"function {function}"):
         found = call(spark, dict(inputs))
     if not hasattr(found, "selectExpr"):
         raise ConfigError(f"view {view}: function {function} returned {type(found).__name__}; wanted a DataFrame")
@@ -84,14 +84,19 @@ def _called(spark: SparkSession, view: str, function: str, inputs: Mapping[str, 
 
 
 @contextmanager
-def told(view: str, what: str) -> Iterator[None]:
-    """Turn Spark's errors into ours: a definition that can never work (`ConfigError`), or that failed (`RunFailed`)."""
+def refused(view: str, what: str) -> Iterator[None]:
+    """Turn what Spark says of a definition that can never work into `ConfigError`; what fails at work passes."""
     try:
         yield
-    except PersistError:
-        raise
     except AnalysisException as error:
         raise ConfigError(f"view {view}: {what} is refused by Spark: {_message(error)}") from error
+
+
+@contextmanager
+def failed(view: str, what: str) -> Iterator[None]:
+    """Turn Spark's errors into `RunFailed` with the first part of their message, without plans and stack traces."""
+    try:
+        yield
     except PySparkException as error:
         raise RunFailed(f"view {view}: {what} failed: {_message(error)}. Nothing was committed") from error
 

@@ -1,7 +1,7 @@
 """`make demo`, `make up`, `make down`: the whole path on this machine, and what it made, printed.
 
 seven days of a change feed -> a real scheduler runs one dag run per day -> the table as of two days, the changelog
-between them, the errors, frontiers, checkpoints, and what to try next
+between them, the errors, frontiers, checkpoints, how the last day flowed into a view, and what to try next
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import io
 import os
 from argparse import Namespace
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -27,7 +28,10 @@ from persist_core.schema import DIFF, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME
 from persist_core.time_text import format_time, parse_time
 
 COLLECTION = "customers"
+DIMENSION = "cities"
+VIEW = "regions"
 DAYS = 7
+VIEW_DAYS = 2  # the view is refreshed at the end of the last days only: two suffice to show changes
 DAY_MS = 24 * 3_600_000
 FOLLOW_TIMEOUT_S = 900
 MAX_ROWS = 12  # of a table that is printed
@@ -42,16 +46,23 @@ def run_demo(root: Path) -> int:
     config = load_collection(root / "dags" / "collections" / f"{COLLECTION}.yaml")
     first_ms = parse_time(config.start_date or "2026-01-01", what="start_date")
     end_ms = first_ms + DAYS * DAY_MS
+    steps = (
+        (f"persist_upsert__{COLLECTION}", DAYS),
+        (f"persist_upsert__{DIMENSION}", 1),  # times are the files' own, so one run takes all days
+        (f"persist_view__{VIEW}", VIEW_DAYS),
+    )
     airflow = project_airflow(root, settings=SCHEDULE_OFF)
     with open_location(airflow.location) as location:
         client = PersistClient(location)
-        if _upper(client) >= end_ms:
-            console.print(f"[green]all is up to date:[/] shard {COLLECTION} holds everything before {_day(end_ms)}")
+        shards = (COLLECTION, DIMENSION, VIEW)
+        if all(_upper(client, shard) >= end_ms for shard in shards):
+            console.print(f"[green]all is up to date:[/] {', '.join(shards)} hold everything before {_day(end_ms)}")
         else:
-            exit_code = _backfill(console, airflow, first_ms, end_ms)
+            exit_code = _backfill(console, airflow, steps, end_ms)
             if exit_code:
                 return exit_code
         _print_results(console, client, config, first_ms, end_ms)
+        _print_view(console, client, end_ms)
     _print_next(console, airflow)
     return 0
 
@@ -80,15 +91,15 @@ def down(root: Path) -> int:
     return 0
 
 
-def _upper(client: PersistClient) -> int:
+def _upper(client: PersistClient, shard: str) -> int:
     try:
-        return client.state(COLLECTION).upper.time or 0
+        return client.state(shard).upper.time or 0
     except ShardNotFound:
         return 0
 
 
-def _backfill(console: Console, airflow: LocalAirflow, first_ms: int, end_ms: int) -> int:
-    """One dag run per day through a real scheduler, followed until the last has ended; the exit code."""
+def _backfill(console: Console, airflow: LocalAirflow, steps: Sequence[tuple[str, int]], end_ms: int) -> int:
+    """Backfills through a real scheduler, each of a DAG's last days, one after the other; the exit code."""
     if airflow.is_running():
         raise EmbeddedAirflowError(
             "Airflow is running already, so the demo would start a second scheduler: `make down`"
@@ -96,14 +107,22 @@ def _backfill(console: Console, airflow: LocalAirflow, first_ms: int, end_ms: in
     with console.status("preparing an Airflow home and its database"):
         airflow.prepare()
     os.environ.update(airflow.environment())  # before this process imports Airflow
-    with console.status("creating the backfill: one dag run for each of the seven days"):
-        backfill_id = _create(first_ms, end_ms)
-    console.print(f"backfill {backfill_id} of DAG persist_upsert__{COLLECTION}: {DAYS} days, one dag run each")
+    from persist_airflow.backfill import fail_unended
+
+    for dag_id, _ in steps:
+        fail_unended(dag_id)  # of a demo that was interrupted; nothing runs now
+    first, *rest = steps
+    backfill_id = _create(console, *first, end_ms)
     with console.status("starting scheduler and API server") as status, airflow.running():
         from persist_airflow.backfill import Follower
 
         status.stop()
-        result = Follower(console, airflow.check).follow(backfill_id, timeout_s=FOLLOW_TIMEOUT_S)
+        follower = Follower(console, airflow.check)
+        result = follower.follow(backfill_id, timeout_s=FOLLOW_TIMEOUT_S)
+        for step in rest:  # a view can only be refreshed as far as its inputs are, so they come first
+            if not result.is_over or result.runs["failed"]:
+                break
+            result = follower.follow(_create(console, *step, end_ms), timeout_s=FOLLOW_TIMEOUT_S)
         if result.is_over and not result.runs["failed"]:
             return 0
     console.print(f"[red]not all dag runs succeeded:[/] {dict(result.runs)}", soft_wrap=True)
@@ -113,16 +132,14 @@ def _backfill(console: Console, airflow: LocalAirflow, first_ms: int, end_ms: in
     return 1
 
 
-def _create(first_ms: int, end_ms: int) -> int:
-    """Queue the backfill before anything runs: SQLite lets one writer in at a time, and says so to the others."""
-    from persist_airflow.backfill import create, fail_unended
+def _create(console: Console, dag_id: str, days: int, end_ms: int) -> int:
+    """Queue a backfill of the DAG's last days, one dag run each."""
+    from persist_airflow.backfill import create
 
-    dag_id = f"persist_upsert__{COLLECTION}"
-    fail_unended(dag_id)  # of a demo that was interrupted; nothing runs now
     arguments = Namespace(
         subcommand="backfill",
         dag_id=dag_id,
-        start_date=_moment(first_ms),
+        start_date=_moment(end_ms - days * DAY_MS),
         end_date=_moment(end_ms - DAY_MS),
         conf=None,
         dry_run=False,
@@ -135,6 +152,7 @@ def _create(first_ms: int, end_ms: int) -> int:
         backfill_id = create(arguments, default_max_active_runs=1)
     if backfill_id is None:
         raise EmbeddedAirflowError("Airflow created no backfill")
+    console.print(f"backfill {backfill_id} of DAG {dag_id}: {days} {'days, one dag run each' if days > 1 else 'day'}")
     return backfill_id
 
 
@@ -157,6 +175,17 @@ def _print_results(
     )
     checkpoints = BlobCheckpointer(client.blob, config.name).list_checkpoints()
     console.print(f"checkpoints: {len(checkpoints)}, the newest {checkpoints[-1] if checkpoints else 'none'}")
+
+
+def _print_view(console: Console, client: PersistClient, end_ms: int) -> None:
+    """The view's rows, and what the last day's changes came to in it."""
+    reader, late = client.open_reader(VIEW), end_ms - 1
+    _print_table(
+        console, f"view {VIEW}: a query over {COLLECTION} and {DIMENSION}, kept as a shard", reader.snapshot(late)
+    )
+    _print_table(console, "how the last day's changes flowed into it", reader.changes(late - DAY_MS, late))
+    errors = len(reader.errors(late))
+    console.print(f"it shows the errors of its inputs too ({errors} now): a view never hides that its input is broken")
 
 
 def _print_table(console: Console, title: str, rows: pa.Table) -> None:
@@ -205,6 +234,7 @@ def _print_next(console: Console, airflow: LocalAirflow) -> None:
         f"  .venv/bin/persist changes {COLLECTION} --after 2026-01-02 --through 2026-01-04",
         f"  .venv/bin/persist errors {COLLECTION}                          what could not be read, byte for byte",
         f"  .venv/bin/persist fsck {COLLECTION}                            checks every promise against what is stored",
+        f"  .venv/bin/persist run {VIEW} --read-only               what a refresh of the view would write",
         "  make up                                             Airflow's UI with these DAGs",
         "  write dags/collections/<name>.yaml                  a table of your own",
     ):

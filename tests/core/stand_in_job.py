@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 
-from persist_core.batch import BatchDescription, BatchManifest, failure_key
+from persist_core.batch import BatchDescription, BatchManifest, failure_key, trial_key
 from persist_core.client import PersistClient
 from persist_core.job_spec import JobSpec
 from persist_core.location.open import PersistLocation, open_location
+from persist_core.schema import DIFF, TIME, CollectionSchema, Column
 from persist_core.sources.files import FrozenInput
-from persist_core.write import updates_schema
+from persist_core.view import Trial
+from persist_core.view_config import ViewConfig
+from persist_core.write import stage_manifest, updates_schema
 
 
 def main(what: str) -> int:
@@ -29,8 +33,26 @@ def main(what: str) -> int:
             return 1
         if what == "race":
             _win_once(client, spec)
-        _stage(client, spec)
+        (_refresh if isinstance(spec.config, ViewConfig) else _stage)(client, spec)
     return 0
+
+
+def _refresh(client: PersistClient, spec: JobSpec) -> None:
+    """A view: the ids of its one input, all of them new. A trial says so."""
+    (name,), at = spec.config.model_dump()["inputs"], (spec.description.upper or 0) - 1
+    found = client.open_reader(name).snapshot(at)
+    if spec.trial_as_of is not None:
+        stats = {"inserted": len(found), "updates": len(found), "rows": len(found), "corrections": 0}
+        trial = Trial(spec.trial_as_of, stats, tuple({DIFF: 1, **row} for row in found.to_pylist()[:1]))
+        client.blob.set(trial_key(spec.config.name, spec.attempt), trial.encode())
+        return
+    schema = CollectionSchema(key=(), values=(Column("id", "bigint"),))
+    rows = [{**row, TIME: at, DIFF: 1} for row in found.to_pylist()]
+    table = pa.Table.from_pylist(rows, schema=updates_schema(schema))
+    writer = client.open_writer(spec.config.name)
+    key = writer.stage(spec.description, schema, spec.attempt, table)
+    corrected = replace(client.manifest(key), stats={"rows": len(rows), "corrections": 2, "contents_0": 5})
+    stage_manifest(client.blob, corrected, spec.attempt)
 
 
 def _stage(client: PersistClient, spec: JobSpec) -> None:
