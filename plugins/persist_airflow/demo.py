@@ -185,7 +185,7 @@ def _print_view(console: Console, client: PersistClient, end_ms: int) -> None:
     )
     _print_table(console, "how the last day's changes flowed into it", reader.changes(late - DAY_MS, late))
     errors = len(reader.errors(late))
-    console.print(f"it shows the errors of its inputs too ({errors} now): a view never hides that its input is broken")
+    console.print(f"it shows its inputs' errors too ({errors} now): a view never hides that its input is broken")
 
 
 def _print_table(console: Console, title: str, rows: pa.Table) -> None:
