@@ -19,6 +19,7 @@ BUILD_INPUTS := requirements/build.txt requirements/java.txt pyproject.toml test
 export UV_SYSTEM_CERTS ?= $(if $(wildcard /etc/ssl/certs/ca-certificates.crt),true,false)
 # More pytest arguments, for one test: make test ARGS='-k upsert'
 ARGS ?=
+BENCH ?= upl
 
 .PHONY: help install check spark-jars s3-servers minio test test-airflow-2.11 test-spark-matrix bench demo up down \
     clean lock format
@@ -67,8 +68,8 @@ s3-servers: .venv/installed ## the S3-speaking server that the tests use, built 
 minio: .venv/installed ## MinIO, a second S3-speaking server: where it is built, the tests use it too
 	@[ -x .cache/servers/minio ] || tests/env/s3_server.sh minio
 
-bench: .venv/installed ## the benchmarks of docs/benchmarks.md (ARGS='--help' for sizes)
-	@$(IN) python -m tests.benchmarks.upl $(ARGS)
+bench: .venv/installed ## the benchmarks of docs/benchmarks.md: BENCH=upl or views (ARGS='--help' for sizes)
+	@$(IN) python -m tests.benchmarks.$(BENCH) $(ARGS)
 
 format: .venv/installed ## rewrites the code in the house's format
 	@$(IN) ruff check --fix . && $(IN) ruff format .
