@@ -162,3 +162,14 @@ def test_corruption_that_stays_is_reported_by_mint_and_publisher(tmp_path: Path)
     for task in (runs.mint, lambda: protocol.checkpoint(runs.client, runs.config)):
         with pytest.raises(CorruptArtifact, match=staged):
             task()
+
+
+def test_a_pointer_to_nothing_gives_way_to_the_newest_whatever_its_id() -> None:
+    """Found by simulation 20261417: ids of one millisecond are in no order, and a crash had left the pointer behind."""
+    shard = Shard()
+    shard.commit()
+    last = shard.commit()
+    shard.publish()
+    shard.blob.set("s/checkpoints/_latest", b"0fffffff-ffff-7fff-bfff-ffffffffffff")
+    shard.publish(KEEP_ONE)
+    assert shard.checkpointer.read_latest() == last
