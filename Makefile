@@ -21,7 +21,8 @@ export UV_SYSTEM_CERTS ?= $(if $(wildcard /etc/ssl/certs/ca-certificates.crt),tr
 ARGS ?=
 BENCH ?= upl
 
-.PHONY: help install check test test-airflow-2.11 test-spark-matrix bench demo up down clean lock format
+.PHONY: help install check spark-jars s3-servers minio test test-airflow-2.11 test-spark-matrix bench demo up down \
+    clean lock format
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9.-]*:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,17 +43,30 @@ check: .venv/installed ## style, types, layers, house rules: no tests
 	@$(IN) lint-imports --no-cache
 	@$(IN) python -m pytest -q -p no:cacheprovider tests/test_house.py
 
-test: .venv/installed ## all tests on Airflow 3.3 and the newest Spark (ARGS='-k upsert' picks some)
+spark-jars: .venv/installed ## the jars with which Spark reads and writes S3, into .cache/spark-jars (docs/spark-on-s3.md)
+	@$(IN) python -m tests.env.spark_jars
+
+# Without the jars the tests on S3 are skipped, and the closing list of real parts names what is missing.
+test: .venv/installed s3-servers ## all tests on Airflow 3.3 and the newest Spark (ARGS='-k upsert' picks some)
+	@$(IN) python -m tests.env.spark_jars || echo "no jars for S3: its tests with Spark are skipped" >&2
 	@$(IN) python -m pytest $(ARGS)
 
 test-airflow-2.11: .venv-airflow-2.11/installed ## parses and runs the DAGs on Airflow 2.11
 	@$(call in,.venv-airflow-2.11) python -m pytest -m airflow_2_11 tests/airflow $(ARGS)
 
 test-spark-matrix: $(SPARKS:%=.venv-spark-%/installed) ## the Spark tests on Spark 3.5 and 4.1
-	@for spark in $(SPARKS); do \
+	@failed=; for spark in $(SPARKS); do \
 	    echo "Spark $$spark"; \
-	    $(call in,.venv-spark-$$spark) python -m pytest tests/spark $(ARGS); \
-	done
+	    $(call in,.venv-spark-$$spark) python -m tests.env.spark_jars || echo "no jars for S3: its tests are skipped" >&2; \
+	    $(call in,.venv-spark-$$spark) python -m pytest tests/spark $(ARGS) || failed="$$failed $$spark"; \
+	done; if [ -n "$$failed" ]; then echo "failed on Spark$$failed"; exit 1; fi
+
+# A test server that can't be built does not stop the tests: they skip what needs it and name it at their end.
+s3-servers: .venv/installed ## the S3-speaking server that the tests use, built once into .cache (`make test` does it)
+	@[ -x .cache/servers/versitygw ] || tests/env/s3_server.sh versitygw || true
+
+minio: .venv/installed ## MinIO, a second S3-speaking server: where it is built, the tests use it too
+	@[ -x .cache/servers/minio ] || tests/env/s3_server.sh minio
 
 bench: .venv/installed ## the benchmarks of docs/benchmarks.md: BENCH=upl or views (ARGS='--help' for sizes)
 	@$(IN) python -m tests.benchmarks.$(BENCH) $(ARGS)

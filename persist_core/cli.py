@@ -1,6 +1,6 @@
 """`persist`: what is in a location, and running a collection or view without Airflow.
 
-persist shards | describe | snapshot | changes | errors | checkpoints | conflicts | fsck | run
+persist shards | describe | snapshot | changes | errors | checkpoints | conflicts | fsck | doctor | run
 
 Every command takes the location from its options, the environment or a config file, prints tables for people or JSON
 for programs (`--json`), and ends with an exit code that says what to do next (`persist_core.cli_output`).
@@ -18,6 +18,7 @@ import pyarrow as pa
 from click.exceptions import NoArgsIsHelpError
 
 from persist_core import cli_output as output
+from persist_core.cli_doctor import doctor
 from persist_core.cli_run import run
 from persist_core.cli_session import Session, with_session
 from persist_core.cli_shards import check, checkpoints, conflicts, describe, shards
@@ -40,8 +41,8 @@ def persist() -> None:
     (milliseconds since 1970).
 
     \b
-    Exit codes: 0 done, 2 wrong arguments or files, 3 not readable (not there, or outside the frontiers),
-    4 corruption found, 5 a run failed and committed nothing, 6 the store failed or did not answer.
+    Exit codes: 0 done, 1 doctor found a problem, 2 wrong arguments or files, 3 not readable (not there, or outside the
+    frontiers), 4 corruption found, 5 a run failed and committed nothing, 6 the store failed or did not answer.
     """
 
 
@@ -125,7 +126,7 @@ def _time(text: str | None, what: str) -> int | None:
     return None if text is None else parse_time(text, what=what)
 
 
-for _command in (shards, describe, checkpoints, conflicts, check, run):
+for _command in (shards, describe, checkpoints, conflicts, check, doctor, run):
     persist.add_command(_command)
 
 

@@ -46,13 +46,17 @@ def with_session(command: Callable[..., None]) -> Callable[..., None]:
                 # whoever read our output has seen enough; keep Python from failing again on its last flush
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
+    return location_options(in_session)
+
+
+def location_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options for a location and for JSON."""
     options = (
         click.option("--json", "as_json", is_flag=True, help="JSON on stdout: one object, or one a line."),
         click.option("--config", "config_file", type=click.Path(path_type=Path), help="TOML file with the location."),
-        click.option("--consensus-uri", help="sqlite:////folder/consensus.db, mem:name"),
+        click.option("--consensus-uri", help="sqlite:////folder/consensus.db, postgresql://user:pw@host/db, mem:name"),
         click.option("--blob-uri", help="file:///folder, mem:name"),
     )
-    decorated: Callable[..., None] = in_session
     for option in options:
-        decorated = option(decorated)
-    return decorated
+        command = option(command)
+    return command

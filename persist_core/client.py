@@ -13,20 +13,30 @@ from persist_core.ids import Ids, RandomIds
 from persist_core.location.blob import Blob
 from persist_core.location.open import OpenLocation
 from persist_core.machine import Machine
-from persist_core.read import ReadHandle
+from persist_core.read import FETCH_THREADS, ReadHandle
 from persist_core.since import SinceHandle
 from persist_core.state import ShardState
-from persist_core.write import WriteHandle
+from persist_core.write import PARQUET, PartFormat, WriteHandle
 
 
 class PersistClient:
     """Opens handles on the shards of one location. Cheap; holds no state but the location's connections."""
 
-    def __init__(self, location: OpenLocation, clock: Clock | None = None, ids: Ids | None = None) -> None:
+    def __init__(
+        self,
+        location: OpenLocation,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+        *,
+        fetch_threads: int = FETCH_THREADS,
+        part_format: PartFormat = PARQUET,
+    ) -> None:
         self.location = location
         self.clock: Clock = clock or SystemClock()
         self.ids: Ids = ids or RandomIds(self.clock)
         self.machine = Machine(location.consensus, self.clock, self.ids)
+        self._fetch_threads = fetch_threads
+        self._part_format = part_format
 
     @property
     def blob(self) -> Blob:
@@ -58,12 +68,22 @@ class PersistClient:
     def open_reader(self, shard: str) -> ReadHandle:
         """A reader of the shard as it is now; sees later appends too. Holds nothing back: see `open_leased_reader`."""
         self.state(shard)
-        return ReadHandle(self.machine, self.blob, shard)
+        return ReadHandle(
+            self.machine, self.blob, shard, fetch_threads=self._fetch_threads, part_format=self._part_format
+        )
 
     def open_leased_reader(self, shard: str, *, lease_ms: int) -> ReadHandle:
         """A reader whose lease holds the shard's `since` for `lease_ms` after each heartbeat."""
         reader = self.ids.uuid7()
-        handle = ReadHandle(self.machine, self.blob, check_shard_name(shard), reader=reader, clock=self.clock)
+        handle = ReadHandle(
+            self.machine,
+            self.blob,
+            check_shard_name(shard),
+            reader=reader,
+            clock=self.clock,
+            fetch_threads=self._fetch_threads,
+            part_format=self._part_format,
+        )
         handle.register(lease_ms)
         return handle
 
@@ -74,7 +94,7 @@ class PersistClient:
     def open_writer(self, shard: str) -> WriteHandle:
         """A writer of the shard, which is created where it is new."""
         self.ensure_shard(shard)
-        return WriteHandle(self.machine, self.blob, self.clock, shard)
+        return WriteHandle(self.machine, self.blob, self.clock, shard, part_format=self._part_format)
 
 
 def load_manifest(blob: Blob, key: str) -> BatchManifest:

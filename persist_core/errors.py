@@ -35,6 +35,12 @@ class InvalidUri(InvalidInput):
     kind: ClassVar[str] = "invalid_uri"
 
 
+class UnfitStore(InvalidInput):
+    """A store that does not keep what the location's contract needs of it. Nothing was changed; use another store."""
+
+    kind: ClassVar[str] = "unfit_store"
+
+
 class InvalidName(InvalidInput):
     """A shard, column, key or collection name that is not allowed (empty, too long, path traversal, reserved)."""
 

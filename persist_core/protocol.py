@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from persist_core.batch import (
@@ -30,14 +32,16 @@ from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain
 from persist_core.checkpoint.recovery import stash_chain
 from persist_core.client import PersistClient
 from persist_core.conflicts import ConflictRecord, record_conflict
-from persist_core.errors import InvalidInput, OutdatedDescription
+from persist_core.errors import CorruptArtifact, InvalidInput, OutdatedDescription, StorageError
 from persist_core.frontier import MAX_TIME, Frontier, interval
 from persist_core.schema import CollectionSchema
 from persist_core.shard_config import ShardConfig
 from persist_core.sources.of_config import source_of
 from persist_core.sources.source import Intake, NotYet
 from persist_core.state import Commit, Committed, ShardState, UpperMismatch
-from persist_core.write import manifest_for, stage_manifest
+from persist_core.write import WriteHandle, manifest_for, stage_manifest
+
+MAX_MINT_TRIES = 5  # each but the first because somebody else has committed in the middle of the one before
 
 EMPTY_ROWS = "empty"  # the rows' digest of a batch without updates
 
@@ -74,7 +78,20 @@ def mint(client: PersistClient, config: ShardConfig, *, until: int | None, write
     closed, a view goes as far as its inputs. `writer` names the dag run. Raises `SchemaMismatch` before anything is
     staged, `CorruptArtifact` where operator state is damaged.
     """
-    state = client.ensure_shard(config.name)
+    for _ in range(MAX_MINT_TRIES - 1):
+        state = client.ensure_shard(config.name)
+        try:
+            return _mint(client, config, state, until=until, writer=writer)
+        except CorruptArtifact:
+            # Where somebody else has committed meanwhile, retention may have taken what this one was reading.
+            if client.state(config.name).newest_commit == state.newest_commit:
+                raise
+    return _mint(client, config, client.ensure_shard(config.name), until=until, writer=writer)
+
+
+def _mint(
+    client: PersistClient, config: ShardConfig, state: ShardState, *, until: int | None, writer: str
+) -> Minted | NothingToDo:
     if state.upper.is_closed:
         return NothingToDo(f"shard {config.name} is closed: nothing more will ever come", None)
     lower = state.upper.time or 0
@@ -188,17 +205,40 @@ def check_not_outdated(state: ShardState, description: BatchDescription) -> None
         return
     if any(commit.token == description.token for commit in state.commits):
         return
-    raise OutdatedDescription(
-        f"description {description.interval} of shard {description.shard} is outdated: the upper is {state.upper}."
+    raise _outdated(description, state.upper)
+
+
+def _outdated(description: BatchDescription, upper: Frontier) -> OutdatedDescription:
+    return OutdatedDescription(
+        f"description {description.interval} of shard {description.shard} is outdated: the upper is {upper}."
         " Nothing was staged; mint again"
     )
+
+
+@contextmanager
+def outdated_first(client: PersistClient, description: BatchDescription) -> Iterator[None]:
+    """Turn whatever fails inside into `OutdatedDescription` where the shard has moved on since the description's lower.
+
+    Retention may by right have taken the operator state that it starts from: that is no corruption. It has moved on,
+    too, where another try has committed this very description.
+    """
+    try:
+        yield
+    except Exception as error:
+        with suppress(StorageError):  # then the error at hand says more
+            upper = client.state(description.shard).upper
+            if upper != Frontier(description.lower):
+                raise _outdated(description, upper) from error
+        raise
 
 
 def append(client: PersistClient, description: BatchDescription, manifest_key: str) -> Committed | Conflict:
     """Append the staged batch. A lost race is a `Conflict`, recorded once; nothing is lost or doubled by it."""
     manifest = client.manifest(manifest_key)
     check_manifest(manifest, description)
-    result = client.open_writer(description.shard).compare_and_append(manifest, manifest_key)
+    # Not by `open_writer`: minting has made the shard, and another look at it is another request on a remote store.
+    writer = WriteHandle(client.machine, client.blob, client.clock, description.shard)
+    result = writer.compare_and_append(manifest, manifest_key)
     if isinstance(result, UpperMismatch):
         record, is_new = record_conflict(client.blob, client.clock, description, result)
         return Conflict(record, is_new=is_new, is_covered=result.is_stale)
@@ -247,6 +287,7 @@ __all__ = [
     "committed_interval",
     "manifest_of_outdated",
     "mint",
+    "outdated_first",
     "trial_description",
     "write_without_input",
 ]

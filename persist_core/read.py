@@ -9,13 +9,12 @@ rows. A shard without a key is a multiset and is consolidated by whole rows.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from persist_core import state as transitions
 from persist_core.batch import BatchManifest, HollowBatch, Part, PartKind
@@ -26,21 +25,37 @@ from persist_core.location.blob import Blob
 from persist_core.machine import Machine
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_PAYLOAD, TIME, CollectionSchema
 from persist_core.state import Lease, ShardState
-from persist_core.write import errs_schema, updates_schema
+from persist_core.write import PARQUET, PartFormat, errs_schema, updates_schema
 
-_FETCH_THREADS = 8  # parts are fetched side by side: latency of a store, not work
+FETCH_THREADS = 8  # parts are fetched side by side: latency of a store, not work
+
+_Item = TypeVar("_Item")
+_Fetched = TypeVar("_Fetched")
 
 
 class ReadHandle:
-    """Reads one shard. Without a lease it holds nothing back; with one, `heartbeat` in time or get `LeaseExpired`."""
+    """Reads one shard. Without a lease it holds nothing back; with one, `heartbeat` in time or get `LeaseExpired`.
+
+    `fetch_threads`: how many blobs are fetched at once; with 1 all calls come from the caller's own thread.
+    """
 
     def __init__(
-        self, machine: Machine, blob: Blob, shard: str, *, reader: str | None = None, clock: Clock | None = None
+        self,
+        machine: Machine,
+        blob: Blob,
+        shard: str,
+        *,
+        reader: str | None = None,
+        clock: Clock | None = None,
+        fetch_threads: int = FETCH_THREADS,
+        part_format: PartFormat = PARQUET,
     ) -> None:
         self._machine = machine
         self._blob = blob
         self._clock: Clock = clock or SystemClock()
         self._reader = reader
+        self._fetch_threads = fetch_threads
+        self._part_format = part_format
         self.shard = shard
 
     def state(self) -> ShardState:
@@ -125,8 +140,7 @@ class ReadHandle:
 
     def manifests(self, batches: Iterable[HollowBatch]) -> list[BatchManifest]:
         """The manifests of these batches, in their order."""
-        with ThreadPoolExecutor(_FETCH_THREADS) as pool:
-            return list(pool.map(lambda batch: self._manifest(batch.manifest_key), batches))
+        return self._side_by_side(lambda batch: self._manifest(batch.manifest_key), list(batches))
 
     def _manifest(self, key: str) -> BatchManifest:
         data = self._blob.get(key)
@@ -153,9 +167,15 @@ class ReadHandle:
     def _updates(self, batches: list[HollowBatch], kinds: tuple[PartKind, ...], schema: pa.Schema) -> pa.Table:
         nullable = pa.schema([field.with_nullable(True) for field in schema])
         parts = [part for manifest in self.manifests(batches) for part in manifest.parts if part.kind in kinds]
-        with ThreadPoolExecutor(_FETCH_THREADS) as pool:
-            tables = list(pool.map(lambda part: self._part(part, nullable), parts))
+        tables = self._side_by_side(lambda part: self._part(part, nullable), parts)
         return pa.concat_tables(tables) if tables else nullable.empty_table()
+
+    def _side_by_side(self, fetch: Callable[[_Item], _Fetched], items: list[_Item]) -> list[_Fetched]:
+        threads = min(self._fetch_threads, len(items))
+        if threads <= 1:
+            return [fetch(item) for item in items]
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(fetch, items))
 
     def _part(self, part: Part, schema: pa.Schema) -> pa.Table:
         """One part with exactly the columns of `schema`; a column added after it was written is null."""
@@ -163,11 +183,10 @@ class ReadHandle:
         if data is None:
             raise CorruptArtifact(f"part {part.key} is missing in {self._blob.uri}; run `persist fsck {self.shard}`")
         try:
-            file = pq.ParquetFile(io.BytesIO(data))
-            there = [name for name in schema.names if name in file.schema_arrow.names]
-            table = file.read(columns=there)
+            table = self._part_format.decode(data, schema.names)
         except (pa.ArrowInvalid, OSError) as error:
             raise CorruptArtifact(f"part {part.key} can't be read: {error}; run `persist fsck {self.shard}`") from error
+        there = set(table.column_names)
         columns = [table[f.name].cast(f.type) if f.name in there else pa.nulls(table.num_rows, f.type) for f in schema]
         return pa.table(columns, schema=schema)
 

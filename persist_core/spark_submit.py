@@ -26,8 +26,9 @@ from persist_core.batch import BatchDescription, failure_key, manifest_key, tria
 from persist_core.client import PersistClient
 from persist_core.errors import InvalidInput, PersistError, RunFailed
 from persist_core.job_spec import JobSpec
-from persist_core.location.open import PersistLocation
+from persist_core.location.open import PersistLocation, s3_settings
 from persist_core.shard_config import ShardConfig
+from persist_core.spark_jars import with_s3a_jars
 from persist_core.view import Trial
 from persist_core.view_config import ViewConfig
 
@@ -90,8 +91,8 @@ def _run_job(
     client: PersistClient, location: PersistLocation, spec: JobSpec, answer_key: str, settings: SparkSettings
 ) -> bytes:
     """One `spark-submit` run to its end; the bytes of the answer that it left."""
-    command = submit_command(spec, settings)
-    environment = {**os.environ, **spark_environment(os.environ), **location.to_env()}
+    command = submit_command(spec, settings, location)
+    environment = {**os.environ, **spark_environment(os.environ), **location_environment(location)}
     folder = settings.log_folder
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -104,9 +105,10 @@ def _run_job(
         return answer
 
 
-def submit_command(spec: JobSpec, settings: SparkSettings) -> list[str]:
+def submit_command(spec: JobSpec, settings: SparkSettings, location: PersistLocation) -> list[str]:
     """The whole command line of one job."""
     conf = {**tuned_conf(settings.master, spec.description.input_bytes), **settings.conf}
+    conf = with_s3a_jars(conf, location.blob_uri, os.environ, spark_home(os.environ))
     options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
     name = f"persist {spec.description.shard} {spec.description.interval}"
     return [
@@ -151,6 +153,16 @@ def find_spark_submit(environment: Mapping[str, str]) -> Path:
     return Path(on_path)
 
 
+def spark_home(environment: Mapping[str, str]) -> Path | None:
+    """The folder of the Spark that `find_spark_submit` finds; `None` where that is a script that stands alone."""
+    script = find_spark_submit(environment)
+    packaged = importlib.util.find_spec("pyspark")
+    if script.parent == Path(sys.executable).parent and packaged is not None and packaged.origin is not None:
+        return Path(packaged.origin).parent
+    home = script.resolve().parent.parent
+    return home if (home / "jars").is_dir() else None
+
+
 def job_path() -> Path:
     """The job's entry point, found without importing it (that would import Spark). Raises `InvalidInput`."""
     spec = importlib.util.find_spec("persist_spark")
@@ -163,6 +175,26 @@ def spark_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """What Spark needs to run the job with this very Python, unless the user said otherwise."""
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     return {name: value for name, value in python.items() if name not in environment}
+
+
+def location_environment(location: PersistLocation) -> dict[str, str]:
+    """What hands the location to a job: its URIs, and credentials of an `s3:` URI as the JVM looks for them.
+
+    Environment variables, as argv and Spark's configuration are for many to see.
+    """
+    settings = s3_settings(location.blob_uri)
+    if settings is None:
+        return location.to_env()
+    credentials: dict[str, str] = {}
+    if settings.access_key_id is not None:
+        credentials = {
+            "AWS_ACCESS_KEY_ID": settings.access_key_id,
+            "AWS_SECRET_ACCESS_KEY": settings.secret_access_key or "",
+            "AWS_SESSION_TOKEN": settings.session_token or "",  # said even so: one of our own belongs to other keys
+        }
+    if settings.profile is not None:
+        credentials["AWS_PROFILE"] = settings.profile
+    return {**location.to_env(), **credentials}
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], log: Path, timeout_ms: int) -> int:

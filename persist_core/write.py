@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +23,7 @@ from persist_core.batch import (
     BatchManifest,
     Part,
     PartKind,
+    StateArtifact,
     attempt_prefix,
     contents_digest,
     manifest_key,
@@ -30,6 +34,8 @@ from persist_core.location.blob import Blob
 from persist_core.machine import Machine
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema
 from persist_core.state import Committed, UpperMismatch
+
+_SMALL_PART_BYTES = 1 << 20  # is decoded by its caller: handing it to other threads costs more than it saves
 
 _ERR_FIELDS = (
     pa.field(ERR_KIND, pa.string()),
@@ -56,13 +62,45 @@ def part_schema(schema: CollectionSchema) -> pa.Schema:
     return pa.schema([field.with_nullable(True) for field in fields])
 
 
+class PartFormat(Protocol):
+    """How a part's rows become bytes. Shards hold Parquet; simulations, which read nothing else, take what is fast."""
+
+    def encode(self, table: pa.Table) -> bytes:
+        """The bytes of a part."""
+        ...
+
+    def decode(self, data: bytes, columns: list[str]) -> pa.Table:
+        """Those of `columns` that the part has. Raises `pa.ArrowInvalid` or `OSError` for bytes that are no part."""
+        ...
+
+
+class ParquetParts:
+    """Parquet, zstd: what every shard is made of."""
+
+    def encode(self, table: pa.Table) -> bytes:
+        out = io.BytesIO()
+        pq.write_table(table, out, compression="zstd")
+        return out.getvalue()
+
+    def decode(self, data: bytes, columns: list[str]) -> pa.Table:
+        file = pq.ParquetFile(io.BytesIO(data))
+        there = [name for name in columns if name in file.schema_arrow.names]
+        return file.read(columns=there, use_threads=len(data) > _SMALL_PART_BYTES)
+
+
+PARQUET = ParquetParts()
+
+
 class WriteHandle:
     """Writes one shard. Any number of handles, threads and machines may do so at once."""
 
-    def __init__(self, machine: Machine, blob: Blob, clock: Clock, shard: str) -> None:
+    def __init__(
+        self, machine: Machine, blob: Blob, clock: Clock, shard: str, *, part_format: PartFormat = PARQUET
+    ) -> None:
         self._machine = machine
         self._blob = blob
         self._clock = clock
+        self._part_format = part_format
         self.shard = shard
 
     def stage(
@@ -72,11 +110,15 @@ class WriteHandle:
         attempt: str,
         oks: pa.Table | None = None,
         errs: pa.Table | None = None,
+        *,
+        operator_state: tuple[StateArtifact, ...] = (),
+        stats: Mapping[str, int] | None = None,
     ) -> str:
         """Stage consolidated updates for `description` and return the manifest's key.
 
         `oks` has the columns of `updates_schema`, `errs` those of `errs_schema`; both consolidated, times within the
-        bounds (`BadBounds`), diffs not zero. `attempt` is a fresh UUIDv7.
+        bounds (`BadBounds`), diffs not zero. `attempt` is a fresh UUIDv7. `operator_state`: artifacts that are staged
+        already; `stats`: `DrainStats.to_json()`.
         """
         oks = _checked(oks, updates_schema(schema), description)
         errs = _checked(errs, errs_schema(schema), description)
@@ -97,6 +139,7 @@ class WriteHandle:
             err_retractions=len(errs) - inserted,
         )
         manifest = manifest_for(description, schema, parts, counts, rows=_rows_digest(oks, errs))
+        manifest = replace(manifest, operator_state=operator_state, stats=stats or {})
         return stage_manifest(self._blob, manifest, attempt)
 
     def _stage_part(self, kind: PartKind, table: pa.Table, schema: pa.Schema, attempt: str) -> Part:
@@ -104,11 +147,10 @@ class WriteHandle:
             table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
             for field in schema
         ]
-        out = io.BytesIO()
-        pq.write_table(pa.table(columns, schema=schema), out, compression="zstd")
+        data = self._part_format.encode(pa.table(columns, schema=schema))
         key = f"{attempt_prefix(self.shard, attempt)}/{PART}={kind}/part-0.parquet"
-        self._blob.set(key, out.getvalue())
-        return Part(key=key, kind=kind, size_bytes=out.tell(), rows=len(table))
+        self._blob.set(key, data)
+        return Part(key=key, kind=kind, size_bytes=len(data), rows=len(table))
 
     def compare_and_append(self, manifest: BatchManifest, manifest_key: str) -> Committed | UpperMismatch:
         """Append a staged batch iff the shard's upper is the batch's lower. Idempotent by token."""

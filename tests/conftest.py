@@ -18,9 +18,16 @@ from hypothesis import HealthCheck, settings
 
 from tests import real_parts
 from tests.local_spark import local_spark
+from tests.servers import s3
+from tests.servers.backends import consensus_uri
+from tests.servers.postgres import own_postgres, pgbouncer, postgres
+from tests.servers.postgres_store import one_thread, other_client, postgres_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# The servers' fixtures.
+__all__ = ["consensus_uri", "one_thread", "other_client", "own_postgres", "pgbouncer", "postgres", "postgres_store"]
 
 CI_SEED = 20261121  # a submission must not fail for a dice that the one before it did not throw; nightly runs throw new
 _EXAMPLES = {"dev": 50, "ci": 100, "nightly": 2_000}
@@ -52,6 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
             database=settings().database if name == "dev" else None,
         )
     settings.load_profile(profile)
+    s3.own_environment()
     seed = _choose_seed(profile)
     os.environ["PERSIST_SEED"] = str(seed)  # child processes (jobs, schedulers) throw the same dice
     if config.option.hypothesis_seed is None:
@@ -89,6 +97,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatu
 def persist_seed() -> int:
     """The session's seed, for tests that draw without Hypothesis."""
     return int(os.environ["PERSIST_SEED"])
+
+
+@pytest.fixture(scope="session")
+def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.S3Server]:
+    """A real S3-speaking server; its credentials are in the environment."""
+    yield from s3.running("versitygw", tmp_path_factory.mktemp("s3"))
+
+
+@pytest.fixture(scope="session")
+def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.S3Server]:
+    """A second one, where `make minio` has built it."""
+    yield from s3.running("minio", tmp_path_factory.mktemp("s3"))
 
 
 @pytest.fixture(scope="session")

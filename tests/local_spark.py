@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from persist_core.spark_jars import s3a_jars
+from persist_core.spark_submit import spark_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def local_spark(app_name: str, scratch: Path) -> SparkSession:
+def local_spark(app_name: str, scratch: Path, master: str = "local[2]") -> SparkSession:
     """A local session: two cores, no UI, UTC, two shuffle partitions, a JVM tuned for a quick start.
 
-    `scratch` takes what Spark spills. ANSI mode stays at the release's default (on in Spark 4), as users have it.
+    `scratch` takes what Spark spills. ANSI mode stays at the release's default (on in Spark 4), as users have it. The
+    jars for S3 are on its class path where `make spark-jars` has brought them.
     """
     from pyspark.sql import SparkSession
 
     logging.getLogger("py4j").setLevel(logging.WARNING)  # it talks while it is collected, after the log has closed
     session = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master(master)
         .appName(app_name)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .config("spark.driver.extraClassPath", ":".join(map(str, s3a_jars(os.environ, spark_home(os.environ)))))
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))

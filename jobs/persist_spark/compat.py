@@ -35,7 +35,13 @@ def try_cast_integer(value: SparkColumn, type_name: str) -> SparkColumn:
     """Text as an integer, null where it is none: on 3.5 a plain cast would cut 5.5 down to 5."""
     if HAS_TRY_CAST:
         return value.try_cast(type_name)
-    return F.when(value.cast("string").rlike(r"^\s*[+-]?\d+\s*$"), value.cast(type_name))
+    text = value.cast("string")  # from text, since from a decimal 3.5 wraps around
+    return F.when(text.rlike(r"^\s*[+-]?\d+\s*$"), text.cast(type_name))
+
+
+def whole_to_bigint(value: SparkColumn) -> SparkColumn:
+    """A decimal that is a whole number as a bigint, null where it does not fit: on 3.5 a plain cast wraps around."""
+    return value.try_cast("bigint") if HAS_TRY_CAST else value.cast("decimal(38,0)").cast("string").cast("bigint")
 
 
 def is_valid_utf8(text: SparkColumn) -> SparkColumn:

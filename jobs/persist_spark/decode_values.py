@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from persist_core.config import Unit
 from persist_core.schema import Column, decimal_of
-from persist_spark.compat import try_cast, try_cast_integer
+from persist_spark.compat import try_cast, try_cast_integer, whole_to_bigint
 from persist_spark.decode_json import is_number, unmarked, without_mark
 
 _MICROS: dict[Unit, int] = {"s": 1_000_000, "ms": 1_000, "us": 1, "days": 86_400_000_000}
@@ -302,11 +302,11 @@ def _unit_micros(text: SparkColumn, unit: Unit) -> SparkColumn:
     if unit not in ("s", "ms"):
         return whole
     digits = 6 if unit == "s" else 3
-    parts = try_cast(exact_decimal(text, 19 + digits, digits) * factor.cast("decimal(7,0)"), "bigint")
+    parts = whole_to_bigint(exact_decimal(text, 19 + digits, digits) * factor.cast("decimal(7,0)"))
     return F.coalesce(whole, F.when(text.rlike(r"^\s*-?\d+\.\d+\s*$"), parts))
 
 
 def _floor_ns(text: SparkColumn, divisor: int) -> SparkColumn:
     """A count of nanoseconds divided by `divisor`, rounded down: in decimals, since `/` on integers is a double."""
     count = F.when(text.rlike(_INTEGER), try_cast(text, "decimal(19,0)"))
-    return try_cast(F.floor(count / F.lit(divisor).cast("decimal(10,0)")), "bigint")
+    return whole_to_bigint(F.floor(count / F.lit(divisor).cast("decimal(10,0)")))

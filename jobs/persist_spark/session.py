@@ -11,6 +11,8 @@ from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
+from persist_spark import s3a
+
 # Right answers: canonical text is in UTC, Parquet holds microseconds in UTC, old dates are kept as they are.
 REQUIRED = {
     "spark.sql.session.timeZone": "UTC",
@@ -37,6 +39,8 @@ def build_session(app_name: str) -> SparkSession:
     # Where in our code an expression was made says little to who reads a job's error, and each one costs five more
     # messages to the JVM: more than half of the time to plan a small batch.
     builder = SparkSession.builder.config("spark.python.sql.dataFrameDebugging.enabled", "false")
+    for name, value in s3a.SESSION.items():
+        builder = builder.config(name, value)
     return builder.appName(app_name).getOrCreate()
 
 

@@ -5,18 +5,20 @@
                                     batches/<attempt>/manifest.json, last
 
 What is staged is not visible: dying at any point here leaves garbage that GC takes, and nothing else. Files reach their
-final names when the whole action commits (the file committer's first algorithm), so that what a failed or speculative
-task wrote is never listed; the rows of all listed files must then add up to what the action counted.
+final names when the whole action commits, so that what a failed or speculative task wrote is never listed: in a file
+system by the file committer's first algorithm, on S3 by the magic committer (`persist_spark.s3a`). The rows of all
+listed files must then add up to what the action counted.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import os
+import posixpath
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from persist_core.batch import (
@@ -30,9 +32,11 @@ from persist_core.batch import (
     attempt_prefix,
 )
 from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolation
-from persist_core.location.blob import Blob
+from persist_core.location.blob import Blob, BlobMetadata
 from persist_core.schema import PART, CollectionSchema
 from persist_core.write import manifest_for, stage_manifest
+from persist_spark import s3a
+from persist_spark.footers import rows_of
 
 STASH_OPERATOR = "upsert-stash"
 MAX_PLANS = 2  # the normal plan, then at most once the thorough one
@@ -129,17 +133,21 @@ def stage(
     prefix = attempt_prefix(description.shard, attempt)
     if any(True for _ in blob.list_keys_and_metadata(f"{prefix}/")):
         raise InvalidInput(f"attempt {attempt} of shard {description.shard} was used before; wanted a fresh id")
+    options = {**_WRITE_OPTIONS, **s3a.access_options(blob.uri, os.environ), **s3a.commit_options(blob.uri)}
     for number in range(MAX_PLANS):
         planned = plan(number > 0)
         writer = planned.updates.write.partitionBy(PART).mode("errorifexists" if number == 0 else "append")
-        writer.options(**_WRITE_OPTIONS).parquet(blob.uri_of(prefix))
+        with s3a.jars_present():
+            writer.options(**options).parquet(blob.uri_of(prefix))
         outcome = planned.outcome()
         if not outcome.needs_thorough_plan:
             break
         for file in _list(blob, prefix):
             blob.delete(file.key)
     check(outcome)
-    files = _list(blob, prefix)
+    listed = _list(blob, prefix)
+    s3a.check_commit(blob, prefix, {file.key: file.size_bytes for file in listed})
+    files = _count(blob, prefix, listed)
     check_rows(files, outcome, prefix)
     blob.make_durable(f"{prefix}/")
     parts = tuple(
@@ -156,24 +164,23 @@ def stage(
     return manifest
 
 
-def _list(blob: Blob, prefix: str) -> list[StagedFile]:
+def _list(blob: Blob, prefix: str) -> list[BlobMetadata]:
     """The Parquet files of the attempt. Names with a dot or an underscore first are Hadoop's own."""
     found = []
-    start = f"{prefix}/{PART}="
-    for metadata in blob.list_keys_and_metadata(start):
-        kind, _, name = metadata.key.removeprefix(start).partition("/")
+    for file in blob.list_keys_and_metadata(f"{prefix}/{PART}="):
+        name = posixpath.basename(file.key)
         if name.endswith(".parquet") and name[0] not in "._":
-            rows = _rows_of(blob.uri_of(metadata.key))
-            found.append(StagedFile(kind, metadata.key, metadata.size_bytes, rows))
+            found.append(file)
     return found
 
 
-def _rows_of(uri: str) -> int | None:
-    """Rows by the file's footer, where that costs no download."""
-    if not uri.startswith("file://"):
-        return None
-    rows: int = pq.read_metadata(uri.removeprefix("file://")).num_rows
-    return rows
+def _count(blob: Blob, prefix: str, files: Sequence[BlobMetadata]) -> list[StagedFile]:
+    """The same with their kinds, which their folders say, and their rows."""
+    kinds = [file.key.removeprefix(f"{prefix}/{PART}=").partition("/")[0] for file in files]
+    return [
+        StagedFile(kind, file.key, file.size_bytes, rows)
+        for kind, file, rows in zip(kinds, files, rows_of(blob, files), strict=True)
+    ]
 
 
 def check_rows(files: list[StagedFile], outcome: Counted, prefix: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
 import re
 from collections.abc import Iterable, Sequence
 
@@ -21,6 +22,7 @@ from pyspark.sql import types as T
 from persist_core.batch import BatchManifest, Part, PartKind
 from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ERR_KEY, ERR_PAYLOAD, TIME, CollectionSchema
+from persist_spark import s3a
 from persist_spark.frame import BAD_KEY, ERR_COLUMNS, err_null, named, null_of, part_frame
 
 _READ_OPTIONS = {"mergeSchema": "false", "datetimeRebaseMode": "CORRECTED"}  # dates are read as they were written
@@ -40,7 +42,9 @@ def scan(spark: SparkSession, blob: Blob, parts: Sequence[Part], schema: T.Struc
 def scan_keys(spark: SparkSession, blob: Blob, keys: Sequence[str], schema: T.StructType) -> DataFrame:
     """The Parquet files under these blob keys. A `[` or `{` in the location's own path is no pattern."""
     paths = [_GLOB.sub(r"\\\g<0>", blob.uri_of(key)) for key in keys]
-    return spark.read.schema(schema).options(**_READ_OPTIONS).parquet(*paths)
+    options = {**_READ_OPTIONS, **s3a.access_options(blob.uri, os.environ)}
+    with s3a.jars_present():
+        return spark.read.schema(schema).options(**options).parquet(*paths)
 
 
 def committed_updates(

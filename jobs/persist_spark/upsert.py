@@ -77,12 +77,11 @@ from persist_spark.upsert_counts import (
     emitted_counts,
     read_counts,
 )
+from persist_spark.upsert_rules import CANONICAL, UpsertRules
 
 VALUE = "_persist_value"  # struct of v0..: null for errs and tombstones, as `ERR` is for oks and tombstones
 VALUE_BEFORE, ERR_BEFORE = "_persist_value_before", "_persist_err_before"  # what the slot held just before
-_CANONICAL = "_persist_canonical"
 _NEVER = -1  # the time of rows that are only counted
-_NO_CELLS = "'is_there', true"  # a collection may have a key and nothing else; Spark has no empty structs
 _ERR_CELLS = ", ".join(f"'{name}', {name}" for name in ERR_COLUMNS)
 _ERR_STRUCT = f"CASE WHEN {ERR_KIND} IS NOT NULL THEN named_struct({_ERR_CELLS}) END AS {ERR}"
 _ERR_IDENTITY = (ERR_KIND, ERR_KEY, ERR_PAYLOAD)  # what makes two errs equal: the message is for people
@@ -99,7 +98,7 @@ class Drained:
 
     updates: DataFrame
     is_thorough: bool
-    _rules: _Rules
+    _rules: UpsertRules
     _chain: DataFrame
     _read: Observation
     _emitted: Observation
@@ -126,57 +125,6 @@ class Drained:
         To be run only where `outcome().read.broken` is not zero, for the error message.
         """
         return _broken(self._chain, self._rules)
-
-
-@dataclass(frozen=True)
-class _Rules:
-    """The arguments of one run, for the steps below."""
-
-    schema: CollectionSchema
-    lower: int
-    upper: int | None
-    floor: int
-    late: Late
-    is_delta: bool
-    may_stash: bool
-    is_thorough: bool
-
-    @property
-    def keys(self) -> list[str]:
-        return [f"k{i}" for i in range(len(self.schema.key))]
-
-    @property
-    def values(self) -> list[str]:
-        return [f"v{i}" for i in range(len(self.schema.values))]
-
-    @property
-    def slot(self) -> list[str]:
-        return [*self.keys, BAD_KEY]
-
-    @property
-    def key_columns(self) -> list[str]:
-        """The user's key columns under their plain names."""
-        return [f"{quoted(c.name)} AS {flat}" for flat, c in zip(self.keys, self.schema.key, strict=True)]
-
-    @property
-    def value_struct(self) -> str:
-        """The user's value columns as one struct, under their plain names."""
-        cells = [f"'{flat}', {quoted(c.name)}" for flat, c in zip(self.values, self.schema.values, strict=True)]
-        return f"named_struct({', '.join(cells) or _NO_CELLS})"
-
-    @property
-    def stash_columns(self) -> tuple[str, ...]:
-        """The columns of the records frame that parts don't have."""
-        return (OP, ORDER, BAD_KEY) if self.may_stash else ()
-
-    def over(self, *order: str) -> str:
-        """A window over the rows of a slot."""
-        return f"OVER (PARTITION BY {', '.join(self.slot)} ORDER BY {', '.join(order)})"
-
-    @property
-    def by_rank(self) -> str:
-        """The rows of a slot in the order in which they count: the last of a time is its winner."""
-        return self.over(TIME, AT, ORDER, *([_CANONICAL] if self.is_thorough else []))
 
 
 def persistent_upsert(
@@ -207,7 +155,7 @@ def persistent_upsert(
     floor = lower if as_of_frontier is None else max(lower, as_of_frontier)
     if upper is not None and floor >= upper:
         raise BadBounds(f"times can't be advanced to {floor} in a batch [{lower}, {upper}); wanted less than its upper")
-    rules = _Rules(schema, lower, upper, floor, late, is_delta, may_stash, is_thorough)
+    rules = UpsertRules(schema, lower, upper, floor, late, is_delta, may_stash, is_thorough)
     chain = _arrivals(records, ARRIVED, rules)
     if stash is not None:
         chain = chain.union(_consolidated(_arrivals(stash, STASHED, rules), rules))
@@ -221,7 +169,7 @@ def persistent_upsert(
     return Drained(_published(changes, rules), is_thorough, rules, chain, read, emitted)
 
 
-def _arrivals(records: DataFrame, origin: int, rules: _Rules) -> DataFrame:
+def _arrivals(records: DataFrame, origin: int, rules: UpsertRules) -> DataFrame:
     """Records with their times settled. A missing time is the description's: the last one before the upper."""
     if rules.late == "error":
         records = _with_late_errs(records, rules)
@@ -247,7 +195,7 @@ def _arrivals(records: DataFrame, origin: int, rules: _Rules) -> DataFrame:
     )
 
 
-def _with_late_errs(records: DataFrame, rules: _Rules) -> DataFrame:
+def _with_late_errs(records: DataFrame, rules: UpsertRules) -> DataFrame:
     """Make each record before `lower` an err of its slot. The raw record is not at hand: its values stand in for it."""
     is_good = F.col(ERR_KIND).isNull() & ~F.col(OP).isin(TRUNCATE, SKIP)
     refused = F.coalesce((F.col(TIME) < rules.lower) & is_good, F.lit(False))
@@ -262,7 +210,7 @@ def _with_late_errs(records: DataFrame, rules: _Rules) -> DataFrame:
     return records.withColumns({**changed, **gone, OP: F.when(refused, F.lit(UPSERT)).otherwise(F.col(OP))})
 
 
-def _history(state: DataFrame, order_type: str, rules: _Rules) -> DataFrame:
+def _history(state: DataFrame, order_type: str, rules: UpsertRules) -> DataFrame:
     """Committed updates as arrivals. Their diff stands in for the original time: it puts a retraction before the
     insertion that replaced it at the same time, and is checked on the way."""
     return state.selectExpr(
@@ -280,23 +228,23 @@ def _history(state: DataFrame, order_type: str, rules: _Rules) -> DataFrame:
     )
 
 
-def _ranked(chain: DataFrame, rules: _Rules) -> DataFrame:
+def _ranked(chain: DataFrame, rules: UpsertRules) -> DataFrame:
     """Mark, in each slot, the last row of each time; rows it beat by canonical bytes alone; and broken history."""
     window = rules.by_rank
     next_time = f"lead({TIME}) {window}"
     tied = [f"lead({name}) {window} <=> {name}" for name in (TIME, AT, ORDER)]
     if rules.is_thorough:  # the very same record twice is no tie
-        tied.append(f"NOT lead({_CANONICAL}) {window} <=> {_CANONICAL}")
+        tied.append(f"NOT lead({CANONICAL}) {window} <=> {CANONICAL}")
     diff_before = f"coalesce(lag(CASE WHEN {FROM} = {COMMITTED} THEN {AT} END) {window}, -1L)"
     return chain.selectExpr(
-        *[name for name in chain.columns if name != _CANONICAL],
+        *[name for name in chain.columns if name != CANONICAL],
         f"coalesce({next_time} != {TIME}, true) AS {WINS}",
         f"{' AND '.join(tied)} AS {TIED}",
         f"{FROM} = {COMMITTED} AND NOT ({AT} IN (1, -1) AND {AT} = -{diff_before}) AS {BROKEN}",
     )
 
 
-def _broken(chain: DataFrame, rules: _Rules) -> DataFrame:
+def _broken(chain: DataFrame, rules: UpsertRules) -> DataFrame:
     """See `Drained.broken`."""
     value = f"coalesce(to_json({VALUE}), to_json({ERR}))"
     before = f"lag({value}) {rules.over(TIME, AT)}"
@@ -306,21 +254,21 @@ def _broken(chain: DataFrame, rules: _Rules) -> DataFrame:
     return shown.selectExpr(slot, f"{TIME} AS time", f"{AT} AS diff", "value", "before")
 
 
-def _with_canonical(chain: DataFrame, rules: _Rules) -> DataFrame:
+def _with_canonical(chain: DataFrame, rules: UpsertRules) -> DataFrame:
     """Add what decides between records of one order: the greater bytes, a tombstone being the least."""
     ok = canonical_json(rules.schema.values, [F.col(VALUE).getField(name) for name in rules.values])
     value = F.when(F.col(ERR).isNull(), ok).otherwise(F.col(ERR).getField(ERR_PAYLOAD))
-    return chain.withColumn(_CANONICAL, F.when(F.col(OP) == UPSERT, value))
+    return chain.withColumn(CANONICAL, F.when(F.col(OP) == UPSERT, value))
 
 
-def _consolidated(stash: DataFrame, rules: _Rules) -> DataFrame:
+def _consolidated(stash: DataFrame, rules: UpsertRules) -> DataFrame:
     """The stash as it was left: a chain of deltas holds records that later ones beat, or that were processed since."""
     live = _with_canonical(stash.where(f"NOT {LATE}"), rules)
-    wins = f"lead({AT}) OVER (PARTITION BY {', '.join(rules.slot)}, {AT} ORDER BY {ORDER}, {_CANONICAL}) IS NULL"
-    return live.selectExpr("*", f"{wins} AS {WINS}").where(WINS).drop(WINS, _CANONICAL)
+    wins = f"lead({AT}) OVER (PARTITION BY {', '.join(rules.slot)}, {AT} ORDER BY {ORDER}, {CANONICAL}) IS NULL"
+    return live.selectExpr("*", f"{wins} AS {WINS}").where(WINS).drop(WINS, CANONICAL)
 
 
-def _with_truncates(chain: DataFrame, rules: _Rules) -> DataFrame:
+def _with_truncates(chain: DataFrame, rules: UpsertRules) -> DataFrame:
     """Add each truncate as a tombstone for every slot that holds a value just before it.
 
     Of several truncates at one time the last one does all that the others do, so only it is expanded.
@@ -346,7 +294,7 @@ def _with_truncates(chain: DataFrame, rules: _Rules) -> DataFrame:
     return both.selectExpr("*", had).where(f"{FROM} != {EXPANDED} OR {HAD}").drop(HAD)
 
 
-def _changes(ranked: DataFrame, rules: _Rules) -> DataFrame:
+def _changes(ranked: DataFrame, rules: UpsertRules) -> DataFrame:
     """Compare each winner with the one before it in its slot.
 
     One row per update, per record to be stashed, and, only to be counted, per value that was there already. A truncate
@@ -374,7 +322,7 @@ def _changes(ranked: DataFrame, rules: _Rules) -> DataFrame:
     return _flat(sided, rules)
 
 
-def _flat(sided: DataFrame, rules: _Rules) -> DataFrame:
+def _flat(sided: DataFrame, rules: UpsertRules) -> DataFrame:
     """What each row writes, unpacked: k0.., v0.., the err columns, time and diff, and which part it goes to."""
     chosen = sided.selectExpr(
         *[*rules.slot, OP, ORDER, SIDE, HAD, HOLDS],
@@ -398,14 +346,14 @@ def _flat(sided: DataFrame, rules: _Rules) -> DataFrame:
     return rows.selectExpr("*", *_hashes(rules))
 
 
-def _published(changes: DataFrame, rules: _Rules) -> DataFrame:
+def _published(changes: DataFrame, rules: UpsertRules) -> DataFrame:
     """The updates under the user's names."""
     flat = zip(rules.keys + rules.values, rules.schema.columns, strict=True)
     user = [f"{name} AS {quoted(column.name)}" for name, column in flat]
     return changes.where(f"{SIDE} != {STAYS}").selectExpr(*user, TIME, DIFF, *ERR_COLUMNS, *rules.stash_columns, PART)
 
 
-def _hashes(rules: _Rules) -> list[str]:
+def _hashes(rules: UpsertRules) -> list[str]:
     """Two independent 64-bit hashes of an update. Hashing passes over nulls, so where they are is hashed too."""
     hashed = [*rules.keys, *rules.values, TIME, DIFF, ERR_KIND, ERR_KEY, ERR_PAYLOAD]
     nulls = [f"{name} IS NULL" for name in hashed]

@@ -19,7 +19,7 @@ from persist_core.client import PersistClient
 from persist_core.errors import CorruptArtifact
 from persist_core.job_spec import JobSpec
 from persist_core.location.open import OpenLocation
-from persist_core.protocol import check_not_outdated
+from persist_core.protocol import check_not_outdated, outdated_first
 from persist_core.sources.files import FrozenInput, check_unchanged
 from persist_spark.decode import decode
 from persist_spark.session import settings, stage_settings
@@ -46,7 +46,11 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
     check_not_outdated(client.state(description.shard), description)
     frozen = _frozen_input(client, description)
     check_unchanged(frozen)
-    with TemporaryDirectory(prefix="persist-") as scratch, settings(spark, stage_settings(description.input_bytes)):
+    with (
+        outdated_first(client, description),
+        TemporaryDirectory(prefix="persist-") as scratch,
+        settings(spark, stage_settings(description.input_bytes)),
+    ):
         records = decode(spark, config, frozen.files, scratch=Path(scratch))
         return write_batch(spark, client, request, records, lambda: check_unchanged(frozen))
 

@@ -131,6 +131,9 @@ class BlobCheckpointer:
         for artifact in manifest.artifacts:
             self.load_artifact(checkpoint_id, artifact)
         self._blob.set(self.layout.latest, checkpoint_id.encode())
+        if self._blob.get(self.layout.manifest(checkpoint_id)) is None:
+            # A faster publisher has gone further meanwhile, and its retention has taken this one.
+            self._blob.set(self.layout.latest, self.manifests()[-1].checkpoint_id.encode())
         return True
 
     def read_latest(self) -> str | None:
@@ -205,8 +208,10 @@ class BlobCheckpointer:
         if latest is None:
             return True
         known = self.find_readable(latest)
-        if known is None:  # without its epoch the time in its id has to do
-            return latest < manifest.checkpoint_id
+        if known is None and self._blob.get(self.layout.manifest(latest)) is not None:
+            return latest < manifest.checkpoint_id  # without its epoch the time in its id has to do
+        if known is None:  # it names what retention has deleted: a crash between the two writes of `update_latest`
+            return latest < manifest.checkpoint_id or manifest == self.manifests()[-1]
         return known.position < manifest.position
 
     def _folders(self) -> list[tuple[str, frozenset[str]]]:

@@ -17,10 +17,12 @@ from persist_core.checkpoint.manifest import (
 )
 from persist_core.checkpoint.retention import plan_retention
 from persist_core.client import PersistClient
-from persist_core.errors import CorruptArtifact
+from persist_core.errors import CorruptArtifact, InvalidInput
 from persist_core.location.blob import Blob
 from persist_core.shard_config import RetentionConfig
 from persist_core.state import Commit, ShardState
+
+MAX_LOOKS = 3  # an error that is still there then is none of the races that publishers run
 
 VERSIONS_KEPT = 100  # of the shard's state, for audits and for whoever reads back a lost answer
 
@@ -100,7 +102,20 @@ def publish_missing(client: PersistClient, state: ShardState) -> tuple[str, ...]
 
 
 def publish_and_retain(client: PersistClient, shard: str, retention: RetentionConfig) -> CheckpointReport | None:
-    """Publish what is missing, apply retention, and truncate old versions of the state. `None` before any commit."""
+    """Publish what is missing, apply retention, and truncate old versions of the state. `None` before any commit.
+
+    Others may do the same at once, and whoever is overtaken finds that retention has taken what it is publishing. An
+    error that is gone when one looks again came from that; `CorruptArtifact` is raised where it stays.
+    """
+    for _ in range(MAX_LOOKS - 1):
+        try:
+            return _publish_and_retain(client, shard, retention)
+        except (CorruptArtifact, InvalidInput):
+            continue
+    return _publish_and_retain(client, shard, retention)
+
+
+def _publish_and_retain(client: PersistClient, shard: str, retention: RetentionConfig) -> CheckpointReport | None:
     state = client.state(shard)
     newest = state.newest_commit
     if newest is None:
@@ -108,6 +123,8 @@ def publish_and_retain(client: PersistClient, shard: str, retention: RetentionCo
     published = publish_missing(client, state)
     checkpointer = BlobCheckpointer(client.blob, shard)
     manifests = checkpointer.manifests()
+    if not manifests:
+        raise CorruptArtifact(f"shard {shard} has commits and no checkpoint, though they were published just now")
     # Needed after a crash just before it, and after a race with a slower publisher.
     checkpointer.update_latest(manifests[-1].checkpoint_id)
     _sweep(client, checkpointer, shard)

@@ -12,7 +12,11 @@ from persist_core.location.open import (
     open_consensus,
     open_location,
     redact_uri,
+    s3_settings,
 )
+from persist_core.location.s3 import S3Blob
+from persist_core.location.s3_client import S3Settings
+from persist_core.location.s3_consensus import S3Consensus
 from persist_core.location.sqlite import SqliteConsensus
 
 __all__ = [
@@ -27,6 +31,9 @@ __all__ = [
     "MemConsensus",
     "OpenLocation",
     "PersistLocation",
+    "S3Blob",
+    "S3Consensus",
+    "S3Settings",
     "SqliteConsensus",
     "VersionedData",
     "location_from",
@@ -34,4 +41,5 @@ __all__ = [
     "open_consensus",
     "open_location",
     "redact_uri",
+    "s3_settings",
 ]

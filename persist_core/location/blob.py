@@ -6,11 +6,14 @@ the old or the new value, never a mixture. Callers write other bytes only under 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from persist_core.errors import InvalidInput, InvalidName
+
+_ILLEGAL_CHARACTER = re.compile(r"[\x00-\x1f\x7f\\]")
 
 MAX_KEY_BYTES = 1024  # S3's limit on a key's UTF-8 bytes; the strictest of the backends
 
@@ -63,6 +66,15 @@ class Blob(Protocol):
         ...
 
 
+@runtime_checkable
+class RangeReader(Protocol):
+    """A blob store that can read a piece of a value, for what needs the end of a large file only."""
+
+    def get_range(self, key: str, start: int, size_bytes: int) -> bytes | None:
+        """`size_bytes` (at least one) bytes from `start` on, fewer where the value ends before; `None` without one."""
+        ...
+
+
 def check_blob_key(key: str) -> str:
     """Return `key` if it is a legal blob key, else raise `InvalidName`.
 
@@ -102,4 +114,4 @@ def check_blob_data(key: str, data: bytes) -> bytes:
 
 
 def _has_illegal_character(text: str) -> bool:
-    return any(ord(c) < 32 or c in "\\\x7f" for c in text)
+    return _ILLEGAL_CHARACTER.search(text) is not None

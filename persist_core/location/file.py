@@ -32,6 +32,8 @@ from persist_core.errors import Determinate, Indeterminate, InvalidName, Invalid
 from persist_core.ids import Ids, RandomIds
 from persist_core.location.blob import BlobMetadata, check_blob_data, check_blob_key, check_blob_prefix
 from persist_core.location.durable import create_directory, sync_directory
+from persist_core.location.file_system import diagnose_file_system
+from persist_core.location.finding import Finding
 
 TEMPORARY = ".persist-tmp"
 
@@ -149,6 +151,11 @@ class FileBlob:
         for directory in sorted(directories):
             with self._verdict("make_durable", str(directory)):
                 sync_directory(directory)
+
+    def diagnose(self, clock: Clock) -> Iterator[Finding]:
+        """See `persist_core.location.finding.Examinable`."""
+        del clock  # it is ours
+        yield from diagnose_file_system(self._root)
 
     def close(self) -> None:
         """Nothing to let go of: no descriptor outlives its call."""

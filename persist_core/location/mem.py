@@ -151,6 +151,12 @@ class MemConsensus:
             self._store.versions[key] = kept
             return len(versions) - len(kept)
 
+    def erase(self, key: str) -> None:
+        """See `persist_core.location.finding.Erasable`."""
+        check_consensus_key(key)
+        with self._store.lock:
+            self._store.versions.pop(key, None)
+
     def close(self) -> None:
         """Nothing to let go of."""
 

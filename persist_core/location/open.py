@@ -8,6 +8,8 @@
 | `file:///absolute/folder` | blobs as files (percent-encoding as in any URI; `localhost` or no host) |
 | `sqlite:////absolute/file.db` | consensus in SQLite; as in SQLAlchemy, the path is what follows `sqlite:///` |
 | `sqlite:///relative/file.db` | the same, relative to the working directory or to the config file that says so |
+| `s3://bucket/prefix?endpoint=...` | blobs, or consensus, in an S3 bucket (docs/locations-s3.md has the parameters) |
+| `postgresql://user:password@host/database` | consensus in a table of PostgreSQL; `postgres:` is the same |
 
 A location is a pair, so it is always taken whole from one place: half of it from the environment and half from a
 file would join one store's state with another's data.
@@ -20,21 +22,30 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, quote, unquote_to_bytes
+from urllib.parse import quote, unquote, unquote_to_bytes
 
 from persist_core.errors import ConfigError, InvalidUri
 from persist_core.location.blob import Blob
 from persist_core.location.consensus import Consensus
 from persist_core.location.file import FileBlob
 from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.postgres_uri import PARAMETERS as POSTGRES_PARAMETERS
+from persist_core.location.postgres_uri import parse_postgres_uri
+from persist_core.location.s3 import S3Blob
+from persist_core.location.s3_client import S3Settings
+from persist_core.location.s3_consensus import S3Consensus
+from persist_core.location.s3_uri import PARAMETERS as S3_PARAMETERS
+from persist_core.location.s3_uri import parse_s3_uri
 from persist_core.location.sqlite import SqliteConsensus
 
 ENV_BLOB_URI = "PERSIST_BLOB_URI"
 ENV_CONSENSUS_URI = "PERSIST_CONSENSUS_URI"
 CONFIG_FILE_NAME = "persist.toml"
+
+Environment = Mapping[str, str]
 
 _Backend = TypeVar("_Backend")
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*")
@@ -42,8 +53,12 @@ _MEM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _BAD_PERCENT = re.compile(r"%(?![0-9a-fA-F]{2})")
 _SECRET_PARAMETER = re.compile(r"pass|pwd|secret|token|key|credential|sig", re.IGNORECASE)
 
-# Schemes of the design that have no code yet: said clearly, rather than "unknown".
-_LATER = {"s3": "s3://bucket/prefix", "postgresql": "postgresql://...", "postgres": "postgresql://..."}
+# Query parameters, by scheme; a scheme that is not here takes none.
+_PARAMETERS: dict[str, frozenset[str]] = {
+    "postgresql": POSTGRES_PARAMETERS,
+    "postgres": POSTGRES_PARAMETERS,
+    "s3": S3_PARAMETERS,
+}
 
 
 @dataclass(frozen=True)
@@ -85,36 +100,50 @@ class OpenLocation(AbstractContextManager["OpenLocation"]):
 
 @dataclass(frozen=True)
 class _ParsedUri:
-    """`scheme:path?parameters`, the path percent-decoded and with all its slashes; `text` is the redacted URI."""
+    """`scheme:path?parameters`, percent-decoded, the path with all its slashes; `text` is the redacted URI."""
 
     scheme: str
     path: str
     text: str
+    uri: str = field(repr=False)  # as given, secrets included
+    parameters: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-def open_blob(uri: str) -> Blob:
-    """The `Blob` that `uri` names. Raises `InvalidUri`. Nothing is created or connected before its first use."""
-    backends: dict[str, Callable[[_ParsedUri], Blob]] = {
-        "mem": lambda parsed: MemBlob(_mem_name(parsed)),
-        "file": lambda parsed: FileBlob(_file_path(parsed)),
-    }
-    return _open(uri, "blob", backends)
+def open_blob(uri: str, environment: Environment | None = None) -> Blob:
+    """The `Blob` that `uri` names. Raises `InvalidUri`. Nothing is created or connected before its first use.
+
+    `environment` has credentials under AWS's names, where they are others than this process's own.
+    """
+    return _open(uri, "blob", _blobs(environment))
 
 
-def open_consensus(uri: str) -> Consensus:
-    """The `Consensus` that `uri` names. Raises `InvalidUri`. Nothing is created or connected before its first use."""
-    backends: dict[str, Callable[[_ParsedUri], Consensus]] = {
-        "mem": lambda parsed: MemConsensus(_mem_name(parsed)),
-        "sqlite": lambda parsed: SqliteConsensus(_sqlite_path(parsed)),
-    }
-    return _open(uri, "consensus", backends)
+def open_consensus(uri: str, environment: Environment | None = None) -> Consensus:
+    """The `Consensus` that `uri` names; otherwise as `open_blob`."""
+    return _open(uri, "consensus", _consensuses(environment))
 
 
-def open_location(location: PersistLocation) -> OpenLocation:
-    """Both backends of `location`. Raises `InvalidUri`."""
-    blob = open_blob(location.blob_uri)
+def s3_settings(uri: str, environment: Environment | None = None) -> S3Settings | None:
+    """What an `s3:` URI says, for others who go to the same bucket (Spark); `None` for another scheme's URI."""
+    if not re.match(r"s3:", uri, re.IGNORECASE):
+        return None
+    return _s3(_parse(uri, "S3", ["s3"]), environment)
+
+
+def roles_of(uri: str) -> list[str]:
+    """What `uri`'s scheme can be: "blob", "consensus" or both. Raises `InvalidUri` where it is none."""
+    known = {"blob": _blobs(None).keys(), "consensus": _consensuses(None).keys()}
+    scheme = uri.partition(":")[0].lower()
+    roles = [role for role, schemes in known.items() if scheme in schemes]
+    if not roles:
+        _parse(uri, "location", sorted(set().union(*known.values())))
+    return roles
+
+
+def open_location(location: PersistLocation, environment: Environment | None = None) -> OpenLocation:
+    """Both backends of `location`; otherwise as `open_blob`."""
+    blob = open_blob(location.blob_uri, environment)
     try:
-        return OpenLocation(blob, open_consensus(location.consensus_uri))
+        return OpenLocation(blob, open_consensus(location.consensus_uri, environment))
     except BaseException:
         blob.close()
         raise
@@ -156,7 +185,7 @@ def redact_uri(uri: str) -> str:
 
     Of a URI with user and password, everything up to the last `@` goes: a password may hold a raw `/`, `?` or `@`.
     """
-    start = re.match(r"([^/]*:)?//", uri)
+    start = re.match(r"postgres(?:ql)?:/{0,2}|(?:[^/]*:)?//", uri, re.IGNORECASE)  # forgotten slashes must not tell
     if start is not None:
         rest = uri[start.end() :]
         authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
@@ -166,8 +195,31 @@ def redact_uri(uri: str) -> str:
     shown = []
     for parameter in query.split("&"):
         name, equals, value = parameter.partition("=")
-        shown.append(name + equals + ("***" if value and _SECRET_PARAMETER.search(name) else value))
+        shown.append(name + equals + ("***" if value and _hides(name, value) else value))
     return head + mark + "&".join(shown)
+
+
+def _hides(name: str, value: str) -> bool:
+    """Whether a query parameter may hold a secret: by its name, or since its value is a URL with a user in it."""
+    return bool(_SECRET_PARAMETER.search(name)) or "@" in unquote(value)
+
+
+def _blobs(environment: Environment | None) -> dict[str, Callable[[_ParsedUri], Blob]]:
+    return {
+        "mem": lambda parsed: MemBlob(_mem_name(parsed)),
+        "file": lambda parsed: FileBlob(_file_path(parsed)),
+        "s3": lambda parsed: S3Blob(_s3(parsed, environment)),
+    }
+
+
+def _consensuses(environment: Environment | None) -> dict[str, Callable[[_ParsedUri], Consensus]]:
+    return {
+        "mem": lambda parsed: MemConsensus(_mem_name(parsed)),
+        "sqlite": lambda parsed: SqliteConsensus(_sqlite_path(parsed)),
+        "s3": lambda parsed: S3Consensus(_s3(parsed, environment)),
+        "postgresql": _postgres,
+        "postgres": _postgres,
+    }
 
 
 def _open(uri: str, role: str, backends: dict[str, Callable[[_ParsedUri], _Backend]]) -> _Backend:
@@ -183,26 +235,55 @@ def _parse(uri: str, role: str, known: list[str]) -> _ParsedUri:
         raise InvalidUri(f"{role} URI {text!r} has no scheme; wanted one of {listed}")
     scheme = scheme.lower()
     if scheme not in known:
-        if scheme in _LATER:
-            raise InvalidUri(
-                f"{role} URI {text!r}: this release does not have {_LATER[scheme]} yet; wanted one of {listed}"
-            )
         raise InvalidUri(f"{role} URI {text!r}: unknown scheme {scheme!r}; wanted one of {listed}")
     path, mark, query = rest.partition("?")
-    if mark:
-        names = ", ".join(sorted({name for name, _ in parse_qsl(query, keep_blank_values=True)})) or "(none)"
-        raise InvalidUri(f"{role} URI {text!r}: unknown query parameter {names}; {scheme}: takes none")
-    if "#" in path:
-        raise InvalidUri(f"{role} URI {text!r} has a fragment; write '#' in a path as %23")
-    if _BAD_PERCENT.search(path):
-        raise InvalidUri(f"{role} URI {text!r} has a bare '%'; write it as %25")
+    if "#" in rest:
+        raise InvalidUri(f"{role} URI {text!r} has a fragment; write '#' as %23")
+    where = f"{role} URI {text!r}"
+    if mark and "?" not in text:  # what looks like the query belongs to a password: it is not to be quoted
+        raise InvalidUri(f"{where}: in a user name or password write @ as %40, / as %2F, ? as %3F, # as %23, : as %3A")
+    parameters = _parameters(query, scheme, where) if mark else {}
+    return _ParsedUri(scheme, _decoded(path, where), text, uri, parameters)
+
+
+def _parameters(query: str, scheme: str, where: str) -> dict[str, str]:
+    """The query's `name=value` pairs, decoded (`+` is a plus sign). Unknown and repeated names are refused."""
+    known = _PARAMETERS.get(scheme, frozenset())
+    pairs = [pair.partition("=") for pair in query.split("&")]
+    names = [_decoded(name, where) for name, _, _ in pairs]
+    unknown = sorted({name or "(none)" for name in names if name not in known})
+    if unknown:
+        takes = f"takes {', '.join(sorted(known))}" if known else "takes none"
+        raise InvalidUri(f"{where}: unknown query parameter {', '.join(unknown)}; {scheme}: {takes}")
+    if len(set(names)) < len(names):
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        raise InvalidUri(f"{where}: query parameter {', '.join(repeated)} is given more than once")
+    return {name: _decoded(value, where) for name, (_, _, value) in zip(names, pairs, strict=True)}
+
+
+def _decoded(text: str, where: str) -> str:
+    """`text` percent-decoded; `InvalidUri` where that is no printable UTF-8."""
+    if _BAD_PERCENT.search(text):
+        raise InvalidUri(f"{where} has a bare '%'; write it as %25")
     try:
-        decoded = unquote_to_bytes(path).decode("utf-8")
+        decoded = unquote_to_bytes(text).decode("utf-8")
     except UnicodeError:
-        raise InvalidUri(f"{role} URI {text!r} is not UTF-8 after percent-decoding") from None
+        raise InvalidUri(f"{where} is not UTF-8 after percent-decoding") from None
     if any(ord(character) < 32 or ord(character) == 127 for character in decoded):
-        raise InvalidUri(f"{role} URI {text!r} has a control character")
-    return _ParsedUri(scheme, decoded, text)
+        raise InvalidUri(f"{where} has a control character")
+    return decoded
+
+
+def _postgres(parsed: _ParsedUri) -> Consensus:
+    address = parse_postgres_uri(parsed.uri, parsed.text, parsed.parameters)
+    from persist_core.location.postgres import PostgresConsensus  # psycopg takes 0.1 s to import, and is an extra
+
+    return PostgresConsensus(address)
+
+
+def _s3(parsed: _ParsedUri, environment: Environment | None) -> S3Settings:
+    settings = parse_s3_uri(parsed.path, parsed.parameters, parsed.text)
+    return settings if environment is None else settings.with_credentials_of(environment)
 
 
 def _mem_name(parsed: _ParsedUri) -> str:

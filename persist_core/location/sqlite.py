@@ -25,6 +25,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
+from persist_core.clock import Clock
 from persist_core.errors import Corruption, Determinate, Indeterminate, InvalidUri, PersistError, UnknownVersion
 from persist_core.location.consensus import (
     SCAN_ALL,
@@ -37,6 +38,8 @@ from persist_core.location.consensus import (
     check_truncate,
 )
 from persist_core.location.durable import create_directory
+from persist_core.location.file_system import NETWORK_FILE_SYSTEMS, diagnose_file_system, file_system_of
+from persist_core.location.finding import Finding, grade_if
 
 # How long a call waits for another process's transaction, in seconds. A transaction takes milliseconds; this leaves
 # room for a disk that stalls, and is still well below any task's own timeout.
@@ -118,6 +121,25 @@ class SqliteConsensus:
         with self._writing(f"truncate of {key!r}") as connection:
             check_truncate(key, seqno, _head_seqno(connection, key))
             return connection.execute("DELETE FROM consensus WHERE key = ? AND seqno < ?", (key, seqno)).rowcount
+
+    def erase(self, key: str) -> None:
+        """See `persist_core.location.finding.Erasable`."""
+        check_consensus_key(key)
+        with self._writing(f"erase {key!r}") as connection:
+            connection.execute("DELETE FROM consensus WHERE key = ?", (key,))
+
+    def diagnose(self, clock: Clock) -> Iterator[Finding]:
+        """See `persist_core.location.finding.Examinable`."""
+        del clock  # it is ours
+        yield from diagnose_file_system(self._path)
+        kind = file_system_of(self._path)
+        yield grade_if(
+            kind in NETWORK_FILE_SYSTEMS,
+            "file_locks",
+            f"{self._path} is on {kind or 'an unknown file system'}",
+            wanted="a disk of this machine: SQLite's locks do not hold on network file systems",
+            remedy="keep the database on a local disk, or use postgresql: for several machines",
+        )
 
     def close(self) -> None:
         """Nothing to let go of: no connection outlives its call."""

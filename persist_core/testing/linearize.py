@@ -10,11 +10,11 @@ as Wing and Gong (1993) wrote it down, with Lowe's (2017) memory of (calls done,
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
-from persist_core.errors import Determinate, Indeterminate, InvalidSeqNo
+from persist_core.errors import Determinate, InvalidSeqNo, StorageError
 from persist_core.location.consensus import SCAN_ALL, CaSResult, Consensus, VersionedData
 
 NEVER: Final = 2**62  # when a call ends whose answer never came: it may still take effect
@@ -22,6 +22,9 @@ NEVER: Final = 2**62  # when a call ends whose answer never came: it may still t
 # The search is exponential in the number of calls that overlap; a history that needs more is too long for a test.
 MAX_STATES = 2_000_000
 
+MAX_SHOWN_BYTES = 90  # of one version, in an explanation; a shard's write id lies beyond its batches
+
+Answer = TypeVar("Answer")
 Versions = tuple[VersionedData, ...]
 Effect = Callable[[Versions], tuple[Versions, object]]
 
@@ -52,71 +55,107 @@ class Recorder:
 
     def compare_and_set(self, consensus: Consensus, expected: int | None, new: VersionedData) -> CaSResult | None:
         """`None` where the answer is unknown."""
+        answer = self._answer(lambda: RecordedConsensus(consensus, self).compare_and_set(self._key, expected, new))
+        return answer if isinstance(answer, CaSResult) else None
 
+    def head(self, consensus: Consensus) -> VersionedData | None:
+        """`None` also where the answer is unknown."""
+        answer = self._answer(lambda: RecordedConsensus(consensus, self).head(self._key))
+        return answer if isinstance(answer, VersionedData) else None
+
+    def scan(self, consensus: Consensus, from_seqno: int, limit: int = SCAN_ALL) -> None:
+        self._answer(lambda: RecordedConsensus(consensus, self).scan(self._key, from_seqno, limit))
+
+    def truncate(self, consensus: Consensus, seqno: int) -> None:
+        self._answer(lambda: RecordedConsensus(consensus, self).truncate(self._key, seqno))
+
+    def _answer(self, action: Callable[[], object]) -> object:
+        """What came of it, where the caller does not care why none came."""
+        try:
+            return action()
+        except (InvalidSeqNo, StorageError):
+            return None
+
+    def record(self, text: str, effect: Effect, action: Callable[[], Answer], *, is_read: bool = False) -> Answer:
+        """Carry out `action` and write down what came of it, an error too, which is raised again."""
+        begin = self._next_moment()
+        try:
+            answer = action()
+        except InvalidSeqNo:
+            self._append(text, effect, InvalidSeqNo, begin, self._next_moment())
+            raise
+        except Determinate:
+            raise  # it promises to have done nothing: then the rest must make sense without it
+        except BaseException:  # no answer, or the caller died while it waited for one
+            if not is_read:  # a read without an answer leaves nothing to explain
+                self._append(text, effect, None, begin, NEVER)
+            raise
+        self._append(text, effect, tuple(answer) if isinstance(answer, list) else answer, begin, self._next_moment())
+        return answer
+
+    def _append(self, text: str, effect: Effect, answer: object, begin: int, end: int) -> None:
+        self.calls.append(Call(text, effect, answer, begin, end))
+
+    def _next_moment(self) -> int:
+        with self._lock:
+            self._moment += 1
+            return self._moment
+
+
+class RecordedConsensus:
+    """A `Consensus` whose calls `recorder` writes down. All must be about the recorder's key."""
+
+    def __init__(self, inner: Consensus, recorder: Recorder) -> None:
+        self._inner = inner
+        self._recorder = recorder
+
+    def list_keys(self) -> Iterator[str]:
+        return self._inner.list_keys()
+
+    def head(self, key: str) -> VersionedData | None:
+        return self._recorder.record(
+            "head()",
+            lambda versions: (versions, versions[-1] if versions else None),
+            lambda: self._inner.head(key),
+            is_read=True,
+        )
+
+    def compare_and_set(self, key: str, expected: int | None, new: VersionedData) -> CaSResult:
         def effect(versions: Versions) -> tuple[Versions, object]:
             current = versions[-1].seqno if versions else None
             if current != expected:
                 return versions, CaSResult.EXPECTATION_MISMATCH
             return (*versions, new), CaSResult.COMMITTED
 
-        answer = self._record(
-            f"compare_and_set({expected}, {new})",
+        return self._recorder.record(
+            f"compare_and_set({expected}, {_shown(new)})",
             effect,
-            lambda: consensus.compare_and_set(self._key, expected, new),
+            lambda: self._inner.compare_and_set(key, expected, new),
         )
-        return answer if isinstance(answer, CaSResult) else None
 
-    def head(self, consensus: Consensus) -> VersionedData | None:
-        """`None` also where the answer is unknown."""
-        answer = self._record(
-            "head()",
-            lambda versions: (versions, versions[-1] if versions else None),
-            lambda: consensus.head(self._key),
-            reads=True,
-        )
-        return answer if isinstance(answer, VersionedData) else None
-
-    def scan(self, consensus: Consensus, from_seqno: int, limit: int = SCAN_ALL) -> None:
+    def scan(self, key: str, from_seqno: int, limit: int = SCAN_ALL) -> list[VersionedData]:
         def effect(versions: Versions) -> tuple[Versions, object]:
             return versions, tuple(version for version in versions if version.seqno >= from_seqno)[:limit]
 
-        self._record(
-            f"scan({from_seqno}, {limit})",
-            effect,
-            lambda: tuple(consensus.scan(self._key, from_seqno, limit)),
-            reads=True,
+        return self._recorder.record(
+            f"scan({from_seqno}, {limit})", effect, lambda: self._inner.scan(key, from_seqno, limit), is_read=True
         )
 
-    def truncate(self, consensus: Consensus, seqno: int) -> None:
+    def truncate(self, key: str, seqno: int) -> int:
         def effect(versions: Versions) -> tuple[Versions, object]:
             if not versions or seqno > versions[-1].seqno:
                 return versions, InvalidSeqNo
             kept = tuple(version for version in versions if version.seqno >= seqno)
             return kept, len(versions) - len(kept)
 
-        self._record(f"truncate({seqno})", effect, lambda: consensus.truncate(self._key, seqno))
+        return self._recorder.record(f"truncate({seqno})", effect, lambda: self._inner.truncate(key, seqno))
 
-    def _record(self, text: str, effect: Effect, action: Callable[[], object], *, reads: bool = False) -> object:
-        begin = self._next_moment()
-        end = None
-        answer: object
-        try:
-            answer = action()
-        except InvalidSeqNo:
-            answer = InvalidSeqNo
-        except Determinate:
-            return None  # it promises to have done nothing: then the rest must make sense without it
-        except Indeterminate:
-            if reads:
-                return None  # without an answer there is nothing to explain
-            answer, end = None, NEVER
-        self.calls.append(Call(text, effect, answer, begin, self._next_moment() if end is None else end))
-        return answer
+    def close(self) -> None:
+        self._inner.close()
 
-    def _next_moment(self) -> int:
-        with self._lock:
-            self._moment += 1
-            return self._moment
+    @property
+    def uri(self) -> str:
+        return self._inner.uri
 
 
 def find_order(calls: list[Call], final: Versions) -> list[Call] | None:
@@ -145,6 +184,8 @@ def find_order(calls: list[Call], final: Versions) -> list[Call] | None:
             if call.begin > first_end:
                 continue  # some call that is still waiting had ended before this one began
             after, answer = call.effect(versions)
+            if not call.answered and after == versions:
+                continue  # nobody heard of it and nothing came of it: as good as left out
             if not call.answered or answer == call.answer:
                 pending.append((done | 1 << index, after, (*order, index)))
     return None
@@ -153,7 +194,16 @@ def find_order(calls: list[Call], final: Versions) -> list[Call] | None:
 def explain(calls: list[Call], final: Versions) -> str:
     """The history as text, for the message of a test that failed."""
     lines = [
-        f"[{call.begin}, {call.end if call.answered else 'never'}) {call.text} -> {call.answer}"
+        f"[{call.begin}, {call.end if call.answered else 'never'}) {call.text} -> {_shown(call.answer)}"
         for call in sorted(calls, key=lambda call: call.begin)
     ]
-    return "\n".join(["no order of these calls explains them:", *lines, f"final: {final}"])
+    return "\n".join(["no order of these calls explains them:", *lines, f"final: {_shown(final)}"])
+
+
+def _shown(value: object) -> str:
+    """Versions by their beginning: a shard's state is long."""
+    if isinstance(value, tuple):
+        return f"({', '.join(_shown(one) for one in value)})"
+    if isinstance(value, VersionedData) and len(value.data) > MAX_SHOWN_BYTES:
+        return f"VersionedData({value.seqno}, {value.data[:MAX_SHOWN_BYTES]!r}...)"
+    return str(value)

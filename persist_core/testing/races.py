@@ -127,7 +127,10 @@ class Racer:
 
     def __init__(self, mode: str, address: str, key: str, worker: int, count: int) -> None:
         command = [sys.executable, "-m", "persist_core.testing.races", mode, address, key, str(worker), str(count)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        # Unbuffered: `communicate` reads past a buffer, so that what `readline` had put there would be lost.
+        self._process = subprocess.Popen(
+            command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
 
     def wait_ready(self) -> None:
         """Return once the child has opened its store."""
@@ -151,17 +154,23 @@ class Racer:
 
     def kill_after(self, acknowledgements: int) -> list[int]:
         """Kill the child (SIGKILL) once it acknowledged so many operations; everything that it acknowledged."""
-        assert self._process.stdout is not None
-        lines = []
-        for _ in range(acknowledgements):
-            line = self._process.stdout.readline()
-            if not line.endswith(b"\n"):
-                raise AssertionError(f"the child ended before it was killed: {self._rest_of_errors()}")
-            lines.append(line)
+        numbers = [self.next_acknowledgement() for _ in range(acknowledgements)]
         self._process.kill()
+        return numbers + self.last_words()
+
+    def next_acknowledgement(self) -> int:
+        """Wait for the next number that the child acknowledges."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.endswith(b"\n"):
+            raise AssertionError(f"the child ended too early: {self._rest_of_errors()}")
+        number: int = json.loads(line)
+        return number
+
+    def last_words(self) -> list[int]:
+        """The numbers that a child still acknowledged that is about to die, or did: it, or its store, was killed."""
         output, _ = self._process.communicate(timeout=CHILD_TIMEOUT_S)
-        lines += [line for line in output.splitlines(keepends=True) if line.endswith(b"\n")]
-        return [json.loads(line) for line in lines]
+        return [json.loads(line) for line in output.splitlines(keepends=True) if line.endswith(b"\n")]
 
     def _rest_of_errors(self) -> str:
         self._process.kill()

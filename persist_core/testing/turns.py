@@ -33,7 +33,9 @@ class _Game:
         self._ids = ids
         self._players = players
         self._playing = list(range(len(players)))
-        self._turns = [threading.Semaphore(0) for _ in players]
+        self._turns = [threading.Lock() for _ in players]  # open: it is that player's turn
+        for turn in self._turns:
+            turn.acquire()
         self._errors: list[BaseException] = []
 
     def play(self) -> None:

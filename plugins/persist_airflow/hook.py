@@ -1,7 +1,8 @@
 """`PersistHook`: from an Airflow connection to a location and a client.
 
 The connection's extra holds `blob_uri` and `consensus_uri`; where there is no such connection, the environment and the
-config file count, as for the command line. Messages never hold a secret: URIs are printed redacted.
+config file count, as for the command line. Where `aws_conn_id` names an Airflow AWS connection, the `s3:` halves are
+opened with its credentials. Messages never hold a secret: URIs are printed redacted.
 """
 
 from __future__ import annotations
@@ -55,14 +56,23 @@ class PersistHook(BaseHook):
                 f" {error}"
             ) from error
 
+    def get_environment(self) -> dict[str, str]:
+        """The AWS variables for this location, secrets included: for the environment of a process, nowhere else.
+
+        Empty where the connection names no Airflow AWS connection (extra `aws_conn_id`): then AWS's own places count.
+        Raises `ConfigError` where it names one that can't be used.
+        """
+        aws_conn_id = self._connection_extra().get("aws_conn_id")
+        return aws_environment(str(aws_conn_id)) if aws_conn_id else {}
+
     def get_conn(self) -> PersistClient:
         """A client on the location. Close it with `client.location.close()`."""
-        return PersistClient(open_location(self.get_location()))
+        return PersistClient(self._open())
 
     def test_connection(self) -> tuple[bool, str]:
         """The form's Test button: a real round trip on both stores; leaves nothing behind, prints no secret."""
         try:
-            location = open_location(self.get_location())
+            location = self._open()
         except PersistError as error:
             return False, str(error)
         try:
@@ -72,12 +82,46 @@ class PersistHook(BaseHook):
         finally:
             location.close()
 
+    def _open(self) -> OpenLocation:
+        return open_location(self.get_location(), self.get_environment() or None)
+
     def _connection_extra(self) -> dict[str, Any]:
         try:
             extra: dict[str, Any] = self.get_connection(self.persist_conn_id).extra_dejson
         except AirflowNotFoundException:
             return {}
         return extra
+
+
+def aws_environment(aws_conn_id: str) -> dict[str, str]:
+    """The credentials and the region of an Airflow AWS connection, as the variables that boto3 and Spark read.
+
+    Whatever that connection does (keys, profiles, assumed roles) is Airflow's Amazon provider's to know. The
+    credentials of a role end after an hour or so: they are asked for anew by each task. Raises `ConfigError`.
+    """
+    try:
+        from airflow.providers.amazon.aws.hooks.base_aws import AwsBaseHook
+    except ImportError:
+        raise ConfigError(
+            f"the Airflow AWS connection {aws_conn_id!r} (aws_conn_id) needs apache-airflow-providers-amazon:"
+            " install it, or leave aws_conn_id out and give credentials where AWS's tools look for them"
+        ) from None
+    try:
+        hook = AwsBaseHook(aws_conn_id=aws_conn_id, client_type="s3")
+        credentials, region = hook.get_credentials(), hook.region_name
+    except Exception as error:  # noqa: BLE001 - the provider raises its own errors, boto's and Airflow's
+        raise ConfigError(
+            f"the Airflow AWS connection {aws_conn_id!r} (aws_conn_id) gives no credentials: {type(error).__name__};"
+            " test that connection by itself"
+        ) from None  # its text may say more than is good in a log
+    environment = {
+        "AWS_ACCESS_KEY_ID": credentials.access_key,
+        "AWS_SECRET_ACCESS_KEY": credentials.secret_key,
+        "AWS_SESSION_TOKEN": credentials.token,
+        "AWS_REGION": region,
+        "AWS_DEFAULT_REGION": region,
+    }
+    return {name: value for name, value in environment.items() if value}
 
 
 def _round_trip(location: OpenLocation) -> str:

@@ -19,8 +19,14 @@ FORM_FIELDS: dict[str, dict[str, Any]] = {
     },
     "consensus_uri": {
         "label": "Consensus URI",
-        "description": "Where the state of the shards is kept, e.g. sqlite:////var/lib/persist/consensus.db",
+        "description": "Where the state of the shards is kept, e.g. sqlite:////var/lib/persist/consensus.db or"
+        " postgresql://user:password@host/database",
         "schema": {"type": ["string", "null"], "format": "password"},
+    },
+    "aws_conn_id": {
+        "label": "AWS connection",
+        "description": "The Airflow AWS connection with the credentials for s3:// URIs; empty: AWS's own places",
+        "schema": {"type": ["string", "null"]},
     },
 }
 HIDDEN_FIELDS = ["host", "schema", "login", "password", "port", "extra"]

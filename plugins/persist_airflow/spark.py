@@ -25,11 +25,14 @@ from persist_core.client import PersistClient
 from persist_core.errors import OutdatedDescription
 from persist_core.job_spec import JobSpec
 from persist_core.shard_config import ShardConfig
+from persist_core.spark_jars import with_s3a_jars
 from persist_core.spark_submit import (
     LOCAL_MASTER,
     find_spark_submit,
     job_path,
+    location_environment,
     spark_environment,
+    spark_home,
     take_trial,
     tuned_conf,
 )
@@ -71,6 +74,7 @@ class WriteBatchesOperator(SparkSubmitOperator):
     ) -> None:
         arguments: dict[str, Any] = {"name": f"persist_{config.name}", "conn_id": spark_conn_id, **submit_once()}
         super().__init__(**{**arguments, **kwargs})
+        self._brings_jars = bool(kwargs.keys() & {"jars", "packages"})
         self.config = config
         self.description = description
         self.persist_conn_id = persist_conn_id
@@ -146,11 +150,14 @@ class WriteBatchesOperator(SparkSubmitOperator):
         self._hook = None
         self.application = str(job_path())
         self.application_args = spec.to_argv()
-        location = PersistHook(self.persist_conn_id).get_location()
+        hook = PersistHook(self.persist_conn_id)
+        location = hook.get_location()
         local = local_environment() if master.startswith("local") else {}
         quiet = {"spark.log.level": "WARN"} if local else {}  # on a cluster the provider reads ids out of the log
         tuned = {**quiet, **tuned_conf(master, spec.description.input_bytes), **conf}
-        self.env_vars = {**local, **location.to_env(), **env_vars}
+        if not self._brings_jars:
+            tuned = with_s3a_jars(tuned, location.blob_uri, os.environ, spark_home(os.environ) if local else None)
+        self.env_vars = {**local, **hook.get_environment(), **location_environment(location), **env_vars}
         try:
             with class_data(tuned, os.environ if local else {}, spec.attempt) as self.conf:
                 # The undecorated method: Airflow warns where `execute` is called by anything but its task runner, and

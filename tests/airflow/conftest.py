@@ -45,9 +45,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PersistLocation:
-    """A location under `tmp_path`, also in the environment, where hooks without a connection find it."""
-    location = PersistLocation(f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/consensus.db")
+def location(tmp_path: Path, consensus_uri: str, monkeypatch: pytest.MonkeyPatch) -> PersistLocation:
+    """A fresh location, also in the environment, where hooks without a connection find it."""
+    location = PersistLocation(f"file://{tmp_path}/blob", consensus_uri)
     monkeypatch.setenv(ENV_BLOB_URI, location.blob_uri)
     monkeypatch.setenv(ENV_CONSENSUS_URI, location.consensus_uri)
     return location

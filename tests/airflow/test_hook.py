@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -13,6 +15,7 @@ from persist_airflow.hook import PersistHook
 from persist_airflow.provider import get_provider_info
 from persist_core.client import PersistClient
 from persist_core.errors import ConfigError
+from persist_core.location import S3Blob, S3Consensus
 from persist_core.location.open import ENV_BLOB_URI, ENV_CONSENSUS_URI, PersistLocation
 from tests.airflow.fruit import NAME
 
@@ -107,6 +110,71 @@ def test_the_test_button_prints_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert secret_uri == "hunter2" or "hunter2" not in message
 
 
+# credentials of an Airflow AWS connection
+
+
+class AwsBaseHook:
+    """The Amazon provider's, as far as we use it; the provider itself is optional, and not installed here."""
+
+    def __init__(self, aws_conn_id: str, client_type: str) -> None:
+        assert client_type == "s3"
+        if aws_conn_id == "broken":
+            raise ValueError("hunter2")
+        self.region_name = "eu-west-1" if aws_conn_id == "role" else None
+        self._token = "t0k3n" if aws_conn_id == "role" else None
+
+    def get_credentials(self) -> SimpleNamespace:
+        return SimpleNamespace(access_key="AKIA1", secret_key="hunter2", token=self._token)
+
+
+@pytest.fixture
+def _amazon(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["amazon", "amazon.aws", "amazon.aws.hooks", "amazon.aws.hooks.base_aws"]
+    for name in names:
+        monkeypatch.setitem(sys.modules, f"airflow.providers.{name}", ModuleType(name))
+    vars(sys.modules["airflow.providers.amazon.aws.hooks.base_aws"])["AwsBaseHook"] = AwsBaseHook
+
+
+S3 = {"blob_uri": "s3://bucket/p", "consensus_uri": "s3://bucket/p"}
+
+
+@pytest.mark.usefixtures("_amazon")
+def test_an_aws_connection_gives_the_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = dict(os.environ)
+    connect(monkeypatch, "plain", **S3, aws_conn_id="keys")
+    connect(monkeypatch, "assumed", **S3, aws_conn_id="role")
+    keys = {"AWS_ACCESS_KEY_ID": "AKIA1", "AWS_SECRET_ACCESS_KEY": "hunter2"}
+    assert PersistHook("plain").get_environment() == keys
+    region = {"AWS_REGION": "eu-west-1", "AWS_DEFAULT_REGION": "eu-west-1"}
+    assert PersistHook("assumed").get_environment() == keys | region | {"AWS_SESSION_TOKEN": "t0k3n"}
+    client = PersistHook("assumed").get_conn()
+    for store in (client.blob, client.location.consensus):
+        assert isinstance(store, (S3Blob, S3Consensus))
+        settings = store._settings
+        found = (settings.access_key_id, settings.secret_access_key, settings.session_token, settings.region)
+        assert found == ("AKIA1", "hunter2", "t0k3n", "eu-west-1")
+        assert "hunter2" not in repr(settings) + store.uri
+    client.location.close()
+    added = {name for name in os.environ if name.startswith("AWS_")} - before.keys()
+    assert not added, "another task of this process may be another connection's"
+
+
+@pytest.mark.usefixtures("_amazon")
+def test_an_aws_connection_that_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch, **S3, aws_conn_id="broken")
+    with pytest.raises(ConfigError, match=r"'broken' \(aws_conn_id\) gives no credentials: ValueError") as caught:
+        PersistHook().get_conn()
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_aws_connection_without_the_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "airflow.providers.amazon", None)
+    connect(monkeypatch, **S3, aws_conn_id="keys")
+    ok, message = PersistHook().test_connection()
+    assert not ok
+    assert "apache-airflow-providers-amazon" in message
+
+
 PROBE = """
 import json, os
 from airflow.models.connection import Connection
@@ -134,5 +202,5 @@ def test_airflow_finds_the_hook_the_form_the_link_and_the_notifier() -> None:
     assert found["hook"] == ["persist_airflow.hook.PersistHook", "lake"]
     assert "persist_airflow.links.ShardLink" in found["links"]
     assert "persist_airflow.notifications.LogConflictNotifier" in found["notifiers"]
-    assert found["fields"] == ["extra__persist__blob_uri", "extra__persist__consensus_uri"]
+    assert found["fields"] == [f"extra__persist__{name}" for name in ("aws_conn_id", "blob_uri", "consensus_uri")]
     assert "password" in found["hidden"]

@@ -21,6 +21,7 @@ from persist_core.location.open import PersistLocation
 from tests.airflow import kill_points
 from tests.airflow.fruit import DAY_MS, HISTORY, NAME, START_MS, Fruit, check_history, end_of
 from tests.airflow.task_driver import DagRunDriver
+from tests.servers.backends import on_postgresql
 
 pytestmark = pytest.mark.airflow_2_11
 
@@ -127,6 +128,7 @@ def _heal_in_a_worker(fruit: Fruit, folder: Path, location: PersistLocation, poi
     return tries
 
 
+@on_postgresql
 def test_two_workers_over_the_same_days_at_once(
     fruit: Fruit, client: PersistClient, location: PersistLocation, tmp_path: Path
 ) -> None:

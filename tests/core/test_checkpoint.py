@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,9 +20,11 @@ from persist_core.errors import CorruptArtifact, Indeterminate, InvalidInput, Un
 from persist_core.location.blob import Blob
 from persist_core.location.file import FileBlob
 from persist_core.location.mem import MemBlob
+from persist_core.location.open import open_blob
 from persist_core.shard_config import RetentionConfig
 from persist_core.testing.checkpoint_conformance import CheckpointerConformance, checkpoint_ids
 from tests.core.checkpointed_shard import DAY_MS, KEEP_ALL, KEEP_ONE, Crashing, Shard
+from tests.servers.s3 import S3Server
 
 
 class OnBlob(CheckpointerConformance):
@@ -44,6 +47,14 @@ class TestOnMemBlob(OnBlob):
     @pytest.fixture
     def checkpointer(self) -> Checkpointer:
         return BlobCheckpointer(MemBlob(), "customers")
+
+
+class TestOnS3Blob(OnBlob):
+    @pytest.fixture
+    def checkpointer(self, versitygw: S3Server) -> Iterator[Checkpointer]:
+        blob = open_blob(versitygw.new_uri("p"))
+        yield BlobCheckpointer(blob, "customers")
+        blob.close()
 
 
 class TestOnFileBlob(OnBlob):

@@ -27,9 +27,9 @@ SNAPSHOT_EVERY = 4
 class Runs:
     """Dag runs of one collection, their write stage done by hand: it stages what it is told to stash."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, blob: MemBlob | None = None) -> None:
         clock = ManualClock(1_700_000_000_000)
-        self.blob = MemBlob()
+        self.blob = blob or MemBlob()
         self.client = PersistClient(OpenLocation(self.blob, MemConsensus()), clock, SeededIds(1, clock))
         body = {
             "name": "things",
@@ -48,9 +48,11 @@ class Runs:
         assert isinstance(minted, Minted)
         return minted.description
 
-    def commit(self, stash: bytes | None, *, stashed: int) -> BatchDescription:
+    def commit(
+        self, stash: bytes | None, *, stashed: int, description: BatchDescription | None = None
+    ) -> BatchDescription:
         """Mint, stage one artifact (or none), append; the checkpoint task does not run."""
-        description = self.mint()
+        description = description or self.mint()
         attempt = self.client.ids.uuid7()
         writer = self.client.open_writer("things")
         manifest = self.client.manifest(writer.stage(description, self.config.collection_schema(), attempt))

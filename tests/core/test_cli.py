@@ -28,6 +28,7 @@ from persist_core.schema import CollectionSchema, Column
 from persist_core.state import Committed
 from persist_core.time_text import format_time, parse_time
 from persist_core.write import errs_schema, updates_schema
+from tests.servers.backends import blob_uri_beside, on_each_consensus
 
 SCHEMA = CollectionSchema(
     key=(Column("id", "bigint", nullable=False),),
@@ -64,8 +65,8 @@ class Ran:
 class Persist:
     """A location, and `persist` pointed at it."""
 
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.location = PersistLocation(f"file://{folder}/blobs", f"sqlite:///{folder}/consensus.db")
+    def __init__(self, folder: Path, consensus_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.location = PersistLocation(blob_uri_beside(consensus_uri, folder / "blobs"), consensus_uri)
         self.client = PersistClient(open_location(self.location))
         self._capsys = capsys
 
@@ -108,9 +109,9 @@ COLLECTION = CollectionConfig.model_validate(
 
 
 @pytest.fixture
-def persist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Persist]:
+def persist(tmp_path: Path, consensus_uri: str, capsys: pytest.CaptureFixture[str]) -> Iterator[Persist]:
     """A location with the shard `orders`: two commits, a lost append, two errors."""
-    world = Persist(tmp_path, capsys)
+    world = Persist(tmp_path, consensus_uri, capsys)
     first = world.describe(0, DAY_2, "a")
     errs = [
         (None, "key", "no key here", None, b'{"id":', DAY_1, 1),
@@ -125,20 +126,23 @@ def persist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Pers
     world.client.location.close()
 
 
+@on_each_consensus
 def test_shards(persist: Persist) -> None:
     (body,) = persist("shards", "--json").json
     assert (body["shard"], body["since"], body["upper"], body["batches"]) == ("orders", 0, DAY_3, 2)
     assert "2026-01-03T00:00:00Z" in persist("shards").out
 
 
-def test_an_empty_location(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    empty = Persist(tmp_path, capsys)
+@on_each_consensus
+def test_an_empty_location(tmp_path: Path, consensus_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = Persist(tmp_path, consensus_uri, capsys)
     assert empty("shards", "--json") == Ran(0, "", "")
     assert empty("shards").out.startswith("no shards in ")
     assert empty("fsck", "--json") == Ran(0, "", "")
     empty.client.location.close()
 
 
+@on_each_consensus
 def test_describe(persist: Persist) -> None:
     (body,) = persist("describe", "orders", "--json").json
     assert body["schema"] == SCHEMA.to_json()
@@ -148,6 +152,7 @@ def test_describe(persist: Persist) -> None:
     assert "decimal(12,2)" in shown
 
 
+@on_each_consensus
 def test_snapshot_as_json_keeps_every_value(persist: Persist) -> None:
     ada, naughty = persist("snapshot", "orders", "--as-of", "2026-01-01", "--json").json
     assert ada == {
@@ -175,6 +180,7 @@ def test_rows_that_are_not_shown_are_counted(persist: Persist) -> None:
     assert "no changes" in persist("changes", "orders", "--after", str(DAY_2)).out
 
 
+@on_each_consensus
 def test_changes_stand_in_the_order_of_time_and_key(persist: Persist) -> None:
     ran = persist("changes", "orders", "--after", "2026-01-01", "--through", "2026-01-02", "--json")
     assert [(row["_persist_time"], row["_persist_diff"], row["id"], row["price"]) for row in ran.json] == [
@@ -195,6 +201,7 @@ def test_errors_show_bytes_as_text_where_they_are(persist: Persist) -> None:
     assert "no key here" in persist("errors", "orders").out
 
 
+@on_each_consensus
 def test_checkpoints(persist: Persist) -> None:
     bodies = persist("checkpoints", "orders", "--json").json
     assert [body["is_latest"] for body in bodies][-1] is True
@@ -202,6 +209,7 @@ def test_checkpoints(persist: Persist) -> None:
     assert f"{bodies[-1]['checkpoint_id']} (latest)" in persist("checkpoints", "orders").out
 
 
+@on_each_consensus
 def test_conflicts(persist: Persist) -> None:
     (body,) = persist("conflicts", "orders", "--json").json
     assert (body["expected_upper"], body["found_upper"]) == (0, DAY_2)
@@ -209,12 +217,14 @@ def test_conflicts(persist: Persist) -> None:
     assert "test/loser" in persist("conflicts", "orders").out
 
 
+@on_each_consensus
 def test_fsck(persist: Persist) -> None:
     assert persist("fsck").out.startswith("orders: clean (2 batches")
     (body,) = persist("fsck", "orders", "--json").json
     assert (body["is_clean"], body["findings"]) == (True, [])
 
 
+@on_each_consensus
 def test_fsck_of_a_damaged_shard_names_the_part_and_ends_with_4(persist: Persist) -> None:
     part = next(
         entry.key for entry in persist.client.blob.list_keys_and_metadata("orders/batches/") if "part=" in entry.key

@@ -15,6 +15,7 @@ from persist_core.cli import run_command
 from persist_core.location.open import PersistLocation
 from persist_core.sources.natural_order import natural_key
 from tests.core.make_feed import DAYS, FOLDER, HEALED, STAYS_BAD, make_feed
+from tests.servers.backends import on_servers
 
 COLLECTIONS = FOLDER.parents[1] / "collections"
 COLUMNS = ("id", "name", "email", "city", "balance", "tier", "updated_at")
@@ -72,10 +73,11 @@ def _balance(image: dict[str, Any]) -> str | None:
     return format(Decimal(unscaled).scaleb(-2), ".2f") if abs(unscaled) < 10**12 else None
 
 
+@on_servers
 def test_the_bundled_feed_becomes_the_right_table_at_every_day(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, consensus_uri: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    location = PersistLocation(f"file://{tmp_path}/blobs", f"sqlite:///{tmp_path}/consensus.db")
+    location = PersistLocation(f"file://{tmp_path}/blobs", consensus_uri)
     for name, value in location.to_env().items():
         monkeypatch.setenv(name, value)
 

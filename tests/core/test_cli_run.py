@@ -30,6 +30,7 @@ from persist_core.spark_submit import (
     tuned_conf,
 )
 from persist_core.time_text import parse_time
+from tests.servers.backends import blob_uri_beside, on_each_consensus
 
 UNTIL = 1_000
 STAND_IN = Path(__file__).with_name("stand_in_spark_submit.py")
@@ -38,12 +39,12 @@ STAND_IN = Path(__file__).with_name("stand_in_spark_submit.py")
 class World:
     """A location, a collection with its drop folder, and a Spark that is none."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, consensus_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self.drops = folder / "in"
         self.drops.mkdir()
         self.notes = folder / "notes"
-        self.location = PersistLocation(f"file://{folder}/blobs", f"sqlite:///{folder}/consensus.db")
+        self.location = PersistLocation(blob_uri_beside(consensus_uri, folder / "blobs"), consensus_uri)
         self.client = PersistClient(open_location(self.location))
         home = folder / "spark" / "bin"
         home.mkdir(parents=True)
@@ -86,13 +87,14 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(tmp_path: Path, consensus_uri: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """See `World`."""
-    made = World(tmp_path, monkeypatch)
+    made = World(tmp_path, consensus_uri, monkeypatch)
     yield made
     made.client.location.close()
 
 
+@on_each_consensus
 def test_a_run_commits_and_the_next_has_nothing_to_do(world: World) -> None:
     world.drop("a.txt", 1, 2)
     config = world.config()
@@ -111,6 +113,7 @@ def test_an_interval_without_input_needs_no_spark(world: World) -> None:
     assert world.calls() == []
 
 
+@on_each_consensus
 def test_dated_input_within_limits_takes_as_many_rounds_as_dates(world: World) -> None:
     for day in (1, 2):
         world.drop(f"2026-01-0{day}.txt", day)
@@ -122,6 +125,7 @@ def test_dated_input_within_limits_takes_as_many_rounds_as_dates(world: World) -
     assert world.ids() == [1, 2]
 
 
+@on_each_consensus
 def test_a_lost_append_is_minted_again_in_the_same_run(world: World) -> None:
     world.drop("a.txt", 1)
     world.spark_will("race")
@@ -203,6 +207,7 @@ def alive_in_group(group: int) -> list[str]:
     return found
 
 
+@on_each_consensus
 def test_the_command_line_of_a_job(world: World) -> None:
     world.drop("a.txt", 1)
     world.run(world.config(), conf={"spark.ui.enabled": "true", "x": "a b"})
@@ -213,7 +218,7 @@ def test_the_command_line_of_a_job(world: World) -> None:
     assert "x=a b" in argv
     assert argv[-1] == str(job_path())
     assert argv[-1].endswith("persist_spark/__main__.py")
-    assert not any("consensus.db" in part for part in argv)
+    assert not any("consensus.db" in part or "postgresql:" in part for part in argv)
 
 
 def test_start_up_is_tuned_for_small_local_jobs_only() -> None:
@@ -236,6 +241,7 @@ def test_spark_submit_is_found_or_its_absence_explained(tmp_path: Path, monkeypa
     assert spark_environment({"PYSPARK_PYTHON": "mine"}) == {"PYSPARK_DRIVER_PYTHON": str(tmp_path / "python")}
 
 
+@on_each_consensus
 def test_two_runs_at_once_end_in_the_same_contents(world: World) -> None:
     for number in range(4):
         world.drop(f"{number}.txt", number)
@@ -268,6 +274,7 @@ def test_closing_is_for_collections_that_end(world: World) -> None:
         world.run(world.config(), None)
 
 
+@on_each_consensus
 def test_the_command(world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     world.drop("a.txt", 1, 2, 3)
     world.write_config()

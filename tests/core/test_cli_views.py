@@ -18,9 +18,9 @@ from tests.core.test_cli_run import World
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(tmp_path: Path, consensus_uri: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """`collections/orders.yaml` with two orders committed up to 1000, `views/ids.yaml` and one that is tried only."""
-    made = World(tmp_path, monkeypatch)
+    made = World(tmp_path, consensus_uri, monkeypatch)
     for folder in ("collections", "views"):
         (tmp_path / folder).mkdir()
     config = made.write_config(base_dir="..")

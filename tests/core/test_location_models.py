@@ -25,7 +25,6 @@ from persist_core.location import (
     SqliteConsensus,
     VersionedData,
     open_blob,
-    open_consensus,
 )
 
 CONSENSUS_KEYS = st.sampled_from(["k", "K", "k ", "k/1", "\u00e9"])
@@ -99,7 +98,7 @@ class MemConsensusModel(RuleBasedStateMachine):
     def reopen(self) -> None:
         if self.shared:
             self.store.close()
-            self.store = open_consensus(self.store.uri)
+            self.store = self.make(Path(self.folder.name))
 
     @invariant()
     def holds_what_it_must(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -87,16 +88,16 @@ def test_mem_uris_share_by_name_only() -> None:
 @pytest.mark.parametrize(
     ("uri", "says"),
     [
-        ("", "no scheme; wanted one of file:, mem:"),
-        ("/a/b", "no scheme; wanted one of file:, mem:"),
+        ("", "no scheme; wanted one of file:, mem:, s3:"),
+        ("/a/b", "no scheme; wanted one of file:, mem:, s3:"),
         ("a/b", "no scheme"),
-        ("ftp://h/a", "unknown scheme 'ftp'; wanted one of file:, mem:"),
-        ("sqlite:////x.db", "unknown scheme 'sqlite'; wanted one of file:, mem:"),
-        ("s3://bucket/prefix", "this release does not have s3://bucket/prefix yet; wanted one of file:, mem:"),
+        ("ftp://h/a", "unknown scheme 'ftp'; wanted one of file:, mem:, s3:"),
+        ("sqlite:////x.db", "unknown scheme 'sqlite'; wanted one of file:, mem:, s3:"),
         ("file:///a?mode=rw&x=", "unknown query parameter mode, x; file: takes none"),
-        ("file:///a?", "unknown query parameter"),
+        ("file:///a?", "unknown query parameter (none)"),
+        ("file:///a?b=%zz", "unknown query parameter b"),
         ("mem:?a=1", "unknown query parameter a; mem: takes none"),
-        ("file:///a#b", "write '#' in a path as %23"),
+        ("file:///a#b", "write '#' as %23"),
         ("file:///a%2", "bare '%'; write it as %25"),
         ("file:///a%zz", "bare '%'"),
         ("file:///%ff", "not UTF-8"),
@@ -123,10 +124,25 @@ def test_blob_uris_that_are_refused(uri: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("uri", "says"),
     [
-        ("file:///a", "unknown scheme 'file'; wanted one of mem:, sqlite:"),
-        ("postgresql://u:hunter2@h/db", "this release does not have postgresql://... yet"),
-        ("postgres://u:hunter2@h/db", "this release does not have postgresql://... yet"),
-        ("s3://b/p", "this release does not have s3://bucket/prefix yet"),
+        ("file:///a", "unknown scheme 'file'; wanted one of mem:, postgres:, postgresql:, s3:, sqlite:"),
+        ("postgresql://u:hunter2@h/db?sslmod=require&x=1", "unknown query parameter sslmod, x; postgresql: takes appl"),
+        ("postgresql://u:hunter2@h/db?schema=a&schema=b", "query parameter schema is given more than once"),
+        ("postgresql://u:hunter2@h/db?client_encoding=latin1", "unknown query parameter client_encoding"),
+        ("postgresql://u:hunter2@h/db?replication=true", "unknown query parameter replication"),
+        ("postgresql://u:hunter2@h/db?target_session_attrs=any", "wanted primary or read-write: a standby shows"),
+        ("postgresql://u:hunter2@h/db?schema=a.b", "schema is 'a.b'; wanted 1 to 50 of A-Z"),
+        ("postgresql://u:hunter2@h/db?table=1a", "table is '1a'; wanted 1 to 50"),
+        ("postgresql://u:hunter2@h/db?schema=", "schema is ''; wanted 1 to 50"),
+        ("postgresql://u:hunter2@h/db?table=" + "t" * 51, "wanted 1 to 50"),
+        ("postgresql://u:hunter2@h/db?statement_timeout_ms=99", "wanted an integer in [100, 3600000]"),
+        ("postgresql://u:hunter2@h/db?statement_timeout_ms=1e3", "wanted an integer in [100, 3600000]"),
+        ("postgresql://u:hunter2@h/db?connect_timeout=%zz", "bare '%'"),
+        ("postgresql://u:hunter2@h/db#x", "fragment"),
+        ("postgresql://u:p@hunter2@h/db", "in a user name, password or parameter write @ as %40"),
+        ("postgresql://u:8/hunter2@h/db", "write @ as %40, / as %2F"),
+        ("postgresql://u:8?hunter2=1@h/db", "write @ as %40, / as %2F, ? as %3F"),
+        ("postgresql:u:hunter2@h/db", "wanted postgresql://user:password@host:port/database"),
+        ("postgresql://u:hunter2@[h/db", "libpq can't read it"),
         ("sqlite:///a.db?timeout=3", "unknown query parameter timeout; sqlite: takes none"),
         ("sqlite:a.db", "wanted sqlite:////absolute/file.db or sqlite:///relative/file.db"),
         ("sqlite://a.db", "wanted sqlite:////absolute"),
@@ -163,6 +179,8 @@ def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
         ("postgresql://u:p#w@host/db", "postgresql://***@host/db"),
         ("postgresql://u:8/w@host/db", "postgresql://***@host/db"),
         ("postgresql://u:8@a/b@host/db?password=x", "postgresql://***@host/db?password=***"),
+        ("postgresql:u:pw@host/db", "postgresql:***@host/db"),
+        ("Postgres:/u:pw@host/db", "Postgres:/***@host/db"),
         ("s3://host:9000/pre@fix", "s3://***@fix"),
         ("//u:pw@host", "//***@host"),
         ("s3://bucket/pre@fix", "s3://bucket/pre@fix"),
@@ -189,9 +207,12 @@ def test_a_password_is_never_shown_whatever_it_holds(password: str, scheme: str,
     assert "Q" not in redact_uri(uri)
     location = PersistLocation(uri, uri)
     assert "Q" not in f"{location!r} {location}"
-    with pytest.raises(InvalidUri) as caught:
-        open_consensus(uri)
-    assert "Q" not in str(caught.value)
+    try:
+        with closing(open_consensus(uri)) as consensus:
+            shown = f"{consensus!r} {consensus.uri}"
+    except InvalidUri as error:
+        shown = str(error)
+    assert "Q" not in shown
 
 
 def test_a_location_prints_redacted_and_hands_over_whole() -> None:

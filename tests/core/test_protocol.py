@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,7 @@ from persist_core.conflicts import list_conflicts
 from persist_core.errors import InvalidInput, OutdatedDescription, SchemaMismatch
 from persist_core.frontier import CLOSED, Frontier
 from persist_core.ids import SeededIds
-from persist_core.location.mem import MemBlob, MemConsensus
-from persist_core.location.open import OpenLocation
+from persist_core.location.open import OpenLocation, open_blob, open_consensus
 from persist_core.protocol import Conflict, Minted, NothingToDo
 from persist_core.sources.files import FrozenInput
 from persist_core.state import Committed
@@ -29,12 +29,12 @@ DAY_MS = 86_400_000
 
 
 class World:
-    """A location in memory and a real folder of input files."""
+    """A location (in memory, unless `uri` says otherwise) and a real folder of input files."""
 
-    def __init__(self, folder: Path, **changes: Any) -> None:
+    def __init__(self, folder: Path, uri: str = "mem:", **changes: Any) -> None:
         self.folder = folder
         self.clock = ManualClock(10 * DAY_MS)
-        self.blob, self.consensus = MemBlob(), MemConsensus()
+        self.blob, self.consensus = open_blob(uri), open_consensus(uri)
         self.client = PersistClient(OpenLocation(self.blob, self.consensus), self.clock, SeededIds(1, self.clock))
         body: dict[str, Any] = {
             "name": "things",
@@ -72,9 +72,11 @@ class World:
         return [file.relative for file in FrozenInput.decode(data).files]
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+@pytest.fixture(params=["mem", "s3"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path, "mem:" if request.param == "mem" else request.getfixturevalue("versitygw").new_uri("p"))
+    yield made
+    made.client.location.close()
 
 
 def test_each_file_is_frozen_into_one_commit(world: World) -> None:

@@ -23,6 +23,7 @@ from persist_core.location.open import PersistLocation, open_location
 from tests import real_parts
 from tests.airflow import kill_points
 from tests.airflow.fruit import DAY_MS, HISTORY, NAME, START_MS, Fruit, check_history
+from tests.servers.backends import on_postgresql
 
 ROOT = Path(__file__).resolve().parents[2]
 DAG_ID = "persist_upsert__fruit"
@@ -31,11 +32,11 @@ QUICK_RETRIES = ', default_args={"retries": 3, "retry_delay": timedelta(seconds=
 
 
 @pytest.fixture
-def airflow(tmp_path: Path) -> Iterator[LocalAirflow]:
+def airflow(tmp_path: Path, consensus_uri: str) -> Iterator[LocalAirflow]:
     """An Airflow home with the fruit collection; nothing runs yet, and nothing runs afterwards."""
     fruit = Fruit.create(tmp_path)
     fruit.write_days(range(len(HISTORY)))
-    location = PersistLocation(f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/consensus.db")
+    location = PersistLocation(f"file://{tmp_path}/blob", consensus_uri)
     settings = {
         "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",
         "PYTHONPATH": str(ROOT),
@@ -127,6 +128,7 @@ def test_kill_9_of_real_tasks_and_airflows_own_retries(
     assert fsck(client, NAME).is_clean
 
 
+@on_postgresql
 def test_two_backfills_over_the_same_days_at_once(airflow: LocalAirflow, client: PersistClient, tmp_path: Path) -> None:
     """Airflow allows one backfill per DAG, so the second one is another DAG's, of the same collection and shard."""
     Fruit(airflow.dags, tmp_path / "feed").write_dag_file(QUICK_RETRIES, head="from datetime import timedelta\n")

@@ -13,6 +13,7 @@ from persist_core.location.open import OpenLocation, PersistLocation, open_locat
 from tests.e2e.git_feed import Tree, commits, path_text, records, tree
 from tests.e2e.git_replay import replay
 from tests.e2e.random_repo import make_random_repo
+from tests.servers.backends import on_postgresql
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def location(tmp_path: Path) -> Iterator[OpenLocation]:
-    uris = PersistLocation((tmp_path / "blobs").as_uri(), f"sqlite:///{tmp_path}/consensus.db")
+def location(tmp_path: Path, consensus_uri: str) -> Iterator[OpenLocation]:
+    uris = PersistLocation((tmp_path / "blobs").as_uri(), consensus_uri)
     with open_location(uris) as opened:
         yield opened
 
@@ -72,6 +73,7 @@ def test_a_random_repository(spark: SparkSession, location: OpenLocation, random
     assert sum(stats["deletes"] for stats in done.stats) > 10
 
 
+@on_postgresql
 def test_this_repository(spark: SparkSession, location: OpenLocation, tmp_path: Path, persist_seed: int) -> None:
     if subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, check=False).returncode:
         pytest.skip(f"{ROOT} is no git repository with a commit")

@@ -1,4 +1,4 @@
-"""A shard in a location of files, written batch by batch with the Spark write stage; shared by the tests of it."""
+"""A shard in a folder or another blob store, written batch by batch with the write stage; shared by its tests."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from persist_core.batch import BatchDescription, BatchManifest, StateArtifact, a
 from persist_core.client import PersistClient
 from persist_core.clock import ManualClock
 from persist_core.ids import SeededIds
+from persist_core.location.blob import Blob
 from persist_core.location.file import FileBlob
 from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation
@@ -27,9 +28,9 @@ SHARD = "things"
 class StagedShard:
     """`write` stages a batch, `append` commits it, `commit` does both and goes on where it ended."""
 
-    def __init__(self, spark: SparkSession, folder: Path, schema: CollectionSchema) -> None:
+    def __init__(self, spark: SparkSession, where: Path | Blob, schema: CollectionSchema) -> None:
         self.spark, self.schema = spark, schema
-        self.blob = FileBlob(folder)
+        self.blob: Blob = FileBlob(where) if isinstance(where, Path) else where
         self.location = OpenLocation(self.blob, MemConsensus())
         clock = ManualClock(1)
         self.client = PersistClient(self.location, clock, SeededIds(3, clock))

@@ -34,9 +34,8 @@ def envelope(op: str, before: Any = None, after: Any = None, **source: Any) -> d
 
 def connect(fields: list[dict[str, Any]], payload: Any) -> dict[str, Any]:
     """A message with its schema: an envelope's row has `fields`."""
-    row = {"type": "struct", "fields": fields}
-    parts = [{**row, "field": "before"}, {**row, "field": "after"}, {"type": "string", "field": "op"}]
-    return {"schema": {"type": "struct", "fields": parts}, "payload": payload}
+    rows = [{"type": "struct", "fields": fields, "field": name} for name in ("before", "after")]
+    return {"schema": {"type": "struct", "fields": [*rows, {"type": "string", "field": "op"}]}, "payload": payload}
 
 
 def read(feed: Feed, messages: list[Any], columns: dict[str, Any] | None = None, **changes: Any) -> list[Record]:

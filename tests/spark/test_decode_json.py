@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME
+from persist_spark.compat import SPARK_VERSION
 from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, UPSERT
 from tests.spark.decode_feed import Feed, Record
 
@@ -153,14 +154,14 @@ BROKEN_LINES = [
     b'{"id":1,"a":"tab\there"}',
     b'{1:2,"id":1}',
     b'{"id":1,"a":' + b"[" * 1200 + b"]" * 1200 + b"}",
-    b'{"id":1,"' + b"k" * 60_000 + b'":1}',
+    *([b'{"id":1,"' + b"k" * 60_000 + b'":1}'] if SPARK_VERSION >= (4, 0) else []),  # 3.5 takes names of any length
 ]
 
 
 def test_a_line_that_is_no_object_is_an_err_with_its_bytes(feed: Feed) -> None:
     feed.write("1.jsonl", b"\n".join(BROKEN_LINES))
     rows = feed.records("json", {"id": "int", "a": "string"})
-    assert [bytes(row[ERR_PAYLOAD]) for row in rows] == BROKEN_LINES
+    assert [row[ERR_PAYLOAD] and bytes(row[ERR_PAYLOAD]) for row in rows] == BROKEN_LINES
     assert set(kinds(rows)) == {"key"}
     assert all(row[BAD_KEY] == row[ERR_PAYLOAD] == row[ERR_KEY] for row in rows)
     assert all(row["id"] is None and row[OP] == UPSERT and row[ERR_MESSAGE] for row in rows)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +21,17 @@ from persist_core.errors import (
     SchemaMismatch,
     TooManyErrors,
 )
+from persist_core.location.file import FileBlob
 from persist_core.schema import PART, CollectionSchema, Column
 from persist_core.upsert import TOMBSTONE, TRUNCATE, Err, Record
 from persist_core.write import updates_schema
 from persist_spark import stage, write_batch
 from persist_spark.outcome import Emitted, Outcome, Read
+from tests.spark.s3_store import s3_blob
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import ONE_KEY
 
+HOSTILE_NAME = "we [ird] {a,b} *?% ü"
 HOSTILE = CollectionSchema(
     key=(Column("Part", "string", nullable=False), Column("k1", "bigint", nullable=False)),
     values=(
@@ -48,10 +53,12 @@ def _ok(name: str) -> tuple[str, None, None]:
     return (name, None, None)
 
 
-@pytest.fixture
-def shard(spark: SparkSession, tmp_path: Path) -> StagedShard:
-    """An empty shard in a folder whose name has everything that a glob or a URI could trip over."""
-    return StagedShard(spark, tmp_path / "we [ird] {a,b} *?% ü", ONE_KEY)
+@pytest.fixture(params=["file", "s3"])
+def shard(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[StagedShard]:
+    """An empty shard in a folder, then below a prefix, whose name has all that a glob or a URI could trip over."""
+    where = tmp_path / HOSTILE_NAME
+    with closing(FileBlob(where) if request.param == "file" else s3_blob(request, HOSTILE_NAME)) as blob:
+        yield StagedShard(spark, blob, ONE_KEY)
 
 
 def test_manifest_says_what_is_there(shard: StagedShard) -> None:

@@ -7,8 +7,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import cast
 
+import pytest
+
 from persist_core.location import Consensus, MemConsensus, SqliteConsensus, VersionedData, open_consensus
 from persist_core.testing.consensus_conformance import ConsensusConformance
+from tests.servers.postgres import PgBouncer, PostgresServer
 
 
 class TestMemConsensus(ConsensusConformance):
@@ -53,3 +56,47 @@ class TestSqliteConsensus(ConsensusConformance):
 
     def address(self, consensus: Consensus) -> str | None:
         return consensus.uri
+
+
+class TestPostgresConsensus(ConsensusConformance):
+    server: PostgresServer
+    port: int
+    schema: str
+
+    @pytest.fixture(autouse=True)
+    def _server(self, postgres: PostgresServer) -> None:
+        self.server, self.port, self.schema = postgres, postgres.port, postgres.new_schema()
+
+    def make(self, folder: Path) -> Consensus:
+        assert folder.is_dir()
+        return open_consensus(self._uri())
+
+    def reopen(self, consensus: Consensus) -> Consensus:
+        assert self.schema in consensus.uri
+        return open_consensus(self._uri())
+
+    def raw_read(self, consensus: Consensus, key: str) -> list[VersionedData]:
+        assert self.schema in consensus.uri
+        if self.server.query("SELECT to_regclass(%s)", (f"{self.schema}.consensus",)) == [(None,)]:
+            return []
+        statement = f"SELECT seqno, data FROM {self.schema}.consensus WHERE key = %s ORDER BY seqno"
+        return [VersionedData(*row) for row in self.server.query(statement, (key,))]
+
+    def raw_write(self, consensus: Consensus, key: str, version: VersionedData) -> None:
+        assert self.schema in consensus.uri
+        self.server.query(f"UPDATE {self.schema}.consensus SET is_head = false WHERE key = %s", (key,))
+        row = (key, version.seqno, version.data)
+        self.server.query(f"INSERT INTO {self.schema}.consensus VALUES (%s, %s, %s, true)", row)
+
+    def address(self, consensus: Consensus) -> str | None:
+        assert self.schema in consensus.uri
+        return self._uri()
+
+    def _uri(self) -> str:
+        return self.server.uri(port=self.port, schema=self.schema)
+
+
+class TestPostgresConsensusThroughPgBouncer(TestPostgresConsensus):
+    @pytest.fixture(autouse=True)
+    def _bouncer(self, _server: None, pgbouncer: PgBouncer) -> None:
+        self.port = pgbouncer.port

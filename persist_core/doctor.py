@@ -1,0 +1,253 @@
+"""`persist doctor`: whether a store does what the contracts promise, asked of the store itself.
+
+    reachable -> what the backend knows of its store (`Examinable.diagnose`) -> what a probe finds by trying
+
+Probes use keys that nobody else has, and remove them: also after an error. They are honest work in small (a race of
+threads for one seqno, commits one after the other, blobs written, listed, read, deleted), so what they measure is what
+a run will feel. A store that can't be reached is a finding, not an exception.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from persist_core.clock import Clock
+from persist_core.errors import Indeterminate, PersistError, StorageError
+from persist_core.ids import Ids
+from persist_core.location.blob import Blob
+from persist_core.location.consensus import CaSResult, Consensus, VersionedData
+from persist_core.location.finding import Erasable, Examinable, Finding, Grade, grade_if
+
+RACERS = 4
+RACE_ROUNDS = 12
+# Bodies of some rounds are large: a store that looks first and writes later is caught while it still receives them.
+RACE_BODY_BYTES = (64, 1 << 20)
+COMMITS = 200
+COMMIT_BODY_BYTES = 2_000  # a shard's state is a few kB
+SLOW_COMMIT_MS = 500.0  # a dag run makes about five commits one after the other
+BLOB_BYTES = 8 << 20
+SMALL_BLOBS = 20
+PREFIX = "persist-doctor"
+
+Timer = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Examiner:
+    """Examines stores. `timer` gives seconds, for durations only."""
+
+    clock: Clock
+    ids: Ids
+    commits: int = COMMITS
+    timer: Timer = field(default=time.perf_counter)
+
+    def consensus(self, consensus: Consensus) -> list[Finding]:
+        """What there is to say about a consensus."""
+        findings: list[Finding] = []
+        with _collecting(findings, "reachable"):
+            keys = sum(1 for _ in consensus.list_keys())
+            findings.append(Finding("reachable", Grade.OK, f"{keys} keys"))
+        if findings[0].grade is Grade.OK:
+            self._ask(consensus, findings)
+            if isinstance(consensus, Erasable):
+                self._probe_consensus(consensus, consensus, findings)
+            else:
+                found = "not probed: this backend can't remove what a probe writes"
+                findings.append(Finding("probe", Grade.WARNING, found, "an Erasable", "examine it by a run"))
+        return findings
+
+    def blob(self, blob: Blob) -> list[Finding]:
+        """What there is to say about a blob store."""
+        findings: list[Finding] = []
+        prefix = f"{PREFIX}/{self.ids.uuid7()}/"
+        with _collecting(findings, "reachable"):
+            found = sum(1 for _ in blob.list_keys_and_metadata(prefix))
+            findings.append(Finding("reachable", Grade.OK, "listing works"))
+            assert found == 0
+        if findings[0].grade is Grade.OK:
+            self._ask(blob, findings)
+            self._probe_blob(blob, prefix, findings)
+        return findings
+
+    def _ask(self, store: object, findings: list[Finding]) -> None:
+        if isinstance(store, Examinable):
+            with _collecting(findings, "diagnosis"):
+                findings.extend(store.diagnose(self.clock))
+
+    def _probe_consensus(self, consensus: Consensus, erasable: Erasable, findings: list[Finding]) -> None:
+        key = f"{PREFIX}-{self.ids.uuid7()}"
+        with _collecting(findings, "clean_up"):
+            erasable.erase(key)  # it holds nothing yet: who may not erase must not begin
+            try:
+                with _collecting(findings, "commit"):
+                    head = self._race(consensus, key, findings)
+                    head = self._commit(consensus, key, head, findings)
+                    self._truncate(consensus, key, head, findings)
+            finally:
+                erasable.erase(key)
+
+    def _race(self, consensus: Consensus, key: str, findings: list[Finding]) -> int:
+        """Several threads expect the same seqno, and jump to different ones; returns the head."""
+        wrong: list[str] = []
+        unanswered = 0
+        head: int | None = None
+        with ThreadPoolExecutor(RACERS) as pool:
+            for round_number in range(RACE_ROUNDS):
+                filling = bytes(RACE_BODY_BYTES[round_number % len(RACE_BODY_BYTES)])
+                start = 0 if head is None else head + 1
+                offers = [VersionedData(start + racer, b"%d:" % racer + filling) for racer in range(RACERS)]
+                tries = [pool.submit(_offer, consensus, key, head, offer) for offer in offers]
+                answers = [answer.result() for answer in tries]
+                winners = [offer for offer, answer in zip(offers, answers, strict=True) if answer]
+                unanswered += answers.count(None)
+                stored = consensus.scan(key, start)
+                if len(stored) != 1 or (None not in answers and stored != winners) or len(winners) > 1:
+                    wrong.append(f"round {round_number}: {len(winners)} winners, {len(stored)} versions")
+                head = max((version.seqno for version in stored), default=head)
+                if head is None:
+                    break
+        findings.append(
+            grade_if(
+                bool(wrong),
+                "race",
+                "; ".join(wrong) or f"{RACERS} writers, {RACE_ROUNDS} rounds: one winner each time",
+                wanted="one winner a round, and its bytes stored",
+                remedy="don't use this store: two writers can both believe that they committed",
+            )
+        )
+        if unanswered:
+            found = f"{unanswered} of {RACERS * RACE_ROUNDS} commits of the race went without an answer"
+            findings.append(Finding("answers", Grade.WARNING, found, "an answer each time", "look at the network"))
+        return -1 if head is None else head
+
+    def _commit(self, consensus: Consensus, key: str, head: int, findings: list[Finding]) -> int:
+        """Commits one after the other, each timed; returns the head."""
+        body, times_ms, lost = bytes(COMMIT_BODY_BYTES), [], 0
+        for _ in range(self.commits):
+            start = self.timer()
+            result = consensus.compare_and_set(key, None if head < 0 else head, VersionedData(head + 1, body))
+            times_ms.append((self.timer() - start) * 1000)
+            lost += result is not CaSResult.COMMITTED
+            head += 1
+        p50, p99 = quantile(times_ms, 0.5), quantile(times_ms, 0.99)
+        findings.append(
+            grade_if(
+                lost > 0,
+                "commit",
+                f"{lost} of {self.commits} commits were refused" if lost else f"{self.commits} commits in a row",
+                wanted="none refused where nobody competes",
+                remedy="don't use this store: it forgets what it was told",
+            )
+        )
+        findings.append(
+            grade_if(
+                p50 > SLOW_COMMIT_MS,
+                "latency",
+                f"a commit takes {p50:.1f} ms (p50), {p99:.1f} ms (p99)",
+                wanted=f"at most {SLOW_COMMIT_MS:g} ms (p50)",
+                remedy="use a store closer to the workers",
+                grade=Grade.WARNING,
+            )
+        )
+        return head
+
+    def _truncate(self, consensus: Consensus, key: str, head: int, findings: list[Finding]) -> None:
+        deleted = consensus.truncate(key, head)
+        left = [version.seqno for version in consensus.scan(key, 0)]
+        findings.append(
+            grade_if(
+                left != [head],
+                "truncate",
+                f"deleted {deleted} versions, left {len(left)}",
+                wanted="the newest left, alone",
+                remedy="don't use this store: old versions stay, or new ones go",
+            )
+        )
+
+    def _probe_blob(self, blob: Blob, prefix: str, findings: list[Finding]) -> None:
+        keys = [f"{prefix}large", *(f"{prefix}small/{number:03d}" for number in range(SMALL_BLOBS))]
+        with _collecting(findings, "clean_up"):
+            blob.delete(keys[0])  # it is not there yet: who may not delete must not begin
+            try:
+                with _collecting(findings, "blobs"):
+                    self._large_blob(blob, keys[0], findings)
+                    self._small_blobs(blob, prefix, keys[1:], findings)
+            finally:
+                for key in keys:
+                    blob.delete(key)
+
+    def _large_blob(self, blob: Blob, key: str, findings: list[Finding]) -> None:
+        data = bytes(range(256)) * (BLOB_BYTES // 256)
+        start = self.timer()
+        blob.set(key, data)
+        written = self.timer()
+        back = blob.get(key)
+        read = self.timer()
+        findings.append(
+            grade_if(
+                back != data,
+                "throughput",
+                f"writes {_rate(len(data), written - start)}, reads {_rate(len(data), read - written)}"
+                if back == data
+                else f"{len(data)} bytes written, {'none' if back is None else len(back)} read, or others",
+                wanted="what was written is read",
+                remedy="don't use this store",
+            )
+        )
+
+    def _small_blobs(self, blob: Blob, prefix: str, keys: list[str], findings: list[Finding]) -> None:
+        times_ms = []
+        for key in keys:
+            start = self.timer()
+            blob.set(key, key.encode())
+            times_ms.append((self.timer() - start) * 1000)
+        start = self.timer()
+        listed = [metadata.key for metadata in blob.list_keys_and_metadata(f"{prefix}small/")]
+        list_ms = (self.timer() - start) * 1000
+        sizes = [blob.delete(key) for key in keys]
+        left = sum(1 for _ in blob.list_keys_and_metadata(f"{prefix}small/"))
+        deleted = len(sizes) - sizes.count(None)
+        right = listed == keys and sizes == [len(key) for key in keys] and not left
+        findings.append(
+            grade_if(
+                not right,
+                "small_blobs",
+                f"a write takes {quantile(times_ms, 0.5):.1f} ms (p50), a listing of {len(keys)} {list_ms:.1f} ms"
+                if right
+                else f"{len(keys)} written, {len(listed)} listed, {deleted} deleted, {left} left",
+                wanted="all listed in order, all deleted",
+                remedy="don't use this store",
+            )
+        )
+
+
+def quantile(values: list[float], share: float) -> float:
+    """The value below which `share` of `values` lie (nearest rank); 0 where there are none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def _offer(consensus: Consensus, key: str, expected: int | None, new: VersionedData) -> bool | None:
+    """Whether `new` was committed; `None` where that is not known."""
+    try:
+        return consensus.compare_and_set(key, expected, new) is CaSResult.COMMITTED
+    except Indeterminate:
+        return None
+
+
+@contextmanager
+def _collecting(findings: list[Finding], check: str) -> Iterator[None]:
+    """Turn an error into a finding."""
+    try:
+        yield
+    except PersistError as error:
+        remedy = "the message says what to do" if isinstance(error, StorageError) else "correct the URI"
+        findings.append(Finding(check, Grade.PROBLEM, str(error), "no error", remedy))
+
+
+def _rate(size_bytes: int, duration_s: float) -> str:
+    return f"{size_bytes / (1 << 20) / max(duration_s, 1e-9):.0f} MiB/s"

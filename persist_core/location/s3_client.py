@@ -1,0 +1,275 @@
+"""What both S3 backends share: where a bucket is and with whose credentials, a client, and verdicts on its errors.
+
+    s3://bucket/prefix?endpoint=...  --open.py--> S3Settings --S3Client--> boto3, made at the first call
+                                                                  '-- an error --verdict_on--> Verdict --> StorageError
+
+Credentials come from the URI's query, else from the environment that the location was opened with (an Airflow AWS
+connection), else from where boto3 looks: the process's environment, a profile, the machine's role. None of them is
+ever part of a repr, a URI that is printed, or a message: of an error that S3 answered only its code and status are
+repeated, since some servers put the access key into the text.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from persist_core.errors import Determinate, Indeterminate, InvalidUri, StorageError
+
+CONNECT_TIMEOUT_S = 5.0
+# Longest silence on a connection. An upload of many MiB may take longer in all: each piece of it starts anew.
+READ_TIMEOUT_S = 30.0
+BLOB_TRIES = 5  # per request, by botocore's "standard" mode: exponential backoff with jitter, at most 20 s each
+MAX_CONNECTIONS = 32  # of one client: more threads than that wait for a connection
+
+# By profile. Reading AWS's service descriptions takes longer than all the rest of making a client.
+_sessions: dict[str | None, Any] = {}
+_making = threading.Lock()
+
+
+@dataclass(frozen=True)
+class S3Settings:
+    """A bucket, a prefix in it (without slashes at its ends; may be empty), and how to get there."""
+
+    bucket: str
+    prefix: str = ""
+    endpoint: str | None = None
+    region: str | None = None
+    path_style: bool | None = None  # None: where an endpoint is given (few of those have a host name for each bucket)
+    profile: str | None = None
+    access_key_id: str | None = field(default=None, repr=False)
+    secret_access_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+
+    @property
+    def uri(self) -> str:
+        """The URI without credentials: safe to print, and enough to open it again where the environment has them."""
+        shown = {"endpoint": self.endpoint, "region": self.region, "profile": self.profile}
+        query = [f"{name}={quote(value, safe='/:')}" for name, value in shown.items() if value is not None]
+        if self.path_style is not None:
+            query.append(f"path_style={str(self.path_style).lower()}")
+        path = f"/{quote(self.prefix)}" if self.prefix else ""
+        return f"s3://{self.bucket}{path}" + ("?" + "&".join(query) if query else "")
+
+    @property
+    def uses_path_style(self) -> bool:
+        """Whether requests go to `endpoint/bucket` rather than to `bucket.endpoint`."""
+        return self.endpoint is not None if self.path_style is None else self.path_style
+
+    def with_credentials_of(self, environment: Mapping[str, str]) -> S3Settings:
+        """These settings with what `environment` says in AWS's variables, where the URI did not say it itself."""
+        found: dict[str, Any] = {}
+        if self.access_key_id is None and self.profile is None and environment.get("AWS_ACCESS_KEY_ID"):
+            found = {
+                "access_key_id": environment["AWS_ACCESS_KEY_ID"],
+                "secret_access_key": environment.get("AWS_SECRET_ACCESS_KEY"),
+                "session_token": environment.get("AWS_SESSION_TOKEN") or None,
+            }
+        region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
+        return S3Settings(**{**self.__dict__, **found, "region": self.region or region or None})
+
+
+def _forget_locks() -> None:
+    """In a forked child: the lock may have been held by a thread that the child does not have."""
+    global _making
+    _making = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
+
+
+class Verdict(enum.Enum):
+    """What an error says about the request that it ended."""
+
+    ABSENT = "absent"  # there is no such object
+    EXISTS = "exists"  # the condition did not hold: the object is there
+    CONFLICT = "conflict"  # S3 could not decide, because another request was at the same object
+    REFUSED = "refused"  # it did not happen, and asking again is useless: rights, bucket, arguments
+    NOT_SENT = "not_sent"  # it did not happen: no connection
+    UNKNOWN = "unknown"  # it may have happened, or may yet
+
+
+class S3Client:
+    """A boto3 client that is made at its first use, again in each forked child, and shared by threads."""
+
+    def __init__(self, settings: S3Settings, *, tries: int) -> None:
+        self.settings = settings
+        self._tries = tries
+        self._made: tuple[int, Any] | None = None
+
+    @property
+    def api(self) -> Any:
+        """The boto3 client of this process."""
+        pid = os.getpid()
+        made = self._made
+        if made is None or made[0] != pid:  # a child must not talk over its parent's connections
+            made = (pid, _make_client(self.settings, self._tries))
+            with _making:
+                if self._made is None or self._made[0] != pid:
+                    self._made = made
+                    # Who forgets to close us leaves no open sockets behind; at exit the system closes them.
+                    weakref.finalize(self, _close_in, *made).atexit = False
+                made = self._made
+        return made[1]
+
+    def close(self) -> None:
+        made, self._made = self._made, None
+        if made is not None:
+            _close_in(*made)
+
+    def determinate(self, action: str, error: Exception) -> StorageError:
+        """The error of a request that changed nothing: one that only reads, or whose verdict says so."""
+        return Determinate(f"{self.settings.uri}: {action}: {described(error)}; nothing was changed{_remedy(error)}")
+
+    def indeterminate(self, action: str, error: Exception) -> StorageError:
+        """The error of a request that may have changed something."""
+        return Indeterminate(
+            f"{self.settings.uri}: {action}: {described(error)}: it may or may not have happened; read back to find out"
+        )
+
+    def write_error(self, action: str, error: Exception) -> StorageError:
+        """The error of a request that writes, and that botocore has tried as often as it may."""
+        # A connection that could not be made says nothing of the tries before it.
+        if verdict_on(error) in (Verdict.UNKNOWN, Verdict.NOT_SENT):
+            return self.indeterminate(action, error)
+        return self.determinate(action, error)
+
+
+def _close_in(pid: int, client: Any) -> None:
+    """Close a boto3 client, unless this is a forked child: its connections are the parent's."""
+    if pid == os.getpid():
+        client.close()
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """The errors that a call of a boto3 client may end in."""
+    from boto3.exceptions import Boto3Error
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    return (ClientError, BotoCoreError, Boto3Error, OSError)
+
+
+def verdict_on(error: BaseException) -> Verdict:
+    """What `error` says about the request that it ended. What is not known for certain is `UNKNOWN`."""
+    from botocore import exceptions
+
+    cause = _cause_of(error)
+    if isinstance(cause, exceptions.ClientError):
+        return _verdict_on_answer(_status(cause), _code(cause))
+    not_sent = (
+        exceptions.NoCredentialsError,
+        exceptions.PartialCredentialsError,
+        exceptions.CredentialRetrievalError,
+        exceptions.ParamValidationError,
+        exceptions.NoRegionError,
+        exceptions.EndpointConnectionError,
+        exceptions.ConnectTimeoutError,
+    )
+    return Verdict.NOT_SENT if isinstance(cause, not_sent) else Verdict.UNKNOWN
+
+
+def described(error: Exception) -> str:
+    """What happened, in words that hold no secret."""
+    from botocore import exceptions
+
+    cause = _cause_of(error)
+    if isinstance(cause, exceptions.ClientError):
+        return f"S3 answered {_status(cause)} {_code(cause)} to {cause.operation_name}"
+    if isinstance(cause, exceptions.ParamValidationError):
+        return type(cause).__name__  # its text repeats the arguments
+    return f"{type(cause).__name__}: {cause}"
+
+
+def _make_client(settings: S3Settings, tries: int) -> Any:
+    import boto3
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        with _making:  # a session's clients must be made one at a time; once made, each is safe for threads
+            session = _sessions.get(settings.profile)
+            if session is None:
+                session = _sessions[settings.profile] = boto3.session.Session(profile_name=settings.profile)
+            return session.client(
+                "s3",
+                endpoint_url=settings.endpoint,
+                # A server of one's own has no regions, and signatures need one: the name that nearly all of them take.
+                region_name=settings.region or session.region_name or ("us-east-1" if settings.endpoint else None),
+                aws_access_key_id=settings.access_key_id,
+                aws_secret_access_key=settings.secret_access_key,
+                aws_session_token=settings.session_token,
+                config=Config(
+                    retries={"mode": "standard", "total_max_attempts": tries},
+                    connect_timeout=CONNECT_TIMEOUT_S,
+                    read_timeout=READ_TIMEOUT_S,
+                    max_pool_connections=MAX_CONNECTIONS,
+                    tcp_keepalive=True,
+                    s3={"addressing_style": "path" if settings.uses_path_style else "auto"},
+                    # Checksums in trailers are AWS's; many other servers refuse or ignore them.
+                    request_checksum_calculation="when_required" if settings.endpoint else "when_supported",
+                    response_checksum_validation="when_required" if settings.endpoint else "when_supported",
+                ),
+            )
+    except (BotoCoreError, ValueError) as error:  # an unknown profile, an endpoint that is no URL
+        raise InvalidUri(f"{settings.uri}: no S3 client can be made of it: {error}") from error
+
+
+def _verdict_on_answer(status: int, code: str) -> Verdict:
+    if status == 404:
+        return Verdict.REFUSED if code == "NoSuchBucket" else Verdict.ABSENT
+    if status == 412:
+        return Verdict.EXISTS
+    if status == 409:
+        return Verdict.CONFLICT
+    # S3 says 400 RequestTimeout where the body came too slowly, 429 where there were too many requests.
+    if 300 <= status < 500 and code != "RequestTimeout" and status not in (408, 429):
+        return Verdict.REFUSED
+    return Verdict.NOT_SENT if status == 501 else Verdict.UNKNOWN
+
+
+def _remedy(error: Exception) -> str:
+    from botocore import exceptions
+
+    cause = _cause_of(error)
+    if isinstance(cause, (exceptions.NoCredentialsError, exceptions.PartialCredentialsError)):
+        return (
+            "; give credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, the machine's role, or an"
+            " Airflow AWS connection (aws_conn_id)"
+        )
+    if not isinstance(cause, exceptions.ClientError):
+        return "; check the endpoint and the network"
+    return _REMEDIES.get(_code(cause), "")
+
+
+_REMEDIES = {
+    "NoSuchBucket": "; create the bucket, or correct its name, region or endpoint",
+    "AccessDenied": "; grant the rights that docs/locations-s3.md lists",
+    "403": "; grant the rights that docs/locations-s3.md lists",
+    "InvalidAccessKeyId": "; check the credentials",
+    "SignatureDoesNotMatch": "; check the credentials",
+    "InvalidToken": "; check the credentials",
+    "ExpiredToken": "; renew the credentials",
+    "RequestTimeTooSkewed": "; set this machine's clock",
+}
+
+
+def _cause_of(error: BaseException) -> BaseException:
+    """boto3's transfers wrap what botocore raised."""
+    from boto3.exceptions import Boto3Error
+
+    inner = error.__cause__ or error.__context__
+    return inner if isinstance(error, Boto3Error) and inner is not None else error
+
+
+def _status(error: Any) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _code(error: Any) -> str:
+    return str(error.response.get("Error", {}).get("Code", "?"))

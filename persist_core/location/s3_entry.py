@@ -1,0 +1,155 @@
+"""What `S3Consensus` stores: one object per entry of a key's log, written once. Names and bytes, no requests.
+
+    <prefix>/_consensus/<folder of the key>/<newest first>-<position>
+        persist-consensus-1 {"id": ..., "key": ..., "seqno": ..., ...}\\n
+        <the version's data>
+
+The name's first half counts down, so that a listing begins with the newest entry. Its position, not its seqno, names
+an entry: seqnos may jump, and two writers that jump differently from one head must meet at one name. Positions have
+no gaps. Every entry stands for the whole log up to it: its header says what of it has been truncated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, replace
+
+from persist_core.errors import Corruption, UnknownVersion
+from persist_core.location.consensus import VersionedData
+
+MAX_POSITION = 2**63 - 1
+HEADER_BYTES = 4096  # at most: a key of 512 bytes, each escaped twice over, and a handful of numbers
+MAX_NAME_BYTES = 104 + 1 + 16 + 1 + 19  # of all that comes below `_consensus/`: folder, slash, the name's two halves
+
+_MAGIC = b"persist-consensus-"
+_FORMAT = b"1"
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,103}")
+_NAME = re.compile(r"([0-9a-f]{16})-([0-9]{1,19})")
+
+
+@dataclass(frozen=True)
+class Header:
+    """Everything that an entry says but the data itself.
+
+    `seqno` is the newest version's; `number` counts the versions ever made, this one included; `restates` is set where
+    the entry makes no version but truncates: it then repeats the newest one. Of the log there count the entries from
+    position `first` on, and `truncated` versions before it are gone.
+    """
+
+    id: str
+    key: str
+    position: int
+    seqno: int
+    number: int
+    first: int
+    truncated: int
+    restates: bool
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry with its data."""
+
+    header: Header
+    data: bytes
+
+    @property
+    def version(self) -> VersionedData:
+        """The newest version as of this entry."""
+        return VersionedData(self.header.seqno, self.data)
+
+    def encode(self) -> bytes:
+        """The object's bytes."""
+        body = {name: value for name, value in self.header.__dict__.items() if name != "position"}
+        text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+        return _MAGIC + _FORMAT + b" " + text.encode() + b"\n" + self.data
+
+
+def entry_after(newest: Entry | None, key: str, new: VersionedData, write_id: str) -> Entry:
+    """The entry that appends `new` to the log that ends with `newest`."""
+    digest = hashlib.sha256(new.data).hexdigest()
+    if newest is None:
+        return Entry(Header(write_id, key, 0, new.seqno, 1, 0, 0, restates=False, sha256=digest), new.data)
+    before = newest.header
+    header = replace(
+        before,
+        id=write_id,
+        position=before.position + 1,
+        seqno=new.seqno,
+        number=before.number + 1,
+        restates=False,
+        sha256=digest,
+    )
+    return Entry(header, new.data)
+
+
+def truncation_after(newest: Entry, oldest_kept: Header, write_id: str) -> Entry:
+    """The entry that truncates all before `oldest_kept`, the first version that stays."""
+    header = replace(
+        newest.header,
+        id=write_id,
+        position=newest.header.position + 1,
+        first=oldest_kept.position,
+        truncated=oldest_kept.number - 1,
+        restates=True,
+    )
+    return Entry(header, newest.data)
+
+
+def folder_of(key: str) -> str:
+    """The folder of a key's log: the key where that is a harmless name, else `=` and its SHA-256.
+
+    So a key can be of any characters, and none is a folder inside another's: some S3 servers keep objects as files.
+    """
+    return key if _PLAIN_KEY.fullmatch(key) else f"={hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def key_of(folder: str) -> str | None:
+    """The key whose folder this is; `None` where only the entries in it know."""
+    return folder if _PLAIN_KEY.fullmatch(folder) else None
+
+
+def is_folder_of_a_key(folder: str) -> bool:
+    """False for what else stands beside the logs, such as what a probe left."""
+    return bool(_PLAIN_KEY.fullmatch(folder) or re.fullmatch(r"=[0-9a-f]{64}", folder))
+
+
+def name_of(position: int) -> str:
+    """An entry's name inside its folder."""
+    return f"{MAX_POSITION - position:016x}-{position}"
+
+
+def position_of(name: str, where: str) -> int:
+    """The position that `name` says. Raises `Corruption` for an object that is none of ours."""
+    match = _NAME.fullmatch(name)
+    if match is None or name != name_of(int(match[2])):
+        raise Corruption(f"{where}: found an object {name!r}, which is no entry of a log; move it elsewhere")
+    return int(match[2])
+
+
+def decode_header(data: bytes, position: int, where: str) -> Header:
+    """The header at the beginning of an object's bytes. Raises `Corruption`, `UnknownVersion`."""
+    line, newline, _ = data[:HEADER_BYTES].partition(b"\n")
+    magic, _, text = line.partition(b" ")
+    if not magic.startswith(_MAGIC) or not newline:
+        raise Corruption(f"{where}: no header of a consensus entry: found {data[:40]!r}; restore the object")
+    if magic != _MAGIC + _FORMAT:
+        raise UnknownVersion(f"{where}: format {magic.decode(errors='replace')}; upgrade airflow-persist")
+    try:
+        header = Header(position=position, **json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise Corruption(f"{where}: the header can't be read ({error}); restore the object") from error
+    return header
+
+
+def decode_entry(data: bytes, position: int, where: str) -> Entry:
+    """A whole object's bytes. Raises `Corruption`, also where the data's digest is another."""
+    header = decode_header(data, position, where)
+    payload = data[data.index(b"\n") + 1 :]
+    digest = hashlib.sha256(payload).hexdigest()
+    if digest != header.sha256:
+        raise Corruption(f"{where}: SHA-256 of the data is {digest}; wanted {header.sha256}; restore the object")
+    return Entry(header, payload)

@@ -1,0 +1,1 @@
+"""A simulator of the whole protocol on virtual time. See docs/testing.md."""

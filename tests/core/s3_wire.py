@@ -1,0 +1,146 @@
+"""What happens to requests between boto3 and a real S3 server, by script: botocore's `before-send` event is the wire.
+
+    Wire(store).script("PutObject", Answer(503), Lost(is_processed=True))
+
+strikes the first two PutObjects; all other requests pass. Every request is counted, whatever became of it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from botocore.awsrequest import AWSResponse
+from botocore.exceptions import (
+    ConnectionClosedError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    HTTPClientError,
+    ReadTimeoutError,
+)
+from botocore.httpsession import URLLib3Session
+
+from persist_core.location import Blob, Consensus, S3Blob, S3Consensus
+
+CODES = {
+    403: "AccessDenied",
+    404: "NoSuchKey",
+    409: "ConditionalRequestConflict",
+    412: "PreconditionFailed",
+    500: "InternalError",
+    503: "SlowDown",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The server's answer is replaced by this status; before that it may have carried the request out."""
+
+    status: int
+    is_processed: bool = False
+    code: str | None = None
+
+    def __call__(self, request: Any) -> AWSResponse:
+        if self.is_processed:
+            carry_out(request)
+        code = self.code or CODES[self.status]
+        body = f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
+        return AWSResponse(request.url, self.status, {"content-type": "application/xml"}, _Raw(body))
+
+
+@dataclass(frozen=True)
+class Lost:
+    """No answer comes; before that the server may have carried the request out."""
+
+    is_processed: bool
+    error: type[HTTPClientError] = ConnectionClosedError
+
+    def __call__(self, request: Any) -> AWSResponse:
+        if self.is_processed:
+            carry_out(request)
+        raise self.error(endpoint_url=request.url, error="injected")
+
+
+def timed_out(*, is_processed: bool) -> Lost:
+    """No answer within the time that we wait."""
+    return Lost(is_processed, ReadTimeoutError)
+
+
+def unreachable() -> Lost:
+    """No connection could be made."""
+    return Lost(False, EndpointConnectionError)
+
+
+def connect_timed_out() -> Lost:
+    """No connection could be made in time."""
+    return Lost(False, ConnectTimeoutError)
+
+
+@dataclass(frozen=True)
+class Meanwhile:
+    """`action` happens while the request is on its way; then the request goes on, to `then` where that is given."""
+
+    action: Callable[[], object]
+    then: Callable[[Any], AWSResponse | None] | None = None
+
+    def __call__(self, request: Any) -> AWSResponse | None:
+        self.action()
+        return None if self.then is None else self.then(request)
+
+
+Fate = Callable[[Any], AWSResponse | None]
+
+
+class Wire:
+    """The wire of one store object. `counts` are the requests so far, by operation."""
+
+    def __init__(self, store: Blob | Consensus) -> None:
+        assert isinstance(store, (S3Blob, S3Consensus))
+        client = store._client if isinstance(store, S3Blob) else store._logs.client
+        self.counts: Counter[str] = Counter()
+        self._fates: dict[str, deque[Fate]] = {}
+        client.api.meta.events.register("before-send.s3", self._send)
+
+    def script(self, operation: str, *fates: Fate) -> None:
+        """What becomes of the next requests of `operation`, in this order."""
+        self._fates.setdefault(operation, deque()).extend(fates)
+
+    def is_played(self) -> bool:
+        """Whether all that was scripted has struck."""
+        return not any(self._fates.values())
+
+    def take_counts(self) -> dict[str, int]:
+        """The requests since the last time."""
+        counts = dict(self.counts)
+        self.counts.clear()
+        return counts
+
+    def _send(self, request: Any, event_name: str, **_: Any) -> AWSResponse | None:
+        operation = event_name.rpartition(".")[2]
+        self.counts[operation] += 1
+        fates = self._fates.get(operation)
+        return fates.popleft()(request) if fates else None
+
+
+def carry_out(request: Any) -> None:
+    """Send the request past the wire; nobody hears the answer."""
+    session = URLLib3Session()
+    try:
+        session.send(request)
+        if hasattr(request.body, "seek"):
+            request.body.seek(0)
+    finally:
+        session.close()
+
+
+class _Raw(io.BytesIO):
+    """A body as urllib3 hands it over."""
+
+    def stream(self, *_: object, **__: object) -> Any:
+        yield self.read()
+
+    def release_conn(self) -> None:
+        """There is no connection."""

@@ -1,0 +1,102 @@
+"""The bundled seven days through `spark-submit`, on S3 and in a folder: the same table, at the end of every day."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist_core.client import PersistClient
+from persist_core.config import load_collection
+from persist_core.errors import InvalidInput
+from persist_core.fsck import fsck
+from persist_core.local_run import RunReport, bring_up_to_date
+from persist_core.location.open import PersistLocation, open_location
+from persist_core.spark_submit import SparkSettings
+from persist_core.time_text import parse_time
+from tests.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
+from tests.servers.spark_cluster import CONF, running
+from tests.spark.s3_store import s3_server
+
+SHARD = "customers"
+ROOT = Path(__file__).resolve().parents[2]
+DAY_MS = 86_400_000
+START_MS, UNTIL_MS = parse_time("2026-01-01", what="start"), parse_time("2026-01-08", what="until")
+LOCAL = "local[2]"
+
+
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest) -> S3Server:
+    return s3_server(request)
+
+
+@pytest.fixture(scope="module")
+def folder_contents(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What the embedded default makes of the seven days."""
+    folder = tmp_path_factory.mktemp("file")
+    location = PersistLocation(f"file://{folder}/blobs", f"sqlite:///{folder}/consensus.db")
+    run(location, SparkSettings(LOCAL))
+    return contents(location)
+
+
+def run(location: PersistLocation, settings: SparkSettings) -> RunReport:
+    """`persist run customers`, in this process but for Spark."""
+    config = load_collection(ROOT / "dags" / "collections" / f"{SHARD}.yaml")
+    with open_location(location) as opened:
+        client = PersistClient(opened)
+        return bring_up_to_date(client, location, config, until=UNTIL_MS, settings=settings, say=lambda _: None)
+
+
+def contents(location: PersistLocation) -> list[Any]:
+    """Oks and errs at the end of each day, in a fixed order; the shard is checked whole on the way."""
+    found: list[Any] = []
+    with open_location(location) as opened:
+        client = PersistClient(opened)
+        assert fsck(client, SHARD).findings == ()
+        reader = client.open_reader(SHARD)
+        for end in range(START_MS + DAY_MS, UNTIL_MS + 1, DAY_MS):
+            found.append(sorted(map(repr, reader.snapshot(end - 1).to_pylist())))
+            found.append(sorted(map(repr, reader.errors(end - 1).to_pylist())))
+    return found
+
+
+def test_seven_days_on_s3_are_the_same_and_no_secret_shows(
+    folder_contents: list[Any], server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both stores on S3, with keys in the URIs and nowhere else: neither log nor Spark's own record may repeat them."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    uri = f"{server.new_uri('team/persist')}&access_key_id={ACCESS_KEY}&secret_access_key={SECRET_KEY}"
+    location = PersistLocation(uri, uri)
+    logs, events = tmp_path / "logs", tmp_path / "events"
+    events.mkdir()
+    conf = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": str(events), "spark.log.level": "INFO"}
+    report = run(location, SparkSettings(LOCAL, conf, log_folder=logs))
+    assert contents(location) == folder_contents
+    written = [path for path in (*logs.iterdir(), *events.rglob("*")) if path.is_file()]
+    assert len(written) >= 2 * len(report.rounds)
+    assert [path.name for path in written if SECRET_KEY.encode() in path.read_bytes()] == []
+
+
+@pytest.mark.spark_cluster
+def test_seven_days_by_a_spark_cluster_are_the_same(
+    folder_contents: list[Any], server: S3Server, tmp_path: Path
+) -> None:
+    """Executors on hosts of their own, which have no credentials but those that the driver gives them."""
+    location = PersistLocation(server.new_uri(), f"sqlite:///{tmp_path}/consensus.db")
+    with running(tmp_path) as cluster:
+        run(location, SparkSettings(cluster.master, CONF))
+    assert contents(location) == folder_contents
+
+
+def test_a_job_without_the_jars_says_how_to_get_them(
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("persist_core.spark_submit.with_s3a_jars", lambda conf, *_: dict(conf))
+    location = PersistLocation(server.new_uri(), f"sqlite:///{tmp_path}/consensus.db")
+    with pytest.raises(InvalidInput, match=r"S3AFileSystem on its class path.*make spark-jars.*PERSIST_SPARK_JARS"):
+        run(location, SparkSettings(LOCAL))
+    with open_location(location) as opened:
+        assert PersistClient(opened).state(SHARD).batches == ()

@@ -1,0 +1,203 @@
+"""The jars with which Spark reads and writes S3, from the locked lists in requirements/spark-jars/.
+
+    python -m tests.env.spark_jars           brings those of the installed Spark into .cache/spark-jars/<Hadoop version>
+    python -m tests.env.spark_jars lock      resolves `ROOTS` again and writes the lists
+
+What fetches them is Ivy, which every Spark has on board for `spark.jars.packages`; so neither Maven nor a downloader of
+our own is needed, and the same settings count: `DEFAULT_ARTIFACT_REPOSITORY` names another repository than Ivy's
+default, `PERSIST_IVY_SETTINGS` an Ivy settings file (mirrors, proxies, passwords). A list is complete: nothing is
+resolved when jars are installed, and each must have the SHA-256 that the list says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+from persist_core.spark_jars import hadoop_version
+
+ROOT = Path(__file__).resolve().parents[2]
+LISTS = ROOT / "requirements" / "spark-jars"
+JARS = ROOT / ".cache" / "spark-jars"
+MAX_SECONDS = 900  # about 50 small files from a repository; a slow mirror included
+
+# What a list is resolved from. Hadoop names the release of the AWS SDK that its S3A was built with; its `bundle` of all
+# services (600 MB) gives way to the few modules that S3A calls. spark-hadoop-cloud has the one class that lets Parquet
+# ask Hadoop for a committer. Not every Spark release is followed by one; the class calls Hadoop and Parquet only, so
+# that of a neighbouring release does, and the tests write with it.
+_SDK_2 = ("software.amazon.awssdk:s3", "software.amazon.awssdk:s3-transfer-manager", "software.amazon.awssdk:sts")
+_SDK_1 = ("com.amazonaws:aws-java-sdk-s3", "com.amazonaws:aws-java-sdk-sts", "com.amazonaws:aws-java-sdk-dynamodb")
+ROOTS = {
+    "3.5.0": [*(f"{module}:2.35.4" for module in _SDK_2), "org.apache.spark:spark-hadoop-cloud_2.13:4.1.2"],
+    "3.4.2": [*(f"{module}:2.29.52" for module in _SDK_2), "org.apache.spark:spark-hadoop-cloud_2.13:4.1.2"],
+    "3.3.4": [*(f"{module}:1.12.262" for module in _SDK_1), "org.apache.spark:spark-hadoop-cloud_2.12:3.5.8"],
+}
+# Spark has these itself (another copy would be a second version on the class path), or S3A can do without.
+_LEFT_OUT = (
+    "software.amazon.awssdk:bundle",
+    "com.amazonaws:aws-java-sdk-bundle",
+    "io.netty:*",
+    "org.slf4j:*",
+    "commons-codec:*",
+    "commons-logging:*",
+    "joda-time:*",
+    "org.apache.httpcomponents:*",
+    "com.fasterxml.jackson.core:*",
+    "org.wildfly.openssl:*",
+)
+_INTRANSITIVE = ("org.apache.spark:",)  # its dependencies are Spark itself, and the clouds of others
+
+
+@dataclass(frozen=True, order=True)
+class Jar:
+    """One line of a list."""
+
+    coordinates: str  # group:artifact:version
+    sha256: str
+
+    @property
+    def file_name(self) -> str:
+        """As `spark.jars.packages` names it: the group too, since two groups may have an artifact of one name."""
+        group, artifact, version = self.coordinates.split(":")
+        return f"{group}_{artifact}-{version}.jar"
+
+
+def install(hadoop: str, spark_home: Path) -> Path:
+    """Bring the locked jars for this Hadoop version into their folder, whole or not at all, and return it."""
+    jars = read_list(hadoop)
+    folder = JARS / hadoop
+    if folder.is_dir() and _digests(folder) == {jar.file_name: jar.sha256 for jar in jars}:
+        return folder
+    JARS.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=JARS, prefix="fetched-") as scratch:
+        fetched = Path(scratch) / "jars"
+        _ivy(spark_home, [jar.coordinates for jar in jars], (), Path(scratch), fetched)
+        found = _digests(fetched)
+        for jar in jars:
+            if found.get(jar.file_name) != jar.sha256:
+                raise SystemExit(
+                    f"{jar.coordinates}: SHA-256 {found.get(jar.file_name)}; wanted {jar.sha256}, as"
+                    f" {list_path(hadoop).relative_to(ROOT)} says. Nothing was installed: look at what repository it"
+                    " came from"
+                )
+        shutil.rmtree(folder, ignore_errors=True)
+        fetched.rename(folder)
+    return folder
+
+
+def lock(hadoop: str, spark_home: Path) -> None:
+    """Resolve `ROOTS` and write the list."""
+    roots = [f"org.apache.hadoop:hadoop-aws:{hadoop}", *ROOTS[hadoop]]
+    with tempfile.TemporaryDirectory(prefix="persist-jars-") as scratch:
+        fetched = Path(scratch) / "jars"
+        _ivy(spark_home, roots, _LEFT_OUT, Path(scratch), fetched)
+        jars = [Jar(_coordinates(name), digest) for name, digest in _digests(fetched).items()]
+    header = (
+        f"# Written by `python -m tests.env.spark_jars lock`: S3A for Hadoop {hadoop}, without what Spark has itself."
+    )
+    lines = [f"{jar.coordinates} sha256:{jar.sha256}" for jar in sorted(jars)]
+    list_path(hadoop).write_text("\n".join([header, *lines, ""]))
+
+
+def read_list(hadoop: str) -> list[Jar]:
+    """The locked jars for this Hadoop version."""
+    path = list_path(hadoop)
+    if not path.is_file():
+        known = ", ".join(sorted(other.stem.removeprefix("hadoop-") for other in LISTS.glob("hadoop-*.txt")))
+        raise SystemExit(f"no jars are locked for Hadoop {hadoop}; there are lists for {known}")
+    lines = [line.split() for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    return [Jar(coordinates, digest.removeprefix("sha256:")) for coordinates, digest in lines]
+
+
+def list_path(hadoop: str) -> Path:
+    """The list for one Hadoop version."""
+    return LISTS / f"hadoop-{hadoop}.txt"
+
+
+def _ivy(spark_home: Path, roots: Sequence[str], excluded: Sequence[str], scratch: Path, into: Path) -> None:
+    """Fetch `roots`, and where something is excluded from them, all else that they need."""
+    module, settings = scratch / "ivy.xml", scratch / "settings.xml"
+    module.write_text("\n".join(_module(roots, excluded)))
+    command = [str(spark_home / "bin" / "spark-class"), "org.apache.ivy.Main", "-ivy", str(module)]
+    command += ["-cache", str(scratch / "cache"), "-types", "jar", "bundle", "-confs", "default"]
+    command += ["-retrieve", f"{into}/[organisation]#[artifact]#[revision].[ext]"]
+    given, repository = os.environ.get("PERSIST_IVY_SETTINGS"), os.environ.get("DEFAULT_ARTIFACT_REPOSITORY")
+    if given:
+        command += ["-settings", given]
+    elif repository:
+        settings.write_text(
+            '<ivysettings><settings defaultResolver="named"/><resolvers>'
+            f'<ibiblio name="named" m2compatible="true" root={quoteattr(repository)}/></resolvers></ivysettings>'
+        )
+        command += ["-settings", str(settings)]
+    environment = {**os.environ, "SPARK_HOME": str(spark_home)}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=MAX_SECONDS, check=False, cwd=scratch
+    )
+    if done.returncode or not into.is_dir():
+        raise SystemExit(f"Ivy could not fetch the jars:\n{(done.stdout + done.stderr)[-4000:]}")
+    for jar in list(into.iterdir()):
+        group, artifact, rest = jar.name.split("#")
+        jar.rename(into / f"{group}_{artifact}-{rest}")
+
+
+def _module(roots: Sequence[str], excluded: Sequence[str]) -> Iterator[str]:
+    """The Ivy file that asks for them."""
+    yield '<ivy-module version="2.0"><info organisation="persist" module="spark-jars"/>'
+    yield '<configurations><conf name="default"/></configurations><dependencies>'
+    for root in roots:
+        group, artifact, version = root.split(":")
+        is_transitive = bool(excluded) and not root.startswith(_INTRANSITIVE)
+        yield (
+            f'<dependency org="{group}" name="{artifact}" rev="{version}" transitive="{str(is_transitive).lower()}"'
+            ' conf="default->compile,runtime,master"/>'
+        )
+    for pattern in excluded:
+        group, artifact = pattern.split(":")
+        yield f'<exclude org="{group}" module="{artifact}"/>'
+    yield "</dependencies></ivy-module>"
+
+
+def _coordinates(file_name: str) -> str:
+    """The inverse of `Jar.file_name`: groups have no `_`, versions start with the last `-` before a digit."""
+    group, _, rest = file_name.removesuffix(".jar").partition("_")
+    artifact, _, version = rest.rpartition("-")
+    return f"{group}:{artifact}:{version}"
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.glob("*.jar"))}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Install or lock for the Spark beside this Python."""
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise SystemExit("no pyspark beside this Python: `make install` brings one")
+    spark_home = Path(spec.origin).parent
+    hadoop = hadoop_version(spark_home)
+    if hadoop is None:
+        raise SystemExit(f"{spark_home}/jars has no hadoop-client-api: this Spark was built without Hadoop")
+    if list(arguments) == ["lock"]:
+        for each in ROOTS:
+            lock(each, spark_home)
+            sys.stdout.write(f"wrote {list_path(each).relative_to(ROOT)}\n")
+    elif not arguments:
+        folder = install(hadoop, spark_home)
+        size_mb = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
+        sys.stdout.write(f"{folder.relative_to(ROOT)}: {len(list(folder.iterdir()))} jars, {size_mb:.1f} MB\n")
+    else:
+        raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

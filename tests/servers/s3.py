@@ -1,0 +1,210 @@
+"""Real S3-speaking servers for tests: versitygw, a gateway over a folder, and MinIO where `make minio` has built it.
+
+    make s3-servers -> .cache/servers/versitygw --S3Server.start--> 127.0.0.1:<free port>, ended with the session
+
+A server that could not be built is named in the session's summary, and its tests are skipped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist_core.clock import SystemClock
+from tests import real_parts
+
+FOLDER = Path(__file__).resolve().parents[2] / ".cache" / "servers"
+ACCESS_KEY, SECRET_KEY = "persist-tests", "persist-tests-secret"
+START_MS = 20_000  # longest that a server may take to answer
+_START_TRIES = 3  # another process may take the port between our finding it free and the server's taking it
+STOP_S = 10.0
+
+# Of the machine's own AWS settings none may reach a test, and no test the machine's own account.
+ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+    "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+CommandLine = Callable[[Path, int, Path], Sequence[str]]
+
+
+def _versitygw(binary: Path, port: int, folder: Path) -> Sequence[str]:
+    # The address is said in full: without it the gateway binds every interface, or none that answers.
+    return [str(binary), "--port", f"127.0.0.1:{port}", "--quiet", "--keep-alive", "posix", str(folder)]
+
+
+def _minio(binary: Path, port: int, folder: Path) -> Sequence[str]:
+    return [str(binary), "server", "--quiet", "--address", f"127.0.0.1:{port}", str(folder)]
+
+
+COMMAND_LINES: dict[str, CommandLine] = {"versitygw": _versitygw, "minio": _minio}
+
+
+class S3Server:
+    """One server with a folder of its own. Its port stays the same over restarts."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.folder = folder
+        self._buckets = itertools.count(1)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port = 0
+        self._raw: Any = None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Start, on the port of the last time. Returns once requests are answered."""
+        for _ in range(_START_TRIES):
+            port = self._port or _free_port()
+            if self._try_port(port):
+                self._port = port
+                return
+        raise RuntimeError(f"{self.name} did not start: {self.log.read_text()[-2000:]}")
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    def kill(self) -> None:
+        """SIGKILL, in the middle of whatever it does."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        if self._raw is not None:
+            self._raw.close()
+            self._raw = None
+        self._end(signal.SIGTERM)
+
+    @property
+    def raw(self) -> Any:
+        """A boto3 client of the tests' own, beside the code under test."""
+        if self._raw is None:
+            self._raw = self.client()
+        return self._raw
+
+    def client(self) -> Any:
+        """Another one, which the test has to close."""
+        import boto3
+        from botocore.config import Config
+
+        return boto3.session.Session().client(
+            "s3",
+            endpoint_url=self.endpoint,
+            region_name="us-east-1",
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+            config=Config(s3={"addressing_style": "path"}, max_pool_connections=32),
+        )
+
+    def make_bucket(self) -> str:
+        """A new, empty bucket; its name."""
+        name = f"bucket-{next(self._buckets)}"
+        self.raw.create_bucket(Bucket=name)
+        return name
+
+    def uri(self, path: str) -> str:
+        """The location's URI for `bucket` or `bucket/prefix`."""
+        return f"s3://{path}?endpoint={self.endpoint}"
+
+    def new_uri(self, prefix: str = "") -> str:
+        """`uri` in a bucket of its own."""
+        return self.uri(f"{self.make_bucket()}/{prefix}".rstrip("/"))
+
+    def _try_port(self, port: int) -> bool:
+        command = [*_die_with_parent(), *COMMAND_LINES[self.name](FOLDER / self.name, port, self.folder)]
+        users = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
+        users |= {"MINIO_ROOT_USER": ACCESS_KEY, "MINIO_ROOT_PASSWORD": SECRET_KEY}
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, env=os.environ | users, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        clock = SystemClock()
+        deadline_ms = clock.now_ms() + START_MS
+        while self._process.poll() is None and clock.now_ms() < deadline_ms:
+            if _answers(port):
+                return True
+            clock.sleep_ms(20)
+        self.kill()
+        return False
+
+    def _end(self, how: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(how)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(STOP_S)
+
+
+def running(name: str, folder: Path) -> Iterator[S3Server]:
+    """A session's server, for a fixture; skips where there is none."""
+    binary = FOLDER / name
+    if not binary.is_file():
+        real_parts.missing(f"S3 server {name}", _why_missing(name))
+        pytest.skip(f"no S3 server {name}: {_why_missing(name)}")
+    server = S3Server(name, folder / name)
+    try:
+        server.start()
+        real_parts.used(f"S3 server {name}", version_of(name))
+        yield server
+    finally:
+        server.stop()
+
+
+def own_environment() -> None:
+    """Give this process and its children the credentials of the tests' servers, and no other AWS settings."""
+    for variable in [name for name in os.environ if name.startswith("AWS_")]:
+        del os.environ[variable]
+    os.environ.update(ENVIRONMENT)
+
+
+def version_of(name: str) -> str:
+    """What `make` has built."""
+    note = FOLDER / f"{name}.version"
+    return note.read_text().strip() if note.is_file() else "of unknown version"
+
+
+def _why_missing(name: str) -> str:
+    note = FOLDER / f"{name}.failed"
+    target = "s3-servers" if name == "versitygw" else name
+    return note.read_text().strip() if note.is_file() else f"not built; `make {target}` does it"
+
+
+def _die_with_parent() -> Sequence[str]:
+    """A test session that is killed takes its servers along, where the machine can do that."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _answers(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,152 @@
+"""Known defects, planted into the parts of a simulation: the simulator has to find each of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from persist_core import protocol
+from persist_core import state as transitions
+from persist_core.batch import BatchDescription
+from persist_core.checkpoint.layout import Layout
+from persist_core.client import PersistClient
+from persist_core.config import CollectionConfig
+from persist_core.location.consensus import CaSResult, VersionedData
+from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.protocol import Conflict
+from persist_core.state import Committed, ShardState, UpperMismatch
+from persist_core.testing.simulator.actors import STAGING_INTENT_MS, Stages
+from persist_core.testing.simulator.simulation import Parts
+from persist_core.testing.simulator.workload import SHARD
+from persist_core.testing.simulator.write_stage import write
+
+
+class _Careless(MemConsensus):
+    """Takes every third compare-and-set that does not fit for one that does."""
+
+    _mismatches = 0
+
+    def compare_and_set(self, key: str, expected: int | None, new: VersionedData) -> CaSResult:
+        result = super().compare_and_set(key, expected, new)
+        if result is CaSResult.EXPECTATION_MISMATCH:
+            self._mismatches += 1
+            if self._mismatches % 3 == 0:
+                kept = [version for version in self._store.versions[key] if version.seqno < new.seqno]
+                self._store.versions[key] = [*kept, new]
+                return CaSResult.COMMITTED
+        return result
+
+
+class _Stale(MemConsensus):
+    """Shows the version before the newest, now and then."""
+
+    _heads = 0
+
+    def head(self, key: str) -> VersionedData | None:
+        self._heads += 1
+        versions = self._store.versions.get(key, [])
+        return versions[-2] if self._heads % 7 == 0 and len(versions) > 1 else super().head(key)
+
+
+class _Forgetful(MemBlob):
+    """Acknowledges every 20th write without keeping it."""
+
+    _writes = 0
+
+    def __init__(self, inner: MemBlob) -> None:
+        super().__init__()
+        self._store = inner._store
+
+    def set(self, key: str, data: bytes) -> None:
+        self._writes += 1
+        if self._writes % 20:
+            super().set(key, data)
+
+
+def _append_at_any_upper(client: PersistClient, description: BatchDescription, key: str) -> Committed | Conflict:
+    """Where the upper is not the expected one, appends from the upper that there is."""
+
+    def transition(state: ShardState) -> tuple[ShardState, Committed | UpperMismatch]:
+        manifest = client.manifest(key)
+        upper = state.upper.time or 0
+        if upper > manifest.lower and manifest.upper is not None and upper < manifest.upper:
+            manifest = replace(manifest, lower=upper)
+        return transitions.compare_and_append(
+            state, manifest, key, expected_upper=manifest.lower, now_ms=client.clock.now_ms()
+        )
+
+    _, result = client.machine.apply(description.shard, transition)
+    return result if isinstance(result, Committed) else protocol.append(client, description, key)
+
+
+def _append_without_token(client: PersistClient, description: BatchDescription, key: str) -> Committed | Conflict:
+    """Gives each try a token of its own."""
+    manifest = replace(client.manifest(key), token=client.ids.uuid7())
+    result = client.open_writer(description.shard).compare_and_append(manifest, key)
+    return result if isinstance(result, Committed) else protocol.append(client, replace(description), key)
+
+
+def _write_without_stash(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str:
+    """Forgets what earlier runs have put aside."""
+    return write(client, config, replace(description, stash=()))
+
+
+def _write_only_what_is_new(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str:
+    """Stages as a delta what has to be a snapshot of all that is stashed."""
+    return write(client, config, replace(description, is_delta=True))
+
+
+def _write_unchecked(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str:
+    """Mints for itself instead of writing what was described: its input is another one."""
+    minted = protocol.mint(client, config, until=description.upper, writer=description.writer)
+    newer = minted.description if isinstance(minted, protocol.Minted) else description
+    return write(client, config, replace(description, input_key=newer.input_key, stash=newer.stash))
+
+
+def _pointer_first(client: PersistClient, config: CollectionConfig) -> object:
+    """Moves `_latest` before the checkpoint is there."""
+    newest = client.state(SHARD).newest_commit
+    if newest is not None:
+        client.blob.set(Layout(SHARD).latest, newest.checkpoint_id.encode())
+    return protocol.checkpoint(client, config)
+
+
+def _pointer_always(client: PersistClient, config: CollectionConfig) -> object:
+    """Moves `_latest` to what was the newest when it began, though it knows better by now."""
+    newest = client.state(SHARD).newest_commit
+    report = protocol.checkpoint(client, config)
+    client.blob.get(Layout(SHARD).latest)
+    if newest is not None:
+        client.blob.set(Layout(SHARD).latest, newest.checkpoint_id.encode())
+    return report
+
+
+def _collect_by_old_state(client: PersistClient, collected: set[str]) -> None:
+    """Reads the state first and lists afterwards: what is committed in between is garbage to it."""
+    named = {batch.manifest_key.rpartition("/")[0] for batch in client.state(SHARD).batches}
+    for entry in list(client.blob.list_keys_and_metadata(f"{SHARD}/batches/")):
+        if "/".join(entry.key.split("/")[:3]) not in named:
+            collected.add(entry.key)
+            client.blob.delete(entry.key)
+
+
+def _expire_early(client: PersistClient, collected: set[str]) -> None:
+    """Takes leases for expired that have some time left."""
+    del collected  # it deletes nothing
+    soon_ms = client.clock.now_ms() + STAGING_INTENT_MS + 1
+    client.machine.apply(SHARD, lambda state: transitions.expire_leases(state, now_ms=soon_ms))
+
+
+PLANTED: dict[str, Parts] = {
+    "consensus ignores what is expected": Parts(consensus=_Careless),
+    "consensus shows old versions": Parts(consensus=_Stale),
+    "blob store loses writes": Parts(blob=_Forgetful),
+    "append at any upper": Parts(Stages(append=_append_at_any_upper)),
+    "append without a token": Parts(Stages(append=_append_without_token)),
+    "write without the stash": Parts(Stages(write=_write_without_stash)),
+    "write a delta where a snapshot is due": Parts(Stages(write=_write_only_what_is_new)),
+    "write something else than described": Parts(Stages(write=_write_unchecked)),
+    "pointer before the checkpoint": Parts(Stages(checkpoint=_pointer_first)),
+    "pointer goes back": Parts(Stages(checkpoint=_pointer_always)),
+    "collector reads the state first": Parts(Stages(collect=_collect_by_old_state)),
+    "leases expire early": Parts(Stages(collect=_expire_early)),
+}

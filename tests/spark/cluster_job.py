@@ -1,0 +1,105 @@
+"""Write stages whose tasks fail, linger or lose their process, as a driver of its own for `spark-submit`.
+
+    cluster_job.py BLOB_URI FAULT...    ->  the last line of output: by fault, what was staged and what is left
+
+    task_dies      the first attempt of each task writes all of its rows, closes files, and then throws
+    executor_dies  the first attempt of one task kills its executor after having written
+    straggler      the first attempt of one task has written everything and then does not end: Spark speculates, and a
+                   second attempt wins
+
+`SPARK_FAULTS` is a folder where attempts leave a mark, since they share nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+
+from persist_core.batch import attempt_prefix
+from persist_core.fsck import fsck
+from persist_core.location.open import open_blob
+from persist_core.upsert import Record
+from persist_spark import snapshot, write_batch
+from persist_spark.upsert import persistent_upsert
+from tests.spark.staged_shard import SHARD, StagedShard
+from tests.spark.upsert_cases import ONE_KEY
+
+ROWS = 400
+ROWS_PER_FILE = 40  # so that a task has closed, and uploaded, several files before its fault
+LINGER_S = 500  # far longer than the test waits: only Spark ends it
+
+
+def faulty(updates: DataFrame, fault: str, marks: str) -> DataFrame:
+    """The same rows, by tasks that fail as told after their last row."""
+
+    def rows_then_fault(batches: Iterator[Any]) -> Iterator[Any]:
+        yield from batches
+        context = TaskContext.get()
+        assert context is not None
+        partition = context.partitionId()
+        try:  # not by the attempt's number: it starts anew where a lost executor takes a whole stage along
+            Path(marks, f"{fault} first of {partition}").touch(exist_ok=False)
+        except FileExistsError:
+            Path(marks, f"{fault} again of {partition}").touch()
+            return
+        if fault == "task_dies":
+            raise RuntimeError("this attempt was told to fail after it had written")
+        if fault == "executor_dies" and partition == 0:
+            for line in Path(f"/proc/{os.getppid()}/status").read_text().splitlines():
+                if line.startswith("PPid:"):  # of the daemon that forked this worker: the executor's JVM
+                    os.kill(int(line.split()[1]), signal.SIGKILL)
+        if fault == "straggler" and partition == 0:
+            time.sleep(LINGER_S)  # noqa: TID251 - in a worker of Spark's, where no clock can be handed in
+
+    return updates.mapInArrow(rows_then_fault, updates.schema)
+
+
+def stage(spark: SparkSession, uri: str, fault: str, marks: str) -> dict[str, Any]:
+    """Stage one batch under the fault, then commit and read it, and look at what is there."""
+
+    def upsert(*arguments: Any, **options: Any) -> Any:
+        drained = persistent_upsert(*arguments, **options)
+        return dataclasses.replace(drained, updates=faulty(drained.updates, fault, marks))
+
+    with closing(open_blob(uri)) as blob:
+        shard = StagedShard(spark, blob, ONE_KEY)
+        records = [Record((key,), (f"name {key}", key, None), None, (None, "f", 0, key)) for key in range(ROWS)]
+        with mock.patch.object(write_batch, "persistent_upsert", upsert):
+            manifest = shard.commit(records, 10)
+        prefix = f"{attempt_prefix(SHARD, shard.attempt)}/"
+        return {
+            "rows": sorted(row["id"] for row in shard.snapshot()),
+            "read": sorted(row["id"] for row in snapshot(spark, shard.location, SHARD).collect()),
+            "counted": sum(part.rows or 0 for part in manifest.parts),
+            "parts": sorted(part.key.removeprefix(prefix) for part in manifest.parts),
+            "staged": shard.staged_keys(),
+            "findings": [finding.message for finding in fsck(shard.client, SHARD).findings],
+            "marks": sorted(path.name for path in Path(marks).glob(f"{fault} *")),
+        }
+
+
+def main(uri: str, *faults: str) -> None:
+    """One session, one location below `uri` for each fault."""
+    spark = SparkSession.builder.appName("faults").getOrCreate()
+    spark.conf.set("spark.sql.files.maxRecordsPerFile", str(ROWS_PER_FILE))
+    spark.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")  # several tasks, as a large batch has
+    head, _, query = uri.partition("?")
+    found = {fault: stage(spark, f"{head}/{fault}?{query}", fault, os.environ["SPARK_FAULTS"]) for fault in faults}
+    spark.stop()
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

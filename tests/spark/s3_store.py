@@ -1,0 +1,31 @@
+"""A blob store in a bucket of its own on the tests' S3 server, for Spark; skipped where Spark lacks the jars."""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import quote
+
+import pytest
+
+from persist_core.location.blob import Blob
+from persist_core.location.open import open_blob
+from persist_core.spark_jars import s3a_jars
+from persist_core.spark_submit import spark_home
+from tests import real_parts
+from tests.servers.s3 import S3Server
+
+
+def s3_blob(request: pytest.FixtureRequest, prefix: str = "") -> Blob:
+    """A new store; the test closes it."""
+    return open_blob(s3_server(request).new_uri(quote(prefix)))
+
+
+def s3_server(request: pytest.FixtureRequest) -> S3Server:
+    """The session's S3 server, where the jars are there too; else the test is skipped, and the summary says why."""
+    home = spark_home(os.environ)
+    if not s3a_jars(os.environ, home):
+        real_parts.missing("Spark's jars for S3", "`make spark-jars` brings them")
+        pytest.skip("no jars for S3; `make spark-jars` brings them")
+    real_parts.used("Spark's jars for S3", "hadoop-aws and the AWS SDK, on the class path")
+    server: S3Server = request.getfixturevalue("versitygw")
+    return server

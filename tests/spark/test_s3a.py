@@ -1,0 +1,187 @@
+"""Spark's settings for S3, and what the write stage refuses to take for a batch there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from persist_core.batch import attempt_prefix, manifest_key
+from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolation, TooManyErrors
+from persist_core.fsck import fsck
+from persist_core.location.blob import BlobMetadata
+from persist_core.location.mem import MemBlob
+from persist_core.schema import PART
+from persist_core.upsert import Err, Record
+from persist_spark import changes, s3a, snapshot
+from persist_spark.footers import rows_of
+from persist_spark.write_batch import WriteRequest, write_batch
+from tests.spark.s3_store import s3_blob
+from tests.spark.staged_shard import SHARD, StagedShard
+from tests.spark.upsert_cases import ONE_KEY, to_records
+
+
+def _records(keys: range, name: str) -> list[Record]:
+    return [Record((key,), (name, key, None), None, (None, "f", 0, key)) for key in keys]
+
+
+@pytest.fixture
+def shard(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[StagedShard]:
+    """A shard on S3 with one batch."""
+    with closing(s3_blob(request, "team/persist")) as blob:
+        shard = StagedShard(spark, blob, ONE_KEY)
+        shard.commit(_records(range(5), "first"), 10)
+        yield shard
+
+
+def test_access_is_set_for_the_bucket_alone_and_holds_no_secret() -> None:
+    assert s3a.access_options("file:///data", {}) == {}
+    uri = "s3://some-bucket/a?endpoint=http://127.0.0.1:9000&access_key_id=me&secret_access_key=hush"
+    bucket = "fs.s3a.bucket.some-bucket"
+    assert s3a.access_options(uri, {"AWS_SECRET_ACCESS_KEY": "hush"}) == {
+        f"{bucket}.endpoint": "http://127.0.0.1:9000",
+        f"{bucket}.endpoint.region": "us-east-1",
+        f"{bucket}.path.style.access": "true",
+        f"{bucket}.connection.ssl.enabled": "false",
+    }
+    assert s3a.access_options("s3://some-bucket", {"AWS_REGION": "eu-west-1"}) == {
+        f"{bucket}.endpoint.region": "eu-west-1",
+        f"{bucket}.path.style.access": "false",
+    }
+    elsewhere = s3a.access_options("s3://some-bucket?path_style=false", {"AWS_ENDPOINT_URL_S3": "https://s3.here"})
+    assert elsewhere[f"{bucket}.endpoint"] == "https://s3.here"
+    assert elsewhere[f"{bucket}.connection.ssl.enabled"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_set"),
+    [
+        ({}, False),
+        ({"AWS_PROFILE": "team"}, True),
+        ({"AWS_WEB_IDENTITY_TOKEN_FILE": "/token"}, True),
+        ({"AWS_PROFILE": "team", "AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "hush"}, False),
+    ],
+)
+def test_credentials_that_s3a_would_not_look_for_need_awss_own_chain(environment: dict[str, str], is_set: bool) -> None:
+    options = s3a.access_options("s3://some-bucket", environment)
+    assert ("fs.s3a.bucket.some-bucket.aws.credentials.provider" in options) == is_set
+
+
+def test_only_a_missing_class_of_ours_is_explained() -> None:
+    with pytest.raises(InvalidInput, match="make spark-jars"), s3a.jars_present():
+        raise RuntimeError("java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found")
+    with pytest.raises(RuntimeError, match=r"other\.Thing"), s3a.jars_present():
+        raise RuntimeError("java.lang.ClassNotFoundException: other.Thing")
+
+
+class _S3InMemory(MemBlob):
+    """Says that it is S3; for what is read and written through the blob store only."""
+
+    @property
+    def uri(self) -> str:
+        return "s3://bucket"
+
+
+def _report(**changes: Any) -> bytes:
+    counters = {"committer_commits_completed": 2, "committer_bytes_committed": 30}
+    body = {"success": True, "committer": "magic", "iostatistics": {"counters": counters}}
+    return json.dumps({**body, **changes}).encode()
+
+
+def test_a_commit_is_believed_only_where_report_and_listing_agree() -> None:
+    blob = _S3InMemory()
+    blob.set("a/_SUCCESS", _report())
+    with pytest.raises(InvariantViolation, match="holds 1 files of 30 bytes; the driver committed 2 of 30 bytes"):
+        s3a.check_commit(blob, "a", {"a/x": 30})
+    with pytest.raises(InvariantViolation, match="holds 2 files of 31 bytes"):
+        s3a.check_commit(blob, "a", {"a/x": 30, "a/y": 1})
+    s3a.check_commit(blob, "a", {"a/x": 10, "a/y": 20})
+    assert blob.get("a/_SUCCESS") is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        b"",
+        b"not json",
+        b"[]",
+        _report(committer="directory"),
+        _report(success=False),
+        _report(iostatistics={}),
+        _report(iostatistics={"counters": {}}),
+    ],
+)
+def test_any_other_report_fails_the_run(data: bytes | None) -> None:
+    blob = _S3InMemory()
+    if data is not None:
+        blob.set("a/_SUCCESS", data)
+    with pytest.raises(InvariantViolation, match="wanted the report of Hadoop's committer 'magic'"):
+        s3a.check_commit(blob, "a", {})
+
+
+def test_a_commit_by_rename_is_refused(shard: StagedShard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hadoop's own default on S3."""
+    monkeypatch.setitem(s3a._COMMIT_OPTIONS, "fs.s3a.committer.name", "file")
+    with pytest.raises(InvariantViolation, match="wanted the report of Hadoop's committer 'magic', found one of None"):
+        shard.write(_records(range(3), "second"), shard.description(20))
+    assert "manifest.json" not in shard.staged_keys()
+
+
+def test_a_file_that_the_driver_did_not_commit_fails_the_run(shard: StagedShard) -> None:
+    description, attempt = shard.description(20), shard.client.ids.uuid7()
+    prefix = attempt_prefix(SHARD, attempt)
+
+    def intrude() -> None:
+        shard.blob.set(f"{prefix}/{PART}=insertions/part-00000-forgotten.c000.zstd.parquet", b"PAR1")
+
+    records = to_records(shard.spark, ONE_KEY, _records(range(3), "second"))
+    with pytest.raises(InvariantViolation, match=r"holds \d+ files of .*; the driver committed \d+ of"):
+        write_batch(shard.spark, shard.client, WriteRequest(description, ONE_KEY, attempt), records, intrude)
+    assert shard.blob.get(manifest_key(SHARD, attempt)) is None
+
+
+def test_leftovers_are_not_data(shard: StagedShard) -> None:
+    """An attempt that wrote all of its files and then failed: readers and fsck look past them, and a retry goes on."""
+    bad = Record((9,), Err("value", b"k", b"raw"), None, (None, "f", 0, 9))
+    with pytest.raises(TooManyErrors):
+        shard.write([*_records(range(3), "second"), bad], shard.description(20), max_errors=0)
+    assert [key for key in shard.staged_keys() if key.endswith(".parquet")]
+    assert fsck(shard.client, SHARD).is_clean
+    assert [row["name"] for row in shard.snapshot()] == ["first"] * 5
+    shard.commit(_records(range(3), "second"), 20)
+    assert fsck(shard.client, SHARD).is_clean
+    assert sorted(row["name"] for row in shard.snapshot()) == ["first"] * 2 + ["second"] * 3
+
+
+def test_spark_reads_what_plain_python_reads(shard: StagedShard) -> None:
+    shard.commit(_records(range(3, 8), "second"), 20)
+    for as_of in (9, 19):
+        found = [row.asDict() for row in snapshot(shard.spark, shard.location, SHARD, as_of).collect()]
+        assert sorted(found, key=repr) == shard.snapshot(as_of)
+    updates = [row.asDict() for row in changes(shard.spark, shard.location, SHARD, 9).collect()]
+    plain = shard.client.open_reader(SHARD).changes(9).to_pylist()
+    assert sorted(map(repr, updates)) == sorted(map(repr, plain))
+
+
+def test_a_vanished_part_is_an_error_not_fewer_rows(shard: StagedShard) -> None:
+    part, *_ = shard.client.manifest(manifest_key(SHARD, shard.attempt)).parts
+    shard.blob.delete(part.key)
+    with pytest.raises(Exception, match=r"PATH_NOT_FOUND|FileNotFound"):
+        snapshot(shard.spark, shard.location, SHARD).collect()
+    assert not fsck(shard.client, SHARD).is_clean
+
+
+def test_rows_are_counted_by_footers(shard: StagedShard) -> None:
+    manifest = shard.write(_records(range(3, 8), "second"), shard.description(20))
+    files = [BlobMetadata(part.key, part.size_bytes) for part in manifest.parts]
+    assert rows_of(shard.blob, files) == [part.rows for part in manifest.parts]
+    assert rows_of(MemBlob(), files) == [None] * len(files)
+    shard.blob.set("torn.parquet", b"PAR1 and no more")
+    for torn in (BlobMetadata("torn.parquet", 16), BlobMetadata("torn.parquet", 99), BlobMetadata("gone.parquet", 9)):
+        with pytest.raises(CorruptArtifact, match=f"staged file {torn.key} can't be read as Parquet"):
+            rows_of(shard.blob, [torn])
