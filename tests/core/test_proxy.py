@@ -29,10 +29,11 @@ RESPONSE = b"y" * 1999 + b"\n"
 
 
 class LineServer:
-    """Answers each line with `RESPONSE`; `heard` is all that came, connection by connection."""
+    """Answers each line with `RESPONSE`; `heard` is all that came, connection by connection, once they have ended."""
 
     def __init__(self) -> None:
-        self.heard: list[bytes] = []
+        self._heard: list[bytes] = []
+        self._ended = threading.Condition()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._thread = threading.Thread(target=self._accept)
         self._thread.start()
@@ -42,6 +43,12 @@ class LineServer:
         port: int = self._listener.getsockname()[1]
         return port
 
+    def heard(self, connections: int) -> list[bytes]:
+        """What so many connections brought. A client may see its end before the server does: this waits for that."""
+        with self._ended:
+            assert self._ended.wait_for(lambda: len(self._heard) >= connections, 10), self._heard
+            return list(self._heard)
+
     def _accept(self) -> None:
         while True:
             client, _ = self._listener.accept()
@@ -49,7 +56,9 @@ class LineServer:
                 heard = self._talk(client)
             if heard == b"stop\n":
                 return
-            self.heard.append(heard)
+            with self._ended:
+                self._heard.append(heard)
+                self._ended.notify_all()
 
     def _talk(self, client: socket.socket) -> bytes:
         heard = b""
@@ -114,14 +123,14 @@ def test_a_cut_of_any_protocol(server: LineServer, fate: Fate, got: int, heard: 
         answer = talk(proxy.port, requests=2)
         assert talk(proxy.port) == RESPONSE
     assert proxy.injected == {Fate.PASS: 2, fate: 1} if fate is not Fate.PASS else {Fate.PASS: 3}
-    assert (len(server.heard[0]), len(answer)) == (1000 + got, 2000 + heard)
+    assert (len(server.heard(2)[0]), len(answer)) == (1000 + got, 2000 + heard)
     assert leaked() == []
 
 
 def test_a_cut_after_the_response_ends_the_connection(server: LineServer) -> None:
     with FaultyProxy("127.0.0.1", server.port, ScriptedInjections(Fate.CUT_AFTER_RESPONSE)) as proxy:
         assert talk(proxy.port, requests=3) == RESPONSE
-    assert server.heard == [REQUEST]
+    assert server.heard(1) == [REQUEST]
 
 
 def test_closing_ends_connections_that_are_open(server: LineServer) -> None:
@@ -148,7 +157,7 @@ def test_a_server_that_is_not_there_is_a_closed_connection(server: LineServer) -
         port = free.getsockname()[1]
     with FaultyProxy("127.0.0.1", port) as proxy:
         assert talk(proxy.port) == b""
-    assert server.heard == []
+    assert server.heard(0) == []
 
 
 def test_delays_are_the_clocks(server: LineServer) -> None:
