@@ -26,7 +26,7 @@ from persist_core.location.blob import (
     check_blob_prefix,
 )
 from persist_core.location.finding import Finding
-from persist_core.location.s3_client import BLOB_TRIES, S3Client, S3Settings, Verdict, failures, verdict_on
+from persist_core.location.s3_client import BLOB_TRIES, S3Client, S3Settings, Verdict, body_of, failures, verdict_on
 from persist_core.location.s3_diagnosis import diagnose
 
 # From this size on, in pieces side by side: a piece that fails is sent again alone. Below, one request is cheaper.
@@ -68,10 +68,7 @@ class S3Blob:
         name = self._name(key)
         for attempt in range(1, READ_TRIES + 1):
             try:
-                answer = self._client.api.get_object(Bucket=self._settings.bucket, Key=name, **how)
-                with answer["Body"] as body:
-                    data: bytes = body.read()
-                return data
+                return body_of(self._client.api.get_object(Bucket=self._settings.bucket, Key=name, **how))
             except failures() as error:
                 verdict = verdict_on(error)
                 if verdict is Verdict.ABSENT:

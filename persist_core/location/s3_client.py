@@ -11,6 +11,7 @@ repeated, since some servers put the access key into the text.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import threading
@@ -151,8 +152,19 @@ def failures() -> tuple[type[Exception], ...]:
     """The errors that a call of a boto3 client may end in."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
+    from urllib3.exceptions import HTTPError  # boto3 lets it through where the text of an error is cut
 
-    return (ClientError, BotoCoreError, Boto3Error, OSError)
+    return (ClientError, BotoCoreError, Boto3Error, HTTPError, OSError)
+
+
+def body_of(answer: Mapping[str, Any]) -> bytes:
+    """The whole body of a `get_object`. Raises one of `failures()` where it is cut or its checksum differs.
+
+    Not by `with answer["Body"] as body`: that hands out the raw stream below the checks.
+    """
+    with contextlib.closing(answer["Body"]) as body:
+        data: bytes = body.read()
+    return data
 
 
 def verdict_on(error: BaseException) -> Verdict:

@@ -19,7 +19,7 @@ from typing import Any
 from persist_core.clock import Clock
 from persist_core.errors import Determinate, StorageError
 from persist_core.ids import Ids
-from persist_core.location.s3_client import S3Client, S3Settings, Verdict, failures, verdict_on
+from persist_core.location.s3_client import S3Client, S3Settings, Verdict, body_of, failures, verdict_on
 from persist_core.location.s3_entry import (
     HEADER_BYTES,
     Entry,
@@ -190,9 +190,7 @@ class S3Logs:
                 if verdict_on(error) is Verdict.ABSENT:
                     return None
                 raise
-            with answer["Body"] as body:
-                data: bytes = body.read()
-            return data
+            return body_of(answer)
 
         data: bytes | None = self._read(f"read {self._name(folder, position)}", get)
         return data

@@ -19,7 +19,7 @@ from typing import Any
 
 from persist_core.errors import Determinate, UnfitStore
 from persist_core.ids import Ids
-from persist_core.location.s3_client import S3Client, S3Settings, Verdict, described, failures, verdict_on
+from persist_core.location.s3_client import S3Client, S3Settings, Verdict, body_of, described, failures, verdict_on
 
 PROBE_FOLDER = "=probe"  # beside the logs; no key's folder is called so
 RACERS = 6
@@ -127,9 +127,7 @@ def _put(client: S3Client, name: str, body: Any) -> Exception | None:
 
 def _stored(client: S3Client, name: str) -> bytes:
     try:
-        with client.api.get_object(Bucket=client.settings.bucket, Key=name)["Body"] as body:
-            data: bytes = body.read()
-        return data
+        return body_of(client.api.get_object(Bucket=client.settings.bucket, Key=name))
     except failures() as error:
         raise client.determinate("probe: read back", error) from error
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
 from persist_core.errors import Determinate, Indeterminate, InvalidName
 from persist_core.location import S3Blob, VersionedData, open_blob, open_consensus, s3
 from persist_core.location.s3_client import BLOB_TRIES
+from persist_core.testing.proxy import Fate, FaultyProxy, ScriptedInjections
 from tests.core.s3_wire import Answer, Lost, Wire, timed_out
 from tests.servers.s3 import S3Server
 
@@ -60,6 +62,36 @@ def test_trouble_that_passes_is_not_noticed(blob: S3Blob, fate: Lost | Answer) -
     assert blob.delete("k") == 1
     assert wire.is_played()
     assert blob.get("k") is None
+
+
+@pytest.mark.parametrize("part", ["blob", "range", "consensus", "no such key"])
+def test_a_body_that_is_cut_is_read_again(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    """The head is shorter than half of the answer, so half an answer is a whole head and a part of the body."""
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0)
+    uri, key, data = versitygw.new_uri("cut"), "/".join(["k" * 200] * 4) if part == "no such key" else "k", bytes(5000)
+    with (
+        closing(open_blob(uri)) as blob,
+        closing(open_consensus(uri)) as consensus,
+        FaultyProxy("127.0.0.1", int(versitygw.endpoint.rpartition(":")[2]), is_http=True) as proxy,
+        closing(open_blob(uri.replace(versitygw.endpoint, f"http://{proxy.address}"))) as cut_blob,
+        closing(open_consensus(uri.replace(versitygw.endpoint, f"http://{proxy.address}"))) as cut_consensus,
+    ):
+        assert isinstance(cut_blob, S3Blob)
+        consensus.compare_and_set("shard", None, VersionedData(0, data))
+        if part != "no such key":
+            blob.set(key, data)
+        assert cut_consensus.head("other") is None  # it has asked by now whether the server is fit
+        proxy.injections = ScriptedInjections(
+            Fate.CUT_IN_RESPONSE,
+            picks=lambda exchange: exchange.opening.startswith(b"GET") and b"list-type" not in exchange.opening,
+        )
+        if part == "consensus":
+            assert cut_consensus.head("shard") == VersionedData(0, data)
+        elif part == "range":
+            assert cut_blob.get_range(key, 10, 4000) == data[10:4010]
+        else:
+            assert cut_blob.get(key) == (None if part == "no such key" else data)
+        assert proxy.injected[Fate.CUT_IN_RESPONSE] == 1
 
 
 def test_trouble_that_stays_is_told_as_what_it_is(blob: S3Blob) -> None:
