@@ -3,6 +3,9 @@
     JobSpec on argv, location in the environment -> spark-submit persist_spark/__main__.py
         -> <attempt>/manifest.json (its key is returned) or <attempt>/failure.json (raised as the error that it names)
 
+Where the master is the URL of a Spark Connect server (`sc://host:port`), the same file runs in a plain Python, and the
+plan in that server: no JVM is started, which is most of a small job's time.
+
 The job only stages: whatever happens to it, nothing that a reader sees has changed. Its output goes to a log file of
 its own and is shown only where the job died without saying why.
 """
@@ -33,6 +36,7 @@ from persist_core.view import Trial
 from persist_core.view_config import ViewConfig
 
 LOCAL_MASTER = "local[*]"
+CONNECT_SCHEME = "sc://"
 SMALL_INPUT_BYTES = 64 << 20  # up to here the JVM's start-up costs more than its better compiler would win
 JOB_TIMEOUT_MS = 24 * 3_600_000  # a bound, not an expectation
 _STOP_SECONDS = 10  # between asking a job to stop and killing it
@@ -41,7 +45,10 @@ _TAIL_BYTES = 8_000  # of the job's log, shown where it died without a failure r
 
 @dataclass(frozen=True)
 class SparkSettings:
-    """Where and how jobs run. `conf` goes over the tuned defaults; `log_folder` keeps the logs (default: temporary)."""
+    """Where and how jobs run: in a Spark master, or in a Spark Connect server (`sc://host:port`).
+
+    `conf` goes over the tuned defaults; `log_folder` keeps the logs (default: temporary).
+    """
 
     master: str = LOCAL_MASTER
     conf: Mapping[str, str] = field(default_factory=dict)
@@ -91,8 +98,17 @@ def _run_job(
     client: PersistClient, location: PersistLocation, spec: JobSpec, answer_key: str, settings: SparkSettings
 ) -> bytes:
     """One `spark-submit` run to its end; the bytes of the answer that it left."""
-    command = submit_command(spec, settings, location)
     environment = {**os.environ, **spark_environment(os.environ), **location_environment(location)}
+    if settings.master.startswith(CONNECT_SCHEME):
+        if settings.conf:
+            raise InvalidInput(
+                f"Spark settings {', '.join(settings.conf)} for a Spark Connect server: it has its own, from where it"
+                " was started; leave --conf out"
+            )
+        command = connect_command(spec)
+        environment |= connect_environment(settings.master)
+    else:
+        command = submit_command(spec, settings, location)
     folder = settings.log_folder
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -117,6 +133,16 @@ def submit_command(spec: JobSpec, settings: SparkSettings, location: PersistLoca
         str(job_path()),
         *spec.to_argv(),
     ]
+
+
+def connect_command(spec: JobSpec) -> list[str]:
+    """The command line of one job whose plan runs in a Spark Connect server."""
+    return [sys.executable, str(job_path()), *spec.to_argv()]
+
+
+def connect_environment(url: str) -> dict[str, str]:
+    """What leads a job to the Spark Connect server at `url`. Not on argv, since a URL may hold a token."""
+    return {"SPARK_REMOTE": url}
 
 
 def tuned_conf(master: str, input_bytes: int) -> dict[str, str]:
@@ -177,6 +203,13 @@ def spark_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in python.items() if name not in environment}
 
 
+def local_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """For Spark on this machine: this very Python, and the `spark-submit` that belongs to it first on PATH."""
+    folder = str(find_spark_submit(environment).parent)
+    path = os.pathsep.join([folder, environment.get("PATH", os.defpath)])
+    return {**spark_environment(environment), "PATH": path}
+
+
 def location_environment(location: PersistLocation) -> dict[str, str]:
     """What hands the location to a job: its URIs, and credentials of an `s3:` URI as the JVM looks for them.
 
@@ -219,11 +252,11 @@ def _run(command: Sequence[str], environment: Mapping[str, str], log: Path, time
                 " input (limits.max_files, limits.max_bytes) or more time"
             ) from None
         finally:
-            _stop(process)
+            stop_process_group(process)
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the job's whole process group, if it has not ended by itself: first politely, then for good."""
+def stop_process_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process that leads a group, and all of that, if it has not ended by itself: politely, then for good."""
     if process.poll() is not None:
         return
     for how in (signal.SIGTERM, signal.SIGKILL):

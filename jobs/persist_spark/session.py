@@ -6,6 +6,7 @@ default that `spark-submit --conf` overrides.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -34,14 +35,21 @@ _MIN_PARTITIONS = 2
 _MAX_PARTITIONS = 8192
 
 
-def build_session(app_name: str) -> SparkSession:
-    """The session of a job. Master and resources come from `spark-submit`."""
+# What a session can not change once its Spark runs; a Spark Connect server has its own, from where it was started.
+STATIC = {
     # Where in our code an expression was made says little to who reads a job's error, and each one costs five more
     # messages to the JVM: more than half of the time to plan a small batch.
-    builder = SparkSession.builder.config("spark.python.sql.dataFrameDebugging.enabled", "false")
-    for name, value in s3a.SESSION.items():
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+    **s3a.SESSION,
+}
+
+
+def build_session(app_name: str) -> SparkSession:
+    """The session of a job. Master and resources come from `spark-submit`, or the server that SPARK_REMOTE names."""
+    builder = SparkSession.builder.appName(app_name)
+    for name, value in STATIC.items() if "SPARK_REMOTE" not in os.environ else ():
         builder = builder.config(name, value)
-    return builder.appName(app_name).getOrCreate()
+    return builder.getOrCreate()
 
 
 @contextmanager

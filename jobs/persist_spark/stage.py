@@ -136,7 +136,7 @@ def stage(
     options = {**_WRITE_OPTIONS, **s3a.access_options(blob.uri, os.environ), **s3a.commit_options(blob.uri)}
     for number in range(MAX_PLANS):
         planned = plan(number > 0)
-        writer = planned.updates.write.partitionBy(PART).mode("errorifexists" if number == 0 else "append")
+        writer = planned.updates.write.partitionBy(PART).mode("error" if number == 0 else "append")
         with s3a.jars_present():
             writer.options(**options).parquet(blob.uri_of(prefix))
         outcome = planned.outcome()

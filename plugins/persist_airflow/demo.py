@@ -104,19 +104,19 @@ def _backfill(console: Console, airflow: LocalAirflow, steps: Sequence[tuple[str
         raise EmbeddedAirflowError(
             "Airflow is running already, so the demo would start a second scheduler: `make down`"
         )
-    with console.status("preparing an Airflow home and its database"):
-        airflow.prepare()
-    os.environ.update(airflow.environment())  # before this process imports Airflow
-    from persist_airflow.backfill import fail_unended
+    with airflow.stopping():
+        with console.status("preparing an Airflow home and its database"):
+            airflow.launch_spark()  # it is up by the time that the first job wants it
+            airflow.prepare()
+        os.environ.update(airflow.environment())  # before this process imports Airflow
+        from persist_airflow.backfill import Follower, fail_unended
 
-    for dag_id, _ in steps:
-        fail_unended(dag_id)  # of a demo that was interrupted; nothing runs now
-    first, *rest = steps
-    backfill_id = _create(console, *first, end_ms)
-    with console.status("starting scheduler and API server") as status, airflow.running():
-        from persist_airflow.backfill import Follower
-
-        status.stop()
+        for dag_id, _ in steps:
+            fail_unended(dag_id)  # of a demo that was interrupted; nothing runs now
+        first, *rest = steps
+        backfill_id = _create(console, *first, end_ms)
+        with console.status("starting scheduler and API server"):
+            airflow.launch()
         follower = Follower(console, airflow.check)
         result = follower.follow(backfill_id, timeout_s=FOLLOW_TIMEOUT_S)
         for step in rest:  # a view can only be refreshed as far as its inputs are, so they come first

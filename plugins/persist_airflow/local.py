@@ -11,6 +11,9 @@
 For one machine: SQLite, LocalExecutor. Nothing listens on any other interface. Whoever starts it stops it: `with
 airflow.running():` does so on every way out, Ctrl-C and SIGTERM included; what a killed starter left behind is found
 in `processes.json` and ended by the next start or by `down`.
+
+With `has_spark` jobs share a Spark Connect server (`persist_airflow.local_spark`), which starts while the rest is
+prepared; without, each starts a Spark of its own.
 """
 
 from __future__ import annotations
@@ -33,12 +36,14 @@ from pathlib import Path
 from typing import Any
 
 from persist_airflow.class_data import FOLDER_ENV
+from persist_airflow.local_spark import LocalSpark
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import PersistError
 from persist_core.location.open import PersistLocation
 
 psutil: Any = importlib.import_module("psutil")  # comes with Airflow, without types
 
+SPARK = "spark-connect"
 HEADLESS = ("api-server", "scheduler")  # what running a backfill takes
 WITH_UI = ("api-server", "scheduler", "dag-processor", "triggerer")
 HEALTHY_TIMEOUT_MS = 240_000  # 12 s on an idle machine with 2 cores
@@ -70,6 +75,7 @@ class LocalAirflow:
     location: PersistLocation
     settings: Mapping[str, str] = field(default_factory=dict)
     port: int = 0
+    has_spark: bool = False
     clock: Clock = field(default_factory=SystemClock)
     _children: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False, repr=False)
 
@@ -77,6 +83,7 @@ class LocalAirflow:
         self.home, self.dags = self.home.absolute(), self.dags.absolute()
         if not self.port:
             self.port = free_port()
+        self._spark = LocalSpark(self.home, free_port()) if self.has_spark else None
 
     @property
     def url(self) -> str:
@@ -112,6 +119,7 @@ class LocalAirflow:
             "NO_PROXY": loopback,
             "no_proxy": loopback,
             FOLDER_ENV: str(self.home / "class-data"),
+            **({} if self._spark is None else {"AIRFLOW_CONN_SPARK_DEFAULT": self._spark.connection()}),
             **self.location.to_env(),
             **self.settings,
         }
@@ -152,26 +160,41 @@ class LocalAirflow:
         Raises `EmbeddedAirflowError` where a process dies or does not become healthy; everything is stopped again then.
         """
         self.stop()
-        started = []
-        for name in components:
-            arguments = self._arguments(name, headless="dag-processor" not in components)
-            with (self.logs / f"{name}.log").open("ab") as log:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "airflow", *arguments],
-                    env={**os.environ, **self.environment()},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C reaches us alone, and we stop them in order
-                )
-            self._children.append(process)
-            started.append({"name": name, "pid": process.pid, "created": psutil.Process(process.pid).create_time()})
-            self._processes_file.write_text(json.dumps({"port": self.port, "processes": started}))
         try:
-            self._wait_until_healthy(f"{self.url}/execution/health")
+            self.launch_spark()
+            self.launch(components)
         except BaseException:
             self.stop()
             raise
+
+    def launch_spark(self) -> None:
+        """Start the Spark Connect server, if this Airflow has one. Jobs wait for it by themselves."""
+        if self._spark is not None:
+            self._spawn(SPARK, self._spark.command(), self._spark.environment())
+
+    def launch(self, components: Sequence[str] = HEADLESS) -> None:
+        """Start processes beside those that run, and return when the API server answers. Raises as `start` does."""
+        for name in components:
+            arguments = self._arguments(name, headless="dag-processor" not in components)
+            self._spawn(name, [sys.executable, "-m", "airflow", *arguments], self.environment())
+        self._wait_until_healthy(f"{self.url}/execution/health")
+
+    def _spawn(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start one process, and write down that it is ours."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        with (self.logs / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches us alone, and we stop them in order
+            )
+        self._children.append(process)
+        started = {"name": name, "pid": process.pid, "created": psutil.Process(process.pid).create_time()}
+        recorded = {"port": self.port, "processes": [*self._recorded(), started]}
+        self._processes_file.write_text(json.dumps(recorded))
 
     def _arguments(self, name: str, *, headless: bool) -> list[str]:
         if name == "api-server":
@@ -221,9 +244,16 @@ class LocalAirflow:
     @contextlib.contextmanager
     def running(self, components: Sequence[str] = HEADLESS) -> Iterator[LocalAirflow]:
         """Start, and stop on every way out; SIGTERM becomes an ordinary exit meanwhile."""
+        with self.stopping():
+            self.start(components)
+            yield self
+
+    @contextlib.contextmanager
+    def stopping(self) -> Iterator[LocalAirflow]:
+        """Stop what the body launches on every way out of it, and before it what an earlier start left behind."""
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         try:
-            self.start(components)
+            self.stop()
             yield self
         finally:
             self.stop()
@@ -308,7 +338,7 @@ def project_airflow(root: Path, *, port: int = 0, settings: Mapping[str, str] | 
     data, root = root.absolute() / ".persist", root.absolute()
     location = PersistLocation(f"file://{data / 'blob'}", f"sqlite:///{data / 'consensus.db'}")
     cache = {FOLDER_ENV: str(root / ".cache" / "class-data")}
-    return LocalAirflow(root / ".airflow", root / "dags", location, {**cache, **(settings or {})}, port)
+    return LocalAirflow(root / ".airflow", root / "dags", location, {**cache, **(settings or {})}, port, has_spark=True)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -3,6 +3,8 @@
     description + collection -> JobSpec on argv, location in the environment -> spark-submit persist_spark
         -> <attempt>/manifest.json (its key is the result) or <attempt>/failure.json (raised as a clear error)
 
+With a connection of type `spark_connect` the job is a Python process without a JVM, and its plan runs in that server.
+
 Staging changes nothing that a reader sees, so this task may run any number of times, at once, and die anywhere.
 """
 
@@ -19,6 +21,7 @@ from persist_airflow.class_data import class_data
 from persist_airflow.compat import AirflowException, AirflowNotFoundException, BaseHook, Context, submit_once
 from persist_airflow.failures import airflow_error, hopeless_fails_at_once, spark_failure
 from persist_airflow.hook import PersistHook
+from persist_airflow.spark_connect import ConnectedJob, connect_url
 from persist_core import protocol
 from persist_core.batch import BatchDescription, manifest_key, trial_key
 from persist_core.client import PersistClient
@@ -28,8 +31,10 @@ from persist_core.shard_config import ShardConfig
 from persist_core.spark_jars import with_s3a_jars
 from persist_core.spark_submit import (
     LOCAL_MASTER,
-    find_spark_submit,
+    connect_command,
+    connect_environment,
     job_path,
+    local_environment,
     location_environment,
     spark_environment,
     spark_home,
@@ -47,6 +52,7 @@ class WriteBatchesOperator(SparkSubmitOperator):
 
     All arguments of the provider's SparkSubmitOperator may be given, `conf` goes over the tuned defaults. Without a
     Spark connection of that id the job runs in `local[*]`. A description with neither input nor stash needs no Spark.
+    A Spark Connect server has its settings already: there `conf` and the like are left aside, with a warning.
 
     :param config: the collection or view
     :param description: `BatchDescription.to_json()`, as mint returns it (templated)
@@ -75,6 +81,10 @@ class WriteBatchesOperator(SparkSubmitOperator):
         arguments: dict[str, Any] = {"name": f"persist_{config.name}", "conn_id": spark_conn_id, **submit_once()}
         super().__init__(**{**arguments, **kwargs})
         self._brings_jars = bool(kwargs.keys() & {"jars", "packages"})
+        self._submit_arguments = sorted(
+            kwargs.keys() & inspect.signature(SparkSubmitOperator.__init__).parameters.keys()
+        )
+        self._connected_job: ConnectedJob | None = None
         self.config = config
         self.description = description
         self.persist_conn_id = persist_conn_id
@@ -144,6 +154,38 @@ class WriteBatchesOperator(SparkSubmitOperator):
         return key
 
     def _submit(self, spec: JobSpec, context: Context) -> None:
+        """Run the job to its end, where the Spark connection says. Raises `AirflowException` where it fails."""
+        remote = connect_url(self._conn_id)
+        if remote is None:
+            self._submit_to_master(spec, context)
+        else:
+            self._run_connected(spec, remote)
+
+    def _run_connected(self, spec: JobSpec, remote: str) -> None:
+        """Run the job's Python here, and its plan in the Spark Connect server `remote`."""
+        ignored = [name for name in self._submit_arguments if name != "env_vars"]
+        if ignored:
+            self.log.warning("%s: for spark-submit only, and left aside with Spark Connect", ", ".join(ignored))
+        hook = PersistHook(self.persist_conn_id)
+        environment = {
+            **os.environ,
+            **spark_environment(os.environ),
+            **hook.get_environment(),
+            **location_environment(hook.get_location()),
+            **(self.env_vars or {}),
+            **connect_environment(remote),
+        }
+        self._connected_job = ConnectedJob(connect_command(spec), environment)
+        self._connected_job.run(self.log.info)
+
+    def on_kill(self) -> None:
+        """End the job's process; what it has staged so far is garbage that nobody sees."""
+        if self._connected_job is not None:
+            self._connected_job.stop()
+        else:
+            super().on_kill()
+
+    def _submit_to_master(self, spec: JobSpec, context: Context) -> None:
         """Run the provider's operator for one job; what the user gave as `conf` and `env_vars` stays as it was."""
         master = self._master_of_connection()
         conf, env_vars = self.conf or {}, self.env_vars or {}
@@ -152,7 +194,7 @@ class WriteBatchesOperator(SparkSubmitOperator):
         self.application_args = spec.to_argv()
         hook = PersistHook(self.persist_conn_id)
         location = hook.get_location()
-        local = local_environment() if master.startswith("local") else {}
+        local = local_environment(os.environ) if master.startswith("local") else {}
         quiet = {"spark.log.level": "WARN"} if local else {}  # on a cluster the provider reads ids out of the log
         tuned = {**quiet, **tuned_conf(master, spec.description.input_bytes), **conf}
         if not self._brings_jars:
@@ -181,10 +223,3 @@ class WriteBatchesOperator(SparkSubmitOperator):
         host = connection.host or ""
         # "localhost" is a host; "local", "local[2]" are masters
         return host if host == "local" or host.startswith("local[") else f"{connection.conn_type}://{host}"
-
-
-def local_environment() -> dict[str, str]:
-    """For Spark on this machine: the worker's own Python, and the `spark-submit` that belongs to it first on PATH."""
-    folder = str(find_spark_submit(os.environ).parent)
-    path = os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])
-    return {**spark_environment(os.environ), "PATH": path}

@@ -151,6 +151,7 @@ def test_two_backfills_over_the_same_days_at_once(airflow: LocalAirflow, client:
 
 
 def test_up_serves_the_ui_and_reads_dag_files_on_loopback_alone(airflow: LocalAirflow) -> None:
+    airflow = LocalAirflow(airflow.home, airflow.dags, airflow.location, airflow.settings, has_spark=True)
     collections = airflow.dags / "collections"
     text = (collections / "fruit.yaml").read_text()
     airflow.prepare()
@@ -170,10 +171,15 @@ def test_up_serves_the_ui_and_reads_dag_files_on_loopback_alone(airflow: LocalAi
         assert file == "collections/wrong.yaml"
         assert "source.format: found 'jsn'" in message
         assert airflow.query("select dag_id, is_stale, has_import_errors from dag") == [(DAG_ID, 0, 0)]
+        spark, *_ = airflow.recorded_pids()
+        while not any(connection.status == "LISTEN" for connection in psutil.Process(spark).net_connections("tcp")):
+            airflow.check()
+            assert airflow.clock.now_ms() < deadline_ms
+            airflow.clock.sleep_ms(500)
         for pid in airflow.recorded_pids():
             family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
             listening = [c.laddr.ip for one in family for c in one.net_connections("tcp") if c.status == "LISTEN"]
-            assert set(listening) <= {"127.0.0.1"}, (pid, listening)
+            assert {ip.removeprefix("::ffff:") for ip in listening} <= {"127.0.0.1"}, (pid, listening)
     assert (airflow.home / "simple_auth_manager_passwords.json.generated").exists()
 
 

@@ -59,8 +59,9 @@ def airflow(tmp_path: Path, feed: Path) -> Iterator[LocalAirflow]:
     del feed
     location = PersistLocation(f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/consensus.db")
     settings = {"PYTHONPATH": str(ROOT), FOLDER_ENV: str(ROOT / ".cache" / "class-data")}
-    airflow = LocalAirflow(tmp_path / "home", tmp_path / "dags", location, settings)
+    airflow = LocalAirflow(tmp_path / "home", tmp_path / "dags", location, settings, has_spark=True)
     real_parts.used("Airflow scheduler", f"{importlib.metadata.version('apache-airflow')}, SQLite, LocalExecutor")
+    real_parts.used("Spark Connect server", "local[*], with a token")
     yield airflow
     airflow.stop()
 

@@ -1,0 +1,185 @@
+"""Jobs whose plan runs in a Spark Connect server: real ones, of DAGs and of `persist run`, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist_airflow.compat import AirflowException, AirflowFailException
+from persist_airflow.exceptions import SparkJobFailed
+from persist_airflow.factory import build_upsert_dag
+from persist_airflow.local_spark import LocalSpark
+from persist_airflow.spark_connect import ConnectedJob, connect_url
+from persist_core.client import PersistClient
+from persist_core.errors import InvalidInput
+from persist_core.fsck import fsck
+from persist_core.local_run import bring_up_to_date, try_out
+from persist_core.location.open import PersistLocation
+from persist_core.spark_submit import SparkSettings
+from persist_core.view_config import load_view
+from tests.airflow.fruit import HISTORY, NAME, Fruit, check_history, end_ms, end_of
+from tests.airflow.task_driver import DagRunDriver
+from tests.servers.lifeline import wait_until
+from tests.servers.spark_connect import ConnectServer, running
+
+MINT, WRITE = "mint_batch_descriptions", "write_batches"
+BAD_LINE = '{"id": 1, "name": 7'
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ConnectServer]:
+    yield from running()
+
+
+def connect(monkeypatch: pytest.MonkeyPatch, server: ConnectServer, token: str | None = None) -> None:
+    """Let Airflow's Spark connection be that server."""
+    connection = {"conn_type": "spark_connect", "host": "localhost", "port": server.port, "password": server.token}
+    if token is not None:
+        connection["password"] = token
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
+
+
+@pytest.mark.airflow_2_11
+def test_dag_runs_in_a_server_end_in_the_same_history(
+    fruit: Fruit, client: PersistClient, server: ConnectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect(monkeypatch, server)
+    dag = build_upsert_dag(fruit.config())
+    fruit.write_days(range(len(HISTORY)))
+    for day in range(len(HISTORY)):
+        assert DagRunDriver(dag, end_of(day), run_id=f"day {day}").run_all()["result"] == "committed"
+    check_history(client)
+    assert fsck(client, NAME).is_clean
+
+
+def test_persist_run_keeps_a_collection_and_a_view_of_it_in_a_server(
+    fruit: Fruit, client: PersistClient, location: PersistLocation, server: ConnectServer
+) -> None:
+    fruit.write_days(range(2))
+    settings = SparkSettings(server.url)
+
+    def up_to(config: Any, day: int) -> None:
+        bring_up_to_date(client, location, config, until=end_ms(day), settings=settings, say=print)
+
+    path = fruit.dags / "names.yaml"
+    path.write_text(f"query: SELECT name, count(*) AS n FROM {NAME} GROUP BY name\n")
+    view = load_view(path, collections=fruit.dags / "collections")
+    up_to(fruit.config(), 1)
+    trial = try_out(client, location, view, until=end_ms(1), settings=settings, say=print)
+    assert trial.stats["inserted"] == 3
+    up_to(view, 1)
+    rows = client.open_reader("names").snapshot().to_pylist()
+    assert sorted((row["name"], row["n"]) for row in rows) == [("fig", 1), ("kiwi", 1), ("red apple", 1)]
+    fruit.write_days(range(2, 3))
+    settings = SparkSettings(server.url, {"spark.executor.memory": "2g"})
+    with pytest.raises(InvalidInput, match=r"spark\.executor\.memory for a Spark Connect server"):
+        up_to(fruit.config(), 2)
+
+
+@pytest.mark.airflow_2_11
+def test_a_jobs_own_error_is_told_as_with_spark_submit(
+    fruit: Fruit, client: PersistClient, server: ConnectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del client
+    connect(monkeypatch, server)
+    fruit.write_days(range(1))
+    (path,) = fruit.feed.glob("*/part.json")
+    path.write_text(f"{BAD_LINE}\n{BAD_LINE}\n")
+    config = fruit.config()
+    config = config.model_copy(update={"limits": config.limits.model_copy(update={"max_errors": 0})})
+    run = DagRunDriver(build_upsert_dag(config), end_of(0))
+    run.run(MINT)
+    with pytest.raises(AirflowFailException, match=r"too_many_errors.*at most 0 are allowed"):
+        run.run(WRITE)
+
+
+def test_another_token_is_refused_and_arguments_of_spark_submit_are_left_aside_aloud(
+    fruit: Fruit,
+    client: PersistClient,
+    server: ConnectServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    del client
+    connect(monkeypatch, server, token="guessed")
+    fruit.write_days(range(1))
+    dag = build_upsert_dag(fruit.config(), spark={"executor_memory": "2g", "env_vars": {"A": "b"}})
+    run = DagRunDriver(dag, end_of(0))
+    run.run(MINT)
+    with pytest.raises(SparkJobFailed, match=r"(?i)token"):
+        run.run(WRITE)
+    log = capfd.readouterr().out
+    assert "executor_memory: for spark-submit only" in log
+    assert "Invalid authentication token" in log
+    assert "guessed" not in log
+
+
+@pytest.mark.airflow_2_11
+@pytest.mark.parametrize(
+    ("connection", "url"),
+    [
+        (None, None),
+        ({"conn_type": "spark", "host": "local[2]"}, None),
+        ({"conn_type": "spark_connect", "host": "spark.example", "port": 15002}, "sc://spark.example:15002/"),
+        (
+            {"conn_type": "spark_connect", "host": "h", "password": "p/q", "extra": '{"use_ssl": true}'},
+            "sc://h/;token=p/q;use_ssl=True",
+        ),
+    ],
+)
+def test_the_connections_type_says_where_jobs_run(
+    monkeypatch: pytest.MonkeyPatch, connection: dict[str, Any] | None, url: str | None
+) -> None:
+    monkeypatch.delenv("AIRFLOW_CONN_SPARK_DEFAULT", raising=False)
+    if connection is not None:
+        monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
+    assert connect_url("spark_default") == url
+
+
+def test_a_job_that_is_stopped_leaves_no_process_behind(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    script = (
+        "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid()));"
+        "print('on it', flush=True); time.sleep(60)"
+    )
+    job = ConnectedJob([sys.executable, "-c", script, str(note)], os.environ)
+    said: list[str] = []
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            job.run(said.append)
+        except AirflowException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_until(lambda: said == ["on it"], what="the job's first line")
+    job.stop()
+    thread.join(30)
+    assert "exit status" in str(failures[0])
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(note.read_text()), 0)
+    job.stop()
+
+
+def test_the_token_of_a_local_server_is_its_owners_alone(tmp_path: Path) -> None:
+    local = LocalSpark(tmp_path / "home", 1234)
+    token = json.loads(local.connection())["password"]
+    (path,) = local.home.iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.read_text() == token
+    assert len(token) > 40
+    assert local.environment()["SPARK_CONNECT_AUTHENTICATE_TOKEN"] == token
+    assert token not in " ".join(local.command()), "argv is for all to see"
+    assert json.loads(LocalSpark(tmp_path / "other", 1234).connection())["password"] != token
+    assert subprocess.list2cmdline(local.command()).count("127.0.0.1") >= 1

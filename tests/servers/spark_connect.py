@@ -1,0 +1,56 @@
+"""A real Spark Connect server for tests, as the embedded Airflow starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from persist_airflow.local_spark import LocalSpark
+from tests import real_parts
+from tests.servers.lifeline import ServerFolder, accepts_connections, end, free_port, wait_until
+
+_START_TIMEOUT_MS = 120_000
+
+
+@dataclass(frozen=True)
+class ConnectServer:
+    """A server that runs."""
+
+    port: int
+    token: str
+
+    @property
+    def url(self) -> str:
+        """For clients of this machine."""
+        return self.url_with(self.token)
+
+    def url_with(self, token: str) -> str:
+        """The same with another token."""
+        return f"sc://localhost:{self.port}/;token={token}"
+
+
+def running() -> Iterator[ConnectServer]:
+    """Start one; it ends with the generator, or with the test session."""
+    folder = ServerFolder("spark-connect")
+    local = LocalSpark(folder.path, free_port())
+    with (folder.path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            local.command(),
+            env={**os.environ, **local.environment()},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    (folder.path / "spark.pid").write_text(f"{process.pid}\n")
+    try:
+        up = f"Spark Connect on port {local.port}"
+        wait_until(lambda: accepts_connections(local.port), what=up, timeout_ms=_START_TIMEOUT_MS)
+        real_parts.used("Spark Connect server", "local[*], with a token")
+        yield ConnectServer(local.port, json.loads(local.connection())["password"])
+    finally:
+        end(process, signal.SIGTERM)
+        folder.remove()
