@@ -20,6 +20,8 @@ export UV_SYSTEM_CERTS ?= $(if $(wildcard /etc/ssl/certs/ca-certificates.crt),tr
 # More pytest arguments, for one test: make test ARGS='-k upsert'
 ARGS ?=
 BENCH ?= upl
+# Tests run in two processes: many of them wait for a server or a scheduler. ARGS='-n 0' runs them in one.
+TWO := -n 2 --dist loadscope --no-loadscope-reorder
 
 .PHONY: help install check spark-jars s3-servers minio test test-airflow-2.11 test-spark-matrix bench demo up down \
     clean lock format
@@ -49,7 +51,7 @@ spark-jars: .venv/installed ## the jars with which Spark reads and writes S3, in
 # Without the jars the tests on S3 are skipped, and the closing list of real parts names what is missing.
 test: .venv/installed s3-servers ## all tests on Airflow 3.3 and the newest Spark (ARGS='-k upsert' picks some)
 	@$(IN) python -m tests.env.spark_jars || echo "no jars for S3: its tests with Spark are skipped" >&2
-	@$(IN) python -m pytest $(ARGS)
+	@$(IN) python -m pytest $(TWO) $(ARGS)
 
 test-airflow-2.11: .venv-airflow-2.11/installed ## parses and runs the DAGs on Airflow 2.11
 	@$(call in,.venv-airflow-2.11) python -m pytest -m airflow_2_11 tests/airflow $(ARGS)

@@ -11,12 +11,12 @@ import importlib.util
 import os
 import random
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import real_parts
+from tests import real_parts, two_processes
 from tests.local_spark import local_spark
 from tests.servers import s3
 from tests.servers.backends import consensus_uri
@@ -84,8 +84,34 @@ def pytest_report_header() -> str:
     return f"seed: PERSIST_SEED={os.environ['PERSIST_SEED']}, profile: {settings.get_current_profile_name()}"
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that run in two processes begin with the longest."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: two_processes.rank_of(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Which tests stay together in one process."""
+    return two_processes.scheduler(config, log)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process among several hands its real parts to the one that tells."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["real_parts"] = real_parts.facts()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """The other end of that; a process that crashed has nothing to tell."""
+    real_parts.take(getattr(node, "workeroutput", {}).get("real_parts", {"used": {}, "missing": {}}))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
     """Say what was real in this session, and after a failure how to throw the same dice."""
+    if hasattr(terminalreporter.config, "workerinput"):
+        return
     terminalreporter.section("real parts")
     for line in real_parts.lines():
         terminalreporter.write_line(line)

@@ -14,7 +14,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _USED: dict[str, str] = {}
@@ -31,18 +31,34 @@ def missing(part: str, why: str) -> None:
     _MISSING[part] = why
 
 
+def facts() -> dict[str, dict[str, str]]:
+    """What this process used and missed, for another one that tells it."""
+    return {"used": _found() | _USED, "missing": dict(_MISSING)}
+
+
+def take(facts: Mapping[str, Mapping[str, str]]) -> None:
+    """Tell what another process used and missed, too."""
+    _USED.update(facts["used"])
+    _MISSING.update(facts["missing"])
+
+
 def lines() -> Iterator[str]:
     """The closing lines: parts used, then parts missed."""
+    for part, detail in facts()["used"].items():
+        yield f"used     {part}: {detail}"
+    for part, why in _MISSING.items():
+        yield f"missing  {part}: {why}"
+
+
+def _found() -> dict[str, str]:
+    """The parts that need not be told of."""
     found = {"Python": f"{sys.version.split()[0]}, SQLite {sqlite3.sqlite_version}"}
     for module, distribution, part in (("pyspark", "pyspark", "Spark"), ("airflow", "apache-airflow", "Airflow")):
         if module in sys.modules:
             found[part] = importlib.metadata.version(distribution)
     if "pyspark" in sys.modules:
         found["Java"] = java() or "none"
-    for part, detail in (found | _USED).items():
-        yield f"used     {part}: {detail}"
-    for part, why in _MISSING.items():
-        yield f"missing  {part}: {why}"
+    return found
 
 
 def java() -> str | None:
