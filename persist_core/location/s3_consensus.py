@@ -156,7 +156,7 @@ class S3Consensus:
 
     def diagnose(self, clock: Clock) -> Iterator[Finding]:
         """See `persist_core.location.finding.Examinable`."""
-        yield from diagnose(self._logs.client, self._root, clock)
+        yield from diagnose(self._logs.client, self._root, clock, has_uploads=False)
 
     def erase(self, key: str) -> None:
         """See `persist_core.location.finding.Erasable`."""
