@@ -18,6 +18,8 @@ import pytest
 
 from persist_core.client import PersistClient
 from persist_core.location.open import ENV_BLOB_URI, ENV_CONSENSUS_URI, PersistLocation, open_location
+from tests.servers.backends import blob_uri_beside
+from tests.spark.s3_store import s3_server
 
 _HOME = Path(tempfile.mkdtemp(prefix="persist-airflow-home-"))
 atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
@@ -34,8 +36,6 @@ with warnings.catch_warnings():
     importlib.import_module("persist_airflow.factory")
 
 from tests.airflow.fruit import Fruit  # noqa: E402 - it imports Airflow
-from tests.servers.backends import blob_uri_beside  # noqa: E402
-from tests.spark.s3_store import s3_server  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from persist_core import protocol
-from persist_core.checkpoint import publish
 from persist_core.batch import BatchDescription
+from persist_core.checkpoint import publish
 from persist_core.client import PersistClient
 from persist_core.clock import ManualClock
 from persist_core.config import CollectionConfig

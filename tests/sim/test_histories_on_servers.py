@@ -59,9 +59,12 @@ def check_histories(store: Consensus, log: Consensus, seed: int) -> Counter[Told
     return told
 
 
-def test_histories_over_postgresql(postgres: PostgresServer, persist_seed: int) -> None:
+@pytest.mark.parametrize("name", ["postgres", "pgbouncer"])
+def test_histories_over_postgresql(
+    request: pytest.FixtureRequest, postgres: PostgresServer, name: str, persist_seed: int
+) -> None:
     schema = postgres.new_schema()
-    with FaultyProxy("127.0.0.1", postgres.port) as proxy:
+    with FaultyProxy("127.0.0.1", request.getfixturevalue(name).port) as proxy:
         uris = postgres.uri(schema=schema), postgres.uri(schema=schema, port=proxy.port)
         with through_proxy(proxy, *uris) as (store, log):
             proxy.injections = SeededInjections(SeededIds(persist_seed, ManualClock()), rate=RATE)
