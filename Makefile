@@ -54,6 +54,7 @@ test: .venv/installed s3-servers ## all tests on Airflow 3.3 and the newest Spar
 	@$(IN) python -m pytest $(TWO) $(ARGS)
 
 test-airflow-2.11: .venv-airflow-2.11/installed ## parses and runs the DAGs on Airflow 2.11
+	@$(call in,.venv-airflow-2.11) python -m tests.env.spark_jars || echo "no jars for S3: its tests are skipped" >&2
 	@$(call in,.venv-airflow-2.11) python -m pytest -m airflow_2_11 tests/airflow $(ARGS)
 
 test-spark-matrix: $(SPARKS:%=.venv-spark-%/installed) ## the Spark tests on Spark 3.5 and 4.1

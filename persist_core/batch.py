@@ -105,7 +105,8 @@ class BatchDescription:
 
     `input_key` names the frozen input in blob storage (`None`: no input, a seal). `sources` is the progress after the
     commit. `stash` is the operator state before it: the chain of artifacts, oldest first. `writer` says who minted it
-    (`dag_id/run_id` or `cli/...`), for people. `state_mode` says how the operator state is to be saved.
+    (`dag_id/run_id` or `cli/...`), for people. `is_delta` says how the operator state is to be saved. `bookmark` is
+    where the consensus has seen the shard's state last: it saves the append a request, and says nothing.
     """
 
     shard: str
@@ -122,6 +123,7 @@ class BatchDescription:
     sources: Mapping[str, SourceFrontier] = field(default_factory=dict)
     stash: tuple[StateArtifact, ...] = ()
     is_delta: bool = False
+    bookmark: str | None = None
 
     def __post_init__(self) -> None:
         check_shard_name(self.shard)

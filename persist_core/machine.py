@@ -18,10 +18,10 @@ from typing import TypeVar
 
 from persist_core.clock import Clock
 from persist_core.codec import StateVersion, decode_state, encode_state
-from persist_core.errors import Corruption, Determinate, Indeterminate, ShardNotFound, StorageError
+from persist_core.errors import Corruption, Determinate, Indeterminate, PersistError, ShardNotFound, StorageError
 from persist_core.ids import Ids
 from persist_core.invariants import check_step
-from persist_core.location.consensus import CaSResult, Consensus, VersionedData
+from persist_core.location.consensus import Bookmarking, CaSResult, Consensus, VersionedData
 from persist_core.state import ShardState
 
 R = TypeVar("R")
@@ -46,13 +46,24 @@ class Machine:
         head = self._head(shard)
         return None if head is None else _decoded(head)
 
-    def apply(self, shard: str, transition: Transition[R], *, create: bool = False) -> tuple[ShardState, R]:
+    def bookmark(self, shard: str) -> str | None:
+        """Where the newest state was seen last, for `apply` in another process; `None` where that would not help."""
+        return self._consensus.bookmark(shard) if isinstance(self._consensus, Bookmarking) else None
+
+    def apply(
+        self, shard: str, transition: Transition[R], *, create: bool = False, bookmark: str | None = None
+    ) -> tuple[ShardState, R]:
         """Run `transition` on the newest state and commit what it makes; returns the version that then stands.
 
         A transition that returns the same state commits nothing. With `create` a missing shard starts out empty;
         else it is `ShardNotFound`. Raises `StorageError` where the store stays down; `Indeterminate` then means that
-        the command may yet have happened, and giving it again is safe.
+        the command may yet have happened, and giving it again is safe. A `bookmark` saves a remote store a request
+        where the state that it names is still the newest, and changes nothing else.
         """
+        if bookmark is not None:
+            done = self._apply_at(shard, transition, bookmark)
+            if done is not None:
+                return done
         for round_number in range(MAX_ROUNDS):
             head = self._head(shard)
             if head is None and not create:
@@ -70,6 +81,28 @@ class Machine:
             f"shard {shard!r}: lost {MAX_ROUNDS} races in a row in {self._consensus.uri}; nothing was changed."
             " Fewer writers at once, or try again"
         )
+
+    def _apply_at(self, shard: str, transition: Transition[R], bookmark: str) -> tuple[ShardState, R] | None:
+        """One try on the state that `bookmark` names; `None` where only the newest one can tell.
+
+        That state may be outdated: only a commit, which the store refuses then, proves that it is not. So an answer
+        without one (already done, a lost race, an error) has to be asked for again.
+        """
+        if not isinstance(self._consensus, Bookmarking):
+            return None
+        try:
+            version = self._consensus.turn_to(shard, bookmark)
+            if version is None:
+                return None
+            before = _decoded(version)
+            after, result = transition(before)
+        except PersistError:
+            return None
+        if after is before:
+            return None
+        after = replace(after, seqno=after.seqno + 1)
+        check_step(before, after)
+        return (after, result) if self._commit(before, after) else None
 
     def _commit(self, before: ShardState | None, after: ShardState) -> bool:
         """One compare-and-set to its definite answer. False: somebody else has won."""

@@ -147,6 +147,7 @@ def _describe(
         sources=intake.sources,
         stash=stash,
         is_delta=not is_first_of_chain and epoch % config.retention.snapshot_every != 0,
+        bookmark=client.machine.bookmark(config.name),
     )
 
 
@@ -238,7 +239,7 @@ def append(client: PersistClient, description: BatchDescription, manifest_key: s
     check_manifest(manifest, description)
     # Not by `open_writer`: minting has made the shard, and another look at it is another request on a remote store.
     writer = WriteHandle(client.machine, client.blob, client.clock, description.shard)
-    result = writer.compare_and_append(manifest, manifest_key)
+    result = writer.compare_and_append(manifest, manifest_key, bookmark=description.bookmark)
     if isinstance(result, UpperMismatch):
         record, is_new = record_conflict(client.blob, client.clock, description, result)
         return Conflict(record, is_new=is_new, is_covered=result.is_stale)

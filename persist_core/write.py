@@ -152,13 +152,19 @@ class WriteHandle:
         self._blob.set(key, data)
         return Part(key=key, kind=kind, size_bytes=len(data), rows=len(table))
 
-    def compare_and_append(self, manifest: BatchManifest, manifest_key: str) -> Committed | UpperMismatch:
-        """Append a staged batch iff the shard's upper is the batch's lower. Idempotent by token."""
+    def compare_and_append(
+        self, manifest: BatchManifest, manifest_key: str, *, bookmark: str | None = None
+    ) -> Committed | UpperMismatch:
+        """Append a staged batch iff the shard's upper is the batch's lower. Idempotent by token.
+
+        `bookmark`: the description's, which saves a remote store a request.
+        """
         _, result = self._machine.apply(
             self.shard,
             lambda state: transitions.compare_and_append(
                 state, manifest, manifest_key, expected_upper=manifest.lower, now_ms=self._clock.now_ms()
             ),
+            bookmark=bookmark,
         )
         return result
 

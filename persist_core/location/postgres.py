@@ -264,10 +264,13 @@ class PostgresConsensus:
             with self._connections.one() as connection:
                 yield connection
         except NoConnection as error:
-            raise Determinate(
-                f"{self.uri}: {action}: no connection: {error}; nothing was changed; "
-                "check host, database, user and password, and whether the server is up"
-            ) from error
+            remedy = "check host, database, user and password, and whether the server is up"
+            if "certificate" in str(error) or "SSL error" in str(error):
+                remedy = (
+                    "the URI's host must be one that the server's certificate names, and sslrootcert=FILE in the URI "
+                    "the certificate of the authority that has signed it"
+                )
+            raise Determinate(f"{self.uri}: {action}: no connection: {error}; nothing was changed; {remedy}") from error
 
     def _create(self, action: str) -> None:
         """Make our table, and its schema where it is missing; if somebody else does so meanwhile, that is as well."""

@@ -113,7 +113,7 @@ class S3Blob:
 
     def diagnose(self, clock: Clock) -> Iterator[Finding]:
         """See `persist_core.location.finding.Examinable`."""
-        yield from diagnose(self._client, self._root, clock)
+        yield from diagnose(self._client, self._root, clock, has_uploads=True)
 
     def close(self) -> None:
         self._client.close()

@@ -174,6 +174,8 @@ def verdict_on(error: BaseException) -> Verdict:
     cause = _cause_of(error)
     if isinstance(cause, exceptions.ClientError):
         return _verdict_on_answer(_status(cause), _code(cause))
+    if _is_distrust(cause):
+        return Verdict.REFUSED  # before anything was sent, and it will be no other the next time
     not_sent = (
         exceptions.NoCredentialsError,
         exceptions.PartialCredentialsError,
@@ -184,6 +186,15 @@ def verdict_on(error: BaseException) -> Verdict:
         exceptions.ConnectTimeoutError,
     )
     return Verdict.NOT_SENT if isinstance(cause, not_sent) else Verdict.UNKNOWN
+
+
+def _is_distrust(cause: BaseException) -> bool:
+    """Whether the server's certificate was not accepted."""
+    from botocore.exceptions import SSLError
+
+    # OpenSSL's words, and urllib3's where the certificate is another host's.
+    said = ("CERTIFICATE_VERIFY_FAILED", "doesn't match")
+    return isinstance(cause, SSLError) and any(words in str(cause) for words in said)
 
 
 def described(error: Exception) -> str:
@@ -253,6 +264,11 @@ def _remedy(error: Exception) -> str:
         return (
             "; give credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, the machine's role, or an"
             " Airflow AWS connection (aws_conn_id)"
+        )
+    if _is_distrust(cause):
+        return (
+            "; the endpoint's host must be one that the server's certificate names, and where a private authority has"
+            " signed it, AWS_CA_BUNDLE=FILE in the environment must name that authority's certificate"
         )
     if not isinstance(cause, exceptions.ClientError):
         return "; check the endpoint and the network"

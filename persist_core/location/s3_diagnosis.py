@@ -14,12 +14,15 @@ from persist_core.location.s3_client import S3Client, Verdict, described, failur
 
 # Storage classes whose objects have to be restored, in hours, before they can be read.
 _ARCHIVES = {"GLACIER", "DEEP_ARCHIVE"}
+# Longest write stage that is reckoned with: a large backfill. A lifecycle rule counts in whole days.
+MAX_WRITE_DAYS = 1
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 
-def diagnose(client: S3Client, root: str, clock: Clock) -> Iterator[Finding]:
+def diagnose(client: S3Client, root: str, clock: Clock, *, has_uploads: bool) -> Iterator[Finding]:
     """See `Examinable`. `root` is the prefix below which our objects are, with a slash at its end or empty.
 
+    `has_uploads`: some are made by multipart uploads, ours or Spark's.
     Raises `Determinate` where the bucket can't be reached at all.
     """
     before_ms = clock.now_ms()
@@ -38,7 +41,7 @@ def diagnose(client: S3Client, root: str, clock: Clock) -> Iterator[Finding]:
         client,
         "lifecycle",
         lambda api, bucket: api.get_bucket_lifecycle_configuration(Bucket=bucket),
-        lambda found: _lifecycle(found, root),
+        lambda found: _lifecycle(found, root, has_uploads=has_uploads),
     )
     yield from _setting(
         client, "object_lock", lambda api, bucket: api.get_object_lock_configuration(Bucket=bucket), _object_lock
@@ -100,7 +103,7 @@ def _versioning(found: Any) -> Iterator[Finding]:
     )
 
 
-def _lifecycle(found: Any, root: str) -> Iterator[Finding]:
+def _lifecycle(found: Any, root: str, *, has_uploads: bool) -> Iterator[Finding]:
     rules = [rule for rule in found.get("Rules", ()) if rule.get("Status") == "Enabled" and _meets(rule, root)]
     deadly = [rule.get("ID", "?") for rule in rules if {"Days", "Date"} & rule.get("Expiration", {}).keys()]
     archiving = [
@@ -122,13 +125,30 @@ def _lifecycle(found: Any, root: str) -> Iterator[Finding]:
         wanted="none below our prefix: what is archived can't be read",
         remedy="remove those rules, or restrict them to other prefixes",
     )
-    yield grade_if(
-        not any("AbortIncompleteMultipartUpload" in rule for rule in rules),
+    if has_uploads:
+        yield _unfinished_uploads(rules, root)
+
+
+def _unfinished_uploads(rules: list[Any], root: str) -> Finding:
+    """Whether uploads that were killed are cleared, and others are not."""
+    found = [rule for rule in rules if "AbortIncompleteMultipartUpload" in rule]
+    days = {rule.get("ID", "?"): rule["AbortIncompleteMultipartUpload"].get("DaysAfterInitiation", 0) for rule in found}
+    hasty = [f"{name} (after {after} d)" for name, after in days.items() if after <= MAX_WRITE_DAYS]
+    if hasty:
+        return Finding(
+            "unfinished_uploads",
+            Grade.WARNING,
+            f"rules that abort uploads early: {', '.join(hasty)}",
+            f"more than {MAX_WRITE_DAYS} d: a write stage completes its uploads when all of its job is done, and one"
+            " whose uploads are aborted before that fails",
+            "set DaysAfterInitiation to 7",
+        )
+    clears_all = any(root.startswith(_prefix_of(rule)) for rule in found)
+    return grade_if(
+        not clears_all,
         "unfinished_uploads",
-        "a rule clears unfinished uploads"
-        if any("AbortIncompleteMultipartUpload" in rule for rule in rules)
-        else "no rule clears unfinished uploads",
-        wanted="AbortIncompleteMultipartUpload after some days",
+        f"cleared after {min(days.values())} d" if clears_all else "no rule clears unfinished uploads",
+        wanted="AbortIncompleteMultipartUpload after 7 d, for all of our prefix",
         remedy="add the rule of docs/locations-s3.md: pieces of uploads that were killed are invisible, and paid for",
         grade=Grade.WARNING,
     )
@@ -136,9 +156,13 @@ def _lifecycle(found: Any, root: str) -> Iterator[Finding]:
 
 def _meets(rule: Any, root: str) -> bool:
     """Whether a rule can touch an object of ours. Its tags and sizes are not looked at: better one warning too many."""
+    prefix = _prefix_of(rule)
+    return prefix.startswith(root) or root.startswith(prefix)
+
+
+def _prefix_of(rule: Any) -> str:
     criteria = rule.get("Filter", {})
-    prefix = rule.get("Prefix", criteria.get("Prefix", criteria.get("And", {}).get("Prefix", "")))
-    return bool(prefix.startswith(root) or root.startswith(prefix))
+    return str(rule.get("Prefix", criteria.get("Prefix", criteria.get("And", {}).get("Prefix", ""))))
 
 
 def _object_lock(found: Any) -> Iterator[Finding]:

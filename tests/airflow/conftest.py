@@ -18,6 +18,8 @@ import pytest
 
 from persist_core.client import PersistClient
 from persist_core.location.open import ENV_BLOB_URI, ENV_CONSENSUS_URI, PersistLocation, open_location
+from tests.servers.backends import blob_uri_beside
+from tests.spark.s3_store import s3_server
 
 _HOME = Path(tempfile.mkdtemp(prefix="persist-airflow-home-"))
 atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
@@ -45,9 +47,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def location(tmp_path: Path, consensus_uri: str, monkeypatch: pytest.MonkeyPatch) -> PersistLocation:
-    """A fresh location, also in the environment, where hooks without a connection find it."""
-    location = PersistLocation(f"file://{tmp_path}/blob", consensus_uri)
+def location(
+    request: pytest.FixtureRequest, tmp_path: Path, consensus_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> PersistLocation:
+    """A fresh location, also in the environment, where hooks without a connection find it. On S3 it is there whole."""
+    location = PersistLocation(blob_uri_beside(consensus_uri, tmp_path / "blob"), consensus_uri)
+    if location.blob_uri.startswith("s3:"):
+        s3_server(request)  # skips where Spark lacks the jars
     monkeypatch.setenv(ENV_BLOB_URI, location.blob_uri)
     monkeypatch.setenv(ENV_CONSENSUS_URI, location.consensus_uri)
     return location

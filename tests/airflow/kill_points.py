@@ -16,6 +16,7 @@ from typing import Any
 from persist_airflow.spark import WriteBatchesOperator
 from persist_core import protocol
 from persist_core.client import PersistClient
+from persist_core.location import FileBlob, S3Blob
 from persist_core.write import WriteHandle
 
 DURING_S = 4.0  # into a Spark job: the JVM is up, the parts are not yet staged
@@ -95,14 +96,17 @@ def _install_blob(die: Callable[[str], None]) -> None:
         "/conflicts/": "conflict.recorded",
         "/conflict_alerts/": "conflict.alerted",
     }
-    from persist_core.location.file import FileBlob
 
-    inner = FileBlob.set
+    def install_on(store: type[FileBlob] | type[S3Blob]) -> None:
+        inner: Callable[[Any, str, bytes], None] = store.set
 
-    def set_and_die(self: FileBlob, key: str, data: bytes) -> None:
-        inner(self, key, data)
-        for part, point in endings.items():
-            if part in f"/{key}" and ("/checkpoints/" in key or not point.startswith("checkpoint")):
-                die(point)
+        def set_and_die(self: Any, key: str, data: bytes) -> None:
+            inner(self, key, data)
+            for part, point in endings.items():
+                if part in f"/{key}" and ("/checkpoints/" in key or not point.startswith("checkpoint")):
+                    die(point)
 
-    FileBlob.set = set_and_die  # type: ignore[method-assign] # that is what a fault point is
+        store.set = set_and_die  # type: ignore[method-assign] # that is what a fault point is
+
+    install_on(FileBlob)
+    install_on(S3Blob)

@@ -19,7 +19,7 @@ from persist_core.fsck import fsck
 from persist_core.location.open import PersistLocation
 from tests import real_parts
 from tests.airflow.fruit import DAY_MS, NAME, START_MS, Fruit, check_history, end_of
-from tests.servers.backends import on_sqlite_and_s3
+from tests.servers.backends import on_s3
 
 pytestmark = pytest.mark.airflow_2_11
 
@@ -91,7 +91,7 @@ def run(fruit: Fruit, migrated: Path, location: PersistLocation, *arguments: str
     return done.stdout
 
 
-@on_sqlite_and_s3
+@on_s3
 def test_dag_runs_in_any_order_end_in_the_same_history(
     fruit: Fruit, migrated: Path, location: PersistLocation, client: PersistClient
 ) -> None:

@@ -21,7 +21,7 @@ from persist_core.location.open import PersistLocation
 from tests.airflow import kill_points
 from tests.airflow.fruit import DAY_MS, HISTORY, NAME, START_MS, Fruit, check_history, end_of
 from tests.airflow.task_driver import DagRunDriver
-from tests.servers.backends import on_postgresql
+from tests.servers.backends import on_postgresql, on_servers, on_sqlite_and_s3
 
 pytestmark = pytest.mark.airflow_2_11
 
@@ -82,6 +82,24 @@ def test_kills_at_every_point_change_nothing(
     assert fsck(client, NAME).is_clean
 
 
+@on_servers
+def test_kills_at_every_point_of_days_without_input_change_nothing(
+    fruit: Fruit, client: PersistClient, location: PersistLocation, tmp_path: Path
+) -> None:
+    """On real servers, without Spark: what the tasks themselves do there. Others, below and in e2e, have Spark too."""
+    kills = every_point()
+    kills["mint_batch_descriptions"].remove("mint.input_frozen")  # there is no input
+    kills["write_batches"].remove("write.during")
+    tries = Worker(fruit, tmp_path / "worker", location, "killed", [{"day": 0, "kills": kills}, {"day": 1}]).tries()
+    for task, points in kills.items():
+        assert tries[0, task] == [KILLED] * len(points) + ["success"], tries
+        assert tries[1, task] == ["success"], tries
+    assert check_history(client, 0) == {"upper": START_MS + 2 * DAY_MS, "commits": 2}
+    assert not list_conflicts(client.blob, NAME)
+    assert fsck(client, NAME).is_clean
+
+
+@on_sqlite_and_s3
 def test_kills_while_a_conflict_heals_change_nothing(
     fruit: Fruit, client: PersistClient, location: PersistLocation, tmp_path: Path
 ) -> None:
@@ -132,16 +150,24 @@ def _heal_in_a_worker(fruit: Fruit, folder: Path, location: PersistLocation, poi
 def test_two_workers_over_the_same_days_at_once(
     fruit: Fruit, client: PersistClient, location: PersistLocation, tmp_path: Path
 ) -> None:
+    """Each is killed where it has just done something that the other one sees."""
     days = range(len(HISTORY))
     fruit.write_days(days)
-    plan = [{"day": day} for day in days]
+    kills = {
+        "mint_batch_descriptions": ["mint.input_frozen"],
+        "append_batches": ["append.committed"],
+        "checkpoint_manifest": ["checkpoint.manifest"],
+    }
+    plan = [{"day": day, "kills": kills} for day in days]
     workers = [
         Worker(fruit, tmp_path / name, location, name, order)
         for name, order in (("forwards", plan), ("backwards", plan[::-1]))
     ]
     for worker in workers:
-        ended = [tries[-1] for tries in worker.tries().values()]
-        assert set(ended) <= {"success", "skipped"}, ended
+        tries = worker.tries()
+        ended = [each[-1] for each in tries.values()]
+        assert set(ended) <= {"success", "skipped"}, tries
+        assert any(KILLED in each for each in tries.values()), tries
     check_history(client)
     assert list_conflicts(client.blob, NAME), "both minted from the same upper, so one of them lost"
     assert fsck(client, NAME).is_clean

