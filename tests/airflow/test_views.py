@@ -16,40 +16,15 @@ from persist_core.batch import trial_key
 from persist_core.client import PersistClient
 from persist_core.schema import CollectionSchema, Column
 from persist_core.view import Trial
-from persist_core.view_config import ViewConfig, load_view
 from tests.airflow.fruit import NAME, Fruit, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
 from tests.airflow.test_parse import CHAIN, dag_bag
+from tests.airflow.view_files import Views
 
 pytestmark = pytest.mark.airflow_2_11
 
 MINT, WRITE, APPEND = CHAIN[:3]
 ROWS = CollectionSchema(key=(), values=(Column("name", "string"),))
-VIEW_DAGS = """
-# airflow DAG
-from pathlib import Path
-from persist_airflow.view_factory import build_view_dags
-globals().update(build_view_dags(Path(__file__).parent / "views"))
-"""
-
-
-class Views:
-    """A folder of view files beside the fruit collection's."""
-
-    def __init__(self, fruit: Fruit) -> None:
-        self.folder = fruit.dags / "views"
-        self.folder.mkdir()
-        (fruit.dags / "views_dag.py").write_text(VIEW_DAGS)
-
-    def write(self, name: str, text: str) -> ViewConfig:
-        path = self.folder / f"{name}.yaml"
-        path.write_text(text)
-        return load_view(path)
-
-
-@pytest.fixture
-def views(fruit: Fruit) -> Views:
-    return Views(fruit)
 
 
 def waits_for(dag: Any) -> set[str]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from persist_core import protocol
@@ -25,11 +24,8 @@ from persist_core.schema import CollectionSchema
 from persist_core.state import Committed
 from persist_core.view import Trial
 from persist_core.view_config import ViewConfig
-from persist_core.write import errs_schema, updates_schema
 from persist_spark.view_job import run_view_job
-
-Update = tuple[tuple[Any, ...], int, int]  # row, time, diff
-ErrUpdate = tuple[str, bytes | None, bytes, int, int]  # kind, key, payload, time, diff
+from tests.plain_commit import ErrUpdate, Update, commit
 
 
 class ViewShards:
@@ -50,38 +46,7 @@ class ViewShards:
         errs: Iterable[ErrUpdate] = (),
     ) -> None:
         """Append a batch as any writer could, a rogue one too."""
-        state = self.client.ensure_shard(shard)
-        newest = state.newest_commit
-        description = BatchDescription(
-            shard=shard,
-            lower=state.upper.time or 0,
-            upper=upper,
-            token=self.client.ids.uuid7(),
-            checkpoint_id=self.client.ids.uuid7(),
-            epoch=newest.epoch + 1 if newest else 1,
-            parent_id=None,
-            writer="rogue",
-        )
-        wide, narrow = updates_schema(schema), errs_schema(schema)
-        rows = [dict(zip(wide.names, (*row, time, diff), strict=True)) for row, time, diff in updates]
-        bad = [
-            dict.fromkeys(schema.key_names)
-            | dict(
-                zip(
-                    narrow.names[len(schema.key) :], (kind, f"message of {kind}", key, payload, time, diff), strict=True
-                )
-            )
-            for kind, key, payload, time, diff in errs
-        ]
-        writer = self.client.open_writer(shard)
-        key = writer.stage(
-            description,
-            schema,
-            self.client.ids.uuid7(),
-            pa.Table.from_pylist(rows, schema=wide),
-            pa.Table.from_pylist(bad, schema=narrow),
-        )
-        assert isinstance(writer.compare_and_append(self.client.manifest(key), key), Committed)
+        commit(self.client, shard, schema, upper, updates, errs)
 
     def mint(self, view: ViewConfig, until: int | None = None, writer: str = "test") -> BatchDescription | NothingToDo:
         minted = protocol.mint(self.client, view, until=until, writer=writer)
