@@ -22,6 +22,7 @@ from tests.airflow.task_driver import DagRunDriver
 from tests.airflow.test_dag_runs import IS_AIRFLOW_3
 from tests.airflow.test_parse import CHAIN, dag_bag
 from tests.airflow.view_files import Views
+from tests.servers.backends import on_each_consensus, on_servers
 
 pytestmark = pytest.mark.airflow_2_11
 
@@ -94,6 +95,7 @@ def test_views_stand_in_task_groups_and_take_options(views: Views) -> None:
     assert other.max_active_runs == 2
 
 
+@on_each_consensus
 @pytest.mark.usefixtures("spark")
 def test_a_run_on_input_goes_as_far_as_the_inputs_whatever_its_interval(
     fruit: Fruit, views: Views, client: PersistClient
@@ -163,6 +165,7 @@ def test_a_read_only_run_tells_what_it_would_write_and_is_skipped(
     assert not client.state(NAME).holds
 
 
+@on_servers
 @pytest.mark.usefixtures("spark")
 def test_a_lost_append_of_a_view_heals(fruit: Fruit, views: Views, client: PersistClient) -> None:
     dag = build_view_dag(views.write("names", "query: SELECT name FROM fruit\nschedule: '@daily'\n"))

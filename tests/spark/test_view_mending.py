@@ -21,13 +21,8 @@ from persist_core.view import ViewUpdate, correction_notice, install_desired
 from persist_spark.frame import user_fields
 from persist_spark.view import install_desired_into_persist
 from persist_spark.view_job import run_without_output
-from tests.spark.view_shards import ViewShards, text, view
+from tests.spark.view_shards import BY_COLOUR, COLOURS, ITEMS, ViewShards, text, view
 
-ITEMS = CollectionSchema(
-    key=(Column("id", "int", nullable=False),), values=(Column("colour", "string"), Column("n", "int"))
-)
-COLOURS = CollectionSchema(key=(), values=(Column("colour", "string"), Column("total", "bigint")))
-BY_COLOUR = view("by_colour", "SELECT colour, sum(n) AS total FROM items GROUP BY colour", ["items"])
 RED, BLUE = (1, "red", 5), (2, "blue", 7)
 
 

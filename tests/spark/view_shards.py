@@ -1,4 +1,4 @@
-"""Views over shards in a folder, refreshed with the real write stage; the shards are written by plain Python."""
+"""Views over shards, refreshed with the real write stage; the shards are written by plain Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from persist_core.location.file import FileBlob
 from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.protocol import Minted, NothingToDo
-from persist_core.schema import CollectionSchema
+from persist_core.schema import CollectionSchema, Column
 from persist_core.state import Committed
 from persist_core.view import Trial
 from persist_core.view_config import ViewConfig
@@ -31,9 +31,9 @@ from tests.plain_commit import ErrUpdate, Update, commit
 class ViewShards:
     """A location, the shards in it, and the stages of a refresh."""
 
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
+    def __init__(self, spark: SparkSession, where: Path | OpenLocation) -> None:
         self.spark = spark
-        self.location = OpenLocation(FileBlob(folder), MemConsensus())
+        self.location = OpenLocation(FileBlob(where), MemConsensus()) if isinstance(where, Path) else where
         clock = ManualClock(1)
         self.client = PersistClient(self.location, clock, SeededIds(7, clock))
 
@@ -102,6 +102,13 @@ class ViewShards:
 def view(name: str, query: str, inputs: Sequence[str], **fields: Any) -> ViewConfig:
     """A view, as its file would make it."""
     return ViewConfig.model_validate({"name": name, "query": query, "inputs": list(inputs), **fields})
+
+
+ITEMS = CollectionSchema(
+    key=(Column("id", "int", nullable=False),), values=(Column("colour", "string"), Column("n", "int"))
+)
+COLOURS = CollectionSchema(key=(), values=(Column("colour", "string"), Column("total", "bigint")))
+BY_COLOUR = view("by_colour", "SELECT colour, sum(n) AS total FROM items GROUP BY colour", ["items"])
 
 
 def text(row: dict[str, Any]) -> str:
