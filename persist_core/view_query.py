@@ -162,7 +162,8 @@ def _varying(text: str, tree: exp.Expr) -> Iterator[BadQuery]:
             yield BadQuery(found, "the same rows each time", "filter by a hash: WHERE xxhash64(id) % 10 = 0")
         elif isinstance(node, exp.Query) and not node.args.get("order"):
             cut = next((node.args[part] for part in ("limit", "offset") if node.args.get(part)), None)
-            if cut is not None and not isinstance(node.parent, exp.Exists):
+            is_all = cut is not None and isinstance(cut.expression, exp.Var) and cut.expression.name.upper() == "ALL"
+            if cut is not None and not is_all and not isinstance(node.parent, exp.Exists):
                 place = _place(text, next((n for n in cut.walk() if "start" in n.meta), None))
                 yield BadQuery(
                     f"{cut.key.upper()} without ORDER BY{place}", "the same rows each time", "add ORDER BY a unique key"

@@ -27,6 +27,7 @@ RIGHT = {  # query -> its inputs
     "SELECT collect_list(x) OVER (PARTITION BY y ORDER BY id), first(x) IGNORE NULLS OVER (ORDER BY id) FROM a": ("a",),
     "SELECT listagg(x) WITHIN GROUP (ORDER BY x) FROM a": ("a",),
     "SELECT * FROM a ORDER BY x LIMIT 5 OFFSET 2": ("a",),
+    "SELECT * FROM a LIMIT ALL": ("a",),
     "SELECT id AS k, k + 1 AS next FROM a": ("a",),
     "SELECT transform(array(1), q -> q + 1) FROM a": ("a",),
     "SELECT * FROM a LATERAL VIEW explode(array(1)) t AS q WHERE q > 1": ("a",),
