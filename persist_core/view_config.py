@@ -15,9 +15,10 @@ import re
 from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from persist_core import config_checks as checks
 from persist_core.batch import check_shard_name
@@ -26,6 +27,9 @@ from persist_core.config_errors import explain, nearest, refuse, show
 from persist_core.config_files import SUFFIXES, config_files, load_folder, read_mapping
 from persist_core.errors import ConfigError, InvalidName
 from persist_core.shard_config import ConfigModel, ShardConfig
+
+if TYPE_CHECKING:
+    from persist_core.view_query import ParsedQuery
 
 ON_INPUT = "on_input"
 MAX_INPUTS = 100  # more inputs than that are a schema, not a query
@@ -56,7 +60,14 @@ class ViewConfig(ShardConfig):
     @field_validator("schedule")
     @classmethod
     def _check_schedule(cls, schedule: str | None) -> str | None:
-        return schedule if schedule in (None, ON_INPUT) else checks.schedule(schedule)
+        if schedule in (None, ON_INPUT):
+            return schedule
+        try:
+            return checks.schedule(schedule)
+        except PydanticCustomError as error:
+            told = error.context or {}
+            remedy = nearest(schedule, [ON_INPUT]) or str(told["remedy"])
+            raise refuse(schedule, f"{ON_INPUT} or {told['wanted']}", remedy) from None
 
     @field_validator("function")
     @classmethod
@@ -73,7 +84,7 @@ class ViewConfig(ShardConfig):
     @field_validator("inputs")
     @classmethod
     def _check_inputs(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        checks.distinct(names, at=[])
+        checks.distinct([name.lower() for name in names], at=[])  # SQL does not tell them apart
         for index, name in enumerate(names):
             try:
                 check_shard_name(name)
@@ -213,14 +224,9 @@ def _with_inputs(path: Path, body: dict[str, Any], known: _Known) -> dict[str, A
         ) from error
     try:
         parsed = view_query.parse(query)
-        if "inputs" not in body:
+        _check_tables(parsed, body.get("inputs"), known)
+        if body.get("inputs") is None:
             body = {**body, "inputs": list(parsed.inputs)}
-            for name in parsed.inputs:
-                if not known.is_input(name):
-                    remedy = nearest(name, known.names()) or "correct the name, or list the query's shards in inputs:"
-                    raise view_query.BadQuery(
-                        f"table {name}{parsed.place_of(name)}", "the name of a collection or view", remedy
-                    )
         parsed.check_columns(known.columns)
     except view_query.UnknownSyntax as problem:
         if "inputs" not in body:
@@ -228,6 +234,24 @@ def _with_inputs(path: Path, body: dict[str, Any], known: _Known) -> dict[str, A
     except view_query.BadQuery as problem:
         raise ConfigError(f"{path}: query: {problem}") from None
     return body
+
+
+def _check_tables(parsed: ParsedQuery, given: Any, known: _Known) -> None:
+    """Refuse a table that no file stands for, or that is not among the inputs where the file names them."""
+    from persist_core.view_query import BadQuery
+
+    names = [str(name) for name in ([given] if isinstance(given, str) else given or ())]
+    if given is None and not parsed.inputs:
+        raise BadQuery("no table", "a query over at least one shard", "name a collection or view in it")
+    for name in parsed.inputs:
+        found = f"table {name}{parsed.place_of(name)}"
+        if given is None and not known.is_input(name):
+            remedy = nearest(name, known.names()) or "correct the name, or list the query's shards in inputs:"
+            raise BadQuery(found, "the name of a collection or view", remedy)
+        if names and name.lower() not in map(str.lower, names):
+            listed = ", ".join(names)
+            remedy = f"correct the name, or add it: inputs: [{listed}, {name}]"
+            raise BadQuery(found, f"one of inputs ({listed})", remedy)
 
 
 def _check_no_cycle(path: Path, config: ViewConfig, known: _Known) -> None:

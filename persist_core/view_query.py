@@ -41,6 +41,9 @@ _ANY_ORDER = frozenset({"collect_list", "collect_set", "array_agg", "listagg", "
 _ORDER_DOES_NOT_MATTER = frozenset(
     {"sort_array", "array_sort", "size", "cardinality", "array_size", "array_contains", "array_max", "array_min"}
 )
+# Texts that Spark reads as a time of its own clock, wherever it makes a date or a timestamp of them.
+_CLOCK_WORDS = frozenset({"now", "today", "tomorrow", "yesterday"})
+_TO_TIME = (exp.TsOrDsToDate, exp.TsOrDsToTimestamp, exp.StrToDate, exp.StrToTime, exp.Date, exp.Timestamp)
 _QUERIES = (exp.Query, exp.Values)
 
 
@@ -145,21 +148,46 @@ def _written(text: str, call: exp.Expr) -> str:
 def _varying(text: str, tree: exp.Expr) -> Iterator[BadQuery]:
     """What makes the same inputs give different answers, in the order of the text's tree."""
     for node in tree.walk():
-        if isinstance(node, exp.Func):
+        problem = _clock_word(text, node)
+        if problem is None and isinstance(node, exp.Func):
             problem = _varying_call(text, node)
-            if problem is not None:
-                yield problem
+        if problem is not None:
+            yield problem
+        elif isinstance(node, exp.Window) and _is_cut_anywhere(node):
+            place = _place(text, next((n for n in node.walk() if "start" in n.meta), None))
+            yield BadQuery(f"ROWS without ORDER BY{place}", "the same rows each time", "add ORDER BY a unique key")
         elif isinstance(node, exp.TableSample):
             table = node.parent if isinstance(node.parent, exp.Table) else node.find(exp.Table)
             found = f"TABLESAMPLE{_place(text, table.this if table else None)}"
             yield BadQuery(found, "the same rows each time", "filter by a hash: WHERE xxhash64(id) % 10 = 0")
         elif isinstance(node, exp.Query) and not node.args.get("order"):
             cut = next((node.args[part] for part in ("limit", "offset") if node.args.get(part)), None)
-            if cut is not None and not isinstance(node.parent, exp.Exists):
+            is_all = cut is not None and isinstance(cut.expression, exp.Var) and cut.expression.name.upper() == "ALL"
+            if cut is not None and not is_all and not isinstance(node.parent, exp.Exists):
                 place = _place(text, next((n for n in cut.walk() if "start" in n.meta), None))
                 yield BadQuery(
                     f"{cut.key.upper()} without ORDER BY{place}", "the same rows each time", "add ORDER BY a unique key"
                 )
+
+
+def _clock_word(text: str, node: exp.Expr) -> BadQuery | None:
+    """`DATE'today'`, `CAST('now' AS TIMESTAMP)`, `to_date('tomorrow')` and their like."""
+    makes_time = (isinstance(node, exp.Cast) and node.to.is_type(*exp.DataType.TEMPORAL_TYPES)) or isinstance(
+        node, _TO_TIME
+    )
+    word = node.this
+    if not makes_time or not isinstance(word, exp.Literal) or word.name.strip().lower() not in _CLOCK_WORDS:
+        return None
+    remedy = "take it from a column, or write the date: each refresh asks again"
+    return BadQuery(f"{word.name!r} as a time{_place(text, word)}", "a time that stands still", remedy)
+
+
+def _is_cut_anywhere(window: exp.Window) -> bool:
+    """Whether a frame of so many rows is cut out of rows that have no order."""
+    frame = window.args.get("spec")
+    if frame is None or frame.args.get("kind") != "ROWS" or window.args.get("order"):
+        return False
+    return (frame.args.get("start"), frame.args.get("end")) != ("UNBOUNDED", "UNBOUNDED")
 
 
 def _varying_call(text: str, call: exp.Func) -> BadQuery | None:
@@ -171,6 +199,10 @@ def _varying_call(text: str, call: exp.Func) -> BadQuery | None:
         )
     if name in _ANY_ROW and not _is_ordered(call):
         return BadQuery(found, "one certain value", f"write max_by({_argument(call)}, <column>), min or max")
+    if name == "mode" and not _is_ordered(call) and call.args.get("deterministic") is None:
+        return BadQuery(
+            found, "one certain value where several are as frequent", f"write mode({_argument(call)}, true)"
+        )
     if name in _ANY_ORDER and not _is_ordered(call) and not _is_sorted(text, call):
         remedy = f"write sort_array({name}(...))" if name.startswith(("collect", "array")) else "add WITHIN GROUP"
         return BadQuery(found, "one certain order", remedy)

@@ -37,8 +37,9 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 YAML_FILES = [(name, block) for name, text in DOCUMENTS.items() for block in blocks(text, "yaml")]
-COLLECTION_FILES = [(name, block) for name, block in YAML_FILES if "query:" not in block]
-VIEW_FILES = [(name, block) for name, block in YAML_FILES if "query:" in block]
+IS_VIEW = re.compile("^(query|function):", re.MULTILINE)
+COLLECTION_FILES = [(name, block) for name, block in YAML_FILES if not IS_VIEW.search(block)]
+VIEW_FILES = [(name, block) for name, block in YAML_FILES if IS_VIEW.search(block)]
 PYTHON = blocks(README, "python")
 COMMANDS = [line.removeprefix("$ ") for block in blocks(README, "console") for line in block.splitlines()]
 
@@ -165,9 +166,12 @@ def test_python_examples_run(spark: SparkSession) -> None:
     assert two["table"].num_rows > 0
 
 
-def test_the_dag_example_builds(workplace: Path) -> None:
+@pytest.mark.parametrize("document", ["README.md", "docs/views.md"])
+def test_the_dag_example_builds(document: str, workplace: Path) -> None:
     if importlib.util.find_spec("airflow") is None:
         pytest.skip("no Airflow in this environment")
-    (block,) = (block for block in PYTHON if "airflow" in block)
+    (workplace / "dags" / "views").mkdir(exist_ok=True)
+    (workplace / "dags" / "views" / "reds.yaml").write_text(blocks(DOCUMENTS["docs/views.md"], "yaml")[1])
+    (block,) = (block for block in blocks(DOCUMENTS[document], "python") if "airflow" in block)
     done = _run([sys.executable, "-c", block], workplace)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -74,11 +74,19 @@ def _called(spark: SparkSession, view: str, function: str, inputs: Mapping[str, 
         call: Callable[[SparkSession, dict[str, DataFrame]], object] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"view {view}: function: found {function!r}, which can't be imported ({error}); wanted module:name on the"
-            " job's PYTHONPATH (spark-submit --py-files)"
+            f"view {view}: function: found {function!r}, which can't be imported by the Spark job ({error}); wanted"
+            " module:name of a module that is installed there or sent along (`persist run --conf"
+            " spark.submit.pyFiles=FILE`, in Airflow spark={'py_files': FILE})"
         ) from error
     with refused(view, f"function {function}"):
-        found = call(spark, dict(inputs))
+        try:
+            found = call(spark, dict(inputs))
+        except ENGINE_ERRORS:
+            raise
+        except Exception as error:
+            raise RunFailed(
+                f"view {view}: function {function} raised {type(error).__name__}: {error}. Nothing was committed"
+            ) from error
     if not hasattr(found, "selectExpr"):
         raise ConfigError(f"view {view}: function {function} returned {type(found).__name__}; wanted a DataFrame")
     return found  # type: ignore[return-value] # - a DataFrame of either kind (classic, Connect): judged by what it does

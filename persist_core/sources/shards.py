@@ -130,13 +130,19 @@ class ShardSource:
                 self._hold(name)
                 inputs[name] = self._client.state(name)
             except ShardNotFound:
-                return NotYet(f"view {self._config.name}: its input {name} does not exist yet; run {name} first")
+                return NotYet(f"view {self._config.name}: {_missing(name)}")
         upper = min([CLOSED if until is None else Frontier(until), *(each.upper for each in inputs.values())])
+        behind = min(inputs.values(), key=lambda each: each.upper)
         if upper <= Frontier(lower):
-            behind = min(inputs.values(), key=lambda each: each.upper)
             return NotYet(
                 f"view {self._config.name} is as far as its inputs are: it holds everything before {lower}, and its"
                 f" input {behind.shard} has come to {behind.upper}"
+            )
+        notices = []
+        if until is not None and upper < Frontier(until):
+            notices.append(
+                f"view {self._config.name} goes up to {upper} and not to {until}, as asked for: its input"
+                f" {behind.shard} has come no further"
             )
         as_of = MAX_TIME if upper.time is None else upper.time - 1
         frozen = self._frozen(inputs, as_of)
@@ -144,21 +150,26 @@ class ShardSource:
         last = Refreshed.of(sources)
         if last is not None and self._is_unchanged(state, last, inputs, as_of):
             sources[SHARDS] = Refreshed(as_of, last.input_key, frozen.uppers).to_source()
-            return Intake(upper.time, sources, notices=("no input has changed: nothing to read",))
+            return Intake(upper.time, sources, notices=(*notices, "no input has changed: nothing to read"))
         key = frozen.key(self._config.name)
         self._client.blob.set(key, frozen.encode())
         sources[SHARDS] = Refreshed(as_of, key, frozen.uppers).to_source()
-        return Intake(upper.time, sources, key, len(inputs), _bytes_of(inputs.values()))
+        return Intake(upper.time, sources, key, len(inputs), _bytes_of(inputs.values()), tuple(notices))
 
     def schema(self, state: ShardState) -> CollectionSchema:
         """The shard's own: only a refresh can change it."""
         return state.schema or NO_COLUMNS
 
     def settle(self, state: ShardState) -> None:
-        """Move the holds up, as far as the newest refresh and the holds of others allow (see the module, 2 and 3)."""
+        """Move the holds up, as far as the newest refresh and the holds of others allow (see the module, 2 and 3).
+
+        An input that the refresh before has read, and this one no more, is let go.
+        """
         last = Refreshed.of(state.sources)
         if last is None:
             return
+        for name in self._given_up(state):
+            self._hold(name).release()
         for name in self._config.inputs:
             try:
                 held = self._client.state(name)
@@ -174,7 +185,12 @@ class ShardSource:
     def trial_time(self, until: int | None) -> int:
         """The last time before `until` that all inputs have reached. Raises `OutsideFrontiers` where there is none."""
         bounds = [CLOSED if until is None else Frontier(until)]
-        first = min([*bounds, *(self._client.state(name).upper for name in self._config.inputs)])
+        for name in self._config.inputs:
+            try:
+                bounds.append(self._client.state(name).upper)
+            except ShardNotFound as error:
+                raise ShardNotFound(f"view {self._config.name}: {_missing(name)}") from error
+        first = min(bounds)
         if first.time == 0:
             inputs = ", ".join(self._config.inputs)
             raise OutsideFrontiers(f"view {self._config.name}: not all of its inputs ({inputs}) hold data yet")
@@ -202,8 +218,11 @@ class ShardSource:
             return False
         if Refreshed.of(self._client.manifest(newest.manifest_key).sources) != last:
             return False
-        if load_frozen(self._client, last.input_key).definition != self._config.definition:
-            return False
+        try:
+            if load_frozen(self._client, last.input_key).definition != self._config.definition:
+                return False
+        except (CorruptArtifact, UnknownVersion):
+            return False  # fsck names it; a whole refresh needs nothing of the last one
         return not any(
             batch.counts.updates
             for each in inputs.values()
@@ -211,8 +230,21 @@ class ShardSource:
             if batch.lower <= as_of and Frontier(last.as_of + 1) < Frontier(batch.upper)
         )
 
+    def _given_up(self, state: ShardState) -> list[str]:
+        """Inputs of the commit before the newest that are held still and read no more."""
+        before = (
+            Refreshed.of(self._client.manifest(state.commits[-2].manifest_key).sources) if state.commits[1:] else None
+        )
+        names = [] if before is None else sorted(set(before.uppers) - set(self._config.inputs))
+        holder = f"{HOLDER_PREFIX}{self._config.name}"
+        return [name for name in names if holder in self._client.state(name).holds]
+
     def _hold(self, name: str) -> SinceHandle:
         return self._client.open_since(name, f"{HOLDER_PREFIX}{self._config.name}")
+
+
+def _missing(name: str) -> str:
+    return f"its input {name} does not exist yet; run {name} first, or correct the name"
 
 
 def _bytes_of(inputs: Any) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -48,6 +48,7 @@ __all__ = [
     "Context",
     "Stats",
     "TaskGroup",
+    "after_earlier_runs",
     "any_asset",
     "asset_link",
     "file_import_error",
@@ -58,6 +59,9 @@ __all__ = [
     "set_event_extra",
     "submit_once",
 ]
+
+_EARLIER_RUNS_POLL = timedelta(seconds=20)  # each look is a task of its own, and costs a second of one core
+_EARLIER_RUNS_PATIENCE = timedelta(days=1)  # an earlier run that takes longer is stuck
 
 
 def interval_schedule(cron: str | None) -> Any:
@@ -75,6 +79,27 @@ def interval_end_ms(context: Context, clock: Clock) -> int:
     """The end of the dag run's data interval, in ms; for a run without one (manual, 3.x) `run_after`, else now."""
     end: datetime | None = context.get("data_interval_end") or getattr(context["dag_run"], "run_after", None)
     return clock.now_ms() if end is None else int(end.timestamp()) * 1000 + end.microsecond // 1000
+
+
+def after_earlier_runs(context: Context, clock: Clock, log: Any) -> None:
+    """Put the task off, at the cost of no try, while an earlier dag run of its DAG is at work.
+
+    A backfill on 3.x goes by a limit of its own, 10 at once unless told, and not by the DAG's `max_active_runs`, by
+    which 2.11 goes. Earlier runs that only wait to be started are passed over: they may be waiting for this one.
+    """
+    ti: Any = context["ti"]
+    earlier: Any = ti.get_previous_dagrun(state="running") if AIRFLOW_V_3_0_PLUS else None
+    now = datetime.fromtimestamp(clock.now_ms() / 1000, UTC)
+    started: datetime | None = getattr(context["dag_run"], "start_date", None)
+    if earlier is None or (started is not None and now - started > _EARLIER_RUNS_PATIENCE):
+        return
+    log.info(
+        "dag run %s is earlier and at work; looking again in %s. A backfill with --max-active-runs 1 has no need to",
+        earlier.run_id,
+        _EARLIER_RUNS_POLL,
+    )
+    error: Any = importlib.import_module("airflow.sdk.exceptions").AirflowRescheduleException
+    raise error(now + _EARLIER_RUNS_POLL)
 
 
 def make_asset(uri: str) -> Asset:

@@ -19,6 +19,7 @@ from persist_airflow.compat import (
     AirflowSkipException,
     BaseOperator,
     Context,
+    after_earlier_runs,
     interval_end_ms,
     make_asset,
     set_event_extra,
@@ -79,7 +80,8 @@ class _PersistOperator(BaseOperator):
 class MintBatchDescriptionsOperator(_PersistOperator):
     """Describe the batch of this dag run: `[shard's upper, end of the data interval)` and all unread input that is due.
 
-    A view that refreshes on input goes as far as its inputs, whatever the interval. Returns
+    A view that refreshes on input goes as far as its inputs, whatever the interval; one with a cron schedule waits for
+    earlier dag runs that are at work, so that it is refreshed at the end of each interval, in order. Returns
     `BatchDescription.to_json()`; of a read-only view (`read_only` in its file, or in the dag run's conf)
     `{"trial_as_of": ..., "description": ...}`, minting nothing. Skips where the interval is already in the shard, or
     the inputs have not come further.
@@ -96,6 +98,8 @@ class MintBatchDescriptionsOperator(_PersistOperator):
             until = None if _follows_inputs(self.config) else interval_end_ms(context, client.clock)
             if isinstance(self.config, ViewConfig) and is_read_only(self.config, context):
                 return _trial(client, self.config, until)
+            if isinstance(self.config, ViewConfig) and not _follows_inputs(self.config):
+                after_earlier_runs(context, client.clock, self.log)
             minted = protocol.mint(client, self.config, until=until, writer=writer_of(context))
         if isinstance(minted, NothingToDo):
             raise AirflowSkipException(minted.reason)

@@ -117,7 +117,8 @@ class WriteBatchesOperator(SparkSubmitOperator):
             cause = f"It ended well, but there is no report {key}."
             raise airflow_error(spark_failure(client, description, spec.attempt, cause))
         trial = take_trial(client, key, data)
-        self.log.info("read-only: a refresh of %s as of %d would come to %s", self.shard, trial.as_of, trial.stats)
+        counts = {name: count for name, count in trial.stats.items() if not name.startswith("contents_")}
+        self.log.info("read-only: a refresh of %s as of %d would come to %s", self.shard, trial.as_of, counts)
         for update in trial.sample:
             self.log.info("  %s", update)
         report = {"as_of": trial.as_of, "stats": dict(trial.stats), "sample": [dict(each) for each in trial.sample]}

@@ -36,6 +36,7 @@ with warnings.catch_warnings():
     importlib.import_module("persist_airflow.factory")
 
 from tests.airflow.fruit import Fruit  # noqa: E402 - it imports Airflow
+from tests.airflow.view_files import Views  # noqa: E402 - the same
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -70,3 +71,9 @@ def client(location: PersistLocation) -> Iterator[PersistClient]:
 def fruit(tmp_path: Path) -> Fruit:
     """A DAG folder with one collection, `fruit`, and an empty feed for it."""
     return Fruit.create(tmp_path)
+
+
+@pytest.fixture
+def views(fruit: Fruit) -> Views:
+    """A folder for view files beside the collection, and a DAG file that reads it."""
+    return Views(fruit)

@@ -1,7 +1,8 @@
-"""Places in the four tasks where a test lets the worker process die by SIGKILL, once each.
+"""Places in the four tasks, and in their Spark job, where a test lets a process die by SIGKILL, once each.
 
 A point is armed by a file of its name in a folder; the process that reaches it removes the file and kills itself.
 `install` is called by a worker (see `kill_driver.py`) or at the head of a DAG file: then a real scheduler's tasks die.
+Spark jobs that are started from there have the point of `kill_in_job`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from persist_airflow.spark import WriteBatchesOperator
 from persist_core import protocol
 from persist_core.client import PersistClient
 from persist_core.location import FileBlob, S3Blob
+from persist_core.since import SinceHandle
 from persist_core.write import WriteHandle
+from tests.airflow.kill_in_job import dying, pass_on
 
 DURING_S = 4.0  # into a Spark job: the JVM is up, the parts are not yet staged
 
@@ -26,6 +29,9 @@ WRITE = ("write.before", "write.during", "write.after")
 APPEND = ("append.before", "append.committed", "append.after")
 CONFLICT = ("conflict.recorded", "conflict.alerted")
 CHECKPOINT = ("checkpoint.before", "checkpoint.manifest", "checkpoint.latest", "checkpoint.after")
+# What a view adds.
+MINT_VIEW = ("mint.before", "mint.shard_made", "mint.held", "mint.input_frozen", "mint.after")
+CHECKPOINT_VIEW = (*CHECKPOINT[:-1], "checkpoint.hold_moved", CHECKPOINT[-1])
 
 
 def arm(folder: Path, point: str) -> None:
@@ -40,14 +46,8 @@ def armed(folder: Path) -> list[str]:
 
 
 def install(folder: Path) -> None:
-    """Put the points into this process."""
-
-    def die(point: str) -> None:
-        try:
-            (folder / point).unlink()
-        except FileNotFoundError:
-            return
-        os.kill(os.getpid(), signal.SIGKILL)
+    """Put the points into this process, and into the Spark jobs that it starts."""
+    die = dying(folder)
 
     def around(owner: Any, name: str, before: str | None, after: str | None) -> None:
         inner = getattr(owner, name)
@@ -68,8 +68,11 @@ def install(folder: Path) -> None:
     around(WriteHandle, "compare_and_append", "append.before", "append.committed")
     around(protocol, "append", None, "append.after")
     around(protocol, "checkpoint", "checkpoint.before", "checkpoint.after")
+    around(PersistClient, "open_since", None, "mint.held")
+    around(SinceHandle, "downgrade", None, "checkpoint.hold_moved")
     _install_submit(folder)
     _install_blob(die)
+    pass_on(folder)
 
 
 def _install_submit(folder: Path) -> None:

@@ -20,6 +20,7 @@ class DagRunDriver:
     run_id: str = "test"
     run_after: datetime | None = None
     conf: dict[str, Any] = field(default_factory=dict)
+    earlier_run: Any = None  # that is running
     xcoms: dict[str, Any] = field(default_factory=dict)
     events: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -38,6 +39,7 @@ class DagRunDriver:
             "ti": SimpleNamespace(
                 dag_id=self.dag.dag_id,
                 xcom_pull=lambda task_ids, **_: self.xcoms[task_ids],
+                get_previous_dagrun=lambda state=None: self.earlier_run if state == "running" else None,
                 get_relevant_upstream_map_indexes=lambda *_, **__: None,  # 2.11 asks; nothing here is mapped
             ),
             "expanded_ti_count": None,

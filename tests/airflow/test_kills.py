@@ -13,14 +13,21 @@ from typing import Any
 
 import pytest
 
+from persist_airflow.compat import AirflowSkipException
 from persist_airflow.factory import build_upsert_dag
+from persist_airflow.view_factory import build_view_dag
 from persist_core.client import PersistClient
 from persist_core.conflicts import list_conflicts
+from persist_core.frontier import Frontier
 from persist_core.fsck import fsck
 from persist_core.location.open import PersistLocation
+from persist_core.schema import CollectionSchema, Column
 from tests.airflow import kill_points
-from tests.airflow.fruit import DAY_MS, HISTORY, NAME, START_MS, Fruit, check_history, end_of
+from tests.airflow.fruit import DAY_MS, HISTORY, NAME, START_MS, Fruit, check_history, end_ms, end_of
+from tests.airflow.kill_in_job import JOB
 from tests.airflow.task_driver import DagRunDriver
+from tests.airflow.view_files import DAG_MODULE, Views
+from tests.plain_commit import commit
 from tests.servers.backends import on_postgresql, on_servers, on_sqlite_and_s3
 
 pytestmark = pytest.mark.airflow_2_11
@@ -29,12 +36,33 @@ ROOT = Path(__file__).resolve().parents[2]
 KILLED = "killed by SIGKILL"
 
 
-class Worker:
-    """A `kill_driver` process."""
+FRUIT_DAG = ("fruit_dag", "persist_upsert__fruit")
+VIEW = "by_letter"
+VIEW_DAG = (DAG_MODULE, f"persist_view__{VIEW}")
+LETTERS = CollectionSchema(key=(), values=(Column("letter", "string"), Column("n", "bigint")))
+VIEW_FILE = """
+query: SELECT substring(name, 1, 1) AS letter, count(*) AS n FROM fruit GROUP BY ALL
+schedule: "@daily"
+start_date: 2026-01-01
+"""
 
-    def __init__(self, fruit: Fruit, folder: Path, location: PersistLocation, name: str, days: list[Any]) -> None:
+
+class Worker:
+    """A `kill_driver` process, at work on the dag runs of some days; `dag` is a module of the folder and a DAG id."""
+
+    def __init__(
+        self,
+        fruit: Fruit,
+        folder: Path,
+        location: PersistLocation,
+        name: str,
+        days: list[Any],
+        *,
+        dag: tuple[str, str] = FRUIT_DAG,
+    ) -> None:
         folder.mkdir()
-        plan = {"dags": str(fruit.dags), "points": str(folder / "points"), "run_id": name, "days": days}
+        points = str(folder / "points")
+        plan = {"dags": str(fruit.dags), "dag": dag, "points": points, "run_id": name, "days": days}
         (folder / "plan.json").write_text(json.dumps(plan))
         self.process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "tests.airflow.kill_driver", str(folder / "plan.json")],
@@ -97,6 +125,56 @@ def test_kills_at_every_point_of_days_without_input_change_nothing(
     assert check_history(client, 0) == {"upper": START_MS + 2 * DAY_MS, "commits": 2}
     assert not list_conflicts(client.blob, NAME)
     assert fsck(client, NAME).is_clean
+
+
+@on_postgresql
+def test_kills_at_every_point_of_a_view_change_nothing(
+    fruit: Fruit, views: Views, client: PersistClient, location: PersistLocation, tmp_path: Path
+) -> None:
+    """The view's first refresh, of a shard into which somebody has put rows; its input holds an err."""
+    config = views.write(VIEW, VIEW_FILE)
+    at = end_ms(0) - 1
+    rows = [(row, at, 1) for row in enumerate(("apple", "apricot", "fig", None))]
+    commit(client, NAME, fruit.config().collection_schema(), end_ms(0), rows, [("value", b"k", b"raw", at, 1)])
+    commit(client, VIEW, LETTERS, START_MS, [(row, 0, 1) for row in (("a", 2), ("x", 1), ("x", 2))])
+    others = client.open_since(NAME, "retention")  # behind it, the view's own hold may move
+    client.open_since(NAME, f"view/{VIEW}")
+    others.downgrade(Frontier(at))
+    assert client.state(NAME).since == Frontier(0)
+    kills = {
+        "mint_batch_descriptions": list(kill_points.MINT_VIEW),
+        "write_batches": ["write.before", *JOB, "write.during"],
+        "append_batches": list(kill_points.APPEND),
+        "checkpoint_manifest": list(kill_points.CHECKPOINT_VIEW),
+    }
+    worker = Worker(fruit, tmp_path / "worker", location, "killed", [{"day": 0, "kills": kills}], dag=VIEW_DAG)
+    tries = worker.tries()
+    for task, points in kills.items():
+        assert tries[0, task].count(KILLED) + tries[0, task].count("failed") == len(points), (task, tries)
+        assert tries[0, task][-1] == "success"
+    assert tries[0, "write_batches"] == [KILLED, "failed", KILLED, "success"]
+    state = client.state(VIEW)
+    assert (state.upper, len(state.commits)) == (Frontier(end_ms(0)), 2)
+    reader = client.open_reader(VIEW)
+    left = sorted((row["letter"] or "", row["n"]) for row in reader.snapshot().to_pylist())
+    assert left == [("", 1), ("a", 2), ("f", 1)]
+    assert [err["_persist_err_kind"] for err in reader.errors().to_pylist()] == [f"{NAME}/value"]
+    newest = state.newest_commit
+    assert newest is not None
+    stats = client.manifest(newest.manifest_key).stats
+    assert {name: stats[name] for name in ("rows", "errs", "inserted", "retracted", "corrections")} == {
+        "rows": 3,
+        "errs": 1,
+        "inserted": 2,
+        "retracted": 2,
+        "corrections": 3,
+    }
+    assert client.state(NAME).since == Frontier(at), "the view's hold has followed"
+    assert not list_conflicts(client.blob, VIEW)
+    assert fsck(client, VIEW).is_clean
+    again = DagRunDriver(build_view_dag(config), end_of(0), "again")
+    with pytest.raises(AirflowSkipException, match="already in shard"):
+        again.run("mint_batch_descriptions")
 
 
 @on_sqlite_and_s3

@@ -15,6 +15,7 @@ from persist_core.config import CollectionConfig
 from persist_core.errors import InvalidInput
 from persist_core.view_config import ViewConfig
 from tests.core.test_cli_run import World
+from tests.servers.backends import on_each_consensus
 
 
 @pytest.fixture
@@ -40,6 +41,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
+@on_each_consensus
 def test_a_view_is_run_and_read_like_a_collection(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert run_command(["run", "ids"]) == 0

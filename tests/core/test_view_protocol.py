@@ -93,9 +93,16 @@ def test_a_view_goes_as_far_as_its_inputs_and_until(world: World) -> None:
     minted = world.mint()
     assert isinstance(minted, Minted)
     assert (minted.description.lower, minted.description.upper, minted.description.input_files) == (0, 7, 2)
+    assert minted.notices == ()
     bounded = world.mint(5)
     assert isinstance(bounded, Minted)
-    assert bounded.description.upper == 5
+    assert (bounded.description.upper, bounded.notices) == (5, ())
+    short = world.mint(9)
+    assert isinstance(short, Minted)
+    assert (short.description.upper, *short.notices) == (
+        7,
+        "view v goes up to 7 and not to 9, as asked for: its input b has come no further",
+    )
     assert minted.description.input_key is not None
     frozen = load_frozen(world.client, minted.description.input_key)
     assert frozen == FrozenShards("SELECT * FROM a, b", 6, {"a": 10, "b": 7})
@@ -160,6 +167,28 @@ def test_holds_are_taken_at_mint_and_never_give_up_history_by_themselves(world: 
     world.append("b", 12)
     assert world.refresh().upper == 10
     assert world.client.state("a").since == Frontier(9)
+
+
+def test_an_input_that_is_read_no_more_is_let_go(world: World) -> None:
+    world.refresh()
+    assert (world.held("a"), world.held("b")) == ({"view/v": 0}, {"view/v": 0})
+    world.append("a", 20, 3)
+    world.refresh(query="SELECT * FROM a", inputs=["a"])
+    assert (world.held("a"), world.held("b")) == ({"view/v": 0}, {})
+    world.append("a", 30, 4)
+    world.refresh(query="SELECT * FROM a", inputs=["a"])
+    assert (world.held("a"), world.held("b")) == ({"view/v": 0}, {})
+
+
+def test_a_lost_frozen_input_does_not_stop_the_next_refresh(world: World) -> None:
+    world.append("b", 10)
+    first = world.refresh()
+    for shard in ("a", "b"):
+        world.append(shard, 20)
+    assert first.input_key is not None
+    world.blob.delete(first.input_key)
+    assert world.refresh().input_key is not None
+    assert fsck(world.client, "v").is_clean
 
 
 def test_where_no_input_has_changed_there_is_nothing_to_read(world: World) -> None:

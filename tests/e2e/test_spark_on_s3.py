@@ -1,4 +1,4 @@
-"""The bundled seven days through `spark-submit`, on S3 and in a folder: the same table, at the end of every day."""
+"""The bundled seven days, and a view of them, through `spark-submit`, on S3 and in a folder: the same each day."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from persist_core.spark_submit import SparkSettings
 from persist_core.time_text import parse_time
 from tests.servers import s3
 from tests.servers.certificates import TRUST_STORE_PASSWORD, Authority
+from persist_core.view_config import load_view
 from tests.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 from tests.servers.spark_cluster import CONF, running
 from tests.spark.s3_store import s3_server
 
-SHARD = "customers"
+SHARD, VIEW = "customers", "by_city"
 ROOT = Path(__file__).resolve().parents[2]
 DAY_MS = 86_400_000
 START_MS, UNTIL_MS = parse_time("2026-01-01", what="start"), parse_time("2026-01-08", what="until")
@@ -50,6 +51,28 @@ def run(location: PersistLocation, settings: SparkSettings) -> RunReport:
     with open_location(location) as opened:
         client = PersistClient(opened)
         return bring_up_to_date(client, location, config, until=UNTIL_MS, settings=settings, say=lambda _: None)
+
+
+def run_view(location: PersistLocation, folder: Path, settings: SparkSettings) -> RunReport:
+    """`persist run by_city`, a view of that collection."""
+    path = folder / f"{VIEW}.yaml"
+    path.write_text(f"query: SELECT city, count(*) AS n, sum(balance) AS balance FROM {SHARD} GROUP BY city\n")
+    config = load_view(path, collections=ROOT / "dags" / "collections")
+    with open_location(location) as opened:
+        client = PersistClient(opened)
+        return bring_up_to_date(client, location, config, until=None, settings=settings, say=lambda _: None)
+
+
+def by_city(customers: list[dict[str, Any]]) -> list[str]:
+    """What the view's query comes to."""
+    cities: dict[str | None, list[Any]] = {}
+    for customer in customers:
+        cities.setdefault(customer["city"], []).append(customer["balance"])
+    rows = (
+        {"city": city, "n": len(found), "balance": sum(b for b in found if b is not None)}
+        for city, found in cities.items()
+    )
+    return sorted(map(repr, rows))
 
 
 def contents(location: PersistLocation) -> list[Any]:
@@ -92,10 +115,18 @@ def test_seven_days_on_s3_are_the_same_and_no_secret_shows(
     logs, events = tmp_path / "logs", tmp_path / "events"
     events.mkdir()
     conf = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": str(events), "spark.log.level": "INFO"}
-    report = run(location, SparkSettings(LOCAL, conf, log_folder=logs))
+    settings = SparkSettings(LOCAL, conf, log_folder=logs)
+    report = run(location, settings)
     assert contents(location) == folder_contents
+    refreshed = run_view(location, tmp_path, settings)
+    assert [each.commit.upper for each in refreshed.rounds] == [UNTIL_MS]
+    with open_location(location) as opened:
+        client = PersistClient(opened)
+        customers = client.open_reader(SHARD).snapshot().to_pylist()
+        assert sorted(map(repr, client.open_reader(VIEW).snapshot().to_pylist())) == by_city(customers)
+        assert fsck(client, VIEW).is_clean
     written = [path for path in (*logs.iterdir(), *events.rglob("*")) if path.is_file()]
-    assert len(written) >= 2 * len(report.rounds)
+    assert len(written) >= 2 * (len(report.rounds) + 1)
     assert [path.name for path in written if SECRET_KEY.encode() in path.read_bytes()] == []
 
 

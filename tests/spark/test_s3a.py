@@ -15,14 +15,16 @@ from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolatio
 from persist_core.fsck import fsck
 from persist_core.location.blob import BlobMetadata
 from persist_core.location.mem import MemBlob
+from persist_core.location.open import PersistLocation, open_location
 from persist_core.schema import PART
 from persist_core.upsert import Err, Record
 from persist_spark import changes, s3a, snapshot
 from persist_spark.footers import rows_of
 from persist_spark.write_batch import WriteRequest, write_batch
-from tests.spark.s3_store import s3_blob
+from tests.spark.s3_store import s3_blob, s3_server
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import ONE_KEY, to_records
+from tests.spark.view_shards import BY_COLOUR, COLOURS, ITEMS, ViewShards, text
 
 
 def _records(keys: range, name: str) -> list[Record]:
@@ -166,6 +168,28 @@ def test_spark_reads_what_plain_python_reads(shard: StagedShard) -> None:
     updates = [row.asDict() for row in changes(shard.spark, shard.location, SHARD, 9).collect()]
     plain = shard.client.open_reader(SHARD).changes(9).to_pylist()
     assert sorted(map(repr, updates)) == sorted(map(repr, plain))
+
+
+def test_a_view_is_refreshed_mended_and_tried_on_s3_alone(request: pytest.FixtureRequest, spark: SparkSession) -> None:
+    """Collection, view, rows and state in one bucket, one Spark session."""
+    uri = s3_server(request).new_uri("team/persist")
+    with open_location(PersistLocation(uri, uri)) as location:
+        shards = ViewShards(spark, location)
+        shards.commit("items", ITEMS, 5, [((1, "red", 5), 1, 1), ((2, "blue", 7), 2, 1)], [("value", b"k", b"p", 3, 1)])
+        assert shards.refresh(BY_COLOUR).stats["inserted"] == 2
+        shards.commit("by_colour", COLOURS, 6, [(("pink", 1), 5, 1)])
+        shards.commit("items", ITEMS, 8, [((3, "red", 1), 7, 1)], [("value", b"k", b"p", 7, -1)])
+        tried = shards.trial(BY_COLOUR, 7).stats
+        refreshed = shards.refresh(BY_COLOUR).stats
+        assert tried == refreshed
+        assert (refreshed["corrections"], refreshed["updates"], refreshed["errs_retracted"]) == (1, 4, 1)
+        assert shards.rows("by_colour") == {
+            text({"colour": "red", "total": 6}): 1,
+            text({"colour": "blue", "total": 7}): 1,
+        }
+        assert not shards.errs("by_colour")
+        assert shards.errs("by_colour", 4) == {("items/value", b"k", b"p"): 1}
+        assert fsck(shards.client, "by_colour").is_clean
 
 
 def test_a_vanished_part_is_an_error_not_fewer_rows(shard: StagedShard) -> None:

@@ -21,13 +21,8 @@ from persist_core.view import ViewUpdate, correction_notice, install_desired
 from persist_spark.frame import user_fields
 from persist_spark.view import install_desired_into_persist
 from persist_spark.view_job import run_without_output
-from tests.spark.view_shards import ViewShards, text, view
+from tests.spark.view_shards import BY_COLOUR, COLOURS, ITEMS, ViewShards, text, view
 
-ITEMS = CollectionSchema(
-    key=(Column("id", "int", nullable=False),), values=(Column("colour", "string"), Column("n", "int"))
-)
-COLOURS = CollectionSchema(key=(), values=(Column("colour", "string"), Column("total", "bigint")))
-BY_COLOUR = view("by_colour", "SELECT colour, sum(n) AS total FROM items GROUP BY colour", ["items"])
 RED, BLUE = (1, "red", 5), (2, "blue", 7)
 
 
@@ -232,18 +227,30 @@ def nothing_of_use(spark: SparkSession, inputs: dict[str, DataFrame]) -> int:
     return len(inputs)
 
 
+def stumbling(spark: SparkSession, inputs: dict[str, DataFrame]) -> DataFrame:
+    del spark
+    return inputs["itms"]
+
+
+def asking_for_too_much(spark: SparkSession, inputs: dict[str, DataFrame]) -> DataFrame:
+    del spark
+    return inputs["items"].select("nope")
+
+
 def test_a_function_may_stand_for_the_query(shards: ViewShards) -> None:
     module = __name__
     config = view("reds", "", ["items"]).model_copy(update={"query": None, "function": f"{module}:reds"})
     assert shards.refresh(config).stats["rows"] == 1
     assert shards.rows("reds") == {row(id=1): 1}
-    for function, said in (
-        (f"{module}:missing", "can't be imported"),
-        ("no_such_module:x", "can't be imported"),
-        (f"{module}:nothing_of_use", "returned int; wanted a DataFrame"),
+    for function, error, said in (
+        (f"{module}:missing", ConfigError, "can't be imported"),
+        ("no_such_module:x", ConfigError, r"can't be imported.*spark\.submit\.pyFiles=FILE"),
+        (f"{module}:nothing_of_use", ConfigError, "returned int; wanted a DataFrame"),
+        (f"{module}:asking_for_too_much", ConfigError, r"asking_for_too_much is refused by Spark: .*nope"),
+        (f"{module}:stumbling", RunFailed, "view wrong: function .*stumbling raised KeyError: 'itms'. Nothing was"),
     ):
         wrong = config.model_copy(update={"name": "wrong", "function": function})
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(error, match=said):
             shards.refresh(wrong)
 
 

@@ -12,7 +12,8 @@ from decimal import Decimal
 from typing import Any
 
 from persist_core.schema import CollectionSchema, Column
-from tests.spark.view_shards import Update, ViewShards
+from tests.plain_commit import Update
+from tests.spark.view_shards import ViewShards
 
 ORDERS = CollectionSchema(
     key=(Column("id", "bigint", nullable=False),),

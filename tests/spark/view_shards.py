@@ -1,4 +1,4 @@
-"""Views over shards in a folder, refreshed with the real write stage; the shards are written by plain Python."""
+"""Views over shards, refreshed with the real write stage; the shards are written by plain Python."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from persist_core import protocol
@@ -21,23 +20,20 @@ from persist_core.location.file import FileBlob
 from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.protocol import Minted, NothingToDo
-from persist_core.schema import CollectionSchema
+from persist_core.schema import CollectionSchema, Column
 from persist_core.state import Committed
 from persist_core.view import Trial
 from persist_core.view_config import ViewConfig
-from persist_core.write import errs_schema, updates_schema
 from persist_spark.view_job import run_view_job
-
-Update = tuple[tuple[Any, ...], int, int]  # row, time, diff
-ErrUpdate = tuple[str, bytes | None, bytes, int, int]  # kind, key, payload, time, diff
+from tests.plain_commit import ErrUpdate, Update, commit
 
 
 class ViewShards:
     """A location, the shards in it, and the stages of a refresh."""
 
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
+    def __init__(self, spark: SparkSession, where: Path | OpenLocation) -> None:
         self.spark = spark
-        self.location = OpenLocation(FileBlob(folder), MemConsensus())
+        self.location = OpenLocation(FileBlob(where), MemConsensus()) if isinstance(where, Path) else where
         clock = ManualClock(1)
         self.client = PersistClient(self.location, clock, SeededIds(7, clock))
 
@@ -50,38 +46,7 @@ class ViewShards:
         errs: Iterable[ErrUpdate] = (),
     ) -> None:
         """Append a batch as any writer could, a rogue one too."""
-        state = self.client.ensure_shard(shard)
-        newest = state.newest_commit
-        description = BatchDescription(
-            shard=shard,
-            lower=state.upper.time or 0,
-            upper=upper,
-            token=self.client.ids.uuid7(),
-            checkpoint_id=self.client.ids.uuid7(),
-            epoch=newest.epoch + 1 if newest else 1,
-            parent_id=None,
-            writer="rogue",
-        )
-        wide, narrow = updates_schema(schema), errs_schema(schema)
-        rows = [dict(zip(wide.names, (*row, time, diff), strict=True)) for row, time, diff in updates]
-        bad = [
-            dict.fromkeys(schema.key_names)
-            | dict(
-                zip(
-                    narrow.names[len(schema.key) :], (kind, f"message of {kind}", key, payload, time, diff), strict=True
-                )
-            )
-            for kind, key, payload, time, diff in errs
-        ]
-        writer = self.client.open_writer(shard)
-        key = writer.stage(
-            description,
-            schema,
-            self.client.ids.uuid7(),
-            pa.Table.from_pylist(rows, schema=wide),
-            pa.Table.from_pylist(bad, schema=narrow),
-        )
-        assert isinstance(writer.compare_and_append(self.client.manifest(key), key), Committed)
+        commit(self.client, shard, schema, upper, updates, errs)
 
     def mint(self, view: ViewConfig, until: int | None = None, writer: str = "test") -> BatchDescription | NothingToDo:
         minted = protocol.mint(self.client, view, until=until, writer=writer)
@@ -137,6 +102,13 @@ class ViewShards:
 def view(name: str, query: str, inputs: Sequence[str], **fields: Any) -> ViewConfig:
     """A view, as its file would make it."""
     return ViewConfig.model_validate({"name": name, "query": query, "inputs": list(inputs), **fields})
+
+
+ITEMS = CollectionSchema(
+    key=(Column("id", "int", nullable=False),), values=(Column("colour", "string"), Column("n", "int"))
+)
+COLOURS = CollectionSchema(key=(), values=(Column("colour", "string"), Column("total", "bigint")))
+BY_COLOUR = view("by_colour", "SELECT colour, sum(n) AS total FROM items GROUP BY colour", ["items"])
 
 
 def text(row: dict[str, Any]) -> str:

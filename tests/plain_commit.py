@@ -1,0 +1,56 @@
+"""Append to a shard in plain Python, as any writer could: an input that needs no Spark, or a rogue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from persist_core.batch import BatchDescription
+from persist_core.client import PersistClient
+from persist_core.schema import CollectionSchema
+from persist_core.state import Committed
+from persist_core.write import errs_schema, updates_schema
+
+Update = tuple[tuple[Any, ...], int, int]  # row, time, diff
+ErrUpdate = tuple[str, bytes | None, bytes, int, int]  # kind, key, payload, time, diff
+
+
+def commit(
+    client: PersistClient,
+    shard: str,
+    schema: CollectionSchema,
+    upper: int | None,
+    updates: Iterable[Update] = (),
+    errs: Iterable[ErrUpdate] = (),
+) -> None:
+    """One batch from the shard's upper up to `upper`."""
+    state = client.ensure_shard(shard)
+    newest = state.newest_commit
+    description = BatchDescription(
+        shard=shard,
+        lower=state.upper.time or 0,
+        upper=upper,
+        token=client.ids.uuid7(),
+        checkpoint_id=client.ids.uuid7(),
+        epoch=newest.epoch + 1 if newest else 1,
+        parent_id=None,
+        writer="rogue",
+    )
+    wide, narrow = updates_schema(schema), errs_schema(schema)
+    rows = [dict(zip(wide.names, (*row, time, diff), strict=True)) for row, time, diff in updates]
+    bad = [
+        dict.fromkeys(schema.key_names)
+        | dict(zip(narrow.names[len(schema.key) :], (kind, f"message of {kind}", *rest), strict=True))
+        for kind, *rest in errs
+    ]
+    writer = client.open_writer(shard)
+    key = writer.stage(
+        description,
+        schema,
+        client.ids.uuid7(),
+        pa.Table.from_pylist(rows, schema=wide),
+        pa.Table.from_pylist(bad, schema=narrow),
+    )
+    assert isinstance(writer.compare_and_append(client.manifest(key), key), Committed)
