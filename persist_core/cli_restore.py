@@ -31,7 +31,7 @@ WRITER = "cli/restore"
     "--max-updates",
     type=click.IntRange(min=0),
     default=MAX_UPDATES,
-    help=f"Refuse to undo more updates than this ({MAX_UPDATES}); each takes about 1 KiB of memory.",
+    help=f"Refuse to undo more updates than this ({MAX_UPDATES}); each takes 1.2 KiB of memory, if rows are narrow.",
 )
 @with_session
 def restore_command(

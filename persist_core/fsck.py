@@ -71,10 +71,7 @@ def fsck(client: PersistClient, shard: str) -> FsckReport:
     findings += _missing_parts(client, shard, manifests)
     findings += _damaged_operator_state(client, state, manifests)
     findings += _damaged_progress(client, state)
-    findings += [
-        Finding(shard, "fork", f"{key} is shared, and no record beside its shard says so (persist_core.forks)")
-        for key in unrecorded(client.blob, shard, state.batches)
-    ]
+    findings += _unrecorded_shares(client, state)
     updates = 0
     if not findings and state.schema is not None:
         reader = client.open_reader(shard)
@@ -133,6 +130,17 @@ def _damaged_operator_state(
                 yield Finding(
                     state.shard, "operator_state", f"{artifact.key}: SHA-256 {digest}; wanted {artifact.sha256}"
                 )
+
+
+def _unrecorded_shares(client: PersistClient, state: ShardState) -> Iterator[Finding]:
+    """Of a fork: what it shares must be written down beside the shard that it shares with."""
+    try:
+        for key in unrecorded(client.blob, state.shard, state.batches):
+            yield Finding(
+                state.shard, "fork", f"{key} is shared, and no record beside its shard says so; GC may take it"
+            )
+    except Corruption as error:
+        yield Finding(state.shard, "fork", str(error))
 
 
 def _damaged_progress(client: PersistClient, state: ShardState) -> Iterator[Finding]:

@@ -56,7 +56,8 @@ from persist_core.sources.shards import SHARDS
 from persist_core.state import Committed, ShardState
 from persist_core.write import errs_schema, updates_schema
 
-MAX_UPDATES = 2_000_000  # that this process reads and undoes; about 2 GiB of memory at 150 bytes a row
+MAX_UPDATES = 2_000_000  # that this process reads and undoes: measured 1.2 KiB of memory each, at 180 bytes a row
+BYTES_OF_AN_UPDATE = 256  # of Parquet; an update that takes more counts for as many as it would make
 
 
 @dataclass(frozen=True)
@@ -185,11 +186,12 @@ def plan_restore(
     if state.upper.time is None or state.upper.time == MAX_TIME or state.schema is None:
         raise InvalidInput(f"shard {shard} is closed (upper {state.upper}): it takes no more commits; {fork}")
     since = state.batches[len(point.batches) :]
-    updates = sum(batch.counts.updates for batch in since)
-    if updates > max_updates:
+    updates, size_bytes = sum(batch.counts.updates for batch in since), sum(batch.size_bytes for batch in since)
+    if max(updates, size_bytes // BYTES_OF_AN_UPDATE) > max_updates:
         raise InvalidInput(
-            f"shard {shard} has changed by {updates} updates since checkpoint {checkpoint_id}; at most {max_updates}"
-            f" are undone in one process. Raise --max-updates where there is memory (1 KiB an update), or {fork}"
+            f"shard {shard} has changed by {updates} updates ({size_bytes} bytes) since checkpoint {checkpoint_id}; at"
+            f" most {max_updates} ({max_updates * BYTES_OF_AN_UPDATE} bytes) are undone in one process. Raise"
+            f" --max-updates where there is memory (1.2 KiB an update), or {fork}"
         )
     oks, errs = client.open_reader(shard).updates_of(list(since), state.schema)
     lower = state.upper.time

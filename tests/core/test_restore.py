@@ -121,7 +121,7 @@ def test_a_fork_goes_on_as_the_shard_did(history: History, data: st.DataObject) 
 
 @pytest.fixture
 def shard(tmp_path: Path) -> Collection:
-    """Three commits; the later two stash a record each, and the last one's delta builds on the one before."""
+    """A file whose second record waits in the stash until a run goes beyond 15, and an empty one."""
     made = Collection(tmp_path)
     made.drop("1.txt", [ok(A, "one", 1), ok(B, "two", 15)])
     made.drop("2.txt", [])
@@ -156,6 +156,21 @@ def test_a_restore_of_a_restore_still_lifts_the_stash(shard: Collection) -> None
     assert B in shard.contents(39)
     manifest = shard.checkpointer.load_manifest(back)
     assert (manifest.restored_from, manifest.watermark, manifest.shard and manifest.shard.upper) == (first, 10, 21)
+
+
+def test_a_chain_of_deltas_comes_back_whole(shard: Collection) -> None:
+    shard.run(10)
+    shard.drop("3.txt", [ok(A, "three", 25, row=7)])
+    second = shard.run(12)
+    assert shard.checkpointer.load_manifest(second).is_delta
+    shard.run(30)
+    shard.go_back(second)
+    newest = shard.checkpointer.list_checkpoints()[-1]
+    restored = shard.checkpointer.load_manifest(newest)
+    assert ([part.partition_id for part in restored.artifacts], restored.is_delta) == ([0, 1], False)
+    shard.run(40)
+    assert set(shard.contents(39)) == {A, B}
+    assert [u.time for u in shard.updates() if u.slot == A and u.diff > 0] == [1, 25, 30, 31]
 
 
 def test_going_forward_again_undoes_a_restore(shard: Collection) -> None:
@@ -263,7 +278,7 @@ def test_what_can_not_be_restored_says_why_and_changes_nothing(shard: Collection
     state = shard.client.state(SHARD)
     with pytest.raises(CheckpointNotFound, match=f"persist checkpoints {SHARD}"):
         plan_restore(shard.client, SHARD, shard.client.ids.uuid7())
-    with pytest.raises(InvalidInput, match=f"changed by 5 updates.*--max-updates.*--to {first} --as NEW_SHARD"):
+    with pytest.raises(InvalidInput, match=f"changed by 5 updates.*at most 3.*--max-updates.*--to {first} --as"):
         plan_restore(shard.client, SHARD, first, max_updates=3)
     assert shard.client.state(SHARD) == state
     hold = shard.client.open_since(SHARD, "h")

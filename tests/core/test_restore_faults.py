@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import pytest
 from persist_core import protocol
 from persist_core.client import PersistClient
 from persist_core.conflicts import list_conflicts
-from persist_core.errors import StorageError
+from persist_core.errors import InvalidInput, OutsideFrontiers, RunFailed, StorageError
 from persist_core.fork import fork
+from persist_core.forks import record_fork
 from persist_core.ids import SeededIds
 from persist_core.location.open import OpenLocation
 from persist_core.protocol import Conflict
 from persist_core.restore import NothingToRestore, plan_restore, restore
-from persist_core.state import Committed
+from persist_core.state import Committed, ShardState
 from persist_core.testing.faults import FaultRates, SeededFaults, UnreliableBlob, UnreliableConsensus
 from persist_core.testing.simulator.write_stage import ArrowParts
 from persist_core.upsert import Record
@@ -231,7 +233,39 @@ def test_a_fork_into_a_shard_that_holds_data_is_refused(tmp_path: Path) -> None:
     again = forked(shard.client, first)
     assert isinstance(again, Committed)
     assert (again.is_new, shard.client.state("twin")) == (False, twin)
-    with pytest.raises(Exception, match="twin is there already"):
+    with pytest.raises(InvalidInput, match="twin is there already"):
         fork(shard.client, SHARD, shard.checkpointer.list_checkpoints()[-1], "twin", writer="test")
-    with pytest.raises(Exception, match="needs a name of its own"):
+    with pytest.raises(InvalidInput, match="needs a name of its own"):
         fork(shard.client, SHARD, first, SHARD, writer="test")
+
+
+def merge(shard: Collection) -> None:
+    """What a compaction of the whole shard will make of its state."""
+
+    def merged(state: ShardState) -> tuple[ShardState, None]:
+        first, last = state.batches[0], state.batches[-1]
+        return replace(state, batches=(replace(last, lower=first.lower, manifest_key=f"{SHARD}/batches/m"),)), None
+
+    shard.client.machine.apply(SHARD, merged)
+
+
+def test_a_fork_gives_up_where_its_batches_are_merged_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard, first = made(tmp_path)
+
+    def recorded(*arguments: Any, **named: Any) -> None:
+        record_fork(*arguments, **named)
+        merge(shard)
+
+    monkeypatch.setattr("persist_core.fork.record_fork", recorded)
+    with pytest.raises(RunFailed, match="were merged meanwhile; twin was not made"):
+        forked(shard.client, first)
+    assert shard.client.shards() == [SHARD]
+
+
+def test_a_checkpoint_in_the_middle_of_a_merged_batch_is_refused(tmp_path: Path) -> None:
+    shard, first = made(tmp_path)
+    merge(shard)
+    with pytest.raises(OutsideFrontiers, match="no batch that ends at 10"):
+        back(shard.client, first)
