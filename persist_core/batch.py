@@ -10,6 +10,7 @@ Blob keys of a shard (all below `<shard>/`):
     batches/<attempt>/failure.json           why the attempt failed, where it could still say so
     checkpoints/...                          see persist_core.checkpoint
     conflicts/<uuid7>.json                   one record per conflict
+    forks/<fork>/<sha256>.json               what a fork of this shard shares with it (persist_core.forks)
     trials/<attempt>.json                    what a read-only refresh of a view would write, until it was read
 
 All dataclasses here are frozen plain data with `to_json`/`from_json`; times are ints, a closed upper is `None`.
@@ -30,6 +31,7 @@ from persist_core.frontier import Frontier, check_time, interval
 from persist_core.schema import CollectionSchema
 
 MANIFEST_VERSION = 1
+RESTORE_VERSION = 2  # of a restore's manifest alone, so that an older release says that it does not know what that is
 _SHARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -100,11 +102,25 @@ class BatchCounts:
 
 
 @dataclass(frozen=True)
+class Restored:
+    """Where a restore took contents, progress and operator state from: a checkpoint, of another shard if it is a fork.
+
+    `watermark`: what the operator state holds from there on is in the shard's contents no more than it was then, though
+    its time may be final by now. The next batch takes it in.
+    """
+
+    shard: str
+    checkpoint_id: str
+    watermark: int | None
+
+
+@dataclass(frozen=True)
 class BatchDescription:
     """What one batch will be: minted once, written any number of times, appended at most once.
 
     `input_key` names the frozen input in blob storage (`None`: no input, a seal). `sources` is the progress after the
-    commit. `stash` is the operator state before it: the chain of artifacts, oldest first. `writer` says who minted it
+    commit. `stash` is the operator state before it: the chain of artifacts, oldest first. Of these, records before
+    `stash_frontier` (`None`: before `lower`) have been processed by earlier batches. `writer` says who minted it
     (`dag_id/run_id` or `cli/...`), for people. `is_delta` says how the operator state is to be saved. `bookmark` is
     where the consensus has seen the shard's state last: it saves the append a request, and says nothing.
     """
@@ -124,6 +140,7 @@ class BatchDescription:
     stash: tuple[StateArtifact, ...] = ()
     is_delta: bool = False
     bookmark: str | None = None
+    stash_frontier: int | None = None
 
     def __post_init__(self) -> None:
         check_shard_name(self.shard)
@@ -163,7 +180,8 @@ class BatchManifest:
 
     `contents` is the digest that binds the token: bounds, consolidated oks and errs (order-independent), source
     frontier, schema. `is_delta`: the operator state builds on the parent checkpoint's. `stats` is
-    `DrainStats.to_json()` of the run that wrote it (empty for other writers).
+    `DrainStats.to_json()` of the run that wrote it (empty for other writers). `restored` is set where this is no next
+    step but a way back: `sources` and `operator_state` then are all there is, whatever was before.
     """
 
     shard: str
@@ -182,6 +200,12 @@ class BatchManifest:
     operator_state: tuple[StateArtifact, ...] = ()
     is_delta: bool = False
     stats: Mapping[str, int] = field(default_factory=dict)
+    restored: Restored | None = None
+
+    @property
+    def has_stash(self) -> bool:
+        """Whether any operator state is left after this batch."""
+        return bool(self.operator_state) if self.restored else self.stats.get("stashed", 0) != 0
 
     @property
     def size_bytes(self) -> int:
@@ -194,7 +218,10 @@ class BatchManifest:
 
     def encode(self) -> bytes:
         """Canonical JSON with a version."""
-        body = asdict(self) | {"version": MANIFEST_VERSION, "schema": self.schema.to_json()}
+        version = MANIFEST_VERSION if self.restored is None else RESTORE_VERSION
+        body = asdict(self) | {"version": version, "schema": self.schema.to_json()}
+        if self.restored is None:
+            del body["restored"]
         return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
@@ -202,8 +229,8 @@ class BatchManifest:
         """The inverse of `encode`; an unknown version is refused."""
         body = json.loads(data)
         version = body.pop("version", None)
-        if version != MANIFEST_VERSION:
-            raise UnknownVersion(f"batch manifest version {version!r}; this release reads {MANIFEST_VERSION}")
+        if version not in (MANIFEST_VERSION, RESTORE_VERSION):
+            raise UnknownVersion(f"batch manifest version {version!r}; this release reads up to {RESTORE_VERSION}")
         return cls(
             **{
                 **body,
@@ -212,6 +239,7 @@ class BatchManifest:
                 "counts": BatchCounts(**body["counts"]),
                 "sources": {name: SourceFrontier(**source) for name, source in body["sources"].items()},
                 "operator_state": tuple(StateArtifact(**artifact) for artifact in body["operator_state"]),
+                "restored": Restored(**body["restored"]) if body.get("restored") else None,
             }
         )
 

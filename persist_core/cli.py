@@ -1,6 +1,7 @@
 """`persist`: what is in a location, and running a collection or view without Airflow.
 
-persist shards | describe | snapshot | changes | errors | checkpoints | conflicts | fsck | doctor | run
+persist shards | describe | snapshot | changes | errors | checkpoints | pin | unpin | restore | conflicts | fsck |
+        doctor | run
 
 Every command takes the location from its options, the environment or a config file, prints tables for people or JSON
 for programs (`--json`), and ends with an exit code that says what to do next (`persist_core.cli_output`).
@@ -19,6 +20,7 @@ from click.exceptions import NoArgsIsHelpError
 
 from persist_core import cli_output as output
 from persist_core.cli_doctor import doctor
+from persist_core.cli_restore import pin_command, restore_command, unpin_command
 from persist_core.cli_run import run
 from persist_core.cli_session import Session, with_session
 from persist_core.cli_shards import check, checkpoints, conflicts, describe, shards
@@ -126,7 +128,9 @@ def _time(text: str | None, what: str) -> int | None:
     return None if text is None else parse_time(text, what=what)
 
 
-for _command in (shards, describe, checkpoints, conflicts, check, doctor, run):
+for _command in (
+    shards, describe, checkpoints, pin_command, unpin_command, restore_command, conflicts, check, doctor, run,
+):  # fmt: skip
     persist.add_command(_command)
 
 

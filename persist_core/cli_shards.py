@@ -19,6 +19,8 @@ from persist_core.errors import Corruption
 from persist_core.fsck import FsckReport, fsck
 from persist_core.state import ShardState
 
+UNREADABLE = "the manifest can't be read"
+
 
 @click.command()
 @with_session
@@ -142,7 +144,7 @@ def checkpoints(session: Session, shard: str) -> None:
     session.client.state(shard)
     checkpointer = BlobCheckpointer(session.client.blob, shard)
     latest, pinned = checkpointer.read_latest(), checkpointer.pinned()
-    manifests = checkpointer.manifests()
+    manifests, unreadable = checkpointer.listing()
     if session.as_json:
         output.print_ndjson(
             {
@@ -153,6 +155,7 @@ def checkpoints(session: Session, shard: str) -> None:
                 "is_delta": manifest.is_delta,
                 "is_latest": manifest.checkpoint_id == latest,
                 "is_pinned": manifest.checkpoint_id in pinned,
+                "restored_from": manifest.restored_from,
                 "since": manifest.shard.since if manifest.shard else None,
                 "upper": _upper(manifest),
                 "operators": {name: state.total_bytes for name, state in manifest.operators.items()},
@@ -160,8 +163,9 @@ def checkpoints(session: Session, shard: str) -> None:
             }
             for manifest in manifests
         )
+        output.print_ndjson({"checkpoint_id": each, "error": UNREADABLE} for each in unreadable)
         return
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for manifest in manifests:
         marks = (" (latest)" if manifest.checkpoint_id == latest else "") + (
             " (pinned)" if manifest.checkpoint_id in pinned else ""
@@ -174,9 +178,12 @@ def checkpoints(session: Session, shard: str) -> None:
                 output.show_time(_upper(manifest)),
                 output.show_bytes(manifest.total_size_bytes),
                 manifest.parent_id,
+                manifest.restored_from or "",
             )
         )
-    output.print_table(("checkpoint", "epoch", "made", "upper", "state size", "parent"), rows, empty="no checkpoints")
+    rows += [(each, UNREADABLE, "", "", "", "", "") for each in unreadable]
+    columns = ("checkpoint", "epoch", "made", "upper", "state size", "parent", "restored from")
+    output.print_table(columns, rows, empty="no checkpoints")
 
 
 def _upper(manifest: CheckpointManifest) -> int | None:

@@ -95,6 +95,12 @@ class ShardNotFound(NotReadable):
     kind: ClassVar[str] = "shard_not_found"
 
 
+class CheckpointNotFound(NotReadable):
+    """No such checkpoint of this shard: it never was, or retention has deleted it."""
+
+    kind: ClassVar[str] = "checkpoint_not_found"
+
+
 class OutsideFrontiers(NotReadable):
     """A read below `since` or at/after `upper`; the message prints both."""
 

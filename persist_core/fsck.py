@@ -22,6 +22,7 @@ from persist_core.checkpoint.checkpointer import BlobCheckpointer
 from persist_core.checkpoint.recovery import stash_chain
 from persist_core.client import PersistClient
 from persist_core.errors import Corruption
+from persist_core.forks import unrecorded
 from persist_core.read import ReadHandle
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
 from persist_core.sources.ledger import SOURCE_TYPE, Ledger
@@ -68,7 +69,9 @@ def fsck(client: PersistClient, shard: str) -> FsckReport:
     manifests = list(_manifests(client, state, findings))
     parts = [part for manifest in manifests for part in manifest.parts]
     findings += _missing_parts(client, shard, manifests)
+    findings += _damaged_operator_state(client, state, manifests)
     findings += _damaged_progress(client, state)
+    findings += _unrecorded_shares(client, state)
     updates = 0
     if not findings and state.schema is not None:
         reader = client.open_reader(shard)
@@ -100,17 +103,44 @@ def _manifests(client: PersistClient, state: ShardState, findings: list[Finding]
 
 
 def _missing_parts(client: PersistClient, shard: str, manifests: list[BatchManifest]) -> Iterator[Finding]:
-    sizes = {entry.key: entry.size_bytes for entry in client.blob.list_keys_and_metadata(f"{shard}/batches/")}
+    owners = sorted({shard, *(manifest.shard for manifest in manifests)})  # a fork has parts of other shards
+    sizes = {
+        entry.key: entry.size_bytes
+        for owner in owners
+        for entry in client.blob.list_keys_and_metadata(f"{owner}/batches/")
+    }
     for manifest in manifests:
         for part in manifest.parts:
             if sizes.get(part.key) != part.size_bytes:
                 found = "nothing" if part.key not in sizes else f"{sizes[part.key]} bytes"
                 yield Finding(shard, "part", f"{part.key}: found {found}; wanted {part.size_bytes} bytes")
+
+
+def _damaged_operator_state(
+    client: PersistClient, state: ShardState, manifests: list[BatchManifest]
+) -> Iterator[Finding]:
+    """What commits have left of operator state, from the newest restore on: nothing starts from what lies before it."""
+    own = [manifest for manifest in manifests if manifest.shard == state.shard]
+    restores = [number for number, manifest in enumerate(own) if manifest.restored]
+    for manifest in own[restores[-1] if restores else 0 :]:
         for artifact in manifest.operator_state:
             data = client.blob.get(artifact.key)
             digest = None if data is None else hashlib.sha256(data).hexdigest()
             if digest != artifact.sha256:
-                yield Finding(shard, "operator_state", f"{artifact.key}: SHA-256 {digest}; wanted {artifact.sha256}")
+                yield Finding(
+                    state.shard, "operator_state", f"{artifact.key}: SHA-256 {digest}; wanted {artifact.sha256}"
+                )
+
+
+def _unrecorded_shares(client: PersistClient, state: ShardState) -> Iterator[Finding]:
+    """Of a fork: what it shares must be written down beside the shard that it shares with."""
+    try:
+        for key in unrecorded(client.blob, state.shard, state.batches):
+            yield Finding(
+                state.shard, "fork", f"{key} is shared, and no record beside its shard says so; GC may take it"
+            )
+    except Corruption as error:
+        yield Finding(state.shard, "fork", str(error))
 
 
 def _damaged_progress(client: PersistClient, state: ShardState) -> Iterator[Finding]:

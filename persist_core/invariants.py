@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
+from persist_core.batch import SourceFrontier
 from persist_core.errors import InvariantViolation
 from persist_core.frontier import Frontier
 from persist_core.state import MIN_COMMITS_KEPT, ShardState
@@ -61,11 +62,33 @@ def upper_never_regresses(before: ShardState, after: ShardState) -> bool:
 
 
 def upper_moves_by_one_batch(before: ShardState, after: ShardState) -> bool:
-    """The upper moves exactly when one new commit appends one new batch, starting at the old upper."""
+    """The upper moves exactly when one new commit appends one new batch (a fork's first: all that it shares),
+    starting at the old upper."""
     if before.upper == after.upper:
         return before.newest_commit == after.newest_commit
     newest = after.newest_commit
     return newest is not None and Frontier(newest.lower) == before.upper and Frontier(newest.upper) == after.upper
+
+
+def progress_moves_with_data(before: ShardState, after: ShardState) -> bool:
+    """Source progress changes only by a commit: there is no other record of it."""
+    return before.sources == after.sources or before.newest_commit != after.newest_commit
+
+
+def progress_goes_back_only_by_a_restore(before: ShardState, after: ShardState) -> bool:
+    """No source is forgotten and no number in its progress (files, bytes, a view's time) sinks, but by a restore."""
+    newest = after.newest_commit
+    if newest is not None and newest.restored_from is not None:
+        return True
+    return all(_has_not_sunk(source, after.sources.get(name)) for name, source in before.sources.items())
+
+
+def _has_not_sunk(before: SourceFrontier, after: SourceFrontier | None) -> bool:
+    numbers = {name: value for name, value in before.offsets.items() if isinstance(value, int)}
+    found = {name: after.offsets.get(name) if after else None for name in numbers}
+    return after is not None and all(
+        isinstance(number, int) and number >= numbers[name] for name, number in found.items()
+    )
 
 
 def commits_are_kept(before: ShardState, after: ShardState) -> bool:
@@ -97,6 +120,8 @@ STEP_INVARIANTS: tuple[Callable[[ShardState, ShardState], bool], ...] = (
     since_never_regresses,
     upper_never_regresses,
     upper_moves_by_one_batch,
+    progress_moves_with_data,
+    progress_goes_back_only_by_a_restore,
     commits_are_kept,
     shard_is_the_same,
     seqno_moves_by_one,

@@ -29,7 +29,7 @@ from persist_core.batch import (
 )
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
 from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain, publish_missing
-from persist_core.checkpoint.recovery import stash_chain
+from persist_core.checkpoint.recovery import naming_the_way_back, stash_chain
 from persist_core.client import PersistClient
 from persist_core.conflicts import ConflictRecord, record_conflict
 from persist_core.errors import CorruptArtifact, InvalidInput, OutdatedDescription, StorageError
@@ -129,7 +129,7 @@ def _describe(
     client: PersistClient, config: ShardConfig, state: ShardState, lower: int, intake: Intake, writer: str
 ) -> BatchDescription:
     parent = state.newest_commit
-    stash, is_first_of_chain = _stash_before(client, config, parent)
+    stash = _stash_before(client, config, parent)
     epoch = parent.epoch + 1 if parent else 1
     identity = json.dumps([config.name, lower, intake.upper, intake.input_key, writer])
     return BatchDescription(
@@ -145,26 +145,33 @@ def _describe(
         input_files=intake.input_files,
         input_bytes=intake.input_bytes,
         sources=intake.sources,
-        stash=stash,
-        is_delta=not is_first_of_chain and epoch % config.retention.snapshot_every != 0,
         bookmark=client.machine.bookmark(config.name),
+        stash=stash.chain,
+        is_delta=not stash.is_first_of_chain and epoch % config.retention.snapshot_every != 0,
+        stash_frontier=stash.frontier,
     )
 
 
-def _stash_before(
-    client: PersistClient, config: ShardConfig, parent: Commit | None
-) -> tuple[tuple[StateArtifact, ...], bool]:
-    """The operator state to start from: the checkpoint that the newest commit names, published first if need be.
+@dataclass(frozen=True)
+class _Stash:
+    """Operator state to start from. The first of a chain has to be saved whole. `frontier`: see `BatchDescription`."""
 
-    Returns the chain, and whether the next checkpoint has to save its state whole.
-    """
-    if parent is None:
-        return (), True
-    if client.manifest(parent.manifest_key).stats.get("stashed", 0) == 0:
-        return (), True
+    chain: tuple[StateArtifact, ...] = ()
+    is_first_of_chain: bool = True
+    frontier: int | None = None
+
+
+def _stash_before(client: PersistClient, config: ShardConfig, parent: Commit | None) -> _Stash:
+    """The operator state of the checkpoint that the newest commit names, published first if need be."""
+    manifest = None if parent is None else client.manifest(parent.manifest_key)
+    if parent is None or manifest is None or not manifest.has_stash:
+        return _Stash()
     checkpointer = BlobCheckpointer(client.blob, config.name)
-    publish_missing(client, client.state(config.name))
-    return stash_chain(checkpointer, parent.checkpoint_id), False
+    with naming_the_way_back(checkpointer, config.name, parent.checkpoint_id):
+        publish_missing(client, client.state(config.name))
+        chain = stash_chain(checkpointer, parent.checkpoint_id)
+    frontier = manifest.restored.watermark if manifest.restored else None
+    return _Stash(chain, is_first_of_chain=False, frontier=frontier)
 
 
 def write_without_input(client: PersistClient, config: ShardConfig, description: BatchDescription) -> str | None:

@@ -29,6 +29,8 @@ from persist_core.write import PARQUET, PartFormat, errs_schema, updates_schema
 
 FETCH_THREADS = 8  # parts are fetched side by side: latency of a store, not work
 
+ERR_IDENTITY = (ERR_KIND, ERR_KEY, ERR_PAYLOAD)  # what makes two errs equal: the message is for people
+
 _Item = TypeVar("_Item")
 _Fetched = TypeVar("_Fetched")
 
@@ -114,7 +116,7 @@ class ReadHandle:
         batches = [batch for batch in state.batches if batch.lower <= time]
         updates = self._errs(batches, schema)
         updates = updates.filter(pc.less_equal(updates[TIME], time))
-        return _repeat(_sum_diffs(updates, [ERR_KIND, ERR_KEY, ERR_PAYLOAD])).drop_columns([DIFF])
+        return _repeat(sum_diffs(updates, list(ERR_IDENTITY))).drop_columns([DIFF])
 
     def changes(self, after: int, through: int | None = None) -> pa.Table:
         """The oks' updates with `after < time <= through`, each once, with time and diff; ordered by time, then diff.
@@ -193,7 +195,7 @@ class ReadHandle:
     def _live(self, updates: pa.Table, keys: tuple[str, ...], time: int, schema: CollectionSchema) -> pa.Table:
         updates = updates.filter(pc.less_equal(updates[TIME], time))
         if not keys:
-            return _repeat(_sum_diffs(updates, schema.arrow().names))
+            return _repeat(sum_diffs(updates, schema.arrow().names))
         forward = pc.greater(updates[DIFF], 0)
         insertions = updates.filter(forward)
         retractions = updates.filter(pc.invert(forward))
@@ -234,7 +236,7 @@ def _between(updates: pa.Table, after: int, through: int) -> pa.Table:
     return updates.filter(wanted).sort_by([(TIME, "ascending"), (DIFF, "ascending")])
 
 
-def _sum_diffs(updates: pa.Table, columns: list[str]) -> pa.Table:
+def sum_diffs(updates: pa.Table, columns: list[str]) -> pa.Table:
     """Consolidate by `columns`: diffs summed, zeros dropped; of the other columns the newest insertion's are kept."""
     ordered = updates.sort_by([(DIFF, "ascending"), (TIME, "ascending")]) if TIME not in columns else updates
     # Only row numbers are aggregated, so that any type of column is carried along by `take`.

@@ -29,7 +29,8 @@ MAX_HOLDERS = 10_000  # leases and holds: more is a leak in the caller
 class Commit:
     """One append that happened: what binds its token, what it appended, and who did it (for people).
 
-    `seqno` is that of the version that this commit made, `since` the shard's at that moment.
+    `seqno` is that of the version that this commit made, `since` the shard's at that moment. `restored_from` is the
+    checkpoint that it went back to, where it was a restore; a fork starts with one such commit.
     """
 
     token: str
@@ -43,6 +44,7 @@ class Commit:
     committed_ms: int
     seqno: int
     since: int | None
+    restored_from: str | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,67 @@ def compare_and_append(
     if state.upper != Frontier(expected_upper):
         return state, _upper_mismatch(state, manifest)
     schema = manifest.schema if state.schema is None else check_compatible(state.schema, manifest.schema)
-    commit = Commit(
+    commit = _commit(state, manifest, manifest_key, state.since, now_ms)
+    commits = (*state.commits, commit)
+    if len(commits) > MAX_COMMITS_KEPT:
+        commits = commits[-MIN_COMMITS_KEPT:]
+    after = replace(
+        state,
+        upper=Frontier(manifest.upper),
+        schema=schema,
+        batches=(*state.batches, manifest.hollow(manifest_key)),
+        commits=commits,
+        # A restore's progress is all there is: what was first consumed after its checkpoint is not consumed any more.
+        sources=manifest.sources if manifest.restored else {**state.sources, **manifest.sources},
+    )
+    return after, Committed(commit, is_new=True)
+
+
+def start_fork(
+    state: ShardState,
+    manifest: BatchManifest,
+    manifest_key: str,
+    *,
+    batches: tuple[HollowBatch, ...],
+    since: Frontier,
+    now_ms: int,
+) -> tuple[ShardState, Committed]:
+    """Make an empty shard a fork: it shares `batches`, and its one commit, `manifest`, stands for all of them.
+
+    `since` is that of the shard it comes from. Idempotent by token. Raises `InvalidInput` where the shard holds data
+    or was dropped, or where somebody holds it below `since`.
+    """
+    for commit in state.commits:
+        if commit.token == manifest.token:
+            return state, Committed(commit, is_new=False)
+    check_can_be_fork(state, since)
+    commit = _commit(state, manifest, manifest_key, since, now_ms)
+    after = replace(
+        state,
+        since=since,
+        upper=Frontier(manifest.upper),
+        schema=manifest.schema,
+        batches=batches,
+        commits=(commit,),
+        sources=manifest.sources,
+    )
+    return after, Committed(commit, is_new=True)
+
+
+def check_can_be_fork(state: ShardState, since: Frontier) -> None:
+    """Raise `InvalidInput` unless the shard is empty, and held by nobody below `since`."""
+    if state.commits or state.batches or state.upper != ZERO:
+        raise InvalidInput(f"shard {state.shard} is there already (upper {state.upper}); fork into another name")
+    held = [lease.since for lease in state.leases.values()] + [hold.since for hold in state.holds.values()]
+    if held and min(held) < since:
+        raise InvalidInput(
+            f"shard {state.shard} is held at {min(held)}, and a fork can be read from since {since} on; release its"
+            " leases and holds, or fork into another name"
+        )
+
+
+def _commit(state: ShardState, manifest: BatchManifest, manifest_key: str, since: Frontier, now_ms: int) -> Commit:
+    return Commit(
         token=manifest.token,
         contents=manifest.contents,
         lower=manifest.lower,
@@ -160,20 +222,9 @@ def compare_and_append(
         writer=manifest.writer,
         committed_ms=now_ms,
         seqno=state.seqno + 1,
-        since=state.since.time,
+        since=since.time,
+        restored_from=manifest.restored.checkpoint_id if manifest.restored else None,
     )
-    commits = (*state.commits, commit)
-    if len(commits) > MAX_COMMITS_KEPT:
-        commits = commits[-MIN_COMMITS_KEPT:]
-    after = replace(
-        state,
-        upper=Frontier(manifest.upper),
-        schema=schema,
-        batches=(*state.batches, manifest.hollow(manifest_key)),
-        commits=commits,
-        sources={**state.sources, **manifest.sources},
-    )
-    return after, Committed(commit, is_new=True)
 
 
 def _upper_mismatch(state: ShardState, manifest: BatchManifest) -> UpperMismatch:

@@ -154,25 +154,28 @@ def drain_sealed_input(
     upper: int | None,
     late: Late = "lift",
     as_of_frontier: int | None = None,
+    stash_frontier: int | None = None,
     schema: CollectionSchema | None = None,
 ) -> Drained:
     """The updates that `records` and `stash` make of `state`, for the batch `[lower, upper)`.
 
     `late` says what becomes of a record whose time lies before `lower`: it was never consumed and is lifted or made an
     err; or it is redelivered (`persisted`), dropped and counted. `as_of_frontier` advances earlier times to it. `stash`
-    may hold what later records beat or earlier drains have processed (a chain of deltas does). `schema` names the
-    columns where canonical bytes decide; without it they are numbered.
+    may hold what later records beat, and, before `stash_frontier` (default: `lower`), what earlier drains have
+    processed (a chain of deltas does); from there on it is always lifted. `schema` names the columns where canonical
+    bytes decide; without it they are numbered.
 
     Raises `BadBounds` for bounds that are none and for a state that reaches into them, `InvariantViolation` for a
     state that is no keyed collection.
     """
     drain = _Drain(lower, upper, late, _floor(lower, upper, as_of_frontier), schema)
+    processed = lower if stash_frontier is None else stash_frontier
     committed = list(state)
     if any(update.time >= lower for update in committed):
         newest = max(update.time for update in committed)
         raise BadBounds(f"the state has updates up to {newest}; wanted only times before the batch's lower {lower}")
     check_collection(committed)
-    drain.take(stash, records)
+    drain.take((record for record in stash if record.time is None or record.time >= processed), records)
     return drain.run(as_of(committed, lower))
 
 
@@ -246,15 +249,14 @@ class _Drain:
         """Settle every record's times; count those that are not processed; classify the rest by original time."""
         stashed: dict[tuple[int, Slot | None], list[_Arrival]] = defaultdict(list)
         for record in stash:
-            arrival = self._settled(record)
-            if arrival.at >= self.lower:  # else a delta of the chain still holds what an earlier drain has processed
-                stashed[arrival.at, record.slot].append(arrival)
+            arrival = self._settled(record, "lift")  # it came in time
+            stashed[arrival.at, record.slot].append(arrival)
         for arrivals in stashed.values():
             self.counts["stash_before"] += 1
             self._classify(max(arrivals, key=self._precedence))
         for record in records:
             self.counts["records_read"] += 1
-            arrival = self._settled(record)
+            arrival = self._settled(record, self.late)
             if record.value is SKIP:
                 self.counts["skipped"] += 1
             elif arrival.at < self.lower and self.late == "persisted":
@@ -280,12 +282,12 @@ class _Drain:
         stats.check()
         return Drained(tuple(consolidate(updates)), tuple(sorted(stash, key=repr)), stats)
 
-    def _settled(self, record: Record) -> _Arrival:
+    def _settled(self, record: Record, late: Late) -> _Arrival:
         if record.time is None:
             record = replace(record, time=self.lower if self.upper is None else self.upper - 1)
         at = check_time(record.time)
         is_refusable = not isinstance(record.value, Err) and record.value not in (TRUNCATE, SKIP)
-        if at < self.lower and self.late == "error" and is_refusable:
+        if at < self.lower and late == "error" and is_refusable:
             record = replace(record, value=self._late_err(record, at))
         return _Arrival(record, max(at, self.floor), at)
 

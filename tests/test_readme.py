@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -28,6 +29,7 @@ DOCUMENTS = {
     path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))
 }
 PERSIST = str(Path(sys.executable).with_name("persist"))
+CHECKPOINT = "CHECKPOINT_ID"  # stands in the documents for one of `persist checkpoints`
 FEED = ROOT / "dags" / "feed"
 
 
@@ -148,6 +150,9 @@ def inside(loaded: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize("command", COMMANDS[1:])
 def test_commands_run(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if CHECKPOINT in command:
+        assert run_command(["checkpoints", "customers", "--json"]) == 0
+        command = command.replace(CHECKPOINT, json.loads(capsys.readouterr().out.splitlines()[0])["checkpoint_id"])
     for options in ([], ["--json"]):
         assert run_command([*command.split()[1:], *options]) == 0, capsys.readouterr().err
         assert capsys.readouterr().out.strip() or "conflicts" in command

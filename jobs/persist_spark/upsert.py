@@ -15,8 +15,9 @@ Invariants a reader may rely on:
 2. Every count is observed after the exchange, in the stage that writes: task retries can't count a row twice.
 3. The normal plan neither expands truncates nor breaks ties of equal orders; it counts them. Where either count is not
    zero its output must be thrown away and `is_thorough=True` asked for (`Outcome.needs_thorough_plan`).
-4. The bounds of the batch occur in `_arrivals` only. Spark compiles numbers into the code it generates: anywhere else
-   they would make every batch run code that was never run before, and so was never optimised by the JVM.
+4. The bounds of the batch occur in `_arrivals` and right before it only. Spark compiles numbers into the code it
+   generates: anywhere else they would make every batch run code that was never run before, and so was never optimised
+   by the JVM.
 
 Expressions are SQL texts, since each call of the Column API costs a dozen messages to the JVM, and there would be a
 thousand. Key columns are k0.. in them, and the value columns are v0.. within one struct: no name can clash or break
@@ -26,7 +27,7 @@ out, and a value goes through the windows in one piece.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
@@ -137,6 +138,7 @@ def persistent_upsert(
     stash: DataFrame | None = None,
     late: Late = "lift",
     as_of_frontier: int | None = None,
+    stash_frontier: int | None = None,
     is_delta: bool = False,
     may_stash: bool = True,
     is_thorough: bool = False,
@@ -145,10 +147,11 @@ def persistent_upsert(
 
     `state`: committed updates (`persist_spark.state_reader`), all before `lower`, of at least every slot in the batch,
     oks and errs; value columns of retractions may be null. `stash`: the stash before, in the records frame, not
-    consolidated. `late` says what becomes of a record whose time lies before `lower`: it was never consumed and is
-    lifted or made an err; or (`persisted`: the caller redelivers) it is dropped and counted. `is_delta`: emit only
-    newly stashed records. `may_stash=False` promises that no time lies at or after `upper`, and leaves out the columns
-    that only the stash has. `is_thorough`: expand truncates and break ties; `state` then has to hold *all* slots.
+    consolidated; what it holds before `stash_frontier` (default: `lower`) was processed since. `late` says what becomes
+    of a record whose time lies before `lower`: it was never consumed and is lifted or made an err; or (`persisted`: the
+    caller redelivers) it is dropped and counted. `is_delta`: emit only newly stashed records. `may_stash=False`
+    promises that no time lies at or after `upper`, and leaves out the columns that only the stash has. `is_thorough`:
+    expand truncates and break ties; `state` then has to hold *all* slots.
 
     Raises `BadBounds` where `as_of_frontier` is not before `upper`.
     """
@@ -158,7 +161,7 @@ def persistent_upsert(
     rules = UpsertRules(schema, lower, upper, floor, late, is_delta, may_stash, is_thorough)
     chain = _arrivals(records, ARRIVED, rules)
     if stash is not None:
-        chain = chain.union(_consolidated(_arrivals(stash, STASHED, rules), rules))
+        chain = chain.union(_stashed(stash, lower if stash_frontier is None else stash_frontier, rules))
     if state is not None:
         chain = chain.union(_history(state, records.schema[ORDER].dataType.simpleString(), rules))
     if is_thorough:
@@ -261,9 +264,13 @@ def _with_canonical(chain: DataFrame, rules: UpsertRules) -> DataFrame:
     return chain.withColumn(CANONICAL, F.when(F.col(OP) == UPSERT, value))
 
 
-def _consolidated(stash: DataFrame, rules: UpsertRules) -> DataFrame:
-    """The stash as it was left: a chain of deltas holds records that later ones beat, or that were processed since."""
-    live = _with_canonical(stash.where(f"NOT {LATE}"), rules)
+def _stashed(stash: DataFrame, frontier: int, rules: UpsertRules) -> DataFrame:
+    """The stash as it was left: a chain of deltas holds records that later ones beat, or that were processed since.
+
+    What a restore has brought back may lie before `lower`. It came in time, so it is lifted whatever `late` says.
+    """
+    waiting = stash.where(f"{TIME} >= {frontier}L")
+    live = _with_canonical(_arrivals(waiting, STASHED, replace(rules, late="lift")), rules)
     wins = f"lead({AT}) OVER (PARTITION BY {', '.join(rules.slot)}, {AT} ORDER BY {ORDER}, {CANONICAL}) IS NULL"
     return live.selectExpr("*", f"{wins} AS {WINS}").where(WINS).drop(WINS, CANONICAL)
 

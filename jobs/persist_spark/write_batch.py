@@ -85,6 +85,7 @@ def write_batch(
                     lower=description.lower,
                     upper=description.upper,
                     stash=stash,
+                    stash_frontier=description.stash_frontier,
                     late=request.late,
                     is_delta=description.is_delta,
                     may_stash=request.may_stash or stash is not None,

@@ -15,7 +15,7 @@ import hashlib
 from dataclasses import replace
 from typing import Protocol
 
-from persist_core.checkpoint.layout import Layout, check_checkpoint_id, is_checkpoint_id, state_path
+from persist_core.checkpoint.layout import MANIFEST, Layout, check_checkpoint_id, is_checkpoint_id, state_path
 from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState
 from persist_core.errors import CorruptArtifact, InvalidInput
 from persist_core.location.blob import Blob
@@ -150,12 +150,20 @@ class BlobCheckpointer:
 
     def manifests(self) -> list[CheckpointManifest]:
         """All manifests, oldest first by (epoch, id). `CorruptArtifact` where one can't be read."""
-        found = [self._find(checkpoint_id) for checkpoint_id, names in self._folders() if "manifest.json" in names]
+        found = [self._find(checkpoint_id) for checkpoint_id, names in self._folders() if MANIFEST in names]
         return sorted((manifest for manifest in found if manifest is not None), key=lambda manifest: manifest.position)
+
+    def listing(self) -> tuple[list[CheckpointManifest], list[str]]:
+        """All manifests that can be read, oldest first by (epoch, id), and the ids of those that can't."""
+        ids = [checkpoint_id for checkpoint_id, names in self._folders() if MANIFEST in names]
+        found = {checkpoint_id: self.find_readable(checkpoint_id) for checkpoint_id in ids}
+        readable = [manifest for manifest in found.values() if manifest is not None]
+        unreadable = [checkpoint_id for checkpoint_id, manifest in found.items() if manifest is None]
+        return sorted(readable, key=lambda manifest: manifest.position), unreadable
 
     def unfinished(self) -> list[str]:
         """Ids without a manifest that something was saved for: being written, or half deleted."""
-        return [checkpoint_id for checkpoint_id, names in self._folders() if "manifest.json" not in names]
+        return [checkpoint_id for checkpoint_id, names in self._folders() if MANIFEST not in names]
 
     def delete_checkpoint(self, checkpoint_id: str) -> bool:
         key = self.layout.manifest(checkpoint_id)

@@ -16,6 +16,7 @@ import uuid
 from persist_core.batch import check_shard_name
 from persist_core.errors import InvalidName
 
+MANIFEST = "manifest.json"  # right below a checkpoint's folder
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAX_PARTITION = 1_000_000  # files of operator state in one checkpoint; more is a defect in the writer
 
@@ -59,7 +60,7 @@ class Layout:
 
     def manifest(self, checkpoint_id: str) -> str:
         """The manifest's key."""
-        return f"{self.folder(checkpoint_id)}manifest.json"
+        return f"{self.folder(checkpoint_id)}{MANIFEST}"
 
     def pin(self, checkpoint_id: str) -> str:
         """The key of a user's pin."""

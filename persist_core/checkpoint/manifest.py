@@ -1,8 +1,9 @@
 """The checkpoint manifest, version 2: what a checkpoint is made of.
 
 Readers accept missing optional fields, and keep fields they don't know, at every level, when they write a manifest
-again. This project's additions are `shard` (the version that the checkpoint pins) and `is_delta` (its state builds on
-the parent, also where it adds no artifact to it).
+again. This project's additions are `shard` (the version that the checkpoint pins), `is_delta` (its state builds on
+the parent, also where it adds no artifact to it) and `restored_from` (the checkpoint that a restore went back to, whose
+watermark it has).
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class CheckpointManifest(_Entry):
     total_size_bytes: int = 0
     shard: ShardPin | None = None
     is_delta: bool = False
+    restored_from: str | None = None
 
     def __post_init__(self) -> None:
         check_checkpoint_id(self.checkpoint_id)

@@ -60,10 +60,11 @@ def publish(blob: Blob, manifest: BatchManifest, commit: Commit) -> CheckpointMa
         operators=states,
         source_offsets=sources,
         parent_id=manifest.parent_id,
-        watermark=commit.upper,
+        watermark=manifest.restored.watermark if manifest.restored else commit.upper,
         total_size_bytes=sum(state.total_bytes for state in states.values()),
         shard=ShardPin(manifest.shard, commit.seqno, commit.since, commit.upper),
         is_delta=manifest.is_delta and manifest.stats.get("stashed") != 0,  # an empty state needs no ancestors
+        restored_from=commit.restored_from,
     )
     checkpointer.save_manifest(saved)
     checkpointer.update_latest(commit.checkpoint_id)
@@ -82,7 +83,8 @@ def publish_missing(client: PersistClient, state: ShardState) -> tuple[str, ...]
     """Publish every commit that is newer than the newest readable checkpoint; returns their ids, oldest first.
 
     Publishing goes from old to new, so whatever is older than a checkpoint that is there was there before it, and is
-    gone only because retention took it.
+    gone only because retention took it. Commits before a restore are nobody's start any more, and what a restore is for
+    may be that their state is damaged: those that were not published until then never are.
     """
     checkpointer = BlobCheckpointer(client.blob, state.shard)
     try:
@@ -94,7 +96,7 @@ def publish_missing(client: PersistClient, state: ShardState) -> tuple[str, ...]
         if checkpointer.find_readable(commit.checkpoint_id) is not None:
             break
         missing.insert(0, commit)
-        if commit.checkpoint_id == latest:
+        if commit.checkpoint_id == latest or commit.restored_from is not None:
             break
     for commit in missing:
         publish(client.blob, client.manifest(commit.manifest_key), commit)
@@ -122,6 +124,7 @@ def _publish_and_retain(client: PersistClient, shard: str, retention: RetentionC
         return None
     published = publish_missing(client, state)
     checkpointer = BlobCheckpointer(client.blob, shard)
+    _discard_unreadable(checkpointer, state)
     manifests = checkpointer.manifests()
     if not manifests:
         raise CorruptArtifact(f"shard {shard} has commits and no checkpoint, though they were published just now")
@@ -148,6 +151,17 @@ def _publish_and_retain(client: PersistClient, shard: str, retention: RetentionC
         len(manifests) - len(doomed),
         truncated,
     )
+
+
+def _discard_unreadable(checkpointer: BlobCheckpointer, state: ShardState) -> None:
+    """Delete checkpoints that can't be read and that a restore has left behind: nothing will ever start from them."""
+    restores = [number for number, commit in enumerate(state.commits) if commit.restored_from is not None]
+    if restores:
+        left_behind = {commit.checkpoint_id for commit in state.commits[: restores[-1]]}
+        _, unreadable = checkpointer.listing()
+        for checkpoint_id in unreadable:
+            if checkpoint_id in left_behind:
+                checkpointer.delete_checkpoint(checkpoint_id)
 
 
 def _sweep(client: PersistClient, checkpointer: BlobCheckpointer, shard: str) -> None:

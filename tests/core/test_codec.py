@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,9 +41,17 @@ def test_golden_bytes_of_version_1() -> None:
     assert encode_state(FULL) == golden
 
 
+def test_golden_bytes_of_version_2_which_only_restores_need() -> None:
+    commits = (replace(FULL.state.commits[0], restored_from="older"),)
+    restored = replace(FULL, state=replace(FULL.state, commits=commits))
+    golden = (GOLDEN / "state-v2.json").read_bytes().rstrip(b"\n")
+    assert decode_state(golden) == restored
+    assert encode_state(restored) == golden
+
+
 def test_an_unknown_version_is_refused() -> None:
-    body = json.loads(encode_state(FULL)) | {"version": 2}
-    with pytest.raises(UnknownVersion, match="version 2; this release reads 1"):
+    body = json.loads(encode_state(FULL)) | {"version": 3}
+    with pytest.raises(UnknownVersion, match="version 3; this release reads up to 2"):
         decode_state(json.dumps(body).encode())
 
 

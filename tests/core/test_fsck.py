@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,12 +10,16 @@ import pytest
 from persist_core.batch import BatchDescription, SourceFrontier
 from persist_core.client import PersistClient
 from persist_core.clock import ManualClock
+from persist_core.errors import CorruptArtifact
+from persist_core.fork import fork
+from persist_core.forks import list_forks
 from persist_core.fsck import fsck
 from persist_core.ids import SeededIds
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.write import errs_schema, updates_schema
+from tests.core.restored_shard import SHARD, Collection
 from tests.core.test_read import SCHEMA, history, table
 
 Row = tuple[Any, ...]
@@ -129,3 +134,28 @@ def test_a_damaged_ledger_and_a_damaged_checkpoint_are_found() -> None:
     assert location.checks() == {"source_progress"}
     location.blob.set("s/checkpoints/_latest", b"not an id")
     assert location.checks() == {"source_progress", "checkpoint"}
+
+
+def test_a_fork_whose_record_is_gone_is_found(tmp_path: Path) -> None:
+    shard = Collection(tmp_path)
+    first, _ = shard.run(10), shard.run(20)
+    done = fork(shard.client, SHARD, first, "twin", writer="w")
+    again = shard.beside("twin")
+    again.run(30)
+    second = again.checkpointer.list_checkpoints()[-1]
+    fork(shard.client, "twin", second, "third", writer="w")
+    for name in ("twin", "third"):
+        assert fsck(shard.client, name).is_clean
+    records = list_forks(shard.client.blob, SHARD)
+    assert [(record.fork, record.checkpoint_id) for record in records] == [("third", second), ("twin", first)]
+    assert [record.keys for record in list_forks(shard.client.blob, "twin")] == [
+        (again.client.state("twin").batches[-1].manifest_key,)
+    ]
+    assert done.commit.restored_from == first
+    shard.client.blob.delete(next(record.key for record in records if record.fork == "twin"))
+    assert [finding.check for finding in fsck(shard.client, "twin").findings] == ["fork"]
+    assert fsck(shard.client, "third").is_clean
+    shard.client.blob.set(records[0].key, b"{}")
+    with pytest.raises(CorruptArtifact, match="record of a fork"):
+        list_forks(shard.client.blob, SHARD)
+    assert [finding.check for finding in fsck(shard.client, "third").findings] == ["fork"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist_core.batch import BatchCounts, BatchManifest
+from persist_core.batch import BatchCounts, BatchManifest, Restored, SourceFrontier
 from persist_core.errors import (
     BadBounds,
     InvalidInput,
@@ -37,6 +37,7 @@ from persist_core.state import (
     release_hold,
     release_lease,
     renew_lease,
+    start_fork,
 )
 
 SCHEMA = CollectionSchema(key=(Column("id", "bigint", nullable=False),), values=(Column("name", "string"),))
@@ -264,3 +265,48 @@ def test_no_sequence_of_commands_breaks_an_invariant(commands: list[tuple[str, i
         if state is not before:
             state = replace(state, seqno=state.seqno + 1)
             check_step(before, state)
+
+
+def going_back(state: ShardState, sources: dict[str, SourceFrontier], restored: Restored | None) -> ShardState:
+    upper = state.upper.time or 0
+    batch = replace(manifest(upper, upper + 1, f"back {upper}"), sources=sources, restored=restored)
+    return append(state, batch)[0]
+
+
+def files(number: int) -> SourceFrontier:
+    return SourceFrontier("files", {"base": "/in", "files": number, "segments": []})
+
+
+def test_progress_goes_back_by_a_restore_and_by_nothing_else() -> None:
+    state = going_back(ShardState("s"), {"files": files(5), "more": files(1)}, None)
+    for sunk in ({"files": files(4)}, {"files": SourceFrontier("files", {"base": "/in"})}):
+        with pytest.raises(InvariantViolation, match="progress_goes_back_only_by_a_restore"):
+            going_back(state, sunk, None)
+    restored = going_back(state, {"files": files(4)}, Restored("s", "older", 1))
+    assert restored.sources == {"files": files(4)}
+    assert restored.commits[-1].restored_from == "older"
+    assert going_back(restored, {"files": files(5)}, None).sources == {"files": files(5)}
+    with pytest.raises(InvariantViolation, match="progress_moves_with_data"):
+        check_step(state, replace(state, seqno=state.seqno + 1, sources={"files": files(9), "more": files(1)}))
+
+
+def test_a_fork_starts_only_in_a_shard_that_is_empty_and_not_held_below_its_since() -> None:
+    source, _ = append(append(ShardState("s"), manifest(0, 10, "a"))[0], manifest(10, 20, "b"))
+    batch = replace(manifest(0, 20, "f"), shard="f", restored=Restored("s", "older", 20))
+
+    def start(state: ShardState) -> tuple[ShardState, Committed]:
+        return start_fork(state, batch, "key-f", batches=source.batches, since=Frontier(5), now_ms=1)
+
+    for before in (None, ShardState("f", seqno=0)):
+        after, done = start(before or ShardState("f"))
+        check_step(before, replace(after, seqno=after.seqno + 1))
+        assert (after.since, after.upper, after.batches) == (Frontier(5), Frontier(20), source.batches)
+        assert (done.is_new, done.commit.restored_from) == (True, "older")
+        again, known = start(after)
+        assert again is after
+        assert not known.is_new
+    with pytest.raises(InvalidInput, match="is there already"):
+        start(replace(source, shard="f"))
+    held, _ = register_hold(ShardState("f"), "view/v", opaque="o")
+    with pytest.raises(InvalidInput, match="is held at 0"):
+        start(held)

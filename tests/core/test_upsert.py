@@ -274,6 +274,15 @@ def test_a_stash_chain_may_hold_what_was_beaten_or_processed_since() -> None:
     assert (drained.stats.duplicates, drained.stats.order_ties) == (0, 0)
 
 
+@pytest.mark.parametrize("late", ["lift", "error"])
+def test_what_a_restore_brought_back_into_the_stash_is_lifted_and_never_an_err(late: Late) -> None:
+    waiting = Record((1,), ("back",), 12, (1,))
+    processed = Record((2,), ("done",), 5, (9,))
+    drained = drain_sealed_input([], [waiting, processed], lower=31, upper=40, late=late, stash_frontier=10)
+    assert drained.updates == (UpsertDiff((1,), ("back",), 31, 1),)
+    assert (drained.stats.stash_before, drained.stats.late_times, drained.stats.errors) == (1, 1, 0)
+
+
 # Times
 
 

@@ -17,9 +17,9 @@ from persist_core.local_run import RunReport, bring_up_to_date
 from persist_core.location.open import PersistLocation, open_location
 from persist_core.spark_submit import SparkSettings
 from persist_core.time_text import parse_time
+from persist_core.view_config import load_view
 from tests.servers import s3
 from tests.servers.certificates import TRUST_STORE_PASSWORD, Authority
-from persist_core.view_config import load_view
 from tests.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
 from tests.servers.spark_cluster import CONF, running
 from tests.spark.s3_store import s3_server

@@ -49,10 +49,12 @@ class Shard:
         *,
         late: Late = "lift",
         as_of_frontier: int | None = None,
+        stash_frontier: int | None = None,
         is_delta: bool = False,
     ) -> tuple[Written, Outcome]:
         """The batch `[lower, upper)`; asserts that updates, stash and stats are the oracle's, and takes them over."""
         bounds: dict[str, Any] = {"lower": lower, "upper": upper, "late": late, "as_of_frontier": as_of_frontier}
+        bounds["stash_frontier"] = stash_frontier
         wanted = drain_sealed_input(records, self.stash, self.updates, schema=self.domain.schema, **bounds)
         written, outcome = self._run(records, is_delta=is_delta, **bounds)
         assert comparable(written.updates) == comparable(wanted.updates)
@@ -117,6 +119,20 @@ def test_late_records_are_the_oracles(spark: SparkSession, dice: random.Random, 
     for lower, upper in BATCHES[1:3]:
         _, outcome = shard.drain(feed.records(PER_BATCH, lower, upper or lower + 4), lower, upper, late=late)
         assert (outcome.read.late_times if late == "error" else outcome.read.already_persisted) > 0
+
+
+@pytest.mark.parametrize("late", ["lift", "error"])
+def test_a_stash_that_a_restore_brought_back_is_the_oracles(
+    spark: SparkSession, dice: random.Random, late: Late
+) -> None:
+    feed, shard = Feed(ONE_KEY_DOMAIN, dice, WORLDS), Shard(spark, ONE_KEY_DOMAIN)
+    shard.drain(feed.records(PER_BATCH, 0, 3), 0, 3)
+    waiting = [record for record in shard.stash if (record.time or 0) < 6]
+    _, outcome = shard.drain([], 6, 9, stash_frontier=3, late=late)
+    assert outcome.read.late_times > 0
+    assert outcome.stats.stash_before >= len(waiting) > 0
+    assert {update.time for update in shard.updates if update.time > 3} <= {6, 7, 8}
+    check_collection(shard.updates)
 
 
 def test_advancing_times_is_the_oracles(spark: SparkSession, dice: random.Random) -> None:

@@ -13,8 +13,10 @@ from pyspark.sql import types as T
 
 from persist_core import protocol
 from persist_core.batch import BatchDescription
+from persist_core.checkpoint.publish import publish_missing
 from persist_core.errors import ConfigError, OutdatedDescription, RunFailed, SchemaMismatch, TooManyUpdates
 from persist_core.fsck import fsck
+from persist_core.restore import RestorePlan, plan_restore, restore
 from persist_core.schema import DIFF, TIME, CollectionSchema, Column
 from persist_core.state import Committed
 from persist_core.view import ViewUpdate, correction_notice, install_desired
@@ -117,10 +119,13 @@ def test_of_two_runs_at_once_one_commits_and_nothing_is_lost(shards: ViewShards)
 def test_an_input_restored_to_older_contents_takes_the_view_back(shards: ViewShards) -> None:
     shards.refresh(BY_COLOUR)
     before = shards.rows("by_colour")
+    (whole,) = publish_missing(shards.client, shards.client.state("items"))[-1:]
     shards.commit("items", ITEMS, 8, [(BLUE, 6, -1), ((2, "green", 7), 6, 1)])
     shards.refresh(BY_COLOUR)
     assert shards.rows("by_colour") != before
-    shards.commit("items", ITEMS, 9, [((2, "green", 7), 8, -1), (BLUE, 8, 1)])
+    plan = plan_restore(shards.client, "items", whole)
+    assert isinstance(plan, RestorePlan)
+    assert isinstance(restore(shards.client, plan, writer="test"), Committed)
     stats = shards.refresh(BY_COLOUR).stats
     assert (shards.rows("by_colour"), stats["corrections"], stats["updates"]) == (before, 0, 2)
 

@@ -14,12 +14,15 @@ from persist_core.batch import BatchDescription, failure_key, manifest_key
 from persist_core.client import PersistClient
 from persist_core.config import CollectionConfig
 from persist_core.errors import CorruptArtifact, SourceChanged
+from persist_core.fsck import fsck
 from persist_core.job_spec import JobSpec
 from persist_core.location.open import PersistLocation, open_location
 from persist_core.protocol import Minted
+from persist_core.restore import RestorePlan, plan_restore, restore
 from persist_core.state import Committed
 from persist_spark import __main__ as job
 from persist_spark import session
+from persist_spark.read import snapshot
 from persist_spark.write_job import run_write_job
 
 DAY_MS = 86_400_000
@@ -87,6 +90,22 @@ def test_runs_end_to_end_and_the_stash_alone_is_input_enough(spark: SparkSession
     assert (second["records_read"], second["stash_before"], second["updates"]) == (0, 1, 1)
     assert (collection.names(DAY_MS - 1), collection.names()) == (["early"], ["tomorrow"])
     assert len(collection.client.open_reader("things").errors()) == 1
+    _go_back_and_on_again(spark, collection)
+
+
+def _go_back_and_on_again(spark: SparkSession, collection: Collection) -> None:
+    """To the first of two commits, by plain Python: Spark reads what that wrote, and the stash that it brought back."""
+    first = collection.client.state("things").commits[0].checkpoint_id
+    plan = plan_restore(collection.client, "things", first)
+    assert isinstance(plan, RestorePlan)
+    assert isinstance(restore(collection.client, plan, writer="test"), Committed)
+    assert [row["name"] for row in snapshot(spark, collection.location, "things").collect()] == ["early"]
+    third = collection.run(spark, 3 * DAY_MS)
+    assert (third["records_read"], third["stash_before"], third["updates"], third["late_times"]) == (0, 1, 1, 1)
+    restored, newest = 2 * DAY_MS, 2 * DAY_MS + 1
+    names = [collection.names(time) for time in (DAY_MS - 1, 2 * DAY_MS - 1, restored, newest)]
+    assert names == [["early"], ["tomorrow"], ["early"], ["tomorrow"]]
+    assert fsck(collection.client, "things").is_clean
 
 
 def test_input_that_changed_fails_the_run(spark: SparkSession, collection: Collection) -> None:

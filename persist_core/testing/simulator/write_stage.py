@@ -63,7 +63,14 @@ def _write(client: PersistClient, config: CollectionConfig, description: BatchDe
     below = [batch for batch in state.batches if batch.lower < description.lower]
     manifests = client.open_reader(description.shard).manifests(below)
     updates = [update for manifest in manifests for update in read_updates(client.blob, manifest)]
-    drained = drain_sealed_input(records, stash, updates, lower=description.lower, upper=description.upper)
+    drained = drain_sealed_input(
+        records,
+        stash,
+        updates,
+        lower=description.lower,
+        upper=description.upper,
+        stash_frontier=description.stash_frontier,
+    )
     return _stage(client, config, description, drained, stash)
 
 
