@@ -24,8 +24,10 @@ from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ERR_KEY, ERR_PAYLOAD, TIME, CollectionSchema
 from persist_spark import s3a
 from persist_spark.frame import BAD_KEY, ERR_COLUMNS, err_null, named, null_of, part_frame
+from persist_spark.session import settings
 
 _READ_OPTIONS = {"mergeSchema": "false", "datetimeRebaseMode": "CORRECTED"}  # dates are read as they were written
+_ALWAYS_BY_THE_DRIVER, _DEFAULT_THRESHOLD = "100000", "32"
 _GLOB = re.compile(r"[\\*?\[\]{}]")
 
 
@@ -43,8 +45,14 @@ def scan_keys(spark: SparkSession, blob: Blob, keys: Sequence[str], schema: T.St
     """The Parquet files under these blob keys. A `[` or `{` in the location's own path is no pattern."""
     paths = [_GLOB.sub(r"\\\g<0>", blob.uri_of(key)) for key in keys]
     options = {**_READ_OPTIONS, **s3a.access_options(blob.uri, os.environ)}
-    with s3a.jars_present():
+    with s3a.jars_present(), settings(spark, _listing(blob)):
         return spark.read.schema(schema).options(**options).parquet(*paths)
+
+
+def _listing(blob: Blob) -> dict[str, str]:
+    """From how many files on Spark looks at them by a job of its own, which on a file system costs more than it saves."""
+    threshold = _ALWAYS_BY_THE_DRIVER if blob.uri.startswith("file:") else _DEFAULT_THRESHOLD
+    return {"spark.sql.sources.parallelPartitionDiscovery.threshold": threshold}
 
 
 def committed_updates(
