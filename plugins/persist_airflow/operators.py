@@ -259,7 +259,8 @@ def _report(client: PersistClient, result: str, commit: Commit | None) -> dict[s
     """What tasks return and asset events carry: plain JSON, times in ms, a closed frontier as `None`."""
     if commit is None:
         return {"result": result}
-    state = client.state(client.manifest(commit.manifest_key).shard)
+    manifest = client.manifest(commit.manifest_key)
+    state = client.state(manifest.shard)
     return {
         "result": result,
         "shard": state.shard,
@@ -271,5 +272,5 @@ def _report(client: PersistClient, result: str, commit: Commit | None) -> dict[s
         "checkpoint_id": commit.checkpoint_id,
         "epoch": commit.epoch,
         "writer": commit.writer,
-        "stats": dict(client.manifest(commit.manifest_key).stats),
+        "stats": dict(manifest.stats),
     }
