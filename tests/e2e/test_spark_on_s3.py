@@ -68,10 +68,10 @@ def by_city(customers: list[dict[str, Any]]) -> list[str]:
     cities: dict[str | None, list[Any]] = {}
     for customer in customers:
         cities.setdefault(customer["city"], []).append(customer["balance"])
-    rows = (
-        {"city": city, "n": len(found), "balance": sum(b for b in found if b is not None)}
-        for city, found in cities.items()
-    )
+    rows = []
+    for city, balances in cities.items():
+        known = [balance for balance in balances if balance is not None]
+        rows.append({"city": city, "n": len(balances), "balance": sum(known) if known else None})
     return sorted(map(repr, rows))
 
 
