@@ -325,6 +325,21 @@ def test_a_checkpoint_of_a_writer_that_knows_no_files_does_not_forget_them(shard
     assert shard.files_of(shard.mint(40)) == ["3.txt"]
 
 
+def test_where_newer_parts_are_lost_a_fork_goes_back(shard: Collection) -> None:
+    first = shard.run(10)
+    shard.drop("3.txt", [ok(A, "three", 12, row=7)])
+    shard.run(20)
+    for part in shard.client.manifest(shard.client.state(SHARD).batches[-1].manifest_key).parts:
+        shard.client.blob.delete(part.key)
+    with pytest.raises(CorruptArtifact, match=r"part .* is missing"):
+        plan_restore(shard.client, SHARD, first)
+    fork(shard.client, SHARD, first, "twin", writer="test")
+    twin = shard.beside("twin")
+    twin.run(20)
+    assert set(twin.contents(19)) == {A, B}
+    twin.check()
+
+
 def test_deletes_are_undone_too(shard: Collection) -> None:
     first = shard.run(10)
     shard.drop("3.txt", [Record(A, TOMBSTONE, 12, (9, "f", 0, 0))])
