@@ -136,10 +136,11 @@ def point_of(client: PersistClient, state: ShardState, checkpoint_id: str) -> Re
             f" {state.shard!r}"
         )
     batches = _batches_until(state, checkpoint.shard.upper)
-    sources = {
+    said = {
         name: SourceFrontier(source.source_type, source.offsets) for name, source in checkpoint.source_offsets.items()
     }
-    _check_as_committed(client, state, checkpoint_id, sources)
+    _check_as_committed(client, state, checkpoint_id, said)
+    sources = _progress(client, state, said, batches)
     Ledger(client.blob, state.shard).consumed(sources.get(SOURCE_TYPE))
     return RestorePoint(checkpoint, batches, sources, stash_chain(checkpointer, checkpoint_id))
 
@@ -165,6 +166,28 @@ def _check_as_committed(
             f"the source progress in checkpoint {checkpoint_id} of shard {state.shard} is not that of its commit"
             f" ({commit.manifest_key}); it was altered. Choose another checkpoint"
         )
+
+
+def _progress(
+    client: PersistClient,
+    state: ShardState,
+    said: Mapping[str, SourceFrontier],
+    batches: tuple[HollowBatch, ...],
+) -> dict[str, SourceFrontier]:
+    """The whole progress at the end of `batches`: a writer other than mint says nothing of a source that it left alone.
+
+    Looks back for what is missing, as far as the restore before, if there is one: that says all there is.
+    """
+    sources, missing = dict(said), set(state.sources) - set(said)
+    for batch in reversed(batches):
+        if not missing:
+            break
+        manifest = client.manifest(batch.manifest_key)
+        sources.update({name: source for name, source in manifest.sources.items() if name in missing})
+        missing -= set(manifest.sources)
+        if manifest.restored:
+            break
+    return sources
 
 
 def plan_restore(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -309,6 +310,34 @@ def test_broken_contents_are_not_picked_from(shard: Collection) -> None:
         protocol.append(shard.client, description, writer.stage(description, SCHEMA, shard.client.ids.uuid7(), oks))
     with pytest.raises(InvariantViolation, match=r"more than once.*--as NEW_SHARD"):
         plan_restore(shard.client, SHARD, first)
+
+
+def test_a_checkpoint_of_a_writer_that_knows_no_files_does_not_forget_them(shard: Collection) -> None:
+    shard.run(10)
+    description = replace(shard.mint(20), sources={}, input_key=None)
+    key = shard.client.open_writer(SHARD).stage(description, SCHEMA, shard.client.ids.uuid7())
+    protocol.append(shard.client, description, key)
+    protocol.checkpoint(shard.client, shard.config)
+    assert shard.checkpointer.load_manifest(description.checkpoint_id).source_offsets == {}
+    shard.drop("3.txt", [])
+    shard.run(30)
+    shard.go_back(description.checkpoint_id)
+    assert shard.files_of(shard.mint(40)) == ["3.txt"]
+
+
+def test_where_newer_parts_are_lost_a_fork_goes_back(shard: Collection) -> None:
+    first = shard.run(10)
+    shard.drop("3.txt", [ok(A, "three", 12, row=7)])
+    shard.run(20)
+    for part in shard.client.manifest(shard.client.state(SHARD).batches[-1].manifest_key).parts:
+        shard.client.blob.delete(part.key)
+    with pytest.raises(CorruptArtifact, match=r"part .* is missing"):
+        plan_restore(shard.client, SHARD, first)
+    fork(shard.client, SHARD, first, "twin", writer="test")
+    twin = shard.beside("twin")
+    twin.run(20)
+    assert set(twin.contents(19)) == {A, B}
+    twin.check()
 
 
 def test_deletes_are_undone_too(shard: Collection) -> None:
