@@ -50,7 +50,7 @@ def scan_keys(spark: SparkSession, blob: Blob, keys: Sequence[str], schema: T.St
 
 
 def _listing(blob: Blob) -> dict[str, str]:
-    """From how many files on Spark looks at them by a job of its own, which on a file system costs more than it saves."""
+    """From how many files on Spark lists them by a job of its own, which on a file system costs more than it saves."""
     threshold = _ALWAYS_BY_THE_DRIVER if blob.uri.startswith("file:") else _DEFAULT_THRESHOLD
     return {"spark.sql.sources.parallelPartitionDiscovery.threshold": threshold}
 
