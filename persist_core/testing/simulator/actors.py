@@ -188,6 +188,7 @@ def read_some(world: World, name: str, looks: int) -> None:
             while looks and session.look():
                 looks -= 1
             session.reader.expire()
+            tries += 1  # the shard is still empty, and in a replay nobody else may get a turn before this one ends
         except (StorageError, ShardNotFound):
             tries += 1
             client.clock.sleep_ms(1_000)
