@@ -20,6 +20,7 @@ SPARK_VERSION = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
 HAS_TRY_CAST = SPARK_VERSION >= (4, 0)
 HAS_TRIM_CHARACTERS = SPARK_VERSION >= (4, 0)  # `F.ltrim(text, characters)`
 READS_ZSTD_TEXT = SPARK_VERSION >= (4, 3)
+WRITES_TO_S3 = SPARK_VERSION >= (4, 0)  # 3.5's magic committer leaves no report of what it has committed
 
 ENGINE_ERRORS: tuple[type[Exception], ...] = (PySparkException,)
 if importlib.util.find_spec("py4j"):

@@ -26,9 +26,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pyspark
+
 from persist_core.errors import InvalidInput, InvariantViolation
 from persist_core.location.blob import Blob
 from persist_core.location.open import s3_settings
+from persist_spark.compat import WRITES_TO_S3
 
 SUCCESS = "_SUCCESS"
 MAGIC = "magic"
@@ -83,8 +86,18 @@ def access_options(uri: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def commit_options(uri: str) -> dict[str, str]:
-    """The options that make a write's files visible only as its one action commits; none where it is not on S3."""
-    return dict(_COMMIT_OPTIONS) if is_s3(uri) else {}
+    """The options that make a write's files visible only as its one action commits; none where it is not on S3.
+
+    Raises `InvalidInput` where this Spark can't write there so that we know what it has committed.
+    """
+    if not is_s3(uri):
+        return {}
+    if not WRITES_TO_S3:
+        raise InvalidInput(
+            f"Spark {pyspark.__version__} can't write to {uri}: its S3A leaves no report of what it has committed"
+            " (docs/spark-on-s3.md). Take Spark 4, or a location in a file system"
+        )
+    return dict(_COMMIT_OPTIONS)
 
 
 @contextmanager

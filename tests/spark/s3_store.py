@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from urllib.parse import quote
 
@@ -22,6 +23,10 @@ def s3_blob(request: pytest.FixtureRequest, prefix: str = "") -> Blob:
 
 def s3_server(request: pytest.FixtureRequest) -> S3Server:
     """The session's S3 server, where the jars are there too; else the test is skipped, and the summary says why."""
+    release = importlib.metadata.version("pyspark")
+    if int(release.partition(".")[0]) < 4:
+        real_parts.missing("Spark on S3", f"Spark {release} does not write there (docs/spark-on-s3.md)")
+        pytest.skip(f"Spark {release} does not write to S3 (docs/spark-on-s3.md)")
     home = spark_home(os.environ)
     if not s3a_jars(os.environ, home):
         real_parts.missing("Spark's jars for S3", "`make spark-jars` brings them")

@@ -209,3 +209,10 @@ def test_rows_are_counted_by_footers(shard: StagedShard) -> None:
     for torn in (BlobMetadata("torn.parquet", 16), BlobMetadata("torn.parquet", 99), BlobMetadata("gone.parquet", 9)):
         with pytest.raises(CorruptArtifact, match=f"staged file {torn.key} can't be read as Parquet"):
             rows_of(shard.blob, [torn])
+
+
+def test_a_spark_that_can_not_write_to_s3_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3a, "WRITES_TO_S3", False)
+    assert s3a.commit_options("file:///data") == {}
+    with pytest.raises(InvalidInput, match=r"can't write to s3://bucket/p.*Take Spark 4"):
+        s3a.commit_options("s3://bucket/p")
