@@ -1,7 +1,7 @@
 """How `make test` spreads the tests over two processes, since many of them wait for a server or a scheduler.
 
 tests with the shared Spark session   all in one process, first: Spark starts once, and they take longest
-tests that start a scheduler          one by one, after them
+tests with a scheduler, simulations   one by one, after them: some take minutes
 all others                            file by file, so that what a module sets up is set up once
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 _SPARK = ("tests/spark/", "tests/e2e/test_git_history.py", "tests/test_readme.py")
 _OWN_SPARK = "tests/spark/test_s3_cluster.py"
-_ALONE = ("tests/e2e/test_airflow_scheduler.py", "tests/e2e/test_view_chain.py")
+_ALONE = ("tests/e2e/test_airflow_scheduler.py", "tests/e2e/test_view_chain.py", "tests/sim/")
 
 
 def group_of(nodeid: str) -> str:
@@ -19,7 +19,7 @@ def group_of(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
     if file.startswith(_SPARK) and file != _OWN_SPARK:
         return "spark"
-    return nodeid if file in _ALONE else file
+    return nodeid if file.startswith(_ALONE) else file
 
 
 def rank_of(nodeid: str) -> int:
