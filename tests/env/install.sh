@@ -23,7 +23,8 @@ fi
 echo "installing $venv from ${locks[*]}"
 [ -x "$venv/bin/python" ] || "$uv" venv --quiet --no-python-downloads --python "$(cat .cache/python)" "$venv"
 export VIRTUAL_ENV="$PWD/$venv"
-"$uv" pip sync --quiet --require-hashes --require-build-hashes --build-constraint requirements/build.txt "${locks[@]}"
+# Compiled once here, and not in every process where Python may not write what it compiles (PYTHONDONTWRITEBYTECODE).
+"$uv" pip sync --quiet --compile-bytecode --require-hashes --require-build-hashes --build-constraint requirements/build.txt "${locks[@]}"
 "$uv" pip install --quiet --no-deps --require-build-hashes --build-constraint requirements/build.txt --editable .
 
 # pyspark-client installs over the same folder as pyspark, and the last writer wins.
