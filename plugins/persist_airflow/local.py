@@ -173,7 +173,10 @@ class LocalAirflow:
             self._spawn(SPARK, self._spark.command(), self._spark.environment())
 
     def launch(self, components: Sequence[str] = HEADLESS) -> None:
-        """Start processes beside those that run, and return when the API server answers. Raises as `start` does."""
+        """Start processes beside those that run, and return when the API server answers.
+
+        Raises `EmbeddedAirflowError` where one dies or does not become healthy; what runs is the caller's to stop.
+        """
         for name in components:
             arguments = self._arguments(name, headless="dag-processor" not in components)
             self._spawn(name, [sys.executable, "-m", "airflow", *arguments], self.environment())
