@@ -7,11 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist_core.batch import BatchDescription
-from persist_core.client import PersistClient
+from persist_core.handles.client import PersistClient
+from persist_core.handles.write import errs_schema, updates_schema
 from persist_core.schema import CollectionSchema
-from persist_core.state import Committed
-from persist_core.write import errs_schema, updates_schema
+from persist_core.shard.batch import BatchDescription
+from persist_core.shard.state import Committed
 
 Update = tuple[tuple[Any, ...], int, int]  # row, time, diff
 ErrUpdate = tuple[str, bytes | None, bytes, int, int]  # kind, key, payload, time, diff

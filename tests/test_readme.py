@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 from pydantic import BaseModel
 
-from persist_core.cli import persist, run_command
-from persist_core.config import CollectionConfig, load_collection
-from persist_core.view_config import ViewConfig, ViewLimits, load_view
+from persist_core.cli.main import persist, run_command
+from persist_core.config.collection import CollectionConfig, load_collection
+from persist_core.config.view import ViewConfig, ViewLimits, load_view
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

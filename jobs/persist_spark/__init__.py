@@ -7,8 +7,8 @@ install_desired_into_persist                desired rows against persisted ones 
 
 from __future__ import annotations
 
-from persist_spark.read import changes, error_changes, errors, snapshot
-from persist_spark.upsert import persistent_upsert
-from persist_spark.view import install_desired_into_persist
+from persist_spark.read.frames import changes, error_changes, errors, snapshot
+from persist_spark.upsert.plan import persistent_upsert
+from persist_spark.view.difference import install_desired_into_persist
 
 __all__ = ["changes", "error_changes", "errors", "install_desired_into_persist", "persistent_upsert", "snapshot"]

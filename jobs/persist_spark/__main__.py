@@ -11,11 +11,11 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from persist_core.batch import failure_key, manifest_key, trial_key
+from persist_core.config.view import ViewConfig
 from persist_core.errors import PersistError, StorageError
-from persist_core.job_spec import JobSpec
 from persist_core.location.open import OpenLocation, location_from, open_location
-from persist_core.view_config import ViewConfig
+from persist_core.shard.batch import failure_key, manifest_key, trial_key
+from persist_core.spark_job.spec import JobSpec
 
 _MAX_MESSAGE_CHARS = 20_000  # Spark's messages may hold whole plans
 
@@ -38,8 +38,8 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
 
 def _run(spec: JobSpec, location: OpenLocation) -> None:
     from persist_spark.session import build_session
-    from persist_spark.view_job import run_view_job
-    from persist_spark.write_job import run_write_job
+    from persist_spark.upsert.job import run_write_job
+    from persist_spark.view.job import run_view_job
 
     description = spec.description
     spark = build_session(f"persist {description.shard} {description.interval}")

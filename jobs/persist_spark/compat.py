@@ -1,7 +1,7 @@
 """What differs between the Spark releases we run on (3.5 to 4.x), in one place.
 
 On 3.5 there is no `Column.try_cast`; there ANSI mode is off by default, and then `cast` gives null for what does not
-fit. A 3.5 session with ANSI mode on is refused by `persist_spark.decode`.
+fit. A 3.5 session with ANSI mode on is refused by `persist_spark.decode.formats`.
 
 3.5 hands some errors of a running job over as they left the JVM, in py4j's wrapping; a Connect client has no py4j.
 """

@@ -21,7 +21,11 @@ from typing import Protocol, TypeVar
 
 from pyspark.sql import DataFrame
 
-from persist_core.batch import (
+from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolation
+from persist_core.handles.write import manifest_for, stage_manifest
+from persist_core.location.blob import Blob, BlobMetadata
+from persist_core.schema import PART, CollectionSchema
+from persist_core.shard.batch import (
     STASH_KIND,
     BatchCounts,
     BatchDescription,
@@ -31,10 +35,6 @@ from persist_core.batch import (
     StateArtifact,
     attempt_prefix,
 )
-from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolation
-from persist_core.location.blob import Blob, BlobMetadata
-from persist_core.schema import PART, CollectionSchema
-from persist_core.write import manifest_for, stage_manifest
 from persist_spark import s3a
 from persist_spark.footers import rows_of
 
@@ -79,7 +79,7 @@ class Counted(Protocol):
 
     @property
     def rows_digest(self) -> str:
-        """For `persist_core.batch.contents_digest`."""
+        """For `persist_core.shard.batch.contents_digest`."""
         ...
 
     @property

@@ -13,8 +13,8 @@ from __future__ import annotations
 import re
 import uuid
 
-from persist_core.batch import check_shard_name
 from persist_core.errors import InvalidName
+from persist_core.shard.batch import check_shard_name
 
 MANIFEST = "manifest.json"  # right below a checkpoint's folder
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

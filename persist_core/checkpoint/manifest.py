@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from persist_core.batch import SourceFrontier
 from persist_core.checkpoint.layout import check_checkpoint_id
 from persist_core.errors import CorruptArtifact, InvalidInput, UnknownVersion
+from persist_core.shard.batch import SourceFrontier
 
 MANIFEST_VERSION = 2
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from persist_core.batch import BatchManifest, StateArtifact
 from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified
 from persist_core.checkpoint.layout import offsets_path, state_path
 from persist_core.checkpoint.manifest import (
@@ -16,11 +15,12 @@ from persist_core.checkpoint.manifest import (
     SourceOffsets,
 )
 from persist_core.checkpoint.retention import plan_retention
-from persist_core.client import PersistClient
+from persist_core.config.shard import RetentionConfig
 from persist_core.errors import CorruptArtifact, InvalidInput
+from persist_core.handles.client import PersistClient
 from persist_core.location.blob import Blob
-from persist_core.shard_config import RetentionConfig
-from persist_core.state import Commit, ShardState
+from persist_core.shard.batch import BatchManifest, StateArtifact
+from persist_core.shard.state import Commit, ShardState
 
 MAX_LOOKS = 3  # an error that is still there then is none of the races that publishers run
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from persist_core.batch import StateArtifact
 from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified, manifest_chain
 from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.errors import CorruptArtifact, Corruption, StorageError
 from persist_core.location.blob import Blob
+from persist_core.shard.batch import StateArtifact
 
 
 def stash_chain(checkpointer: BlobCheckpointer, checkpoint_id: str) -> tuple[StateArtifact, ...]:

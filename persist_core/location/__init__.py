@@ -2,7 +2,7 @@
 
 from persist_core.location.blob import Blob, BlobMetadata
 from persist_core.location.consensus import MAX_SEQNO, SCAN_ALL, CaSResult, Consensus, VersionedData
-from persist_core.location.file import FileBlob
+from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import (
     OpenLocation,
@@ -14,9 +14,9 @@ from persist_core.location.open import (
     redact_uri,
     s3_settings,
 )
-from persist_core.location.s3 import S3Blob
-from persist_core.location.s3_client import S3Settings
-from persist_core.location.s3_consensus import S3Consensus
+from persist_core.location.s3.blob import S3Blob
+from persist_core.location.s3.client import S3Settings
+from persist_core.location.s3.consensus import S3Consensus
 from persist_core.location.sqlite import SqliteConsensus
 
 __all__ = [

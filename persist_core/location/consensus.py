@@ -1,7 +1,7 @@
 """The consensus contract (SEMANTICS, section 2): per key, a linearizable history of `VersionedData`.
 
 `compare_and_set` is the one commit point of the whole system. A mismatch is a value. After an `Indeterminate` error
-the caller finds out by reading back: every version's body carries a unique write id (persist_core.machine does that).
+the caller finds out by reading back: every version's body carries a unique write id (`shard.machine` does that).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What `persist doctor` finds out about a store, and what a backend can add to it.
 
-A backend that knows more of its store than the contract shows implements `Examinable`; `persist_core.doctor` asks it.
+A backend that knows more of its store than the contract shows implements `Examinable`; `maintenance.doctor` asks it.
 """
 
 from __future__ import annotations

@@ -30,15 +30,15 @@ from urllib.parse import quote, unquote, unquote_to_bytes
 from persist_core.errors import ConfigError, InvalidUri
 from persist_core.location.blob import Blob
 from persist_core.location.consensus import Consensus
-from persist_core.location.file import FileBlob
+from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemBlob, MemConsensus
-from persist_core.location.postgres_uri import PARAMETERS as POSTGRES_PARAMETERS
-from persist_core.location.postgres_uri import parse_postgres_uri
-from persist_core.location.s3 import S3Blob
-from persist_core.location.s3_client import S3Settings
-from persist_core.location.s3_consensus import S3Consensus
-from persist_core.location.s3_uri import PARAMETERS as S3_PARAMETERS
-from persist_core.location.s3_uri import parse_s3_uri
+from persist_core.location.postgres.uri import PARAMETERS as POSTGRES_PARAMETERS
+from persist_core.location.postgres.uri import parse_postgres_uri
+from persist_core.location.s3.blob import S3Blob
+from persist_core.location.s3.client import S3Settings
+from persist_core.location.s3.consensus import S3Consensus
+from persist_core.location.s3.uri import PARAMETERS as S3_PARAMETERS
+from persist_core.location.s3.uri import parse_s3_uri
 from persist_core.location.sqlite import SqliteConsensus
 
 ENV_BLOB_URI = "PERSIST_BLOB_URI"
@@ -276,7 +276,9 @@ def _decoded(text: str, where: str) -> str:
 
 def _postgres(parsed: _ParsedUri) -> Consensus:
     address = parse_postgres_uri(parsed.uri, parsed.text, parsed.parameters)
-    from persist_core.location.postgres import PostgresConsensus  # psycopg takes 0.1 s to import, and is an extra
+    from persist_core.location.postgres.consensus import (
+        PostgresConsensus,  # psycopg takes 0.1 s to import, and is an extra
+    )
 
     return PostgresConsensus(address)
 

@@ -37,8 +37,8 @@ from persist_core.location.consensus import (
     check_seqno,
     check_truncate,
 )
-from persist_core.location.durable import create_directory
-from persist_core.location.file_system import NETWORK_FILE_SYSTEMS, diagnose_file_system, file_system_of
+from persist_core.location.file.durable import create_directory
+from persist_core.location.file.file_system import NETWORK_FILE_SYSTEMS, diagnose_file_system, file_system_of
 from persist_core.location.finding import Finding, grade_if
 
 # How long a call waits for another process's transaction, in seconds. A transaction takes milliseconds; this leaves

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from persist_core.config import CollectionConfig
+from persist_core.config.collection import CollectionConfig
 from persist_core.location.blob import Blob
 from persist_core.schema import CollectionSchema, check_compatible
+from persist_core.shard.state import ShardState
 from persist_core.sources.files import FileSource
 from persist_core.sources.source import Intake
-from persist_core.state import ShardState
 
 FILES = "files"  # the name of a collection's one source
 

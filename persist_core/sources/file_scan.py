@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from persist_core.config.path_pattern import HIDDEN, PathPattern
 from persist_core.errors import Determinate
-from persist_core.sources.path_pattern import HIDDEN, PathPattern
 
 UNFINISHED_SUFFIXES = (
     ".tmp", ".temp", ".part", ".partial", ".filepart", ".inprogress", ".crdownload", ".crc", ".swp", "._COPYING_", "~",

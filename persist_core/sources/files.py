@@ -23,10 +23,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from persist_core.batch import SourceFrontier
-from persist_core.config import CollectionConfig
+from persist_core.config.collection import CollectionConfig
 from persist_core.errors import CorruptArtifact, InvalidInput, SourceChanged, UnknownVersion
 from persist_core.location.blob import Blob
+from persist_core.shard.batch import SourceFrontier
 from persist_core.sources.file_scan import FoundFile, UnmatchedFile, scan
 from persist_core.sources.ledger import SOURCE_TYPE, Ledger
 from persist_core.sources.natural_order import natural_key

@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 
 import zstandard
 
-from persist_core.batch import SourceFrontier
 from persist_core.errors import CorruptArtifact, InvariantViolation, UnknownVersion
 from persist_core.location.blob import Blob
+from persist_core.shard.batch import SourceFrontier
 
 SOURCE_TYPE = "files"
 SEGMENT_VERSION = 1

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from persist_core.client import PersistClient
-from persist_core.config import CollectionConfig
+from persist_core.config.collection import CollectionConfig
+from persist_core.config.shard import ShardConfig
+from persist_core.config.view import ViewConfig
 from persist_core.errors import InvalidInput
-from persist_core.shard_config import ShardConfig
+from persist_core.handles.client import PersistClient
 from persist_core.sources.collection import CollectionSource
 from persist_core.sources.shards import ShardSource
 from persist_core.sources.source import Source
-from persist_core.view_config import ViewConfig
 
 
 def source_of(client: PersistClient, config: ShardConfig) -> Source:

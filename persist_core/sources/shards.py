@@ -19,15 +19,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from persist_core.batch import SourceFrontier
-from persist_core.client import PersistClient
+from persist_core.config.view import ViewConfig
 from persist_core.errors import CorruptArtifact, InvalidInput, OutsideFrontiers, ShardNotFound, UnknownVersion
 from persist_core.frontier import CLOSED, MAX_TIME, Frontier
+from persist_core.handles.client import PersistClient
+from persist_core.handles.since import SinceHandle
 from persist_core.schema import CollectionSchema
-from persist_core.since import SinceHandle
+from persist_core.shard.batch import SourceFrontier
+from persist_core.shard.state import ShardState
 from persist_core.sources.source import Intake, NotYet
-from persist_core.state import ShardState
-from persist_core.view_config import ViewConfig
 
 SHARDS = "shards"  # the name of a view's one source, and its type
 HOLDER_PREFIX = "view/"

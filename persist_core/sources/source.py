@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from persist_core.batch import SourceFrontier
 from persist_core.schema import CollectionSchema
-from persist_core.state import ShardState
+from persist_core.shard.batch import SourceFrontier
+from persist_core.shard.state import ShardState
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from persist_core.oracle.upsert import SKIP, TOMBSTONE, TRUNCATE, Err, Mark, Record, Slot, Value, canonical_bytes
 from persist_core.schema import CollectionSchema, Column
-from persist_core.upsert import SKIP, TOMBSTONE, TRUNCATE, Err, Mark, Record, Slot, Value, canonical_bytes
 
 SCHEMA = CollectionSchema(
     key=(Column("region", "string", nullable=False), Column("id", "bigint", nullable=False)),

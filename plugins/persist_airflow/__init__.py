@@ -6,7 +6,7 @@
            protocol.mint                        spark-submit                   protocol.append     protocol.checkpoint
 
 What the reader may ignore here: whether a commit is right. Every task may be killed and tried again at any point; that
-no update is doubled or lost is the promise of `persist_core.protocol`, not of Airflow.
+no update is doubled or lost is the promise of `persist_core.protocol.stages`, not of Airflow.
 
 Nothing is imported here, so that Airflow can read `persist_airflow.provider` while it still configures itself.
 """

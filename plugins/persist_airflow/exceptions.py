@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from persist_airflow.compat import AirflowException
-from persist_core.conflicts import ConflictRecord
+from persist_core.protocol.conflicts import ConflictRecord
 
 
 class PersistCasConflict(AirflowException):

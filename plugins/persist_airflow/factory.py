@@ -27,9 +27,9 @@ from persist_airflow.operators import (
     MintBatchDescriptionsOperator,
     WriteBatchesOperator,
 )
-from persist_core.config import CollectionConfig, load_collections
+from persist_core.config.collection import CollectionConfig, load_collections
+from persist_core.config.shard import ShardConfig
 from persist_core.errors import ConfigError
-from persist_core.shard_config import ShardConfig
 from persist_core.time_text import parse_time
 
 DAG_PREFIX = "persist_upsert__"

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 from persist_airflow.compat import AirflowException, AirflowFailException
 from persist_airflow.exceptions import SparkJobFailed
-from persist_core.batch import BatchDescription, failure_key
-from persist_core.client import PersistClient
 from persist_core.errors import (
     Corruption,
     InvalidInput,
@@ -19,7 +17,9 @@ from persist_core.errors import (
     TooManyErrors,
     TooManyUpdates,
 )
-from persist_core.spark_submit import error_of_kind
+from persist_core.handles.client import PersistClient
+from persist_core.shard.batch import BatchDescription, failure_key
+from persist_core.spark_job.submit import error_of_kind
 
 HOPELESS = (InvalidInput, Corruption, TooManyErrors, TooManyUpdates, SourceChanged)  # the same again on the next try
 

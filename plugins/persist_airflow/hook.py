@@ -11,8 +11,8 @@ from typing import Any
 
 from persist_airflow.compat import AirflowNotFoundException, BaseHook, form_widgets
 from persist_airflow.provider import CONNECTION_TYPE, FORM_FIELDS, HIDDEN_FIELDS, PLACEHOLDERS
-from persist_core.client import PersistClient
 from persist_core.errors import ConfigError, PersistError
+from persist_core.handles.client import PersistClient
 from persist_core.ids import RandomIds
 from persist_core.location.consensus import CaSResult, VersionedData
 from persist_core.location.open import OpenLocation, PersistLocation, location_from, open_location

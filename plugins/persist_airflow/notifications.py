@@ -14,8 +14,8 @@ from dataclasses import asdict
 from typing import Any
 
 from persist_airflow.compat import BaseNotifier, Context, Stats
-from persist_core.client import PersistClient
-from persist_core.conflicts import ConflictRecord
+from persist_core.handles.client import PersistClient
+from persist_core.protocol.conflicts import ConflictRecord
 
 CONFLICT_METRIC = "persist.cas_conflict"
 ConflictCallback = Callable[[Any], Any]  # a BaseNotifier, or any callable that takes the context

@@ -30,18 +30,18 @@ from persist_airflow.hook import PersistHook
 from persist_airflow.links import ShardLink, shard_uri
 from persist_airflow.notifications import ConflictCallback, alert
 from persist_airflow.spark import WriteBatchesOperator
-from persist_core import protocol
-from persist_core.batch import BatchDescription
-from persist_core.client import PersistClient
+from persist_core.config.shard import ShardConfig
+from persist_core.config.view import ON_INPUT, ViewConfig
 from persist_core.errors import NotReadable
 from persist_core.frontier import Frontier
-from persist_core.local_run import input_noun
-from persist_core.protocol import Conflict, NothingToDo
-from persist_core.shard_config import ShardConfig
+from persist_core.handles.client import PersistClient
+from persist_core.oracle.view import correction_notice
+from persist_core.protocol import stages
+from persist_core.protocol.run import input_noun
+from persist_core.protocol.stages import Conflict, NothingToDo
+from persist_core.shard.batch import BatchDescription
+from persist_core.shard.state import Commit, Committed
 from persist_core.sources.shards import ShardSource
-from persist_core.state import Commit, Committed
-from persist_core.view import correction_notice
-from persist_core.view_config import ON_INPUT, ViewConfig
 
 __all__ = [
     "AppendBatchesOperator",
@@ -100,7 +100,7 @@ class MintBatchDescriptionsOperator(_PersistOperator):
                 return _trial(client, self.config, until)
             if isinstance(self.config, ViewConfig) and not _follows_inputs(self.config):
                 after_earlier_runs(context, client.clock, self.log)
-            minted = protocol.mint(client, self.config, until=until, writer=writer_of(context))
+            minted = stages.mint(client, self.config, until=until, writer=writer_of(context))
         if isinstance(minted, NothingToDo):
             raise AirflowSkipException(minted.reason)
         for notice in minted.notices:
@@ -176,8 +176,8 @@ class AppendBatchesOperator(_PersistOperator):
     ) -> Committed | Conflict:
         """One compare-and-append; a conflict is logged with both sides and alerted."""
         if manifest_key is None:
-            manifest_key = protocol.manifest_of_outdated(client, self.config, description)
-        result = protocol.append(client, description, manifest_key)
+            manifest_key = stages.manifest_of_outdated(client, self.config, description)
+        result = stages.append(client, description, manifest_key)
         if isinstance(result, Conflict):
             self.log.error("%s", result.record)
             alert(client, result.record, self.on_cas_conflict, context)
@@ -190,7 +190,7 @@ class AppendBatchesOperator(_PersistOperator):
         write: Any = context["dag"].get_task(self.write_task_id).prepare_for_execution()
         write.render_template_fields(context)
         for _ in range(MAX_HEALS):
-            minted = protocol.mint(client, self.config, until=description.upper, writer=description.writer)
+            minted = stages.mint(client, self.config, until=description.upper, writer=description.writer)
             if isinstance(minted, NothingToDo):
                 self.log.info("nothing left to append: %s", minted.reason)
                 return _report(client, "covered", client.state(self.shard).newest_commit)
@@ -220,7 +220,7 @@ class CheckpointManifestOperator(_PersistOperator):
     def execute(self, context: Context) -> dict[str, Any] | None:
         """Publish. Returns what was published, `None` where nothing was committed yet."""
         with self._client() as client:
-            published = protocol.checkpoint(client, self.config)
+            published = stages.checkpoint(client, self.config)
             if published is None:
                 self.log.info("shard %s has no commit yet: no checkpoint", self.shard)
                 return None
@@ -247,7 +247,7 @@ def _trial(client: PersistClient, config: ViewConfig, until: int | None) -> dict
         as_of = ShardSource(config, client).trial_time(until)
     except NotReadable as error:
         raise AirflowSkipException(str(error)) from error
-    return {"trial_as_of": as_of, "description": protocol.trial_description(client, config, as_of).to_json()}
+    return {"trial_as_of": as_of, "description": stages.trial_description(client, config, as_of).to_json()}
 
 
 def writer_of(context: Context) -> str:

@@ -22,14 +22,14 @@ from persist_airflow.compat import AirflowException, AirflowNotFoundException, B
 from persist_airflow.failures import airflow_error, hopeless_fails_at_once, spark_failure
 from persist_airflow.hook import PersistHook
 from persist_airflow.spark_connect import ConnectedJob, connect_url
-from persist_core import protocol
-from persist_core.batch import BatchDescription, manifest_key, trial_key
-from persist_core.client import PersistClient
+from persist_core.config.shard import ShardConfig
 from persist_core.errors import OutdatedDescription
-from persist_core.job_spec import JobSpec
-from persist_core.shard_config import ShardConfig
-from persist_core.spark_jars import with_s3a_jars
-from persist_core.spark_submit import (
+from persist_core.handles.client import PersistClient
+from persist_core.protocol import stages
+from persist_core.shard.batch import BatchDescription, manifest_key, trial_key
+from persist_core.spark_job.jars import with_s3a_jars
+from persist_core.spark_job.spec import JobSpec
+from persist_core.spark_job.submit import (
     LOCAL_MASTER,
     connect_command,
     connect_environment,
@@ -128,7 +128,7 @@ class WriteBatchesOperator(SparkSubmitOperator):
         """Stage `description`, and return the manifest's key, `None` where it is outdated. Heals call this too."""
         try:
             with hopeless_fails_at_once():
-                key = protocol.write_without_input(client, self.config, description)
+                key = stages.write_without_input(client, self.config, description)
         except OutdatedDescription as outdated:
             self.log.warning("%s", outdated)
             return None

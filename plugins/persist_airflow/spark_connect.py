@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from airflow.providers.apache.spark.hooks.spark_connect import SparkConnectHook
 
 from persist_airflow.compat import AirflowException, AirflowNotFoundException, BaseHook
-from persist_core.spark_submit import stop_process_group
+from persist_core.spark_job.submit import stop_process_group
 
 
 def connect_url(conn_id: str) -> str | None:

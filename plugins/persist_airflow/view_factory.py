@@ -19,7 +19,7 @@ from persist_airflow.compat import DAG, TaskGroup, any_asset, interval_schedule,
 from persist_airflow.factory import RETRIES, RETRY_DELAY, ShardTasks, shard_tasks, stand_ins, start_of
 from persist_airflow.hook import PersistHook
 from persist_airflow.links import shard_uri
-from persist_core.view_config import ON_INPUT, ViewConfig, load_views
+from persist_core.config.view import ON_INPUT, ViewConfig, load_views
 
 DAG_PREFIX = "persist_view__"
 

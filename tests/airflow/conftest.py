@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from persist_core.client import PersistClient
+from persist_core.handles.client import PersistClient
 from persist_core.location.open import ENV_BLOB_URI, ENV_CONSENSUS_URI, PersistLocation, open_location
 from tests.servers.backends import blob_uri_beside
 from tests.spark.s3_store import s3_server

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from persist_core.client import PersistClient
-from persist_core.config import CollectionConfig, load_collection
+from persist_core.config.collection import CollectionConfig, load_collection
+from persist_core.handles.client import PersistClient
 
 DAY = timedelta(days=1)
 DAY_MS = 24 * 3_600_000

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from persist_airflow.spark import WriteBatchesOperator
-from persist_core import protocol
-from persist_core.client import PersistClient
+from persist_core.handles.client import PersistClient
+from persist_core.handles.since import SinceHandle
+from persist_core.handles.write import WriteHandle
 from persist_core.location import FileBlob, S3Blob
-from persist_core.since import SinceHandle
-from persist_core.write import WriteHandle
+from persist_core.protocol import stages
 from tests.airflow.kill_in_job import dying, pass_on
 
 DURING_S = 4.0  # into a Spark job: the JVM is up, the parts are not yet staged
@@ -62,12 +62,12 @@ def install(folder: Path) -> None:
 
         setattr(owner, name, wrapped)
 
-    around(protocol, "mint", "mint.before", "mint.after")
+    around(stages, "mint", "mint.before", "mint.after")
     around(PersistClient, "ensure_shard", None, "mint.shard_made")
     around(WriteBatchesOperator, "write", "write.before", "write.after")
     around(WriteHandle, "compare_and_append", "append.before", "append.committed")
-    around(protocol, "append", None, "append.after")
-    around(protocol, "checkpoint", "checkpoint.before", "checkpoint.after")
+    around(stages, "append", None, "append.after")
+    around(stages, "checkpoint", "checkpoint.before", "checkpoint.after")
     around(PersistClient, "open_since", None, "mint.held")
     around(SinceHandle, "downgrade", None, "checkpoint.hold_moved")
     _install_submit(folder)

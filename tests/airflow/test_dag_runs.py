@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from persist_core.client import PersistClient
-from persist_core.conflicts import list_conflicts
-from persist_core.fsck import fsck
+from persist_core.handles.client import PersistClient
 from persist_core.location.open import PersistLocation
+from persist_core.maintenance.fsck import fsck
+from persist_core.protocol.conflicts import list_conflicts
 from tests import real_parts
 from tests.airflow.fruit import DAY_MS, NAME, START_MS, Fruit, check_history, end_of
 from tests.servers.backends import on_s3

@@ -13,8 +13,8 @@ import pytest
 
 from persist_airflow.hook import PersistHook
 from persist_airflow.provider import get_provider_info
-from persist_core.client import PersistClient
 from persist_core.errors import ConfigError
+from persist_core.handles.client import PersistClient
 from persist_core.location import S3Blob, S3Consensus
 from persist_core.location.open import ENV_BLOB_URI, ENV_CONSENSUS_URI, PersistLocation
 from tests.airflow.fruit import NAME

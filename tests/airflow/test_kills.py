@@ -16,11 +16,11 @@ import pytest
 from persist_airflow.compat import AirflowSkipException
 from persist_airflow.factory import build_upsert_dag
 from persist_airflow.view_factory import build_view_dag
-from persist_core.client import PersistClient
-from persist_core.conflicts import list_conflicts
 from persist_core.frontier import Frontier
-from persist_core.fsck import fsck
+from persist_core.handles.client import PersistClient
 from persist_core.location.open import PersistLocation
+from persist_core.maintenance.fsck import fsck
+from persist_core.protocol.conflicts import list_conflicts
 from persist_core.schema import CollectionSchema, Column
 from tests.airflow import kill_points
 from tests.airflow.fruit import DAY_MS, HISTORY, NAME, START_MS, Fruit, check_history, end_ms, end_of

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from persist_airflow.local import EmbeddedAirflowError, LocalAirflow, free_port, main, project_airflow, psutil
+from persist_airflow.embedded.home import EmbeddedAirflowError, LocalAirflow, free_port, main, project_airflow, psutil
 from persist_core.location.open import PersistLocation
 
 
@@ -50,7 +50,7 @@ def record(airflow: LocalAirflow, process: Any, created: float | None = None) ->
 def test_stop_ends_a_stubborn_process_and_its_children(
     airflow: LocalAirflow, child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persist_airflow.local.STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("persist_airflow.embedded.home.STOP_TIMEOUT_S", 0.2)
     record(airflow, child)
     (grandchild,) = psutil.Process(child.pid).children()
     assert airflow.is_running()
@@ -117,7 +117,7 @@ def test_an_unknown_command_prints_the_usage(capsys: pytest.CaptureFixture[str])
 SCRIPT = """
 import json, signal, subprocess, sys, time
 from pathlib import Path
-from persist_airflow.local import LocalAirflow, psutil
+from persist_airflow.embedded.home import LocalAirflow, psutil
 from persist_core.location.open import PersistLocation
 
 class Sleeper(LocalAirflow):

@@ -21,10 +21,10 @@ from persist_airflow.compat import AirflowFailException, AirflowSkipException, B
 from persist_airflow.exceptions import PersistCasConflict
 from persist_airflow.factory import build_upsert_dag
 from persist_airflow.spark import WriteBatchesOperator
-from persist_core import protocol
-from persist_core.client import PersistClient
-from persist_core.conflicts import list_conflicts
 from persist_core.frontier import Frontier
+from persist_core.handles.client import PersistClient
+from persist_core.protocol import stages
+from persist_core.protocol.conflicts import list_conflicts
 from tests.airflow.fruit import NAME, START_MS, Fruit, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
 
@@ -290,10 +290,10 @@ def test_a_schema_that_does_not_fit_fails_at_once_and_stages_nothing(
 
 
 def test_the_mint_is_the_protocols(fruit: Fruit, dag: Any, client: PersistClient) -> None:
-    """What the task returns is what `protocol.mint` describes, so the command line and Airflow agree."""
+    """What the task returns is what `stages.mint` describes, so the command line and Airflow agree."""
     fruit.write_days(range(2))
-    minted = protocol.mint(client, fruit.config(), until=end_ms(1), writer="persist_upsert__fruit/test")
-    assert isinstance(minted, protocol.Minted)
+    minted = stages.mint(client, fruit.config(), until=end_ms(1), writer="persist_upsert__fruit/test")
+    assert isinstance(minted, stages.Minted)
     description = DagRunDriver(dag, end_of(1)).run(MINT)
     other = minted.description.to_json()
     assert {**description, "checkpoint_id": None} == {**other, "checkpoint_id": None}

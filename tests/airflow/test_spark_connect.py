@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 
 from persist_airflow.compat import AirflowException, AirflowFailException
+from persist_airflow.embedded.spark_connect import LocalSpark
 from persist_airflow.exceptions import SparkJobFailed
 from persist_airflow.factory import build_upsert_dag
-from persist_airflow.local_spark import LocalSpark
 from persist_airflow.spark_connect import ConnectedJob, connect_url
-from persist_core.client import PersistClient
+from persist_core.config.view import load_view
 from persist_core.errors import InvalidInput
-from persist_core.fsck import fsck
-from persist_core.local_run import bring_up_to_date, try_out
+from persist_core.handles.client import PersistClient
 from persist_core.location.open import PersistLocation
-from persist_core.spark_submit import SparkSettings
-from persist_core.view_config import load_view
+from persist_core.maintenance.fsck import fsck
+from persist_core.protocol.run import bring_up_to_date, try_out
+from persist_core.spark_job.submit import SparkSettings
 from tests.airflow.fruit import HISTORY, NAME, Fruit, check_history, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
 from tests.servers.lifeline import wait_until

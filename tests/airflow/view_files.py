@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from persist_core.view_config import ViewConfig, load_view
+from persist_core.config.view import ViewConfig, load_view
 from tests.airflow.fruit import Fruit
 
 DAG_MODULE = "views_dag"

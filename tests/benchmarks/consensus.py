@@ -23,15 +23,15 @@ from pathlib import Path
 
 import pytest
 
-from persist_core.batch import BatchDescription
-from persist_core.cli_output import print_line, print_table
-from persist_core.client import PersistClient
-from persist_core.doctor import quantile
+from persist_core.cli.output import print_line, print_table
+from persist_core.handles.client import PersistClient
 from persist_core.location.consensus import CaSResult, Consensus, VersionedData
 from persist_core.location.finding import Erasable
 from persist_core.location.open import PersistLocation, open_consensus, open_location, redact_uri
+from persist_core.maintenance.doctor import quantile
 from persist_core.schema import CollectionSchema, Column
-from persist_core.state import Committed
+from persist_core.shard.batch import BatchDescription
+from persist_core.shard.state import Committed
 from tests.servers import s3
 from tests.servers.lifeline import ServerFolder
 from tests.servers.postgres import PgBouncer, find_pgbouncer, start_postgres

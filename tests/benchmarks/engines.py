@@ -16,13 +16,13 @@ import duckdb
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from persist_core.batch import BatchDescription, manifest_key
-from persist_core.client import PersistClient
+from persist_core.handles.client import PersistClient
 from persist_core.location.open import OpenLocation
 from persist_core.schema import CollectionSchema, Column
-from persist_core.state import Committed
+from persist_core.shard.batch import BatchDescription, manifest_key
+from persist_core.shard.state import Committed
 from persist_spark import frame, snapshot
-from persist_spark.write_batch import WriteRequest, write_batch
+from persist_spark.upsert.batch import WriteRequest, write_batch
 from tests.benchmarks.workload import VALUE_COLUMNS, KeyType
 
 SHARD = "upl"

@@ -17,11 +17,11 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from persist_core.client import PersistClient
-from persist_core.config import load_collection
-from persist_core.local_run import bring_up_to_date
+from persist_core.config.collection import load_collection
+from persist_core.handles.client import PersistClient
 from persist_core.location.open import PersistLocation, open_location
-from persist_core.spark_submit import SparkSettings
+from persist_core.protocol.run import bring_up_to_date
+from persist_core.spark_job.submit import SparkSettings
 from persist_core.time_text import parse_time
 from tests.servers import s3
 

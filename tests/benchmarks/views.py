@@ -21,19 +21,19 @@ import click
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from persist_core import protocol
-from persist_core.batch import BatchDescription, manifest_key
-from persist_core.client import PersistClient
-from persist_core.job_spec import JobSpec
+from persist_core.config.view import ViewConfig
+from persist_core.handles.client import PersistClient
 from persist_core.location.open import OpenLocation, PersistLocation, open_location
-from persist_core.protocol import Minted
+from persist_core.protocol import stages
+from persist_core.protocol.stages import Minted
 from persist_core.schema import CollectionSchema, Column
-from persist_core.state import Committed
-from persist_core.view_config import ViewConfig
+from persist_core.shard.batch import BatchDescription, manifest_key
+from persist_core.shard.state import Committed
+from persist_core.spark_job.spec import JobSpec
 from persist_spark import frame, snapshot
-from persist_spark.view_job import run_view_job
-from persist_spark.view_rows import rows_of
-from persist_spark.write_batch import WriteRequest, write_batch
+from persist_spark.upsert.batch import WriteRequest, write_batch
+from persist_spark.view.job import run_view_job
+from persist_spark.view.rows import rows_of
 from tests.benchmarks.engines import consume
 from tests.benchmarks.upl import session, timed
 
@@ -176,14 +176,14 @@ class World:
 
     def refresh(self, view: ViewConfig) -> dict[str, int]:
         """Mint, write and append; the refresh's stats and the bytes that it wrote."""
-        minted = protocol.mint(self.client, view, until=None, writer=f"benchmark/{self.round}")
+        minted = stages.mint(self.client, view, until=None, writer=f"benchmark/{self.round}")
         if not isinstance(minted, Minted):
             raise click.ClickException(minted.reason)
         spec = JobSpec(minted.description, view, self.client.ids.uuid7())
         manifest = run_view_job(self.spark, spec, self.location)
         if manifest is None:
             raise click.ClickException("the job staged nothing")
-        committed(protocol.append(self.client, minted.description, manifest_key(view.name, spec.attempt)))
+        committed(stages.append(self.client, minted.description, manifest_key(view.name, spec.attempt)))
         return {**manifest.stats, "bytes": manifest.size_bytes}
 
     def query(self, view: ViewConfig) -> DataFrame:

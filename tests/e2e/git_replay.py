@@ -13,13 +13,13 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from persist_core import protocol
-from persist_core.batch import manifest_key
-from persist_core.client import PersistClient
-from persist_core.config import CollectionConfig, load_collection
-from persist_core.job_spec import JobSpec
+from persist_core.config.collection import CollectionConfig, load_collection
+from persist_core.handles.client import PersistClient
 from persist_core.location.open import OpenLocation
-from persist_core.state import Committed
+from persist_core.protocol import stages
+from persist_core.shard.batch import manifest_key
+from persist_core.shard.state import Committed
+from persist_core.spark_job.spec import JobSpec
 from tests.e2e.git_feed import COLLECTION, Record, Tree, commits, records, tree
 
 if TYPE_CHECKING:
@@ -94,15 +94,15 @@ def deliveries(feed: Sequence[Record], last: int, batches: int, dice: random.Ran
 
 def _run(spark: SparkSession, client: PersistClient, config: CollectionConfig, until: int) -> dict[str, int]:
     """One batch through the four stages; its `DrainStats`."""
-    from persist_spark.write_job import run_write_job
+    from persist_spark.upsert.job import run_write_job
 
-    minted = protocol.mint(client, config, until=until, writer=f"git-replay/{until}")
-    assert isinstance(minted, protocol.Minted), minted
+    minted = stages.mint(client, config, until=until, writer=f"git-replay/{until}")
+    assert isinstance(minted, stages.Minted), minted
     attempt = client.ids.uuid7()
     manifest = run_write_job(spark, JobSpec(minted.description, config, attempt), client.location)
-    result = protocol.append(client, minted.description, manifest_key(COLLECTION, attempt))
+    result = stages.append(client, minted.description, manifest_key(COLLECTION, attempt))
     assert isinstance(result, Committed), result
-    protocol.checkpoint(client, config)
+    stages.checkpoint(client, config)
     return dict(manifest.stats)
 
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 
 from persist_airflow.class_data import FOLDER_ENV
-from persist_airflow.local import WITH_UI, EmbeddedAirflowError, LocalAirflow, psutil
-from persist_core.client import PersistClient
-from persist_core.conflicts import list_conflicts
-from persist_core.fsck import fsck
+from persist_airflow.embedded.home import WITH_UI, EmbeddedAirflowError, LocalAirflow, psutil
+from persist_core.handles.client import PersistClient
 from persist_core.location.open import PersistLocation, open_location
+from persist_core.maintenance.fsck import fsck
+from persist_core.protocol.conflicts import list_conflicts
 from tests import real_parts
 from tests.airflow import kill_points
 from tests.airflow.fruit import DAY_MS, HISTORY, NAME, START_MS, Fruit, check_history
@@ -131,7 +131,8 @@ def test_two_backfills_over_the_same_days_at_once_whose_tasks_are_killed(
     Fruit(airflow.dags, tmp_path / "feed").write_dag_file(QUICK_RETRIES, head=head)
     (airflow.dags / "again_dag.py").write_text(
         f"# airflow DAG\n{head}"
-        "from persist_airflow.factory import build_upsert_dag\nfrom persist_core.config import load_collection\n"
+        "from persist_airflow.factory import build_upsert_dag\n"
+        "from persist_core.config.collection import load_collection\n"
         "config = load_collection(Path(__file__).parent / 'collections' / 'fruit.yaml')\n"
         f"dag = build_upsert_dag(config, dag_args={{'dag_id': 'again'}}{QUICK_RETRIES})\n"
     )

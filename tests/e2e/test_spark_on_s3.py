@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from persist_core.client import PersistClient
-from persist_core.config import load_collection
+from persist_core.config.collection import load_collection
+from persist_core.config.view import load_view
 from persist_core.errors import InvalidInput
-from persist_core.fsck import fsck
-from persist_core.local_run import RunReport, bring_up_to_date
+from persist_core.handles.client import PersistClient
 from persist_core.location.open import PersistLocation, open_location
-from persist_core.spark_submit import SparkSettings
+from persist_core.maintenance.fsck import fsck
+from persist_core.protocol.run import RunReport, bring_up_to_date
+from persist_core.spark_job.submit import SparkSettings
 from persist_core.time_text import parse_time
-from persist_core.view_config import load_view
 from tests.servers import s3
 from tests.servers.certificates import TRUST_STORE_PASSWORD, Authority
 from tests.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
@@ -144,7 +144,7 @@ def test_seven_days_by_a_spark_cluster_are_the_same(
 def test_a_job_without_the_jars_says_how_to_get_them(
     server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persist_core.spark_submit.with_s3a_jars", lambda conf, *_: dict(conf))
+    monkeypatch.setattr("persist_core.spark_job.submit.with_s3a_jars", lambda conf, *_: dict(conf))
     location = PersistLocation(server.new_uri(), f"sqlite:///{tmp_path}/consensus.db")
     with pytest.raises(InvalidInput, match=r"S3AFileSystem on its class path.*make spark-jars.*PERSIST_SPARK_JARS"):
         run(location, SparkSettings(LOCAL))

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from persist_airflow.class_data import FOLDER_ENV
-from persist_airflow.local import LocalAirflow
-from persist_core.client import PersistClient
+from persist_airflow.embedded.home import LocalAirflow
 from persist_core.errors import ShardNotFound
-from persist_core.fsck import fsck
+from persist_core.handles.client import PersistClient
 from persist_core.location.open import PersistLocation, open_location
+from persist_core.maintenance.fsck import fsck
 from tests import real_parts
 
 ROOT = Path(__file__).resolve().parents[2]

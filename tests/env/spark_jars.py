@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
-from persist_core.spark_jars import hadoop_version
+from persist_core.spark_job.jars import hadoop_version
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTS = ROOT / "requirements" / "spark-jars"

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from persist_airflow.local_spark import LocalSpark
+from persist_airflow.embedded.spark_connect import LocalSpark
 from tests import real_parts
 from tests.servers.lifeline import ServerFolder, accepts_connections, end, free_port, wait_until
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from persist_core import protocol
-from persist_core import state as transitions
-from persist_core.batch import BatchDescription
 from persist_core.checkpoint.layout import Layout
-from persist_core.client import PersistClient
-from persist_core.config import CollectionConfig
+from persist_core.config.collection import CollectionConfig
+from persist_core.handles.client import PersistClient
 from persist_core.location.consensus import CaSResult, VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
-from persist_core.protocol import Conflict
-from persist_core.state import Committed, ShardState, UpperMismatch
-from persist_core.testing.simulator.actors import STAGING_INTENT_MS, Stages
-from persist_core.testing.simulator.simulation import Parts
-from persist_core.testing.simulator.workload import SHARD
-from persist_core.testing.simulator.write_stage import write
+from persist_core.protocol import stages
+from persist_core.protocol.stages import Conflict
+from persist_core.shard import state as transitions
+from persist_core.shard.batch import BatchDescription
+from persist_core.shard.state import Committed, ShardState, UpperMismatch
+from tests.sim.simulator.actors import STAGING_INTENT_MS, Stages
+from tests.sim.simulator.simulation import Parts
+from tests.sim.simulator.workload import SHARD
+from tests.sim.simulator.write_stage import write
 
 
 class _Careless(MemConsensus):
@@ -75,14 +75,14 @@ def _append_at_any_upper(client: PersistClient, description: BatchDescription, k
         )
 
     _, result = client.machine.apply(description.shard, transition)
-    return result if isinstance(result, Committed) else protocol.append(client, description, key)
+    return result if isinstance(result, Committed) else stages.append(client, description, key)
 
 
 def _append_without_token(client: PersistClient, description: BatchDescription, key: str) -> Committed | Conflict:
     """Gives each try a token of its own."""
     manifest = replace(client.manifest(key), token=client.ids.uuid7())
     result = client.open_writer(description.shard).compare_and_append(manifest, key)
-    return result if isinstance(result, Committed) else protocol.append(client, replace(description), key)
+    return result if isinstance(result, Committed) else stages.append(client, replace(description), key)
 
 
 def _write_without_stash(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str:
@@ -97,8 +97,8 @@ def _write_only_what_is_new(client: PersistClient, config: CollectionConfig, des
 
 def _write_unchecked(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str:
     """Mints for itself instead of writing what was described: its input is another one."""
-    minted = protocol.mint(client, config, until=description.upper, writer=description.writer)
-    newer = minted.description if isinstance(minted, protocol.Minted) else description
+    minted = stages.mint(client, config, until=description.upper, writer=description.writer)
+    newer = minted.description if isinstance(minted, stages.Minted) else description
     return write(client, config, replace(description, input_key=newer.input_key, stash=newer.stash))
 
 
@@ -107,13 +107,13 @@ def _pointer_first(client: PersistClient, config: CollectionConfig) -> object:
     newest = client.state(SHARD).newest_commit
     if newest is not None:
         client.blob.set(Layout(SHARD).latest, newest.checkpoint_id.encode())
-    return protocol.checkpoint(client, config)
+    return stages.checkpoint(client, config)
 
 
 def _pointer_always(client: PersistClient, config: CollectionConfig) -> object:
     """Moves `_latest` to what was the newest when it began, though it knows better by now."""
     newest = client.state(SHARD).newest_commit
-    report = protocol.checkpoint(client, config)
+    report = stages.checkpoint(client, config)
     client.blob.get(Layout(SHARD).latest)
     if newest is not None:
         client.blob.set(Layout(SHARD).latest, newest.checkpoint_id.encode())

@@ -14,9 +14,9 @@ from hypothesis import settings
 from persist_core.location.consensus import CaSResult, Consensus, VersionedData
 from persist_core.location.mem import MemConsensus
 from persist_core.location.sqlite import SqliteConsensus
-from persist_core.machine import Machine
-from persist_core.testing.append_history import AppendHistory, Told, append_history
+from persist_core.shard.machine import Machine
 from persist_core.testing.faults import Outcome
+from tests.sim.append_history import AppendHistory, Told, append_history
 
 HISTORIES = {"dev": 300, "ci": 1_000, "nightly": 100_000}
 SLOW_STORE_HISTORIES = {"dev": 10, "ci": 25, "nightly": 2_000}

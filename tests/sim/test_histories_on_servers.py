@@ -17,13 +17,13 @@ from persist_core.ids import SeededIds
 from persist_core.location.consensus import Consensus
 from persist_core.location.mem import MemBlob
 from persist_core.location.open import open_consensus, s3_settings
-from persist_core.location.s3 import S3Blob
-from persist_core.testing.append_history import SMOOTH, Told, append_history
-from persist_core.testing.proxy import CUTS, Fate, FaultyProxy, Injection, SeededInjections
-from persist_core.testing.simulator.shrink import check_seeds
-from persist_core.testing.simulator.simulation import Parts
+from persist_core.location.s3.blob import S3Blob
 from tests.servers.postgres import PostgresServer
+from tests.servers.proxy import CUTS, Fate, FaultyProxy, Injection, SeededInjections
 from tests.servers.s3 import S3Server
+from tests.sim.append_history import SMOOTH, Told, append_history
+from tests.sim.simulator.shrink import check_seeds
+from tests.sim.simulator.simulation import Parts
 
 HISTORIES = {"dev": 10, "ci": 25, "nightly": 2_000}
 SIMULATIONS = {"dev": 4, "ci": 10, "nightly": 1_000}

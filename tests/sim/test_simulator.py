@@ -15,11 +15,11 @@ from hypothesis import settings
 
 from persist_core.clock import ManualClock
 from persist_core.errors import InvalidInput
-from persist_core.testing.simulator.scheduler import Crashed, Scheduler, ScriptedDecisions
-from persist_core.testing.simulator.script import Action, Scenario, Script, Step
-from persist_core.testing.simulator.shrink import check_seeds, explain, shrink
-from persist_core.testing.simulator.simulation import Outcome, replay, simulate, simulate_seed
 from tests.sim.planted import PLANTED
+from tests.sim.simulator.scheduler import Crashed, Scheduler, ScriptedDecisions
+from tests.sim.simulator.script import Action, Scenario, Script, Step
+from tests.sim.simulator.shrink import check_seeds, explain, shrink
+from tests.sim.simulator.simulation import Outcome, replay, simulate, simulate_seed
 
 SIMULATIONS = {"dev": 200, "ci": 2_000, "nightly": 200_000}
 MAX_SIMULATIONS_TO_FIND = 400  # within which a planted defect has to show itself; they need 10 on average, seldom 40

@@ -27,12 +27,13 @@ from unittest import mock
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
-from persist_core.batch import attempt_prefix
-from persist_core.fsck import fsck
 from persist_core.location.open import open_blob
-from persist_core.upsert import Record
-from persist_spark import snapshot, write_batch
-from persist_spark.upsert import persistent_upsert
+from persist_core.maintenance.fsck import fsck
+from persist_core.oracle.upsert import Record
+from persist_core.shard.batch import attempt_prefix
+from persist_spark import snapshot
+from persist_spark.upsert import batch as write_batch
+from persist_spark.upsert.plan import persistent_upsert
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import ONE_KEY
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from persist_core.config import CollectionConfig
+from persist_core.config.collection import CollectionConfig
 from persist_core.location.mem import MemBlob
 from persist_core.sources.files import FileSource, InputFile
-from persist_spark.decode import decode
+from persist_spark.decode.formats import decode
 from persist_spark.frame import ORDER
 
 if TYPE_CHECKING:

@@ -8,18 +8,18 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from persist_core.batch import BatchDescription, BatchManifest, StateArtifact, attempt_prefix, manifest_key
-from persist_core.client import PersistClient
 from persist_core.clock import ManualClock
+from persist_core.handles.client import PersistClient
 from persist_core.ids import SeededIds
 from persist_core.location.blob import Blob
-from persist_core.location.file import FileBlob
+from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation
+from persist_core.oracle.upsert import Record
 from persist_core.schema import CollectionSchema
-from persist_core.state import Committed
-from persist_core.upsert import Record
-from persist_spark.write_batch import WriteRequest, write_batch
+from persist_core.shard.batch import BatchDescription, BatchManifest, StateArtifact, attempt_prefix, manifest_key
+from persist_core.shard.state import Committed
+from persist_spark.upsert.batch import WriteRequest, write_batch
 from tests.spark.upsert_cases import to_records
 
 SHARD = "things"

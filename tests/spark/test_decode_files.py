@@ -16,7 +16,7 @@ from persist_core.errors import InvalidInput
 from persist_core.sources.files import InputFile
 from persist_core.sources.natural_order import natural_key
 from persist_spark.compat import SPARK_VERSION
-from persist_spark.decode_files import readable
+from persist_spark.decode.files import readable
 from persist_spark.frame import ORDER
 from persist_spark.session import settings, stage_settings
 from tests.spark.decode_feed import Feed
@@ -89,7 +89,7 @@ def test_compressed_files_are_read_by_their_suffix(feed: Feed) -> None:
 
 
 def test_zstd_is_unpacked_for_a_spark_that_can_not(feed: Feed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist_spark.decode_files.READS_ZSTD_TEXT", False)
+    monkeypatch.setattr("persist_spark.decode.files.READS_ZSTD_TEXT", False)
     feed.write("1.json.zst", zstandard.compress(b'{"id":1}\n') + zstandard.compress(b'{"id":2}\n'))
     file = input_file(feed.folder / "1.json.zst")
     with pytest.raises(InvalidInput, match="scratch"):

@@ -12,14 +12,14 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import persist_spark
-from persist_core.batch import manifest_key
-from persist_core.client import PersistClient
-from persist_core.consolidate import canonical_bytes
 from persist_core.errors import InvalidInput, OutsideFrontiers, ShardNotFound
+from persist_core.handles.client import PersistClient
+from persist_core.handles.write import updates_schema
 from persist_core.location.open import PersistLocation, open_location
+from persist_core.oracle.consolidate import canonical_bytes
 from persist_core.schema import CollectionSchema, Column
-from persist_core.write import updates_schema
-from persist_spark import read
+from persist_core.shard.batch import manifest_key
+from persist_spark.read import frames as read
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import MANY_KEYS_DOMAIN, ONE_KEY, Feed
 
@@ -62,7 +62,7 @@ def test_reads_are_the_plain_readers(spark: SparkSession, tmp_path: Path, persis
 def test_snapshot_without_a_broadcast_is_the_same(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from persist_core.upsert import TOMBSTONE, Record
+    from persist_core.oracle.upsert import TOMBSTONE, Record
 
     shard = StagedShard(spark, tmp_path, ONE_KEY)
     shard.commit([Record((k,), ("a", k, 0.5), None, (None, "f", 0, k)) for k in range(20)], 10)

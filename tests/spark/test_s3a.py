@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from persist_core.batch import attempt_prefix, manifest_key
 from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolation, TooManyErrors
-from persist_core.fsck import fsck
 from persist_core.location.blob import BlobMetadata
 from persist_core.location.mem import MemBlob
 from persist_core.location.open import PersistLocation, open_location
+from persist_core.maintenance.fsck import fsck
+from persist_core.oracle.upsert import Err, Record
 from persist_core.schema import PART
-from persist_core.upsert import Err, Record
+from persist_core.shard.batch import attempt_prefix, manifest_key
 from persist_spark import changes, s3a, snapshot
 from persist_spark.footers import rows_of
-from persist_spark.write_batch import WriteRequest, write_batch
+from persist_spark.upsert.batch import WriteRequest, write_batch
 from tests.spark.s3_store import s3_blob, s3_server
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import ONE_KEY, to_records

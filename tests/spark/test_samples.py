@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from persist_core.config import CollectionConfig
+from persist_core.config.collection import CollectionConfig
 from persist_core.location.mem import MemBlob
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD
 from persist_core.sources.files import FileSource
-from persist_spark.decode import decode
+from persist_spark.decode.formats import decode
 from persist_spark.frame import DELETE, OP, ORDER, TRUNCATE, UPSERT
 
 if TYPE_CHECKING:

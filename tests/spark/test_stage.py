@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from persist_core.batch import BatchCounts, BatchManifest, PartKind, manifest_key
 from persist_core.errors import (
     InvalidInput,
     InvariantViolation,
@@ -21,12 +20,14 @@ from persist_core.errors import (
     SchemaMismatch,
     TooManyErrors,
 )
-from persist_core.location.file import FileBlob
+from persist_core.handles.write import updates_schema
+from persist_core.location.file.blob import FileBlob
+from persist_core.oracle.upsert import TOMBSTONE, TRUNCATE, Err, Record
 from persist_core.schema import PART, CollectionSchema, Column
-from persist_core.upsert import TOMBSTONE, TRUNCATE, Err, Record
-from persist_core.write import updates_schema
-from persist_spark import stage, write_batch
-from persist_spark.outcome import Emitted, Outcome, Read
+from persist_core.shard.batch import BatchCounts, BatchManifest, PartKind, manifest_key
+from persist_spark import stage
+from persist_spark.upsert import batch as write_batch
+from persist_spark.upsert.outcome import Emitted, Outcome, Read
 from tests.spark.s3_store import s3_blob
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import ONE_KEY

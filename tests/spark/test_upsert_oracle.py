@@ -1,4 +1,4 @@
-"""The Spark upsert against the oracle (`persist_core.upsert.drain_sealed_input`) on random histories."""
+"""The Spark upsert against the oracle (`persist_core.oracle.upsert.drain_sealed_input`) on random histories."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from persist_core.consolidate import UpsertDiff, as_of, check_collection
+from persist_core.oracle.consolidate import UpsertDiff, as_of, check_collection
+from persist_core.oracle.upsert import TOMBSTONE, Late, Record, drain_sealed_input
 from persist_core.schema import CollectionSchema, Column
-from persist_core.upsert import TOMBSTONE, Late, Record, drain_sealed_input
-from persist_spark.outcome import Outcome
-from persist_spark.upsert import persistent_upsert
+from persist_spark.upsert.outcome import Outcome
+from persist_spark.upsert.plan import persistent_upsert
 from tests.spark.upsert_cases import (
     MANY_KEYS_DOMAIN,
     ONE_KEY_DOMAIN,

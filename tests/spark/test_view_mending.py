@@ -11,18 +11,18 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from persist_core import protocol
-from persist_core.batch import BatchDescription
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.errors import ConfigError, OutdatedDescription, RunFailed, SchemaMismatch, TooManyUpdates
-from persist_core.fsck import fsck
-from persist_core.restore import RestorePlan, plan_restore, restore
+from persist_core.maintenance.fsck import fsck
+from persist_core.oracle.view import ViewUpdate, correction_notice, install_desired
+from persist_core.protocol import stages
+from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.schema import DIFF, TIME, CollectionSchema, Column
-from persist_core.state import Committed
-from persist_core.view import ViewUpdate, correction_notice, install_desired
+from persist_core.shard.batch import BatchDescription
+from persist_core.shard.state import Committed
 from persist_spark.frame import user_fields
-from persist_spark.view import install_desired_into_persist
-from persist_spark.view_job import run_without_output
+from persist_spark.view.difference import install_desired_into_persist
+from persist_spark.view.job import run_without_output
 from tests.spark.view_shards import BY_COLOUR, COLOURS, ITEMS, ViewShards, text, view
 
 RED, BLUE = (1, "red", 5), (2, "blue", 7)
@@ -73,7 +73,7 @@ def test_corrections_that_cant_be_counted_any_more_are_at_least_the_difference(s
     description = shards.mint(BY_COLOUR)
     assert isinstance(description, BatchDescription)
     key = shards.write(BY_COLOUR, description)
-    assert isinstance(protocol.append(shards.client, description, key), Committed)
+    assert isinstance(stages.append(shards.client, description, key), Committed)
     shards.commit("by_colour", COLOURS, 6, [(("pink", 1), 5, 4)])
     assert description.input_key is not None
     shards.client.blob.delete(description.input_key)
@@ -89,7 +89,7 @@ def test_a_run_killed_after_any_stage_is_made_good_by_the_next(shards: ViewShard
     if killed_after != "mint":
         key = shards.write(BY_COLOUR, description)
         if killed_after == "append":
-            protocol.append(shards.client, description, key)
+            stages.append(shards.client, description, key)
     shards.commit("items", ITEMS, 8, [((3, "red", 1), 7, 1)])
     stats = shards.refresh(BY_COLOUR).stats
     assert stats["corrections"] == 0
@@ -104,9 +104,9 @@ def test_of_two_runs_at_once_one_commits_and_nothing_is_lost(shards: ViewShards)
     assert isinstance(second, BatchDescription)
     keys = [shards.write(BY_COLOUR, description) for description in (first, second)]
     again = shards.write(BY_COLOUR, first)
-    assert isinstance(protocol.append(shards.client, first, keys[0]), Committed)
-    assert isinstance(protocol.append(shards.client, second, keys[1]), protocol.Conflict)
-    repeated = protocol.append(shards.client, first, again)
+    assert isinstance(stages.append(shards.client, first, keys[0]), Committed)
+    assert isinstance(stages.append(shards.client, second, keys[1]), stages.Conflict)
+    repeated = stages.append(shards.client, first, again)
     assert isinstance(repeated, Committed)
     assert not repeated.is_new
     with pytest.raises(OutdatedDescription):

@@ -10,9 +10,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from persist_core.fsck import fsck
+from persist_core.maintenance.fsck import fsck
 from persist_spark.frame import user_fields
-from persist_spark.view_rows import rows_of, shaped
+from persist_spark.view.rows import rows_of, shaped
 from tests.spark.view_histories import QUERIES, SCHEMAS, History
 from tests.spark.view_shards import ViewShards, texts, view
 

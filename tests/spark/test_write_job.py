@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from persist_core import protocol
-from persist_core.batch import BatchDescription, failure_key, manifest_key
-from persist_core.client import PersistClient
-from persist_core.config import CollectionConfig
+from persist_core.config.collection import CollectionConfig
 from persist_core.errors import CorruptArtifact, SourceChanged
-from persist_core.fsck import fsck
-from persist_core.job_spec import JobSpec
+from persist_core.handles.client import PersistClient
 from persist_core.location.open import PersistLocation, open_location
-from persist_core.protocol import Minted
-from persist_core.restore import RestorePlan, plan_restore, restore
-from persist_core.state import Committed
+from persist_core.maintenance.fsck import fsck
+from persist_core.protocol import stages
+from persist_core.protocol.restore import RestorePlan, plan_restore, restore
+from persist_core.protocol.stages import Minted
+from persist_core.shard.batch import BatchDescription, failure_key, manifest_key
+from persist_core.shard.state import Committed
+from persist_core.spark_job.spec import JobSpec
 from persist_spark import __main__ as job
 from persist_spark import session
-from persist_spark.read import snapshot
-from persist_spark.write_job import run_write_job
+from persist_spark.read.frames import snapshot
+from persist_spark.upsert.job import run_write_job
 
 DAY_MS = 86_400_000
 
@@ -55,7 +55,7 @@ class Collection:
         return path
 
     def mint(self, until: int | None) -> BatchDescription:
-        minted = protocol.mint(self.client, self.config, until=until, writer="test")
+        minted = stages.mint(self.client, self.config, until=until, writer="test")
         assert isinstance(minted, Minted)
         return minted.description
 
@@ -67,8 +67,8 @@ class Collection:
         spec = self.spec(self.mint(until))
         manifest = run_write_job(spark, spec, self.location)
         key = manifest_key("things", spec.attempt)
-        assert isinstance(protocol.append(self.client, spec.description, key), Committed)
-        protocol.checkpoint(self.client, self.config)
+        assert isinstance(stages.append(self.client, spec.description, key), Committed)
+        stages.checkpoint(self.client, self.config)
         return dict(manifest.stats)
 
     def names(self, as_of: int | None = None) -> list[str]:

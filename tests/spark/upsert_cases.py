@@ -16,10 +16,10 @@ from typing import Any
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import types as T
 
-from persist_core.batch import STASH_KIND
-from persist_core.consolidate import Err, Slot, UpsertDiff, Value, canonical_bytes
+from persist_core.oracle.consolidate import Err, Slot, UpsertDiff, Value, canonical_bytes
+from persist_core.oracle.upsert import SKIP, TOMBSTONE, TRUNCATE, Mark, Record
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema, Column
-from persist_core.upsert import SKIP, TOMBSTONE, TRUNCATE, Mark, Record
+from persist_core.shard.batch import STASH_KIND
 from persist_spark.frame import BAD_KEY, OP, ORDER, part_frame, records_frame
 
 ORDER_TYPE = T.StructType(
@@ -157,7 +157,7 @@ def _record_row(schema: CollectionSchema, record: Record) -> dict[str, Any]:
 
 
 def to_state(spark: SparkSession, schema: CollectionSchema, updates: Iterable[UpsertDiff]) -> DataFrame:
-    """Committed updates, as `persist_spark.state_reader` gives them: values of retracted oks are not read."""
+    """Committed updates, as `persist_spark.read.parts` gives them: values of retracted oks are not read."""
     frame = T.StructType([*part_frame(schema).fields, T.StructField(BAD_KEY, T.BinaryType())])
     rows = []
     for update in updates:

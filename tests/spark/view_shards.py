@@ -9,22 +9,22 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from persist_core import protocol
-from persist_core.batch import BatchDescription, BatchManifest, manifest_key, trial_key
-from persist_core.client import PersistClient
 from persist_core.clock import ManualClock
-from persist_core.consolidate import canonical_bytes
+from persist_core.config.view import ViewConfig
+from persist_core.handles.client import PersistClient
 from persist_core.ids import SeededIds
-from persist_core.job_spec import JobSpec
-from persist_core.location.file import FileBlob
+from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation
-from persist_core.protocol import Minted, NothingToDo
+from persist_core.oracle.consolidate import canonical_bytes
+from persist_core.oracle.view import Trial
+from persist_core.protocol import stages
+from persist_core.protocol.stages import Minted, NothingToDo
 from persist_core.schema import CollectionSchema, Column
-from persist_core.state import Committed
-from persist_core.view import Trial
-from persist_core.view_config import ViewConfig
-from persist_spark.view_job import run_view_job
+from persist_core.shard.batch import BatchDescription, BatchManifest, manifest_key, trial_key
+from persist_core.shard.state import Committed
+from persist_core.spark_job.spec import JobSpec
+from persist_spark.view.job import run_view_job
 from tests.plain_commit import ErrUpdate, Update, commit
 
 
@@ -49,12 +49,12 @@ class ViewShards:
         commit(self.client, shard, schema, upper, updates, errs)
 
     def mint(self, view: ViewConfig, until: int | None = None, writer: str = "test") -> BatchDescription | NothingToDo:
-        minted = protocol.mint(self.client, view, until=until, writer=writer)
+        minted = stages.mint(self.client, view, until=until, writer=writer)
         return minted.description if isinstance(minted, Minted) else minted
 
     def write(self, view: ViewConfig, description: BatchDescription) -> str:
         """Stage the description's batch; the manifest's key."""
-        key = protocol.write_without_input(self.client, view, description)
+        key = stages.write_without_input(self.client, view, description)
         if key is not None:
             return key
         spec = JobSpec(description, view, self.client.ids.uuid7())
@@ -66,13 +66,13 @@ class ViewShards:
         description = self.mint(view, until)
         assert isinstance(description, BatchDescription), description
         key = self.write(view, description)
-        assert isinstance(protocol.append(self.client, description, key), Committed)
-        protocol.checkpoint(self.client, view)
+        assert isinstance(stages.append(self.client, description, key), Committed)
+        stages.checkpoint(self.client, view)
         return self.client.manifest(key)
 
     def trial(self, view: ViewConfig, as_of: int) -> Trial:
         """What a refresh at that time would write."""
-        description = protocol.trial_description(self.client, view, as_of)
+        description = stages.trial_description(self.client, view, as_of)
         spec = JobSpec(description, view, self.client.ids.uuid7(), trial_as_of=as_of)
         assert run_view_job(self.spark, spec, self.location) is None
         found = self.client.blob.get(trial_key(view.name, spec.attempt))

@@ -1,0 +1,1 @@
+"""From input files to the records frame, one module for each format."""

@@ -1,0 +1,186 @@
+"""CSV: `csv` with a delete marker, `dms-csv` with a leading `Op`. One line, one record.
+
+A line is kept whole as the payload of its err, so line breaks within quoted fields are not supported: such a record
+comes as lines with an odd number of quotes, each an err. Quotes are doubled within quotes (RFC 4180).
+
+The first line of each file that is not blank is its header (`header: true`); any other line equal to it is one too.
+Columns are found by the header's names, exactly; more columns in a file are ignored, fewer are null, a key column less
+makes every line of that file an err. Without a header columns are in the order of `columns:`, or where `field` says
+(1 is the first); a line's number of fields must be that of the first line of its file.
+
+An unquoted empty field is null and `""` an empty string in `csv`. In `dms-csv` the text NULL is null (the default of
+DMS) and an empty field an empty string, or null where the column is no string.
+"""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+import zstandard
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from persist_core.config.collection import CollectionConfig
+from persist_core.errors import SourceChanged
+from persist_spark.decode.files import LINE, ReadableFile
+from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, order_of, row_op
+from persist_spark.decode.records import FAULT, FAULT_KIND, FILE_COLUMNS, RawRecords, fields_of, record_path
+from persist_spark.decode.values import Encoding
+
+_FIRST_LINE_BYTES = 1 << 20  # of a file, to find its first line in
+_NO_NULL = "\ufdd2"  # what no field holds, for "nothing else is null"
+_DMS_NULL = "NULL"
+_SHOWN_CHARS = 200  # of a header, in a message
+_OPS = ("I", "U", "D")
+UNBALANCED = "an odd number of quotes: a field is not closed; line breaks within quoted fields are not supported"
+MISCOUNTED = "the line has another number of fields than its file's first line"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the lines of some files are laid out: the names of their fields in order, and the header lines to drop."""
+
+    names: tuple[str, ...]
+    headers: tuple[str, ...]
+
+
+def layouts(config: CollectionConfig, files: Sequence[ReadableFile]) -> list[tuple[Layout, list[ReadableFile]]]:
+    """Files of equal layout together, at least one group. Reads the first line of each file."""
+    found: dict[tuple[str, ...], tuple[set[str], list[ReadableFile]]] = {}
+    for file in files:
+        line = first_line(file)
+        if line is None:
+            continue
+        names = tuple(next(csv.reader([line], delimiter=config.source.delimiter)))
+        if not config.source.header:
+            names = _positional_names(config, names)
+        headers, members = found.setdefault(names, (set(), []))
+        members.append(file)
+        if config.source.header:
+            headers.add(line)
+    if not found:
+        return [(Layout(("",), ()), [])]
+    return [(Layout(names, tuple(sorted(headers))), members) for names, (headers, members) in found.items()]
+
+
+def first_line(file: ReadableFile) -> str | None:
+    """The first line that is not blank, without BOM and line end; `None` for a file without one."""
+    suffix = Path(file.path).suffix.lower()
+    try:
+        with _open(file.path, suffix) as source:
+            start = source.read(_FIRST_LINE_BYTES)
+    except (OSError, EOFError, zstandard.ZstdError) as error:
+        raise SourceChanged(
+            f"file {file.file.path} can't be read: {error}; nothing was committed: put a whole file in its place, or"
+            " take it away"
+        ) from error
+    for line in start.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
+        if line.strip():
+            return line.removesuffix(b"\r").decode("utf-8", "replace")
+    return None
+
+
+def _open(path: str, suffix: str) -> IO[bytes]:
+    if suffix in (".gz", ".gzip"):
+        return cast(IO[bytes], gzip.open(path, "rb"))
+    if suffix == ".bz2":
+        return bz2.open(path, "rb")
+    if suffix in (".zst", ".zstd"):
+        return cast(IO[bytes], zstandard.open(path, "rb"))
+    return Path(path).open("rb")
+
+
+def _positional_names(config: CollectionConfig, first: tuple[str, ...]) -> tuple[str, ...]:
+    """Names for a file without a header: those of the columns in their order, `Op` before them where it is there."""
+    columns = [column.field or name for name, column in config.columns.items()]
+    if any(name.isdigit() for name in columns):
+        return tuple(str(index + 1) for index in range(len(first)))
+    has_op = config.source.format == "dms-csv" and len(first) == len(columns) + 1 and first[0] in _OPS
+    names = [DMS_OP, *columns] if has_op else columns
+    extra = [f"\ufdd2{index}" for index in range(len(names), len(first))]  # fields that no column is named after
+    return tuple([*names, *extra][: len(first)])
+
+
+def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> RawRecords:
+    """`csv` and `dms-csv`: see the module's docstring. `lines` are those of files of this layout."""
+    fields = fields_of(config)
+    is_dms = config.source.format == "dms-csv"
+    wanted = {field.raw: ".".join(record_path(config, field.column)) for field in fields.all}
+    wanted |= {raw: ".".join(path) for raw, path in free_paths(config).items()}
+    marker = DMS_OP if is_dms else config.delete.column
+    if marker is not None:
+        wanted[MARKER] = marker
+    texts = {field.raw for field in fields.all if field.column.type in ("string", "json")}
+    at = {name: index for index, name in reversed(list(enumerate(layout.names)))}
+    row_type = T.StructType(
+        [T.StructField(f"c{i}", T.StringType()) for i in range(len(layout.names))]
+        + [T.StructField("odd", T.StringType())]
+    )
+    options = {
+        "sep": config.source.delimiter,
+        "quote": '"',
+        "escape": '"',
+        "mode": "PERMISSIVE",
+        "columnNameOfCorruptRecord": "odd",
+        "nullValue": _NO_NULL,  # an unquoted empty field; any other text is left to us
+        "emptyValue": "",
+        "maxCharsPerColumn": "-1",
+    }
+    kept = lines.where(~F.col(LINE).isin(list(layout.headers))) if layout.headers else lines
+    row = F.from_csv(F.col(LINE), row_type.simpleString(), options)
+    rows = kept.select(*FILE_COLUMNS, row.alias("row"))
+    parsed = F.col("row")
+
+    def text(raw: str, name: str) -> SparkColumn:
+        if name not in at:
+            return F.lit(None).cast("string")
+        found = parsed.getField(f"c{at[name]}")
+        if not is_dms:
+            return found
+        return F.when(found != _DMS_NULL, found).when(found.isNull() & F.lit(raw in texts), F.lit(""))
+
+    is_trusted, fault = _fault(layout, parsed, wanted)
+    frame = rows.select(
+        *FILE_COLUMNS,
+        *[
+            (F.when(is_trusted, text(raw, name)) if raw.startswith("k") else text(raw, name)).alias(raw)
+            for raw, name in wanted.items()
+        ],
+        F.when(fault.isNotNull(), F.when(is_trusted, F.lit("value")).otherwise(F.lit("key"))).alias(FAULT_KIND),
+        fault.alias(FAULT),
+    )
+    op = row_op(config, fields, has_marker=marker is not None and marker in at)
+    encoding = Encoding(marked=False, binary="hex" if is_dms else "base64")
+    return RawRecords(op.added(frame), fields, F.col(LINE), encoding, order_of(config, fields))
+
+
+def _fault(layout: Layout, row: SparkColumn, wanted: dict[str, str]) -> tuple[SparkColumn, SparkColumn]:
+    """Whether a line's key can be trusted, and what is wrong with the line or with its file, or null.
+
+    In a line with too few or too many fields, or an open quote, a key is trusted where it stands first and something
+    follows it: then it is whole, and in its place.
+    """
+    keys = [name for raw, name in wanted.items() if raw.startswith("k")]
+    lost = [name for name in keys if name not in layout.names]
+    twice = sorted({name for name in wanted.values() if layout.names.count(name) > 1})
+    if lost:
+        shown = ", ".join(layout.names)[:_SHOWN_CHARS]
+        return F.lit(False), F.lit(f"the file has no field {lost[0]!r} for the key; its fields are {shown}")
+    if twice:
+        return F.lit(twice[0] not in keys), F.lit(f"the file's header names {twice[0]!r} twice; name its fields apart")
+    quotes = F.length(F.regexp_replace(F.col(LINE), '[^"]+', ""))
+    is_open = F.col(LINE).contains('"') & (quotes % 2 != 0)
+    is_odd = row.getField("odd").isNotNull()
+    follower = len(keys) + (layout.names[0] == DMS_OP)
+    is_first = set(layout.names[:follower]) <= {*keys, DMS_OP} and follower < len(layout.names)
+    is_trusted = row.getField(f"c{follower}").isNotNull() if is_first else F.lit(False)
+    fault = F.when(is_open, F.lit(UNBALANCED)).when(is_odd, F.lit(MISCOUNTED)).otherwise(F.lit(None).cast("string"))
+    return fault.isNull() | is_trusted, fault

@@ -1,0 +1,362 @@
+"""Debezium JSON: envelopes with or without schema, message keys, tombstones, unwrapped records, control records.
+
+A line is one of
+
+    {"before": .., "after": .., "source": .., "op": ..}            the envelope; inside {"schema", "payload"} as well
+    {"key": <key>, "value": <envelope>, null or text of one}       a message: null is a tombstone
+    {"id": .., "name": .., "__op": "u", "__deleted": "false"}      unwrapped (ExtractNewRecordState)
+
+1. op c, r, u: upsert of `after`; d: delete; t: truncate; m, transaction marks, heartbeats, schema changes: skip.
+2. The key is the message key's, else the key columns of `after`, else of `before`.
+3. Order `auto` is Postgres `lsn`, MySQL (number of the binlog file, `pos`, `row`), SQL Server (`commit_lsn`,
+   `change_lsn`, `event_serial_no`), else the position; `gtid` and `ts_ms` are not looked at. Missing is lowest: a
+   tombstone, which has no source, never beats the delete before it.
+4. With `time: {field: ..}` a tombstone is skipped: it has no time, and the delete event before it says the same. A
+   topic whose deletes are tombstones only needs `order: position` and another `time`.
+5. Paths in `order` and `time` start at the envelope (`source.ts_ms`, `after.version`), or are names of columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from persist_core.config.collection import CollectionConfig
+from persist_core.errors import InvalidInput
+from persist_core.schema import Column, decimal_of
+from persist_spark.compat import try_cast
+from persist_spark.decode.files import LINE
+from persist_spark.decode.json import MARK, Path, Shape, envelope, parse_text, parsed, unmarked, without_mark
+from persist_spark.decode.plain import NOT_JSON, ODD_JSON
+from persist_spark.decode.records import (
+    FAULT,
+    FAULT_KIND,
+    FILE_COLUMNS,
+    RAW_OP,
+    RAW_TIME,
+    Fields,
+    OrderField,
+    RawRecords,
+    field_orders,
+    fields_of,
+    record_path,
+)
+from persist_spark.decode.values import Encoding, Field
+from persist_spark.frame import DELETE, SKIP, TRUNCATE, UPSERT
+
+_STRUCTURE = ("before", "after", "source", "payload", "schema")  # objects of the format itself
+_BODY_OBJECTS = ("payload", "before", "after")
+_CONTROL = ("status", "ddl", "tableChanges", "databaseName", "ts_ms")
+_AUTO = ("lsn", "file", "pos", "row", "commit_lsn", "change_lsn", "event_serial_no")  # of `source`
+_AUTO_FLAT = tuple(f"__{start}{name}" for name in ("lsn", "file", "pos", "row") for start in ("", "source_"))
+_UNWRAPPED = ("__op", "__deleted")
+_UPSERTS = ("c", "r", "u")
+_OPS = (*_UPSERTS, "d", "t", "m")
+_NULL_VALUE = r'^\s*(?:null|\{\s*"schema"\s*:\s*null\s*,\s*"payload"\s*:\s*null\s*\})\s*$'
+_HEARTBEAT = rf'(?:^|"payload"\s*:)\s*\{{\s*"ts_ms"\s*:\s*"?{MARK}?\d+"?\s*\}}\s*\}}?\s*$'
+NOT_DEBEZIUM = (
+    "neither a Debezium envelope (op) nor an unwrapped record (__op, __deleted); for plain rows set format: json"
+)
+_CONNECT_FIELD = T.StructType(
+    [
+        T.StructField("field", T.StringType()),
+        T.StructField("type", T.StringType()),
+        T.StructField("name", T.StringType()),
+        T.StructField("parameters", T.StructType([T.StructField("scale", T.StringType())])),
+    ]
+)
+# A Connect schema, two levels deep: of an envelope the fields of `after`, of a flat record its own.
+_SCHEMA = T.StructType(
+    [
+        T.StructField(
+            "fields",
+            T.ArrayType(T.StructType([*_CONNECT_FIELD.fields, T.StructField("fields", T.ArrayType(_CONNECT_FIELD))])),
+        )
+    ]
+)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What is wanted of a message, worked out once from the collection."""
+
+    config: CollectionConfig
+    fields: Fields
+    paths: dict[str, Path]  # of each raw field, within a row
+    flat: frozenset[str]  # raw names of those fields that an unwrapped record can hold without a clash
+    free: dict[str, Path]  # other texts wanted, by their raw name: paths from the envelope
+    row: Shape
+    key_row: Shape
+    source: Shape
+    body: Shape
+    document: Shape
+    key_document: Shape
+
+    @property
+    def is_hinted(self) -> bool:
+        return any(field.is_hinted for field in self.fields.all)
+
+
+def _wanted(config: CollectionConfig) -> _Wanted:
+    fields = fields_of(config, lambda column: _needs_hint(config, column))
+    paths = {field.raw: record_path(config, field.column) for field in fields.all}
+    flat = frozenset(raw for raw, path in paths.items() if path[0] not in _STRUCTURE)
+    named = {f"o{index}": name for index, name in enumerate(config.order.fields)}
+    if config.time.field is not None:
+        named[RAW_TIME] = config.time.field
+    free = {raw: tuple(name.split(".")) for raw, name in named.items() if fields.named(name) is None}
+    for path in free.values():
+        if len(path) == 1 and path[0] in _STRUCTURE:
+            raise InvalidInput(f"field {path[0]!r} of order or time is an object; name one in it, like {path[0]}.ts_ms")
+
+    row, key_row, source, body = Shape(), Shape(), Shape(), Shape()
+    row.need_all(paths.values())
+    key_row.need_all([paths[key.raw] for key in fields.keys])
+    is_auto = config.order.by == "auto"
+    source.need_all([("connector",), *([(name,) for name in _AUTO] if is_auto else [])])
+    body.put("before", key_row)
+    body.put("after", row)
+    body.put("source", source)
+    body.need_all([(name,) for name in ("op", *_CONTROL, *_UNWRAPPED, *(_AUTO_FLAT if is_auto else ()))])
+    body.need_all([paths[raw] for raw in sorted(flat)])
+    body.need_all(list(free.values()))
+
+    document = Shape(dict(body.fields))
+    document.put("payload", body)
+    document.need_all([("key",), ("value",)])
+    key_document = Shape(dict(key_row.fields))
+    key_document.put("payload", key_row)
+    wanted = _Wanted(config, fields, paths, flat, free, row, key_row, source, body, document, key_document)
+    if wanted.is_hinted:
+        document.put("schema", _SCHEMA)
+        key_document.put("schema", _SCHEMA)
+    return wanted
+
+
+def _needs_hint(config: CollectionConfig, column: Column) -> bool:
+    """True where the message's schema could say what the JSON value does not."""
+    if len(record_path(config, column)) > 1:
+        return False
+    if decimal_of(column.type) or column.type in ("int", "bigint"):
+        return config.source.decimals == "precise"
+    return column.type in ("date", "timestamp") and config.columns[column.name].unit is None
+
+
+def debezium_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
+    """`debezium-json`: see the module's docstring."""
+    wanted = _wanted(config)
+    frame = _raw(wanted, _told(wanted, _opened(wanted, lines)))
+    encoding = Encoding(decimals="precise" if config.source.decimals == "precise" else "text", bare_days=True)
+    order = field_orders(config, wanted.fields)
+    if config.order.by == "auto":
+        order = tuple(OrderField(name, F.col(name)) for name in _auto_values(wanted))
+    return RawRecords(frame, wanted.fields, F.col(LINE), encoding, order)
+
+
+def _opened(wanted: _Wanted, lines: DataFrame) -> DataFrame:
+    """The document of each line (the line itself, or the value of a message), the message's key, the text it was."""
+    document = wanted.document
+    outer = lines.select(*FILE_COLUMNS, envelope(F.col(LINE), document).alias("outer"))
+    found = parsed(F.col("outer"), document)
+    rows = outer.select(*FILE_COLUMNS, found.row.alias("row"), found.is_odd.alias("odd"))
+    row = F.col("row")
+    value, key = document.get(row, ("value",)), document.get(row, ("key",))
+    is_message = key.isNotNull() | value.isNotNull()
+    for name in ("op", *_UNWRAPPED, *_BODY_OBJECTS):
+        is_message = is_message & document.object(row, name).isNull()
+    split = rows.select(
+        *FILE_COLUMNS,
+        "row",
+        "odd",
+        F.when(is_message, F.coalesce(value, F.lit("null"))).alias("value"),
+        F.when(is_message, key).alias("key"),
+    )
+    has_value = F.col("value").isNotNull() & ~F.col("value").rlike(_NULL_VALUE)
+    inner = split.select(
+        "*",
+        F.when(has_value, envelope(F.col("value"), document)).alias("inner"),
+        F.when(F.col("key").startswith("{"), parse_text(F.col("key"), wanted.key_document)).alias("message_key"),
+    )
+    nested = parsed(F.col("inner"), document)
+    is_outer = F.col("value").isNull()
+    return inner.select(
+        *FILE_COLUMNS,
+        F.when(is_outer, F.col("row")).otherwise(nested.row).alias("document"),
+        F.when(is_outer, F.col("odd")).otherwise(nested.is_odd).alias("odd"),
+        (F.col("value").isNotNull() & ~has_value).alias("is_tombstone"),
+        F.coalesce(F.col("value"), F.col(LINE)).alias("text"),
+        "key",
+        "message_key",
+    )
+
+
+def _told(wanted: _Wanted, opened: DataFrame) -> DataFrame:
+    """The envelope of each document, whether in a `payload` or not, and what its schema says of the row's fields."""
+    names = ("op", "before", "after", "source", *_CONTROL, *_UNWRAPPED)
+    told = opened.select("*", *[_body(wanted, (name,)).alias(name) for name in names])
+    if not wanted.is_hinted:
+        return told
+    fields = wanted.document.object(F.col("document"), "schema").getField("fields")
+    of_key = wanted.key_document.object(F.col("message_key"), "schema").getField("fields")
+    return told.select(
+        "*",
+        F.when(_is_envelope(), _pick(fields, "after").getField("fields"))
+        .otherwise(_shallow(fields))
+        .alias("row_schema"),
+        _shallow(of_key).alias("key_schema"),
+    )
+
+
+def _body(wanted: _Wanted, path: Path) -> SparkColumn:
+    """What is at `path` of the envelope or the unwrapped record."""
+    document = F.col("document")
+    payload = wanted.document.object(document, "payload")
+    inner = F.when(payload.isNotNull(), wanted.body.get(payload, path))
+    return inner.otherwise(wanted.document.get(document, path))
+
+
+def _is_envelope() -> SparkColumn:
+    return F.col("op").isNotNull()
+
+
+def _is_flat() -> SparkColumn:
+    return F.col("op").isNull() & (F.col("__op").isNotNull() | F.col("__deleted").isNotNull())
+
+
+def _is_control() -> SparkColumn:
+    """Transaction marks, schema changes, heartbeats."""
+    mark = F.col("status").isin("BEGIN", "END")
+    change = F.col("databaseName").isNotNull() & (F.col("ddl").isNotNull() | F.col("tableChanges").isNotNull())
+    heartbeat = F.col("ts_ms").isNotNull() & F.col("text").rlike(_HEARTBEAT)
+    return F.coalesce(mark, F.lit(False)) | change | F.coalesce(heartbeat, F.lit(False))
+
+
+def _pick(fields: SparkColumn, name: str) -> SparkColumn:
+    """The element called `name`, or null."""
+    at = F.array_position(fields.getField("field"), name)
+    return F.get(fields, (at - 1).cast("int"))
+
+
+def _shallow(fields: SparkColumn) -> SparkColumn:
+    """A schema's own fields without the fields within them."""
+    parts = [fields.getField(part.name) for part in _CONNECT_FIELD.fields]
+    return F.arrays_zip(*parts).cast(T.ArrayType(_CONNECT_FIELD))
+
+
+def _raw(wanted: _Wanted, told: DataFrame) -> DataFrame:
+    """The raw frame: what each message does, the texts of its fields, hints, order, time."""
+    texts = {field.raw: _row_text(wanted, field.raw, "after") for field in wanted.fields.values}
+    texts |= _key_texts(wanted)
+    texts |= {
+        raw: _body(wanted, path) if raw == RAW_TIME else unmarked(_body(wanted, path))
+        for raw, path in wanted.free.items()
+    }
+    time_field = wanted.fields.named(wanted.config.time.field or "")
+    if time_field is not None:
+        texts[RAW_TIME] = texts[time_field.raw]
+    texts |= {f"h{field.raw}": _hint(wanted, field) for field in wanted.fields.all if field.is_hinted}
+    if wanted.config.order.by == "auto":
+        texts |= _auto_values(wanted)
+    kind, fault = _faults()
+    return told.select(
+        *FILE_COLUMNS,
+        _op(wanted.config).alias(RAW_OP),
+        kind.alias(FAULT_KIND),
+        fault.alias(FAULT),
+        *[text.alias(name) for name, text in texts.items()],
+    )
+
+
+def _op(config: CollectionConfig) -> SparkColumn:
+    op, flat_op = F.col("op"), F.col("__op")
+    return (
+        F.when(F.col("is_tombstone"), F.lit(SKIP if config.time.source == "field" else DELETE))
+        .when(op.isin(*_UPSERTS), UPSERT)
+        .when(op == "d", DELETE)
+        .when(op == "t", TRUNCATE)
+        .when(op == "m", SKIP)
+        .when(_is_flat() & ((F.col("__deleted") == "true") | (flat_op == "d")), DELETE)
+        .when(_is_flat() & (flat_op == "t"), TRUNCATE)
+        .when(_is_flat() & (flat_op.isNull() | flat_op.isin(*_UPSERTS)), UPSERT)
+        .when(op.isNull() & _is_control(), SKIP)
+    )
+
+
+def _faults() -> tuple[SparkColumn, SparkColumn]:
+    """The kind and the message of what is wrong with a message as a whole, or nulls."""
+    op = F.coalesce("op", "__op")
+    without_key = F.when(F.col("key").isNull(), F.lit("key")).otherwise(F.lit("value"))
+    is_value = ~F.col("is_tombstone")
+    faults = [
+        (is_value & F.col("document").isNull(), without_key, F.lit(NOT_JSON)),
+        (is_value & op.isNull() & F.col("__deleted").isNull() & ~_is_control(), without_key, F.lit(NOT_DEBEZIUM)),
+        (~op.isin(*_OPS), F.lit("op"), F.concat(F.lit("op is '"), op, F.lit(f"'; wanted one of {', '.join(_OPS)}"))),
+        (F.col("odd"), F.lit("value"), F.lit(ODD_JSON)),
+        (
+            F.col("op").isin(*_UPSERTS) & F.col("after").isNull(),
+            F.lit("value"),
+            F.concat(F.lit("op is '"), op, F.lit("' and there is no row in after")),
+        ),
+    ]
+    kind, message = F.lit(None).cast("string"), F.lit(None).cast("string")
+    for condition, its_kind, its_message in reversed(faults):
+        kind = F.when(condition, its_kind).otherwise(kind)
+        message = F.when(condition, its_message).otherwise(message)
+    return kind, message
+
+
+def _row_text(wanted: _Wanted, raw: str, part: str) -> SparkColumn:
+    shape = wanted.row if part == "after" else wanted.key_row
+    text = F.when(_is_envelope(), shape.get(F.col(part), wanted.paths[raw]))
+    return text.when(_is_flat(), _body(wanted, wanted.paths[raw])) if raw in wanted.flat else text
+
+
+def _key_texts(wanted: _Wanted) -> dict[str, SparkColumn]:
+    """Of the message key where it has any of the key columns, else of `after`, else of `before`."""
+    key, message_key = F.col("key"), F.col("message_key")
+    paths = {field.raw: wanted.paths[field.raw] for field in wanted.fields.keys}
+    payload = wanted.key_document.object(message_key, "payload")
+    inner = {raw: wanted.key_row.get(payload, path) for raw, path in paths.items()}
+    outer = {raw: wanted.key_document.get(message_key, path) for raw, path in paths.items()}
+    after = [wanted.row.get(F.col("after"), path) for path in paths.values()]
+    found = {}
+    for raw in paths:
+        text = F.when(F.coalesce(*inner.values()).isNotNull(), inner[raw])
+        text = text.when(F.coalesce(*outer.values()).isNotNull(), outer[raw])
+        if len(paths) == 1:  # a key that is no struct: the value itself
+            text = text.when(~key.startswith("{"), key)
+        in_before = _is_envelope() & F.coalesce(*after).isNull()
+        found[raw] = text.when(in_before, _row_text(wanted, raw, "before")).otherwise(_row_text(wanted, raw, "after"))
+    return found
+
+
+def _hint(wanted: _Wanted, field: Field) -> SparkColumn:
+    """What the row's schema says of a field, or the message key's of a key column."""
+    name = wanted.paths[field.raw][0]
+    of_row = _pick(F.col("row_schema"), name)
+    return F.coalesce(_pick(F.col("key_schema"), name), of_row) if field in wanted.fields.keys else of_row
+
+
+def _auto_values(wanted: _Wanted) -> dict[str, SparkColumn]:
+    """The order `auto`, field by field, most significant first."""
+
+    def text(name: str) -> SparkColumn:
+        found = without_mark(wanted.source.get(F.col("source"), (name,)))
+        if f"__{name}" not in _AUTO_FLAT:
+            return found
+        flat = [without_mark(_body(wanted, (f"__{start}{name}",))) for start in ("", "source_")]
+        return F.when(_is_flat(), F.coalesce(*flat)).otherwise(found)
+
+    binlog = try_cast(F.regexp_extract(text("file"), r"(\d{1,18})$", 1), "bigint")
+    return {
+        "commit_lsn": text("commit_lsn"),
+        "change_lsn": text("change_lsn"),
+        "event_serial_no": try_cast(text("event_serial_no"), "bigint"),
+        "lsn_or_file": F.coalesce(try_cast(text("lsn"), "bigint"), binlog),
+        "pos": try_cast(text("pos"), "bigint"),
+        "binlog_row": try_cast(text("row"), "bigint"),
+    }

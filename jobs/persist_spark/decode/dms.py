@@ -1,0 +1,88 @@
+"""AWS DMS as JSON lines (a Kafka or Kinesis target): `{"data": {...}, "metadata": {"operation": ..., ...}}`.
+
+load, insert and update are upserts of the whole row in `data`; delete is a delete of its key. Control records are
+skipped. Fields `BI_*` (the before-image) are not columns, unless the collection names them. All metadata of a
+transaction is equal, so position decides unless the collection's `order` says otherwise.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from persist_core.config.collection import CollectionConfig
+from persist_spark.decode.files import LINE
+from persist_spark.decode.json import Path, Shape, envelope, parsed, unmarked
+from persist_spark.decode.plain import NOT_JSON, ODD_JSON, named_path
+from persist_spark.decode.records import (
+    FAULT,
+    FAULT_KIND,
+    FILE_COLUMNS,
+    RAW_OP,
+    RAW_TIME,
+    RawRecords,
+    field_orders,
+    fields_of,
+)
+from persist_spark.decode.records import record_path as path_in_row
+from persist_spark.decode.values import Encoding
+from persist_spark.frame import DELETE, SKIP, UPSERT
+
+NOT_DMS = "the line has no metadata with a record-type or an operation: not a DMS record"
+_UPSERTS = ("load", "insert", "update")
+_OPERATION: Path = ("metadata", "operation")
+_RECORD_TYPE: Path = ("metadata", "record-type")
+
+
+def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
+    """`dms-json`: see the module's docstring. Names of order and time are looked for in `data`, or start with
+    `metadata.`."""
+    fields = fields_of(config)
+    paths = {field.raw: ("data", *path_in_row(config, field.column)) for field in fields.all}
+    free = {f"o{i}": _placed(config, name) for i, name in enumerate(config.order.fields)}
+    own_time = {RAW_TIME: _placed(config, config.time.field)} if config.time.field else {}
+    shape = Shape()
+    shape.need_all([*paths.values(), *free.values(), *own_time.values(), _OPERATION, _RECORD_TYPE])
+
+    opened = lines.select(*FILE_COLUMNS, envelope(F.col(LINE), shape).alias("envelope"))
+    found = parsed(F.col("envelope"), shape)
+    rows = opened.select(*FILE_COLUMNS, found.row.alias("row"), found.is_odd.alias("odd"))
+    row = F.col("row")
+    texts = rows.select(
+        *FILE_COLUMNS,
+        "odd",
+        row.isNull().alias("lost"),
+        unmarked(shape.get(row, _OPERATION)).alias("operation"),
+        unmarked(shape.get(row, _RECORD_TYPE)).alias("record_type"),
+        *[shape.get(row, path).alias(name) for name, path in {**paths, **own_time}.items()],
+        *[unmarked(shape.get(row, path)).alias(name) for name, path in free.items()],
+    )
+    operation, record_type = F.col("operation"), F.col("record_type")
+    is_control = record_type.isNotNull() & (record_type != "data")
+    is_strange = ~operation.isin(*_UPSERTS, "delete") & ~is_control
+    faults = (
+        (F.col("lost"), "key", F.lit(NOT_JSON)),
+        (operation.isNull() & record_type.isNull(), "value", F.lit(NOT_DMS)),
+        (
+            F.coalesce(is_strange, ~F.coalesce(is_control, F.lit(False))),
+            "op",
+            F.concat(
+                F.lit("operation is '"),
+                F.coalesce(F.substring(operation, 1, 80), F.lit("missing")),
+                F.lit(f"'; wanted one of {', '.join(_UPSERTS)}, delete"),
+            ),
+        ),
+        (F.col("odd"), "value", F.lit(ODD_JSON)),
+    )
+    kind, message = F.lit(None).cast("string"), F.lit(None).cast("string")
+    for condition, its_kind, its_message in reversed(faults):
+        kind = F.when(condition, F.lit(its_kind)).otherwise(kind)
+        message = F.when(condition, its_message).otherwise(message)
+    op = F.when(is_control, SKIP).when(operation == "delete", DELETE).when(operation.isin(*_UPSERTS), UPSERT)
+    frame = texts.withColumns({RAW_OP: op, FAULT_KIND: kind, FAULT: message})
+    return RawRecords(frame, fields, F.col(LINE), Encoding(), field_orders(config, fields))
+
+
+def _placed(config: CollectionConfig, name: str) -> Path:
+    path = named_path(config, name)
+    return path if path[0] in ("data", "metadata") and name not in config.columns else ("data", *path)

@@ -1,0 +1,77 @@
+"""Frozen input files to the records frame: what every format has in common, and the choice between them.
+
+    files --decode_files--> lines --decode_<format>--> RawRecords --decode_records--> the records frame
+
+Bad input becomes errs in the frame, never a failed job; a file that can't be read at all (a truncated gzip, no Parquet,
+one that is gone) fails it, by name: it may be half written, and would be lost if it counted as read. No Spark job runs
+until somebody acts on the frame.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from persist_core.config.collection import CollectionConfig
+from persist_core.errors import InvalidInput
+from persist_core.sources.files import InputFile
+from persist_spark.compat import HAS_TRY_CAST
+from persist_spark.decode.csv import csv_records, layouts
+from persist_spark.decode.debezium import debezium_records
+from persist_spark.decode.dms import dms_json_records
+from persist_spark.decode.files import BROKEN, LINE, ReadableFile, readable, text_lines
+from persist_spark.decode.json import has_half_surrogates
+from persist_spark.decode.parquet import parquet_records, schemas
+from persist_spark.decode.plain import json_records
+from persist_spark.decode.records import RawRecords, records_frame
+
+_JSON_LINES = {"json": json_records, "debezium-json": debezium_records, "dms-json": dms_json_records}
+_MAX_LAYOUTS = 100  # of CSV headers or Parquet schemas in one batch: each is a branch of the plan
+
+
+def decode(
+    spark: SparkSession, config: CollectionConfig, files: Sequence[InputFile], *, scratch: Path | None = None
+) -> DataFrame:
+    """The records frame of `files`, in no particular row order, lazily.
+
+    `scratch` is a folder that the driver and all executors see, for files that Spark can't read under their own name;
+    it must live until the frame has been acted on. Raises `InvalidInput` where the session's time zone is not UTC
+    (texts without a zone are UTC), or where `scratch` is needed and not given; `SourceChanged` where a file's header or
+    footer can't be read.
+    """
+    zone = spark.conf.get("spark.sql.session.timeZone", None)
+    if zone not in ("UTC", "Etc/UTC", "GMT", "Z", "+00:00"):
+        raise InvalidInput(
+            f"spark.sql.session.timeZone is {zone!r}; wanted 'UTC': decode inside persist_spark's settings"
+        )
+    if not HAS_TRY_CAST and spark.conf.get("spark.sql.ansi.enabled", "false") == "true":
+        raise InvalidInput("spark.sql.ansi.enabled is true; wanted false on this release of Spark, or Spark 4")
+    parts = [records_frame(config, raw) for raw in _raw_records(spark, config, readable(files, scratch))]
+    return functools.reduce(DataFrame.unionByName, parts)
+
+
+def _raw_records(spark: SparkSession, config: CollectionConfig, files: list[ReadableFile]) -> list[RawRecords]:
+    """At least one."""
+    if config.source.format in _JSON_LINES:
+        lines = text_lines(spark, files)
+        lines = lines.withColumn(BROKEN, F.col(BROKEN) | has_half_surrogates(F.col(LINE)))
+        return [_JSON_LINES[config.source.format](config, lines)]
+    if config.source.format in ("csv", "dms-csv"):
+        laid_out = layouts(config, files)
+        _check_layouts(len(laid_out))
+        return [csv_records(config, text_lines(spark, members), layout) for layout, members in laid_out]
+    by_schema = schemas(files)
+    _check_layouts(len(by_schema))
+    return [parquet_records(spark, config, schema, members) for schema, members in by_schema]
+
+
+def _check_layouts(count: int) -> None:
+    if count > _MAX_LAYOUTS:
+        raise InvalidInput(
+            f"the input files have {count} different headers or schemas; wanted at most {_MAX_LAYOUTS} in one batch:"
+            " set limits.max_files lower, or mend the files"
+        )

@@ -1,0 +1,266 @@
+"""Parquet files of any mix of schemas: `parquet` with a delete marker, `dms-parquet` with `Op`.
+
+Files are grouped by the schema in their footers (read by the driver, without a Spark job), so that each group is read
+under its own schema and every record is cast from what it is to what the collection wants. A cast that loses nothing is
+done directly; anything else goes through text, by the same strict rules as for text formats: what does not fit is an
+err, never null. A column that is not in a file is null; a key column that is not makes every record of it an err.
+
+The payload of an err is the row as JSON. Columns of types that Spark can't read (times of day, 256-bit decimals) are
+left out of it, and make an err where the collection wants them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from persist_core.config.collection import CollectionConfig
+from persist_core.errors import InvalidInput, SourceChanged
+from persist_core.schema import Column
+from persist_spark.decode.files import BLOCK, BROKEN, LINE, NO_LINES, ReadableFile, placed
+from persist_spark.decode.json import Path
+from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, named_path, order_of, row_op
+from persist_spark.decode.records import (
+    FAULT,
+    FAULT_KIND,
+    Fields,
+    RawRecords,
+    fields_of,
+    record_path,
+)
+from persist_spark.decode.values import Encoding, Field
+from persist_spark.frame import named, spark_type
+
+_ROW = "row_number"
+_SIMPLE: dict[pa.DataType, T.DataType] = {
+    pa.bool_(): T.BooleanType(),
+    pa.int8(): T.ByteType(),
+    pa.int16(): T.ShortType(),
+    pa.int32(): T.IntegerType(),
+    pa.int64(): T.LongType(),
+    pa.uint8(): T.ShortType(),
+    pa.uint16(): T.IntegerType(),
+    pa.uint32(): T.LongType(),
+    pa.uint64(): T.DecimalType(20, 0),
+    pa.float32(): T.FloatType(),
+    pa.float64(): T.DoubleType(),
+    pa.string(): T.StringType(),
+    pa.large_string(): T.StringType(),
+    pa.binary(): T.BinaryType(),
+    pa.large_binary(): T.BinaryType(),
+    pa.date32(): T.DateType(),
+    pa.null(): T.IntegerType(),  # how a column without a single value is stored
+}
+# What a cast keeps exactly, beside equal types: from these Spark types to those of ours.
+_LOSSLESS: dict[type[T.DataType], tuple[str, ...]] = {
+    T.ByteType: ("int", "bigint"),
+    T.ShortType: ("int", "bigint"),
+    T.IntegerType: ("int", "bigint"),
+    T.LongType: ("int", "bigint"),
+    T.FloatType: ("double",),
+    T.DateType: ("timestamp",),
+    T.TimestampNTZType: ("timestamp",),
+}
+_SHOWN_CHARS = 200  # of a file's columns, in a message
+
+
+@dataclass(frozen=True)
+class FileSchema:
+    """The columns of a file that Spark can read, those of them that count nanoseconds, and those that it can't read."""
+
+    columns: tuple[tuple[str, T.DataType], ...]
+    nanos: frozenset[str] = frozenset()
+    unreadable: tuple[tuple[str, str], ...] = ()
+
+    def type_of(self, name: str) -> T.DataType | None:
+        """The type of a column, or `None`."""
+        return dict(self.columns).get(name)
+
+
+def schemas(files: Sequence[ReadableFile]) -> list[tuple[FileSchema, list[ReadableFile]]]:
+    """Files of equal schema together, at least one group. Reads the footers.
+
+    Raises `SourceChanged` for a file without one, and for one with names that Spark can't tell apart.
+    """
+    found: dict[str, tuple[FileSchema, list[ReadableFile]]] = {}
+    for file in files:
+        try:
+            schema = file_schema(pq.read_metadata(file.path))
+        except (OSError, pa.ArrowException, InvalidInput) as error:
+            raise SourceChanged(
+                f"file {file.file.path} can't be read as Parquet: {error}; nothing was committed: put a whole file in"
+                " its place, or take it away"
+            ) from error
+        found.setdefault(repr(schema), (schema, []))[1].append(file)
+    return list(found.values()) or [(FileSchema(()), [])]
+
+
+def file_schema(footer: pq.FileMetaData) -> FileSchema:
+    """What Spark reads of a file with this footer. Raises `InvalidInput` for names that it can't tell apart."""
+    arrow = footer.schema.to_arrow_schema()
+    lowered = [name.lower() for name in arrow.names]
+    twice = next((name for name in arrow.names if lowered.count(name.lower()) > 1), None)
+    if twice is not None:
+        raise InvalidInput(f"it has the column {twice!r} twice (case does not count); name its columns apart")
+    if "_metadata" in lowered:
+        raise InvalidInput("it has a column '_metadata', a name that Spark keeps for itself; rename it")
+    leaves = [footer.schema.column(index) for index in range(len(footer.schema))]
+    int96 = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
+    columns: list[tuple[str, T.DataType]] = []
+    nanos, unreadable = set(), []
+    for field in arrow:
+        is_nanos = pa.types.is_timestamp(field.type) and field.type.unit == "ns"
+        if field.name in int96:
+            columns.append((field.name, T.TimestampType()))
+        elif is_nanos:
+            columns.append((field.name, T.LongType()))
+            nanos.add(field.name)
+        elif (known := _spark_type(field.type)) is not None:
+            columns.append((field.name, known))
+        else:
+            unreadable.append((field.name, str(field.type)))
+    return FileSchema(tuple(columns), frozenset(nanos), tuple(unreadable))
+
+
+def _spark_type(arrow: pa.DataType) -> T.DataType | None:
+    """The type that Spark reads this column as, or `None`."""
+    if arrow in _SIMPLE:
+        return _SIMPLE[arrow]
+    if pa.types.is_dictionary(arrow):
+        return _spark_type(arrow.value_type)
+    if pa.types.is_fixed_size_binary(arrow):
+        return T.BinaryType()
+    if pa.types.is_decimal(arrow) and arrow.precision <= 38:
+        return T.DecimalType(arrow.precision, arrow.scale)
+    if pa.types.is_timestamp(arrow) and arrow.unit != "ns":
+        return T.TimestampType() if arrow.tz else T.TimestampNTZType()
+    if pa.types.is_struct(arrow):
+        inner = [(child.name, _spark_type(child.type)) for child in arrow]
+        known = [T.StructField(name, found) for name, found in inner if found is not None]
+        return T.StructType(known) if known and len(known) == len(inner) else None
+    if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
+        item = _spark_type(arrow.value_type)
+        return T.ArrayType(item) if item else None
+    if pa.types.is_map(arrow):
+        key, item = _spark_type(arrow.key_type), _spark_type(arrow.item_type)
+        return T.MapType(key, item) if key and item else None
+    return None
+
+
+def parquet_records(
+    spark: SparkSession, config: CollectionConfig, schema: FileSchema, files: Sequence[ReadableFile]
+) -> RawRecords:
+    """The rows of files of one schema."""
+    marker: Path | None = (DMS_OP,) if config.source.format == "dms-parquet" else None
+    if config.delete.column is not None:
+        marker = named_path(config, config.delete.column)
+    has_marker = marker is not None and _find(schema, marker) is not None
+    free = free_paths(config)
+    if marker is not None and has_marker:
+        free[MARKER] = marker
+    wanted = fields_of(config)
+    fields = Fields(
+        tuple(_fitted(config, schema, field) for field in wanted.keys),
+        tuple(_fitted(config, schema, field) for field in wanted.values),
+    )
+    kind, message = _fault(config, schema, fields)
+    payload = [F.col(f"c{index}").alias(name) for index, (name, _) in enumerate(schema.columns)]
+    frame = _rows(spark, schema, files).select(
+        "*",
+        *[_raw(config, schema, field).alias(field.raw) for field in fields.all],
+        *[_text(schema, path).alias(name) for name, path in free.items()],
+        F.lit(kind).cast("string").alias(FAULT_KIND),
+        F.lit(message).cast("string").alias(FAULT),
+    )
+    return RawRecords(
+        row_op(config, fields, has_marker=has_marker).added(frame),
+        fields,
+        F.to_json(F.struct(*payload), {"ignoreNullFields": "false"}) if payload else F.lit("{}"),
+        Encoding(marked=False),
+        order_of(config, fields),
+        F.col(_ROW),
+    )
+
+
+def _rows(spark: SparkSession, schema: FileSchema, files: Sequence[ReadableFile]) -> DataFrame:
+    """All readable columns as c0.., what every record has of its file, and the row's number in its file."""
+    if not files:
+        return spark.createDataFrame([], T.StructType([*NO_LINES.fields, T.StructField(_ROW, T.LongType())]))
+    wanted = T.StructType([T.StructField(name, kind) for name, kind in schema.columns])
+    read = spark.read.schema(wanted).option("__globPaths__", "false").parquet(*[file.path for file in files])
+    rows = read.select(
+        *[named(name).alias(f"c{index}") for index, (name, _) in enumerate(schema.columns)],
+        F.col("_metadata.file_path").alias("path"),
+        F.col("_metadata.row_index").alias(_ROW),
+    )
+    facts = {BLOCK: F.lit(0).cast("bigint"), BROKEN: F.lit(False), LINE: F.lit(None).cast("string")}
+    return placed(spark, rows, files).withColumns(facts)
+
+
+def _find(schema: FileSchema, path: Path) -> tuple[SparkColumn, T.DataType] | None:
+    """The column at `path` (further names are a struct's fields) and its type, or `None`."""
+    names = [name for name, _ in schema.columns]
+    if path[0] not in names:
+        return None
+    index = names.index(path[0])
+    found, kind = F.col(f"c{index}"), schema.columns[index][1]
+    for name in path[1:]:
+        if not isinstance(kind, T.StructType) or name not in kind.names:
+            return None
+        found, kind = found.getField(name), kind[name].dataType
+    return found, kind
+
+
+def _fitted(config: CollectionConfig, schema: FileSchema, field: Field) -> Field:
+    """`field`, typed where a plain cast loses nothing, and in nanoseconds where the file counts in them."""
+    path = record_path(config, field.column)
+    found = _find(schema, path)
+    if found is None:
+        return field
+    if path[0] in schema.nanos and field.column.type in ("date", "timestamp"):
+        return replace(field, unit="ns")
+    return replace(field, is_typed=_is_lossless(found[1], field.column))
+
+
+def _is_lossless(source: T.DataType, column: Column) -> bool:
+    wanted = spark_type(column.type)
+    if isinstance(source, T.DecimalType) and isinstance(wanted, T.DecimalType):
+        return bool(source.scale <= wanted.scale)
+    return source == wanted or column.type in _LOSSLESS.get(type(source), ())
+
+
+def _raw(config: CollectionConfig, schema: FileSchema, field: Field) -> SparkColumn:
+    path = record_path(config, field.column)
+    found = _find(schema, path)
+    return found[0] if found is not None and field.is_typed else _text(schema, path)
+
+
+def _text(schema: FileSchema, path: Path) -> SparkColumn:
+    found = _find(schema, path)
+    if found is None:
+        return F.lit(None).cast("string")
+    value, kind = found
+    is_nested = isinstance(kind, T.StructType | T.ArrayType | T.MapType)
+    return F.to_json(value, {"ignoreNullFields": "false"}) if is_nested else value.cast("string")
+
+
+def _fault(config: CollectionConfig, schema: FileSchema, fields: Fields) -> tuple[str | None, str | None]:
+    """What is wrong with all records of a file of this schema: the err's kind and message."""
+    unreadable = dict(schema.unreadable)
+    for field in fields.all:
+        path = record_path(config, field.column)
+        is_key = field in fields.keys
+        if path[0] in unreadable:
+            reason = f"column {path[0]!r} of the file has the type {unreadable[path[0]]}, which can't be read"
+            return "key" if is_key else "value", reason
+        if is_key and _find(schema, path) is None:
+            shown = ", ".join(name for name, _ in schema.columns)[:_SHOWN_CHARS]
+            return "key", f"the file has no column {'.'.join(path)!r} for the key; its columns are {shown}"
+    return None, None

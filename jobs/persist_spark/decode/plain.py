@@ -1,0 +1,137 @@
+"""Records that are rows themselves: plain JSON lines, and what marks a delete in plain and DMS rows of any format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from persist_core.config.collection import CollectionConfig
+from persist_spark.decode.files import FILE, LINE
+from persist_spark.decode.json import Path, Shape, envelope, parsed, unmarked
+from persist_spark.decode.records import (
+    FAULT,
+    FAULT_KIND,
+    FILE_COLUMNS,
+    RAW_OP,
+    RAW_TIME,
+    Fields,
+    OrderField,
+    RawRecords,
+    field_orders,
+    fields_of,
+    record_path,
+)
+from persist_spark.decode.values import Encoding
+from persist_spark.frame import DELETE, UPSERT
+
+NOT_JSON = "the line is not one JSON object"
+ODD_JSON = "a field holds another kind of JSON value than the object that was looked for"
+MARKER = "marker"  # text of the field that says what a row does
+DMS_OP = "Op"
+_DMS_UPSERTS = ("I", "U")
+_FULL_LOAD = r"(?:^|/)LOAD[0-9A-F]+\.[^/]*(?: //[0-9.]*)?$"  # what DMS calls its full-load files, as a natural-sort key
+
+
+def named_path(config: CollectionConfig, name: str) -> Path:
+    """The path of a configured column, or of any other field, dots meaning nesting."""
+    column = next((column for column in config.collection_schema().columns if column.name == name), None)
+    return record_path(config, column) if column else tuple(name.split("."))
+
+
+def json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
+    """`json`: each line an object that is the row itself."""
+    fields = fields_of(config)
+    paths = {field.raw: record_path(config, field.column) for field in fields.all}
+    free = free_paths(config)
+    if config.delete.column is not None:
+        free[MARKER] = named_path(config, config.delete.column)
+    shape = Shape()
+    shape.need_all([*paths.values(), *free.values()])
+    rows = json_rows(lines, shape)
+    row = F.col("row")
+    frame = rows.select(
+        *FILE_COLUMNS,
+        *[shape.get(row, path).alias(name) for name, path in paths.items()],
+        *[free_text(shape, row, name, path) for name, path in free.items()],
+        FAULT_KIND,
+        FAULT,
+    )
+    op = row_op(config, fields, has_marker=MARKER in free)
+    return RawRecords(op.added(frame), fields, F.col(LINE), Encoding(), order_of(config, fields))
+
+
+def json_rows(lines: DataFrame, shape: Shape) -> DataFrame:
+    """Lines with the struct in `row`, and what is wrong with the line as a whole."""
+    opened = lines.select(*FILE_COLUMNS, envelope(F.col(LINE), shape).alias("envelope"))
+    found = parsed(F.col("envelope"), shape)
+    rows = opened.select(*FILE_COLUMNS, found.row.alias("row"), found.is_odd.alias("odd"))
+    is_lost = F.col("row").isNull()
+    return rows.select(
+        *FILE_COLUMNS,
+        "row",
+        F.when(is_lost, F.lit("key")).when(F.col("odd"), F.lit("value")).alias(FAULT_KIND),
+        F.when(is_lost, F.lit(NOT_JSON)).when(F.col("odd"), F.lit(ODD_JSON)).alias(FAULT),
+    )
+
+
+def free_paths(config: CollectionConfig) -> dict[str, Path]:
+    """The fields wanted beside the columns, by their raw name: those of `order` and of `time`."""
+    found = {f"o{index}": named_path(config, name) for index, name in enumerate(config.order.fields)}
+    return {**found, RAW_TIME: named_path(config, config.time.field)} if config.time.field else found
+
+
+def free_text(shape: Shape, row: SparkColumn, name: str, path: Path) -> SparkColumn:
+    """The text of one of `free_paths`; `RAW_TIME` keeps its mark, as the columns do."""
+    found = shape.get(row, path)
+    return (found if name == RAW_TIME else unmarked(found)).alias(name)
+
+
+@dataclass(frozen=True)
+class RowOp:
+    """What a row does, by its marker, where nothing worse is wrong with it."""
+
+    op: SparkColumn
+    fault: SparkColumn
+
+    def added(self, frame: DataFrame) -> DataFrame:
+        """`frame`, which has `FAULT_KIND` and `FAULT`, with `RAW_OP`, and with the marker's fault where it has one."""
+        is_lost = F.col(FAULT_KIND).isNotNull()
+        is_key = F.col(FAULT_KIND).eqNullSafe("key")
+        return frame.withColumns(
+            {
+                RAW_OP: F.when(~is_key, self.op),
+                FAULT_KIND: F.when(is_lost, F.col(FAULT_KIND)).when(self.fault.isNotNull(), F.lit("op")),
+                FAULT: F.coalesce(F.col(FAULT), self.fault),
+            }
+        )
+
+
+def row_op(config: CollectionConfig, fields: Fields, *, has_marker: bool) -> RowOp:
+    """What rows do, by the text in `MARKER` (if `has_marker`) or by their values being null."""
+    marker = F.col(MARKER) if has_marker else F.lit(None).cast("string")
+    none = F.lit(None).cast("string")
+    if config.source.format in ("dms-csv", "dms-parquet"):
+        wrong = F.concat(F.lit(f"{DMS_OP} is '"), marker, F.lit("'; wanted I, U or D"))
+        known = F.coalesce(marker.isin(*_DMS_UPSERTS, "D"), F.lit(True))  # full-load rows have no Op
+        return RowOp(F.when(known, F.when(marker == "D", DELETE).otherwise(UPSERT)), F.when(~known, wrong))
+    if config.delete.column is not None:
+        if not has_marker:
+            lost = F.lit(f"there is no column {config.delete.column!r}, which marks deletes")
+            return RowOp(none, lost)
+        return RowOp(F.when(marker.isin(list(config.delete.values)), DELETE).otherwise(UPSERT), none)
+    if config.delete.null_value and fields.values:
+        is_empty = F.lit(True)
+        for field in fields.values:
+            is_empty = is_empty & F.col(field.raw).isNull()
+        return RowOp(F.when(is_empty, DELETE).otherwise(UPSERT), none)
+    return RowOp(F.lit(UPSERT), none)
+
+
+def order_of(config: CollectionConfig, fields: Fields) -> tuple[OrderField, ...]:
+    """The order of rows: with `auto` DMS's full load comes before all changes, whatever its files are called."""
+    if config.order.by == "auto" and config.source.format in ("dms-csv", "dms-parquet"):
+        return (OrderField("is_change", (~F.col(FILE).rlike(_FULL_LOAD)).cast("int")),)
+    return field_orders(config, fields)

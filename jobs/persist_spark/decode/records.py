@@ -1,0 +1,278 @@
+"""From what a format found in its records (`RawRecords`) to the records frame: types, errs, order. One place for all.
+
+    a format --RawRecords--> typed values --> what is wrong, and with which slot --> the records frame
+
+A record is an err of kind
+
+    key     its key can't be had: the slot is the raw key, as JSON of the key columns' texts, where any of them was
+            there, else the whole record. A delete with a raw key is no err: it is a tombstone for the err in that slot
+    value   its key is good and a value is not, or the record as a whole is damaged
+    op      its key is good and what it does is not known
+    time    its key and values are good, its own time is missing or bad; it stands at the description's time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from persist_core.config.collection import CollectionConfig
+from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, Column
+from persist_spark.compat import try_cast
+from persist_spark.decode.files import BLOCK, BROKEN, DATE_MS, FILE, LINE, position, row_number
+from persist_spark.decode.json import MARK
+from persist_spark.decode.values import Encoding, Field, numbers, texts, time_ms, value
+from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, UPSERT, canonical_json, spark_type
+
+FILE_COLUMNS = (LINE, FILE, DATE_MS, BLOCK, BROKEN)  # what every line has, see `decode_files`
+FAULT_KIND, FAULT = "fault_kind", "fault"  # what is wrong with the record as a whole, or null
+RAW_OP = "raw_op"  # `u`, `d`, `t`, `s`; null where the fault says that it could not be told
+RAW_TIME = "raw_time"  # text of the record's own time; present only with `time: field`
+_SHOWN_CHARS = 80  # of a bad value, in a message
+_SET_UNIT = "for integers set the column's unit"
+BROKEN_TEXT = "the record is not well-formed UTF-8, or holds half a surrogate pair; mend its encoding"
+_TEXT_DAMAGE = "[\ufffd?]"  # what undecodable bytes and lone surrogates become
+
+
+@dataclass(frozen=True)
+class OrderField:
+    """One field of the order struct: a typed column expression over the raw frame."""
+
+    name: str
+    value: SparkColumn
+
+
+@dataclass(frozen=True)
+class RawRecords:
+    """What a format found: one row per record.
+
+    `frame` has `RAW_OP`, `FAULT_KIND`, `FAULT`, `BROKEN`, the files' columns, `RAW_TIME` where wanted, and the texts of
+    the fields: `k0..` for the key columns, `v0..` for the value columns; `hk0..`, `hv0..` (structs with type, name and
+    parameters.scale) for those fields that are hinted. `payload` is the raw record, string or binary.
+    """
+
+    frame: DataFrame
+    fields: Fields
+    payload: SparkColumn
+    encoding: Encoding
+    order: tuple[OrderField, ...] = ()
+    row: SparkColumn | None = None  # the number of a record in its file, where that is known
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The collection's columns and where they live in the raw frame."""
+
+    keys: tuple[Field, ...]
+    values: tuple[Field, ...]
+
+    @property
+    def all(self) -> tuple[Field, ...]:
+        """Key fields, then value fields."""
+        return self.keys + self.values
+
+    def named(self, name: str) -> Field | None:
+        """The field of the column called `name`."""
+        return next((field for field in self.all if field.column.name == name), None)
+
+
+def fields_of(config: CollectionConfig, is_hinted: Callable[[Column], bool] = lambda _: False) -> Fields:
+    """Where the columns of a collection live."""
+    schema = config.collection_schema()
+
+    def field(raw: str, column: Column) -> Field:
+        return Field(column, raw, config.columns[column.name].unit, is_hinted(column))
+
+    return Fields(
+        tuple(field(f"k{i}", column) for i, column in enumerate(schema.key)),
+        tuple(field(f"v{i}", column) for i, column in enumerate(schema.values)),
+    )
+
+
+def record_path(config: CollectionConfig, column: Column) -> tuple[str, ...]:
+    """Where a column's value is found in a record: its `field`, dots meaning nesting; else its own name, literally."""
+    field = config.columns[column.name].field
+    return tuple(field.split(".")) if field else (column.name,)
+
+
+def records_frame(config: CollectionConfig, raw: RawRecords) -> DataFrame:
+    """The records frame (docs/architecture.md)."""
+    keys, values = raw.fields.keys, raw.fields.values
+    judged = _judge(config, raw, _typed(config, raw))
+    is_good = F.col(ERR_KIND).isNull()
+    is_kept = is_good & (F.col(OP) == UPSERT)
+    is_row = F.col(BAD_KEY).isNull() & F.col(OP).isin(UPSERT, DELETE)
+    order = [field.value.alias(field.name) for field in raw.order]
+    return judged.select(
+        *[F.when(is_row, _final(field)).alias(field.column.name) for field in keys],
+        *[F.when(is_kept, _final(field)).alias(field.column.name) for field in values],
+        OP,
+        _time(config).alias(TIME),
+        F.struct(*order, *position(row_number() if raw.row is None else raw.row)).alias(ORDER),
+        BAD_KEY,
+        ERR_KIND,
+        F.when(~is_good, F.col(FAULT)).alias(ERR_MESSAGE),
+        F.when(~is_good, F.coalesce(BAD_KEY, _canonical(keys))).alias(ERR_KEY),
+        F.when(~is_good, raw.payload.cast("binary")).alias(ERR_PAYLOAD),
+    )
+
+
+def _typed(config: CollectionConfig, raw: RawRecords) -> DataFrame:
+    """The raw frame with the typed value of each field, and the record's own time: one projection a step."""
+    frame, encoding = raw.frame, raw.encoding
+    for step in (texts, numbers):
+        found = {name: column for field in raw.fields.all for name, column in step(field, encoding).items()}
+        frame = frame.withColumns(found) if found else frame
+    final = {field.value: value(field, encoding) for field in raw.fields.all}
+    if _has_own_time(config):
+        final[TIME] = time_ms(encoding.plain(F.col(RAW_TIME)), config.time.unit)
+    return frame.withColumns(final)
+
+
+def _final(field: Field) -> SparkColumn:
+    """The value under exactly the column's Spark type, so that frames of several formats can be united."""
+    return F.col(field.value).cast(spark_type(field.column.type))
+
+
+def _canonical(keys: Sequence[Field]) -> SparkColumn:
+    return canonical_json([field.column for field in keys], [field.value for field in keys])
+
+
+def _has_own_time(config: CollectionConfig) -> bool:
+    return config.time.source == "field"
+
+
+def _time(config: CollectionConfig) -> SparkColumn:
+    if config.time.source == "path":
+        return F.col(DATE_MS)
+    if config.time.source == "field":
+        return F.when(F.col(ERR_KIND).isNull() | (F.col(ERR_KIND) != "time"), F.col(TIME))
+    return F.lit(None).cast("bigint")
+
+
+def _judge(config: CollectionConfig, raw: RawRecords, frame: DataFrame) -> DataFrame:
+    """Add `OP`, `BAD_KEY`, `ERR_KIND`, and the message in place of `FAULT`."""
+    keys, values = raw.fields.keys, raw.fields.values
+    op, fault_kind, broken = F.col(RAW_OP), F.col(FAULT_KIND), F.col(BROKEN)
+    is_row = op.isNull() | op.isin(UPSERT, DELETE)
+    damaged = broken & F.concat_ws("", *[F.col(key.raw).cast("string") for key in keys]).rlike(_TEXT_DAMAGE)
+    has_key = _all([F.col(key.value).isNotNull() for key in keys]) & ~damaged
+    has_raw_key = _any([F.col(key.raw).isNotNull() for key in keys]) & ~damaged
+    raw_key = F.to_json(
+        F.struct(*[raw.encoding.plain(F.col(key.raw).cast("string")).alias(key.column.name) for key in keys]),
+        {"ignoreNullFields": "false"},
+    )
+    kind = (
+        F.when(~is_row, None)
+        .when(~has_key, F.when(~(op.eqNullSafe(DELETE) & has_raw_key), F.lit("key")))
+        .when(op == DELETE, _time_kind(config))
+        .when(fault_kind.isNotNull() | op.isNull(), F.coalesce(fault_kind, F.lit("op")))
+        .when(broken | _any([_is_bad(field) for field in values]), F.lit("value"))
+        .otherwise(_time_kind(config))
+    )
+    payload = raw.payload.cast("binary")
+    slot = F.when(is_row & ~has_key, F.when(has_raw_key, raw_key.cast("binary")).otherwise(payload))
+    judged = frame.withColumns({ERR_KIND: kind.cast("string"), BAD_KEY: slot})
+    message = (
+        F.when(F.col(ERR_KIND).isNull(), None)
+        .when(fault_kind.isNotNull(), F.col(FAULT))
+        .when(F.col(ERR_KIND) == "key", _first_fault(config, keys))
+        .when(F.col(ERR_KIND) == "time", _time_message(config))
+        .when(op.isNull(), F.lit("what the record does can't be told"))
+        .when(broken, F.lit(BROKEN_TEXT))
+        .otherwise(_first_fault(config, values))
+    )
+    return judged.withColumns({OP: F.when(F.col(ERR_KIND).isNull(), op).otherwise(F.lit(UPSERT)), FAULT: message})
+
+
+def _is_bad(field: Field) -> SparkColumn:
+    bad = F.col(field.value).isNull()
+    return bad & F.col(field.raw).isNotNull() if field.column.nullable else bad
+
+
+def _all(conditions: Sequence[SparkColumn]) -> SparkColumn:
+    found = F.lit(True)
+    for condition in conditions:
+        found = found & condition
+    return found
+
+
+def _any(conditions: Sequence[SparkColumn]) -> SparkColumn:
+    found = F.lit(False)
+    for condition in conditions:
+        found = found | condition
+    return found
+
+
+def _first_fault(config: CollectionConfig, fields: Sequence[Field]) -> SparkColumn:
+    """What is wrong with the first bad field, or null."""
+    fault = F.lit(None).cast("string")
+    for field in reversed(fields):
+        start = f"column {field.column.name!r} is "
+        missing = "a key needs a value" if field.raw.startswith("k") else "wanted a value, since it is nullable: false"
+        absent = F.lit(f"{start}missing or null; {missing}")
+        wrong = F.concat(F.lit(start), _shown(field.raw), F.lit(f"; wanted {_wanted(config, field.column)}"))
+        fault = F.when(_is_bad(field), F.coalesce(wrong, absent)).otherwise(fault)
+    return fault
+
+
+def _shown(name: str) -> SparkColumn:
+    """A bad text, quoted and cut."""
+    return F.concat(
+        F.lit("'"), F.substring(F.translate(F.col(name).cast("string"), MARK, ""), 1, _SHOWN_CHARS), F.lit("'")
+    )
+
+
+def _wanted(config: CollectionConfig, column: Column) -> str:
+    """What a column takes, for messages."""
+    unit = config.columns[column.name].unit
+    if column.type.startswith("decimal"):
+        return f"{column.type}, without rounding"
+    if column.type == "timestamp":
+        return (
+            f"an ISO timestamp or {unit} since 1970" if unit else "an ISO timestamp; for integers set the column's unit"
+        )
+    if column.type == "date":
+        return f"an ISO date or {unit} since 1970" if unit else f"an ISO date; {_SET_UNIT}"
+    if column.type in ("int", "bigint") and config.source.decimals == "precise":
+        return f"{column.type}; where numbers are quoted set source.decimals: string"
+    return column.type
+
+
+def _time_kind(config: CollectionConfig) -> SparkColumn:
+    if not _has_own_time(config):
+        return F.lit(None).cast("string")
+    return F.when(F.col(TIME).isNull(), F.lit("time"))
+
+
+def _time_message(config: CollectionConfig) -> SparkColumn:
+    if not _has_own_time(config):
+        return F.lit(None).cast("string")
+    wanted = f"; wanted {config.time.unit} since 1970 or an ISO timestamp, from 1970 on"
+    shown = F.coalesce(_shown(RAW_TIME), F.lit("missing or null"))
+    return F.concat(F.lit(f"time field {config.time.field!r} is "), shown, F.lit(wanted))
+
+
+def free_order(name: str, raw: SparkColumn) -> list[OrderField]:
+    """A field that is no column: numbers in the order of numbers, below them any other text in its own order."""
+    number = try_cast(raw, "decimal(38,9)")
+    return [OrderField(f"{name}_number", number), OrderField(f"{name}_text", F.when(number.isNull(), raw))]
+
+
+def field_orders(config: CollectionConfig, fields: Fields) -> tuple[OrderField, ...]:
+    """The order struct's fields for `order: [...]`: of a configured column its typed value, else the text in `o..`.
+
+    A missing value is null: the lowest.
+    """
+    found: list[OrderField] = []
+    for index, name in enumerate(config.order.fields):
+        field = fields.named(name)
+        if field is not None:
+            found.append(OrderField(f"by{index}", F.col(field.value)))
+        else:
+            found += free_order(f"by{index}", F.col(f"o{index}"))
+    return tuple(found)

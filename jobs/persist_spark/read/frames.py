@@ -1,0 +1,191 @@
+"""Read a shard from Spark: `snapshot`, `errors`, `changes`, `error_changes` as DataFrames.
+
+    state -> batches that overlap the times wanted -> parts -> DataFrame
+
+A keyed shard is read by its invariants (docs/architecture.md, "Parts"): an insertion is live as of `t` iff no
+retraction of its key has `insertion.time < retraction.time <= t`. Only keys and times of retractions are decoded, and
+no whole row goes through an exchange. A shard without a key is a multiset: its rows are grouped and counted.
+
+The state is read when the function is called; the parts when the DataFrame is used. Nothing is held back meanwhile:
+for long reads take a lease (`PersistClient.open_leased_reader`).
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from persist_core.errors import InvalidInput, OutsideFrontiers
+from persist_core.handles.client import PersistClient
+from persist_core.handles.read import check_as_of
+from persist_core.location.blob import Blob
+from persist_core.location.open import OpenLocation, PersistLocation, open_location
+from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
+from persist_core.shard.batch import BatchManifest, PartKind
+from persist_core.shard.state import ShardState
+from persist_spark.frame import ERR_COLUMNS, named, part_frame
+from persist_spark.read.parts import parts_of, scan
+
+# Retractions up to here are broadcast: about 100 MB of keys and times in each executor.
+MAX_BROADCAST_RETRACTIONS = 2_000_000
+Location = PersistLocation | OpenLocation
+
+
+def snapshot(spark: SparkSession, location: Location, shard: str, as_of: int | None = None) -> DataFrame:
+    """The oks as of `as_of` (ms; default: the newest time), one row per row, with the schema's columns.
+
+    Raises `ShardNotFound`, and `OutsideFrontiers` unless `since <= as_of < upper`.
+    """
+    reading = _open(spark, location, shard, as_of)
+    insertions = reading.updates(PartKind.INSERTIONS)
+    columns = [named(column.name) for column in reading.schema.columns]
+    if not reading.schema.key:
+        return _multiset(insertions.unionByName(reading.updates(PartKind.RETRACTIONS)), reading.schema)
+    rows = reading.rows(PartKind.RETRACTIONS)
+    if rows == 0:
+        return insertions.select(*columns)
+    retracted = reading.updates(PartKind.RETRACTIONS).select(
+        *[named(name).alias(f"_persist_k{i}") for i, name in enumerate(reading.schema.key_names)],
+        F.col(TIME).alias("_persist_retracted"),
+    )
+    ended = [named(name) == F.col(f"_persist_k{i}") for i, name in enumerate(reading.schema.key_names)]
+    ended.append(F.col(TIME) < F.col("_persist_retracted"))
+    hinted = F.broadcast(retracted) if rows <= MAX_BROADCAST_RETRACTIONS else retracted
+    return insertions.join(hinted, functools.reduce(operator.and_, ended), "left_anti").select(*columns)
+
+
+def errors(spark: SparkSession, location: Location, shard: str, as_of: int | None = None) -> DataFrame:
+    """The errs as of `as_of`: key columns (null where undecodable), kind, message, key bytes, payload, since when.
+
+    Raises as `snapshot` does.
+    """
+    reading = _open(spark, location, shard, as_of)
+    identity = [*map(named, reading.schema.key_names), *map(F.col, (ERR_KIND, ERR_KEY, ERR_PAYLOAD))]
+    inserted_at = F.when(F.col(DIFF) > 0, F.col(TIME))
+    live = (
+        reading.updates(PartKind.ERRS)
+        .groupBy(*identity)
+        .agg(
+            F.sum(DIFF).alias(DIFF),
+            F.max_by(ERR_MESSAGE, inserted_at).alias(ERR_MESSAGE),
+            F.max(inserted_at).alias(TIME),
+        )
+        .where(F.col(DIFF) > 0)
+    )
+    copies = live if reading.schema.key else _repeated(live)  # at most one err per slot of a key; a view may have more
+    return copies.select(*map(named, reading.schema.key_names), *ERR_COLUMNS, TIME)
+
+
+def error_updates(spark: SparkSession, location: Location, shard: str, as_of: int) -> DataFrame | None:
+    """The errs' updates with `time <= as_of` as they were written, for who sums them; `None` where there are none.
+
+    Columns: the err columns, time, diff. Raises as `snapshot` does.
+    """
+    reading = _open(spark, location, shard, as_of)
+    if not parts_of(reading.manifests, PartKind.ERRS):
+        return None
+    return reading.updates(PartKind.ERRS).select(*ERR_COLUMNS, TIME, DIFF)
+
+
+def changes(spark: SparkSession, location: Location, shard: str, after: int, through: int | None = None) -> DataFrame:
+    """The oks' updates with `after < time <= through`, each once: the schema's columns, then time and diff.
+
+    `snapshot(after)` plus these is `snapshot(through)`. Raises `ShardNotFound`, `InvalidInput` where `after` is later
+    than `through`, and `OutsideFrontiers` unless `since <= after <= through < upper`.
+    """
+    reading = _open(spark, location, shard, through, after=after)
+    both = reading.updates(PartKind.INSERTIONS).unionByName(reading.updates(PartKind.RETRACTIONS))
+    return both.select(*[named(column.name) for column in reading.schema.columns], TIME, DIFF)
+
+
+def error_changes(
+    spark: SparkSession, location: Location, shard: str, after: int, through: int | None = None
+) -> DataFrame:
+    """The errs' updates with `after < time <= through`, as `changes` gives the oks'."""
+    reading = _open(spark, location, shard, through, after=after)
+    return reading.updates(PartKind.ERRS).select(*map(named, reading.schema.key_names), *ERR_COLUMNS, TIME, DIFF)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """One read: which batches, which times."""
+
+    spark: SparkSession
+    blob: Blob
+    schema: CollectionSchema
+    manifests: Sequence[BatchManifest]
+    after: int | None
+    through: int
+
+    def rows(self, kind: PartKind) -> int:
+        """Updates of this kind in the batches read (some may lie outside of the times wanted)."""
+        counts = [manifest.counts for manifest in self.manifests]
+        return sum(c.retractions if kind is PartKind.RETRACTIONS else c.insertions for c in counts)
+
+    def updates(self, kind: PartKind) -> DataFrame:
+        """The updates of one kind within the times wanted, all part columns."""
+        frame = part_frame(self.schema)
+        parts = parts_of(self.manifests, kind)
+        found = scan(self.spark, self.blob, parts, frame) if parts else _nothing(self.spark, frame)
+        return found.where(functools.reduce(operator.and_, list(self._wanted())))
+
+    def _wanted(self) -> list[SparkColumn]:
+        wanted = [F.col(TIME) <= self.through]
+        return wanted if self.after is None else [*wanted, F.col(TIME) > self.after]
+
+
+def _open(
+    spark: SparkSession, location: Location, shard: str, through: int | None, *, after: int | None = None
+) -> _Reading:
+    opened = location if isinstance(location, OpenLocation) else open_location(location)
+    try:
+        client = PersistClient(opened)
+        state = client.state(shard)
+        high = check_as_of(state, through)
+        low = None if after is None else check_as_of(state, after)
+        if low is not None and low > high:
+            raise InvalidInput(f"changes of shard {shard} after {low} through {high}: wanted after <= through")
+        batches = [
+            b for b in state.batches if b.lower <= high and (low is None or b.upper is None or b.upper > low + 1)
+        ]
+        manifests = client.open_reader(shard).manifests(batches)
+    finally:
+        if opened is not location:
+            opened.close()
+    return _Reading(spark, opened.blob, _schema_of(state), manifests, low, high)
+
+
+def _schema_of(state: ShardState) -> CollectionSchema:
+    if state.schema is None:
+        raise OutsideFrontiers(
+            f"shard {state.shard} has no data yet (since {state.since}, upper {state.upper}); run its dag first"
+        )
+    return state.schema
+
+
+def _nothing(spark: SparkSession, frame: T.StructType) -> DataFrame:
+    return spark.createDataFrame([], frame)
+
+
+def _multiset(updates: DataFrame, schema: CollectionSchema) -> DataFrame:
+    """Rows of a shard without a key, each as often as its diffs say."""
+    flat = [f"c{i}" for i in range(len(schema.columns))]
+    renamed = updates.select(
+        *[named(column.name).alias(name) for name, column in zip(flat, schema.columns, strict=True)], DIFF
+    )
+    counted = renamed.groupBy(*flat).agg(F.sum(DIFF).alias(DIFF)).where(F.col(DIFF) > 0)
+    return _repeated(counted).select(
+        *[F.col(name).alias(column.name) for name, column in zip(flat, schema.columns, strict=True)]
+    )
+
+
+def _repeated(counted: DataFrame) -> DataFrame:
+    """Each row as often as its diff says."""
+    return counted.withColumn("_persist_copy", F.explode(F.sequence(F.lit(1).cast("bigint"), F.col(DIFF))))

@@ -1,0 +1,1 @@
+"""The write stage of a collection: records become insertions and retractions."""

@@ -1,0 +1,154 @@
+"""From a records frame to a staged batch: which committed updates to look up, and how, then upsert and stage.
+
+records ──┬──────────────────────────────────────────────> persistent_upsert -> stage -> BatchManifest
+          └─ slots ─> look up: nothing │ all │ these slots ──┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.storagelevel import StorageLevel
+
+from persist_core.errors import InvariantViolation, TooManyErrors
+from persist_core.handles.client import PersistClient
+from persist_core.oracle.upsert import Late
+from persist_core.protocol.stages import check_not_outdated
+from persist_core.schema import CollectionSchema, check_compatible
+from persist_core.shard.batch import BatchDescription, BatchManifest
+from persist_spark.frame import ORDER, named, records_frame, slot_names
+from persist_spark.read.parts import committed_updates, scan_keys
+from persist_spark.session import settings, stage_settings
+from persist_spark.stage import stage
+from persist_spark.upsert.outcome import Outcome
+from persist_spark.upsert.plan import Drained, persistent_upsert
+
+# Reading a small shard whole costs less than the extra job that a broadcast of the batch's keys is.
+SMALL_STATE_BYTES = 8 << 20
+# Above this the keys of a batch no longer fit a broadcast; the state then goes through the exchange whole.
+MAX_BROADCAST_INPUT_BYTES = 128 << 20
+
+
+@dataclass(frozen=True)
+class WriteRequest:
+    """All that the write stage has to know, once the input is a records frame.
+
+    `may_stash=False` promises that no record's time lies at or after the batch's upper. `is_columnar`: the input's keys
+    can be read without the rest, so that reading them twice costs less than keeping all records in memory.
+    """
+
+    description: BatchDescription
+    schema: CollectionSchema
+    attempt: str
+    late: Late = "lift"
+    max_errors: int | None = None
+    may_stash: bool = True
+    is_columnar: bool = False
+
+
+def write_batch(
+    spark: SparkSession,
+    client: PersistClient,
+    request: WriteRequest,
+    records: DataFrame,
+    check_input: Callable[[], None] = lambda: None,
+) -> BatchManifest:
+    """Drain `records` (the records frame) into a staged batch for `request.description`.
+
+    `check_input` runs after all input was read and before the manifest is written.
+    """
+    description, schema = request.description, request.schema
+    state = client.state(description.shard)
+    check_not_outdated(state, description)
+    if state.schema is not None:
+        check_compatible(state.schema, schema)
+    below = [batch for batch in state.batches if batch.lower < description.lower]
+    manifests = client.open_reader(description.shard).manifests(below)
+    state_bytes = sum(manifest.size_bytes for manifest in manifests)
+    stash = _read_stash(spark, client, description, schema, records)
+    is_keyed = state_bytes > SMALL_STATE_BYTES and description.input_bytes <= MAX_BROADCAST_INPUT_BYTES
+    is_kept = is_keyed and not request.is_columnar
+    with settings(spark, stage_settings(description.input_bytes + (0 if is_keyed else state_bytes))):
+        if is_kept:
+            records = records.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            plans: list[Drained] = []
+
+            def drain(is_thorough: bool) -> Drained:
+                slots = _slots(records, stash, schema) if is_keyed and not is_thorough else None
+                drained = persistent_upsert(
+                    records,
+                    committed_updates(spark, client.blob, manifests, schema, slots=slots),
+                    schema=schema,
+                    lower=description.lower,
+                    upper=description.upper,
+                    stash=stash,
+                    stash_frontier=description.stash_frontier,
+                    late=request.late,
+                    is_delta=description.is_delta,
+                    may_stash=request.may_stash or stash is not None,
+                    is_thorough=is_thorough,
+                )
+                plans.append(drained)
+                return drained
+
+            def check(outcome: Outcome) -> None:
+                check_input()
+                _check_history(plans[-1], outcome, description)
+                _check_errors(outcome, description, request.max_errors)
+
+            return stage(
+                client.blob,
+                description,
+                schema,
+                request.attempt,
+                drain,
+                check=check,
+            )
+        finally:
+            if is_kept:
+                records.unpersist()
+
+
+def _read_stash(
+    spark: SparkSession,
+    client: PersistClient,
+    description: BatchDescription,
+    schema: CollectionSchema,
+    records: DataFrame,
+) -> DataFrame | None:
+    """The artifacts of the stash before this batch, unconsolidated; `None` where there is no stash."""
+    if not description.stash:
+        return None
+    frame = records_frame(schema, records.schema[ORDER].dataType)
+    return scan_keys(spark, client.blob, [artifact.key for artifact in description.stash], frame)
+
+
+def _slots(records: DataFrame, stash: DataFrame | None, schema: CollectionSchema) -> DataFrame:
+    names = [named(name) for name in slot_names(schema)]
+    slots = records.select(*names)
+    return slots if stash is None else slots.unionByName(stash.select(*names))
+
+
+def _check_errors(outcome: Outcome, description: BatchDescription, max_errors: int | None) -> None:
+    errors = outcome.read.errors
+    if max_errors is not None and errors > max_errors:
+        raise TooManyErrors(
+            f"{errors} of {outcome.read.eligible} processed records of {description.shard} {description.interval} are"
+            f" errors; at most {max_errors} are allowed (limits.max_errors). Nothing was committed: mend the input, or"
+            " raise the limit if these errors are to be kept as data"
+        )
+
+
+def _check_history(drained: Drained, outcome: Outcome, description: BatchDescription) -> None:
+    """What was looked up must be a history of at most one value per slot: nothing is picked silently."""
+    if not outcome.read.broken:
+        return
+    row = drained.broken().orderBy("slot", "time", "diff").limit(1).collect()[0]
+    raise InvariantViolation(
+        f"shard {description.shard} breaks 'a slot has at most one value' in {outcome.read.broken} updates; the first:"
+        f" slot {row['slot']} at time {row['time']}: diff {row['diff']} of {row['value']}, after {row['before']}."
+        f" Nothing was committed; run `persist fsck {description.shard}`"
+    )

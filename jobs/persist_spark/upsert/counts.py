@@ -1,0 +1,94 @@
+"""What `persistent_upsert` counts while it runs, as SQL over the columns that live only between its steps.
+
+Counted behind the exchange, in the stage that writes: task retries can't count a row twice.
+`persist_spark.upsert.outcome` holds the counts once they are there, and asserts what must hold between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from persist_core.schema import PART
+from persist_core.shard.batch import STASH_KIND, PartKind
+from persist_spark.frame import OP, SKIP, TRUNCATE
+
+# Columns that live only between the steps of an upsert.
+AT = "_persist_at"  # bigint: the original time, for records; the diff, for committed updates (see `_history`)
+FROM = "_persist_from"  # int: where a row comes from, one of the four below
+COMMITTED, STASHED, ARRIVED, EXPANDED = 0, 1, 2, 3
+PHASE = "_persist_phase"  # int: what becomes of a record, one of the three below
+FINAL, PENDING, COUNTED = 0, 1, 2  # processed now, kept in the stash, only counted
+LATE = "_persist_late"  # boolean: the record's own time lies before `lower`
+ERR = "_persist_err"  # struct of the err columns: null where all is well
+WINS = "_persist_wins"  # boolean: the last row of its slot and time
+TIED = "_persist_tied"
+BROKEN = "_persist_broken"
+HAD = "_persist_had"  # boolean: the slot held a value just before
+HOLDS = "_persist_holds"  # boolean: the row leaves a value in the slot
+SIDE = "_persist_side"  # int: the value before goes, the row's value comes, it is stashed, nothing changes
+GOES, COMES, STAYS_OUT, STAYS = -1, 1, 0, 2
+HASHES = ("_persist_hash_0", "_persist_hash_1")
+
+
+def as_json(named: Mapping[str, str]) -> Column:
+    """Aggregates as one JSON text `counts`: one message to the JVM instead of dozens.
+
+    Text, since an observation gives a struct back as a row only from Spark 4 on.
+    """
+    struct = ", ".join(f"{sql} AS {name}" for name, sql in named.items())
+    return F.expr(f"to_json(struct({struct}), map('ignoreNullFields', 'false')) AS counts")
+
+
+def read_counts() -> dict[str, str]:
+    """What is counted of every row after the exchange. Names are the fields of `outcome.Read`."""
+    is_record = f"{FROM} IN ({STASHED}, {ARRIVED})"
+    is_live = f"({is_record} AND {PHASE} != {COUNTED})"
+    is_expanded = f"{FROM} = {EXPANDED}"
+    is_truncate = f"{OP} = '{TRUNCATE}'"
+    winner = f"({is_live} AND {WINS} AND {PHASE} = {FINAL})"
+    eligible = f"(({winner} AND NOT {is_truncate}) OR ({WINS} AND {is_expanded}))"
+    conditions = {
+        "records_read": f"{FROM} = {ARRIVED}",
+        "stash_before": f"{FROM} = {STASHED}",
+        "truncated": is_expanded,
+        "skipped": f"({is_record} AND {OP} = '{SKIP}') OR ({winner} AND {is_truncate})",
+        "already_persisted": f"{is_record} AND {PHASE} = {COUNTED} AND {OP} != '{SKIP}'",
+        "duplicates": f"({is_live} OR {is_expanded}) AND NOT {WINS}",
+        "order_ties": f"{is_live} AND {TIED}",
+        "truncates": f"{is_live} AND {is_truncate} AND {PHASE} = {FINAL}",
+        "eligible": eligible,
+        "stashed": f"{is_live} AND {WINS} AND {PHASE} = {PENDING}",
+        "late_times": f"{winner} AND {LATE}",
+        "errors": f"{eligible} AND {ERR} IS NOT NULL",
+        "broken": BROKEN,
+    }
+    return {name: f"count_if({condition})" for name, condition in conditions.items()}
+
+
+def emitted_counts() -> dict[str, str]:
+    """What is counted of every row written. Names are the fields of `outcome.Emitted`.
+
+    `digest_*`: the sums of the halves of two hashes of each update: neither order nor files matter, and no sum of
+    fewer than 2**31 updates overflows.
+    """
+    is_update = f"{SIDE} IN ({GOES}, {COMES})"
+    conditions = {
+        "output_count": is_update,
+        "inserts": f"{SIDE} = {COMES} AND NOT {HAD}",
+        "updates": f"{SIDE} = {COMES} AND {HAD}",
+        "deletes": f"{SIDE} = {GOES} AND NOT {HOLDS}",
+        "kept": f"{SIDE} = {STAYS}",
+        "insertions": f"{PART} = '{PartKind.INSERTIONS}'",
+        "retractions": f"{PART} = '{PartKind.RETRACTIONS}'",
+        "err_insertions": f"{PART} = '{PartKind.ERRS}' AND {SIDE} = {COMES}",
+        "err_retractions": f"{PART} = '{PartKind.ERRS}' AND {SIDE} = {GOES}",
+        "stash_rows": f"{PART} = '{STASH_KIND}'",
+    }
+    counts = {name: f"count_if({condition})" for name, condition in conditions.items()}
+    for i, name in enumerate(HASHES):
+        counts[f"digest_{i}_low"] = f"sum(CASE WHEN {is_update} THEN {name} & 4294967295L ELSE 0L END)"
+        counts[f"digest_{i}_high"] = f"sum(CASE WHEN {is_update} THEN shiftrightunsigned({name}, 32) ELSE 0L END)"
+    return counts

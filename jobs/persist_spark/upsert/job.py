@@ -1,0 +1,71 @@
+"""The write stage: a description and its frozen input become a staged batch (SEMANTICS, section 5).
+
+    JobSpec -> still valid? -> frozen input unchanged? -> decode -> upsert -> stage -> still unchanged? -> manifest
+
+May run any number of times, at the same time, anywhere, and may die at any point: it changes nothing that a reader
+sees. The result is a function of the description, the frozen input and the shard's batches below `lower`.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from pyspark.sql import SparkSession
+
+from persist_core.errors import CorruptArtifact
+from persist_core.handles.client import PersistClient
+from persist_core.location.open import OpenLocation
+from persist_core.protocol.stages import check_not_outdated, outdated_first
+from persist_core.shard.batch import BatchDescription, BatchManifest
+from persist_core.sources.files import FrozenInput, check_unchanged
+from persist_core.spark_job.spec import JobSpec
+from persist_spark.decode.formats import decode
+from persist_spark.session import settings, stage_settings
+from persist_spark.upsert.batch import WriteRequest, write_batch
+
+
+def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> BatchManifest:
+    """Stage the batch that `spec` describes; its manifest is under `persist_core.shard.batch.manifest_key`.
+
+    Raises `OutdatedDescription`, `SchemaMismatch`, `SourceChanged` before anything is staged; `TooManyErrors`,
+    `InvariantViolation`, `SourceChanged` after. Nothing is committed in any case.
+    """
+    client = PersistClient(location)
+    description, config = spec.description, spec.collection
+    request = WriteRequest(
+        description=description,
+        schema=config.collection_schema(),
+        attempt=spec.attempt,
+        late=config.time.late,
+        max_errors=config.limits.max_errors,
+        may_stash=config.time.source == "field",  # a file dated at or after the upper is not yet due
+        is_columnar="parquet" in config.source.format,
+    )
+    check_not_outdated(client.state(description.shard), description)
+    frozen = _frozen_input(client, description)
+    check_unchanged(frozen)
+    with (
+        outdated_first(client, description),
+        TemporaryDirectory(prefix="persist-") as scratch,
+        settings(spark, stage_settings(description.input_bytes)),
+    ):
+        records = decode(spark, config, frozen.files, scratch=Path(scratch))
+        return write_batch(spark, client, request, records, lambda: check_unchanged(frozen))
+
+
+def _frozen_input(client: PersistClient, description: BatchDescription) -> FrozenInput:
+    """The description's input, its digest checked. Raises `CorruptArtifact` where it is missing or damaged."""
+    if description.input_key is None:
+        return FrozenInput(())
+    data = client.blob.get(description.input_key)
+    if data is None:
+        raise CorruptArtifact(f"frozen input {description.input_key} is missing; mint again")
+    frozen = FrozenInput.decode(data)
+    wanted = posixpath.basename(description.input_key).removesuffix(".json")
+    if frozen.digest() != wanted:
+        raise CorruptArtifact(
+            f"frozen input {description.input_key} has digest {frozen.digest()}; wanted {wanted}. Mint again"
+        )
+    return frozen

@@ -1,0 +1,136 @@
+"""What one drain counted, and the identities that hold between the counts (SEMANTICS, section 4).
+
+Plain data: the driver makes it out of two observations of the action that wrote the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from persist_core.errors import InvariantViolation
+from persist_core.oracle.upsert import DrainStats
+from persist_core.shard.batch import BatchCounts
+
+
+@dataclass(frozen=True)
+class Read:
+    """Counts of what came in, after the exchange by slot. See `upsert._read_metrics`."""
+
+    records_read: int
+    stash_before: int
+    truncated: int
+    skipped: int
+    already_persisted: int
+    duplicates: int
+    order_ties: int
+    truncates: int
+    eligible: int
+    stashed: int
+    late_times: int
+    errors: int
+    broken: int
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """Counts of what goes out, and its digest. See `upsert._emitted_metrics`."""
+
+    output_count: int
+    inserts: int
+    updates: int
+    deletes: int
+    kept: int
+    insertions: int
+    retractions: int
+    err_insertions: int
+    err_retractions: int
+    stash_rows: int
+    digest_0_low: int
+    digest_0_high: int
+    digest_1_low: int
+    digest_1_high: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that the driver knows of one drain."""
+
+    read: Read
+    emitted: Emitted
+    is_thorough: bool
+
+    @classmethod
+    def observed(cls, read: Mapping[str, Any], emitted: Mapping[str, Any], *, is_thorough: bool) -> Outcome:
+        """From the two observations. Raises `InvariantViolation` naming both sides where counts don't add up.
+
+        Counts of a plan whose output is to be thrown away (`needs_thorough_plan`) are not asked to.
+        """
+        outcome = cls(
+            read=Read(**{name: int(value or 0) for name, value in read.items()}),
+            emitted=Emitted(**{name: int(value or 0) for name, value in emitted.items()}),
+            is_thorough=is_thorough,
+        )
+        if not outcome.needs_thorough_plan:
+            outcome._check()
+        return outcome
+
+    @property
+    def needs_thorough_plan(self) -> bool:
+        """True where the normal plan met what only the thorough one gets right: throw its output away."""
+        return not self.is_thorough and (self.read.truncates > 0 or self.read.order_ties > 0)
+
+    @property
+    def stash_rows(self) -> int:
+        """Rows of operator state."""
+        return self.emitted.stash_rows
+
+    @property
+    def counts(self) -> BatchCounts:
+        """Updates, for the manifest."""
+        emitted = self.emitted
+        return BatchCounts(
+            insertions=emitted.insertions,
+            retractions=emitted.retractions,
+            err_insertions=emitted.err_insertions,
+            err_retractions=emitted.err_retractions,
+        )
+
+    @property
+    def rows_digest(self) -> str:
+        """The order-independent digest of all updates, for `persist_core.shard.batch.contents_digest`."""
+        emitted = self.emitted
+        sums = (emitted.digest_0_high, emitted.digest_0_low, emitted.digest_1_high, emitted.digest_1_low)
+        return f"xxhash64-sums:{emitted.output_count}:{':'.join(map(str, sums))}"
+
+    @property
+    def stats(self) -> DrainStats:
+        """What a run reports."""
+        read, emitted = self.read, self.emitted
+        return DrainStats(
+            records_read=read.records_read,
+            stash_before=read.stash_before,
+            truncated=read.truncated,
+            eligible=read.eligible,
+            result_count=emitted.updates + emitted.deletes + emitted.kept,
+            inserts=emitted.inserts,
+            updates=emitted.updates,
+            deletes=emitted.deletes,
+            output_count=emitted.output_count,
+            already_persisted=read.already_persisted,
+            stashed=read.stashed,
+            duplicates=read.duplicates,
+            late_times=read.late_times,
+            order_ties=read.order_ties,
+            skipped=read.skipped,
+            errors=read.errors,
+        )
+
+    def _check(self) -> None:
+        self.stats.check()
+        if self.emitted.output_count != self.counts.updates:
+            raise InvariantViolation(
+                f"output_count = {self.emitted.output_count}, but the parts get {self.counts}. Nothing was committed;"
+                " this is a defect, please report it with the job's log"
+            )

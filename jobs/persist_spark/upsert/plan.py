@@ -1,0 +1,367 @@
+"""`persistent_upsert`: records become differential updates (SEMANTICS, section 4), as one DataFrame expression.
+
+    records ──┐ times, lateness                             keep the last         where a value differs from the
+    stash   ──┼───────────────> one exchange by slot, sorted ───────────> winners ───────────────────────> updates
+    state   ──┘                 by (time, original time, order)  of a time            one before it
+                                                 │ observed: `outcome.Read`           │ observed: `outcome.Emitted`
+
+The trick that keeps this to a single exchange and a single sort: what is committed is a history of the same shape as
+the input. A committed insertion is an upsert at its time, a committed retraction a tombstone; so the previous value of
+a record is the row before it in its slot, whether that row comes from the shard or from the same batch.
+
+Invariants a reader may rely on:
+
+1. Nothing here starts a Spark job, knows a session or a location, or calls a Python function per row.
+2. Every count is observed after the exchange, in the stage that writes: task retries can't count a row twice.
+3. The normal plan neither expands truncates nor breaks ties of equal orders; it counts them. Where either count is not
+   zero its output must be thrown away and `is_thorough=True` asked for (`Outcome.needs_thorough_plan`).
+4. The bounds of the batch occur in `_arrivals` and right before it only. Spark compiles numbers into the code it
+   generates: anywhere else they would make every batch run code that was never run before, and so was never optimised
+   by the JVM.
+
+Expressions are SQL texts, since each call of the Column API costs a dozen messages to the JVM, and there would be a
+thousand. Key columns are k0.. in them, and the value columns are v0.. within one struct: no name can clash or break
+out, and a value goes through the windows in one piece.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql import functions as F
+
+from persist_core.errors import BadBounds, InvariantViolation
+from persist_core.oracle.upsert import LATE_TIME, Late
+from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema
+from persist_core.shard.batch import STASH_KIND, PartKind
+from persist_spark.frame import (
+    BAD_KEY,
+    DELETE,
+    ERR_COLUMNS,
+    OP,
+    ORDER,
+    SKIP,
+    TRUNCATE,
+    UPSERT,
+    canonical_json,
+    canonical_key,
+    quoted,
+)
+from persist_spark.upsert.counts import (
+    ARRIVED,
+    AT,
+    BROKEN,
+    COMES,
+    COMMITTED,
+    COUNTED,
+    ERR,
+    EXPANDED,
+    FINAL,
+    FROM,
+    GOES,
+    HAD,
+    HASHES,
+    HOLDS,
+    LATE,
+    PENDING,
+    PHASE,
+    SIDE,
+    STASHED,
+    STAYS,
+    STAYS_OUT,
+    TIED,
+    WINS,
+    as_json,
+    emitted_counts,
+    read_counts,
+)
+from persist_spark.upsert.outcome import Outcome
+from persist_spark.upsert.rules import CANONICAL, UpsertRules
+
+VALUE = "_persist_value"  # struct of v0..: null for errs and tombstones, as `ERR` is for oks and tombstones
+VALUE_BEFORE, ERR_BEFORE = "_persist_value_before", "_persist_err_before"  # what the slot held just before
+_NEVER = -1  # the time of rows that are only counted
+_ERR_CELLS = ", ".join(f"'{name}', {name}" for name in ERR_COLUMNS)
+_ERR_STRUCT = f"CASE WHEN {ERR_KIND} IS NOT NULL THEN named_struct({_ERR_CELLS}) END AS {ERR}"
+_ERR_IDENTITY = (ERR_KIND, ERR_KEY, ERR_PAYLOAD)  # what makes two errs equal: the message is for people
+_SKIP_SLOTS = 64  # control records have no key; spread, so that they don't all land in one task
+
+
+@dataclass(frozen=True)
+class Drained:
+    """What `persistent_upsert` returns. `updates` is for exactly one action; then ask for `outcome()`.
+
+    `updates` has the user's columns, time, diff, the err columns, the stash's `OP`, `ORDER` and `BAD_KEY`, and `PART`
+    (`insertions`, `retractions`, `errs`, `stash`).
+    """
+
+    updates: DataFrame
+    is_thorough: bool
+    _rules: UpsertRules
+    _chain: DataFrame
+    _read: Observation
+    _emitted: Observation
+
+    def outcome(self) -> Outcome:
+        """What the action observed. Call it only after the action has succeeded: it waits for the counts.
+
+        Raises `InvariantViolation` where two counts that must agree don't, or records were stashed against the promise.
+        """
+        outcome = Outcome.observed(
+            json.loads(self._read.get["counts"]), json.loads(self._emitted.get["counts"]), is_thorough=self.is_thorough
+        )
+        if outcome.emitted.stash_rows and not self._rules.may_stash:
+            raise InvariantViolation(
+                f"{outcome.emitted.stash_rows} records have times at or after the upper {self._rules.upper};"
+                " wanted none (may_stash=False). Nothing was committed; this is a defect, please report it with the"
+                " job's log"
+            )
+        return outcome
+
+    def broken(self) -> DataFrame:
+        """One row `slot, time, diff, value, before` per committed update that breaks its slot's history.
+
+        To be run only where `outcome().read.broken` is not zero, for the error message.
+        """
+        return _broken(self._chain, self._rules)
+
+
+def persistent_upsert(
+    records: DataFrame,
+    state: DataFrame | None,
+    *,
+    schema: CollectionSchema,
+    lower: int,
+    upper: int | None,
+    stash: DataFrame | None = None,
+    late: Late = "lift",
+    as_of_frontier: int | None = None,
+    stash_frontier: int | None = None,
+    is_delta: bool = False,
+    may_stash: bool = True,
+    is_thorough: bool = False,
+) -> Drained:
+    """The updates that `records` (the records frame) make of `state`, for the batch `[lower, upper)`.
+
+    `state`: committed updates (`persist_spark.read.parts`), all before `lower`, of at least every slot in the batch,
+    oks and errs; value columns of retractions may be null. `stash`: the stash before, in the records frame, not
+    consolidated; what it holds before `stash_frontier` (default: `lower`) was processed since. `late` says what becomes
+    of a record whose time lies before `lower`: it was never consumed and is lifted or made an err; or (`persisted`: the
+    caller redelivers) it is dropped and counted. `is_delta`: emit only newly stashed records. `may_stash=False`
+    promises that no time lies at or after `upper`, and leaves out the columns that only the stash has. `is_thorough`:
+    expand truncates and break ties; `state` then has to hold *all* slots.
+
+    Raises `BadBounds` where `as_of_frontier` is not before `upper`.
+    """
+    floor = lower if as_of_frontier is None else max(lower, as_of_frontier)
+    if upper is not None and floor >= upper:
+        raise BadBounds(f"times can't be advanced to {floor} in a batch [{lower}, {upper}); wanted less than its upper")
+    rules = UpsertRules(schema, lower, upper, floor, late, is_delta, may_stash, is_thorough)
+    chain = _arrivals(records, ARRIVED, rules)
+    if stash is not None:
+        chain = chain.union(_stashed(stash, lower if stash_frontier is None else stash_frontier, rules))
+    if state is not None:
+        chain = chain.union(_history(state, records.schema[ORDER].dataType.simpleString(), rules))
+    if is_thorough:
+        chain = _with_truncates(chain, rules)
+    read, emitted = Observation(), Observation()
+    ranked = _ranked(chain, rules).observe(read, as_json(read_counts()))
+    changes = _changes(ranked, rules).observe(emitted, as_json(emitted_counts()))
+    return Drained(_published(changes, rules), is_thorough, rules, chain, read, emitted)
+
+
+def _arrivals(records: DataFrame, origin: int, rules: UpsertRules) -> DataFrame:
+    """Records with their times settled. A missing time is the description's: the last one before the upper."""
+    if rules.late == "error":
+        records = _with_late_errs(records, rules)
+    given = rules.lower if rules.upper is None else rules.upper - 1
+    at = f"coalesce({TIME}, {given}L)"
+    is_late = f"{at} < {rules.lower}L"
+    is_skip = f"{OP} = '{SKIP}'"
+    is_counted = f"{is_skip} OR {is_late}" if rules.late == "persisted" else is_skip
+    is_pending = "false" if rules.upper is None else f"{at} >= {rules.upper}L"
+    spread = f"CAST(CAST(pmod(xxhash64({ORDER}), {_SKIP_SLOTS}) AS STRING) AS BINARY)"
+    return records.selectExpr(
+        *rules.key_columns,
+        f"CASE WHEN {is_skip} THEN {spread} ELSE {BAD_KEY} END AS {BAD_KEY}",
+        f"CASE WHEN {is_counted} THEN {_NEVER}L ELSE greatest({at}, {rules.floor}L) END AS {TIME}",
+        f"{at} AS {AT}",
+        f"{origin} AS {FROM}",
+        f"CASE WHEN {is_counted} THEN {COUNTED} WHEN {is_pending} THEN {PENDING} ELSE {FINAL} END AS {PHASE}",
+        f"{is_late} AS {LATE}",
+        OP,
+        ORDER,
+        f"CASE WHEN {OP} = '{UPSERT}' AND {ERR_KIND} IS NULL THEN {rules.value_struct} END AS {VALUE}",
+        _ERR_STRUCT,
+    )
+
+
+def _with_late_errs(records: DataFrame, rules: UpsertRules) -> DataFrame:
+    """Make each record before `lower` an err of its slot. The raw record is not at hand: its values stand in for it."""
+    is_good = F.col(ERR_KIND).isNull() & ~F.col(OP).isin(TRUNCATE, SKIP)
+    refused = F.coalesce((F.col(TIME) < rules.lower) & is_good, F.lit(False))
+    err = {
+        ERR_KIND: F.lit(LATE_TIME),
+        ERR_MESSAGE: F.concat(F.lit("time "), F.col(TIME), F.lit(f" lies before {rules.lower}, which is final")),
+        ERR_KEY: F.coalesce(F.col(BAD_KEY), canonical_key(rules.schema)),
+        ERR_PAYLOAD: canonical_json(rules.schema.values),
+    }
+    changed = {name: F.when(refused, value).otherwise(F.col(name)) for name, value in err.items()}
+    gone = {c.name: F.when(~refused, F.col(quoted(c.name))) for c in rules.schema.values}
+    return records.withColumns({**changed, **gone, OP: F.when(refused, F.lit(UPSERT)).otherwise(F.col(OP))})
+
+
+def _history(state: DataFrame, order_type: str, rules: UpsertRules) -> DataFrame:
+    """Committed updates as arrivals. Their diff stands in for the original time: it puts a retraction before the
+    insertion that replaced it at the same time, and is checked on the way."""
+    return state.selectExpr(
+        *rules.key_columns,
+        BAD_KEY,
+        TIME,
+        f"{DIFF} AS {AT}",
+        f"{COMMITTED} AS {FROM}",
+        f"{FINAL} AS {PHASE}",
+        f"false AS {LATE}",
+        f"CASE WHEN {DIFF} > 0 THEN '{UPSERT}' ELSE '{DELETE}' END AS {OP}",
+        f"CAST(NULL AS {order_type}) AS {ORDER}",
+        f"CASE WHEN {DIFF} > 0 AND {ERR_KIND} IS NULL THEN {rules.value_struct} END AS {VALUE}",
+        _ERR_STRUCT,
+    )
+
+
+def _ranked(chain: DataFrame, rules: UpsertRules) -> DataFrame:
+    """Mark, in each slot, the last row of each time; rows it beat by canonical bytes alone; and broken history."""
+    window = rules.by_rank
+    next_time = f"lead({TIME}) {window}"
+    tied = [f"lead({name}) {window} <=> {name}" for name in (TIME, AT, ORDER)]
+    if rules.is_thorough:  # the very same record twice is no tie
+        tied.append(f"NOT lead({CANONICAL}) {window} <=> {CANONICAL}")
+    diff_before = f"coalesce(lag(CASE WHEN {FROM} = {COMMITTED} THEN {AT} END) {window}, -1L)"
+    return chain.selectExpr(
+        *[name for name in chain.columns if name != CANONICAL],
+        f"coalesce({next_time} != {TIME}, true) AS {WINS}",
+        f"{' AND '.join(tied)} AS {TIED}",
+        f"{FROM} = {COMMITTED} AND NOT ({AT} IN (1, -1) AND {AT} = -{diff_before}) AS {BROKEN}",
+    )
+
+
+def _broken(chain: DataFrame, rules: UpsertRules) -> DataFrame:
+    """See `Drained.broken`."""
+    value = f"coalesce(to_json({VALUE}), to_json({ERR}))"
+    before = f"lag({value}) {rules.over(TIME, AT)}"
+    committed = _ranked(chain.where(f"{FROM} = {COMMITTED}"), rules)
+    shown = committed.selectExpr("*", f"{value} AS value", f"{before} AS before").where(BROKEN)
+    slot = f"to_json(struct({', '.join(rules.slot)})) AS slot"
+    return shown.selectExpr(slot, f"{TIME} AS time", f"{AT} AS diff", "value", "before")
+
+
+def _with_canonical(chain: DataFrame, rules: UpsertRules) -> DataFrame:
+    """Add what decides between records of one order: the greater bytes, a tombstone being the least."""
+    ok = canonical_json(rules.schema.values, [F.col(VALUE).getField(name) for name in rules.values])
+    value = F.when(F.col(ERR).isNull(), ok).otherwise(F.col(ERR).getField(ERR_PAYLOAD))
+    return chain.withColumn(CANONICAL, F.when(F.col(OP) == UPSERT, value))
+
+
+def _stashed(stash: DataFrame, frontier: int, rules: UpsertRules) -> DataFrame:
+    """The stash as it was left: a chain of deltas holds records that later ones beat, or that were processed since.
+
+    What a restore has brought back may lie before `lower`. It came in time, so it is lifted whatever `late` says.
+    """
+    waiting = stash.where(f"{TIME} >= {frontier}L")
+    live = _with_canonical(_arrivals(waiting, STASHED, replace(rules, late="lift")), rules)
+    wins = f"lead({AT}) OVER (PARTITION BY {', '.join(rules.slot)}, {AT} ORDER BY {ORDER}, {CANONICAL}) IS NULL"
+    return live.selectExpr("*", f"{wins} AS {WINS}").where(WINS).drop(WINS, CANONICAL)
+
+
+def _with_truncates(chain: DataFrame, rules: UpsertRules) -> DataFrame:
+    """Add each truncate as a tombstone for every slot that holds a value just before it.
+
+    Of several truncates at one time the last one does all that the others do, so only it is expanded.
+    """
+    is_truncate = f"{OP} = '{TRUNCATE}' AND {PHASE} = {FINAL}"
+    newest = F.expr(f"max(struct({AT}, {ORDER}, {LATE})) AS newest")
+    truncates = chain.where(is_truncate).groupBy(TIME).agg(newest)
+    slots = chain.where(f"{OP} NOT IN ('{TRUNCATE}', '{SKIP}')").select(*rules.slot).distinct()
+    given = {
+        AT: f"newest.{AT}",
+        ORDER: f"newest.{ORDER}",
+        LATE: f"newest.{LATE}",
+        FROM: str(EXPANDED),
+        PHASE: str(FINAL),
+        OP: f"'{DELETE}'",
+        VALUE: "NULL",
+        ERR: "NULL",
+    }
+    cells = {name: name for name in chain.columns} | given
+    expanded = slots.crossJoin(F.broadcast(truncates)).selectExpr(*[f"{sql} AS {name}" for name, sql in cells.items()])
+    both = _with_canonical(chain.union(expanded), rules)
+    had = f"coalesce(lag({OP} = '{UPSERT}') {rules.by_rank}, false) AS {HAD}"
+    return both.selectExpr("*", had).where(f"{FROM} != {EXPANDED} OR {HAD}").drop(HAD)
+
+
+def _changes(ranked: DataFrame, rules: UpsertRules) -> DataFrame:
+    """Compare each winner with the one before it in its slot.
+
+    One row per update, per record to be stashed, and, only to be counted, per value that was there already. A truncate
+    itself changes nothing, but waits in the stash until its time has come.
+    """
+    spent = f"{PHASE} = {COUNTED} OR ({OP} = '{TRUNCATE}' AND {PHASE} = {FINAL})"
+    window = rules.over(TIME)
+    linked = ranked.where(f"{WINS} AND NOT ({spent})").selectExpr(
+        "*",
+        f"{OP} = '{UPSERT}' AS {HOLDS}",
+        f"coalesce(lag({OP} = '{UPSERT}') {window}, false) AS {HAD}",
+        f"lag({VALUE}) {window} AS {VALUE_BEFORE}",
+        f"lag({ERR}) {window} AS {ERR_BEFORE}",
+    )
+    same = [f"{VALUE} <=> {VALUE_BEFORE}", *[f"{ERR}.{name} <=> {ERR_BEFORE}.{name}" for name in _ERR_IDENTITY]]
+    is_same = " AND ".join(same)
+    stashable = f"{FROM} = {ARRIVED}" if rules.is_delta else "true"
+    sides = (
+        f"CASE WHEN {PHASE} = {PENDING} THEN CASE WHEN {stashable} THEN array({STAYS_OUT}) END"
+        f" WHEN {HAD} AND {HOLDS} THEN CASE WHEN {is_same} THEN array({STAYS}) ELSE array({GOES}, {COMES}) END"
+        f" WHEN {HAD} THEN array({GOES}) WHEN {HOLDS} THEN array({COMES}) END"
+    )
+    passed = [*rules.slot, TIME, AT, OP, ORDER, HAD, HOLDS, VALUE, ERR, VALUE_BEFORE, ERR_BEFORE]
+    sided = linked.where(f"{FROM} != {COMMITTED}").selectExpr(*passed, f"explode({sides}) AS {SIDE}")
+    return _flat(sided, rules)
+
+
+def _flat(sided: DataFrame, rules: UpsertRules) -> DataFrame:
+    """What each row writes, unpacked: k0.., v0.., the err columns, time and diff, and which part it goes to."""
+    chosen = sided.selectExpr(
+        *[*rules.slot, OP, ORDER, SIDE, HAD, HOLDS],
+        f"CASE WHEN {SIDE} = {STAYS_OUT} THEN {AT} ELSE {TIME} END AS {TIME}",
+        f"CASE WHEN {SIDE} != {STAYS_OUT} THEN CAST({SIDE} AS BIGINT) END AS {DIFF}",
+        f"CASE WHEN {SIDE} = {GOES} THEN {VALUE_BEFORE} ELSE {VALUE} END AS {VALUE}",
+        f"CASE WHEN {SIDE} = {GOES} THEN {ERR_BEFORE} ELSE {ERR} END AS {ERR}",
+    )
+    part = (
+        f"CASE WHEN {SIDE} = {STAYS_OUT} THEN '{STASH_KIND}' WHEN {SIDE} = {STAYS} THEN NULL"
+        f" WHEN {ERR} IS NOT NULL THEN '{PartKind.ERRS}'"
+        f" WHEN {SIDE} = {COMES} THEN '{PartKind.INSERTIONS}' ELSE '{PartKind.RETRACTIONS}' END"
+    )
+    rows = chosen.selectExpr(
+        *[*rules.keys, TIME, DIFF, SIDE, HAD, HOLDS],
+        *[f"{VALUE}.{name} AS {name}" for name in rules.values],
+        *[f"{ERR}.{name} AS {name}" for name in ERR_COLUMNS],
+        *[f"CASE WHEN {SIDE} = {STAYS_OUT} THEN {name} END AS {name}" for name in rules.stash_columns],
+        f"{part} AS {PART}",
+    )
+    return rows.selectExpr("*", *_hashes(rules))
+
+
+def _published(changes: DataFrame, rules: UpsertRules) -> DataFrame:
+    """The updates under the user's names."""
+    flat = zip(rules.keys + rules.values, rules.schema.columns, strict=True)
+    user = [f"{name} AS {quoted(column.name)}" for name, column in flat]
+    return changes.where(f"{SIDE} != {STAYS}").selectExpr(*user, TIME, DIFF, *ERR_COLUMNS, *rules.stash_columns, PART)
+
+
+def _hashes(rules: UpsertRules) -> list[str]:
+    """Two independent 64-bit hashes of an update. Hashing passes over nulls, so where they are is hashed too."""
+    hashed = [*rules.keys, *rules.values, TIME, DIFF, ERR_KIND, ERR_KEY, ERR_PAYLOAD]
+    nulls = [f"{name} IS NULL" for name in hashed]
+    return [f"xxhash64({i}, {', '.join(hashed + nulls)}) AS {name}" for i, name in enumerate(HASHES)]

@@ -1,0 +1,70 @@
+"""What one upsert is told, and the plain names of its columns: k0.. for keys, v0.. within one struct for values.
+
+So no name of a user's column can clash with ours, or break out of an SQL text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from persist_core.oracle.upsert import Late
+from persist_core.schema import TIME, CollectionSchema
+from persist_spark.frame import BAD_KEY, OP, ORDER, quoted
+from persist_spark.upsert.counts import AT
+
+CANONICAL = "_persist_canonical"  # bytes that decide between records of one order
+_NO_CELLS = "'is_there', true"  # a collection may have a key and nothing else; Spark has no empty structs
+
+
+@dataclass(frozen=True)
+class UpsertRules:
+    """The arguments of one upsert, and the columns and windows that follow from them."""
+
+    schema: CollectionSchema
+    lower: int
+    upper: int | None
+    floor: int
+    late: Late
+    is_delta: bool
+    may_stash: bool
+    is_thorough: bool
+
+    @property
+    def keys(self) -> list[str]:
+        """The key columns' plain names, `k0`.. ."""
+        return [f"k{i}" for i in range(len(self.schema.key))]
+
+    @property
+    def values(self) -> list[str]:
+        """The value columns' plain names, `v0`.. , which they have within one struct."""
+        return [f"v{i}" for i in range(len(self.schema.values))]
+
+    @property
+    def slot(self) -> list[str]:
+        """The columns that name a slot, compared null-safe."""
+        return [*self.keys, BAD_KEY]
+
+    @property
+    def key_columns(self) -> list[str]:
+        """The user's key columns under their plain names."""
+        return [f"{quoted(c.name)} AS {flat}" for flat, c in zip(self.keys, self.schema.key, strict=True)]
+
+    @property
+    def value_struct(self) -> str:
+        """The user's value columns as one struct, under their plain names."""
+        cells = [f"'{flat}', {quoted(c.name)}" for flat, c in zip(self.values, self.schema.values, strict=True)]
+        return f"named_struct({', '.join(cells) or _NO_CELLS})"
+
+    @property
+    def stash_columns(self) -> tuple[str, ...]:
+        """The columns of the records frame that parts don't have."""
+        return (OP, ORDER, BAD_KEY) if self.may_stash else ()
+
+    def over(self, *order: str) -> str:
+        """A window over the rows of a slot."""
+        return f"OVER (PARTITION BY {', '.join(self.slot)} ORDER BY {', '.join(order)})"
+
+    @property
+    def by_rank(self) -> str:
+        """The rows of a slot in the order in which they count: the last of a time is its winner."""
+        return self.over(TIME, AT, ORDER, *([CANONICAL] if self.is_thorough else []))

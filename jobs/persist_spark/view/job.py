@@ -1,0 +1,216 @@
+"""The write stage of a view: a frozen time and its inputs become a staged batch (SEMANTICS, sections 5 and 6).
+
+    JobSpec -> still valid? -> inputs as of r -> query -> schema fits? -> difference to what is persisted -> stage
+                                     └ errs as of r, kinds prefixed ─────────┘
+    what is persisted, digested in the same action == what the last refresh left?   no: count the corrections
+
+May run any number of times, at the same time, anywhere, and may die at any point. A trial (read-only) does the same,
+and stages nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from persist_core.config.view import ViewConfig
+from persist_core.errors import CorruptArtifact, InvalidInput, NotReadable, TooManyUpdates
+from persist_core.handles.client import PersistClient
+from persist_core.location.open import OpenLocation
+from persist_core.oracle.view import ERR_KIND_SEPARATOR, Trial
+from persist_core.protocol.stages import check_not_outdated
+from persist_core.schema import DIFF, ERR_KIND, CollectionSchema, check_compatible
+from persist_core.shard.batch import BatchManifest, PartKind, trial_key
+from persist_core.shard.state import ShardState
+from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource, load_frozen
+from persist_core.spark_job.spec import JobSpec
+from persist_spark.frame import ERR_COLUMNS, part_frame, quoted
+from persist_spark.read.frames import error_updates, snapshot
+from persist_spark.read.parts import parts_of, scan
+from persist_spark.session import settings, stage_settings
+from persist_spark.stage import stage
+from persist_spark.view.difference import EMPTY, Contents, Installed, Refresh, install_desired_into_persist
+from persist_spark.view.rows import failed, refused, rows_of, shaped
+
+SAMPLE_ROWS = 20  # of a trial
+# A query may join anything: what is small enough to be broadcast is Spark's to find out, not ours.
+_JOINS = {"spark.sql.autoBroadcastJoinThreshold": "10485760"}
+
+
+@dataclass(frozen=True)
+class _View:
+    """One refresh: what is there, and what is wanted."""
+
+    spark: SparkSession
+    client: PersistClient
+    location: OpenLocation
+    config: ViewConfig
+    state: ShardState
+    manifests: Sequence[BatchManifest]
+
+    def desired(self, frozen: FrozenShards) -> tuple[CollectionSchema, DataFrame, DataFrame | None]:
+        """Schema, rows and errs at the frozen time."""
+        name, as_of = self.config.name, frozen.as_of
+        inputs = {each: snapshot(self.spark, self.location, each, as_of) for each in frozen.uppers}
+        with refused(name, "the query"):
+            schema, rows = shaped(name, rows_of(self.spark, name, frozen.definition, inputs))
+        errs = [
+            found.withColumn(ERR_KIND, F.concat(F.lit(f"{each}{ERR_KIND_SEPARATOR}"), F.col(ERR_KIND)))
+            for each in frozen.uppers
+            if (found := error_updates(self.spark, self.location, each, as_of)) is not None
+        ]
+        return schema, rows, functools.reduce(DataFrame.union, errs) if errs else None
+
+    def persisted(self, schema: CollectionSchema) -> tuple[DataFrame | None, DataFrame | None]:
+        """All updates of the target in its batches, oks and errs."""
+        frame = part_frame(schema)
+        kinds = ((PartKind.INSERTIONS, PartKind.RETRACTIONS), (PartKind.ERRS,))
+        parts = [[part for kind in wanted for part in parts_of(self.manifests, kind)] for wanted in kinds]
+        oks, errs = [scan(self.spark, self.client.blob, each, frame) if each else None for each in parts]
+        return oks, errs
+
+    def plan(self, frozen: FrozenShards, at: int) -> tuple[CollectionSchema, Installed]:
+        """The updates at time `at`. Raises `SchemaMismatch` where the rows don't fit the shard."""
+        schema, rows, errs = self.desired(frozen)
+        if self.state.schema is not None and self.state.schema.columns:
+            check_compatible(self.state.schema, schema)
+        oks, known_errs = self.persisted(schema)
+        return schema, install_desired_into_persist(rows, errs, oks, known_errs, schema=schema, at=at)
+
+
+def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> BatchManifest | None:
+    """Stage the refresh that `spec` describes; its manifest is under `persist_core.shard.batch.manifest_key`.
+
+    Returns `None` for a trial, which leaves its report under `persist_core.shard.batch.trial_key` and stages nothing.
+    Raises `OutdatedDescription`, `ConfigError` (Spark refuses the query), `SchemaMismatch`, `NotReadable` before
+    anything is staged; `RunFailed` (evaluation failed), `TooManyUpdates` after. Nothing is committed in any case.
+    """
+    config = spec.config
+    if not isinstance(config, ViewConfig):
+        raise InvalidInput(f"job spec of {config.name}: found a {type(config).__name__}, wanted a view")
+    client, description = PersistClient(location), spec.description
+    if spec.trial_as_of is not None:
+        frozen = ShardSource(config, client).frozen_at(spec.trial_as_of)
+        state = client.machine.fetch(config.name) or ShardState(config.name)
+    else:
+        state = client.state(config.name)
+        check_not_outdated(state, description)
+        if description.input_key is None:
+            raise InvalidInput(f"description {description.interval} of view {config.name} has no input to read")
+        frozen = load_frozen(client, description.input_key)
+    below = [batch for batch in state.batches if batch.lower < description.lower]
+    manifests = client.open_reader(config.name).manifests(below) if below else []
+    view = _View(spark, client, location, config, state, manifests)
+    moved_bytes = description.input_bytes + sum(manifest.size_bytes for manifest in manifests)
+    wanted = {**stage_settings(moved_bytes), **_JOINS}
+    with settings(spark, wanted), failed(config.name, f"the refresh at {frozen.as_of}"):
+        schema, installed = view.plan(frozen, frozen.as_of)
+        if spec.trial_as_of is not None:
+            trial = _try(view, schema, installed, frozen.as_of)
+            client.blob.set(trial_key(config.name, spec.attempt), trial.encode())
+            return None
+        return stage(
+            client.blob,
+            description,
+            schema,
+            spec.attempt,
+            lambda _: _Mended(view, installed),
+            check=lambda refresh: check_limits(config, refresh),
+        )
+
+
+@dataclass(frozen=True)
+class _Mended:
+    """A planned refresh whose counts say how much of it is mending."""
+
+    view: _View
+    installed: Installed
+
+    @property
+    def updates(self) -> DataFrame:
+        return self.installed.updates
+
+    def outcome(self) -> Refresh:
+        refresh = self.installed.outcome()
+        return replace(refresh, corrections=_corrections(self.view, refresh))
+
+
+def _corrections(view: _View, refresh: Refresh) -> int:
+    """Rows that the target held in excess of, or short of, what the last refresh had left; usually 0, for nothing.
+
+    Where the digests differ the last refresh is evaluated again and compared. Where that can't be done any more, the
+    difference of the counts is the least that must have gone wrong.
+    """
+    last, left = Refreshed.of(view.state.sources), _left(view)
+    if refresh.before == left:
+        return 0
+    if last is None:
+        return refresh.misplaced
+    try:
+        again = replace(load_frozen(view.client, last.input_key), as_of=last.as_of)
+        _, installed = view.plan(again, again.as_of)
+        run_without_output(installed.updates)
+        found = installed.outcome()
+        differing = found.inserted + found.retracted + found.errs_inserted + found.errs_retracted
+    except (NotReadable, CorruptArtifact, InvalidInput) as error:
+        sys.stderr.write(f"the last refresh can't be evaluated again: {error}\n")
+        before = left or EMPTY
+        differing = abs(refresh.before.rows - before.rows) + abs(refresh.before.errs - before.errs)
+        differing = max(differing, 0 if left is None else 1)
+    return differing
+
+
+def _left(view: _View) -> Contents | None:
+    """What the newest refresh has left, as its manifest says; nothing before the first. `None`: it is forgotten."""
+    for commit in reversed(view.state.commits):
+        stats = view.client.manifest(commit.manifest_key).stats
+        if "contents_0" in stats:
+            return Contents(stats["rows"], stats["errs"], (stats["contents_0"], stats["contents_1"]))
+    return EMPTY if Refreshed.of(view.state.sources) is None else None
+
+
+def run_without_output(frame: DataFrame) -> None:
+    """Compute every row, for what is observed on the way."""
+    frame.write.format("noop").mode("overwrite").save()
+
+
+def check_limits(config: ViewConfig, refresh: Refresh) -> None:
+    """Raise `TooManyUpdates` where the refresh goes beyond the view's limits."""
+    limits, stats = config.limits, refresh.stats
+    for what, found, most in (
+        ("updates", stats.updates, limits.max_updates),
+        ("rows", stats.rows, limits.max_rows),
+    ):
+        if most is not None and found > most:
+            raise TooManyUpdates(
+                f"view {config.name}: the refresh comes to {found} {what}; at most {most} are allowed"
+                f" (limits.max_{what}). Nothing was committed: look at it with `persist run {config.name} --read-only`,"
+                " then correct the query or raise the limit"
+            )
+
+
+def _try(view: _View, schema: CollectionSchema, installed: Installed, as_of: int) -> Trial:
+    """Compute the refresh, and keep its counts and some of its updates."""
+    run_without_output(installed.updates)
+    stats = _Mended(view, installed).outcome().stats
+    _, again = view.plan(ShardSource(view.config, view.client).frozen_at(as_of), as_of)
+    columns = [quoted(column.name) for column in schema.columns]
+    shown = [DIFF, *columns, *ERR_COLUMNS]
+    ordered = again.updates.orderBy(ERR_KIND, *columns, DIFF).limit(SAMPLE_ROWS)
+    texts = ordered.selectExpr(
+        f"to_json(struct({', '.join(shown)}), map('ignoreNullFields', 'false')) AS row"
+    ).collect()
+    return Trial(as_of, stats.to_json(), tuple(_for_people(json.loads(text["row"])) for text in texts))
+
+
+def _for_people(update: dict[str, Any]) -> dict[str, Any]:
+    """Without the half that is empty anyhow: an update is of a row, or of an err."""
+    is_err = update[ERR_KIND] is not None
+    return {name: value for name, value in update.items() if name == DIFF or (name in ERR_COLUMNS) == is_err}

@@ -1,0 +1,1 @@
+"""`persist ...`: the command line, one module for each group of commands."""

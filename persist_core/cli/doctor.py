@@ -1,0 +1,80 @@
+"""`persist doctor`: is this location fit to be trusted?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import click
+
+from persist_core.cli import output
+from persist_core.cli.session import location_options
+from persist_core.clock import SystemClock
+from persist_core.ids import RandomIds
+from persist_core.location.finding import Finding, Grade
+from persist_core.location.open import location_from, open_blob, open_consensus, redact_uri, roles_of
+from persist_core.maintenance.doctor import COMMITS, Examiner
+
+PROBLEM_STATUS = 1
+
+
+@click.command()
+@click.argument("uris", nargs=-1, metavar="[URI]...")
+@click.option("--commits", type=click.IntRange(1, 100_000), default=COMMITS, help=f"Commits to time ({COMMITS}).")
+@location_options
+def doctor(
+    uris: tuple[str, ...],
+    commits: int,
+    blob_uri: str | None,
+    consensus_uri: str | None,
+    config_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Examine the stores that the URIs name, or the configured location: rights, races, clocks, speed, settings.
+
+    Writes under keys of its own and removes them. Exit status 1 where there is a problem.
+    """
+    if uris:
+        stores = [(role, uri) for uri in uris for role in roles_of(uri)]
+    else:
+        location = location_from(blob_uri, consensus_uri, config_file=config_file)
+        stores = [("blob", location.blob_uri), ("consensus", location.consensus_uri)]
+    clock = SystemClock()
+    examiner = Examiner(clock, RandomIds(clock), commits)
+    examine: dict[str, Callable[[str], list[Finding]]] = {
+        "blob": lambda uri: _examined(open_blob, examiner.blob, uri),
+        "consensus": lambda uri: _examined(open_consensus, examiner.consensus, uri),
+    }
+    healthy = True
+    for role, uri in stores:
+        findings = examine[role](uri)
+        healthy = healthy and all(finding.grade is not Grade.PROBLEM for finding in findings)
+        (_print_json if as_json else _print_table)(role, redact_uri(uri), findings)
+    if not healthy:
+        raise SystemExit(PROBLEM_STATUS)
+
+
+def _examined(open_store: Callable[[str], Any], examine: Callable[[Any], list[Finding]], uri: str) -> list[Finding]:
+    with closing(open_store(uri)) as store:
+        return examine(store)
+
+
+def _print_json(role: str, uri: str, findings: Iterable[Finding]) -> None:
+    rows = [
+        {"check": f.check, "grade": f.grade.value, "found": f.found, "wanted": f.wanted, "remedy": f.remedy}
+        for f in findings
+    ]
+    healthy = all(row["grade"] != Grade.PROBLEM.value for row in rows)
+    output.print_json({"role": role, "uri": uri, "healthy": healthy, "findings": rows})
+
+
+def _print_table(role: str, uri: str, findings: Iterable[Finding]) -> None:
+    """One line a finding; below those that are not well, what is wanted and what to do."""
+    output.print_line(f"{role} {uri}")
+    for finding in findings:
+        output.print_line(f"  {finding.grade.value:<8} {finding.check:<19} {finding.found}")
+        if finding.grade is not Grade.OK:
+            output.print_line(f"  {'':<8} {'':<19} wanted: {finding.wanted}")
+            output.print_line(f"  {'':<8} {'':<19} do: {finding.remedy}")

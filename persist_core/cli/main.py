@@ -1,0 +1,162 @@
+"""`persist`: what is in a location, and running a collection or view without Airflow.
+
+persist shards | describe | snapshot | changes | errors | checkpoints | pin | unpin | restore | conflicts | fsck |
+        doctor | run
+
+Every command takes the location from its options, the environment or a config file, prints tables for people or JSON
+for programs (`--json`), and ends with an exit code that says what to do next (`persist_core.cli.output`).
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+import pyarrow as pa
+from click.exceptions import NoArgsIsHelpError
+
+from persist_core.cli import output
+from persist_core.cli.doctor import doctor
+from persist_core.cli.restore import pin_command, restore_command, unpin_command
+from persist_core.cli.run import run
+from persist_core.cli.session import Session, with_session
+from persist_core.cli.shards import check, checkpoints, conflicts, describe, shards
+from persist_core.errors import InvalidInput, PersistError
+from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, RESERVED_PREFIX, TIME
+from persist_core.time_text import parse_time
+
+DEFAULT_ROWS = 100  # rows of a table that people get without --limit; JSON has all
+_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+_TERMINATED = 143  # 128 + SIGTERM
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="airflow-persist", prog_name="persist")
+def persist() -> None:
+    """Right, incremental, replayable tables out of change feeds.
+
+    The location is taken from --blob-uri and --consensus-uri, or PERSIST_BLOB_URI and PERSIST_CONSENSUS_URI, or
+    ./persist.toml. Times are ISO (2026-01-31, 2026-01-31T12:00:00Z; UTC where no offset is given) or integers
+    (milliseconds since 1970).
+
+    \b
+    Exit codes: 0 done, 1 doctor found a problem, 2 wrong arguments or files, 3 not readable (not there, or outside the
+    frontiers), 4 corruption found, 5 a run failed and committed nothing, 6 the store failed or did not answer.
+    """
+
+
+@persist.command()
+@click.argument("shard")
+@click.option("--as-of", help="Time to read at (default: the newest).")
+@click.option("--limit", type=click.IntRange(min=0), help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
+@with_session
+def snapshot(session: Session, shard: str, as_of: str | None, limit: int | None) -> None:
+    """The rows of SHARD (of a collection or view) as of a time, ordered by key; without one, by all columns."""
+    reader = session.client.open_reader(shard)
+    table = reader.snapshot(_time(as_of, "--as-of"))
+    schema = session.client.state(shard).schema
+    order = (schema.key_names or table.column_names) if schema else table.column_names
+    _print_rows(session, table.sort_by([(name, "ascending") for name in order]), limit, "no rows")
+
+
+@persist.command()
+@click.argument("shard")
+@click.option("--after", required=True, help="Updates after this time ...")
+@click.option("--through", help="... up to and including this one (default: the newest).")
+@click.option("--errs", is_flag=True, help="The updates of the errors instead of the rows'.")
+@click.option("--limit", type=click.IntRange(min=0), help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
+@with_session
+def changes(session: Session, shard: str, after: str, through: str | None, errs: bool, limit: int | None) -> None:
+    """The updates of SHARD between two times: what was inserted (diff > 0) and retracted (diff < 0), and when."""
+    reader = session.client.open_reader(shard)
+    read = reader.error_changes if errs else reader.changes
+    table = read(parse_time(after, what="--after"), _time(through, "--through"))
+    schema = session.client.state(shard).schema
+    keys = [name for name in (schema.key_names if schema else ()) if name in table.column_names]
+    others = [name for name in table.column_names if name not in (TIME, DIFF)]
+    order = [TIME, *(keys or others), DIFF]
+    table = table.sort_by([(name, "ascending") for name in order]).select([TIME, DIFF, *others])
+    _print_rows(session, table, limit, "no changes")
+
+
+@persist.command()
+@click.argument("shard")
+@click.option("--as-of", help="Time to read at (default: the newest).")
+@click.option("--limit", type=click.IntRange(min=0), help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
+@with_session
+def errors(session: Session, shard: str, as_of: str | None, limit: int | None) -> None:
+    """The errors of SHARD as of a time: records that could not be decoded, and why."""
+    table = session.client.open_reader(shard).errors(_time(as_of, "--as-of"))
+    first = [name for name in (TIME, ERR_KIND, ERR_KEY, ERR_MESSAGE, ERR_PAYLOAD) if name in table.column_names]
+    others = [name for name in table.column_names if name not in first]
+    table = table.sort_by([(name, "ascending") for name in (TIME, ERR_KIND, ERR_KEY) if name in first])
+    _print_rows(session, table.select(first + ([] if not session.as_json else others)), limit, "no errors")
+
+
+def _print_rows(session: Session, table: pa.Table, limit: int | None, empty: str) -> None:
+    """Rows as NDJSON, or as a table with its system columns under short names."""
+    if session.as_json:
+        output.print_ndjson(output.rows_of(table if limit is None else table.slice(0, limit)))
+        return
+    shown = table.slice(0, DEFAULT_ROWS if limit is None else limit)
+    rows = (_row_for_people(row) for row in output.rows_of(shown))
+    output.print_table([_short(name, table.column_names) for name in table.column_names], rows, empty=empty)
+    if len(shown) < len(table):
+        output.print_line(f"{len(table) - len(shown)} more rows; --limit {len(table)} shows all, --json too")
+
+
+def _row_for_people(row: Mapping[str, Any]) -> list[Any]:
+    """Times as ISO, bytes that are no text as hex; a raw key that is the whole record is not shown twice."""
+    shown = {name: value["hex"] if isinstance(value, dict) else value for name, value in row.items()}
+    if TIME in shown:
+        shown[TIME] = output.show_time(shown[TIME])
+    if shown.get(ERR_KEY) is not None and shown[ERR_KEY] == shown.get(ERR_PAYLOAD):
+        shown[ERR_KEY] = "(the payload)"
+    return list(shown.values())
+
+
+def _short(name: str, others: Sequence[str]) -> str:
+    """`_persist_err_kind` -> `kind`, unless a column is called so."""
+    short = name.removeprefix("_persist_").removeprefix("err_") if name.startswith(RESERVED_PREFIX) else name
+    return name if short != name and short in others else short
+
+
+def _time(text: str | None, what: str) -> int | None:
+    return None if text is None else parse_time(text, what=what)
+
+
+for _command in (
+    shards, describe, checkpoints, pin_command, unpin_command, restore_command, conflicts, check, doctor, run,
+):  # fmt: skip
+    persist.add_command(_command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console script: runs one command and exits with its code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # so that a running Spark job is ended too
+    sys.exit(run_command(given))
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code. Errors are printed, not raised."""
+    as_json = "--json" in arguments
+    try:
+        persist.main(list(arguments), prog_name="persist", standalone_mode=False)
+    except PersistError as error:
+        output.print_error(error, as_json=as_json)
+        return output.exit_code(error)
+    except NoArgsIsHelpError as error:
+        sys.stderr.write(error.format_message() + "\n")
+        return output.exit_code(InvalidInput())
+    except click.ClickException as error:
+        output.print_error(InvalidInput(error.format_message()), as_json=as_json)
+        return output.exit_code(InvalidInput())
+    except (click.Abort, KeyboardInterrupt):
+        return _INTERRUPTED
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    return 0

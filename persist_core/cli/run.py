@@ -1,0 +1,163 @@
+"""`persist run`: one collection or view brought up to date, or a view tried, and what that came to."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import click
+
+from persist_core.cli import output
+from persist_core.cli.session import Session, with_session
+from persist_core.config.collection import load_collection
+from persist_core.config.files import SUFFIXES, read_mapping
+from persist_core.config.shard import ShardConfig
+from persist_core.config.view import ViewConfig, load_view
+from persist_core.errors import InvalidInput
+from persist_core.oracle.view import Trial
+from persist_core.protocol.run import RunReport, bring_up_to_date, default_until, input_noun, try_out
+from persist_core.shard.batch import check_shard_name
+from persist_core.sources.shards import check_closable
+from persist_core.spark_job.submit import LOCAL_MASTER, SparkSettings
+from persist_core.time_text import parse_time
+
+ENV_COLLECTIONS = "PERSIST_COLLECTIONS"
+ENV_VIEWS = "PERSIST_VIEWS"
+ENV_SPARK_MASTER = "PERSIST_SPARK_MASTER"
+DEFAULT_COLLECTIONS = Path("dags") / "collections"
+VIEWS_FOLDER = "views"  # beside the folder of collections
+TRIAL_COUNTS = ("inserted", "retracted", "errs_inserted", "errs_retracted", "corrections", "rows", "errs")
+_DIGESTS = ("contents_0", "contents_1")  # among a view's stats; of use to nobody but the next refresh
+
+
+@click.command()
+@click.argument("name")
+@click.option("--until", help="The input's frontier: files and records before it are final (default: now).")
+@click.option("--close", is_flag=True, help="The input has ended: take all of it and close the shard.")
+@click.option("--read-only", is_flag=True, help="Of a view: say what a refresh would write, and write nothing.")
+@click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files.")
+@click.option("--views", type=click.Path(path_type=Path), help="Folder of view files (default: `views` beside it).")
+@click.option("--master", help=f"Spark master (default: {ENV_SPARK_MASTER}, or {LOCAL_MASTER}).")
+@click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A Spark setting; may be repeated.")
+@click.option("--logs", type=click.Path(path_type=Path), help="Folder that keeps the Spark jobs' logs.")
+@with_session
+def run(
+    session: Session,
+    name: str,
+    until: str | None,
+    close: bool,
+    read_only: bool,
+    collections: Path | None,
+    views: Path | None,
+    master: str | None,
+    conf: tuple[str, ...],
+    logs: Path | None,
+) -> None:
+    """Bring NAME (a collection or view in the folders of files, or a file) up to date, without Airflow."""
+    if close and until is not None:
+        raise InvalidInput("--close and --until exclude each other: a closed shard has no more times")
+    config = find_config(name, collections, views)
+    frontier = None if until is None else parse_time(until, what="--until")
+    settings = _settings(master, conf, logs)
+    if read_only or (isinstance(config, ViewConfig) and config.read_only):
+        if not isinstance(config, ViewConfig):
+            raise InvalidInput(f"--read-only is for views, and {config.name} is a collection")
+        trial = try_out(session.client, session.location, config, until=frontier, settings=settings, say=session.say)
+        _print_trial(session, config, trial)
+        return
+    if close and isinstance(config, ViewConfig):
+        check_closable(session.client, config)
+    if frontier is None and not close:
+        frontier = default_until(config, session.client.clock.now_ms())
+    report = bring_up_to_date(
+        session.client, session.location, config, until=frontier, settings=settings, say=session.say
+    )
+    _print_run(session, config, report)
+
+
+def _settings(master: str | None, conf: tuple[str, ...], logs: Path | None) -> SparkSettings:
+    pairs = [pair.partition("=") for pair in conf]
+    bad = next((name for name, equals, _ in pairs if not (name and equals)), None)
+    if bad is not None:
+        raise InvalidInput(f"--conf {bad}: wanted NAME=VALUE")
+    return SparkSettings(
+        master=master or os.environ.get(ENV_SPARK_MASTER) or LOCAL_MASTER,
+        conf={name: value for name, _, value in pairs},
+        log_folder=logs,
+    )
+
+
+def find_config(name: str, collections: Path | None, views: Path | None) -> ShardConfig:
+    """The collection or view meant by a name or a path. A file with a query or a function is a view's."""
+    collections = collections or Path(os.environ.get(ENV_COLLECTIONS) or DEFAULT_COLLECTIONS)
+    views = views or Path(os.environ.get(ENV_VIEWS) or collections.parent / VIEWS_FOLDER)
+    if name.endswith(SUFFIXES) or "/" in name:
+        fields = read_mapping(Path(name), None, first_fields="source: or query:")
+        is_view = "query" in fields or "function" in fields
+        return load_view(Path(name)) if is_view else load_collection(Path(name))
+    check_shard_name(name)
+    for suffix in SUFFIXES:
+        if (path := collections / f"{name}{suffix}").is_file():
+            return load_collection(path)
+        if (path := views / f"{name}{suffix}").is_file():
+            return load_view(path, collections=collections)
+    raise InvalidInput(
+        f"no collection file {collections / name}.yaml and no view file {views / name}.yaml; give --collections FOLDER"
+        f" or --views FOLDER, set {ENV_COLLECTIONS} or {ENV_VIEWS}, or name the file itself"
+    )
+
+
+def _print_trial(session: Session, config: ViewConfig, trial: Trial) -> None:
+    if session.as_json:
+        output.print_json(
+            {
+                "shard": config.name,
+                "status": "read_only",
+                "as_of": trial.as_of,
+                "stats": dict(trial.stats),
+                "sample": [dict(update) for update in trial.sample],
+            }
+        )
+        return
+    counts = ", ".join(f"{name} {trial.stats.get(name, 0)}" for name in TRIAL_COUNTS)
+    output.print_line(
+        f"{config.name} as of {output.show_time(trial.as_of)} would come to: {counts}. Nothing was written"
+    )
+    for update in trial.sample:
+        output.print_line("  " + json.dumps(update, ensure_ascii=False))
+    more = trial.stats.get("updates", 0) - len(trial.sample)
+    if more > 0:
+        output.print_line(f"  and {more} more updates")
+
+
+def _print_run(session: Session, config: ShardConfig, report: RunReport) -> None:
+    if session.as_json:
+        output.print_json(
+            {
+                "shard": report.shard,
+                "status": "committed" if report.rounds else "up_to_date",
+                "reason": report.reason,
+                "conflicts": report.conflicts,
+                "commits": [
+                    {
+                        "lower": r.commit.lower,
+                        "upper": r.commit.upper,
+                        "checkpoint_id": r.commit.checkpoint_id,
+                        "input_files": r.input_files,
+                        "input_bytes": r.input_bytes,
+                        "stats": dict(r.stats),
+                        "notices": list(r.notices),
+                    }
+                    for r in report.rounds
+                ],
+            }
+        )
+        return
+    for done in report.rounds:
+        counts = ", ".join(f"{name} {value}" for name, value in done.stats.items() if value and name not in _DIGESTS)
+        output.print_line(
+            f"{report.shard} {done.interval}: {done.input_files} {input_noun(config)}; {counts or 'no records'}"
+        )
+    if not report.rounds:
+        output.print_line(f"{report.shard} is up to date: {report.reason}")

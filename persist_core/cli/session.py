@@ -1,0 +1,62 @@
+"""What every command of `persist` has: the options for the location and for JSON, and the session made of them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from persist_core.cli import output
+from persist_core.handles.client import PersistClient
+from persist_core.location.open import PersistLocation, location_from, open_location
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a command works with."""
+
+    client: PersistClient
+    location: PersistLocation
+    as_json: bool
+
+    def say(self, line: str) -> None:
+        """Progress: always on stderr, so that stdout holds the result alone."""
+        output.print_line(line, to_stderr=True)
+
+
+def with_session(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that every command has, and hand the command a `Session`."""
+
+    @functools.wraps(command)
+    def in_session(
+        *, blob_uri: str | None, consensus_uri: str | None, config_file: Path | None, as_json: bool, **arguments: Any
+    ) -> None:
+        location = location_from(blob_uri, consensus_uri, config_file=config_file)
+        with open_location(location) as opened:
+            try:
+                command(Session(PersistClient(opened), location, as_json), **arguments)
+                sys.stdout.flush()
+            except BrokenPipeError:
+                # whoever read our output has seen enough; keep Python from failing again on its last flush
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    return location_options(in_session)
+
+
+def location_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options for a location and for JSON."""
+    options = (
+        click.option("--json", "as_json", is_flag=True, help="JSON on stdout: one object, or one a line."),
+        click.option("--config", "config_file", type=click.Path(path_type=Path), help="TOML file with the location."),
+        click.option("--consensus-uri", help="sqlite:////folder/consensus.db, postgresql://user:pw@host/db, mem:name"),
+        click.option("--blob-uri", help="file:///folder, mem:name"),
+    )
+    for option in options:
+        command = option(command)
+    return command

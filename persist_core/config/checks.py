@@ -1,0 +1,167 @@
+"""Checks of single values in a collection file: names, types, schedules, dates. Each raises through `refuse`."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from persist_core.config.path_pattern import MAX_PATTERN_CHARS, BadPattern, parse_pattern
+from persist_core.config.problems import nearest, refuse
+from persist_core.errors import InvalidName, InvalidTime
+from persist_core.schema import MAX_NAME_CHARS, RESERVED_PREFIX, SIMPLE_TYPES, arrow_type
+from persist_core.time_text import parse_time
+
+_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})  # general categories nobody can see in a name
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}")
+_OTHER_TYPE_NAMES = {
+    "bool": "boolean", "integer": "int", "int32": "int", "smallint": "int", "long": "bigint", "int64": "bigint",
+    "real": "float", "numeric": "decimal(12,2), say", "decimal": "decimal(12,2), say", "text": "string",
+    "varchar": "string", "char": "string", "uuid": "string", "time": "string", "bytes": "binary", "bytea": "binary",
+    "datetime": "timestamp", "timestamptz": "timestamp", "jsonb": "json", "map": "json", "struct": "json",
+    "array": "json",
+}  # fmt: skip
+
+
+def column_name(name: str, *, at: Sequence[str | int]) -> None:
+    """A column's name: visible, in one Unicode form, not reserved. SQL and blanks inside are harmless: we quote."""
+    _visible(name, at=at)
+    if name.lower().startswith(RESERVED_PREFIX):
+        raise refuse(name, f"a name that does not start with {RESERVED_PREFIX}", "rename it; use field: for the"
+                     " record's name", at=at)  # fmt: skip
+    normal = unicodedata.normalize("NFC", name)
+    if normal != name:
+        raise refuse(name, f"its composed Unicode form, {normal!a} and not {name!a}", "write that; use field:"
+                     " for the record's name", at=at)  # fmt: skip
+
+
+def field_name(name: str, *, at: Sequence[str | int] = ()) -> str:
+    """The name of a field in a record: as a column's, but any prefix and Unicode form will do."""
+    _visible(name, at=at)
+    return name
+
+
+def _visible(name: str, *, at: Sequence[str | int]) -> None:
+    if not 1 <= len(name) <= MAX_NAME_CHARS:
+        raise refuse(name, f"a name of 1 to {MAX_NAME_CHARS} characters, not {len(name)}", "shorten it", at=at)
+    odd = next((c for c in name if unicodedata.category(c) in _INVISIBLE), None)
+    if odd is not None:
+        raise refuse(name, f"a name without the invisible character U+{ord(odd):04X}", "remove it", at=at)
+    if name != name.strip():
+        raise refuse(name, "a name without blanks around it", "remove them", at=at)
+
+
+def distinct(names: Sequence[str], *, at: Sequence[str | int]) -> None:
+    """Refuse a name that stands there twice."""
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise refuse(name, "each name once", "remove one", at=[*at, index])
+
+
+def type_name(text: str) -> str:
+    """`text` in its canonical spelling (`DECIMAL(12, 2)` -> `decimal(12,2)`)."""
+    name = re.sub(r"\s+", "", text[:MAX_NAME_CHARS]).lower()
+    try:
+        arrow_type(name)
+    except InvalidName:
+        other = _OTHER_TYPE_NAMES.get(name.partition("(")[0])
+        if name.startswith("decimal("):
+            remedy = "the precision is 1 to 38, the scale 0 to the precision"
+        else:
+            remedy = f"write {other}" if other else nearest(name, SIMPLE_TYPES) or "choose one of them"
+        raise refuse(text, f"one of {', '.join(SIMPLE_TYPES)}, decimal(p,s)", remedy) from None
+    return name
+
+
+def source_path(path: str) -> str:
+    """A `source.path` that parses."""
+    try:
+        parse_pattern(path, "/")
+    except BadPattern as error:
+        wanted, _, remedy = str(error).partition("; ")
+        raise refuse(path, wanted.removeprefix("wanted "), remedy or "correct the path") from None
+    return path
+
+
+def folder(path: str) -> str:
+    """A folder's name that the file system can take."""
+    if not path or len(path) > MAX_PATTERN_CHARS or any(ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in path):
+        raise refuse(path, f"1 to {MAX_PATTERN_CHARS} printable characters", "correct the folder's name")
+    return path
+
+
+def scalar_text(value: Any) -> Any:
+    """A number or boolean as the text that records are compared with; anything else as it is."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int) else value
+
+
+def start_date(text: str) -> str:
+    """An ISO date or datetime; a bare number is no date."""
+    try:
+        if "-" not in text:
+            raise InvalidTime("a number")
+        parse_time(text)
+    except InvalidTime:
+        raise refuse(text, "an ISO date or datetime from 1970 on", "write 2026-01-31, say") from None
+    return text
+
+
+def expand_variables(text: str, environment: Mapping[str, str]) -> str:
+    """`${VAR}` and `${VAR:-default}` from the environment; an unknown variable without a default is refused."""
+    for name, default in _VARIABLE.findall(text):
+        if name not in environment and f"${{{name}:-{default}}}" not in text:
+            raise refuse(text, f"the environment variable {name}", f"set it, or write ${{{name}:-default}}")
+    expanded = _VARIABLE.sub(lambda found: environment.get(found[1], found[2] or ""), text)
+    if "${" in _VARIABLE.sub("", text):
+        raise refuse(text, "variables as ${NAME} or ${NAME:-default}", "correct the braces")
+    return expanded
+
+
+_PRESETS = ("@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_CRON: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (  # name, least, greatest, names of the values from least
+    ("minute", 0, 59, ()),
+    ("hour", 0, 23, ()),
+    ("day of month", 1, 31, ()),
+    ("month", 1, 12, _MONTHS),
+    ("day of week", 0, 7, _DAYS),
+)
+
+
+def schedule(text: str) -> str:
+    """A cron preset or a five-field cron expression; Airflow's own parser has the last word."""
+    if text.startswith("@"):
+        if text not in _PRESETS:
+            remedy = nearest(text, _PRESETS) or "write null for runs by hand only"
+            raise refuse(text, f"one of {', '.join(_PRESETS)} or five cron fields", remedy)
+        return text
+    fields = text.split()
+    if len(fields) != len(_CRON):
+        raise refuse(text, f"five cron fields, not {len(fields)}", 'write "0 6 * * *", @daily or null')
+    for value, (name, least, greatest, names) in zip(fields, _CRON, strict=True):
+        if not all(_cron_item(item, least, greatest, names) for item in value.lower().split(",")):
+            raise refuse(text, f"a {name} from {least} to {greatest}, not {value!r}", "correct that field")
+    return text
+
+
+def _cron_item(item: str, least: int, greatest: int, names: Sequence[str]) -> bool:
+    """One of `*`, `*/n`, `a`, `a-b`, `a-b/n`, `a#n` (the n-th such weekday), `l` (the last)."""
+    span, slash, step = item.partition("/")
+    if slash and not (step.isascii() and step.isdigit() and 0 < int(step[:4]) <= greatest):
+        return False
+    if span == "*" or (span == "l" and greatest == 31):
+        return True
+    if greatest == 7 and re.fullmatch(r"(l[0-7]|[0-7]#[1-5])", span):
+        return True
+    ends = [_cron_value(end, least, names) for end in span.split("-")]
+    return len(ends) <= 2 and all(end is not None and least <= end <= greatest for end in ends)
+
+
+def _cron_value(text: str, least: int, names: Sequence[str]) -> int | None:
+    if text in names:
+        return least + list(names).index(text)
+    return int(text) if re.fullmatch(r"[0-9]{1,4}", text) else None

@@ -1,0 +1,299 @@
+"""One collection, as its YAML file describes it: frozen, validated, with errors that name file, field and remedy.
+
+    dags/collections/<name>.yaml --yaml_text--> plain data --the models here--> CollectionConfig --> CollectionSchema
+
+A file has a long form (the models below) and shorthands for what is said most: `key: id`, `columns: {id: bigint}`,
+`order: position`, `order: [lsn, seq]`, `time: path`, `time: {field: ts_ms}`, `delete: none`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from persist_core.config import checks
+from persist_core.config.files import load_folder, read_mapping
+from persist_core.config.path_pattern import PathPattern, parse_pattern
+from persist_core.config.problems import explain, nearest, refuse, show
+from persist_core.config.shard import ConfigModel, ShardConfig
+from persist_core.errors import ConfigError
+from persist_core.schema import MAX_COLUMNS, CollectionSchema, Column
+
+Format = Literal["debezium-json", "dms-csv", "dms-parquet", "dms-json", "json", "csv", "parquet"]
+Unit = Literal["s", "ms", "us", "ns", "days"]
+
+PLAIN_FORMATS = ("json", "csv", "parquet")  # formats that do not say by themselves what a delete is
+NEVER_KEYS = ("float", "double", "json")
+
+
+class SourceConfig(ConfigModel):
+    """Where records come from.
+
+    `path` is a glob; it may hold one `{date:%Y-%m-%d}` (any strftime pattern of year/month/day/hour), which dates its
+    files in UTC: a file dated at or after the run's upper is not yet due.
+    """
+
+    path: str
+    format: Format
+    decimals: Literal["precise", "string", "double"] = "precise"
+    delimiter: str = ","
+    header: bool = True
+
+    @field_validator("path")
+    @classmethod
+    def _check_path(cls, path: str) -> str:
+        return checks.source_path(path)
+
+    @field_validator("delimiter")
+    @classmethod
+    def _check_delimiter(cls, delimiter: str) -> str:
+        if len(delimiter) != 1 or delimiter in '\r\n"\\':
+            raise refuse(
+                delimiter, "one character other than a quote, backslash or line end", 'write ",", ";" or "\\t"'
+            )
+        return delimiter
+
+
+class ColumnConfig(ConfigModel):
+    """One column: its type, where its value is found in the record (default: under its name), its integer unit."""
+
+    type: str
+    field: str | None = None
+    unit: Unit | None = None
+    nullable: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, data: Any) -> Any:
+        return {"type": data} if isinstance(data, str) else data
+
+    @field_validator("type")
+    @classmethod
+    def _check_type(cls, name: str) -> str:
+        return checks.type_name(name)
+
+    @field_validator("field")
+    @classmethod
+    def _check_field(cls, name: str | None) -> str | None:
+        return None if name is None else checks.field_name(name)
+
+    @model_validator(mode="after")
+    def _check_unit(self) -> ColumnConfig:
+        if self.unit is not None and self.type not in ("date", "timestamp"):
+            raise refuse(self.unit, f"a unit only with date or timestamp, not {self.type}", "remove it", at=["unit"])
+        return self
+
+
+class OrderConfig(ConfigModel):
+    """What orders the records of a key: `position` alone, `auto` (the format's own: LSN, binlog), or fields."""
+
+    by: Literal["auto", "position", "fields"] = "auto"
+    fields: tuple[str, ...] = ()
+    mode: Literal["log"] = "log"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            known = ("auto", "position", "fields")
+            if data not in known:
+                remedy = nearest(data, known) or f"for a field write order: [{show(data)}]"
+                raise refuse(data, "auto, position or a list of fields", remedy)
+            return {"by": data}
+        if isinstance(data, list | tuple):
+            return {"by": "fields", "fields": data}
+        if isinstance(data, Mapping) and "fields" in data and "by" not in data:
+            return {**data, "by": "fields"}
+        return data
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> OrderConfig:
+        if self.by == "fields" and not self.fields:
+            raise refuse(None, "the fields that order the records", "write order: [lsn, seq]", at=["fields"])
+        if self.by != "fields" and self.fields:
+            raise refuse(self.by, "by: fields where fields are given", "remove one of the two", at=["by"])
+        checks.distinct(self.fields, at=["fields"])
+        for name in self.fields:
+            checks.field_name(name, at=["fields"])
+        return self
+
+
+class TimeConfig(ConfigModel):
+    """Where a record's time comes from; `late` says what to do with one that lies before the batch's lower."""
+
+    source: Literal["description", "path", "field"] = "description"
+    field: str | None = None
+    unit: Unit = "ms"
+    late: Literal["lift", "error"] = "lift"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            known = ("description", "path", "field")
+            if data not in known:
+                remedy = nearest(data, known) or f"for a field write time: {{field: {show(data)}}}"
+                raise refuse(data, "description, path or a mapping with a field", remedy)
+            return {"source": data}
+        if isinstance(data, Mapping) and data.get("field") is not None and "source" not in data:
+            return {**data, "source": "field"}
+        return data
+
+    @model_validator(mode="after")
+    def _check_field(self) -> TimeConfig:
+        if self.source == "field" and self.field is None:
+            raise refuse(None, "the field that holds the time", "write time: {field: ts_ms, unit: ms}", at=["field"])
+        if self.source != "field" and self.field is not None:
+            raise refuse(self.field, f"no field with source: {self.source}", "remove one of the two", at=["field"])
+        if self.field is not None:
+            checks.field_name(self.field, at=["field"])
+        return self
+
+
+class DeleteConfig(ConfigModel):
+    """What marks a delete in plain formats: a column equal to one of `values`, or all value columns null.
+
+    `never` (in a file: `delete: none`) says that the feed has no deletes.
+    """
+
+    column: str | None = None
+    values: tuple[str, ...] = ()
+    null_value: bool = False
+    never: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            if data != "none":
+                raise refuse(data, "a mapping or none", "write delete: {column: op, values: [D]} or delete: none")
+            return {"never": True}
+        if isinstance(data, Mapping) and isinstance(data.get("values"), str | int | list | tuple):
+            given = data["values"]
+            items = list(given) if isinstance(given, list | tuple) else [given]
+            return {**data, "values": [checks.scalar_text(item) for item in items]}
+        return data
+
+    @model_validator(mode="after")
+    def _check_marker(self) -> DeleteConfig:
+        if self.column is not None and not self.values:
+            raise refuse(None, "the values that mark a delete", "write values: [D], say", at=["values"])
+        if self.values and self.column is None:
+            raise refuse(None, "the column that holds the values", "write column: op, say", at=["column"])
+        if self.column is not None:
+            checks.field_name(self.column, at=["column"])
+        if self.never and (self.null_value or self.column is not None):
+            raise refuse("none", "no marker beside it", "remove one of the two", at=["never"])
+        return self
+
+
+class LimitsConfig(ConfigModel):
+    """Bounds of one run. `max_errors=None` is no bound."""
+
+    max_errors: Annotated[int, Field(ge=0)] | None = 1000
+    max_files: Annotated[int, Field(ge=1)] = 100_000
+    max_bytes: Annotated[int, Field(ge=1)] | None = None
+
+
+class CollectionConfig(ShardConfig):
+    """A whole collection file. A relative `source.path` lies below `base_dir`."""
+
+    source: SourceConfig
+    key: tuple[str, ...]
+    columns: dict[str, ColumnConfig]
+    order: OrderConfig = OrderConfig()
+    time: TimeConfig = TimeConfig()
+    delete: DeleteConfig = DeleteConfig()
+    end_of_input: Literal["keep_open", "close"] = "keep_open"
+    limits: LimitsConfig = LimitsConfig()
+
+    @field_validator("key", mode="before")
+    @classmethod
+    def _key_shorthand(cls, data: Any) -> Any:
+        return [data] if isinstance(data, str) else data
+
+    @field_validator("columns", mode="after")
+    @classmethod
+    def _check_columns(cls, columns: dict[str, ColumnConfig]) -> dict[str, ColumnConfig]:
+        if not 1 <= len(columns) <= MAX_COLUMNS:
+            raise refuse(len(columns), f"1 to {MAX_COLUMNS} columns", "list the key and value columns with their types")
+        seen: dict[str, str] = {}
+        for name in columns:
+            checks.column_name(name, at=[name])
+            other = seen.setdefault(name.lower(), name)
+            if other != name:
+                raise refuse(
+                    name, f"one column of that name (case does not count; {other!r} is there)", "rename one", at=[name]
+                )
+        return columns
+
+    @model_validator(mode="after")
+    def _check_together(self) -> CollectionConfig:
+        if not self.key:
+            raise refuse(None, "the columns that name a row", "write key: id, say", at=["key"])
+        checks.distinct(self.key, at=["key"])
+        for index, name in enumerate(self.key):
+            if name not in self.columns:
+                remedy = nearest(name, self.columns) or "add it to columns with its type"
+                raise refuse(name, "the name of a column", remedy, at=["key", index])
+            if self.columns[name].type in NEVER_KEYS:
+                type_name = self.columns[name].type
+                raise refuse(name, f"a key column whose values compare exactly, not {type_name}",
+                             "use another column or type", at=["key", index])  # fmt: skip
+        if self.time.source == "path" and self.source_pattern().date_format is None:
+            raise refuse(self.source.path, "a {date:...} in it, for time: path", "write date={date:%Y-%m-%d}/ in it",
+                         at=["source", "path"])  # fmt: skip
+        plain = self.source.format in PLAIN_FORMATS
+        marked = self.delete.column is not None or self.delete.null_value
+        if plain and not marked and not self.delete.never:
+            raise refuse(None, f"what marks a delete in {self.source.format}",
+                         "write delete: {column: op, values: [D]}, delete: {null_value: true} or delete: none",
+                         at=["delete"])  # fmt: skip
+        if marked and not plain:
+            raise refuse(self.delete.column, f"no marker: {self.source.format} says itself what a delete is",
+                         "remove it", at=["delete"])  # fmt: skip
+        return self
+
+    def collection_schema(self) -> CollectionSchema:
+        """Key columns in the order of `key`, never null; then the others in the order of the file."""
+        return CollectionSchema(
+            key=tuple(Column(name, self.columns[name].type, nullable=False) for name in self.key),
+            values=tuple(
+                Column(name, column.type, column.nullable)
+                for name, column in self.columns.items()
+                if name not in self.key
+            ),
+        )
+
+    def source_pattern(self) -> PathPattern:
+        """`source.path`, parsed, below `base_dir`."""
+        return parse_pattern(self.source.path, str(Path(self.base_dir).absolute()))
+
+
+def load_collection(path: Path, base_dir: Path | None = None) -> CollectionConfig:
+    """Parse and check one file. Its name without the suffix is the collection's, and the shard's.
+
+    A relative `source.path` lies below `base_dir` (default: the file's folder; the file's own `base_dir:` lies below
+    that in turn). Raises `ConfigError`: one line per mistake, naming file, field, what was found and what is wanted.
+    """
+    body = read_mapping(path, base_dir, first_fields="source:, key:, columns:")
+    source = body.get("source")
+    if isinstance(source, dict) and isinstance(source.get("path"), str):
+        try:
+            body["source"] = {**source, "path": checks.expand_variables(source["path"], os.environ)}
+        except PydanticCustomError as error:
+            raise ConfigError(f"{path}: source.path: {error.message()}") from None
+    try:
+        return CollectionConfig.model_validate(body)
+    except ValidationError as error:
+        raise ConfigError(explain(error, CollectionConfig, str(path))) from None
+
+
+def load_collections(folder: Path) -> tuple[list[CollectionConfig], list[ConfigError]]:
+    """Every collection file in `folder`, by name, and an error for each that is wrong (`config_files.load_folder`)."""
+    return load_folder(folder, load_collection, what="collection")

@@ -1,0 +1,77 @@
+"""From a folder of YAML files to configs: one mapping a file, one error a wrong file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from persist_core.config.problems import refuse, show
+from persist_core.config.yaml_text import MAX_BYTES, YamlError, parse_yaml
+from persist_core.errors import ConfigError
+
+MAX_FILES = 10_000  # in one folder; more is another folder than meant
+SUFFIXES = (".yaml", ".yml")
+
+C = TypeVar("C")
+
+
+def read_mapping(path: Path, base_dir: Path | None, *, first_fields: str) -> dict[str, Any]:
+    """The file's fields, with its name and the absolute `base_dir` put in.
+
+    `base_dir` is what the file's own `base_dir:` lies below (default: the file's folder). Raises `ConfigError`.
+    """
+    file = str(path)
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes > MAX_BYTES:
+            raise ConfigError(f"{file}: the file: found {size_bytes} bytes, wanted at most {MAX_BYTES}; split it")
+        body = parse_yaml(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{file}: the file: found {error.strerror or error}, wanted a readable file") from None
+    except YamlError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    if not isinstance(body, dict):
+        raise ConfigError(f"{file}: the file: found {show(body)}, wanted a mapping; start with {first_fields}")
+    name, base = body.get("name", path.stem), body.get("base_dir", ".")
+    body = {**body, "name": name}
+    if isinstance(name, str) and name != path.stem:
+        problem = refuse(name, f"the file's own name, {show(path.stem)}", "rename the file or remove the field")
+        raise ConfigError(f"{path}: name: {problem.message()}")
+    if isinstance(base, str):
+        # absolute, but symbolic links stay: a folder that is swapped by a link keeps its identity in the ledger
+        body["base_dir"] = os.path.normpath((base_dir or path.parent).absolute() / base)
+    return body
+
+
+def config_files(folder: Path) -> list[Path]:
+    """The files of a folder by name; those that start with a dot are left alone. Raises `OSError`."""
+    return sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and not path.name.startswith("."))
+
+
+def load_folder(folder: Path, load: Callable[[Path], C], *, what: str) -> tuple[list[C], list[ConfigError]]:
+    """Every `*.yaml` and `*.yml` in `folder`, by name, and an error for each file that is wrong; never raises one.
+
+    Two files of one name (case does not count: shards are folders, and some file systems do not tell them apart) are
+    an error of the second. `what` they describe, for messages.
+    """
+    try:
+        files = config_files(folder)
+    except OSError as error:
+        reason = error.strerror or error
+        return [], [ConfigError(f"{folder}: the folder: found {reason}, wanted a folder of {what} files")]
+    if len(files) > MAX_FILES:
+        return [], [ConfigError(f"{folder}: the folder: found {len(files)} files, wanted at most {MAX_FILES}")]
+    configs: list[C] = []
+    errors: list[ConfigError] = []
+    first: dict[str, Path] = {}
+    for path in files:
+        other = first.setdefault(path.stem.lower(), path)
+        try:
+            if other != path:
+                raise ConfigError(f"{path}: the file: found the name of {other.name} again; rename one of the two")
+            configs.append(load(path))
+        except ConfigError as error:
+            errors.append(error)
+    return configs, errors

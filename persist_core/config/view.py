@@ -1,0 +1,278 @@
+"""One view, as its YAML file describes it: a query over shards, kept as a shard.
+
+    dags/views/<name>.yaml --yaml_text--> plain data --> query parsed (persist_core.config.view_query) --> ViewConfig
+
+    query: SELECT city, count(*) AS customers FROM customers GROUP BY city
+    schedule: on_input                 the default: whenever an input was appended to; or a cron expression
+
+`load_view` parses the query and fills in `inputs`; a `ViewConfig` that travels to a job or a task carries them, and is
+not parsed again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from persist_core.config import checks
+from persist_core.config.collection import load_collection
+from persist_core.config.files import SUFFIXES, config_files, load_folder, read_mapping
+from persist_core.config.problems import explain, nearest, refuse, show
+from persist_core.config.shard import ConfigModel, ShardConfig
+from persist_core.errors import ConfigError, InvalidName
+from persist_core.shard.batch import check_shard_name
+
+if TYPE_CHECKING:
+    from persist_core.config.view_query import ParsedQuery
+
+ON_INPUT = "on_input"
+MAX_INPUTS = 100  # more inputs than that are a schema, not a query
+COLLECTIONS_FOLDER = "collections"  # beside the folder of views
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+class ViewLimits(ConfigModel):
+    """Bounds of one refresh, `None` is no bound: updates that it may write, rows that the view may hold."""
+
+    max_updates: Annotated[int, Field(ge=0)] | None = None
+    max_rows: Annotated[int, Field(ge=0)] | None = None
+
+
+class ViewConfig(ShardConfig):
+    """A whole view file. Exactly one of `query` (Spark SQL) and `function` (`module:name`) says what the rows are.
+
+    `function` is called with the Spark session and a dict of the inputs' DataFrames by name, and returns a DataFrame.
+    """
+
+    query: str | None = None
+    function: str | None = None
+    inputs: tuple[str, ...] = ()
+    schedule: str | None = ON_INPUT
+    read_only: bool = False
+    limits: ViewLimits = ViewLimits()
+
+    @field_validator("schedule")
+    @classmethod
+    def _check_schedule(cls, schedule: str | None) -> str | None:
+        if schedule in (None, ON_INPUT):
+            return schedule
+        try:
+            return checks.schedule(schedule)
+        except PydanticCustomError as error:
+            told = error.context or {}
+            remedy = nearest(schedule, [ON_INPUT]) or str(told["remedy"])
+            raise refuse(schedule, f"{ON_INPUT} or {told['wanted']}", remedy) from None
+
+    @field_validator("function")
+    @classmethod
+    def _check_function(cls, function: str | None) -> str | None:
+        if function is not None and not _FUNCTION.fullmatch(function):
+            raise refuse(function, "module:name of a Python function", "write my_package.views:orders_by_city, say")
+        return function
+
+    @field_validator("inputs", mode="before")
+    @classmethod
+    def _inputs_shorthand(cls, data: Any) -> Any:
+        return [data] if isinstance(data, str) else data
+
+    @field_validator("inputs")
+    @classmethod
+    def _check_inputs(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        checks.distinct([name.lower() for name in names], at=[])  # SQL does not tell them apart
+        for index, name in enumerate(names):
+            try:
+                check_shard_name(name)
+            except InvalidName as error:
+                raise refuse(name, str(error).partition("wanted ")[2], "name a shard", at=[index]) from None
+        return names
+
+    @model_validator(mode="after")
+    def _check_together(self) -> ViewConfig:
+        if (self.query is None) == (self.function is None):
+            found = "query and function" if self.query is not None else None
+            raise refuse(found, "exactly one of query and function", "write query: SELECT ...", at=["query"])
+        if not 1 <= len(self.inputs) <= MAX_INPUTS:
+            raise refuse(len(self.inputs), f"1 to {MAX_INPUTS} inputs", "name them: inputs: [orders]", at=["inputs"])
+        if self.name in self.inputs:
+            raise refuse(self.name, "inputs other than the view itself", "read its inputs instead", at=["inputs"])
+        return self
+
+    @property
+    def definition(self) -> str:
+        """What the rows are: the query's text, or the function's name."""
+        return self.query if self.query is not None else f"function {self.function}"
+
+
+class _Known:
+    """The collection and view files that a view may read, looked up by name."""
+
+    def __init__(self, views: Path, collections: Path) -> None:
+        self.views, self.collections = views, collections
+        self._columns: dict[str, Sequence[str] | None] = {}
+        self._view_inputs: dict[str, tuple[str, ...]] = {}
+
+    def is_collection(self, name: str) -> bool:
+        """Whether there is a collection file of that name."""
+        return _file(self.collections, name) is not None
+
+    def is_input(self, name: str) -> bool:
+        """Whether there is a collection or a view file of that name."""
+        return self.is_collection(name) or _file(self.views, name) is not None
+
+    def names(self) -> list[str]:
+        """All that could be inputs."""
+        return [
+            path.stem for folder in (self.collections, self.views) if folder.is_dir() for path in config_files(folder)
+        ]
+
+    def columns(self, name: str) -> Sequence[str] | None:
+        """The columns of a collection, or of a view whose query names them all; `None` where only Spark can tell."""
+        if name not in self._columns:
+            self._columns[name] = self._read_columns(name)
+        return self._columns[name]
+
+    def _read_columns(self, name: str) -> Sequence[str] | None:
+        from persist_core.config import view_query
+
+        collection, view = _file(self.collections, name), _file(self.views, name)
+        try:
+            if collection is not None:
+                return list(load_collection(collection).columns)
+            query = None if view is None else _fields(view).get("query")
+            return view_query.parse(query).outputs if isinstance(query, str) else None
+        except (ConfigError, view_query.BadQuery):
+            return None  # that file has its own error, told when it is loaded itself
+
+    def view_inputs(self, name: str) -> tuple[str, ...]:
+        """The inputs of another view's file; none where it is no view or can't be read."""
+        from persist_core.config import view_query
+
+        if name not in self._view_inputs:
+            path = _file(self.views, name)
+            try:
+                self._view_inputs[name] = () if path is None else _inputs_of(_fields(path))
+            except (ConfigError, view_query.BadQuery):
+                self._view_inputs[name] = ()  # that file has its own error, told when it is loaded itself
+        return self._view_inputs[name]
+
+
+def load_view(path: Path, *, collections: Path | None = None) -> ViewConfig:
+    """Parse and check one view file. Its name without the suffix is the view's, and its shard's.
+
+    `collections` is the folder whose files may be inputs (default: `collections` beside the file's folder); other view
+    files beside it may be too. Raises `ConfigError`: one line per mistake, naming file, field, what was found (in a
+    query with line and column) and what is wanted.
+    """
+    return _load_view(path, _known(path.parent, collections))
+
+
+def load_views(folder: Path, *, collections: Path | None = None) -> tuple[list[ViewConfig], list[ConfigError]]:
+    """Every view file in `folder`, inputs before the views that read them, and an error for each that is wrong."""
+    known = _known(folder, collections)
+    views, errors = load_folder(folder, lambda path: _load_view(path, known), what="view")
+    by_name = {view.name: view for view in views}
+    order = TopologicalSorter({view.name: view.inputs for view in views}).static_order()
+    return [by_name[name] for name in order if name in by_name], errors
+
+
+def _known(views: Path, collections: Path | None) -> _Known:
+    return _Known(views, collections or views.absolute().parent / COLLECTIONS_FOLDER)
+
+
+def _load_view(path: Path, known: _Known) -> ViewConfig:
+    body = _fields(path)
+    try:
+        config = ViewConfig.model_validate(_with_inputs(path, body, known))
+    except ValidationError as error:
+        raise ConfigError(explain(error, ViewConfig, str(path))) from None
+    if known.is_collection(config.name):
+        problem = refuse(config.name, "a name that no collection has", "rename one of the two: each is a shard")
+        raise ConfigError(f"{path}: name: {problem.message()}")
+    _check_no_cycle(path, config, known)
+    return config
+
+
+def _fields(path: Path) -> dict[str, Any]:
+    return read_mapping(path, None, first_fields="query:")
+
+
+def _inputs_of(body: dict[str, Any]) -> tuple[str, ...]:
+    from persist_core.config import view_query
+
+    given, query = body.get("inputs"), body.get("query")
+    if given is None and isinstance(query, str):
+        return view_query.parse(query).inputs
+    return tuple(str(name) for name in given) if isinstance(given, list | tuple) else ()
+
+
+def _with_inputs(path: Path, body: dict[str, Any], known: _Known) -> dict[str, Any]:
+    """The fields, with `inputs` out of the query where the file does not name them itself."""
+    query = body.get("query")
+    if not isinstance(query, str):
+        return body
+    try:
+        from persist_core.config import view_query
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{path}: query: found no {error.name}, wanted it installed; install airflow-persist[views]"
+        ) from error
+    try:
+        parsed = view_query.parse(query)
+        _check_tables(parsed, body.get("inputs"), known)
+        if body.get("inputs") is None:
+            body = {**body, "inputs": list(parsed.inputs)}
+        parsed.check_columns(known.columns)
+    except view_query.UnknownSyntax as problem:
+        if "inputs" not in body:
+            raise ConfigError(f"{path}: query: {problem}") from None
+    except view_query.BadQuery as problem:
+        raise ConfigError(f"{path}: query: {problem}") from None
+    return body
+
+
+def _check_tables(parsed: ParsedQuery, given: Any, known: _Known) -> None:
+    """Refuse a table that no file stands for, or that is not among the inputs where the file names them."""
+    from persist_core.config.view_query import BadQuery
+
+    names = [str(name) for name in ([given] if isinstance(given, str) else given or ())]
+    if given is None and not parsed.inputs:
+        raise BadQuery("no table", "a query over at least one shard", "name a collection or view in it")
+    for name in parsed.inputs:
+        found = f"table {name}{parsed.place_of(name)}"
+        if given is None and not known.is_input(name):
+            remedy = nearest(name, known.names()) or "correct the name, or list the query's shards in inputs:"
+            raise BadQuery(found, "the name of a collection or view", remedy)
+        if names and name.lower() not in map(str.lower, names):
+            listed = ", ".join(names)
+            remedy = f"correct the name, or add it: inputs: [{listed}, {name}]"
+            raise BadQuery(found, f"one of inputs ({listed})", remedy)
+
+
+def _check_no_cycle(path: Path, config: ViewConfig, known: _Known) -> None:
+    """Refuse a view that reads itself through other views, naming the way."""
+    graph: dict[str, tuple[str, ...]] = {config.name: config.inputs}
+    pending = list(config.inputs)
+    while pending:  # bounded: each file once
+        name = pending.pop()
+        if name not in graph:
+            graph[name] = known.view_inputs(name)
+            pending += graph[name]
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        way = " -> ".join(error.args[1])
+        problem = refuse(way, "inputs that don't read this view", "take one of them out of a query")
+        if config.name in error.args[1]:
+            raise ConfigError(f"{path}: query: {problem.message()}") from None
+
+
+def _file(folder: Path, name: str) -> Path | None:
+    if show(name)[1:-1] != name or "/" in name:
+        return None
+    return next((path for suffix in SUFFIXES if (path := folder / f"{name}{suffix}").is_file()), None)

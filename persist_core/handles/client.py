@@ -1,0 +1,108 @@
+"""`PersistClient`: a location, a clock and ids; everything else is opened from it.
+
+client = PersistClient(open_location(PersistLocation("file:///data", "sqlite:////data/consensus.db")))
+client.open_reader("customers").snapshot()
+"""
+
+from __future__ import annotations
+
+from persist_core.clock import Clock, SystemClock
+from persist_core.errors import CorruptArtifact, ShardNotFound
+from persist_core.handles.read import FETCH_THREADS, ReadHandle
+from persist_core.handles.since import SinceHandle
+from persist_core.handles.write import PARQUET, PartFormat, WriteHandle
+from persist_core.ids import Ids, RandomIds
+from persist_core.location.blob import Blob
+from persist_core.location.open import OpenLocation
+from persist_core.shard.batch import BatchManifest, check_shard_name
+from persist_core.shard.machine import Machine
+from persist_core.shard.state import ShardState
+
+
+class PersistClient:
+    """Opens handles on the shards of one location. Cheap; holds no state but the location's connections."""
+
+    def __init__(
+        self,
+        location: OpenLocation,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+        *,
+        fetch_threads: int = FETCH_THREADS,
+        part_format: PartFormat = PARQUET,
+    ) -> None:
+        self.location = location
+        self.clock: Clock = clock or SystemClock()
+        self.ids: Ids = ids or RandomIds(self.clock)
+        self.machine = Machine(location.consensus, self.clock, self.ids)
+        self._fetch_threads = fetch_threads
+        self._part_format = part_format
+
+    @property
+    def blob(self) -> Blob:
+        """The location's blob store."""
+        return self.location.blob
+
+    def shards(self) -> list[str]:
+        """Names of all shards ever created here, gravestones included, sorted."""
+        return sorted(self.location.consensus.list_keys())
+
+    def state(self, shard: str) -> ShardState:
+        """The shard's newest state; `ShardNotFound` where it was never created."""
+        state = self.machine.fetch(check_shard_name(shard))
+        if state is None:
+            raise ShardNotFound(
+                f"no shard {shard!r} in {self.location.consensus.uri}; `persist shards` lists those that are there"
+            )
+        return state
+
+    def ensure_shard(self, shard: str) -> ShardState:
+        """Like `state`, but creates an empty shard (`[0, 0)`) where there is none."""
+        state, _ = self.machine.apply(check_shard_name(shard), lambda state: (state, None), create=True)
+        return state
+
+    def manifest(self, key: str) -> BatchManifest:
+        """A batch's manifest; `CorruptArtifact` naming the key where it is missing or unreadable."""
+        return load_manifest(self.blob, key)
+
+    def open_reader(self, shard: str) -> ReadHandle:
+        """A reader of the shard as it is now; sees later appends too. Holds nothing back: see `open_leased_reader`."""
+        self.state(shard)
+        return ReadHandle(
+            self.machine, self.blob, shard, fetch_threads=self._fetch_threads, part_format=self._part_format
+        )
+
+    def open_leased_reader(self, shard: str, *, lease_ms: int) -> ReadHandle:
+        """A reader whose lease holds the shard's `since` for `lease_ms` after each heartbeat."""
+        reader = self.ids.uuid7()
+        handle = ReadHandle(
+            self.machine,
+            self.blob,
+            check_shard_name(shard),
+            reader=reader,
+            clock=self.clock,
+            fetch_threads=self._fetch_threads,
+            part_format=self._part_format,
+        )
+        handle.register(lease_ms)
+        return handle
+
+    def open_since(self, shard: str, holder: str) -> SinceHandle:
+        """The critical hold `holder` on the shard's `since`, registered where it is new."""
+        return SinceHandle.open(self.machine, self.ids, check_shard_name(shard), holder)
+
+    def open_writer(self, shard: str) -> WriteHandle:
+        """A writer of the shard, which is created where it is new."""
+        self.ensure_shard(shard)
+        return WriteHandle(self.machine, self.blob, self.clock, shard, part_format=self._part_format)
+
+
+def load_manifest(blob: Blob, key: str) -> BatchManifest:
+    """Read and decode a manifest; `CorruptArtifact` naming the key where it is missing or is no manifest."""
+    data = blob.get(key)
+    if data is None:
+        raise CorruptArtifact(f"manifest {key} is missing in {blob.uri}; run `persist fsck`")
+    try:
+        return BatchManifest.decode(data)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptArtifact(f"manifest {key} in {blob.uri} can't be read: {error!r}; run `persist fsck`") from error

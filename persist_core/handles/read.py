@@ -1,0 +1,253 @@
+"""`ReadHandle`: snapshots and changes of a shard as Arrow tables.
+
+    head -> state -> hollow batches that overlap the times wanted -> manifests -> parts -> one Arrow table
+
+A keyed shard is read by its invariants (docs/architecture.md, "Parts"): an insertion is live as of `t` iff no
+retraction of its key has `insertion.time < retraction.time <= t`; so only keys and times are compared, never whole
+rows. A shard without a key is a multiset and is consolidated by whole rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_core.clock import Clock, SystemClock
+from persist_core.errors import CorruptArtifact, InvalidInput, OutsideFrontiers
+from persist_core.frontier import MAX_TIME, Frontier, check_time
+from persist_core.handles.write import PARQUET, PartFormat, errs_schema, updates_schema
+from persist_core.location.blob import Blob
+from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_PAYLOAD, TIME, CollectionSchema
+from persist_core.shard import state as transitions
+from persist_core.shard.batch import BatchManifest, HollowBatch, Part, PartKind
+from persist_core.shard.machine import Machine
+from persist_core.shard.state import Lease, ShardState
+
+FETCH_THREADS = 8  # parts are fetched side by side: latency of a store, not work
+
+ERR_IDENTITY = (ERR_KIND, ERR_KEY, ERR_PAYLOAD)  # what makes two errs equal: the message is for people
+
+_Item = TypeVar("_Item")
+_Fetched = TypeVar("_Fetched")
+
+
+class ReadHandle:
+    """Reads one shard. Without a lease it holds nothing back; with one, `heartbeat` in time or get `LeaseExpired`.
+
+    `fetch_threads`: how many blobs are fetched at once; with 1 all calls come from the caller's own thread.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        blob: Blob,
+        shard: str,
+        *,
+        reader: str | None = None,
+        clock: Clock | None = None,
+        fetch_threads: int = FETCH_THREADS,
+        part_format: PartFormat = PARQUET,
+    ) -> None:
+        self._machine = machine
+        self._blob = blob
+        self._clock: Clock = clock or SystemClock()
+        self._reader = reader
+        self._fetch_threads = fetch_threads
+        self._part_format = part_format
+        self.shard = shard
+
+    def state(self) -> ShardState:
+        """The newest state; with a lease, `LeaseExpired` where it has run out."""
+        if self._reader is not None:
+            return self.heartbeat()
+        state, _ = self._machine.apply(self.shard, lambda state: (state, None))
+        return state
+
+    def register(self, lease_ms: int) -> None:
+        """Register this reader's lease (`PersistClient.open_leased_reader` does)."""
+        self._apply_lease(
+            lambda state, reader: transitions.register_lease(
+                state, reader, now_ms=self._clock.now_ms(), duration_ms=lease_ms
+            )
+        )
+
+    def heartbeat(self, since: Frontier | None = None) -> ShardState:
+        """Keep the lease for another `lease_ms`, and move its hold up to `since` where given."""
+        return self._apply_lease(
+            lambda state, reader: transitions.renew_lease(state, reader, now_ms=self._clock.now_ms(), since=since)
+        )
+
+    def expire(self) -> bool:
+        """Let the lease go. Harmless twice."""
+        reader = self._reader
+        if reader is None:
+            return False
+        _, released = self._machine.apply(self.shard, lambda state: transitions.release_lease(state, reader))
+        return released
+
+    def _apply_lease(self, change: Callable[[ShardState, str], tuple[ShardState, Lease]]) -> ShardState:
+        reader = self._reader
+        if reader is None:
+            raise InvalidInput("this reader has no lease; open it with `open_leased_reader`")
+        state, _ = self._machine.apply(self.shard, lambda state: change(state, reader))
+        return state
+
+    def snapshot(self, as_of: int | None = None) -> pa.Table:
+        """The oks as of `as_of` (default: the newest time), one row per row; columns of the schema.
+
+        Raises `OutsideFrontiers` unless `since <= as_of < upper`.
+        """
+        state = self.state()
+        schema = _schema_of(state)
+        time = check_as_of(state, as_of)
+        batches = [batch for batch in state.batches if batch.lower <= time]
+        live = self._live(self._oks(batches, schema), schema.key_names, time, schema)
+        return live.select(schema.arrow().names).cast(schema.arrow())
+
+    def errors(self, as_of: int | None = None) -> pa.Table:
+        """The errs as of `as_of`: key columns (null where undecodable), kind, message, key bytes, payload, time."""
+        state = self.state()
+        schema = _schema_of(state)
+        time = check_as_of(state, as_of)
+        batches = [batch for batch in state.batches if batch.lower <= time]
+        updates = self._errs(batches, schema)
+        updates = updates.filter(pc.less_equal(updates[TIME], time))
+        return _repeat(sum_diffs(updates, list(ERR_IDENTITY))).drop_columns([DIFF])
+
+    def changes(self, after: int, through: int | None = None) -> pa.Table:
+        """The oks' updates with `after < time <= through`, each once, with time and diff; ordered by time, then diff.
+
+        `snapshot(after)` plus these is `snapshot(through)`. Raises `OutsideFrontiers` unless
+        `since <= after <= through < upper`.
+        """
+        batches, schema, low, high = self._range(after, through)
+        return _between(self._oks(batches, schema), low, high)
+
+    def error_changes(self, after: int, through: int | None = None) -> pa.Table:
+        """The errs' updates with `after < time <= through`, as `changes` gives the oks'."""
+        batches, schema, low, high = self._range(after, through)
+        return _between(self._errs(batches, schema), low, high)
+
+    def all_updates(self, state: ShardState) -> tuple[pa.Table, pa.Table]:
+        """Every update of the shard, oks and errs, as stored. For `fsck`."""
+        return self.updates_of(list(state.batches), _schema_of(state))
+
+    def updates_of(self, batches: list[HollowBatch], schema: CollectionSchema) -> tuple[pa.Table, pa.Table]:
+        """Every update of these batches, oks and errs, as stored."""
+        return self._oks(batches, schema), self._errs(batches, schema)
+
+    def manifests(self, batches: Iterable[HollowBatch]) -> list[BatchManifest]:
+        """The manifests of these batches, in their order."""
+        return self._side_by_side(lambda batch: self._manifest(batch.manifest_key), list(batches))
+
+    def _manifest(self, key: str) -> BatchManifest:
+        data = self._blob.get(key)
+        if data is None:
+            raise CorruptArtifact(f"manifest {key} is missing in {self._blob.uri}; run `persist fsck {self.shard}`")
+        return BatchManifest.decode(data)
+
+    def _range(self, after: int, through: int | None) -> tuple[list[HollowBatch], CollectionSchema, int, int]:
+        state = self.state()
+        schema = _schema_of(state)
+        high = check_as_of(state, through)
+        low = check_as_of(state, after)
+        if low > high:
+            raise InvalidInput(f"changes after {low} through {high}: wanted after <= through")
+        batches = [b for b in state.batches if b.lower <= high and (b.upper is None or b.upper > low + 1)]
+        return batches, schema, low, high
+
+    def _oks(self, batches: list[HollowBatch], schema: CollectionSchema) -> pa.Table:
+        return self._updates(batches, (PartKind.INSERTIONS, PartKind.RETRACTIONS), updates_schema(schema))
+
+    def _errs(self, batches: list[HollowBatch], schema: CollectionSchema) -> pa.Table:
+        return self._updates(batches, (PartKind.ERRS,), errs_schema(schema))
+
+    def _updates(self, batches: list[HollowBatch], kinds: tuple[PartKind, ...], schema: pa.Schema) -> pa.Table:
+        nullable = pa.schema([field.with_nullable(True) for field in schema])
+        parts = [part for manifest in self.manifests(batches) for part in manifest.parts if part.kind in kinds]
+        tables = self._side_by_side(lambda part: self._part(part, nullable), parts)
+        return pa.concat_tables(tables) if tables else nullable.empty_table()
+
+    def _side_by_side(self, fetch: Callable[[_Item], _Fetched], items: list[_Item]) -> list[_Fetched]:
+        threads = min(self._fetch_threads, len(items))
+        if threads <= 1:
+            return [fetch(item) for item in items]
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(fetch, items))
+
+    def _part(self, part: Part, schema: pa.Schema) -> pa.Table:
+        """One part with exactly the columns of `schema`; a column added after it was written is null."""
+        data = self._blob.get(part.key)
+        if data is None:
+            raise CorruptArtifact(f"part {part.key} is missing in {self._blob.uri}; run `persist fsck {self.shard}`")
+        try:
+            table = self._part_format.decode(data, schema.names)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise CorruptArtifact(f"part {part.key} can't be read: {error}; run `persist fsck {self.shard}`") from error
+        there = set(table.column_names)
+        columns = [table[f.name].cast(f.type) if f.name in there else pa.nulls(table.num_rows, f.type) for f in schema]
+        return pa.table(columns, schema=schema)
+
+    def _live(self, updates: pa.Table, keys: tuple[str, ...], time: int, schema: CollectionSchema) -> pa.Table:
+        updates = updates.filter(pc.less_equal(updates[TIME], time))
+        if not keys:
+            return _repeat(sum_diffs(updates, schema.arrow().names))
+        forward = pc.greater(updates[DIFF], 0)
+        insertions = updates.filter(forward)
+        retractions = updates.filter(pc.invert(forward))
+        if not len(retractions):
+            return insertions
+        newest = retractions.group_by(list(keys)).aggregate([(TIME, "max")])
+        # Only keys and row numbers are joined, so that any type of value column is carried along by `take`.
+        rows = insertions.select([*keys, TIME]).append_column("row", pa.array(range(len(insertions)), pa.int64()))
+        joined = rows.join(newest, keys=list(keys), join_type="left outer")
+        lives = pc.fill_null(pc.greater_equal(joined[TIME], joined[f"{TIME}_max"]), True)
+        return insertions.take(joined.filter(lives)["row"])
+
+
+def check_as_of(state: ShardState, as_of: int | None) -> int:
+    """The time to read at (default: the newest, `upper - 1`), or `OutsideFrontiers` printing both frontiers."""
+    if as_of is None and state.upper.is_closed:
+        as_of = MAX_TIME
+    elif as_of is None and state.upper.time:
+        as_of = state.upper.time - 1
+    if as_of is None or not (state.since <= Frontier(check_time(as_of, what="as_of")) and state.upper.is_past(as_of)):
+        raise OutsideFrontiers(
+            f"shard {state.shard} can be read at times in [since {state.since}, upper {state.upper});"
+            f" wanted {'the newest time' if as_of is None else as_of}"
+        )
+    return as_of
+
+
+def _schema_of(state: ShardState) -> CollectionSchema:
+    if state.schema is None:
+        raise OutsideFrontiers(
+            f"shard {state.shard} has no data yet (since {state.since}, upper {state.upper}); run its dag first"
+        )
+    return state.schema
+
+
+def _between(updates: pa.Table, after: int, through: int) -> pa.Table:
+    wanted = pc.and_(pc.greater(updates[TIME], after), pc.less_equal(updates[TIME], through))
+    return updates.filter(wanted).sort_by([(TIME, "ascending"), (DIFF, "ascending")])
+
+
+def sum_diffs(updates: pa.Table, columns: list[str]) -> pa.Table:
+    """Consolidate by `columns`: diffs summed, zeros dropped; of the other columns the newest insertion's are kept."""
+    ordered = updates.sort_by([(DIFF, "ascending"), (TIME, "ascending")]) if TIME not in columns else updates
+    # Only row numbers are aggregated, so that any type of column is carried along by `take`.
+    numbered = ordered.append_column("_persist_row", pa.array(range(len(ordered)), pa.int64()))
+    grouped = numbered.group_by(columns, use_threads=False).aggregate([(DIFF, "sum"), ("_persist_row", "max")])
+    kept = grouped.filter(pc.not_equal(grouped[f"{DIFF}_sum"], 0))
+    newest = ordered.take(kept["_persist_row_max"])
+    return newest.set_column(newest.column_names.index(DIFF), DIFF, kept[f"{DIFF}_sum"])
+
+
+def _repeat(counted: pa.Table) -> pa.Table:
+    """A multiset's rows, each as often as its diff says."""
+    rows = [row for row, diff in enumerate(counted[DIFF].to_pylist()) for _ in range(max(diff, 0))]
+    return counted.take(pa.array(rows, pa.int64()))

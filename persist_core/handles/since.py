@@ -1,0 +1,45 @@
+"""`SinceHandle`: a critical hold on a shard's `since`, kept for ever, moved by compare-and-downgrade."""
+
+from __future__ import annotations
+
+from persist_core.frontier import Frontier
+from persist_core.ids import Ids
+from persist_core.shard import state as transitions
+from persist_core.shard.machine import Machine
+from persist_core.shard.state import Hold, HoldMismatch
+
+
+class SinceHandle:
+    """One critical hold. `hold` is what it was when this handle last looked."""
+
+    def __init__(self, machine: Machine, ids: Ids, shard: str, holder: str, hold: Hold) -> None:
+        self._machine = machine
+        self._ids = ids
+        self.shard = shard
+        self.holder = holder
+        self.hold = hold
+
+    @classmethod
+    def open(cls, machine: Machine, ids: Ids, shard: str, holder: str) -> SinceHandle:
+        """Register the hold, or find it as it is."""
+        opaque = ids.uuid7()
+        _, hold = machine.apply(shard, lambda state: transitions.register_hold(state, holder, opaque=opaque))
+        return cls(machine, ids, shard, holder, hold)
+
+    def downgrade(self, since: Frontier) -> Hold | HoldMismatch:
+        """Give up all times before `since`. `HoldMismatch` (a value) where another owner has moved the hold."""
+        expected, opaque = self.hold.opaque, self._ids.uuid7()
+        _, result = self._machine.apply(
+            self.shard,
+            lambda state: transitions.compare_and_downgrade_hold(
+                state, self.holder, expected_opaque=expected, opaque=opaque, since=since
+            ),
+        )
+        if isinstance(result, Hold):
+            self.hold = result
+        return result
+
+    def release(self) -> bool:
+        """Let go for good. False where it was gone already."""
+        _, released = self._machine.apply(self.shard, lambda state: transitions.release_hold(state, self.holder))
+        return released

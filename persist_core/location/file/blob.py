@@ -1,0 +1,347 @@
+"""`file:` blobs: a folder, in which the key `a/b/c` is the file `<root>/a/b/c`, so that Spark reads and writes it too.
+
+    set:  .persist-tmp/<id> - write - fsync | rename onto <root>/a/b/c - fsync of every directory on the way
+          '---- Determinate if it fails ---'  '--- Indeterminate, unless the error says otherwise ---'
+
+1. A reader sees the old or the new value: a value is only ever renamed into place, whole and already on disk.
+2. No call leaves the root: directories are opened one by one, relative to their parent, and never through a symbolic
+   link. A link is refused by name (`InvalidName`) and not listed.
+3. Directories are not keys. `set` makes them, `delete` removes those that it emptied; both cope with each other.
+
+Limits of the file system show through, each as a clear error: a key can't be both a value and the directory of
+others; a segment of a key is at most 255 bytes on most file systems. On a case-insensitive one (macOS by default)
+keys that differ only in case are one key; this project's own keys never do.
+
+Listings show every file, dot-files included (Spark leaves `.x.crc` and `_SUCCESS`), only not `.persist-tmp` of the
+root. Files whose names no key can have (not UTF-8, control characters) are left out, with a warning in the log.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from persist_core.clock import Clock, SystemClock
+from persist_core.errors import Determinate, Indeterminate, InvalidName, InvalidUri
+from persist_core.ids import Ids, RandomIds
+from persist_core.location.blob import BlobMetadata, check_blob_data, check_blob_key, check_blob_prefix
+from persist_core.location.file.durable import create_directory, sync_directory
+from persist_core.location.file.file_system import diagnose_file_system
+from persist_core.location.finding import Finding
+
+TEMPORARY = ".persist-tmp"
+
+# A rename finds its directory gone only if a delete pruned it in the microseconds since we opened it; so many in a row
+# means that something else removes directories here.
+MAX_RENAME_ATTEMPTS = 32
+
+# A temporary file of this age belongs to a process that died: the longest write of one value takes minutes.
+ORPHAN_AGE_MS = 24 * 60 * 60 * 1000
+MAX_ORPHANS_PER_SWEEP = 1000
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a FIFO must not hang
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+# What rename and unlink answer when they did nothing; after any other error (EIO above all) nobody knows.
+_DID_NOTHING = frozenset(
+    {
+        errno.EACCES,
+        errno.EBUSY,
+        errno.EDQUOT,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOENT,
+        errno.ENOMEM,
+        errno.ENOSPC,
+        errno.EPERM,
+        errno.EROFS,
+        errno.EXDEV,
+    }
+)
+_BAD_NAME = {errno.ENAMETOOLONG, errno.EILSEQ}
+
+_logger = logging.getLogger(__name__)
+
+
+class FileBlob:
+    """`Blob` in a folder. Safe to share between threads and processes; holds nothing open between calls."""
+
+    def __init__(self, root: str | Path, *, ids: Ids | None = None, clock: Clock | None = None) -> None:
+        self._root = Path(root).absolute()
+        self._ids = ids or RandomIds()
+        self._clock = clock or SystemClock()
+        self._swept = False
+        if self._root.exists() and not self._root.is_dir():
+            raise InvalidUri(f"{self.uri} is a file; wanted a folder, or a path where one can be made")
+
+    def get(self, key: str) -> bytes | None:
+        *directories, name = _segments(key)
+        with self._verdict("get", key), self._directory(directories, key) as parent:
+            if parent is None or _stat_value(parent, name, key) is None:
+                return None
+            try:
+                descriptor = os.open(name, _READ, dir_fd=parent)
+            except FileNotFoundError:
+                return None
+            with os.fdopen(descriptor, "rb") as value:
+                return value.read()
+
+    def set(self, key: str, data: bytes) -> None:
+        *directories, name = _segments(key)
+        check_blob_data(key, data)
+        with self._verdict("set", key):
+            self._sweep_once()
+            staged = self._stage(data)
+        try:
+            with self._verdict("set", key, harmless=_DID_NOTHING):
+                self._move_into_place(staged, directories, name, key)
+        finally:
+            with suppress(OSError):  # there is one only if the move failed; if this fails too, a sweep takes it
+                staged.unlink()
+
+    def delete(self, key: str) -> int | None:
+        *directories, name = _segments(key)
+        with self._verdict("delete", key, harmless=_DID_NOTHING), self._directory(directories, key) as parent:
+            if parent is None:
+                return None
+            found = _stat_value(parent, name, key)
+            if found is None:
+                return None
+            try:
+                os.unlink(name, dir_fd=parent)
+            except FileNotFoundError:
+                return None  # another delete was faster, and it is the one that tells the size
+            with self._verdict("delete", key, harmless=frozenset()):
+                os.fsync(parent)
+        self._prune(directories)
+        return found.st_size
+
+    def list_keys_and_metadata(self, prefix: str) -> Iterator[BlobMetadata]:
+        """See `Blob`. A weak snapshot: files that come or go while the listing runs may or may not be in it."""
+        check_blob_prefix(prefix)
+        return self._walk(prefix)
+
+    def path_of(self, key: str) -> Path:
+        """The file that holds `key`, whether or not it exists."""
+        return self._root.joinpath(*_segments(key))
+
+    def uri_of(self, key: str) -> str:
+        """`file://` and the plain path: Hadoop's `Path` does not decode `%20`. Readers expand `*?[]{}` in it."""
+        return f"file://{self.path_of(key)}"
+
+    def make_durable(self, prefix: str) -> None:
+        """Flush all files under `prefix` and the directories on the way: Spark closes its files without a sync."""
+        directories: set[Path] = set()
+        for metadata in self.list_keys_and_metadata(prefix):
+            path = self.path_of(metadata.key)
+            with self._verdict("make_durable", metadata.key), suppress(FileNotFoundError):
+                descriptor = os.open(path, _READ)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+            directories.update(list(path.parents)[: len(path.relative_to(self._root).parts)])
+        for directory in sorted(directories):
+            with self._verdict("make_durable", str(directory)):
+                sync_directory(directory)
+
+    def diagnose(self, clock: Clock) -> Iterator[Finding]:
+        """See `persist_core.location.finding.Examinable`."""
+        del clock  # it is ours
+        yield from diagnose_file_system(self._root)
+
+    def close(self) -> None:
+        """Nothing to let go of: no descriptor outlives its call."""
+
+    @property
+    def uri(self) -> str:
+        return self._root.as_uri()
+
+    @contextmanager
+    def _directory(self, directories: list[str], key: str, *, create: bool = False) -> Iterator[int | None]:
+        """A descriptor of the directory `directories`; `None` where there is none, or it was pruned under our hands."""
+        if create:
+            create_directory(self._root)
+        try:
+            descriptor: int | None = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            descriptor = None
+        try:
+            for name in directories:
+                if descriptor is None:
+                    break
+                parent, descriptor = descriptor, None
+                try:
+                    descriptor = _enter(parent, name, key, create=create)
+                finally:
+                    os.close(parent)
+            yield descriptor
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _stage(self, data: bytes) -> Path:
+        """Write `data` to a new temporary file and flush it."""
+        folder = self._root / TEMPORARY
+        create_directory(folder)
+        if folder.is_symlink():
+            raise InvalidName(f"{folder} is a symbolic link; it must be a folder of its own: remove it")
+        staged = folder / self._ids.uuid7()
+        descriptor = os.open(staged, _CREATE, 0o666)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(descriptor)
+        except BaseException:
+            with suppress(OSError):
+                staged.unlink()
+            raise
+        return staged
+
+    def _move_into_place(self, staged: Path, directories: list[str], name: str, key: str) -> None:
+        for _attempt in range(MAX_RENAME_ATTEMPTS):
+            with self._directory(directories, key, create=True) as parent:
+                if parent is None:
+                    continue
+                try:
+                    os.rename(staged, name, dst_dir_fd=parent)
+                except FileNotFoundError:
+                    continue
+                except IsADirectoryError as error:
+                    raise InvalidName(f"blob key {key!r}: other keys lie below it, so it can't hold a value") from error
+                with self._verdict("set", key, harmless=frozenset()):
+                    os.fsync(parent)
+                return
+        raise Determinate(
+            f"{self.uri}: set of {key!r}: its directory vanished {MAX_RENAME_ATTEMPTS} times; nothing was changed; "
+            "find out what else removes directories there"
+        )
+
+    def _prune(self, directories: list[str]) -> None:
+        """Remove the directories on the way that are empty now. Best effort: nobody sees an empty directory."""
+        for depth in range(len(directories), 0, -1):
+            try:
+                self._root.joinpath(*directories[:depth]).rmdir()
+            except OSError:
+                return
+
+    def _walk(self, prefix: str) -> Iterator[BlobMetadata]:
+        """Depth first, each directory sorted as if its subdirectories' names ended in `/`: the order of whole keys."""
+        *directories, _beginning = prefix.split("/")
+        with self._verdict("list", prefix), self._directory(directories, prefix) as start:
+            if start is None:
+                return
+        base = "".join(f"{directory}/" for directory in directories)
+        pending = [name for name in self._children(base) if name.startswith(prefix)]
+        while pending:  # bounded by the files in the folder: each name is taken once
+            name = pending.pop()
+            if name.endswith("/"):
+                pending.extend(self._children(name))
+                continue
+            with self._verdict("list", name):
+                try:
+                    size_bytes = (self._root / name).stat(follow_symlinks=False).st_size
+                except FileNotFoundError:
+                    continue
+            yield BlobMetadata(name, size_bytes)
+
+    def _children(self, base: str) -> list[str]:
+        """Keys of the files and, with `/` at the end, of the directories in `base`, in descending order."""
+        found = []
+        with self._verdict("list", base):
+            try:
+                with os.scandir(self._root / base) as entries:
+                    for entry in entries:
+                        key = base + entry.name
+                        is_directory = entry.is_dir(follow_symlinks=False)
+                        if not (is_directory or entry.is_file(follow_symlinks=False)) or _is_temporary(key):
+                            continue
+                        try:
+                            check_blob_key(key)
+                        except InvalidName as error:
+                            _logger.warning("left out of the listing of %s: %s", self.uri, error)
+                            continue
+                        found.append(f"{key}/" if is_directory else key)
+            except FileNotFoundError:
+                return []  # pruned since its parent was read
+        return sorted(found, key=lambda name: name.encode("utf-8"), reverse=True)
+
+    def _sweep_once(self) -> None:
+        """Remove temporary files that killed processes left behind, once per object. Best effort."""
+        if self._swept:
+            return
+        self._swept = True
+        oldest_ns = (self._clock.now_ms() - ORPHAN_AGE_MS) * 1_000_000
+        with suppress(OSError), os.scandir(self._root / TEMPORARY) as entries:
+            for entry in itertools.islice(entries, MAX_ORPHANS_PER_SWEEP):
+                if entry.stat(follow_symlinks=False).st_mtime_ns < oldest_ns:
+                    Path(entry.path).unlink(missing_ok=True)
+
+    @contextmanager
+    def _verdict(self, action: str, key: str, *, harmless: frozenset[int] | None = None) -> Iterator[None]:
+        """Turn an `OSError` into `Determinate` if its errno is in `harmless` (`None`: all), else `Indeterminate`."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in _BAD_NAME:
+                raise InvalidName(f"blob key {key!r}: {self.uri}: {error.strerror}; choose a shorter name") from None
+            if harmless is None or error.errno in harmless:
+                raise Determinate(
+                    f"{self.uri}: {action} of {key!r}: {error.strerror}; nothing was changed; "
+                    "check the folder, its rights and its free space"
+                ) from error
+            raise Indeterminate(
+                f"{self.uri}: {action} of {key!r}: {error.strerror}; it may or may not have happened: repeat the call"
+            ) from error
+
+
+def _segments(key: str) -> list[str]:
+    """The path of `key` below the root; `InvalidName` if it is no key or would lie in the temporary folder."""
+    check_blob_key(key)
+    if _is_temporary(key):
+        raise InvalidName(f"blob key {key!r}: {TEMPORARY!r} is reserved for values that are being written")
+    return key.split("/")
+
+
+def _is_temporary(key: str) -> bool:
+    return key.split("/", 1)[0].casefold() == TEMPORARY  # casefold: it may be the same folder on a Mac
+
+
+def _enter(parent: int, name: str, key: str, *, create: bool) -> int | None:
+    """A descriptor of the subdirectory `name`, or `None` where there is none (with `create`: where it was pruned)."""
+    try:
+        if create:
+            with suppress(FileExistsError):
+                os.mkdir(name, dir_fd=parent)
+            os.fsync(parent)  # even if it was there: whoever made it may not have come to this line yet
+        return os.open(name, _DIRECTORY, dir_fd=parent)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+            raise
+        if _stat_value(parent, name, key) is not None and create:
+            raise InvalidName(f"blob key {key!r}: {name!r} holds a value, so no key can lie below it") from None
+        return None
+
+
+def _stat_value(parent: int, name: str, key: str) -> os.stat_result | None:
+    """What the regular file `name` is; `None` for a directory or nothing; `InvalidName` for links, sockets and such."""
+    try:
+        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(found.st_mode):
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        what = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no regular file"
+        raise InvalidName(f"blob key {key!r}: {name!r} is {what}; a location holds plain files only: remove it")
+    return found

@@ -1,0 +1,1 @@
+"""Blobs and consensus in S3."""

@@ -1,0 +1,182 @@
+"""`s3:` blobs: objects below a prefix of a bucket. What S3 acknowledges is whole, durable and seen by everyone at once.
+
+    set     one PutObject, or for large data a multipart upload, which becomes visible whole when it is completed
+    delete  HeadObject (for the size), DeleteObject
+    list    ListObjectsV2, page by page: S3 lists in the order of the keys' UTF-8 bytes
+
+`set` and `delete` are idempotent, so botocore may try them again by itself. A multipart upload that dies half way
+leaves invisible pieces behind, which cost money until a lifecycle rule takes them (docs/locations-s3.md).
+
+The folder `_consensus` below the prefix is `S3Consensus`'s, if the two share a prefix: not listed, not touched here.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+from persist_core.clock import Clock
+from persist_core.errors import InvalidName, StorageError
+from persist_core.location.blob import (
+    MAX_KEY_BYTES,
+    BlobMetadata,
+    check_blob_data,
+    check_blob_key,
+    check_blob_prefix,
+)
+from persist_core.location.finding import Finding
+from persist_core.location.s3.client import BLOB_TRIES, S3Client, S3Settings, Verdict, body_of, failures, verdict_on
+from persist_core.location.s3.diagnosis import diagnose
+
+# From this size on, in pieces side by side: a piece that fails is sent again alone. Below, one request is cheaper.
+MULTIPART_BYTES = 64 << 20
+PIECE_BYTES = 16 << 20
+READ_TRIES = 3  # of an answer that broke off half way: botocore tries again only until the answer begins
+
+# Of a write that S3 refused because another request was at the same place. A server that keeps objects as files may
+# also say so where a folder vanished under its hands, since the last object in it was deleted.
+CONFLICT_TRIES = 5
+
+CONSENSUS_FOLDER = "_consensus"
+
+# versitygw's and MinIO's ways to say that a key is below, or above, another one that holds an object.
+_BELOW_ANOTHER = {
+    "ObjectParentIsFile",
+    "ExistingObjectIsDirectory",
+    "XMinioParentIsObject",
+    "XMinioObjectExistsAsDirectory",
+}
+
+
+class S3Blob:
+    """`Blob` in an S3 bucket."""
+
+    def __init__(self, settings: S3Settings) -> None:
+        self._settings = settings
+        self._client = S3Client(settings, tries=BLOB_TRIES)
+        self._root = f"{settings.prefix}/" if settings.prefix else ""
+
+    def get(self, key: str) -> bytes | None:
+        return self._read(key, {})
+
+    def get_range(self, key: str, start: int, size_bytes: int) -> bytes | None:
+        """See `RangeReader`. Raises `Determinate` too where `start` lies at or beyond the end."""
+        return self._read(key, {"Range": f"bytes={start}-{start + size_bytes - 1}"})
+
+    def _read(self, key: str, how: dict[str, str]) -> bytes | None:
+        name = self._name(key)
+        for attempt in range(1, READ_TRIES + 1):
+            try:
+                return body_of(self._client.api.get_object(Bucket=self._settings.bucket, Key=name, **how))
+            except failures() as error:
+                verdict = verdict_on(error)
+                if verdict is Verdict.ABSENT:
+                    return None
+                if verdict is not Verdict.UNKNOWN or attempt == READ_TRIES:
+                    raise self._client.determinate(f"get {key!r}", error) from error
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def set(self, key: str, data: bytes) -> None:
+        name = self._name(key)
+        check_blob_data(key, data)
+        for attempt in range(1, CONFLICT_TRIES + 1):
+            try:
+                self._put(name, data)
+            except failures() as error:
+                if verdict_on(error) is Verdict.CONFLICT and attempt < CONFLICT_TRIES:
+                    continue
+                raise self._set_error(key, error) from error
+            return
+
+    def delete(self, key: str) -> int | None:
+        name = self._name(key)
+        size_bytes = self._size(key, name)
+        if size_bytes is None:
+            return None
+        try:
+            self._client.api.delete_object(Bucket=self._settings.bucket, Key=name)
+        except failures() as error:
+            raise self._client.write_error(f"delete {key!r}", error) from error
+        return size_bytes
+
+    def list_keys_and_metadata(self, prefix: str) -> Iterator[BlobMetadata]:
+        check_blob_prefix(prefix)
+        return self._listing(prefix)
+
+    def uri_of(self, key: str) -> str:
+        return f"s3a://{self._settings.bucket}/{self._name(key)}"
+
+    def make_durable(self, prefix: str) -> None:
+        """Nothing to do: S3 acknowledges a write only once it is durable, whoever wrote it."""
+        check_blob_prefix(prefix)
+
+    def diagnose(self, clock: Clock) -> Iterator[Finding]:
+        """See `persist_core.location.finding.Examinable`."""
+        yield from diagnose(self._client, self._root, clock, has_uploads=True)
+
+    def close(self) -> None:
+        self._client.close()
+
+    @property
+    def uri(self) -> str:
+        return self._settings.uri
+
+    def _name(self, key: str) -> str:
+        """The object's name in the bucket."""
+        check_blob_key(key)
+        if key == CONSENSUS_FOLDER or key.startswith(f"{CONSENSUS_FOLDER}/"):
+            raise InvalidName(f"blob key {key!r}: the folder {CONSENSUS_FOLDER} is kept for S3Consensus; use another")
+        name = self._root + key
+        if len(name.encode()) > MAX_KEY_BYTES:
+            raise InvalidName(
+                f"blob key of {len(key.encode())} bytes below the prefix {self._settings.prefix!r}: S3's names end at"
+                f" {MAX_KEY_BYTES} bytes; shorten one of them: {key[:80]!r}"
+            )
+        return name
+
+    def _put(self, name: str, data: bytes) -> None:
+        bucket = self._settings.bucket
+        if len(data) < MULTIPART_BYTES:
+            self._client.api.put_object(Bucket=bucket, Key=name, Body=data)
+        else:
+            self._client.api.upload_fileobj(io.BytesIO(data), bucket, name, Config=_transfer_settings())
+
+    def _size(self, key: str, name: str) -> int | None:
+        try:
+            return int(self._client.api.head_object(Bucket=self._settings.bucket, Key=name)["ContentLength"])
+        except failures() as error:
+            if verdict_on(error) is Verdict.ABSENT:
+                return None
+            raise self._client.determinate(f"delete {key!r}: look up its size", error) from error
+
+    def _set_error(self, key: str, error: Exception) -> InvalidName | StorageError:
+        code = getattr(error, "response", {}).get("Error", {}).get("Code")
+        if code in _BELOW_ANOTHER:
+            return InvalidName(
+                f"{self.uri}: blob key {key!r} is below or above another key, and this S3 server keeps objects as files"
+                f" ({code}): choose a key that neither begins another nor begins with one"
+            )
+        return self._client.write_error(f"set {key!r}", error)
+
+    def _listing(self, prefix: str) -> Iterator[BlobMetadata]:
+        request: dict[str, Any] = {"Bucket": self._settings.bucket, "Prefix": self._root + prefix}
+        while True:  # bounded: each page goes on after the last key of the one before
+            try:
+                page = self._client.api.list_objects_v2(**request)
+            except failures() as error:
+                raise self._client.determinate(f"list {prefix!r}", error) from error
+            for entry in page.get("Contents", ()):
+                key = str(entry["Key"]).removeprefix(self._root)
+                # Some tools mark a folder by an empty object whose name ends in a slash: no key of ours.
+                if not key.endswith("/") and not key.startswith(f"{CONSENSUS_FOLDER}/"):
+                    yield BlobMetadata(key, int(entry["Size"]))
+            if not page.get("IsTruncated"):
+                return
+            request["ContinuationToken"] = page["NextContinuationToken"]
+
+
+def _transfer_settings() -> Any:
+    from boto3.s3.transfer import TransferConfig
+
+    return TransferConfig(multipart_threshold=MULTIPART_BYTES, multipart_chunksize=PIECE_BYTES, max_concurrency=4)

@@ -1,0 +1,177 @@
+"""What `persist doctor` asks of an S3 bucket: transport, clock, and the rules that delete or keep behind our back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+from persist_core.clock import Clock
+from persist_core.errors import Determinate
+from persist_core.location.finding import Finding, Grade, clock_offset, grade_if
+from persist_core.location.s3.client import S3Client, Verdict, described, failures, verdict_on
+
+# Storage classes whose objects have to be restored, in hours, before they can be read.
+_ARCHIVES = {"GLACIER", "DEEP_ARCHIVE"}
+# Longest write stage that is reckoned with: a large backfill. A lifecycle rule counts in whole days.
+MAX_WRITE_DAYS = 1
+_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+
+
+def diagnose(client: S3Client, root: str, clock: Clock, *, has_uploads: bool) -> Iterator[Finding]:
+    """See `Examinable`. `root` is the prefix below which our objects are, with a slash at its end or empty.
+
+    `has_uploads`: some are made by multipart uploads, ours or Spark's.
+    Raises `Determinate` where the bucket can't be reached at all.
+    """
+    before_ms = clock.now_ms()
+    try:
+        answer = client.api.list_objects_v2(Bucket=client.settings.bucket, Prefix=root, MaxKeys=1)
+    except failures() as error:
+        raise client.determinate("diagnose", error) from error
+    after_ms = clock.now_ms()
+    date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+    if date is not None:
+        # The header has whole seconds: on average it is half a second old.
+        yield clock_offset(parsedate_to_datetime(date).timestamp() * 1000 + 500, before_ms, after_ms)
+    yield transport(client.settings.endpoint)
+    yield from _setting(client, "versioning", lambda api, bucket: api.get_bucket_versioning(Bucket=bucket), _versioning)
+    yield from _setting(
+        client,
+        "lifecycle",
+        lambda api, bucket: api.get_bucket_lifecycle_configuration(Bucket=bucket),
+        lambda found: _lifecycle(found, root, has_uploads=has_uploads),
+    )
+    yield from _setting(
+        client, "object_lock", lambda api, bucket: api.get_object_lock_configuration(Bucket=bucket), _object_lock
+    )
+
+
+def _setting(
+    client: S3Client,
+    check: str,
+    ask: Callable[[Any, str], Any],
+    judge: Callable[[Any], Iterator[Finding]],
+) -> Iterator[Finding]:
+    """What one setting of the bucket means; a warning where we may not see it."""
+    try:
+        found = ask(client.api, client.settings.bucket)
+    except failures() as error:
+        status = getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode")
+        if verdict_on(error) is Verdict.ABSENT:
+            found = {}
+        elif status in (400, 405, 501):
+            yield Finding(check, Grade.OK, f"this server has no such setting ({described(error)})")
+            return
+        elif status == 403:
+            yield Finding(
+                check,
+                Grade.WARNING,
+                f"can't be seen ({described(error)})",
+                "the right to read the bucket's settings",
+                "grant the doctor's rights of docs/locations-s3.md, or look yourself",
+            )
+            return
+        else:
+            raise Determinate(f"{client.settings.uri}: diagnose {check}: {described(error)}") from error
+    yield from judge(found)
+
+
+def transport(endpoint: str | None) -> Finding:
+    """Whether requests to `endpoint` can be read on the way."""
+    url = urlsplit(endpoint or "https://aws")
+    return grade_if(
+        url.scheme == "http" and url.hostname not in _LOOPBACK,
+        "transport",
+        f"{url.scheme}" + (" on this machine" if url.hostname in _LOOPBACK else ""),
+        wanted="https: rows and states go over the network in clear",
+        remedy="give the server a certificate and write endpoint=https://...",
+        grade=Grade.WARNING,
+    )
+
+
+def _versioning(found: Any) -> Iterator[Finding]:
+    status = found.get("Status", "off")
+    yield grade_if(
+        status == "Enabled",
+        "versioning",
+        f"versioning is {status}",
+        wanted="a lifecycle rule NoncurrentVersionExpiration beside it",
+        remedy="what is deleted or overwritten stays and is paid for: let a rule take noncurrent versions in time",
+        grade=Grade.WARNING,
+    )
+
+
+def _lifecycle(found: Any, root: str, *, has_uploads: bool) -> Iterator[Finding]:
+    rules = [rule for rule in found.get("Rules", ()) if rule.get("Status") == "Enabled" and _meets(rule, root)]
+    deadly = [rule.get("ID", "?") for rule in rules if {"Days", "Date"} & rule.get("Expiration", {}).keys()]
+    archiving = [
+        rule.get("ID", "?")
+        for rule in rules
+        if any(transition.get("StorageClass") in _ARCHIVES for transition in rule.get("Transitions", ()))
+    ]
+    yield grade_if(
+        bool(deadly),
+        "lifecycle",
+        f"rules that delete objects by age: {', '.join(deadly)}" if deadly else "no rule deletes objects by age",
+        wanted="none below our prefix: old parts are live data, and so is the newest state of a quiet shard",
+        remedy="remove those rules, or restrict them to other prefixes",
+    )
+    yield grade_if(
+        bool(archiving),
+        "archiving",
+        f"rules that archive objects: {', '.join(archiving)}" if archiving else "no rule archives objects",
+        wanted="none below our prefix: what is archived can't be read",
+        remedy="remove those rules, or restrict them to other prefixes",
+    )
+    if has_uploads:
+        yield _unfinished_uploads(rules, root)
+
+
+def _unfinished_uploads(rules: list[Any], root: str) -> Finding:
+    """Whether uploads that were killed are cleared, and others are not."""
+    found = [rule for rule in rules if "AbortIncompleteMultipartUpload" in rule]
+    days = {rule.get("ID", "?"): rule["AbortIncompleteMultipartUpload"].get("DaysAfterInitiation", 0) for rule in found}
+    hasty = [f"{name} (after {after} d)" for name, after in days.items() if after <= MAX_WRITE_DAYS]
+    if hasty:
+        return Finding(
+            "unfinished_uploads",
+            Grade.WARNING,
+            f"rules that abort uploads early: {', '.join(hasty)}",
+            f"more than {MAX_WRITE_DAYS} d: a write stage completes its uploads when all of its job is done, and one"
+            " whose uploads are aborted before that fails",
+            "set DaysAfterInitiation to 7",
+        )
+    clears_all = any(root.startswith(_prefix_of(rule)) for rule in found)
+    return grade_if(
+        not clears_all,
+        "unfinished_uploads",
+        f"cleared after {min(days.values())} d" if clears_all else "no rule clears unfinished uploads",
+        wanted="AbortIncompleteMultipartUpload after 7 d, for all of our prefix",
+        remedy="add the rule of docs/locations-s3.md: pieces of uploads that were killed are invisible, and paid for",
+        grade=Grade.WARNING,
+    )
+
+
+def _meets(rule: Any, root: str) -> bool:
+    """Whether a rule can touch an object of ours. Its tags and sizes are not looked at: better one warning too many."""
+    prefix = _prefix_of(rule)
+    return prefix.startswith(root) or root.startswith(prefix)
+
+
+def _prefix_of(rule: Any) -> str:
+    criteria = rule.get("Filter", {})
+    return str(rule.get("Prefix", criteria.get("Prefix", criteria.get("And", {}).get("Prefix", ""))))
+
+
+def _object_lock(found: Any) -> Iterator[Finding]:
+    retention = found.get("ObjectLockConfiguration", {}).get("Rule", {}).get("DefaultRetention")
+    yield grade_if(
+        retention is not None,
+        "object_lock",
+        f"default retention {retention}" if retention else "no default retention",
+        wanted="none: nothing that is truncated or collected is freed before the retention ends",
+        remedy="use a bucket without a default retention, or count with its cost",
+        grade=Grade.WARNING,
+    )

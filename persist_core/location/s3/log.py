@@ -1,0 +1,241 @@
+"""Requests on the logs of `S3Consensus` (`s3_entry` says what they are): read an entry, find the newest, add one.
+
+`add` is the one place where a conditional write is made, and where what became of it is found out:
+
+    PUT If-None-Match: *  --200-------------------------------------> ours
+                          --412, 409, 404, 5xx, time-out, cut off--> read that position back
+                               our id  --> ours        (an answer was lost, or somebody sent the request twice)
+                               another --> theirs
+                               nothing --> the same request again, MAX_TRIES times: only one can ever create the
+                                           object, and whichever of ours does carries our id; else `Indeterminate`
+                          --other 4xx--------------------------------> `Determinate`; `Indeterminate` after a lost try
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from persist_core.clock import Clock
+from persist_core.errors import Determinate, StorageError
+from persist_core.ids import Ids
+from persist_core.location.s3.client import S3Client, S3Settings, Verdict, body_of, failures, verdict_on
+from persist_core.location.s3.entry import (
+    HEADER_BYTES,
+    Entry,
+    Header,
+    decode_entry,
+    decode_header,
+    folder_of,
+    is_folder_of_a_key,
+    key_of,
+    name_of,
+    position_of,
+)
+
+T = TypeVar("T")
+
+MAX_TRIES = 5  # of one request: with the backoff below up to about 3 s; a store that is down longer is reported
+BACKOFF_BASE_MS = 50
+BACKOFF_CAP_MS = 1_000
+MAX_SWEPT = 1_000  # objects deleted by one sweep: as many as one DeleteObjects takes
+MAX_SWEEP_PAGES = 10  # of 1,000 names: what is left over falls to the next sweep
+
+
+@dataclass(frozen=True)
+class Dated(Generic[T]):
+    """What S3 had (`None`: nothing), and when it said so by its own clock (`None`: it did not say)."""
+
+    found: T | None
+    store_ms: float | None
+
+
+class S3Logs:
+    """The logs below one prefix. Thread-safe; holds nothing but connections."""
+
+    def __init__(self, settings: S3Settings, root: str, clock: Clock, ids: Ids) -> None:
+        self._settings = settings
+        self._root = root  # ends with a slash
+        self._clock = clock
+        self._ids = ids
+        self.client = S3Client(settings, tries=1)
+
+    def keys(self) -> Iterator[str]:
+        """Every key that has a log, page by page."""
+        request: dict[str, Any] = {"Bucket": self._settings.bucket, "Prefix": self._root, "Delimiter": "/"}
+        while True:  # bounded: each page goes on after the last folder of the one before
+            page = self._read("list the keys", lambda: self.client.api.list_objects_v2(**request))
+            for common in page.get("CommonPrefixes", ()):
+                folder = str(common["Prefix"])[len(self._root) : -1]
+                if is_folder_of_a_key(folder):
+                    key = key_of(folder)
+                    yield self._key_inside(folder) if key is None else key
+            if not page.get("IsTruncated"):
+                return
+            request["ContinuationToken"] = page["NextContinuationToken"]
+
+    def newest_position(self, key: str) -> Dated[int]:
+        """The newest entry's position, `None` for a key without a log. One request."""
+        return self._newest_in(folder_of(key))
+
+    def entry(self, key: str, position: int) -> Entry | None:
+        """The entry at `position`, or `None`."""
+        return self.dated_entry(key, position).found
+
+    def dated_entry(self, key: str, position: int) -> Dated[Entry]:
+        """The same, and when."""
+        folder = folder_of(key)
+        data = self._bytes(folder, position)
+        entry = None if data.found is None else decode_entry(data.found, position, self._where(folder, position))
+        return Dated(entry, data.store_ms)
+
+    def header(self, key: str, position: int) -> Header | None:
+        """The header of the entry at `position`, or `None`. Reads no more than that."""
+        folder = folder_of(key)
+        data = self._bytes(folder, position, Range=f"bytes=0-{HEADER_BYTES - 1}").found
+        return None if data is None else decode_header(data, position, self._where(folder, position))
+
+    def add(self, entry: Entry) -> Dated[Entry]:
+        """Create `entry` iff there is none at its position. Found is `entry` where that is what is there now.
+
+        Raises `Determinate` where it is certain that it never will be, `Indeterminate` where it may be.
+        """
+        key, position = entry.header.key, entry.header.position
+        action = f"compare_and_set of {key!r}"
+        body = entry.encode()
+        may_happen = False
+        last: Exception | None = None
+        for attempt in range(MAX_TRIES):
+            if attempt:
+                self._back_off(attempt)
+            try:
+                return Dated(entry, self._put(folder_of(key), position, body))
+            except failures() as error:
+                last, verdict = error, verdict_on(error)
+            if verdict is Verdict.REFUSED:
+                break
+            if verdict is Verdict.NOT_SENT:
+                continue
+            may_happen = may_happen or verdict is Verdict.UNKNOWN
+            try:
+                found = self.header(key, position)
+            except StorageError:
+                may_happen = True  # also a 409 or 412 may have been about our own object
+                continue
+            if found is not None:
+                return Dated(entry if found.id == entry.header.id else None, None)
+        assert last is not None
+        if may_happen:
+            raise self.client.indeterminate(action, last) from last
+        raise self.client.determinate(action, last) from last
+
+    def sweep(self, key: str, first: int, min_age_ms: int) -> int:
+        """Delete entries before position `first` that are older than `min_age_ms` by S3's own clock; how many."""
+        doomed: list[str] = []
+        request = {
+            "Bucket": self._settings.bucket,
+            "Prefix": f"{self._root}{folder_of(key)}/",
+            "StartAfter": f"{self._root}{folder_of(key)}/{name_of(first)}",
+        }
+        for _ in range(MAX_SWEEP_PAGES):
+            page = self._read(f"sweep {key!r}", lambda: self.client.api.list_objects_v2(**request))
+            now_ms = _date_ms(page)
+            for found in page.get("Contents", ()):
+                position_of(str(found["Key"]).rpartition("/")[2], f"{self._settings.uri}: {found['Key']}")
+                if now_ms is not None and now_ms - found["LastModified"].timestamp() * 1000 > min_age_ms:
+                    doomed.append(str(found["Key"]))
+            if not page.get("IsTruncated"):
+                break
+            request["ContinuationToken"] = page["NextContinuationToken"]
+        doomed = doomed[-MAX_SWEPT:]  # the oldest
+        self._delete(f"sweep {key!r}", doomed)
+        return len(doomed)
+
+    def erase(self, key: str) -> int:
+        """Delete objects of the log, up to as many as one listing shows; how many there were."""
+        prefix = f"{self._root}{folder_of(key)}/"
+        page = self._read(
+            f"erase {key!r}",
+            lambda: self.client.api.list_objects_v2(Bucket=self._settings.bucket, Prefix=prefix, MaxKeys=MAX_SWEPT),
+        )
+        names = [str(found["Key"]) for found in page.get("Contents", ())]
+        self._delete(f"erase {key!r}", names)
+        return len(names)
+
+    def _delete(self, action: str, names: list[str]) -> None:
+        if names:
+            doomed = {"Objects": [{"Key": name} for name in names], "Quiet": True}
+            self._read(action, lambda: self.client.api.delete_objects(Bucket=self._settings.bucket, Delete=doomed))
+
+    def _put(self, folder: str, position: int, body: bytes) -> float | None:
+        """When S3 took it, by its own clock."""
+        name = self._name(folder, position)
+        answer = self.client.api.put_object(Bucket=self._settings.bucket, Key=name, Body=body, IfNoneMatch="*")
+        return _date_ms(answer)
+
+    def _key_inside(self, folder: str) -> str:
+        """The key that the newest entry in `folder` names."""
+        for _ in range(MAX_TRIES):
+            position = self._newest_in(folder).found
+            if position is None:
+                break
+            data = self._bytes(folder, position, Range=f"bytes=0-{HEADER_BYTES - 1}").found
+            if data is not None:
+                return decode_header(data, position, self._where(folder, position)).key
+        raise Determinate(f"{self._settings.uri}: {self._root}{folder}/ changed under our hands; try again")
+
+    def _newest_in(self, folder: str) -> Dated[int]:
+        prefix = f"{self._root}{folder}/"
+        page = self._read(
+            f"find the newest entry of {prefix}",
+            lambda: self.client.api.list_objects_v2(Bucket=self._settings.bucket, Prefix=prefix, MaxKeys=1),
+        )
+        position = None
+        for newest in page.get("Contents", ())[:1]:
+            position = position_of(str(newest["Key"])[len(prefix) :], f"{self._settings.uri}: {prefix}")
+        return Dated(position, _date_ms(page))
+
+    def _bytes(self, folder: str, position: int, **options: str) -> Dated[bytes]:
+        def get() -> Dated[bytes]:
+            try:
+                answer = self.client.api.get_object(
+                    Bucket=self._settings.bucket, Key=self._name(folder, position), **options
+                )
+            except failures() as error:
+                if verdict_on(error) is Verdict.ABSENT:
+                    return Dated(None, None)
+                raise
+            return Dated(body_of(answer), _date_ms(answer))
+
+        found: Dated[bytes] = self._read(f"read {self._name(folder, position)}", get)
+        return found
+
+    def _read(self, action: str, request: Any) -> Any:
+        """What `request` answers; tried again where the network or the server failed. Raises `Determinate`."""
+        for attempt in range(1, MAX_TRIES + 1):
+            try:
+                return request()
+            except failures() as error:
+                if verdict_on(error) is Verdict.REFUSED or attempt == MAX_TRIES:
+                    raise self.client.determinate(action, error) from error
+            self._back_off(attempt)
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def _back_off(self, attempt: int) -> None:
+        cap_ms = min(BACKOFF_CAP_MS, BACKOFF_BASE_MS * 2**attempt)
+        self._clock.sleep_ms(int(self._ids.jitter() * cap_ms) + 1)
+
+    def _name(self, folder: str, position: int) -> str:
+        return f"{self._root}{folder}/{name_of(position)}"
+
+    def _where(self, folder: str, position: int) -> str:
+        return f"{self._settings.uri}: {self._name(folder, position)}"
+
+
+def _date_ms(answer: Any) -> float | None:
+    """When S3 answered, by its own clock; `None` where it does not say."""
+    from email.utils import parsedate_to_datetime
+
+    text = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    return None if text is None else parsedate_to_datetime(text).timestamp() * 1000

@@ -1,0 +1,1 @@
+"""Looking after shards and stores: `fsck` and `doctor`."""

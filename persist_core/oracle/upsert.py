@@ -1,0 +1,393 @@
+"""Upserts in plain, slow, obvious Python (SEMANTICS, section 4): the oracle that Spark's answer is compared with.
+
+    records, stash --settle times--> consolidate per (slot, time) --classify--> for each time, oldest first:
+                                                                     expand truncates, pick winners, look each up in
+    state (feedback) -------------------------------------------->   the contents just before, emit -1 and +1
+
+A `Record` is a row of the records frame (docs/architecture.md), an `UpsertDiff` a row of a part. A slot is the tuple of
+the key columns, or the bytes that identify a record whose key could not be decoded; control records and truncates have
+none (`None`).
+
+Invariants that a reader may rely on:
+
+1. Everything is a pure function of its arguments; the order of `records`, `stash` and `state` does not matter.
+2. `state` and `state + updates` are keyed collections: at every time a slot holds at most one value, with diff 1.
+3. Every record read ends in exactly one place; `DrainStats.check` proves it by counting.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+from persist_core.errors import BadBounds, InvariantViolation
+from persist_core.frontier import check_time
+from persist_core.oracle.consolidate import (
+    Err,
+    Slot,
+    UpsertDiff,
+    Value,
+    as_of,
+    canonical_bytes,
+    check_collection,
+    consolidate,
+    same_value,
+)
+from persist_core.schema import CollectionSchema
+
+Late = Literal["lift", "error", "persisted"]
+
+LATE_TIME = "late_time"  # the err kind of a record before `lower`, where the collection wants an err
+
+
+class Mark(enum.Enum):
+    """What a record may carry instead of a value."""
+
+    TOMBSTONE = "d"
+    TRUNCATE = "t"
+    SKIP = "s"
+
+
+TOMBSTONE, TRUNCATE, SKIP = Mark.TOMBSTONE, Mark.TRUNCATE, Mark.SKIP
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record read or stashed. `time` is its own (ms), `None` where the description gives it.
+
+    `order` is compared as Spark compares structs: field by field, null first. It ends with the source position.
+    """
+
+    slot: Slot | None
+    value: Value | Mark
+    time: int | None
+    order: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class DrainStats:
+    """What one drain counted, all after consolidation, oks and errs alike (SEMANTICS, section 4).
+
+    `eligible`: winners processed, expanded truncates included. `result_count`: of these, those whose slot held a value
+    just before. `truncated`: tombstones that truncates expanded to; the truncate itself is `skipped`. `stashed`: what
+    the stash holds at the end. `order_ties`: records that lost by canonical bytes alone.
+    """
+
+    records_read: int = 0
+    stash_before: int = 0
+    truncated: int = 0
+    eligible: int = 0
+    result_count: int = 0
+    inserts: int = 0
+    updates: int = 0
+    deletes: int = 0
+    output_count: int = 0
+    already_persisted: int = 0
+    stashed: int = 0
+    duplicates: int = 0
+    late: int = 0
+    late_times: int = 0
+    order_ties: int = 0
+    skipped: int = 0
+    errors: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        """Plain data, for `BatchManifest.stats`."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, int]) -> DrainStats:
+        """The inverse of `to_json`; a count that is missing is 0, one that is unknown is passed over."""
+        return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})
+
+    def check(self) -> None:
+        """Raise `InvariantViolation` unless the counts add up."""
+        came = self.records_read + self.stash_before + self.truncated
+        went = self.eligible + self.already_persisted + self.stashed + self.duplicates + self.skipped
+        written = self.inserts + 2 * self.updates + self.deletes
+        found = self.updates + self.deletes
+        broken = {
+            "every count >= 0": min(asdict(self).values()) >= 0,
+            f"records_read + stash_before + truncated = {came} is eligible + already_persisted + stashed + duplicates"
+            f" + skipped = {went}": came == went,
+            f"output_count = {self.output_count} is inserts + 2 x updates + deletes = {written}": self.output_count
+            == written,
+            f"updates + deletes = {found} <= result_count = {self.result_count} <= eligible - inserts ="
+            f" {self.eligible - self.inserts}": found <= self.result_count <= self.eligible - self.inserts,
+        }
+        for claim, holds in broken.items():
+            if not holds:
+                raise InvariantViolation(
+                    f"the counts of this run don't add up; wanted: {claim}; found {self}. Nothing was committed; this"
+                    " is a defect, please report it with the job's log"
+                )
+
+
+@dataclass(frozen=True)
+class Drained:
+    """What a drain makes: updates to append (consolidated, by time), the stash after it, and the counts."""
+
+    updates: tuple[UpsertDiff, ...]
+    stash: tuple[Record, ...]
+    stats: DrainStats
+
+
+@dataclass(frozen=True)
+class Upserted:
+    """What `persistent_upsert` makes: the same, oks and errs apart."""
+
+    oks: tuple[UpsertDiff, ...]
+    errs: tuple[UpsertDiff, ...]
+    stash: tuple[Record, ...]
+    stats: DrainStats
+
+
+def drain_sealed_input(
+    records: Iterable[Record],
+    stash: Iterable[Record] = (),
+    state: Iterable[UpsertDiff] = (),
+    *,
+    lower: int,
+    upper: int | None,
+    late: Late = "lift",
+    as_of_frontier: int | None = None,
+    stash_frontier: int | None = None,
+    schema: CollectionSchema | None = None,
+) -> Drained:
+    """The updates that `records` and `stash` make of `state`, for the batch `[lower, upper)`.
+
+    `late` says what becomes of a record whose time lies before `lower`: it was never consumed and is lifted or made an
+    err; or it is redelivered (`persisted`), dropped and counted. `as_of_frontier` advances earlier times to it. `stash`
+    may hold what later records beat, and, before `stash_frontier` (default: `lower`), what earlier drains have
+    processed (a chain of deltas does); from there on it is always lifted. `schema` names the columns where canonical
+    bytes decide; without it they are numbered.
+
+    Raises `BadBounds` for bounds that are none and for a state that reaches into them, `InvariantViolation` for a
+    state that is no keyed collection.
+    """
+    drain = _Drain(lower, upper, late, _floor(lower, upper, as_of_frontier), schema)
+    processed = lower if stash_frontier is None else stash_frontier
+    committed = list(state)
+    if any(update.time >= lower for update in committed):
+        newest = max(update.time for update in committed)
+        raise BadBounds(f"the state has updates up to {newest}; wanted only times before the batch's lower {lower}")
+    check_collection(committed)
+    drain.take((record for record in stash if record.time is None or record.time >= processed), records)
+    return drain.run(as_of(committed, lower))
+
+
+def persistent_upsert(
+    upserts: Iterable[Record],
+    persisted: Iterable[UpsertDiff] = (),
+    *,
+    persist_frontier: int,
+    input_frontier: int | None,
+    as_of_frontier: int = 0,
+    stash: Iterable[Record] = (),
+) -> Upserted:
+    """The contract over redelivered input: upserts before the shard's upper (`persist_frontier`) are already persisted.
+
+    Upserts at or after `input_frontier` (`None`: the input has ended) stay in the stash, with their original times.
+    """
+    drained = drain_sealed_input(
+        upserts,
+        stash,
+        persisted,
+        lower=persist_frontier,
+        upper=input_frontier,
+        late="persisted",
+        as_of_frontier=as_of_frontier,
+    )
+    errs = tuple(update for update in drained.updates if isinstance(update.value, Err))
+    oks = tuple(update for update in drained.updates if not isinstance(update.value, Err))
+    return Upserted(oks, errs, drained.stash, drained.stats)
+
+
+def _floor(lower: int, upper: int | None, as_of_frontier: int | None) -> int:
+    """The least time that an update may get."""
+    floor = max(check_time(lower, what="lower"), 0 if as_of_frontier is None else check_time(as_of_frontier))
+    if upper is not None and floor >= check_time(upper, what="upper"):
+        raise BadBounds(f"times can't be advanced to {floor} in a batch [{lower}, {upper}); wanted less than its upper")
+    return floor
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """A record with its times settled: `time` is where it acts, `at` its original time."""
+
+    record: Record
+    time: int
+    at: int
+    is_expanded: bool = False
+
+    @property
+    def rank(self) -> tuple[Any, ...]:
+        """What decides within one (slot, time), canonical bytes apart."""
+        return (self.at, _comparable(self.record.order))
+
+
+def _comparable(order: Any) -> Any:
+    """Order keys as Spark compares structs: null first."""
+    if order is None:
+        return (0,)
+    return (1, tuple(_comparable(part) for part in order) if isinstance(order, tuple) else order)
+
+
+class _Drain:
+    """One drain: `take` settles, consolidates and classifies; `run` walks the times and emits."""
+
+    def __init__(self, lower: int, upper: int | None, late: Late, floor: int, schema: CollectionSchema | None) -> None:
+        self.lower, self.upper, self.late, self.floor, self.schema = lower, upper, late, floor, schema
+        self.counts: Counter[str] = Counter()
+        self.final: dict[int, dict[Slot | None, list[_Arrival]]] = defaultdict(lambda: defaultdict(list))
+        self.pending: dict[tuple[int, Slot | None], list[_Arrival]] = defaultdict(list)
+
+    def take(self, stash: Iterable[Record], records: Iterable[Record]) -> None:
+        """Settle every record's times; count those that are not processed; classify the rest by original time."""
+        stashed: dict[tuple[int, Slot | None], list[_Arrival]] = defaultdict(list)
+        for record in stash:
+            arrival = self._settled(record, "lift")  # it came in time
+            stashed[arrival.at, record.slot].append(arrival)
+        for arrivals in stashed.values():
+            self.counts["stash_before"] += 1
+            self._classify(max(arrivals, key=self._precedence))
+        for record in records:
+            self.counts["records_read"] += 1
+            arrival = self._settled(record, self.late)
+            if record.value is SKIP:
+                self.counts["skipped"] += 1
+            elif arrival.at < self.lower and self.late == "persisted":
+                self.counts["already_persisted"] += 1
+            else:
+                self._classify(arrival)
+
+    def run(self, contents: dict[Slot, Value]) -> Drained:
+        """Process all final times, oldest first; `contents` are those just before `lower`."""
+        updates: list[UpsertDiff] = []
+        for time in sorted(self.final):
+            self._expand_truncate(self.final[time], contents)
+            for slot, arrivals in self.final[time].items():
+                winner = self._winner(arrivals)
+                if not winner.is_expanded and winner.at < self.lower:
+                    self.counts["late_times"] += 1
+                if winner.record.value is TRUNCATE or slot is None:
+                    self.counts["skipped"] += 1
+                else:
+                    updates += self._applied(winner, slot, contents)
+        stash = [self._winner(arrivals).record for arrivals in self.pending.values()]
+        stats = DrainStats(**self.counts, output_count=len(updates), stashed=len(stash))
+        stats.check()
+        return Drained(tuple(consolidate(updates)), tuple(sorted(stash, key=repr)), stats)
+
+    def _settled(self, record: Record, late: Late) -> _Arrival:
+        if record.time is None:
+            record = replace(record, time=self.lower if self.upper is None else self.upper - 1)
+        at = check_time(record.time)
+        is_refusable = not isinstance(record.value, Err) and record.value not in (TRUNCATE, SKIP)
+        if at < self.lower and late == "error" and is_refusable:
+            record = replace(record, value=self._late_err(record, at))
+        return _Arrival(record, max(at, self.floor), at)
+
+    def _late_err(self, record: Record, at: int) -> Err:
+        value = record.value if isinstance(record.value, tuple) else None
+        slot = record.slot
+        return Err(
+            LATE_TIME,
+            slot if isinstance(slot, bytes) else canonical_bytes(slot or (), self._names("key", len(slot or ()))),
+            self._canonical(value),
+            f"time {at} lies before {self.lower}, which is final",
+        )
+
+    def _classify(self, arrival: _Arrival) -> None:
+        if self.upper is None or arrival.at < self.upper:
+            self.final[arrival.time][arrival.record.slot].append(arrival)
+        else:
+            self.pending[arrival.at, arrival.record.slot].append(arrival)
+
+    def _expand_truncate(self, by_slot: dict[Slot | None, list[_Arrival]], contents: dict[Slot, Value]) -> None:
+        """Add a tombstone, at the truncate's time and order, for every slot that holds a value just before it.
+
+        Of several truncates at one time the last one does all that the others do, so only it is expanded.
+        """
+        if not by_slot.get(None):
+            return
+        truncate = max(by_slot[None], key=self._precedence)
+        for slot in [*contents, *(slot for slot in by_slot if slot is not None and slot not in contents)]:
+            before = [arrival for arrival in by_slot.get(slot, ()) if arrival.rank < truncate.rank]
+            newest = max(before, key=self._precedence).record if before else None
+            if (slot in contents) if newest is None else (newest.value is not TOMBSTONE):
+                tombstone = replace(truncate.record, slot=slot, value=TOMBSTONE)
+                by_slot[slot].append(_Arrival(tombstone, truncate.time, truncate.at, is_expanded=True))
+                self.counts["truncated"] += 1
+
+    def _winner(self, arrivals: list[_Arrival]) -> _Arrival:
+        """The arrival that survives consolidation; the others are counted."""
+        self.counts["duplicates"] += len(arrivals) - 1
+        for rank in {arrival.rank for arrival in arrivals}:
+            tied = {self._precedence(arrival) for arrival in arrivals if arrival.rank == rank}
+            self.counts["order_ties"] += len(tied) - 1
+        return max(arrivals, key=self._precedence)
+
+    def _precedence(self, arrival: _Arrival) -> tuple[Any, ...]:
+        """Original time, then order; if even these are equal the greater bytes, a tombstone being the least."""
+        value = arrival.record.value
+        if isinstance(value, Err):
+            return (arrival.rank, 1, value.payload)
+        return (arrival.rank, 1, self._canonical(value)) if isinstance(value, tuple) else (arrival.rank, 0, b"")
+
+    def _canonical(self, value: tuple[Any, ...] | None) -> bytes:
+        """Canonical bytes of a value; of nulls where there is none."""
+        width = len(self.schema.values) if self.schema else len(value or ())
+        return canonical_bytes(value or (None,) * width, self._names("value", width))
+
+    def _names(self, part: Literal["key", "value"], width: int) -> list[str]:
+        if self.schema is None:
+            return [str(i) for i in range(width)]
+        return [column.name for column in (self.schema.key if part == "key" else self.schema.values)]
+
+    def _applied(self, winner: _Arrival, slot: Slot, contents: dict[Slot, Value]) -> list[UpsertDiff]:
+        """The updates that `winner` makes of `contents`, which then are those just after it."""
+        value = None if isinstance(winner.record.value, Mark) else winner.record.value
+        before = contents.get(slot)
+        self.counts["eligible"] += 1
+        self.counts["result_count"] += before is not None
+        self.counts["errors"] += isinstance(value, Err)
+        if same_value(before, value):
+            return []
+        updates = []
+        if before is not None:
+            updates.append(UpsertDiff(slot, before, winner.time, -1))
+            del contents[slot]
+        if value is not None:
+            updates.append(UpsertDiff(slot, value, winner.time, 1))
+            contents[slot] = value
+        self.counts["inserts" if before is None else "deletes" if value is None else "updates"] += 1
+        return updates
+
+
+__all__ = [
+    "LATE_TIME",
+    "SKIP",
+    "TOMBSTONE",
+    "TRUNCATE",
+    "DrainStats",
+    "Drained",
+    "Err",
+    "Late",
+    "Mark",
+    "Record",
+    "Slot",
+    "UpsertDiff",
+    "Upserted",
+    "Value",
+    "as_of",
+    "canonical_bytes",
+    "check_collection",
+    "consolidate",
+    "drain_sealed_input",
+    "persistent_upsert",
+    "same_value",
+]

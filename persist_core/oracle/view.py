@@ -1,0 +1,121 @@
+"""Views in plain Python: what makes a multiset the desired one (SEMANTICS, section 6). The oracle of Spark's answer.
+
+    desired - persisted = updates, all at the refresh's time
+
+A row is the tuple of the view's columns; an err is an `Err`. Rows are equal by their canonical bytes: null equals null,
+NaN equals NaN, -0.0 is 0.0. Slow and obvious.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from persist_core.oracle.consolidate import Err, canonical_bytes
+
+Row = tuple[Any, ...] | Err
+
+ERR_KIND_SEPARATOR = "/"  # between an input's name and the kind of its err: `orders/value`
+
+
+@dataclass(frozen=True)
+class ViewUpdate:
+    """`diff` copies of `row` came (or went, where it is negative) at `time`."""
+
+    row: Row
+    time: int
+    diff: int
+
+
+@dataclass(frozen=True)
+class ViewStats:
+    """What one refresh reports; counts of rows, each as often as it is there.
+
+    `rows` and `errs` are what the view holds after it. `corrections` counts the rows that the target held in excess of,
+    or short of, what the refresh before had left. `contents_*` is an order-independent digest of what it holds after.
+    """
+
+    rows: int
+    errs: int
+    inserted: int
+    retracted: int
+    errs_inserted: int
+    errs_retracted: int
+    updates: int
+    corrections: int
+    contents_0: int
+    contents_1: int
+
+    def to_json(self) -> dict[str, int]:
+        """For the batch's manifest."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a read-only refresh would do: its stats, and up to a few of its updates as JSON objects for people."""
+
+    as_of: int
+    stats: Mapping[str, int]
+    sample: tuple[Mapping[str, Any], ...]
+
+    def encode(self) -> bytes:
+        """JSON."""
+        return json.dumps(asdict(self), ensure_ascii=False, default=str).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Trial:
+        """The inverse of `encode`."""
+        body = json.loads(data)
+        return cls(body["as_of"], body["stats"], tuple(body["sample"]))
+
+
+def identity(row: Row) -> tuple[Any, ...]:
+    """What makes two rows equal: canonical bytes of oks; kind, key bytes and payload of errs."""
+    if isinstance(row, Err):
+        return ("err", row.kind, row.key_bytes, row.payload)
+    return ("ok", canonical_bytes(row, [str(i) for i in range(len(row))]))
+
+
+def install_desired(desired: Iterable[Row], persisted: Iterable[ViewUpdate], *, at: int) -> list[ViewUpdate]:
+    """The updates at time `at` after which the target holds `desired`, whatever it held before.
+
+    `persisted` are the target's updates, all before `at`; they need not be consolidated, nor right.
+    """
+    sums: Counter[tuple[Any, ...]] = Counter()
+    examples: dict[tuple[Any, ...], Row] = {}
+    for row in desired:
+        sums[identity(row)] += 1
+        examples.setdefault(identity(row), row)
+    for update in persisted:
+        sums[identity(update.row)] -= update.diff
+        examples.setdefault(identity(update.row), update.row)
+    return [ViewUpdate(examples[key], at, diff) for key, diff in sorted(sums.items(), key=repr) if diff]
+
+
+def contents(updates: Iterable[ViewUpdate], *, as_of: int) -> dict[tuple[Any, ...], int]:
+    """How often each row (by `identity`) is there as of that time; a negative count is a broken shard's."""
+    sums: Counter[tuple[Any, ...]] = Counter()
+    for update in updates:
+        if update.time <= as_of:
+            sums[identity(update.row)] += update.diff
+    return {key: count for key, count in sums.items() if count}
+
+
+def inherited(err: Err, name: str) -> Err:
+    """An input's err as its view has it: its kind tells which input it comes from."""
+    return Err(f"{name}{ERR_KIND_SEPARATOR}{err.kind}", err.key_bytes, err.payload, err.message)
+
+
+def correction_notice(shard: str, stats: Mapping[str, int]) -> str | None:
+    """What to say loudly where a refresh found the target other than the last one had left it; else `None`."""
+    corrections = stats.get("corrections", 0)
+    if not corrections:
+        return None
+    return (
+        f"view {shard}: {corrections} rows were not as the last refresh had left them, and were mended. Somebody else"
+        f" writes this shard, or its parts were lost: see `persist describe {shard}` and `persist fsck {shard}`"
+    )

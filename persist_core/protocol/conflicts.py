@@ -1,0 +1,77 @@
+"""Conflicts as records: what `persist conflicts` lists and what notifiers fire once for.
+
+A conflict is one description that lost its append. Its record's key comes from the description's token, so that a
+retry or a zombie that loses again with the same description finds the record there and does not alert twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+from persist_core.clock import Clock
+from persist_core.location.blob import Blob
+from persist_core.shard.batch import BatchDescription
+from persist_core.shard.state import UpperMismatch
+
+
+@dataclass(frozen=True)
+class ConflictRecord:
+    """Both sides of a lost append. `winner` is the writer whose commit covers the expected upper, where still known."""
+
+    conflict_id: str
+    shard: str
+    expected_upper: int
+    found_upper: int | None
+    description_upper: int | None
+    loser: str
+    winner: str | None
+    winner_committed_ms: int | None
+    token: str
+    detected_ms: int
+
+    def __str__(self) -> str:
+        found = "closed" if self.found_upper is None else self.found_upper
+        upper = "closed" if self.description_upper is None else self.description_upper
+        return (
+            f"CAS conflict on shard {self.shard}: expected upper {self.expected_upper}, found {found};"
+            f" lost [{self.expected_upper}, {upper}) of {self.loser}; won by {self.winner or 'an older commit'}."
+            " Nothing is lost or doubled: the input is minted again from the new upper"
+        )
+
+
+def record_conflict(
+    blob: Blob, clock: Clock, description: BatchDescription, mismatch: UpperMismatch
+) -> tuple[ConflictRecord, bool]:
+    """Write the record of this conflict, or find it; True where it is new."""
+    conflict_id = hashlib.sha256(description.token.encode()).hexdigest()[:32]
+    key = f"{_prefix(description.shard)}{conflict_id}.json"
+    known = blob.get(key)
+    if known is not None:
+        return ConflictRecord(**json.loads(known)), False
+    record = ConflictRecord(
+        conflict_id=conflict_id,
+        shard=description.shard,
+        expected_upper=mismatch.expected,
+        found_upper=mismatch.found.time,
+        description_upper=description.upper,
+        loser=description.writer,
+        winner=mismatch.winner.writer if mismatch.winner else None,
+        winner_committed_ms=mismatch.winner.committed_ms if mismatch.winner else None,
+        token=description.token,
+        detected_ms=clock.now_ms(),
+    )
+    blob.set(key, json.dumps(asdict(record), sort_keys=True).encode())
+    return record, True
+
+
+def list_conflicts(blob: Blob, shard: str) -> list[ConflictRecord]:
+    """All conflicts recorded for a shard, oldest first."""
+    found = (blob.get(entry.key) for entry in blob.list_keys_and_metadata(_prefix(shard)))
+    records = [ConflictRecord(**json.loads(data)) for data in found if data is not None]
+    return sorted(records, key=lambda record: (record.detected_ms, record.conflict_id))
+
+
+def _prefix(shard: str) -> str:
+    return f"{shard}/conflicts/"

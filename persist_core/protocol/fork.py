@@ -1,0 +1,96 @@
+"""`persist restore --as`: a new shard that starts at a checkpoint of another one and shares its parts.
+
+    RestorePoint ──> stash, copied to the new shard        ┐
+                 ──> records of what is shared (forks.py)  ├─> one compare-and-set makes the new shard
+                 ──> a manifest without parts: the commit  ┘
+
+No data is read, so that it costs the same for shards of any size and works where later parts are damaged. The new
+shard's upper and progress are the checkpoint's own: all that came since is consumed again, at its right times. From
+there on the two have nothing to do with each other but the parts that they share, which neither ever changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from persist_core.checkpoint.publish import publish_missing
+from persist_core.errors import InvalidInput, RunFailed
+from persist_core.handles.client import PersistClient
+from persist_core.handles.write import manifest_for, stage_manifest
+from persist_core.protocol.fork_records import record_fork
+from persist_core.protocol.restore import RestorePoint, copy_stash, point_of, restore_token
+from persist_core.shard import state as transitions
+from persist_core.shard.batch import (
+    BatchCounts,
+    BatchDescription,
+    BatchManifest,
+    Restored,
+    check_shard_name,
+)
+from persist_core.shard.state import Committed, ShardState
+from persist_core.sources.ledger import SOURCE_TYPE, segment_keys
+
+
+def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, *, writer: str) -> Committed:
+    """Make `new_shard` of the shard's checkpoint; the same again is the first one's answer.
+
+    Raises what `point_of` does; `InvalidInput` where `new_shard` holds data already; `RunFailed` where the batches were
+    merged meanwhile. Nothing was changed then that a reader sees.
+    """
+    check_shard_name(new_shard)
+    if new_shard == shard:
+        raise InvalidInput(f"a fork of {shard} needs a name of its own; without --as the shard itself is restored")
+    state = client.state(shard)
+    point = point_of(client, state, checkpoint_id)
+    token = restore_token("fork", shard, checkpoint_id, new_shard)
+    known = client.machine.fetch(new_shard) or ShardState(new_shard)
+    for commit in known.commits:
+        if commit.token == token:
+            return Committed(commit, is_new=False)
+    transitions.check_can_be_fork(known, state.since)
+    attempt = client.ids.uuid7()
+    manifest = replace(
+        _manifest(client, point, new_shard, token, writer),
+        operator_state=copy_stash(client, point, new_shard, attempt),
+        restored=Restored(shard, checkpoint_id, point.checkpoint.watermark),
+    )
+    names = [batch.manifest_key for batch in point.batches]
+    ledgers = [source for source in point.sources.values() if source.source_type == SOURCE_TYPE]
+    record_fork(
+        client.blob,
+        new_shard,
+        [*names, *segment_keys(ledgers)],
+        checkpoint_id=checkpoint_id,
+        made_ms=client.clock.now_ms(),
+    )
+    state = client.state(shard)  # read after the records are there: see persist_core.protocol.fork_records
+    if not set(names) <= {batch.manifest_key for batch in state.batches}:
+        raise RunFailed(f"batches of shard {shard} were merged meanwhile; {new_shard} was not made. Try again")
+    key = stage_manifest(client.blob, manifest, attempt)
+    _, result = client.machine.apply(
+        new_shard,
+        lambda found: transitions.start_fork(
+            found, manifest, key, batches=point.batches, since=state.since, now_ms=client.clock.now_ms()
+        ),
+        create=True,
+    )
+    publish_missing(client, client.state(new_shard))
+    return result
+
+
+def _manifest(client: PersistClient, point: RestorePoint, new_shard: str, token: str, writer: str) -> BatchManifest:
+    """The manifest of the one commit: no parts of its own, for all the batches that are shared."""
+    description = BatchDescription(
+        shard=new_shard,
+        lower=point.batches[0].lower,
+        upper=point.upper,
+        token=token,
+        checkpoint_id=client.ids.uuid7(),
+        epoch=point.checkpoint.epoch,
+        parent_id=None,
+        writer=writer,
+        sources=point.sources,
+    )
+    schema = client.manifest(point.batches[-1].manifest_key).schema
+    rows = restore_token(*(batch.manifest_key for batch in point.batches))
+    return manifest_for(description, schema, (), BatchCounts(), rows=rows)

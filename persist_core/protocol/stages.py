@@ -1,0 +1,301 @@
+"""The three-stage write protocol and the checkpoint after it, as plain functions (SEMANTICS, section 5).
+
+    mint   ->  BatchDescription | NothingToDo         reads the shard and lists the input; freezes it
+    write  ->  BatchManifest, staged                  Spark (persist_spark.upsert.job), or `write_without_input` here
+    append ->  Committed | Conflict                   the one compare-and-set
+    checkpoint -> CheckpointReport                    derived from the newest commit; anybody may do it again
+
+Invariants, which let a caller retry any of them at any time:
+
+1. Nothing before `append` changes what a reader sees; `append` changes it in one compare-and-set.
+2. The token comes from the shard, the description and the writer (dag run), never from a try: a second append of the
+   same description is the first one's answer.
+3. A description is valid while the shard's upper is its lower. At most one of the valid ones is ever appended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain, publish_missing
+from persist_core.checkpoint.recovery import naming_the_way_back, stash_chain
+from persist_core.config.shard import ShardConfig
+from persist_core.errors import CorruptArtifact, InvalidInput, OutdatedDescription, StorageError
+from persist_core.frontier import MAX_TIME, Frontier, interval
+from persist_core.handles.client import PersistClient
+from persist_core.handles.write import WriteHandle, manifest_for, stage_manifest
+from persist_core.protocol.conflicts import ConflictRecord, record_conflict
+from persist_core.schema import CollectionSchema
+from persist_core.shard.batch import (
+    BatchCounts,
+    BatchDescription,
+    BatchManifest,
+    StateArtifact,
+)
+from persist_core.shard.state import Commit, Committed, ShardState, UpperMismatch
+from persist_core.sources.of_config import source_of
+from persist_core.sources.source import Intake, NotYet
+
+MAX_MINT_TRIES = 5  # each but the first because somebody else has committed in the middle of the one before
+
+EMPTY_ROWS = "empty"  # the rows' digest of a batch without updates
+
+
+@dataclass(frozen=True)
+class NothingToDo:
+    """There is no run to make: the reason, for the skip message. `upper` is the shard's."""
+
+    reason: str
+    upper: int | None
+
+
+@dataclass(frozen=True)
+class Minted:
+    """A description, and what mint noticed about the input, for the log."""
+
+    description: BatchDescription
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """The append lost: its record, and whether this is the first time that it was seen."""
+
+    record: ConflictRecord
+    is_new: bool
+    is_covered: bool
+
+
+def mint(client: PersistClient, config: ShardConfig, *, until: int | None, writer: str) -> Minted | NothingToDo:
+    """Describe the shard's next batch: `[shard's upper, until)`, with all input that no commit has taken in.
+
+    `until` is the input's frontier (ms; the end of the data interval), `None` where it has none: a collection is then
+    closed, a view goes as far as its inputs. `writer` names the dag run. Raises `SchemaMismatch` before anything is
+    staged, `CorruptArtifact` where operator state is damaged.
+    """
+    for _ in range(MAX_MINT_TRIES - 1):
+        state = client.ensure_shard(config.name)
+        try:
+            return _mint(client, config, state, until=until, writer=writer)
+        except CorruptArtifact:
+            # Where somebody else has committed meanwhile, retention may have taken what this one was reading.
+            if client.state(config.name).newest_commit == state.newest_commit:
+                raise
+    return _mint(client, config, client.ensure_shard(config.name), until=until, writer=writer)
+
+
+def _mint(
+    client: PersistClient, config: ShardConfig, state: ShardState, *, until: int | None, writer: str
+) -> Minted | NothingToDo:
+    if state.upper.is_closed:
+        return NothingToDo(f"shard {config.name} is closed: nothing more will ever come", None)
+    lower = state.upper.time or 0
+    if until is not None and until <= lower:
+        return NothingToDo(
+            f"everything before {until} is already in shard {config.name} (upper {state.upper}): this run's interval"
+            " was covered by an earlier commit",
+            lower,
+        )
+    source = source_of(client, config)
+    source.check(state)
+    intake = source.freeze(state, lower=lower, until=until)
+    if isinstance(intake, NotYet):
+        return NothingToDo(intake.reason, lower)
+    return Minted(_describe(client, config, state, lower, intake, writer), intake.notices)
+
+
+def trial_description(client: PersistClient, config: ShardConfig, as_of: int) -> BatchDescription:
+    """What a trial run at `as_of` is told to compare with: all that the shard holds. Nothing is minted or staged."""
+    state = client.machine.fetch(config.name) or ShardState(config.name)
+    lower = MAX_TIME if state.upper.time is None else state.upper.time
+    return BatchDescription(
+        shard=config.name,
+        lower=lower,
+        upper=None if state.upper.is_closed else max(lower, as_of) + 1,
+        token="trial",
+        checkpoint_id=client.ids.uuid7(),
+        epoch=0,
+        parent_id=None,
+        writer="trial",
+    )
+
+
+def _describe(
+    client: PersistClient, config: ShardConfig, state: ShardState, lower: int, intake: Intake, writer: str
+) -> BatchDescription:
+    parent = state.newest_commit
+    stash = _stash_before(client, config, parent)
+    epoch = parent.epoch + 1 if parent else 1
+    identity = json.dumps([config.name, lower, intake.upper, intake.input_key, writer])
+    return BatchDescription(
+        shard=config.name,
+        lower=lower,
+        upper=intake.upper,
+        token=hashlib.sha256(identity.encode()).hexdigest(),
+        checkpoint_id=client.ids.uuid7(),
+        epoch=epoch,
+        parent_id=parent.checkpoint_id if parent else None,
+        writer=writer,
+        input_key=intake.input_key,
+        input_files=intake.input_files,
+        input_bytes=intake.input_bytes,
+        sources=intake.sources,
+        bookmark=client.machine.bookmark(config.name),
+        stash=stash.chain,
+        is_delta=not stash.is_first_of_chain and epoch % config.retention.snapshot_every != 0,
+        stash_frontier=stash.frontier,
+    )
+
+
+@dataclass(frozen=True)
+class _Stash:
+    """Operator state to start from. The first of a chain has to be saved whole. `frontier`: see `BatchDescription`."""
+
+    chain: tuple[StateArtifact, ...] = ()
+    is_first_of_chain: bool = True
+    frontier: int | None = None
+
+
+def _stash_before(client: PersistClient, config: ShardConfig, parent: Commit | None) -> _Stash:
+    """The operator state of the checkpoint that the newest commit names, published first if need be."""
+    manifest = None if parent is None else client.manifest(parent.manifest_key)
+    if parent is None or manifest is None or not manifest.has_stash:
+        return _Stash()
+    checkpointer = BlobCheckpointer(client.blob, config.name)
+    with naming_the_way_back(checkpointer, config.name, parent.checkpoint_id):
+        publish_missing(client, client.state(config.name))
+        chain = stash_chain(checkpointer, parent.checkpoint_id)
+    frontier = manifest.restored.watermark if manifest.restored else None
+    return _Stash(chain, is_first_of_chain=False, frontier=frontier)
+
+
+def write_without_input(client: PersistClient, config: ShardConfig, description: BatchDescription) -> str | None:
+    """Stage a batch that has neither input nor stash, without Spark: it only advances the upper (a seal).
+
+    Returns the manifest's key, or `None` where the description needs Spark. Raises `OutdatedDescription`.
+    """
+    if description.input_key is not None or description.stash:
+        return None
+    state = client.state(description.shard)
+    check_not_outdated(state, description)
+    return _stage_empty(client, config, state, description, rows=EMPTY_ROWS)
+
+
+def manifest_of_outdated(client: PersistClient, config: ShardConfig, description: BatchDescription) -> str:
+    """The key of a batch to append where the write stage found the description outdated and staged none.
+
+    Either the description is a commit already (a cleared run), and that commit's own manifest says so again; or its
+    append can only be refused, and an empty batch is enough to find out by whom.
+    """
+    state = client.state(description.shard)
+    for commit in state.commits:
+        if commit.token == description.token:
+            return commit.manifest_key
+    return _stage_empty(client, config, state, description, rows="outdated")
+
+
+def _stage_empty(
+    client: PersistClient, config: ShardConfig, state: ShardState, description: BatchDescription, *, rows: str
+) -> str:
+    schema = source_of(client, config).schema(state)
+    manifest = manifest_for(description, schema, (), BatchCounts(), rows=rows)
+    return stage_manifest(client.blob, manifest, client.ids.uuid7())
+
+
+def check_not_outdated(state: ShardState, description: BatchDescription) -> None:
+    """Raise `OutdatedDescription` unless the description is still valid or is itself the commit that stands."""
+    if state.upper == Frontier(description.lower):
+        return
+    if any(commit.token == description.token for commit in state.commits):
+        return
+    raise _outdated(description, state.upper)
+
+
+def _outdated(description: BatchDescription, upper: Frontier) -> OutdatedDescription:
+    return OutdatedDescription(
+        f"description {description.interval} of shard {description.shard} is outdated: the upper is {upper}."
+        " Nothing was staged; mint again"
+    )
+
+
+@contextmanager
+def outdated_first(client: PersistClient, description: BatchDescription) -> Iterator[None]:
+    """Turn whatever fails inside into `OutdatedDescription` where the shard has moved on since the description's lower.
+
+    Retention may by right have taken the operator state that it starts from: that is no corruption. It has moved on,
+    too, where another try has committed this very description.
+    """
+    try:
+        yield
+    except Exception as error:
+        with suppress(StorageError):  # then the error at hand says more
+            upper = client.state(description.shard).upper
+            if upper != Frontier(description.lower):
+                raise _outdated(description, upper) from error
+        raise
+
+
+def append(client: PersistClient, description: BatchDescription, manifest_key: str) -> Committed | Conflict:
+    """Append the staged batch. A lost race is a `Conflict`, recorded once; nothing is lost or doubled by it."""
+    manifest = client.manifest(manifest_key)
+    check_manifest(manifest, description)
+    # Not by `open_writer`: minting has made the shard, and another look at it is another request on a remote store.
+    writer = WriteHandle(client.machine, client.blob, client.clock, description.shard)
+    result = writer.compare_and_append(manifest, manifest_key, bookmark=description.bookmark)
+    if isinstance(result, UpperMismatch):
+        record, is_new = record_conflict(client.blob, client.clock, description, result)
+        return Conflict(record, is_new=is_new, is_covered=result.is_stale)
+    return result
+
+
+def check_manifest(manifest: BatchManifest, description: BatchDescription) -> None:
+    """Raise `InvalidInput` unless the manifest was written for exactly this description."""
+    found = (manifest.shard, manifest.lower, manifest.upper, manifest.token, manifest.checkpoint_id)
+    wanted = (
+        description.shard,
+        description.lower,
+        description.upper,
+        description.token,
+        description.checkpoint_id,
+    )
+    if found != wanted:
+        raise InvalidInput(f"manifest is for {found}; wanted {wanted}: the write and append stages were mixed up")
+
+
+def checkpoint(client: PersistClient, config: ShardConfig) -> CheckpointReport | None:
+    """Publish the checkpoint of the newest commit (and any that was missed), move `_latest`, apply retention.
+
+    Derived from the commit: safe to do again, by anybody, at any time. `None` where nothing was committed yet.
+    """
+    report = publish_and_retain(client, config.name, config.retention)
+    if report is not None:
+        source_of(client, config).settle(client.state(config.name))
+    return report
+
+
+def committed_interval(commit: Commit) -> str:
+    """`[lower, upper)` of a commit, for messages."""
+    return interval(Frontier(commit.lower), Frontier(commit.upper))
+
+
+__all__ = [
+    "CheckpointReport",
+    "CollectionSchema",
+    "Conflict",
+    "Minted",
+    "NothingToDo",
+    "append",
+    "check_not_outdated",
+    "checkpoint",
+    "committed_interval",
+    "manifest_of_outdated",
+    "mint",
+    "outdated_first",
+    "trial_description",
+    "write_without_input",
+]

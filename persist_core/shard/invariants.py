@@ -1,0 +1,153 @@
+"""What holds in every version of a shard, and between any version and the next: named predicates.
+
+`check_state` runs after every decode, `check_step` before every compare-and-set. A violation is `InvariantViolation`:
+nothing is written, and the message names the predicate.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+from persist_core.errors import InvariantViolation
+from persist_core.frontier import Frontier
+from persist_core.shard.batch import SourceFrontier
+from persist_core.shard.state import MIN_COMMITS_KEPT, ShardState
+
+
+def batches_are_contiguous(state: ShardState) -> bool:
+    """Batches cover `[first lower, upper)` without gap or overlap."""
+    uppers = [batch.upper for batch in state.batches]
+    lowers = [batch.lower for batch in state.batches]
+    return lowers[1:] == uppers[:-1]
+
+
+def upper_is_the_last_batch(state: ShardState) -> bool:
+    """The shard's upper is that of its last batch."""
+    return not state.batches or Frontier(state.batches[-1].upper) == state.upper
+
+
+def since_is_held(state: ShardState) -> bool:
+    """No lease and no hold lies before `since`: what is held is readable."""
+    held = [lease.since for lease in state.leases.values()] + [hold.since for hold in state.holds.values()]
+    return all(state.since <= since for since in held)
+
+
+def tokens_are_unique(state: ShardState) -> bool:
+    """No token is bound twice."""
+    return len({commit.token for commit in state.commits}) == len(state.commits)
+
+
+def commits_end_at_upper(state: ShardState) -> bool:
+    """The newest commit's upper is the shard's, and commits follow each other."""
+    bounds = [(commit.lower, commit.upper) for commit in state.commits]
+    follows = all(before[1] == after[0] for before, after in itertools.pairwise(bounds))
+    return follows and (not bounds or Frontier(bounds[-1][1]) == state.upper)
+
+
+def epochs_increase(state: ShardState) -> bool:
+    """Each commit's epoch is greater than the one before it; epochs start at 1."""
+    epochs = [commit.epoch for commit in state.commits]
+    return all(before < after for before, after in itertools.pairwise([0, *epochs]))
+
+
+def since_never_regresses(before: ShardState, after: ShardState) -> bool:
+    """What was given up stays given up."""
+    return before.since <= after.since
+
+
+def upper_never_regresses(before: ShardState, after: ShardState) -> bool:
+    """What is final stays final."""
+    return before.upper <= after.upper
+
+
+def upper_moves_by_one_batch(before: ShardState, after: ShardState) -> bool:
+    """The upper moves exactly when one new commit appends one new batch (a fork's first: all that it shares),
+    starting at the old upper."""
+    if before.upper == after.upper:
+        return before.newest_commit == after.newest_commit
+    newest = after.newest_commit
+    return newest is not None and Frontier(newest.lower) == before.upper and Frontier(newest.upper) == after.upper
+
+
+def progress_moves_with_data(before: ShardState, after: ShardState) -> bool:
+    """Source progress changes only by a commit: there is no other record of it."""
+    return before.sources == after.sources or before.newest_commit != after.newest_commit
+
+
+def progress_goes_back_only_by_a_restore(before: ShardState, after: ShardState) -> bool:
+    """No source is forgotten and no number in its progress (files, bytes, a view's time) sinks, but by a restore."""
+    newest = after.newest_commit
+    if newest is not None and newest.restored_from is not None:
+        return True
+    return all(_has_not_sunk(source, after.sources.get(name)) for name, source in before.sources.items())
+
+
+def _has_not_sunk(before: SourceFrontier, after: SourceFrontier | None) -> bool:
+    numbers = {name: value for name, value in before.offsets.items() if isinstance(value, int)}
+    found = {name: after.offsets.get(name) if after else None for name in numbers}
+    return after is not None and all(
+        isinstance(number, int) and number >= numbers[name] for name, number in found.items()
+    )
+
+
+def commits_are_kept(before: ShardState, after: ShardState) -> bool:
+    """The last 128 commits keep their tokens."""
+    kept = after.commits[:-1] if before.upper != after.upper else after.commits
+    wanted = before.commits[-(MIN_COMMITS_KEPT - 1) :]
+    return kept[-len(wanted) :] == wanted if wanted else True
+
+
+def seqno_moves_by_one(before: ShardState, after: ShardState) -> bool:
+    """Versions follow each other without a jump."""
+    return after.seqno == before.seqno + 1
+
+
+def shard_is_the_same(before: ShardState, after: ShardState) -> bool:
+    """A key of consensus belongs to one shard for ever."""
+    return before.shard == after.shard
+
+
+STATE_INVARIANTS: tuple[Callable[[ShardState], bool], ...] = (
+    batches_are_contiguous,
+    upper_is_the_last_batch,
+    since_is_held,
+    tokens_are_unique,
+    commits_end_at_upper,
+    epochs_increase,
+)
+STEP_INVARIANTS: tuple[Callable[[ShardState, ShardState], bool], ...] = (
+    since_never_regresses,
+    upper_never_regresses,
+    upper_moves_by_one_batch,
+    progress_moves_with_data,
+    progress_goes_back_only_by_a_restore,
+    commits_are_kept,
+    shard_is_the_same,
+    seqno_moves_by_one,
+)
+
+
+def check_state(state: ShardState) -> None:
+    """Raise `InvariantViolation` naming the first predicate of `STATE_INVARIANTS` that does not hold."""
+    for predicate in STATE_INVARIANTS:
+        if not predicate(state):
+            raise InvariantViolation(
+                f"shard {state.shard}: {predicate.__name__} does not hold"
+                f" (since {state.since}, upper {state.upper}, {len(state.batches)} batches,"
+                f" {len(state.commits)} commits). Nothing was written; run `persist fsck {state.shard}`"
+            )
+
+
+def check_step(before: ShardState | None, after: ShardState) -> None:
+    """`check_state` of `after`, and every predicate of `STEP_INVARIANTS` from `before` (None: a new shard)."""
+    check_state(after)
+    if before is None:
+        return
+    for predicate in STEP_INVARIANTS:
+        if not predicate(before, after):
+            raise InvariantViolation(
+                f"shard {after.shard}: {predicate.__name__} does not hold between"
+                f" (since {before.since}, upper {before.upper}) and (since {after.since}, upper {after.upper})."
+                " Nothing was written; this is a defect, please report it"
+            )

@@ -1,0 +1,347 @@
+"""The state of a shard and its pure transitions (SEMANTICS, section 3).
+
+    (state, command) -> (state', result)   or a refusal, which is a value (UpperMismatch, HoldMismatch) or an error
+
+Nothing here reads a clock, draws an id or touches a store: `shard.machine` runs these transitions in its one
+loop and commits the result by compare-and-set. A transition that changes nothing returns the very same state object,
+and the machine then writes nothing.
+
+What holds between any two versions of a shard is in `persist_core.shard.invariants`; it is checked before every
+compare-and-set and after every decode, so a reader of this file may take it for granted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from persist_core.errors import InvalidInput, LeaseExpired, NotReadable, TokenReuse
+from persist_core.frontier import ZERO, Frontier
+from persist_core.schema import CollectionSchema, check_compatible
+from persist_core.shard.batch import BatchManifest, HollowBatch, SourceFrontier, check_bounds
+
+MIN_COMMITS_KEPT = 128  # tokens that stay idempotent; SEMANTICS, section 3
+MAX_COMMITS_KEPT = 192  # trimmed down to the minimum when this is passed, so that not every commit rewrites the list
+MAX_HOLDERS = 10_000  # leases and holds: more is a leak in the caller
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One append that happened: what binds its token, what it appended, and who did it (for people).
+
+    `seqno` is that of the version that this commit made, `since` the shard's at that moment. `restored_from` is the
+    checkpoint that it went back to, where it was a restore; a fork starts with one such commit.
+    """
+
+    token: str
+    contents: str
+    lower: int
+    upper: int | None
+    manifest_key: str
+    checkpoint_id: str
+    epoch: int
+    writer: str
+    committed_ms: int
+    seqno: int
+    since: int | None
+    restored_from: str | None = None
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A leased reader's hold on `since`: valid until `heartbeat_ms + duration_ms`."""
+
+    since: Frontier
+    heartbeat_ms: int
+    duration_ms: int
+
+    def has_expired(self, now_ms: int) -> bool:
+        """True from the first millisecond after the lease's end."""
+        return now_ms > self.heartbeat_ms + self.duration_ms
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A critical reader's hold on `since`: for ever, moved by compare-and-downgrade on `opaque`."""
+
+    since: Frontier
+    opaque: str
+
+
+@dataclass(frozen=True)
+class ShardState:
+    """All there is to know about a shard, but for the contents of its batches.
+
+    `seqno` is that of this very version (-1: not written yet); only the machine moves it, by one.
+    """
+
+    shard: str
+    seqno: int = -1
+    since: Frontier = ZERO
+    upper: Frontier = ZERO
+    schema: CollectionSchema | None = None
+    batches: tuple[HollowBatch, ...] = ()
+    commits: tuple[Commit, ...] = ()
+    leases: Mapping[str, Lease] = field(default_factory=dict)
+    holds: Mapping[str, Hold] = field(default_factory=dict)
+    sources: Mapping[str, SourceFrontier] = field(default_factory=dict)
+
+    @property
+    def is_dropped(self) -> bool:
+        """True where both frontiers are closed: this version is the shard's gravestone."""
+        return self.since.is_closed and self.upper.is_closed
+
+    @property
+    def newest_commit(self) -> Commit | None:
+        """The last append, or `None` for a new shard."""
+        return self.commits[-1] if self.commits else None
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The batch is in the shard. `is_new` is False where an earlier try had already put it there."""
+
+    commit: Commit
+    is_new: bool
+
+
+@dataclass(frozen=True)
+class UpperMismatch:
+    """Somebody else advanced the shard. `winner` is the commit that covers `expected`, where it is still known.
+
+    `is_stale`: the refused batch's own upper is covered already; its token may have been forgotten.
+    """
+
+    expected: int
+    found: Frontier
+    winner: Commit | None
+    is_stale: bool
+
+
+@dataclass(frozen=True)
+class HoldMismatch:
+    """The hold's opaque token is another one: somebody else owns it now. `found` is that hold."""
+
+    found: Hold
+
+
+def compare_and_append(
+    state: ShardState, manifest: BatchManifest, manifest_key: str, *, expected_upper: int, now_ms: int
+) -> tuple[ShardState, Committed | UpperMismatch]:
+    """Append `[expected_upper, manifest.upper)` iff the shard's upper is `expected_upper`.
+
+    Checked in this order: arguments (`BadBounds`, `InvalidInput`), token (`TokenReuse`), upper (`UpperMismatch`, a
+    value), schema (`SchemaMismatch`). Idempotent by token.
+    """
+    check_bounds(manifest.lower, manifest.upper)
+    if manifest.lower != expected_upper or manifest.shard != state.shard:
+        raise InvalidInput(
+            f"manifest is for {manifest.shard} from {manifest.lower};"
+            f" wanted {state.shard} from the expected upper {expected_upper}"
+        )
+    for commit in state.commits:
+        if commit.token == manifest.token:
+            if commit.contents != manifest.contents:
+                raise TokenReuse(
+                    f"token {manifest.token} is bound to [{commit.lower}, {commit.upper}) with contents"
+                    f" {commit.contents[:16]}; found other contents {manifest.contents[:16]}."
+                    " Mint a new description instead of changing the batch"
+                )
+            return state, Committed(commit, is_new=False)
+    if state.upper != Frontier(expected_upper):
+        return state, _upper_mismatch(state, manifest)
+    schema = manifest.schema if state.schema is None else check_compatible(state.schema, manifest.schema)
+    commit = _commit(state, manifest, manifest_key, state.since, now_ms)
+    commits = (*state.commits, commit)
+    if len(commits) > MAX_COMMITS_KEPT:
+        commits = commits[-MIN_COMMITS_KEPT:]
+    after = replace(
+        state,
+        upper=Frontier(manifest.upper),
+        schema=schema,
+        batches=(*state.batches, manifest.hollow(manifest_key)),
+        commits=commits,
+        # A restore's progress is all there is: what was first consumed after its checkpoint is not consumed any more.
+        sources=manifest.sources if manifest.restored else {**state.sources, **manifest.sources},
+    )
+    return after, Committed(commit, is_new=True)
+
+
+def start_fork(
+    state: ShardState,
+    manifest: BatchManifest,
+    manifest_key: str,
+    *,
+    batches: tuple[HollowBatch, ...],
+    since: Frontier,
+    now_ms: int,
+) -> tuple[ShardState, Committed]:
+    """Make an empty shard a fork: it shares `batches`, and its one commit, `manifest`, stands for all of them.
+
+    `since` is that of the shard it comes from. Idempotent by token. Raises `InvalidInput` where the shard holds data
+    or was dropped, or where somebody holds it below `since`.
+    """
+    for commit in state.commits:
+        if commit.token == manifest.token:
+            return state, Committed(commit, is_new=False)
+    check_can_be_fork(state, since)
+    commit = _commit(state, manifest, manifest_key, since, now_ms)
+    after = replace(
+        state,
+        since=since,
+        upper=Frontier(manifest.upper),
+        schema=manifest.schema,
+        batches=batches,
+        commits=(commit,),
+        sources=manifest.sources,
+    )
+    return after, Committed(commit, is_new=True)
+
+
+def check_can_be_fork(state: ShardState, since: Frontier) -> None:
+    """Raise `InvalidInput` unless the shard is empty, and held by nobody below `since`."""
+    if state.commits or state.batches or state.upper != ZERO:
+        raise InvalidInput(f"shard {state.shard} is there already (upper {state.upper}); fork into another name")
+    held = [lease.since for lease in state.leases.values()] + [hold.since for hold in state.holds.values()]
+    if held and min(held) < since:
+        raise InvalidInput(
+            f"shard {state.shard} is held at {min(held)}, and a fork can be read from since {since} on; release its"
+            " leases and holds, or fork into another name"
+        )
+
+
+def _commit(state: ShardState, manifest: BatchManifest, manifest_key: str, since: Frontier, now_ms: int) -> Commit:
+    return Commit(
+        token=manifest.token,
+        contents=manifest.contents,
+        lower=manifest.lower,
+        upper=manifest.upper,
+        manifest_key=manifest_key,
+        checkpoint_id=manifest.checkpoint_id,
+        epoch=manifest.epoch,
+        writer=manifest.writer,
+        committed_ms=now_ms,
+        seqno=state.seqno + 1,
+        since=since.time,
+        restored_from=manifest.restored.checkpoint_id if manifest.restored else None,
+    )
+
+
+def _upper_mismatch(state: ShardState, manifest: BatchManifest) -> UpperMismatch:
+    lower = manifest.lower
+    winner = next((c for c in state.commits if c.lower <= lower and (c.upper is None or lower < c.upper)), None)
+    return UpperMismatch(
+        expected=lower, found=state.upper, winner=winner, is_stale=Frontier(manifest.upper) <= state.upper
+    )
+
+
+def register_lease(
+    state: ShardState, reader: str, *, now_ms: int, duration_ms: int, since: Frontier | None = None
+) -> tuple[ShardState, Lease]:
+    """Give `reader` (an id never used before) a lease at `since` (default: the shard's own).
+
+    The same id again while its lease lives returns that lease, so that a lost answer can be asked for again.
+    """
+    known = state.leases.get(reader)
+    if known is not None:
+        if known.has_expired(now_ms):
+            raise _lease_expired(state, reader)
+        return state, known
+    since = state.since if since is None else since
+    if since < state.since:
+        raise NotReadable(f"shard {state.shard}: since is {state.since}; wanted a hold at {since}, which is gone")
+    _check_room(state)
+    lease = Lease(since=since, heartbeat_ms=now_ms, duration_ms=duration_ms)
+    return replace(state, leases={**state.leases, reader: lease}), lease
+
+
+def renew_lease(
+    state: ShardState, reader: str, *, now_ms: int, since: Frontier | None = None
+) -> tuple[ShardState, Lease]:
+    """Heartbeat, and move the reader's hold up to `since` where given (an older one is ignored: holds never regress).
+
+    Raises `LeaseExpired` where the lease has run out, whether or not anybody has taken it out of the state yet.
+    """
+    lease = state.leases.get(reader)
+    if lease is None or lease.has_expired(now_ms):
+        raise _lease_expired(state, reader)
+    wanted = lease.since if since is None else max(lease.since, since)
+    renewed = replace(lease, since=wanted, heartbeat_ms=max(now_ms, lease.heartbeat_ms))
+    if renewed == lease:
+        return state, lease
+    return _advance_since(replace(state, leases={**state.leases, reader: renewed})), renewed
+
+
+def release_lease(state: ShardState, reader: str) -> tuple[ShardState, bool]:
+    """Let the lease go. False where it was gone already; harmless twice."""
+    if reader not in state.leases:
+        return state, False
+    leases = {name: lease for name, lease in state.leases.items() if name != reader}
+    return _advance_since(replace(state, leases=leases)), True
+
+
+def expire_leases(state: ShardState, *, now_ms: int) -> tuple[ShardState, tuple[str, ...]]:
+    """Take out every lease that has run out; returns whose."""
+    expired = tuple(sorted(name for name, lease in state.leases.items() if lease.has_expired(now_ms)))
+    if not expired:
+        return state, ()
+    leases = {name: lease for name, lease in state.leases.items() if name not in expired}
+    return _advance_since(replace(state, leases=leases)), expired
+
+
+def register_hold(state: ShardState, holder: str, *, opaque: str) -> tuple[ShardState, Hold]:
+    """Register the critical reader `holder` at the shard's since; one that is there already is returned as it is."""
+    known = state.holds.get(holder)
+    if known is not None:
+        return state, known
+    _check_room(state)
+    hold = Hold(since=state.since, opaque=opaque)
+    return replace(state, holds={**state.holds, holder: hold}), hold
+
+
+def compare_and_downgrade_hold(
+    state: ShardState, holder: str, *, expected_opaque: str, opaque: str, since: Frontier
+) -> tuple[ShardState, Hold | HoldMismatch]:
+    """Move `holder` up to `since` and to the token `opaque` iff its token is `expected_opaque`.
+
+    A lower `since` than the hold's is kept at the hold's. Raises `NotReadable` for an unknown holder.
+    """
+    hold = state.holds.get(holder)
+    if hold is None:
+        raise NotReadable(f"shard {state.shard} has no critical hold {holder!r}; register it first")
+    moved = Hold(since=max(hold.since, since), opaque=opaque)
+    if moved == hold:
+        return state, hold
+    if hold.opaque != expected_opaque:
+        return state, HoldMismatch(hold)
+    return _advance_since(replace(state, holds={**state.holds, holder: moved})), moved
+
+
+def release_hold(state: ShardState, holder: str) -> tuple[ShardState, bool]:
+    """Let a critical hold go. False where it was gone already."""
+    if holder not in state.holds:
+        return state, False
+    holds = {name: hold for name, hold in state.holds.items() if name != holder}
+    return _advance_since(replace(state, holds=holds)), True
+
+
+def _advance_since(state: ShardState) -> ShardState:
+    """`since` is the minimum of the holds and never regresses; with no hold left it stays."""
+    held = [lease.since for lease in state.leases.values()] + [hold.since for hold in state.holds.values()]
+    if not held:
+        return state
+    return replace(state, since=max(state.since, min(held)))
+
+
+def _check_room(state: ShardState) -> None:
+    if len(state.leases) + len(state.holds) >= MAX_HOLDERS:
+        raise InvalidInput(
+            f"shard {state.shard} has {MAX_HOLDERS} leases and holds already; release or expire some first"
+        )
+
+
+def _lease_expired(state: ShardState, reader: str) -> LeaseExpired:
+    return LeaseExpired(
+        f"shard {state.shard}: the lease of reader {reader} has expired, its since is no longer held"
+        f" (shard's since {state.since}, upper {state.upper}); open a new reader"
+    )

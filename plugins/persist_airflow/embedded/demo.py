@@ -1,0 +1,256 @@
+"""`make demo`, `make up`, `make down`: the whole path on this machine, and what it made, printed.
+
+seven days of a change feed -> a real scheduler runs one dag run per day -> the table as of two days, the changelog
+between them, the errors, frontiers, checkpoints, how the last day flowed into a view, and what to try next
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from argparse import Namespace
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+from rich.console import Console
+from rich.table import Table
+
+from persist_airflow.embedded.home import (
+    UI_PORT,
+    WITH_UI,
+    EmbeddedAirflowError,
+    LocalAirflow,
+    free_port,
+    project_airflow,
+)
+from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.config.collection import CollectionConfig, load_collection
+from persist_core.errors import ShardNotFound
+from persist_core.handles.client import PersistClient
+from persist_core.location.open import open_location
+from persist_core.schema import DIFF, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME
+from persist_core.time_text import format_time, parse_time
+
+COLLECTION = "customers"
+DIMENSION = "cities"
+VIEW = "regions"
+DAYS = 7
+VIEW_DAYS = 2  # the view is refreshed at the end of the last days only: two suffice to show changes
+DAY_MS = 24 * 3_600_000
+FOLLOW_TIMEOUT_S = 900
+MAX_ROWS = 12  # of a table that is printed
+MAX_CELL_CHARS = 32
+_FAILED_TASKS = "select run_id, task_id from task_instance where state = 'failed' order by run_id limit 20"
+SCHEDULE_OFF = {"AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False"}  # only the backfill runs: the feed ends in January
+
+
+def run_demo(root: Path) -> int:
+    """Run the backfill over the bundled feed and print what came of it; says so at once where that was done before."""
+    console = Console()
+    config = load_collection(root / "dags" / "collections" / f"{COLLECTION}.yaml")
+    first_ms = parse_time(config.start_date or "2026-01-01", what="start_date")
+    end_ms = first_ms + DAYS * DAY_MS
+    steps = (
+        (f"persist_upsert__{COLLECTION}", DAYS),
+        (f"persist_upsert__{DIMENSION}", 1),  # times are the files' own, so one run takes all days
+        (f"persist_view__{VIEW}", VIEW_DAYS),
+    )
+    airflow = project_airflow(root, settings=SCHEDULE_OFF)
+    with open_location(airflow.location) as location:
+        client = PersistClient(location)
+        shards = (COLLECTION, DIMENSION, VIEW)
+        if all(_upper(client, shard) >= end_ms for shard in shards):
+            console.print(f"[green]all is up to date:[/] {', '.join(shards)} hold everything before {_day(end_ms)}")
+        else:
+            exit_code = _backfill(console, airflow, steps, end_ms)
+            if exit_code:
+                return exit_code
+        _print_results(console, client, config, first_ms, end_ms)
+        _print_view(console, client, end_ms)
+    _print_next(console, airflow)
+    return 0
+
+
+def up(root: Path) -> int:
+    """Start Airflow with its UI in the background."""
+    console = Console()
+    airflow = project_airflow(root, port=free_port(UI_PORT))
+    if url := airflow.recorded_url():
+        console.print(f"Airflow is running already: {url}")
+        return 0
+    with console.status("starting Airflow"):
+        airflow.prepare()
+        airflow.start(WITH_UI)
+    passwords = airflow.home / "simple_auth_manager_passwords.json.generated"
+    console.print(
+        f"Airflow: {airflow.url}   user admin, password in {passwords}   `make down` stops it", soft_wrap=True
+    )
+    return 0
+
+
+def down(root: Path) -> int:
+    """Stop what `up` (or a demo that was killed) left running."""
+    stopped = project_airflow(root).stop()
+    Console().print(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
+    return 0
+
+
+def _upper(client: PersistClient, shard: str) -> int:
+    try:
+        return client.state(shard).upper.time or 0
+    except ShardNotFound:
+        return 0
+
+
+def _backfill(console: Console, airflow: LocalAirflow, steps: Sequence[tuple[str, int]], end_ms: int) -> int:
+    """Backfills through a real scheduler, each of a DAG's last days, one after the other; the exit code."""
+    if airflow.is_running():
+        raise EmbeddedAirflowError(
+            "Airflow is running already, so the demo would start a second scheduler: `make down`"
+        )
+    with airflow.stopping():
+        with console.status("preparing an Airflow home and its database"):
+            airflow.launch_spark()  # it is up by the time that the first job wants it
+            airflow.prepare()
+        os.environ.update(airflow.environment())  # before this process imports Airflow
+        from persist_airflow.backfill import Follower, fail_unended
+
+        for dag_id, _ in steps:
+            fail_unended(dag_id)  # of a demo that was interrupted; nothing runs now
+        first, *rest = steps
+        backfill_id = _create(console, *first, end_ms)
+        with console.status("starting scheduler and API server"):
+            airflow.launch()
+        follower = Follower(console, airflow.check)
+        result = follower.follow(backfill_id, timeout_s=FOLLOW_TIMEOUT_S)
+        for step in rest:  # a view can only be refreshed as far as its inputs are, so they come first
+            if not result.is_over or result.runs["failed"]:
+                break
+            result = follower.follow(_create(console, *step, end_ms), timeout_s=FOLLOW_TIMEOUT_S)
+        if result.is_over and not result.runs["failed"]:
+            return 0
+    console.print(f"[red]not all dag runs succeeded:[/] {dict(result.runs)}", soft_wrap=True)
+    for run_id, task_id in airflow.query(_FAILED_TASKS):
+        console.print(f"  {run_id}: {task_id}", highlight=False)
+    console.print(f"their logs are below {airflow.logs}; run it again to go on where it stopped", soft_wrap=True)
+    return 1
+
+
+def _create(console: Console, dag_id: str, days: int, end_ms: int) -> int:
+    """Queue a backfill of the DAG's last days, one dag run each."""
+    from persist_airflow.backfill import create
+
+    arguments = Namespace(
+        subcommand="backfill",
+        dag_id=dag_id,
+        start_date=_moment(end_ms - days * DAY_MS),
+        end_date=_moment(end_ms - DAY_MS),
+        conf=None,
+        dry_run=False,
+        run_backwards=False,
+        reset_dagruns=True,  # an earlier demo's runs may be there whose data was deleted
+        rerun_failed_tasks=False,
+        max_active_runs=1,
+    )
+    with contextlib.redirect_stdout(io.StringIO()):
+        backfill_id = create(arguments, default_max_active_runs=1)
+    if backfill_id is None:
+        raise EmbeddedAirflowError("Airflow created no backfill")
+    console.print(f"backfill {backfill_id} of DAG {dag_id}: {days} {'days, one dag run each' if days > 1 else 'day'}")
+    return backfill_id
+
+
+def _print_results(
+    console: Console, client: PersistClient, config: CollectionConfig, first_ms: int, end_ms: int
+) -> None:
+    reader = client.open_reader(config.name)
+    early, late = first_ms + 3 * DAY_MS - 1, end_ms - 1
+    for as_of in (early, late):
+        _print_table(console, f"the table as of {format_time(as_of)}", reader.snapshot(as_of))
+    changes = reader.changes(late - DAY_MS, late)
+    _print_table(console, f"changelog of the last day: {format_time(late - DAY_MS)} to {format_time(late)}", changes)
+    errors = reader.errors(late).select([*config.key, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD])
+    _print_table(console, "errors (bad input is kept, never lost, and fails no run)", errors)
+    state = client.state(config.name)
+    console.print(
+        f"shard [bold]{config.name}[/]: since {state.since}, upper {state.upper} ({_day(end_ms)}),"
+        f" version {state.seqno}, {len(state.batches)} batches",
+        soft_wrap=True,
+    )
+    checkpoints = BlobCheckpointer(client.blob, config.name).list_checkpoints()
+    console.print(f"checkpoints: {len(checkpoints)}, the newest {checkpoints[-1] if checkpoints else 'none'}")
+
+
+def _print_view(console: Console, client: PersistClient, end_ms: int) -> None:
+    """The view's rows, and what the last day's changes came to in it."""
+    reader, late = client.open_reader(VIEW), end_ms - 1
+    _print_table(
+        console, f"view {VIEW}: a query over {COLLECTION} and {DIMENSION}, kept as a shard", reader.snapshot(late)
+    )
+    _print_table(console, "how the last day's changes flowed into it", reader.changes(late - DAY_MS, late))
+    errors = len(reader.errors(late))
+    console.print(f"it shows its inputs' errors too ({errors} now): a view never hides that its input is broken")
+
+
+def _print_table(console: Console, title: str, rows: pa.Table) -> None:
+    """At most `MAX_ROWS` rows, by time and then by key; as many columns as the terminal has room for."""
+    marks = [name for name in (TIME, DIFF) if name in rows.column_names]
+    names = [*marks, *(name for name in rows.column_names if name not in marks)]
+    key = names[len(marks)]
+    order = [(name, "ascending") for name in (*marks[:1], key, *marks[1:])]
+    shown = rows.sort_by(order).slice(0, MAX_ROWS).to_pylist()
+    columns = {name: [_cell(name, row[name]) for row in shown] for name in names}
+    table = Table()
+    room = console.width - 1
+    for name, cells in columns.items():
+        header = name.removeprefix("_persist_")
+        room -= max(map(len, (header, *cells))) + 3
+        if room < 0:
+            break
+        table.add_column(header, no_wrap=True)
+    for number in range(len(shown)):
+        table.add_row(*(cells[number] for cells in list(columns.values())[: len(table.columns)]))
+    console.print(f"\n[bold]{title}[/] ({rows.num_rows} rows)", highlight=False, soft_wrap=True)
+    console.print(table)
+    if len(table.columns) < len(names):
+        console.print(f"[dim]and {', '.join(names[len(table.columns) :])}[/]", soft_wrap=True)
+
+
+def _cell(name: str, value: object) -> str:
+    if isinstance(value, int) and name == TIME:
+        return format_time(value)
+    if isinstance(value, int) and name == DIFF:
+        return f"{value:+d}"
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S}"
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    text = "" if value is None else str(value)
+    return text if len(text) <= MAX_CELL_CHARS else f"{text[: MAX_CELL_CHARS - 1]}…"
+
+
+def _print_next(console: Console, airflow: LocalAirflow) -> None:
+    console.print("\n[bold]What to do next[/]", highlight=False)
+    for name, value in airflow.location.to_env().items():
+        console.print(f"  export {name}={value}", highlight=False, soft_wrap=True)
+    for line in (
+        f"  .venv/bin/persist snapshot {COLLECTION} --as-of 2026-01-03     the table as of any time",
+        f"  .venv/bin/persist changes {COLLECTION} --after 2026-01-02 --through 2026-01-04",
+        f"  .venv/bin/persist errors {COLLECTION}                          what could not be read, byte for byte",
+        f"  .venv/bin/persist fsck {COLLECTION}                            checks every promise against what is stored",
+        f"  .venv/bin/persist run {VIEW} --read-only               what a refresh of the view would write",
+        "  make up                                             Airflow's UI with these DAGs",
+        "  write dags/collections/<name>.yaml                  a table of your own",
+    ):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _moment(time_ms: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)
+
+
+def _day(time_ms: int) -> str:
+    return f"{_moment(time_ms):%Y-%m-%d}"

@@ -1,0 +1,65 @@
+"""A Spark Connect server for one machine, beside an embedded Airflow: Spark starts once instead of once for each job.
+
+    LocalSpark(home, port)
+        .command()       spark-submit ... SparkConnectServer, in local[*], on 127.0.0.1
+        .environment()   what the server needs: its token
+        .connection()    Airflow's connection to it
+
+Whoever reaches a Spark Connect server may run what he likes as its user, and 127.0.0.1 is open to all users of the
+machine. So the server wants a token, which is in a file that only its owner can read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets  # noqa: TID251 - a secret must be unpredictable, which ids and replayed seeds are not
+from dataclasses import dataclass
+from pathlib import Path
+
+from persist_core.spark_job.submit import LOCAL_MASTER, find_spark_submit, local_environment, tuned_conf
+
+_SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
+_TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True)
+class LocalSpark:
+    """One server. `home` holds its token; `port` on 127.0.0.1 is where it listens."""
+
+    home: Path
+    port: int
+
+    def command(self) -> list[str]:
+        """The server's command line."""
+        conf = {
+            **tuned_conf(LOCAL_MASTER, input_bytes=0),
+            "spark.log.level": "ERROR",  # jobs show their own
+            "spark.python.sql.dataFrameDebugging.enabled": "false",  # see persist_spark.session
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": str(self.port),
+        }
+        options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+        submit = str(find_spark_submit(os.environ))
+        return [submit, "--class", _SERVER, "--master", LOCAL_MASTER, *options, "spark-internal"]
+
+    def environment(self) -> dict[str, str]:
+        """What goes on top of the starter's environment."""
+        return {**local_environment(os.environ), "SPARK_CONNECT_AUTHENTICATE_TOKEN": self._token()}
+
+    def connection(self) -> str:
+        """An Airflow connection as JSON. By this very host name a client sends the token without TLS: it stays here."""
+        return json.dumps(
+            {"conn_type": "spark_connect", "host": "localhost", "port": self.port, "password": self._token()}
+        )
+
+    def _token(self) -> str:
+        """The server's token, drawn when it is first asked for."""
+        path = self.home / "spark-connect-token"
+        if not path.exists():
+            self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            fresh = path.with_suffix(".new")
+            fresh.touch(mode=0o600)
+            fresh.write_text(secrets.token_urlsafe(_TOKEN_BYTES))
+            fresh.replace(path)
+        return path.read_text()

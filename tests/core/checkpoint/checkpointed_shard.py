@@ -1,0 +1,124 @@
+"""A shard whose commits carry operator state, and a blob store that crashes its caller: for checkpoint tests."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TypeVar
+
+from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain
+from persist_core.checkpoint.recovery import stash_chain
+from persist_core.clock import ManualClock
+from persist_core.config.shard import RetentionConfig
+from persist_core.errors import Indeterminate
+from persist_core.handles.client import PersistClient
+from persist_core.handles.write import stage_manifest
+from persist_core.ids import SeededIds
+from persist_core.location.blob import BlobMetadata
+from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.open import OpenLocation
+from persist_core.schema import CollectionSchema, Column
+from persist_core.shard.batch import BatchDescription, SourceFrontier, StateArtifact
+
+SCHEMA = CollectionSchema(key=(Column("id", "bigint", nullable=False),))
+KEEP_ALL = RetentionConfig(keep_last=1000)
+KEEP_ONE = RetentionConfig(keep_last=1, keep_daily=0, keep_weekly=0)
+DAY_MS = 86_400_000
+
+R = TypeVar("R")
+
+
+class Crashing(MemBlob):
+    """Crashes its caller at the n-th call (from 0), before the call has happened or after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_armed = False
+        self.crash_at, self.is_late, self.calls = 0, False, 0
+
+    def arm(self, crash_at: int, *, is_late: bool) -> None:
+        """Count from here on."""
+        self.is_armed, self.crash_at, self.is_late, self.calls = True, crash_at, is_late, 0
+
+    def _call(self, action: Callable[[], R]) -> R:
+        crash = self.is_armed and self.calls == self.crash_at
+        self.calls += 1
+        if crash and not self.is_late:
+            raise Indeterminate("crashed before the call")
+        answer = action()
+        if crash:
+            raise Indeterminate("crashed after the call")
+        return answer
+
+    def get(self, key: str) -> bytes | None:
+        return self._call(lambda: super(Crashing, self).get(key))
+
+    def set(self, key: str, data: bytes) -> None:
+        self._call(lambda: super(Crashing, self).set(key, data))
+
+    def delete(self, key: str) -> int | None:
+        return self._call(lambda: super(Crashing, self).delete(key))
+
+    def list_keys_and_metadata(self, prefix: str) -> Iterator[BlobMetadata]:
+        return self._call(lambda: super(Crashing, self).list_keys_and_metadata(prefix))
+
+
+class Shard:
+    """A shard whose commits carry operator state."""
+
+    def __init__(self, blob: MemBlob | None = None) -> None:
+        self.clock = ManualClock(1_700_000_000_000)
+        self.blob, self.consensus = blob or MemBlob(), MemConsensus()
+        self.client = PersistClient(OpenLocation(self.blob, self.consensus), self.clock, SeededIds(1, self.clock))
+        self.writer = self.client.open_writer("s")
+        self.epoch = 0
+        self.parent: str | None = None
+
+    def commit(
+        self, *, is_delta: bool = False, state: bytes | None = b"stash", days: int = 1, stashed: int | None = None
+    ) -> str:
+        """Append a batch with one artifact (or none); `stashed` is what its counts say of the stash after it."""
+        self.clock.sleep_ms(days * DAY_MS)
+        self.epoch += 1
+        description = BatchDescription(
+            "s",
+            self.epoch - 1,
+            self.epoch,
+            token=f"t{self.epoch}",
+            checkpoint_id=self.client.ids.uuid7(),
+            epoch=self.epoch,
+            parent_id=self.parent,
+            writer="w",
+            is_delta=is_delta,
+            sources={"files": SourceFrontier("files", {"files": self.epoch})},
+        )
+        attempt = self.client.ids.uuid7()
+        manifest = self.client.manifest(self.writer.stage(description, SCHEMA, attempt))
+        if state is not None:
+            data = b"%s-%d" % (state, self.epoch)
+            key = f"s/batches/{attempt}/stash.parquet"
+            self.blob.set(key, data)
+            artifact = StateArtifact("upsert", 0, is_delta, key, len(data), hashlib.sha256(data).hexdigest())
+            manifest = replace(manifest, operator_state=(artifact,))
+        if stashed is not None:
+            manifest = replace(manifest, stats={"stashed": stashed})
+        key = stage_manifest(self.blob, manifest, self.client.ids.uuid7())
+        self.writer.compare_and_append(manifest, key)
+        self.parent = description.checkpoint_id
+        return description.checkpoint_id
+
+    def publish(self, retention: RetentionConfig = KEEP_ALL) -> CheckpointReport:
+        report = publish_and_retain(self.client, "s", retention)
+        assert report is not None
+        return report
+
+    @property
+    def checkpointer(self) -> BlobCheckpointer:
+        return BlobCheckpointer(self.blob, "s")
+
+    def stash(self, checkpoint_id: str) -> list[bytes]:
+        """What a run would start from: the artifacts' bytes, oldest first."""
+        artifacts = stash_chain(self.checkpointer, checkpoint_id)
+        return [data for data in (self.blob.get(artifact.key) for artifact in artifacts) if data is not None]

@@ -1,0 +1,175 @@
+"""Publishers and minters that are overtaken, at each of their store calls in turn: found by the simulator.
+
+The rival commits, publishes, and its retention takes all older checkpoints. Whoever was overtaken must end well: what
+it was reading is gone by right, and is no corruption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from persist_core.errors import CorruptArtifact, OutdatedDescription
+from persist_core.location.blob import BlobMetadata
+from persist_core.location.mem import MemBlob
+from persist_core.protocol import stages
+from persist_core.protocol.stages import Minted
+from tests.core.checkpoint.checkpointed_shard import KEEP_ONE, Shard
+from tests.core.protocol.test_checkpoint_protocol import Runs
+
+
+class Overtaking(MemBlob):
+    """Lets a rival do its work just before the call that is `after` calls away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rival: Callable[[], object] | None = None
+        self._calls_left = 0
+
+    def overtake(self, after: int, rival: Callable[[], object]) -> None:
+        self._calls_left, self._rival = after, rival
+
+    def has_overtaken(self) -> bool:
+        """Did the rival get its chance? It gets none from here on."""
+        rival, self._rival = self._rival, None
+        return rival is None
+
+    def _count(self) -> None:
+        self._calls_left -= 1
+        if self._rival is not None and self._calls_left < 0:
+            rival, self._rival = self._rival, None
+            rival()
+
+    def get(self, key: str) -> bytes | None:
+        self._count()
+        return super().get(key)
+
+    def set(self, key: str, data: bytes) -> None:
+        self._count()
+        super().set(key, data)
+
+    def delete(self, key: str) -> int | None:
+        self._count()
+        return super().delete(key)
+
+    def list_keys_and_metadata(self, prefix: str) -> Iterator[BlobMetadata]:
+        self._count()
+        return super().list_keys_and_metadata(prefix)
+
+
+def each_call(run: Callable[[int], bool]) -> int:
+    """Overtake at the first call, the second ... until a run ends before it is overtaken; how many were."""
+    for calls in range(200):
+        if not run(calls):
+            return calls
+    raise AssertionError("200 store calls in one task")
+
+
+def test_a_publisher_may_be_overtaken_at_any_call() -> None:
+    def run(calls: int) -> bool:
+        blob = Overtaking()
+        shard = Shard(blob)
+        shard.commit()
+
+        def rival() -> None:
+            shard.commit()
+            shard.publish(KEEP_ONE)
+
+        blob.overtake(calls, rival)
+        report = shard.publish(KEEP_ONE)
+        is_overtaken = blob.has_overtaken()
+        newest = shard.client.state("s").newest_commit
+        assert newest is not None
+        assert shard.checkpointer.read_latest() == newest.checkpoint_id, calls
+        assert report.epoch <= newest.epoch
+        shard.publish(KEEP_ONE)
+        assert shard.checkpointer.list_checkpoints() == [newest.checkpoint_id]
+        return is_overtaken
+
+    assert each_call(run) > 15
+
+
+def test_a_pointer_is_never_left_at_a_checkpoint_that_is_gone() -> None:
+    """The rival comes between the last look and the write: one call after all others."""
+
+    def run(calls: int) -> bool:
+        blob = Overtaking()
+        shard = Shard(blob)
+        first = shard.commit()
+        shard.publish(KEEP_ONE)
+        blob.delete(shard.checkpointer.layout.latest)
+
+        def rival() -> None:
+            shard.commit()
+            shard.publish(KEEP_ONE)
+
+        blob.overtake(calls, rival)
+        with suppress(CorruptArtifact):  # what it was asked to point to is gone: an answer, and nothing was written
+            shard.checkpointer.update_latest(first)
+        is_overtaken = blob.has_overtaken()
+        latest = shard.checkpointer.read_latest()
+        assert latest is not None
+        shard.checkpointer.load_manifest(latest)
+        return is_overtaken
+
+    assert each_call(run) > 3
+
+
+def test_mint_may_be_overtaken_at_any_call(tmp_path: Path) -> None:
+    """Its description may be outdated by then, which append finds out; mint itself must not fail."""
+
+    def run(calls: int) -> bool:
+        blob = Overtaking()
+        runs = Runs(tmp_path, blob)
+        runs.commit(b"one", stashed=1)
+        runs.commit(b"two", stashed=1)
+
+        def rival() -> None:
+            runs.commit(None, stashed=0)
+            stages.checkpoint(runs.client, runs.config)
+
+        blob.overtake(calls, rival)
+        minted = stages.mint(runs.client, runs.config, until=100, writer="dag/slow")
+        assert isinstance(minted, Minted)
+        is_overtaken = blob.has_overtaken()
+        assert minted.description.lower in ((20, 30) if is_overtaken else (20,))
+        return is_overtaken
+
+    assert each_call(run) > 10
+
+
+def test_what_an_outdated_description_needs_may_be_gone(tmp_path: Path) -> None:
+    """Also where another try has committed this very description, and retention has taken what both start from."""
+    runs = Runs(tmp_path)
+    runs.commit(b"one", stashed=1)
+    slow = runs.mint()
+    with pytest.raises(CorruptArtifact, match="really"), stages.outdated_first(runs.client, slow):
+        raise CorruptArtifact("really")
+    runs.commit(None, stashed=0, description=slow)
+    stages.check_not_outdated(runs.client.state("things"), slow)
+    with pytest.raises(OutdatedDescription, match="the upper is 20"), stages.outdated_first(runs.client, slow):
+        raise CorruptArtifact("gone by right")
+
+
+def test_corruption_that_stays_is_reported_by_mint_and_publisher(tmp_path: Path) -> None:
+    runs = Runs(tmp_path)
+    runs.commit(b"one", stashed=1)
+    staged = next(e.key for e in runs.blob.list_keys_and_metadata("things/batches/") if "part=stash" in e.key)
+    runs.blob.delete(staged)
+    for task in (runs.mint, lambda: stages.checkpoint(runs.client, runs.config)):
+        with pytest.raises(CorruptArtifact, match=staged):
+            task()
+
+
+def test_a_pointer_to_nothing_gives_way_to_the_newest_whatever_its_id() -> None:
+    """Found by simulation 20261417: ids of one millisecond are in no order, and a crash had left the pointer behind."""
+    shard = Shard()
+    shard.commit()
+    last = shard.commit()
+    shard.publish()
+    shard.blob.set("s/checkpoints/_latest", b"0fffffff-ffff-7fff-bfff-ffffffffffff")
+    shard.publish(KEEP_ONE)
+    assert shard.checkpointer.read_latest() == last

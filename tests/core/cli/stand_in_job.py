@@ -1,0 +1,85 @@
+"""What the stand-in for `spark-submit` does where it plays the job: stages one insertion for each line of the input."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from persist_core.config.view import ViewConfig
+from persist_core.handles.client import PersistClient
+from persist_core.handles.write import stage_manifest, updates_schema
+from persist_core.location.open import PersistLocation, open_location
+from persist_core.oracle.view import Trial
+from persist_core.schema import DIFF, TIME, CollectionSchema, Column
+from persist_core.shard.batch import BatchDescription, BatchManifest, failure_key, trial_key
+from persist_core.sources.files import FrozenInput
+from persist_core.spark_job.spec import JobSpec
+
+
+def main(what: str) -> int:
+    """`stage`, `fail` or `race`: see `stand_in_spark_submit`. Returns the exit status."""
+    spec = JobSpec.from_argv(sys.argv[-2:])
+    location = PersistLocation(os.environ["PERSIST_BLOB_URI"], os.environ["PERSIST_CONSENSUS_URI"])
+    with open_location(location) as opened:
+        client = PersistClient(opened)
+        if what == "fail":
+            record = {"kind": os.environ["STAND_IN_KIND"], "message": "the job says why"}
+            client.blob.set(failure_key(spec.description.shard, spec.attempt), json.dumps(record).encode())
+            return 1
+        if what == "race":
+            _win_once(client, spec)
+        (_refresh if isinstance(spec.config, ViewConfig) else _stage)(client, spec)
+    return 0
+
+
+def _refresh(client: PersistClient, spec: JobSpec) -> None:
+    """A view: the ids of its one input, all of them new. A trial says so."""
+    (name,), at = spec.config.model_dump()["inputs"], (spec.description.upper or 0) - 1
+    found = client.open_reader(name).snapshot(at)
+    if spec.trial_as_of is not None:
+        stats = {"inserted": len(found), "updates": len(found), "rows": len(found), "corrections": 0}
+        trial = Trial(spec.trial_as_of, stats, tuple({DIFF: 1, **row} for row in found.to_pylist()[:1]))
+        client.blob.set(trial_key(spec.config.name, spec.attempt), trial.encode())
+        return
+    schema = CollectionSchema(key=(), values=(Column("id", "bigint"),))
+    rows = [{**row, TIME: at, DIFF: 1} for row in found.to_pylist()]
+    table = pa.Table.from_pylist(rows, schema=updates_schema(schema))
+    writer = client.open_writer(spec.config.name)
+    key = writer.stage(spec.description, schema, spec.attempt, table)
+    corrected = replace(client.manifest(key), stats={"rows": len(rows), "corrections": 2, "contents_0": 5})
+    stage_manifest(client.blob, corrected, spec.attempt)
+
+
+def _stage(client: PersistClient, spec: JobSpec) -> None:
+    description = spec.description
+    assert description.upper is not None
+    data = client.blob.get(description.input_key or "")
+    assert data is not None
+    lines = [line for file in FrozenInput.decode(data).files for line in Path(file.path).read_text().splitlines()]
+    schema = spec.collection.collection_schema()
+    rows = [(int(line), description.upper - 1, 1) for line in lines]
+    columns = list(zip(*rows, strict=True)) or [(), (), ()]
+    table = pa.table([pa.array(column, pa.int64()) for column in columns], schema=updates_schema(schema))
+    client.open_writer(description.shard).stage(description, schema, spec.attempt, table)
+
+
+def _win_once(client: PersistClient, spec: JobSpec) -> None:
+    """Another run commits an empty batch for half of the interval, while this one is still writing."""
+    mark = Path(os.environ["STAND_IN_NOTES"] + ".raced")
+    if mark.exists():
+        return
+    mark.touch()
+    description = BatchDescription.from_json(
+        {**spec.description.to_json(), "upper": spec.description.lower + 1, "token": "winner", "writer": "winner",
+         "sources": {}}
+    )  # fmt: skip
+    schema = spec.collection.collection_schema()
+    key = client.open_writer(description.shard).stage(description, schema, client.ids.uuid7())
+    manifest = client.blob.get(key)
+    assert manifest is not None
+    client.open_writer(description.shard).compare_and_append(BatchManifest.decode(manifest), key)

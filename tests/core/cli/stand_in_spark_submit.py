@@ -1,0 +1,41 @@
+"""Stands in for `spark-submit` in tests of what surrounds it: takes its arguments, does what the environment says.
+
+STAND_IN=stage    stage one insertion for each line of the input, as the job would, and write the manifest
+STAND_IN=fail     leave a failure record of the kind STAND_IN_KIND
+STAND_IN=die      print something and end with status 3
+STAND_IN=quiet    end well, but without a manifest
+STAND_IN=hang     never end, and hold a child that never ends
+STAND_IN=race     let another writer win the shard (once: a file marks it), then stage
+STAND_IN_NOTES    a file that each call appends its arguments and its location to
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+
+def main() -> int:
+    """Do what the environment says; only what stages needs the project's own code, which takes a while to load."""
+    what = os.environ["STAND_IN"]
+    with Path(os.environ["STAND_IN_NOTES"]).open("a") as notes:
+        notes.write(json.dumps({"argv": sys.argv[1:-2], "pid": os.getpid()}) + "\n")
+    if what == "hang":
+        subprocess.run(["sleep", "600"], check=False)
+    if what == "die":
+        sys.stderr.write("java.lang.OutOfMemoryError: Java heap space\n")
+        return 3
+    if what == "quiet":
+        return 0
+    from tests.core.cli import stand_in_job
+
+    return stand_in_job.main(what)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

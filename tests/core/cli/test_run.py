@@ -1,0 +1,310 @@
+"""`persist run`: rounds, conflicts, failures and time-outs, with a stand-in for `spark-submit` and all else real."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist_core.cli.main import run_command
+from persist_core.clock import SystemClock
+from persist_core.config.collection import CollectionConfig, load_collection
+from persist_core.errors import InvalidInput, OutdatedDescription, PersistError, RunFailed, TooManyErrors
+from persist_core.handles.client import PersistClient
+from persist_core.location.open import PersistLocation, open_location
+from persist_core.protocol import run as local_run
+from persist_core.protocol.run import bring_up_to_date, default_until
+from persist_core.spark_job.submit import (
+    SparkSettings,
+    error_of_kind,
+    find_spark_submit,
+    job_path,
+    spark_environment,
+    tuned_conf,
+)
+from persist_core.time_text import parse_time
+from tests.servers.backends import blob_uri_beside, on_each_consensus
+
+UNTIL = 1_000
+STAND_IN = Path(__file__).with_name("stand_in_spark_submit.py")
+
+
+class World:
+    """A location, a collection with its drop folder, and a Spark that is none."""
+
+    def __init__(self, folder: Path, consensus_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.drops = folder / "in"
+        self.drops.mkdir()
+        self.notes = folder / "notes"
+        self.location = PersistLocation(blob_uri_beside(consensus_uri, folder / "blobs"), consensus_uri)
+        self.client = PersistClient(open_location(self.location))
+        home = folder / "spark" / "bin"
+        home.mkdir(parents=True)
+        script = home / "spark-submit"
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STAND_IN}" "$@"\n')
+        script.chmod(0o755)
+        self._monkeypatch = monkeypatch
+        monkeypatch.setenv("SPARK_HOME", str(folder / "spark"))
+        monkeypatch.setenv("STAND_IN_NOTES", str(self.notes))
+        for name, value in self.location.to_env().items():
+            monkeypatch.setenv(name, value)
+        self.spark_will("stage")
+
+    def spark_will(self, do: str, kind: str = "") -> None:
+        self._monkeypatch.setenv("STAND_IN", do)
+        self._monkeypatch.setenv("STAND_IN_KIND", kind)
+
+    def drop(self, name: str, *ids: int) -> None:
+        (self.drops / name).write_text("".join(f"{i}\n" for i in ids))
+
+    def write_config(self, **fields: Any) -> Path:
+        body = {"source": {"path": "in/*.txt", "format": "debezium-json"}, "key": "id", "columns": {"id": "bigint"}}
+        path = self.folder / "orders.yaml"
+        path.write_text(json.dumps({**body, **fields}))
+        return path
+
+    def config(self, **fields: Any) -> CollectionConfig:
+        return load_collection(self.write_config(**fields))
+
+    def run(self, config: CollectionConfig, until: int | None = UNTIL, **settings: Any) -> Any:
+        spark = SparkSettings(master="local[1]", **settings)
+        said: list[str] = []
+        return bring_up_to_date(self.client, self.location, config, until=until, settings=spark, say=said.append)
+
+    def ids(self, as_of: int | None = None) -> list[int]:
+        return sorted(self.client.open_reader("orders").snapshot(as_of)["id"].to_pylist())
+
+    def calls(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.notes.read_text().splitlines()] if self.notes.exists() else []
+
+
+@pytest.fixture
+def world(tmp_path: Path, consensus_uri: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """See `World`."""
+    made = World(tmp_path, consensus_uri, monkeypatch)
+    yield made
+    made.client.location.close()
+
+
+@on_each_consensus
+def test_a_run_commits_and_the_next_has_nothing_to_do(world: World) -> None:
+    world.drop("a.txt", 1, 2)
+    config = world.config()
+    report = world.run(config)
+    assert [(r.commit.lower, r.commit.upper, r.input_files) for r in report.rounds] == [(0, UNTIL, 1)]
+    assert world.ids() == [1, 2]
+    again = world.run(config)
+    assert again.rounds == ()
+    assert "already in shard orders" in again.reason
+    assert len(world.calls()) == 1
+
+
+def test_an_interval_without_input_needs_no_spark(world: World) -> None:
+    report = world.run(world.config())
+    assert [r.interval for r in report.rounds] == [f"[0, {UNTIL})"]
+    assert world.calls() == []
+
+
+@on_each_consensus
+def test_dated_input_within_limits_takes_as_many_rounds_as_dates(world: World) -> None:
+    for day in (1, 2):
+        world.drop(f"2026-01-0{day}.txt", day)
+    source = {"path": "in/{date:%Y-%m-%d}.txt", "format": "debezium-json"}
+    config = world.config(source=source, time="path", limits={"max_files": 1})
+    report = world.run(config, parse_time("2026-01-03"))
+    assert [r.commit.upper for r in report.rounds] == [parse_time(f"2026-01-0{day}") for day in (2, 3)]
+    assert world.ids(parse_time("2026-01-02") - 1) == [1]
+    assert world.ids() == [1, 2]
+
+
+@on_each_consensus
+def test_a_lost_append_is_minted_again_in_the_same_run(world: World) -> None:
+    world.drop("a.txt", 1)
+    world.spark_will("race")
+    report = world.run(world.config())
+    assert report.conflicts == 1
+    assert [(r.commit.lower, r.commit.upper) for r in report.rounds] == [(1, UNTIL)]
+    assert world.ids() == [1]
+
+
+def test_a_writer_that_always_wins_ends_the_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_run, "MAX_CONFLICTS", 1)
+    world.drop("a.txt", 1)
+    world.spark_will("fail", OutdatedDescription.kind)
+    with pytest.raises(RunFailed, match="lost 2 appends to shard orders"):
+        world.run(world.config())
+
+
+@pytest.mark.parametrize("kind", [TooManyErrors, InvalidInput])
+def test_the_jobs_own_error_is_raised(world: World, kind: type[PersistError]) -> None:
+    world.drop("a.txt", 1)
+    world.spark_will("fail", kind.kind)
+    with pytest.raises(kind, match="the job says why"):
+        world.run(world.config())
+    assert world.client.state("orders").commits == ()
+
+
+def test_an_error_of_a_kind_from_elsewhere_fails_the_run() -> None:
+    assert isinstance(error_of_kind("unexpected", "x"), RunFailed)
+    assert str(error_of_kind("unexpected", "x")) == "unexpected: x"
+
+
+@pytest.mark.parametrize(("do", "told"), [("die", "status 3.*\n.*Java heap space"), ("quiet", "without a manifest")])
+def test_a_job_that_dies_in_silence_shows_the_end_of_its_log(world: World, do: str, told: str) -> None:
+    world.drop("a.txt", 1)
+    world.spark_will(do)
+    with pytest.raises(RunFailed, match=told):
+        world.run(world.config(), log_folder=world.folder / "logs")
+    assert len(list((world.folder / "logs").iterdir())) == 1
+    assert world.client.state("orders").commits == ()
+
+
+def test_a_job_that_hangs_is_ended_with_all_its_children(world: World) -> None:
+    world.drop("a.txt", 1)
+    world.spark_will("hang")
+    with pytest.raises(RunFailed, match="took more than 6000 ms and was stopped; nothing was committed"):
+        world.run(world.config(), timeout_ms=6_000)
+    (call,) = world.calls()
+    assert alive_in_group(call["pid"]) == []
+
+
+def test_a_run_that_is_terminated_takes_its_job_with_it(world: World) -> None:
+    world.drop("a.txt", 1)
+    world.spark_will("hang")
+    arguments = ["run", str(world.write_config()), "--until", str(UNTIL)]
+    run = subprocess.Popen([sys.executable, "-c", "from persist_core.cli.main import main; main()", *arguments])
+    wait_for(lambda: bool(world.calls()))
+    run.terminate()
+    assert run.wait(60) == 143
+    assert alive_in_group(world.calls()[0]["pid"]) == []
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    clock = SystemClock()
+    for _ in range(600):
+        if holds():
+            return
+        clock.sleep_ms(100)
+    pytest.fail("did not happen within a minute")
+
+
+def alive_in_group(group: int) -> list[str]:
+    """Processes of a group that are more than zombies (nobody may be there to bury those)."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group and fields[0] != "Z":
+                found.append(path.parent.name)
+    return found
+
+
+@on_each_consensus
+def test_the_command_line_of_a_job(world: World) -> None:
+    world.drop("a.txt", 1)
+    world.run(world.config(), conf={"spark.ui.enabled": "true", "x": "a b"})
+    (call,) = world.calls()
+    argv = call["argv"]
+    assert argv[:2] == ["--master", "local[1]"]
+    assert argv[argv.index("spark.ui.enabled=true") - 1] == "--conf"
+    assert "x=a b" in argv
+    assert argv[-1] == str(job_path())
+    assert argv[-1].endswith("persist_spark/__main__.py")
+    assert not any("consensus.db" in part or "postgresql:" in part for part in argv)
+
+
+def test_start_up_is_tuned_for_small_local_jobs_only() -> None:
+    small, large = tuned_conf("local[2]", 10), tuned_conf("local[2]", 1 << 40)
+    assert "TieredStopAtLevel=1" in small["spark.driver.extraJavaOptions"]
+    assert "TieredStopAtLevel" not in large["spark.driver.extraJavaOptions"]
+    assert "spark.driver.extraJavaOptions" not in tuned_conf("yarn", 10)
+
+
+def test_spark_submit_is_found_or_its_absence_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidInput, match=r"SPARK_HOME is .*correct SPARK_HOME or unset it"):
+        find_spark_submit({"SPARK_HOME": str(tmp_path)})
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(InvalidInput, match=r"install airflow-persist\[spark\] or set SPARK_HOME"):
+        find_spark_submit({"PATH": str(tmp_path)})
+    script = tmp_path / "spark-submit"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    assert find_spark_submit({"PATH": ""}) == script
+    assert spark_environment({"PYSPARK_PYTHON": "mine"}) == {"PYSPARK_DRIVER_PYTHON": str(tmp_path / "python")}
+
+
+@on_each_consensus
+def test_two_runs_at_once_end_in_the_same_contents(world: World) -> None:
+    for number in range(4):
+        world.drop(f"{number}.txt", number)
+    config = world.config()
+    errors: list[BaseException] = []
+    said: list[str] = []
+
+    def run_one() -> None:
+        try:
+            with open_location(world.location) as opened:
+                settings = SparkSettings(master="local[1]")
+                bring_up_to_date(
+                    PersistClient(opened), world.location, config, until=UNTIL, settings=settings, say=said.append
+                )
+        except BaseException as error:  # noqa: BLE001 - handed to the test's own thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=run_one) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert errors == []
+    assert world.ids() == [0, 1, 2, 3]
+
+
+def test_closing_is_for_collections_that_end(world: World) -> None:
+    world.drop("a.txt", 1)
+    with pytest.raises(InvalidInput, match="not to be closed; write end_of_input: close"):
+        world.run(world.config(), None)
+
+
+@on_each_consensus
+def test_the_command(world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    world.drop("a.txt", 1, 2, 3)
+    world.write_config()
+    assert run_command(["run", "orders", "--collections", str(world.folder), "--until", str(UNTIL), "--json"]) == 0
+    captured = capsys.readouterr()
+    body = json.loads(captured.out)
+    assert (body["status"], body["commits"][0]["input_files"], body["commits"][0]["upper"]) == ("committed", 1, UNTIL)
+    assert "minted [0, 1000)" in captured.err
+    monkeypatch.setenv("PERSIST_COLLECTIONS", str(world.folder))
+    assert run_command(["run", "orders", "--until", str(UNTIL)]) == 0
+    assert capsys.readouterr().out.startswith("orders is up to date")
+    world.drop("b.txt", 4)
+    world.spark_will("fail", "too_many_errors")
+    assert run_command(["run", str(world.folder / "orders.yaml"), "--json"]) == 5
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert json.loads(captured.err.splitlines()[-1])["error"]["kind"] == "too_many_errors"
+    assert run_command(["run", "orders", "--conf", "nonsense"]) == 2
+
+
+def test_by_default_the_input_is_final_up_to_the_current_period(world: World) -> None:
+    now = parse_time("2026-03-04T05:06:07.008Z")
+    assert default_until(world.config(), now) == now
+    periods = {
+        "%Y-%m-%d-%H": "2026-03-04T05:00:00",
+        "%Y-%m-%d": "2026-03-04",
+        "%Y/%m": "2026-03-01",
+        "%Y": "2026-01-01",
+    }
+    for date_format, wanted in periods.items():
+        source = {"path": f"in/{{date:{date_format}}}.txt", "format": "debezium-json"}
+        assert default_until(world.config(source=source, time="path"), now) == parse_time(wanted)
+        assert default_until(world.config(source=source), now) == now

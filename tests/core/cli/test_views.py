@@ -1,0 +1,94 @@
+"""`persist run VIEW` and what the other commands say of views; a stand-in for `spark-submit`, all else real."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist_core.cli.main import run_command
+from persist_core.cli.run import ENV_COLLECTIONS, ENV_VIEWS, find_config
+from persist_core.config.collection import CollectionConfig
+from persist_core.config.view import ViewConfig
+from persist_core.errors import InvalidInput
+from tests.core.cli.test_run import World
+from tests.servers.backends import on_each_consensus
+
+
+@pytest.fixture
+def world(tmp_path: Path, consensus_uri: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """`collections/orders.yaml` with two orders committed up to 1000, `views/ids.yaml` and one that is tried only."""
+    made = World(tmp_path, consensus_uri, monkeypatch)
+    for folder in ("collections", "views"):
+        (tmp_path / folder).mkdir()
+    config = made.write_config(base_dir="..")
+    config.rename(tmp_path / "collections" / "orders.yaml")
+    (tmp_path / "views" / "ids.yaml").write_text("query: SELECT id FROM orders\n")
+    (tmp_path / "views" / "tried.yaml").write_text("query: SELECT id FROM orders\nread_only: true\n")
+    monkeypatch.setenv(ENV_COLLECTIONS, str(tmp_path / "collections"))
+    made.drop("a.txt", 1, 2)
+    assert run_command(["run", "orders", "--until", "1000"]) == 0
+    yield made
+    made.client.location.close()
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    capsys.readouterr()
+    assert run_command([*arguments, "--json"]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@on_each_consensus
+def test_a_view_is_run_and_read_like_a_collection(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert run_command(["run", "ids"]) == 0
+    told = capsys.readouterr()
+    assert "ids [0, 1000): 1 inputs; corrections 2, rows 2" in told.out
+    assert "contents" not in told.out
+    assert "2 rows were not as the last refresh had left them" in told.err
+    assert [row["id"] for row in printed(capsys, "snapshot", "ids")] == [1, 2]
+    assert [row["_persist_diff"] for row in printed(capsys, "changes", "ids", "--after", "5")] == [1, 1]
+    assert printed(capsys, "errors", "ids") == []
+    (described,) = printed(capsys, "describe", "orders")
+    assert described["holds"] == [{"holder": "view/ids", "since": 0}]
+    (again,) = printed(capsys, "run", "ids")
+    assert again["status"] == "up_to_date"
+    assert "as far as its inputs are" in again["reason"]
+    assert len(world.calls()) == 2
+
+
+def test_read_only_says_what_it_would_write_and_leaves_nothing(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in (("run", "ids", "--read-only"), ("run", "tried")):
+        (trial,) = printed(capsys, *arguments)
+        assert (trial["status"], trial["as_of"], trial["stats"]["inserted"]) == ("read_only", 999, 2)
+        assert trial["sample"] == [{"_persist_diff": 1, "id": 1}]
+    assert run_command(["run", "tried"]) == 0
+    told = capsys.readouterr().out
+    assert "tried as of 999 would come to: inserted 2" in told
+    assert "and 1 more updates" in told
+    assert world.client.shards() == ["orders"]
+    assert not list(world.client.blob.list_keys_and_metadata("tried/"))
+    assert run_command(["run", "orders", "--read-only"]) == 2
+    assert "--read-only is for views" in capsys.readouterr().err
+
+
+def test_a_view_is_closed_when_its_inputs_are(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["run", "ids", "--close"]) == 2
+    assert "its input orders is open" in capsys.readouterr().err
+    assert world.client.shards() == ["orders"]
+
+
+def test_names_are_looked_up_in_both_folders(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert isinstance(find_config("orders", None, None), CollectionConfig)
+    assert isinstance(find_config("ids", None, None), ViewConfig)
+    assert isinstance(find_config(str(tmp_path / "views" / "ids.yaml"), None, None), ViewConfig)
+    assert isinstance(find_config(str(tmp_path / "collections" / "orders.yaml"), None, None), CollectionConfig)
+    monkeypatch.setenv(ENV_VIEWS, str(world.folder))
+    with pytest.raises(InvalidInput, match=f"no view file {world.folder}/ids.yaml.*--views FOLDER"):
+        find_config("ids", None, None)
+    assert isinstance(find_config("ids", None, tmp_path / "views"), ViewConfig)

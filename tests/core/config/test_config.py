@@ -1,0 +1,277 @@
+"""Collection files that are right, their shorthands, and that nothing but `ConfigError` ever comes of wrong ones."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persist_core.config.checks import schedule
+from persist_core.config.collection import (
+    CollectionConfig,
+    ColumnConfig,
+    DeleteConfig,
+    OrderConfig,
+    SourceConfig,
+    TimeConfig,
+    load_collection,
+    load_collections,
+)
+from persist_core.config.yaml_text import MAX_BYTES, YamlError, parse_yaml
+from persist_core.errors import ConfigError
+from persist_core.schema import Column
+
+LEAST = {
+    "source": {"path": "in/*.jsonl", "format": "debezium-json"},
+    "key": "id",
+    "columns": {"id": "bigint", "name": "string"},
+}
+
+
+def load(folder: Path, body: dict[str, Any] | str, name: str = "orders") -> CollectionConfig:
+    path = folder / f"{name}.yaml"
+    path.write_text(body if isinstance(body, str) else yaml.safe_dump(body, sort_keys=False), encoding="utf-8")
+    return load_collection(path)
+
+
+def test_the_least_file(tmp_path: Path) -> None:
+    config = load(tmp_path, LEAST)
+    assert config.name == "orders"
+    assert config.key == ("id",)
+    assert config.base_dir == str(tmp_path)
+    assert config.order == OrderConfig(by="auto")
+    assert config.time == TimeConfig(source="description")
+    assert config.source_pattern().root == f"{tmp_path}/in"
+
+
+def test_shorthands_say_what_the_long_forms_say(tmp_path: Path) -> None:
+    short = load(
+        tmp_path,
+        """
+source: {path: "in/date={date:%Y-%m-%d}/*.csv", format: csv}
+key: id
+columns: {id: bigint, price: "DECIMAL(12, 2)"}
+order: [lsn, seq]
+time: path
+delete: {column: op, values: D}
+""",
+    )
+    long = load(
+        tmp_path,
+        """
+source: {path: "in/date={date:%Y-%m-%d}/*.csv", format: csv, delimiter: ",", header: true}
+key: [id]
+columns: {id: {type: bigint}, price: {type: "decimal(12,2)", nullable: true}}
+order: {by: fields, fields: [lsn, seq]}
+time: {source: path}
+delete: {column: op, values: [D]}
+""",
+    )
+    assert short == long
+
+
+@pytest.mark.parametrize(
+    ("shorthand", "wanted"),
+    [
+        ("order: position", {"order": OrderConfig(by="position")}),
+        ("order: {fields: [lsn]}", {"order": OrderConfig(by="fields", fields=("lsn",))}),
+        ("time: {field: ts_ms, unit: s}", {"time": TimeConfig(source="field", field="ts_ms", unit="s")}),
+        ("delete: none", {"delete": DeleteConfig(never=True)}),
+        ("delete: {null_value: true}", {"delete": DeleteConfig(null_value=True)}),
+        ("delete: {column: gone, values: true}", {"delete": DeleteConfig(column="gone", values=("true",))}),
+        (
+            "delete: {column: op, values: [007, 1, no]}",
+            {"delete": DeleteConfig(column="op", values=("007", "1", "no"))},
+        ),
+    ],
+)
+def test_shorthand(tmp_path: Path, shorthand: str, wanted: dict[str, Any]) -> None:
+    config = load(
+        tmp_path, f"source: {{path: in/*, format: json}}\nkey: id\ncolumns: {{id: bigint}}\ndelete: none\n{shorthand}\n"
+        if not shorthand.startswith("delete")
+        else f"source: {{path: in/*, format: json}}\nkey: id\ncolumns: {{id: bigint}}\n{shorthand}\n",
+    )  # fmt: skip
+    assert {name: getattr(config, name) for name in wanted} == wanted
+
+
+def test_words_that_yaml_1_1_takes_for_something_else(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        "source: {path: in/*, format: debezium-json}\nkey: no\n"
+        "columns: {no: bigint, on: string, y: string, 'null': string, '1': date}\nstart_date: 2026-01-31\n",
+    )
+    assert list(config.columns) == ["no", "on", "y", "null", "1"]
+    assert config.start_date == "2026-01-31"
+
+
+def test_schema_has_key_columns_first_in_the_order_of_the_key(tmp_path: Path) -> None:
+    config = load(
+        tmp_path, {**LEAST, "key": ["b", "a"], "columns": {"x": "json", "a": "int", "y": "date", "b": "date"}}
+    )
+    schema = config.collection_schema()
+    assert schema.key == (Column("b", "date", nullable=False), Column("a", "int", nullable=False))
+    assert schema.values == (Column("x", "json"), Column("y", "date"))
+
+
+def test_anchors_and_merge_keys_are_expanded(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        "source: {path: in/*, format: debezium-json}\nkey: id\n"
+        "columns:\n  id: bigint\n  a: &money {type: 'decimal(12,2)'}\n  b: {<<: *money, field: bb}\n  c: *money\n",
+    )
+    assert config.columns["b"] == ColumnConfig(type="decimal(12,2)", field="bb")
+    assert config.columns["c"] == config.columns["a"]
+
+
+def test_environment_is_put_into_the_path_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERSIST_TEST_DROP", "/drop")
+    monkeypatch.delenv("PERSIST_TEST_UNSET", raising=False)
+    source = {"path": "${PERSIST_TEST_DROP}/${PERSIST_TEST_UNSET:-orders}/*.jsonl", "format": "debezium-json"}
+    config = load(tmp_path, {**LEAST, "source": source, "description": "${PERSIST_TEST_DROP}"})
+    assert config.source.path == "/drop/orders/*.jsonl"
+    assert config.description == "${PERSIST_TEST_DROP}"
+
+
+def test_a_variable_that_is_set_to_a_variable_is_not_expanded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERSIST_TEST_DROP", "${HOME}")
+    with pytest.raises(ConfigError, match=r"source\.path: .*braces only as"):
+        load(tmp_path, {**LEAST, "source": {"path": "${PERSIST_TEST_DROP}/*.jsonl", "format": "debezium-json"}})
+
+
+def test_base_dir(tmp_path: Path) -> None:
+    path = tmp_path / "orders.yaml"
+    path.write_text(yaml.safe_dump({**LEAST, "base_dir": "../feeds"}))
+    assert load_collection(path).source_pattern().root == f"{tmp_path.parent}/feeds/in"
+    assert load_collection(path, Path("/srv/data")).source_pattern().root == "/srv/feeds/in"
+
+
+def test_a_loaded_collection_travels_as_json(tmp_path: Path) -> None:
+    config = load(tmp_path, {**LEAST, "order": ["lsn"], "time": {"field": "ts"}, "schedule": None})
+    assert CollectionConfig.model_validate_json(config.model_dump_json()) == config
+    assert CollectionConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+def test_a_config_made_in_python_is_held_to_the_same_rules() -> None:
+    with pytest.raises(ValueError, match="what marks a delete in csv"):
+        CollectionConfig(
+            name="x",
+            source=SourceConfig(path="*.csv", format="csv"),
+            key=("id",),
+            columns={"id": ColumnConfig(type="bigint")},
+        )
+
+
+@pytest.mark.parametrize("name", ["with space", "sql';--", "-dash", "a..b", "ünïcode", "x" * 129, "a\nb", "%2e%2e"])
+def test_a_file_whose_name_can_be_no_shard(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"name: found .*, wanted 1 to 128 letters.*; rename the file"):
+        load(tmp_path, LEAST, name=name)
+
+
+def test_collections_of_a_folder(tmp_path: Path) -> None:
+    load(tmp_path, LEAST, "b")
+    load(tmp_path, LEAST, "a")
+    (tmp_path / "a.yml").write_text(yaml.safe_dump(LEAST))
+    (tmp_path / "B.yml").write_text(yaml.safe_dump(LEAST))
+    (tmp_path / ".hidden.yaml").write_text("nonsense")
+    (tmp_path / "readme.md").write_text("nonsense")
+    (tmp_path / "broken.yaml").write_text("key: [")
+    (tmp_path / "folder.yaml").mkdir()
+    collections, errors = load_collections(tmp_path)
+    assert [config.name for config in collections] == ["B", "a"]
+    told = "\n".join(map(str, errors))
+    assert len(errors) == 4
+    assert f"{tmp_path}/a.yml: the file: found the name of a.yaml again; rename one of the two" in told
+    assert f"{tmp_path}/b.yaml: the file: found the name of B.yml again" in told
+    assert f"{tmp_path}/folder.yaml: the file: found Is a directory" in told
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    collections, errors = load_collections(tmp_path / "none")
+    assert collections == []
+    assert len(errors) == 1
+    assert "none: the folder: found No such file or directory" in str(errors[0])
+
+
+def test_a_huge_file_is_not_even_read(tmp_path: Path) -> None:
+    path = tmp_path / "orders.yaml"
+    path.write_bytes(b"#" * (MAX_BYTES + 1))
+    with pytest.raises(ConfigError, match=f"found {MAX_BYTES + 1} bytes, wanted at most {MAX_BYTES}"):
+        load_collection(path)
+
+
+def test_the_bundled_collections_are_right() -> None:
+    collections, errors = load_collections(Path(__file__).parents[3] / "dags" / "collections")
+    assert errors == []
+    assert "customers" in [config.name for config in collections]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["@daily", "0 6 * * *", "*/5 0-6,12 1,15 jan-mar mon-fri", "0 0 L * *", "0 0 * * 5#3", "0 0 * * 7", "0 0 * * L5"],
+)
+def test_schedules_that_are_taken(text: str) -> None:
+    assert schedule(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "@reboot", "* * * * * *", "60 * * * *", "* 24 * * *", "* * 0 * *", "* * * 13 *", "* * * * 8",
+             "*/0 * * * *", "1- * * * *", "a * * * *", "1-2-3 * * * *", "² * * * *", "*/99999999999 * * * *"]
+)  # fmt: skip
+def test_schedules_that_are_not(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="schedule: found "):
+        load(tmp_path, {**LEAST, "schedule": text})
+
+
+_texts = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(
+        ["id", "none", "path", "field", "@daily", "decimal(12,2)", "{date:%Y}", "${X}", "..", "_persist_x"]
+    ),
+)
+_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), _texts, st.dates()),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(_texts, inner, max_size=4)),
+    max_leaves=12,
+)
+_fields = st.sampled_from(list(CollectionConfig.model_fields))
+
+
+@given(change=st.dictionaries(_fields, _values, max_size=4))
+def test_whatever_stands_in_a_field_it_loads_or_is_a_config_error(
+    tmp_path_factory: pytest.TempPathFactory, change: dict[str, Any]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzzed.yaml"
+    path.write_text(yaml.safe_dump({**LEAST, **change}, allow_unicode=False), encoding="utf-8")
+    config, errors = outcome(path)
+    if config is not None:
+        config.collection_schema()
+        assert CollectionConfig.model_validate_json(config.model_dump_json()) == config
+    assert all(line.startswith(f"{path}: ") and line.isprintable() for line in errors)
+
+
+def outcome(path: Path) -> tuple[CollectionConfig | None, list[str]]:
+    """The collection, or the lines of its `ConfigError`; any other error fails the test."""
+    try:
+        return load_collection(path), []
+    except ConfigError as error:
+        return None, str(error).splitlines()
+
+
+@given(data=st.one_of(st.binary(max_size=200), st.text("[]{}:&*!-,#\"'\n ab1", max_size=60).map(str.encode)))
+def test_whatever_bytes_a_file_holds_reading_ends_in_data_or_a_yaml_error(data: bytes) -> None:
+    with contextlib.suppress(YamlError):
+        parse_yaml(data)
+
+
+@given(
+    body=st.dictionaries(st.text("abcxyz", min_size=1), st.one_of(st.none(), st.booleans(), st.integers(-9, 10**18)))
+)
+def test_plain_data_is_read_as_any_yaml_reader_does(body: dict[str, Any]) -> None:
+    assert parse_yaml(yaml.safe_dump(body).encode()) == body

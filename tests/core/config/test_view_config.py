@@ -1,0 +1,157 @@
+"""View files: what they may say, and how a wrong one is told: file, field, what was found and what is wanted."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from persist_core.config.view import ON_INPUT, ViewConfig, load_view, load_views
+from persist_core.errors import ConfigError, InvalidInput
+from persist_core.shard.batch import BatchDescription
+from persist_core.spark_job.spec import JobSpec
+
+ORDERS = """
+source: {path: "in/*.jsonl", format: json}
+key: id
+columns: {id: bigint, city: string, amount: "decimal(12,2)"}
+delete: none
+"""
+
+
+class Files:
+    """`collections/orders.yaml` and a folder of views beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.collections, self.views = folder / "collections", folder / "views"
+        for made in (self.collections, self.views):
+            made.mkdir()
+        (self.collections / "orders.yaml").write_text(ORDERS)
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.views / f"{name}.yaml"
+        path.write_text(text)
+        return path
+
+    def told(self, name: str, text: str) -> str:
+        """The error of a wrong file, without its folder."""
+        with pytest.raises(ConfigError) as caught:
+            load_view(self.write(name, text))
+        return str(caught.value).replace(f"{self.views}/", "")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+def test_a_view_is_a_query_and_finds_its_inputs(files: Files) -> None:
+    view = load_view(files.write("by_city", "query: SELECT city, count(*) AS n FROM orders GROUP BY city"))
+    assert (view.name, view.inputs, view.schedule, view.read_only) == ("by_city", ("orders",), ON_INPUT, False)
+    cron = load_view(
+        files.write("daily", "query: SELECT * FROM orders\nschedule: '@daily'\nlimits: {max_updates: 10}\n")
+    )
+    assert (cron.schedule, cron.limits.max_updates, cron.limits.max_rows) == ("@daily", 10, None)
+    function = load_view(files.write("f", "function: my.views:by_city\ninputs: orders\nschedule: null\n"))
+    assert (function.inputs, function.definition) == (("orders",), "function my.views:by_city")
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("", "w.yaml: the file: found nothing, wanted a mapping; start with query:"),
+        ("description: x", "w.yaml: query: found nothing, wanted exactly one of query and function"),
+        ("query: SELECT * FROM orders\nfunction: a:b", "query: found 'query and function', wanted exactly one"),
+        ("function: nonsense\ninputs: orders", "function: found 'nonsense', wanted module:name"),
+        ("function: a:b", "inputs: found 0, wanted 1 to 100 inputs"),
+        ("query: SELECT 1 AS x", "query: found no table, wanted a query over at least one shard; name a collection"),
+        ("query: 5", "query: found 5, wanted a text"),
+        ("query: SELECT * FROM orders\nshedule: '@daily'", "shedule: found an unknown field.*did you mean 'schedule'"),
+        ("query: SELECT * FROM orders\nschedule: on_imput", "schedule: found 'on_imput', .*did you mean 'on_input'"),
+        (
+            "query: SELECT * FROM orders\nschedule: often",
+            "schedule: found 'often', wanted on_input or five cron fields",
+        ),
+        ("query: SELECT * FROM orders\nlimits: {max_rows: -1}", "limits.max_rows: found -1, wanted at least 0"),
+        ("query: SELECT * FROM orders\nstart_date: 5", "start_date: found"),
+        ("query: SELECT * FROM ordrs", r"query: found table ordrs \(line 1, column 15\), .*did you mean 'orders'"),
+        (
+            "query: SELECT * FROM orders\ninputs: [orders, ../x]",
+            r"inputs\[1\]: found '\.\./x', wanted 1 to 128 letters",
+        ),
+        ("query: SELECT * FROM orders\ninputs: [orders, orders]", "wanted each name once"),
+        ("query: SELECT * FROM orders\ninputs: [orders, ORDERS]", "wanted each name once"),
+        (
+            "query: SELECT * FROM orders JOIN stores USING (id)\ninputs: [orders, shops]",
+            r"query: found table stores \(line 1, column 27\), wanted one of inputs \(orders, shops\); .* add it",
+        ),
+        ("query: SELECT * FROM orders\ninputs: {a: b}", "inputs"),
+        ("query: SELECT * FROM orders\ninputs: []", "inputs: found 0, wanted 1 to 100 inputs"),
+        ("query: SELECT citty FROM orders", r"query: found column citty \(line 1, column 8\), .*did you mean 'city'"),
+        ("query: SELECT rand() FROM orders", r"query: found rand\(\) \(line 1, column 8\)"),
+        ("query: SELEC 1 FROM orders", "query: .*wanted a query that parses; .*inputs:"),
+        ("query: SELECT * FROM w", "inputs: found 'w', wanted inputs other than the view itself"),
+        ("query: |\n  SELECT id\n  FROM orders\n  LIMIT 1\n", r"LIMIT without ORDER BY \(line 3, column 7\)"),
+    ],
+)
+def test_a_wrong_file_says_what_where_and_what_to_do(files: Files, text: str, wanted: str) -> None:
+    told = files.told("w", text)
+    assert re.search(wanted, told, re.DOTALL), told
+    assert told.startswith("w.yaml: ")
+
+
+def test_inputs_may_be_shards_without_a_file_and_syntax_that_only_spark_knows(files: Files) -> None:
+    elsewhere = load_view(files.write("e", "query: SELECT * FROM elsewhere\ninputs: [elsewhere]\n"))
+    assert elsewhere.inputs == ("elsewhere",)
+    table = load_view(files.write("t", "query: TABLE orders\ninputs: orders\n"))
+    assert table.query == "TABLE orders"
+
+
+def test_columns_of_a_view_that_names_them_are_known_to_the_next(files: Files) -> None:
+    files.write("first", "query: SELECT id, amount * 2 AS twice FROM orders")
+    assert "did you mean 'twice'" in files.told("second", "query: SELECT twise FROM first")
+    files.write("first", "query: SELECT *, amount * 2 AS twice FROM orders")
+    assert load_view(files.write("second", "query: SELECT twise FROM first")).inputs == ("first",)
+
+
+def test_views_come_after_their_inputs_and_wrong_ones_leave_the_others_alone(files: Files) -> None:
+    files.write("a", "query: SELECT * FROM b")
+    files.write("b", "query: SELECT * FROM c JOIN orders USING (id)")
+    files.write("c", "query: SELECT * FROM orders")
+    files.write("wrong", "query: SELECT nope FROM orders")
+    views, errors = load_views(files.views)
+    assert [view.name for view in views] == ["c", "b", "a"]
+    assert [str(error).partition(".yaml")[0] for error in errors] == [f"{files.views}/wrong"]
+
+
+def test_a_cycle_is_named(files: Files) -> None:
+    files.write("a", "query: SELECT * FROM b")
+    files.write("b", "query: SELECT * FROM c")
+    files.write("c", "query: SELECT * FROM a")
+    files.write("beside", "query: SELECT * FROM a")
+    views, errors = load_views(files.views)
+    assert len(errors) == 3
+    for error in errors:
+        way = re.search(r"query: found '(.*)', wanted inputs that don't read this view", str(error))
+        assert way is not None
+        assert sorted(set(way[1].split(" -> "))) == ["a", "b", "c"]
+    assert [view.name for view in views] == ["beside"]
+
+
+def test_a_view_and_a_collection_cant_share_a_shard(files: Files) -> None:
+    assert "name: found 'orders', wanted a name that no collection has" in files.told(
+        "orders", "query: SELECT * FROM daily\ninputs: [daily]"
+    )
+
+
+def test_a_job_is_told_of_a_view_as_it_is(files: Files) -> None:
+    view = load_view(files.write("v", "query: SELECT id FROM orders"))
+    description = BatchDescription("v", 0, 5, token="x", checkpoint_id="c", epoch=1, parent_id=None, writer="w")
+    for trial in (None, 4):
+        spec = JobSpec(description, view, "attempt", trial_as_of=trial)
+        again = JobSpec.from_argv(spec.to_argv())
+        assert again == spec
+        assert isinstance(again.config, ViewConfig)
+    with pytest.raises(InvalidInput, match="found a view, wanted a collection"):
+        assert again.collection

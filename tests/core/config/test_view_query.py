@@ -1,0 +1,127 @@
+"""What is known of a view's query without Spark: inputs, certain mistakes, and nothing refused that is right."""
+
+from __future__ import annotations
+
+import pytest
+
+from persist_core.config.view_query import BadQuery, UnknownSyntax, parse
+
+COLUMNS = {"a": ["id", "x", "y"], "b": ["id", "z"]}
+
+RIGHT = {  # query -> its inputs
+    "SELECT * FROM a JOIN b USING (id)": ("a", "b"),
+    "SELECT * FROM b, a, b AS again": ("b", "a"),
+    "WITH x AS (SELECT * FROM a) SELECT * FROM x, `my-orders.v1` m": ("a", "my-orders.v1"),
+    "WITH orders AS (SELECT * FROM orders) SELECT * FROM orders": ("orders",),
+    "WITH r AS (SELECT 1), s AS (SELECT * FROM r) SELECT * FROM s JOIN a": ("a",),
+    "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t WHERE n < 5) SELECT * FROM t, a": ("a",),
+    "WITH q AS (SELECT * FROM later), later AS (SELECT 1) SELECT * FROM q": ("later",),
+    "SELECT * FROM a WHERE EXISTS (SELECT 1 FROM b LIMIT 1)": ("a", "b"),
+    "SELECT x FROM a WHERE (SELECT max(z) FROM b WHERE b.id = a.id) > 1": ("a", "b"),
+    "SELECT x FROM a WHERE y IN (SELECT z FROM b)": ("a", "b"),
+    "SELECT x FROM ((SELECT x FROM a) UNION (SELECT z FROM b))": ("a", "b"),
+    "SELECT r.id FROM range(10) r JOIN a": ("a",),
+    "SELECT unix_timestamp(x) FROM a": ("a",),
+    "SELECT sort_array(collect_list(x)), size(collect_set(y)) FROM a": ("a",),
+    "SELECT array_sort(collect_list(x) FILTER (WHERE y > 1)) FROM a": ("a",),
+    "SELECT collect_list(x) OVER (PARTITION BY y ORDER BY id), first(x) IGNORE NULLS OVER (ORDER BY id) FROM a": ("a",),
+    "SELECT listagg(x) WITHIN GROUP (ORDER BY x) FROM a": ("a",),
+    "SELECT * FROM a ORDER BY x LIMIT 5 OFFSET 2": ("a",),
+    "SELECT * FROM a LIMIT ALL": ("a",),
+    "SELECT id AS k, k + 1 AS next FROM a": ("a",),
+    "SELECT transform(array(1), q -> q + 1) FROM a": ("a",),
+    "SELECT * FROM a LATERAL VIEW explode(array(1)) t AS q WHERE q > 1": ("a",),
+    "SELECT p FROM a AS t(p, q, r)": ("a",),
+    "SELECT X, a.Y FROM a": ("a",),
+    "SELECT 'today' AS word, DATE'2026-01-01', CAST('epoch' AS DATE), CAST('now' AS STRING) FROM a": ("a",),
+    "SELECT mode(x, true), mode() WITHIN GROUP (ORDER BY x) FROM a": ("a",),
+    "SELECT sum(x) OVER (PARTITION BY y ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING) FROM a": ("a",),
+    "SELECT sum(x) OVER (ORDER BY id ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) FROM a": ("a",),
+    "SELECT x, count(*) AS n FROM a GROUP BY ALL HAVING n > 1 ORDER BY n": ("a",),
+    "SELECT * EXCEPT (x) FROM a": ("a",),
+    "FROM a SELECT x": ("a",),
+    "SELECT 'now()', '; rand()' FROM a -- uuid()": ("a",),
+    "SELECT now, rand FROM c": ("c",),
+    "SELECT x FROM a;": ("a",),
+    "SELECT * FROM a PIVOT (sum(x) FOR y IN (1, 2))": ("a",),
+    "SELECT c.nothing_known FROM c": ("c",),
+    "SELECT b.id, c.q FROM b JOIN LATERAL (SELECT b.z AS q) c": ("b",),
+}
+
+WRONG = {  # query -> what the message has to say
+    "": "found 0 characters, wanted a query",
+    "SELECT 1; SELECT 2": "found 2 statements, wanted one query",
+    "INSERT INTO a SELECT 1": r"found a statement \(INSERT\), wanted a query",
+    "CREATE TABLE x AS SELECT 1": r"found a statement \(CREATE\)",
+    "DROP TABLE a": r"found a statement \(DROP\)",
+    "DELETE FROM a": r"found a statement \(DELETE\)",
+    "SHOW TABLES": r"found a statement \(SHOW\)",
+    "SELECT * FROM db.a": r"found db\.a \(line 1, column 18\), wanted the name of a shard, alone; .* `db\.a`",
+    "SELECT rand() FROM a": r"found rand\(\) \(line 1, column 8\), wanted a function of the inputs alone",
+    "SELECT x,\n  now() FROM a": r"found now\(\) \(line 2, column 3\)",
+    "SELECT current_timestamp FROM a": r"found current_timestamp \(line 1, column 8\)",
+    "SELECT current_date() FROM a": "current_date",
+    "SELECT unix_timestamp() FROM a": r"found unix_timestamp\(\)",
+    "SELECT uuid() FROM a": r"found uuid\(\)",
+    "SELECT monotonically_increasing_id() FROM a": r"found monotonically_increasing_id\(\)",
+    "SELECT spark_partition_id(), input_file_name() FROM a": r"found spark_partition_id\(\)",
+    "SELECT shuffle(array(1, 2)) FROM a": r"found shuffle\(\)",
+    "SELECT java_method('java.util.UUID', 'randomUUID') FROM a": r"found java_method\(\)",
+    "SELECT current_user FROM a": "found current_user",
+    "SELECT * FROM a TABLESAMPLE (5 PERCENT)": r"found TABLESAMPLE \(line 1, column 15\), .*xxhash64",
+    "SELECT * FROM a LIMIT 5": r"found LIMIT without ORDER BY \(line 1, column 23\)",
+    "SELECT * FROM (SELECT * FROM a LIMIT 5) ORDER BY x": "found LIMIT without ORDER BY",
+    "SELECT first(x) FROM a": r"found first\(\) \(line 1, column 8\), wanted one certain value; write max_by\(x, ",
+    "SELECT any_value(x) FROM a": r"found any_value\(\)",
+    "SELECT last(x) OVER (PARTITION BY y) FROM a": r"found last\(\)",
+    "SELECT collect_list(x) FROM a": r"found collect_list\(\) .* write sort_array\(collect_list\(\.\.\.\)\)",
+    "SELECT concat_ws(',', collect_set(x)) FROM a": r"found collect_set\(\)",
+    "SELECT DATE'today' FROM a": r"found 'today' as a time \(line 1, column 12\), wanted a time that stands still",
+    "SELECT CAST(' Now ' AS TIMESTAMP) FROM a": r"found ' Now ' as a time",
+    "SELECT try_cast('now' AS timestamp) FROM a": "found 'now' as a time",
+    "SELECT x::date, 'yesterday'::date FROM a": "found 'yesterday' as a time",
+    "SELECT date('today') FROM a": "found 'today' as a time",
+    "SELECT to_date('tomorrow') FROM a": "found 'tomorrow' as a time",
+    "SELECT to_timestamp('now') FROM a": "found 'now' as a time",
+    "SELECT timestamp('now') FROM a": "found 'now' as a time",
+    "SELECT mode(x) FROM a": r"found mode\(\) .* write mode\(x, true\)",
+    "SELECT sum(x) OVER (PARTITION BY y ROWS 2 PRECEDING) FROM a": r"found ROWS without ORDER BY \(line 1, column 8\)",
+    "SELECT nope FROM a": r"found column nope \(line 1, column 8\), wanted one of id, x, y; correct the name",
+    "SELECT idd FROM a": "did you mean 'id'",
+    "SELECT a.nope FROM a JOIN b ON a.id = b.id": r"found column a\.nope \(line 1, column 10\), wanted one of id, x, y",
+    "SELECT t.z FROM a t JOIN b AS t2": r"found column t\.z",
+    "SELECT x FROM a WHERE EXISTS (SELECT 1 FROM b WHERE b.x = a.id)": r"found column b\.x",
+    "SELECT x FROM a UNION ALL SELECT w FROM b": "found column w",
+    "SELECT x FROM a ORDER BY nope": "found column nope",
+}
+
+
+@pytest.mark.parametrize("query", RIGHT)
+def test_right_queries_pass_and_name_their_inputs(query: str) -> None:
+    parsed = parse(query)
+    parsed.check_columns(COLUMNS.get)
+    assert parsed.inputs == RIGHT[query]
+
+
+@pytest.mark.parametrize("query", WRONG)
+def test_wrong_queries_say_what_where_and_what_to_do(query: str) -> None:
+    with pytest.raises(BadQuery, match=WRONG[query]):
+        parse(query).check_columns(COLUMNS.get)
+
+
+@pytest.mark.parametrize("query", ["SELEC x FROM a", "SELECT (x FROM a", "SELECT 'x FROM a", "TABLE a", "((((("])
+def test_what_the_parser_does_not_understand_may_be_told_to_spark(query: str) -> None:
+    with pytest.raises(UnknownSyntax, match=r"inputs: \["):
+        parse(query)
+
+
+def test_outputs_are_known_where_each_column_is_named() -> None:
+    assert parse("SELECT id, x + 1 AS more FROM a").outputs == ("id", "more")
+    assert parse("SELECT id, x + 1 FROM a").outputs is None
+    assert parse("SELECT a.* FROM a").outputs is None
+    assert parse("SELECT id FROM a UNION SELECT x FROM a").outputs == ("id",)
+
+
+def test_a_query_that_nests_without_end_is_no_crash() -> None:
+    with pytest.raises(BadQuery):
+        parse("SELECT " + "(" * 20_000 + "1" + ")" * 20_000)

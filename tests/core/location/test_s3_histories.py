@@ -1,0 +1,203 @@
+"""Random histories over a real S3 server whose wire fails by seed: is every answer explained by one order of the calls?
+
+Each writer has a client, a wire and a clock of its own. Requests are lost before and after they took effect, answered
+in the server's place, or arrive late: during a later request of anybody. Truncated objects are swept at once, so that
+names are freed under writers that stall, and no answer is trusted without a second look. Some calls go by a bookmark.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from botocore.awsrequest import AWSResponse
+from hypothesis import settings
+
+from persist_core.clock import ManualClock
+from persist_core.errors import StorageError
+from persist_core.ids import SeededIds
+from persist_core.location import CaSResult, S3Consensus, VersionedData, s3_settings
+from persist_core.location.s3 import consensus as s3_consensus
+from persist_core.location.s3.client import S3Settings
+from tests.core.location.s3_wire import Answer, Lost, Wire, carry_out, timed_out
+from tests.core.location.test_faults import CALLS_PER_WRITER, KEY, WRITERS, ids_of, write_history
+from tests.servers.s3 import S3Server
+from tests.sim.linearize import Recorder, explain, find_order
+from tests.sim.turns import Pause, SteppedConsensus, take_turns
+
+FAULTS = 0.25  # the share of requests that are struck
+HISTORIES = 300 if settings.get_current_profile_name() == "nightly" else 12
+
+
+class RoughSea:
+    """Strikes requests by seed; late ones are kept until a later request of any writer, or the end."""
+
+    def __init__(self, ids: SeededIds) -> None:
+        self._ids = ids
+        self._lock = threading.Lock()
+        self._late: list[Any] = []
+        self.struck: Counter[str] = Counter()
+
+    def fate(self, request: Any) -> AWSResponse | None:
+        with self._lock:
+            due, self._late = (self._late, []) if self._ids.jitter() < 0.3 else ([], self._late)
+            draw, kind = self._ids.jitter(), self._ids.jitter()
+        for late in due:
+            carry_out(late)
+        if draw >= FAULTS:
+            return None
+        if kind < 0.25 and request.method == "PUT":
+            self.struck["late"] += 1
+            with self._lock:
+                self._late.append(request)
+            return timed_out(is_processed=False)(request)
+        fates: list[Callable[[Any], AWSResponse]] = [
+            *(Lost(is_processed) for is_processed in (True, False)),
+            *(Answer(status, is_processed) for status in (500, 503) for is_processed in (True, False)),
+            Answer(409),
+        ]
+        chosen = fates[int(kind * len(fates))]
+        self.struck[str(chosen)] += 1
+        return chosen(request)
+
+    def deliver_late(self) -> None:
+        for request in self._late:
+            carry_out(request)
+        self._late = []
+
+
+class Struck:
+    """Fates without an end, for a wire."""
+
+    def __init__(self, sea: RoughSea) -> None:
+        self._sea = sea
+
+    def popleft(self) -> Callable[[Any], AWSResponse | None]:
+        return self._sea.fate
+
+
+class Forgetful(S3Consensus):
+    """Forgets, before half of its compare-and-sets, what it has seen, and goes by a bookmark: as a new process does."""
+
+    def __init__(self, place: S3Settings, ids: SeededIds) -> None:
+        super().__init__(place, clock=ManualClock(), ids=ids)
+        self._chance = ids
+        self._bookmarks: list[str] = []
+        self.turned = 0
+
+    def compare_and_set(self, key: str, expected: int | None, new: VersionedData) -> CaSResult:
+        bookmark = self.bookmark(key)
+        if bookmark is not None:
+            self._bookmarks.append(bookmark)
+        if self._bookmarks and self._chance.jitter() < 0.5:
+            self._seen.clear()
+            old = self._bookmarks[-1 - int(self._chance.jitter() * min(3, len(self._bookmarks)))]
+            self.turned += self.turn_to(key, old) is not None
+        return super().compare_and_set(key, expected, new)
+
+
+class Fleet:
+    """Several consensus objects on one location, all on one rough sea."""
+
+    def __init__(self, uri: str, seed: int) -> None:
+        self.sea = RoughSea(ids_of(seed, 1))
+        place = s3_settings(uri)
+        assert place is not None
+        self.calm = S3Consensus(place, clock=ManualClock(), ids=ids_of(seed, 50))
+        self.calm.compare_and_set("probe", 0, VersionedData(1, b""))  # the probe needs calm
+        self.ships = [Forgetful(place, ids_of(seed, 60 + number)) for number in range(WRITERS)]
+        for ship in self.ships:
+            wire = Wire(ship)
+            for operation in ("PutObject", "GetObject", "ListObjectsV2"):
+                wire._fates[operation] = Struck(self.sea)  # type: ignore[assignment]  # it has all that a wire asks of it
+
+    def check(self, recorder: Recorder, seed: int) -> None:
+        self.sea.deliver_late()
+        final = tuple(self.calm.scan(KEY, 0))
+        if find_order(recorder.calls, final) is None:
+            raise AssertionError(f"PERSIST_SEED={seed}: {explain(recorder.calls, final)}")
+
+    def close(self) -> None:
+        for ship in (self.calm, *self.ships):
+            ship.close()
+
+
+@pytest.fixture
+def bucket(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], str]:
+    monkeypatch.setattr(s3_consensus, "KEEP_MS", -10_000)
+    monkeypatch.setattr(s3_consensus, "TRUST_MS", -1)
+    monkeypatch.setattr(s3_consensus, "RECALL_MS", 10**12)
+    name = versitygw.make_bucket()
+    return lambda seed: versitygw.uri(f"{name}/{seed}")
+
+
+def test_histories_by_turns(bucket: Callable[[int], str], persist_seed: int) -> None:
+    struck: Counter[str] = Counter()
+    turned = 0
+    for seed in range(persist_seed, persist_seed + HISTORIES):
+        fleet, recorder = Fleet(bucket(seed), seed), Recorder(KEY)
+
+        def player(
+            writer: int, fleet: Fleet = fleet, recorder: Recorder = recorder, seed: int = seed
+        ) -> Callable[[Pause], None]:
+            def play(pause: Pause) -> None:
+                own = SteppedConsensus(fleet.ships[writer], pause)
+                write_history(recorder, own, ids_of(seed, 2 + writer), writer, CALLS_PER_WRITER)
+
+            return play
+
+        take_turns(ids_of(seed), [player(writer) for writer in range(WRITERS)])
+        fleet.check(recorder, seed)
+        struck += fleet.sea.struck
+        turned += sum(ship.turned for ship in fleet.ships)
+        fleet.close()
+    assert struck["late"] >= HISTORIES // 4, struck
+    assert len(struck) >= 7, struck
+    assert turned >= HISTORIES // 4, "no writer went by a bookmark"
+
+
+def test_histories_of_free_threads(bucket: Callable[[int], str], persist_seed: int) -> None:
+    """The real race, which no seed repeats."""
+    for seed in range(persist_seed + 1000, persist_seed + 1000 + HISTORIES):
+        fleet, recorder = Fleet(bucket(seed), seed), Recorder(KEY)
+        threads = [
+            threading.Thread(target=write_history, args=(recorder, ship, ids_of(seed, 2 + writer), writer, 4))
+            for writer, ship in enumerate(fleet.ships)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        fleet.check(recorder, seed)
+        fleet.close()
+
+
+def test_the_check_finds_a_writer_that_trusts_a_late_answer(
+    bucket: Callable[[int], str], persist_seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With names freed at once and every answer trusted, some history must come out wrong: else this proves nothing."""
+    monkeypatch.setattr(s3_consensus, "TRUST_MS", 10**12)
+    for seed in range(persist_seed, persist_seed + 20 * HISTORIES):
+        fleet, recorder = Fleet(bucket(seed), seed), Recorder(KEY)
+        stalled = fleet.ships[0]
+        try:
+            for seqno in range(3):
+                recorder.compare_and_set(fleet.calm, seqno - 1 if seqno else None, version(seqno))
+                if seqno == 0:
+                    recorder.head(stalled)
+            recorder.truncate(fleet.calm, 2)
+            recorder.compare_and_set(stalled, 0, version(1, b"stalled"))
+            fleet.check(recorder, seed)
+        except (AssertionError, StorageError) as error:
+            if isinstance(error, AssertionError):
+                return
+        finally:
+            fleet.close()
+    raise AssertionError("a writer that trusts late answers was never found out")
+
+
+def version(seqno: int, data: bytes = b"v") -> VersionedData:
+    return VersionedData(seqno, data)

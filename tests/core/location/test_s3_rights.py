@@ -1,0 +1,108 @@
+"""The policies of docs/locations-s3.md allow exactly the requests that are made."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist_core.clock import SystemClock
+from persist_core.errors import StorageError
+from persist_core.location import S3Blob, S3Consensus, VersionedData, open_blob, open_consensus
+from persist_core.location.s3 import blob as s3
+from persist_core.location.s3.client import BLOB_TRIES
+from persist_core.location.s3.log import S3Logs
+from tests.core.location.s3_wire import Answer, Wire
+from tests.servers.s3 import S3Server
+
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "locations-s3.md"
+MIB = 1 << 20
+
+# The right that each request needs (AWS service authorization reference, "Actions, resources, and condition keys for
+# Amazon S3").
+RIGHT_OF = {
+    "ListObjectsV2": "s3:ListBucket",
+    "GetObject": "s3:GetObject",
+    "HeadObject": "s3:GetObject",
+    "PutObject": "s3:PutObject",
+    "CreateMultipartUpload": "s3:PutObject",
+    "UploadPart": "s3:PutObject",
+    "CompleteMultipartUpload": "s3:PutObject",
+    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    "DeleteObject": "s3:DeleteObject",
+    "DeleteObjects": "s3:DeleteObject",
+    "GetBucketVersioning": "s3:GetBucketVersioning",
+    "GetBucketLifecycleConfiguration": "s3:GetLifecycleConfiguration",
+    "GetObjectLockConfiguration": "s3:GetBucketObjectLockConfiguration",
+}
+
+
+def policy(name: str) -> dict[str, Any]:
+    """The policy that the document marks so."""
+    found = re.search(rf"<!-- policy: {name} -->\n```json\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert found is not None
+    body: dict[str, Any] = json.loads(found[1])
+    return body
+
+
+def rights(name: str) -> set[str]:
+    return {action for statement in policy(name)["Statement"] for action in statement["Action"]}
+
+
+@pytest.mark.parametrize("name", ["least", "doctor"])
+def test_policies_are_well_formed(name: str) -> None:
+    body = policy(name)
+    assert body.keys() == {"Version", "Statement"}
+    assert body["Version"] == "2012-10-17"
+    for statement in body["Statement"]:
+        assert statement.keys() == {"Sid", "Effect", "Action", "Resource"}
+        assert statement["Effect"] == "Allow"
+        on_objects = {"s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"}
+        assert statement["Resource"].endswith("/*") == bool(on_objects & set(statement["Action"]))
+        assert statement["Resource"].startswith("arn:aws:s3:::")
+
+
+def test_the_policies_allow_what_is_done_and_nothing_else(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0)
+    uri = versitygw.new_uri("persist")
+    blob, consensus = open_blob(uri), open_consensus(uri)
+    assert isinstance(blob, S3Blob)
+    assert isinstance(consensus, S3Consensus)
+    wires = [Wire(blob), Wire(consensus)]
+    use_blob(blob, wires[0], monkeypatch)
+    use_consensus(consensus, monkeypatch)
+    assert {RIGHT_OF[operation] for wire in wires for operation in wire.take_counts()} == rights("least")
+    for store in (blob, consensus):
+        list(store.diagnose(SystemClock()))
+    done = {RIGHT_OF[operation] for wire in wires for operation in wire.take_counts()}
+    assert done - {"s3:ListBucket"} == rights("doctor")
+    blob.close()
+    consensus.close()
+
+
+def use_blob(blob: S3Blob, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call, also with a large value, once successful and once not."""
+    monkeypatch.setattr(s3, "MULTIPART_BYTES", 6 * MIB)
+    monkeypatch.setattr(s3, "PIECE_BYTES", 5 * MIB)
+    blob.set("k", b"v")
+    blob.set("large", bytes(11 * MIB))
+    wire.script("UploadPart", *[Answer(500)] * (3 * BLOB_TRIES))
+    with pytest.raises(StorageError):
+        blob.set("large", bytes(11 * MIB))
+    assert blob.get("k") == b"v"
+    assert [found.key for found in blob.list_keys_and_metadata("")] == ["k", "large"]
+    assert blob.delete("k") == 1
+
+
+def use_consensus(consensus: S3Consensus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call, and a sweep that has something to delete."""
+    for seqno in range(3):
+        consensus.compare_and_set("a key", seqno - 1 if seqno else None, VersionedData(seqno, b"v"))
+    assert list(consensus.list_keys()) == ["a key"]
+    assert len(consensus.scan("a key", 0)) == 3
+    sweep = S3Logs.sweep
+    monkeypatch.setattr(S3Logs, "sweep", lambda logs, key, first, _: sweep(logs, key, first, -10_000))
+    assert consensus.truncate("a key", 2) == 2

@@ -1,0 +1,161 @@
+"""`fsck` finds what it says it finds, and nothing in a shard that keeps its promises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist_core.clock import ManualClock
+from persist_core.errors import CorruptArtifact
+from persist_core.handles.client import PersistClient
+from persist_core.handles.write import errs_schema, updates_schema
+from persist_core.ids import SeededIds
+from persist_core.location.consensus import VersionedData
+from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.open import OpenLocation
+from persist_core.maintenance.fsck import fsck
+from persist_core.protocol.fork import fork
+from persist_core.protocol.fork_records import list_forks
+from persist_core.shard.batch import BatchDescription, SourceFrontier
+from tests.core.handles.test_read import SCHEMA, history, table
+from tests.core.protocol.restored_shard import SHARD, Collection
+
+Row = tuple[Any, ...]
+
+
+class Location:
+    def __init__(self) -> None:
+        clock = ManualClock(1)
+        self.blob, self.consensus = MemBlob(), MemConsensus()
+        self.client = PersistClient(OpenLocation(self.blob, self.consensus), clock, SeededIds(1, clock))
+        self.epoch = 0
+        self.sources: dict[str, SourceFrontier] = {}
+
+    def append(self, lower: int, upper: int, oks: list[Row], errs: list[Row] | None = None) -> None:
+        self.epoch += 1
+        writer = self.client.open_writer("s")
+        description = BatchDescription(
+            "s",
+            lower,
+            upper,
+            token=f"t{self.epoch}",
+            checkpoint_id="c",
+            epoch=self.epoch,
+            parent_id=None,
+            writer="w",
+            sources=self.sources,
+        )
+        key = writer.stage(
+            description,
+            SCHEMA,
+            self.client.ids.uuid7(),
+            table(oks, updates_schema(SCHEMA)),
+            table(errs or [], errs_schema(SCHEMA)),
+        )
+        writer.compare_and_append(self.client.manifest(key), key)
+
+    def checks(self) -> set[str]:
+        return {finding.check for finding in fsck(self.client, "s").findings}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_right_history_is_clean(seed: int) -> None:
+    location = Location()
+    updates = history(seed, 20)
+    location.append(0, 9, [row for row in updates if row[4] < 9])
+    location.append(9, 20, [row for row in updates if row[4] >= 9], [(None, None, "key", "m", None, b"x", 10, 1)])
+    report = fsck(location.client, "s")
+    assert report.is_clean, report.findings
+    assert report.updates == len(updates) + 1
+
+
+@pytest.mark.parametrize(
+    ("oks", "errs", "check"),
+    [
+        ([(1, "eu", None, "a", 0, 1), (1, "eu", None, "b", 1, 1)], [], "one_value_per_key"),
+        ([(1, "eu", None, "a", 0, -1)], [], "one_value_per_key"),
+        ([(1, "eu", None, "a", 0, 2)], [], "one_value_per_key"),
+        ([(1, "eu", None, "a", 0, 1), (1, "eu", None, "b", 1, -1)], [], "retraction_carries_its_value"),
+        ([(1, "eu", None, "a", 0, 1)], [(1, "eu", "value", "m", b"k", b"p", 1, 1)], "one_value_per_key"),
+        (
+            [],
+            [(None, None, "key", "m", b"k", b"p", 1, 1), (None, None, "key", "m", b"k", b"q", 2, 1)],
+            "one_value_per_key",
+        ),
+    ],
+)
+def test_broken_contents_are_found(oks: list[Row], errs: list[Row], check: str) -> None:
+    location = Location()
+    location.append(0, 9, oks, errs)
+    assert location.checks() == {check}
+
+
+def test_an_err_that_replaces_an_ok_is_clean() -> None:
+    location = Location()
+    location.append(
+        0,
+        9,
+        [(1, "eu", None, "a", 0, 1), (1, "eu", None, "a", 3, -1), (1, "eu", None, "b", 5, 1)],
+        [(1, "eu", "value", "m", b"k", b"p", 3, 1), (1, "eu", "value", "other", b"k", b"p", 5, -1)],
+    )
+    assert location.checks() == set()
+
+
+def test_missing_and_altered_files_are_found() -> None:
+    location = Location()
+    location.append(0, 9, [(1, "eu", None, "a", 0, 1)])
+    keys = [entry.key for entry in location.blob.list_keys_and_metadata("s/batches/")]
+    (part,) = [key for key in keys if key.endswith(".parquet")]
+    (manifest,) = [key for key in keys if key.endswith("manifest.json")]
+    data = location.blob.get(part)
+    assert data is not None
+    location.blob.set(part, data + b"x")
+    assert location.checks() == {"part"}
+    location.blob.delete(part)
+    assert location.checks() == {"part"}
+    location.blob.set(manifest, b"{}")
+    assert location.checks() == {"manifest"}
+    location.blob.delete(manifest)
+    assert location.checks() == {"manifest"}
+    head = location.consensus.head("s")
+    assert head is not None
+    location.consensus.compare_and_set("s", head.seqno, VersionedData(head.seqno + 1, b"garbage"))
+    assert location.checks() == {"state"}
+
+
+def test_a_damaged_ledger_and_a_damaged_checkpoint_are_found() -> None:
+    location = Location()
+    segment = {"key": "s/sources/files/0.json.zst", "files": 1, "sha256": "0" * 64, "size_bytes": 1}
+    offsets = {"base": "/in", "files": 1, "size_bytes": 1, "segments": [segment]}
+    location.sources = {"files": SourceFrontier("files", offsets)}
+    location.append(0, 9, [])
+    assert location.checks() == {"source_progress"}
+    location.blob.set("s/checkpoints/_latest", b"not an id")
+    assert location.checks() == {"source_progress", "checkpoint"}
+
+
+def test_a_fork_whose_record_is_gone_is_found(tmp_path: Path) -> None:
+    shard = Collection(tmp_path)
+    first, _ = shard.run(10), shard.run(20)
+    done = fork(shard.client, SHARD, first, "twin", writer="w")
+    again = shard.beside("twin")
+    again.run(30)
+    second = again.checkpointer.list_checkpoints()[-1]
+    fork(shard.client, "twin", second, "third", writer="w")
+    for name in ("twin", "third"):
+        assert fsck(shard.client, name).is_clean
+    records = list_forks(shard.client.blob, SHARD)
+    assert [(record.fork, record.checkpoint_id) for record in records] == [("third", second), ("twin", first)]
+    assert [record.keys for record in list_forks(shard.client.blob, "twin")] == [
+        (again.client.state("twin").batches[-1].manifest_key,)
+    ]
+    assert done.commit.restored_from == first
+    shard.client.blob.delete(next(record.key for record in records if record.fork == "twin"))
+    assert [finding.check for finding in fsck(shard.client, "twin").findings] == ["fork"]
+    assert fsck(shard.client, "third").is_clean
+    shard.client.blob.set(records[0].key, b"{}")
+    with pytest.raises(CorruptArtifact, match="record of a fork"):
+        list_forks(shard.client.blob, SHARD)
+    assert [finding.check for finding in fsck(shard.client, "third").findings] == ["fork"]

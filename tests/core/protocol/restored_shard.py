@@ -1,0 +1,229 @@
+"""A collection whose write stage is the plain-Python oracle, on any location: for tests of going back and on again.
+
+Its input files hold no more than their names: the records that they stand for are kept beside them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.clock import ManualClock
+from persist_core.config.collection import CollectionConfig
+from persist_core.handles.client import PersistClient
+from persist_core.handles.write import errs_schema, updates_schema
+from persist_core.ids import SeededIds
+from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.open import OpenLocation
+from persist_core.maintenance.fsck import fsck
+from persist_core.oracle.consolidate import Err, Slot, UpsertDiff, Value, as_of, canonical_bytes
+from persist_core.oracle.upsert import Record, drain_sealed_input
+from persist_core.protocol import stages
+from persist_core.protocol.restore import RestorePlan, plan_restore, restore
+from persist_core.protocol.stages import Minted
+from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME
+from persist_core.shard.batch import BatchDescription, StateArtifact, attempt_prefix
+from persist_core.shard.state import Committed
+from persist_core.sources.files import FrozenInput
+from persist_core.testing.strategies import SCHEMA
+from tests.sim.simulator.write_stage import ArrowParts
+
+SHARD = "things"
+KEEP_ALL = {"keep_last": 1000, "snapshot_every": 3}
+
+
+class Collection:
+    """`run` mints, writes, appends and checkpoints once; a name of another shard makes it a fork's."""
+
+    def __init__(self, folder: Path, location: OpenLocation | None = None, shard: str = SHARD) -> None:
+        self.folder, self.shard = folder, shard
+        self.location = location or OpenLocation(MemBlob(), MemConsensus())
+        self.clock = ManualClock(1_700_000_000_000)
+        ids = SeededIds(7, self.clock)
+        self.client = PersistClient(self.location, self.clock, ids, fetch_threads=1, part_format=ArrowParts())
+        body = {
+            "name": shard,
+            "source": {"path": "*.txt", "format": "json"},
+            "key": [column.name for column in SCHEMA.key],
+            "columns": {column.name: column.type for column in SCHEMA.columns},
+            "delete": "none",
+            "base_dir": str(folder),
+            "retention": KEEP_ALL,
+        }
+        self.config = CollectionConfig.model_validate(body)
+        self.feed: dict[str, tuple[Record, ...]] = {}
+        self.stashed: dict[bytes, tuple[Record, ...]] = {}
+
+    def beside(self, shard: str) -> Collection:
+        """The same files and stores under another shard's name."""
+        other = Collection(self.folder, self.location, shard)
+        other.feed, other.stashed = self.feed, self.stashed
+        other.client.ids = self.client.ids  # or they would draw the same ids
+        return other
+
+    def drop(self, name: str, records: Iterable[Record]) -> None:
+        self.feed[name] = tuple(records)
+        (self.folder / name).write_text(name)
+
+    def take_out(self, name: str) -> None:
+        (self.folder / name).unlink()
+
+    def mint(self, until: int | None) -> BatchDescription:
+        minted = stages.mint(self.client, self.config, until=until, writer=f"dag/{until}")
+        assert isinstance(minted, Minted), minted
+        return minted.description
+
+    def run(self, until: int | None) -> str:
+        """One dag run up to `until`; returns its checkpoint's id."""
+        description = self.mint(until)
+        result = stages.append(self.client, description, self.write(description))
+        assert isinstance(result, Committed), result
+        stages.checkpoint(self.client, self.config)
+        return description.checkpoint_id
+
+    def write(self, description: BatchDescription) -> str:
+        """What the Spark job does."""
+        records = [record for name in self.files_of(description) for record in self.feed[name]]
+        stash = [record for artifact in description.stash for record in self._stash_of(artifact)]
+        drained = drain_sealed_input(
+            records,
+            stash,
+            self.updates(),
+            lower=description.lower,
+            upper=description.upper,
+            stash_frontier=description.stash_frontier,
+            schema=SCHEMA,
+        )
+        known = set(map(repr, stash)) if description.is_delta else set()
+        kept = tuple(record for record in drained.stash if repr(record) not in known)
+        attempt = self.client.ids.uuid7()
+        oks, errs = as_tables(drained.updates)
+        return self.client.open_writer(self.shard).stage(
+            description,
+            SCHEMA,
+            attempt,
+            oks,
+            errs,
+            operator_state=self._stage_stash(description, attempt, kept),
+            stats=drained.stats.to_json(),
+        )
+
+    def files_of(self, description: BatchDescription) -> list[str]:
+        """Names of the files that the description takes in."""
+        data = None if description.input_key is None else self.client.blob.get(description.input_key)
+        return [] if data is None else [file.relative for file in FrozenInput.decode(data).files]
+
+    def _stage_stash(
+        self, description: BatchDescription, attempt: str, records: tuple[Record, ...]
+    ) -> tuple[StateArtifact, ...]:
+        if not records:
+            return ()
+        data = repr(records).encode()
+        self.stashed[data] = records
+        key = f"{attempt_prefix(self.shard, attempt)}/_persist_part=stash/part-0.parquet"
+        self.client.blob.set(key, data)
+        digest = hashlib.sha256(data).hexdigest()
+        return (StateArtifact("upsert-stash", 0, description.is_delta, key, len(data), digest),)
+
+    def _stash_of(self, artifact: StateArtifact) -> tuple[Record, ...]:
+        data = self.client.blob.get(artifact.key)
+        assert data is not None
+        assert hashlib.sha256(data).hexdigest() == artifact.sha256
+        return self.stashed[data]
+
+    def go_back(self, checkpoint_id: str) -> Committed:
+        """Restore the shard itself."""
+        result = restore(self.client, self.plan(checkpoint_id), writer="test/restore")
+        assert isinstance(result, Committed), result
+        return result
+
+    def plan(self, checkpoint_id: str) -> RestorePlan:
+        plan = plan_restore(self.client, self.shard, checkpoint_id)
+        assert isinstance(plan, RestorePlan), plan
+        return plan
+
+    def upper(self) -> int:
+        return self.client.state(self.shard).upper.time or 0
+
+    def updates(self) -> list[UpsertDiff]:
+        """Everything that the shard holds."""
+        state = self.client.ensure_shard(self.shard)
+        if state.schema is None:
+            return []
+        oks, errs = self.client.open_reader(self.shard).all_updates(state)
+        return [*_from_oks(oks), *_from_errs(errs)]
+
+    def contents(self, time: int) -> dict[Slot, Any]:
+        """As of `time`, by the updates themselves; NaN equals itself in it."""
+        return contents(self.updates(), time)
+
+    def read(self, time: int) -> dict[Slot, Any]:
+        """As of `time`, by what readers use."""
+        reader = self.client.open_reader(self.shard)
+        oks = reader.snapshot(time)
+        timed = oks.append_column(TIME, pa.repeat(0, len(oks))).append_column(DIFF, pa.repeat(1, len(oks)))
+        errs = reader.errors(time)
+        found = [*_from_oks(timed), *_from_errs(errs.append_column(DIFF, pa.repeat(1, len(errs))))]
+        return {update.slot: shown(update.value) for update in found}
+
+    @property
+    def checkpointer(self) -> BlobCheckpointer:
+        return BlobCheckpointer(self.client.blob, self.shard)
+
+    def check(self) -> None:
+        """`fsck` finds nothing."""
+        report = fsck(self.client, self.shard)
+        assert report.is_clean, report.findings
+
+
+def contents(updates: Iterable[UpsertDiff], time: int) -> dict[Slot, Any]:
+    """As of `time`; NaN equals itself in it."""
+    return {slot: shown(value) for slot, value in as_of(updates, time).items()}
+
+
+def shown(value: Value) -> Any:
+    """A value as plain data in which NaN equals itself."""
+    return value if isinstance(value, Err) else canonical_bytes(value, [str(i) for i in range(len(value))])
+
+
+def as_tables(updates: Iterable[UpsertDiff]) -> tuple[pa.Table, pa.Table]:
+    """Oks and errs, as `WriteHandle.stage` takes them."""
+    keys, values = SCHEMA.key_names, [column.name for column in SCHEMA.values]
+    oks, errs = [], []
+    for u in updates:
+        at = {TIME: u.time, DIFF: u.diff}
+        if isinstance(u.value, Err):
+            slot = (None,) * len(keys) if isinstance(u.slot, bytes) else u.slot
+            err = {
+                ERR_KIND: u.value.kind,
+                ERR_MESSAGE: u.value.message,
+                ERR_KEY: u.value.key_bytes,
+                ERR_PAYLOAD: u.value.payload,
+            }
+            errs.append({**dict(zip(keys, slot, strict=True)), **err, **at})
+        else:
+            row = dict(zip(keys, u.slot, strict=True)) | dict(zip(values, u.value, strict=True))
+            oks.append({**row, **at})
+    return (
+        pa.Table.from_pylist(oks, schema=updates_schema(SCHEMA)),
+        pa.Table.from_pylist(errs, schema=errs_schema(SCHEMA)),
+    )
+
+
+def _from_oks(table: pa.Table) -> Iterator[UpsertDiff]:
+    for row in table.to_pylist():
+        slot = tuple(row[name] for name in SCHEMA.key_names)
+        yield UpsertDiff(slot, tuple(row[column.name] for column in SCHEMA.values), row[TIME], row[DIFF])
+
+
+def _from_errs(table: pa.Table) -> Iterator[UpsertDiff]:
+    for row in table.to_pylist():
+        err = Err(row[ERR_KIND], row[ERR_KEY], row[ERR_PAYLOAD], row[ERR_MESSAGE])
+        key = tuple(row[name] for name in SCHEMA.key_names)
+        slot = key if key[0] is not None else row[ERR_KEY] if row[ERR_KEY] is not None else row[ERR_PAYLOAD]
+        yield UpsertDiff(slot, err, row[TIME], row[DIFF])

@@ -1,0 +1,282 @@
+"""Minting over shards: how far a view goes, what is frozen, which holds it takes, when there is nothing to read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from persist_core.clock import ManualClock
+from persist_core.config.view import ViewConfig
+from persist_core.errors import CorruptArtifact, InvalidInput, OutsideFrontiers, UnknownVersion
+from persist_core.frontier import CLOSED, MAX_TIME, Frontier
+from persist_core.handles.client import PersistClient
+from persist_core.handles.write import manifest_for, stage_manifest, updates_schema
+from persist_core.ids import SeededIds
+from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.open import OpenLocation
+from persist_core.maintenance.fsck import fsck
+from persist_core.protocol import stages
+from persist_core.protocol.stages import Minted, NothingToDo
+from persist_core.schema import CollectionSchema, Column
+from persist_core.shard.batch import BatchCounts, BatchDescription, BatchManifest
+from persist_core.shard.state import Committed
+from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource, check_closable, load_frozen
+
+SCHEMA = CollectionSchema(key=(), values=(Column("n", "bigint"),))
+
+
+class World:
+    """Two inputs, `a` and `b`, and a view of them, in memory."""
+
+    def __init__(self) -> None:
+        self.blob, clock = MemBlob(), ManualClock(5)
+        self.client = PersistClient(OpenLocation(self.blob, MemConsensus()), clock, SeededIds(1, clock))
+
+    def view(self, **fields: Any) -> ViewConfig:
+        body = {"name": "v", "query": "SELECT * FROM a, b", "inputs": ["a", "b"]}
+        return ViewConfig.model_validate({**body, **fields})
+
+    def append(self, shard: str, upper: int | None, *numbers: int, diff: int = 1) -> None:
+        """A batch with these numbers at its last time, by a writer that knows nothing of views."""
+        state = self.client.ensure_shard(shard)
+        newest = state.newest_commit
+        description = BatchDescription(
+            shard=shard,
+            lower=state.upper.time or 0,
+            upper=upper,
+            token=self.client.ids.uuid7(),
+            checkpoint_id=self.client.ids.uuid7(),
+            epoch=newest.epoch + 1 if newest else 1,
+            parent_id=None,
+            writer="test",
+        )
+        time = MAX_TIME if upper is None else upper - 1
+        oks = pa.Table.from_pylist(
+            [dict(zip(updates_schema(SCHEMA).names, (n, time, diff), strict=True)) for n in numbers],
+            schema=updates_schema(SCHEMA),
+        )
+        writer = self.client.open_writer(shard)
+        key = writer.stage(description, SCHEMA, self.client.ids.uuid7(), oks)
+        assert isinstance(writer.compare_and_append(self.client.manifest(key), key), Committed)
+
+    def mint(self, until: int | None = None, **fields: Any) -> Minted | NothingToDo:
+        return stages.mint(self.client, self.view(**fields), until=until, writer="test")
+
+    def refresh(self, until: int | None = None, **fields: Any) -> BatchDescription:
+        """Mint, and commit an empty batch for it, as if the query had no rows."""
+        minted = self.mint(until, **fields)
+        assert isinstance(minted, Minted), minted
+        description, config = minted.description, self.view(**fields)
+        key = stages.write_without_input(self.client, config, description)
+        if key is None:
+            manifest: BatchManifest = manifest_for(description, SCHEMA, (), BatchCounts(), rows="none")
+            key = stage_manifest(self.blob, manifest, self.client.ids.uuid7())
+        assert isinstance(stages.append(self.client, description, key), Committed)
+        stages.checkpoint(self.client, config)
+        return description
+
+    def held(self, shard: str) -> dict[str, int | None]:
+        return {holder: hold.since.time for holder, hold in self.client.state(shard).holds.items()}
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    made.append("a", 10, 1)
+    made.append("b", 7, 2)
+    return made
+
+
+def test_a_view_goes_as_far_as_its_inputs_and_until(world: World) -> None:
+    minted = world.mint()
+    assert isinstance(minted, Minted)
+    assert (minted.description.lower, minted.description.upper, minted.description.input_files) == (0, 7, 2)
+    assert minted.notices == ()
+    bounded = world.mint(5)
+    assert isinstance(bounded, Minted)
+    assert (bounded.description.upper, bounded.notices) == (5, ())
+    short = world.mint(9)
+    assert isinstance(short, Minted)
+    assert (short.description.upper, *short.notices) == (
+        7,
+        "view v goes up to 7 and not to 9, as asked for: its input b has come no further",
+    )
+    assert minted.description.input_key is not None
+    frozen = load_frozen(world.client, minted.description.input_key)
+    assert frozen == FrozenShards("SELECT * FROM a, b", 6, {"a": 10, "b": 7})
+    refreshed = Refreshed.of(minted.description.sources)
+    assert refreshed == Refreshed(6, minted.description.input_key, {"a": 10, "b": 7})
+
+
+def test_the_same_dag_run_mints_the_same_token(world: World) -> None:
+    first, second = world.mint(5), world.mint(5)
+    assert isinstance(first, Minted)
+    assert isinstance(second, Minted)
+    assert first.description.token == second.description.token
+
+
+def test_nothing_to_do_names_the_input_that_is_behind(world: World) -> None:
+    world.refresh()
+    world.append("a", 20)
+    nothing = world.mint()
+    assert isinstance(nothing, NothingToDo)
+    assert "holds everything before 7, and its input b has come to 7" in nothing.reason
+    covered = world.mint(6)
+    assert isinstance(covered, NothingToDo)
+    assert "covered by an earlier commit" in covered.reason
+    missing = world.mint(query="SELECT * FROM c", inputs=["c"], name="w")
+    assert isinstance(missing, NothingToDo)
+    assert "its input c does not exist yet" in missing.reason
+
+
+def test_closed_inputs_never_end_and_close_the_view_when_all_are(world: World) -> None:
+    world.append("b", None, 3)
+    assert world.refresh().upper == 10
+    with pytest.raises(InvalidInput, match="its input a is open"):
+        check_closable(world.client, world.view())
+    world.append("a", None, 4)
+    check_closable(world.client, world.view())
+    assert world.refresh().upper is None
+    assert world.client.state("v").upper == CLOSED
+    assert "closed" in getattr(world.mint(), "reason", "")
+
+
+def test_an_input_whose_since_has_passed_is_an_error(world: World) -> None:
+    hold = world.client.open_since("a", "retention")
+    hold.downgrade(Frontier(8))
+    with pytest.raises(OutsideFrontiers, match="needs its input a as of 6, but a can be read from since 8 on"):
+        world.mint()
+
+
+def test_holds_are_taken_at_mint_and_never_give_up_history_by_themselves(world: World) -> None:
+    world.mint()
+    assert world.held("a") == {"view/v": 0}
+    world.refresh()
+    assert world.held("a") == {"view/v": 0}
+    assert world.client.state("a").since == Frontier(0)
+    retention = world.client.open_since("a", "retention")
+    retention.downgrade(Frontier(9))
+    assert world.client.state("a").since == Frontier(0), "the view may still need 6"
+    stages.checkpoint(world.client, world.view())
+    assert world.held("a") == {"view/v": 6, "retention": 9}
+    assert world.client.state("a").since == Frontier(6)
+    stages.checkpoint(world.client, world.view())
+    assert world.held("a") == {"view/v": 6, "retention": 9}
+    world.append("b", 12)
+    assert world.refresh().upper == 10
+    assert world.client.state("a").since == Frontier(9)
+
+
+def test_an_input_that_is_read_no_more_is_let_go(world: World) -> None:
+    world.refresh()
+    assert (world.held("a"), world.held("b")) == ({"view/v": 0}, {"view/v": 0})
+    world.append("a", 20, 3)
+    world.refresh(query="SELECT * FROM a", inputs=["a"])
+    assert (world.held("a"), world.held("b")) == ({"view/v": 0}, {})
+    world.append("a", 30, 4)
+    world.refresh(query="SELECT * FROM a", inputs=["a"])
+    assert (world.held("a"), world.held("b")) == ({"view/v": 0}, {})
+
+
+def test_a_lost_frozen_input_does_not_stop_the_next_refresh(world: World) -> None:
+    world.append("b", 10)
+    first = world.refresh()
+    for shard in ("a", "b"):
+        world.append(shard, 20)
+    assert first.input_key is not None
+    world.blob.delete(first.input_key)
+    assert world.refresh().input_key is not None
+    assert fsck(world.client, "v").is_clean
+
+
+def test_where_no_input_has_changed_there_is_nothing_to_read(world: World) -> None:
+    world.append("b", 10)
+    first = world.refresh()
+    for shard in ("a", "b"):
+        world.append(shard, 20)
+    minted = world.mint()
+    assert isinstance(minted, Minted)
+    assert minted.description.input_key is None
+    assert minted.notices == ("no input has changed: nothing to read",)
+    sealed = world.refresh()
+    refreshed = Refreshed.of(sealed.sources)
+    assert refreshed == Refreshed(19, first.input_key or "", {"a": 20, "b": 20})
+    assert fsck(world.client, "v").is_clean
+    world.append("a", 30, 5)
+    world.append("b", 30)
+    assert world.refresh().input_key is not None
+
+
+@pytest.mark.parametrize("change", ["query", "rogue", "inputs"])
+def test_what_is_not_as_the_last_refresh_left_it_is_read_again(world: World, change: str) -> None:
+    world.append("b", 10)
+    world.refresh()
+    for shard in ("a", "b"):
+        world.append(shard, 20)
+    fields: dict[str, Any] = {}
+    if change == "query":
+        fields["query"] = "SELECT 1 FROM a, b"
+    if change == "inputs":
+        fields |= {"query": "SELECT * FROM a", "inputs": ["a"]}
+    if change == "rogue":
+        world.append("v", 12, 99)
+    minted = world.mint(**fields)
+    assert isinstance(minted, Minted)
+    assert minted.description.input_key is not None
+
+
+def test_a_damaged_frozen_input_is_named(world: World) -> None:
+    minted = world.mint()
+    assert isinstance(minted, Minted)
+    key = minted.description.input_key
+    assert key is not None
+    for data, error in ((b"{}", CorruptArtifact), (b'{"version": 9}', UnknownVersion)):
+        world.blob.set(key, data)
+        with pytest.raises(error):
+            load_frozen(world.client, key)
+    other = FrozenShards("SELECT 2", 6, {"a": 10})
+    world.blob.set(key, other.encode())
+    with pytest.raises(CorruptArtifact, match="has digest"):
+        load_frozen(world.client, key)
+    world.blob.delete(key)
+    with pytest.raises(CorruptArtifact, match="is missing"):
+        load_frozen(world.client, key)
+
+
+def test_fsck_finds_a_missing_frozen_input_and_rows_that_were_never_there(world: World) -> None:
+    description = world.refresh()
+    assert fsck(world.client, "v").is_clean
+    assert description.input_key is not None
+    world.blob.delete(description.input_key)
+    assert [finding.check for finding in fsck(world.client, "v").findings] == ["source_progress"]
+    world.append("b", 9, 2, diff=-1)
+    assert fsck(world.client, "b").is_clean
+    world.append("b", 11, 2, diff=-1)
+    (finding,) = fsck(world.client, "b").findings
+    assert finding.check == "counts_not_negative"
+
+
+def test_trials_take_no_hold_and_stage_nothing(world: World) -> None:
+    config = world.view()
+    before = {entry.key for entry in world.blob.list_keys_and_metadata("")}
+    assert ShardSource(config, world.client).trial_time(None) == 6
+    assert ShardSource(config, world.client).trial_time(4) == 3
+    description = stages.trial_description(world.client, config, 6)
+    assert (description.lower, description.upper) == (0, 7)
+    assert ShardSource(config, world.client).frozen_at(6).as_of == 6
+    assert {entry.key for entry in world.blob.list_keys_and_metadata("")} == before
+    assert world.client.shards() == ["a", "b"]
+    assert world.held("a") == {}
+    world.client.ensure_shard("c")
+    with pytest.raises(OutsideFrontiers, match="not all of its inputs"):
+        ShardSource(world.view(inputs=["a", "c"]), world.client).trial_time(None)
+
+
+def test_minted_and_covered_by_another_description_of_the_same_interval(world: World) -> None:
+    loser = world.mint()
+    assert isinstance(loser, Minted)
+    world.refresh(5)
+    key = stages.manifest_of_outdated(world.client, world.view(), loser.description)
+    assert isinstance(stages.append(world.client, loser.description, key), stages.Conflict)

@@ -1,0 +1,312 @@
+"""Transitions of a shard's state, as SEMANTICS section 3 states them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persist_core.errors import (
+    BadBounds,
+    InvalidInput,
+    InvariantViolation,
+    LeaseExpired,
+    NotReadable,
+    SchemaMismatch,
+    TokenReuse,
+)
+from persist_core.frontier import CLOSED, ZERO, Frontier
+from persist_core.schema import CollectionSchema, Column
+from persist_core.shard.batch import BatchCounts, BatchManifest, Restored, SourceFrontier
+from persist_core.shard.invariants import check_state, check_step
+from persist_core.shard.state import (
+    MAX_COMMITS_KEPT,
+    MIN_COMMITS_KEPT,
+    Committed,
+    Hold,
+    HoldMismatch,
+    ShardState,
+    UpperMismatch,
+    compare_and_append,
+    compare_and_downgrade_hold,
+    expire_leases,
+    register_hold,
+    register_lease,
+    release_hold,
+    release_lease,
+    renew_lease,
+    start_fork,
+)
+
+SCHEMA = CollectionSchema(key=(Column("id", "bigint", nullable=False),), values=(Column("name", "string"),))
+
+
+def manifest(
+    lower: int,
+    upper: int | None,
+    token: str,
+    *,
+    contents: str = "c",
+    schema: CollectionSchema = SCHEMA,
+    epoch: int | None = None,
+) -> BatchManifest:
+    return BatchManifest(
+        shard="s",
+        lower=lower,
+        upper=upper,
+        token=token,
+        contents=contents,
+        schema=schema,
+        parts=(),
+        counts=BatchCounts(),
+        checkpoint_id=f"id-{token}",
+        epoch=lower + 1 if epoch is None else epoch,
+        parent_id=None,
+        writer=f"writer-{token}",
+    )
+
+
+def append(state: ShardState, batch: BatchManifest) -> tuple[ShardState, Committed | UpperMismatch]:
+    after, result = compare_and_append(state, batch, f"key-{batch.token}", expected_upper=batch.lower, now_ms=7)
+    if after is not state:
+        after = replace(after, seqno=after.seqno + 1)
+        check_step(state, after)
+    return after, result
+
+
+def test_an_append_moves_the_upper_and_binds_its_token() -> None:
+    state, result = append(ShardState("s"), manifest(0, 10, "a"))
+    assert isinstance(result, Committed)
+    assert result.is_new
+    assert state.upper == Frontier(10)
+    assert [batch.manifest_key for batch in state.batches] == ["key-a"]
+    assert state.commits[0].seqno == state.seqno
+
+
+def test_the_same_token_again_is_the_first_answer_also_after_others_have_appended() -> None:
+    first, committed = append(ShardState("s"), manifest(0, 10, "a"))
+    later, _ = append(first, manifest(10, 20, "b"))
+    again, result = append(later, manifest(0, 10, "a"))
+    assert again is later
+    assert isinstance(result, Committed)
+    assert isinstance(committed, Committed)
+    assert (result.commit, result.is_new) == (committed.commit, False)
+
+
+def test_the_same_token_with_other_contents_is_refused() -> None:
+    state, _ = append(ShardState("s"), manifest(0, 10, "a"))
+    with pytest.raises(TokenReuse, match="Mint a new description"):
+        append(state, manifest(0, 10, "a", contents="other"))
+
+
+def test_token_is_checked_before_upper_and_arguments_before_both() -> None:
+    state, _ = append(ShardState("s"), manifest(0, 10, "a"))
+    with pytest.raises(TokenReuse):
+        append(state, manifest(3, 10, "a", contents="other"))
+    with pytest.raises(BadBounds):
+        append(state, replace(manifest(0, 10, "a"), upper=0))
+    with pytest.raises(InvalidInput, match="expected upper 5"):
+        compare_and_append(state, manifest(0, 10, "a"), "k", expected_upper=5, now_ms=0)
+
+
+def test_a_lost_race_is_a_value_that_names_the_winner() -> None:
+    state, _ = append(ShardState("s"), manifest(0, 10, "a"))
+    same, result = append(state, manifest(0, 20, "b", epoch=9))
+    assert same is state
+    assert isinstance(result, UpperMismatch)
+    assert (result.expected, result.found, result.is_stale) == (0, Frontier(10), False)
+    assert result.winner is not None
+    assert result.winner.writer == "writer-a"
+
+
+def test_a_forgotten_token_is_stale_never_a_second_commit() -> None:
+    state = ShardState("s")
+    for number in range(MAX_COMMITS_KEPT + 5):
+        state, _ = append(state, manifest(number, number + 1, f"t{number}"))
+    assert MIN_COMMITS_KEPT <= len(state.commits) <= MAX_COMMITS_KEPT
+    same, result = append(state, manifest(0, 1, "t0"))
+    assert same is state
+    assert isinstance(result, UpperMismatch)
+    assert result.is_stale
+
+
+@pytest.mark.parametrize(("lower", "upper"), [(5, 5), (5, 4), (0, 0)])
+def test_empty_and_backward_bounds_are_refused(lower: int, upper: int) -> None:
+    with pytest.raises(BadBounds):
+        append(ShardState("s"), manifest(lower, upper, "a"))
+
+
+def test_a_closed_shard_takes_no_more() -> None:
+    state, _ = append(ShardState("s"), manifest(0, None, "a"))
+    assert state.upper == CLOSED
+    _, result = append(state, manifest(5, 6, "b"))
+    assert isinstance(result, UpperMismatch)
+
+
+def test_schema_may_grow_by_nullable_columns_only() -> None:
+    state, _ = append(ShardState("s"), manifest(0, 10, "a"))
+    wider = replace(SCHEMA, values=(*SCHEMA.values, Column("age", "int")))
+    state, _ = append(state, manifest(10, 20, "b", schema=wider))
+    assert state.schema == wider
+    for bad in (
+        SCHEMA,
+        replace(wider, values=(Column("name", "int"), Column("age", "int"))),
+        replace(wider, values=(*wider.values, Column("x", "int", nullable=False))),
+        replace(wider, key=(Column("id", "int", nullable=False),)),
+    ):
+        with pytest.raises(SchemaMismatch, match="left"):
+            append(state, manifest(20, 30, "c", schema=bad))
+
+
+def test_since_is_the_minimum_of_the_holds_never_regresses_and_stays_with_none_left() -> None:
+    state, _ = register_lease(ShardState("s"), "r1", now_ms=0, duration_ms=100)
+    state, _ = register_hold(state, "h", opaque="o1")
+    state, _ = renew_lease(state, "r1", now_ms=1, since=Frontier(50))
+    assert state.since == ZERO
+    state, moved = compare_and_downgrade_hold(state, "h", expected_opaque="o1", opaque="o2", since=Frontier(30))
+    assert (state.since, moved) == (Frontier(30), Hold(Frontier(30), "o2"))
+    state, released = release_hold(state, "h")
+    assert (state.since, released) == (Frontier(50), True)
+    state, _ = release_lease(state, "r1")
+    assert state.since == Frontier(50)
+    with pytest.raises(NotReadable, match="which is gone"):
+        register_lease(state, "r2", now_ms=1, duration_ms=10, since=Frontier(40))
+
+
+def test_an_expired_lease_says_so_always_and_expiring_twice_is_harmless() -> None:
+    state, _ = register_lease(ShardState("s"), "r", now_ms=0, duration_ms=10)
+    assert renew_lease(state, "r", now_ms=10)[1].heartbeat_ms == 10
+    for _ in range(2):
+        with pytest.raises(LeaseExpired):
+            renew_lease(state, "r", now_ms=11)
+        with pytest.raises(LeaseExpired):
+            register_lease(state, "r", now_ms=11, duration_ms=10)
+    state, expired = expire_leases(state, now_ms=11)
+    assert expired == ("r",)
+    same, expired = expire_leases(state, now_ms=11)
+    assert (same is state, expired) == (True, ())
+    with pytest.raises(LeaseExpired):
+        renew_lease(state, "r", now_ms=5)
+
+
+def test_a_stolen_hold_is_a_mismatch_and_a_repeated_move_is_not() -> None:
+    state, _ = register_hold(ShardState("s"), "h", opaque="o1")
+    state, _ = compare_and_downgrade_hold(state, "h", expected_opaque="o1", opaque="o2", since=Frontier(5))
+    same, again = compare_and_downgrade_hold(state, "h", expected_opaque="o1", opaque="o2", since=Frontier(5))
+    assert (same is state, again) == (True, Hold(Frontier(5), "o2"))
+    same, mismatch = compare_and_downgrade_hold(state, "h", expected_opaque="o1", opaque="o3", since=Frontier(9))
+    assert (same is state, mismatch) == (True, HoldMismatch(Hold(Frontier(5), "o2")))
+
+
+def test_a_broken_state_is_named() -> None:
+    state, _ = append(ShardState("s"), manifest(0, 10, "a"))
+    with pytest.raises(InvariantViolation, match="upper_is_the_last_batch"):
+        check_state(replace(state, upper=Frontier(11)))
+    with pytest.raises(InvariantViolation, match=r"upper_never_regresses|upper_is_the_last_batch"):
+        check_step(state, replace(state, upper=Frontier(5), seqno=state.seqno + 1))
+    with pytest.raises(InvariantViolation, match="seqno_moves_by_one"):
+        check_step(state, state)
+
+
+COMMANDS = st.lists(
+    st.tuples(
+        st.sampled_from(["append", "retry", "lease", "renew", "release", "expire", "hold", "move", "drop"]),
+        st.integers(0, 3),
+        st.integers(0, 40),
+    ),
+    max_size=40,
+)
+
+
+@given(COMMANDS)
+def test_no_sequence_of_commands_breaks_an_invariant(commands: list[tuple[str, int, int]]) -> None:
+    """Whatever is asked in whatever order: every step passes every named invariant, and since <= every live hold."""
+    state, clock, appended = ShardState("s"), 0, list[BatchManifest]()
+    for number, (name, who, amount) in enumerate(commands):
+        clock += amount
+        before = state
+        try:
+            if name == "append" and state.upper.time is not None:
+                batch = manifest(state.upper.time, state.upper.time + amount + 1, f"t{number}", epoch=number + 1)
+                state, result = compare_and_append(state, batch, "k", expected_upper=batch.lower, now_ms=clock)
+                assert isinstance(result, Committed)
+                assert result.is_new
+                appended.append(batch)
+            elif name == "retry" and appended:
+                batch = appended[who % len(appended)]
+                state, result = compare_and_append(state, batch, "k", expected_upper=batch.lower, now_ms=clock)
+                assert isinstance(result, Committed)
+                assert not result.is_new
+            elif name == "lease":
+                state, _ = register_lease(state, f"r{number}", now_ms=clock, duration_ms=30)
+            elif name == "renew" and state.leases:
+                state, _ = renew_lease(state, sorted(state.leases)[0], now_ms=clock, since=Frontier(amount))
+            elif name == "release" and state.leases:
+                state, _ = release_lease(state, sorted(state.leases)[-1])
+            elif name == "expire":
+                state, _ = expire_leases(state, now_ms=clock)
+            elif name == "hold":
+                state, _ = register_hold(state, f"h{who}", opaque="o")
+            elif name == "move" and state.holds:
+                holder = sorted(state.holds)[0]
+                state, _ = compare_and_downgrade_hold(
+                    state,
+                    holder,
+                    expected_opaque=state.holds[holder].opaque,
+                    opaque=f"o{number}",
+                    since=Frontier(amount),
+                )
+            elif name == "drop":
+                state, _ = release_hold(state, f"h{who}")
+        except LeaseExpired:
+            assert name == "renew"
+        if state is not before:
+            state = replace(state, seqno=state.seqno + 1)
+            check_step(before, state)
+
+
+def going_back(state: ShardState, sources: dict[str, SourceFrontier], restored: Restored | None) -> ShardState:
+    upper = state.upper.time or 0
+    batch = replace(manifest(upper, upper + 1, f"back {upper}"), sources=sources, restored=restored)
+    return append(state, batch)[0]
+
+
+def files(number: int) -> SourceFrontier:
+    return SourceFrontier("files", {"base": "/in", "files": number, "segments": []})
+
+
+def test_progress_goes_back_by_a_restore_and_by_nothing_else() -> None:
+    state = going_back(ShardState("s"), {"files": files(5), "more": files(1)}, None)
+    for sunk in ({"files": files(4)}, {"files": SourceFrontier("files", {"base": "/in"})}):
+        with pytest.raises(InvariantViolation, match="progress_goes_back_only_by_a_restore"):
+            going_back(state, sunk, None)
+    restored = going_back(state, {"files": files(4)}, Restored("s", "older", 1))
+    assert restored.sources == {"files": files(4)}
+    assert restored.commits[-1].restored_from == "older"
+    assert going_back(restored, {"files": files(5)}, None).sources == {"files": files(5)}
+    with pytest.raises(InvariantViolation, match="progress_moves_with_data"):
+        check_step(state, replace(state, seqno=state.seqno + 1, sources={"files": files(9), "more": files(1)}))
+
+
+def test_a_fork_starts_only_in_a_shard_that_is_empty_and_not_held_below_its_since() -> None:
+    source, _ = append(append(ShardState("s"), manifest(0, 10, "a"))[0], manifest(10, 20, "b"))
+    batch = replace(manifest(0, 20, "f"), shard="f", restored=Restored("s", "older", 20))
+
+    def start(state: ShardState) -> tuple[ShardState, Committed]:
+        return start_fork(state, batch, "key-f", batches=source.batches, since=Frontier(5), now_ms=1)
+
+    for before in (None, ShardState("f", seqno=0)):
+        after, done = start(before or ShardState("f"))
+        check_step(before, replace(after, seqno=after.seqno + 1))
+        assert (after.since, after.upper, after.batches) == (Frontier(5), Frontier(20), source.batches)
+        assert (done.is_new, done.commit.restored_from) == (True, "older")
+        again, known = start(after)
+        assert again is after
+        assert not known.is_new
+    with pytest.raises(InvalidInput, match="is there already"):
+        start(replace(source, shard="f"))
+    held, _ = register_hold(ShardState("f"), "view/v", opaque="o")
+    with pytest.raises(InvalidInput, match="is held at 0"):
+        start(held)

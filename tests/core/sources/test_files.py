@@ -1,0 +1,209 @@
+"""The file source: what is frozen, consumed, left over and reported. On a real file system and a real `Blob`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from persist_core.errors import CorruptArtifact, InvalidInput, SourceChanged, UnknownVersion
+from persist_core.location.mem import MemBlob
+from persist_core.shard.batch import SourceFrontier
+from persist_core.sources.files import FileSource, FrozenInput, check_unchanged
+from persist_core.time_text import parse_time
+from tests.core.sources.drop_folder import DAY_MS, collection, drop, names
+
+
+def test_files_come_in_natural_order_with_their_facts(tmp_path: Path) -> None:
+    for name in ("part-10.jsonl", "part-9.jsonl", "b/x.jsonl"):
+        drop(tmp_path, name)
+    path = drop(tmp_path, "part-1.jsonl", b"123", mtime_ms=1_700_000_000_123)
+    freeze = FileSource(collection(tmp_path), MemBlob()).freeze(None, until=None)
+    assert names(freeze) == ["part-1.jsonl", "part-9.jsonl", "part-10.jsonl"]
+    first = freeze.frozen.files[0]
+    assert (first.path, first.size_bytes, first.mtime_ms, first.date_ms) == (str(path), 3, 1_700_000_000_123, None)
+    assert freeze.notices() == ()
+
+
+def test_nothing_is_consumed_twice_and_late_files_are_found(tmp_path: Path) -> None:
+    source = FileSource(collection(tmp_path, "date={date:%Y-%m-%d}/*.jsonl"), MemBlob())
+    drop(tmp_path, "date=2026-01-02/a.jsonl")
+    first = source.freeze(None, until=None)
+    frontier = source.advance(None, first.frozen)
+    assert names(source.freeze(frontier, until=None)) == []
+    drop(tmp_path, "date=2026-01-01/late.jsonl")
+    drop(tmp_path, "date=2026-01-02/0.jsonl")
+    second = source.freeze(frontier, until=None)
+    assert names(second) == ["date=2026-01-01/late.jsonl", "date=2026-01-02/0.jsonl"]
+    after = source.advance(frontier, second.frozen)
+    assert names(source.freeze(after, until=None)) == []
+    assert after.offsets["files"] == 3
+
+
+def test_a_file_dated_at_the_upper_is_not_due(tmp_path: Path) -> None:
+    source = FileSource(collection(tmp_path, "{date:%Y-%m-%d}.jsonl"), MemBlob())
+    for day in (1, 2, 3):
+        drop(tmp_path, f"2026-01-0{day}.jsonl")
+    freeze = source.freeze(None, until=parse_time("2026-01-03"))
+    assert names(freeze) == ["2026-01-01.jsonl", "2026-01-02.jsonl"]
+    assert freeze.not_due == 1
+    assert "1 files are dated at or after this run's end" in freeze.notices()[0]
+    assert source.freeze(None, until=parse_time("2026-01-03") + 1).not_due == 0
+
+
+def test_empty_files_are_consumed_too(tmp_path: Path) -> None:
+    source = FileSource(collection(tmp_path), MemBlob())
+    drop(tmp_path, "empty.jsonl", b"")
+    freeze = source.freeze(None, until=None)
+    assert names(freeze) == ["empty.jsonl"]
+    assert names(source.freeze(source.advance(None, freeze.frozen), until=None)) == []
+
+
+@pytest.mark.parametrize(("data", "mtime_ms"), [(b"longer", 1_000), (b"ab", 2_000)], ids=["size", "mtime"])
+def test_a_consumed_file_that_changed_is_reported_not_read(tmp_path: Path, data: bytes, mtime_ms: int) -> None:
+    source = FileSource(collection(tmp_path), MemBlob())
+    drop(tmp_path, "a.jsonl", b"ab", mtime_ms=1_000)
+    frontier = source.advance(None, source.freeze(None, until=None).frozen)
+    drop(tmp_path, "a.jsonl", data, mtime_ms=mtime_ms)
+    freeze = source.freeze(frontier, until=None)
+    assert names(freeze) == []
+    (changed,) = freeze.changed
+    assert (changed.old_size_bytes, changed.old_mtime_ms) == (2, 1_000)
+    assert (changed.new_size_bytes, changed.new_mtime_ms) == (len(data), mtime_ms)
+    assert "changed after it was consumed (2 bytes at 1000" in freeze.notices()[0]
+
+
+def test_limits_take_the_first_files_and_leave_the_rest(tmp_path: Path) -> None:
+    for number in range(1, 13):
+        drop(tmp_path, f"{number}.jsonl", b"x" * 10)
+    config = collection(tmp_path, limits={"max_files": 5, "max_bytes": 35})
+    source = FileSource(config, MemBlob())
+    frontier: SourceFrontier | None = None
+    seen: list[list[str]] = []
+    for _ in range(4):
+        freeze = source.freeze(frontier, until=DAY_MS)
+        assert freeze.upper == DAY_MS
+        frontier = source.advance(frontier, freeze.frozen)
+        seen.append(names(freeze))
+    assert seen == [[f"{n}.jsonl" for n in range(first, first + 3)] for first in (1, 4, 7, 10)]
+    assert freeze.left_over == 0
+
+
+def test_a_file_beyond_the_limit_is_taken_alone(tmp_path: Path) -> None:
+    drop(tmp_path, "1.jsonl", b"x" * 100)
+    drop(tmp_path, "2.jsonl")
+    freeze = FileSource(collection(tmp_path, limits={"max_bytes": 10}), MemBlob()).freeze(None, until=DAY_MS)
+    assert names(freeze) == ["1.jsonl"]
+    assert freeze.is_over_limit
+    assert freeze.left_over == 1
+    assert any("are more than the collection's limits allow" in line for line in freeze.notices())
+
+
+def test_closing_takes_everything_that_has_no_later_run(tmp_path: Path) -> None:
+    for number in range(5):
+        drop(tmp_path, f"{number}.jsonl")
+    freeze = FileSource(collection(tmp_path, limits={"max_files": 2}), MemBlob()).freeze(None, until=None)
+    assert len(freeze.frozen.files) == 5
+    assert freeze.is_over_limit
+    assert freeze.upper is None
+
+
+def test_with_times_from_paths_whole_dates_are_taken_and_the_upper_stops_before_the_rest(tmp_path: Path) -> None:
+    for name in ("z/2026-01-01.jsonl", "a/2026-01-01.jsonl", "a/2026-01-02.jsonl", "b/2026-01-03.jsonl"):
+        drop(tmp_path, name)
+    config = collection(tmp_path, "*/{date:%Y-%m-%d}.jsonl", time="path", limits={"max_files": 1})
+    source = FileSource(config, MemBlob())
+    first = source.freeze(None, until=parse_time("2026-01-04"))
+    assert names(first) == ["a/2026-01-01.jsonl", "z/2026-01-01.jsonl"]
+    assert first.upper == parse_time("2026-01-02")
+    assert (first.left_over, first.is_over_limit) == (2, True)
+    frontier = source.advance(None, first.frozen)
+    second = source.freeze(frontier, until=None, lower=parse_time("2026-01-02"))
+    assert names(second) == ["a/2026-01-02.jsonl"]
+    assert second.upper == parse_time("2026-01-03")
+
+
+def test_files_dated_before_the_lower_go_together(tmp_path: Path) -> None:
+    for day in (1, 2, 3, 5):
+        drop(tmp_path, f"2026-01-0{day}.jsonl")
+    config = collection(tmp_path, "{date:%Y-%m-%d}.jsonl", time="path", limits={"max_files": 1})
+    lower, until = parse_time("2026-01-03"), parse_time("2026-01-06")
+    freeze = FileSource(config, MemBlob()).freeze(None, until=until, lower=lower)
+    assert names(freeze) == ["2026-01-01.jsonl", "2026-01-02.jsonl", "2026-01-03.jsonl"]
+    assert freeze.upper == parse_time("2026-01-05")
+
+
+def test_frozen_input_has_canonical_bytes(tmp_path: Path) -> None:
+    for number in range(3):
+        drop(tmp_path, f"{number}.jsonl", mtime_ms=1_000)
+    first = FileSource(collection(tmp_path), MemBlob()).freeze(None, until=None).frozen
+    again = FileSource(collection(tmp_path), MemBlob()).freeze(None, until=None).frozen
+    assert first.encode() == again.encode()
+    assert first.digest() == again.digest()
+    assert FrozenInput.decode(first.encode()) == first
+    other = FrozenInput(first.files[1:], first.base)
+    assert other.digest() != first.digest()
+
+
+def test_frozen_input_of_elsewhere_is_refused() -> None:
+    with pytest.raises(UnknownVersion, match="frozen input version 2"):
+        FrozenInput.decode(b'{"version":2,"base":"","files":[]}')
+    for data in (b"", b"[]", b"{}", b'{"version":1,"base":"","files":[[1]]}', b"\xff"):
+        with pytest.raises(CorruptArtifact, match="mint again"):
+            FrozenInput.decode(data)
+
+
+def test_frozen_files_that_change_or_vanish_are_named(tmp_path: Path) -> None:
+    path = drop(tmp_path, "a.jsonl", b"ab", mtime_ms=1_000)
+    frozen = FileSource(collection(tmp_path), MemBlob()).freeze(None, until=None).frozen
+    check_unchanged(frozen)
+    drop(tmp_path, "a.jsonl", b"abc", mtime_ms=1_000)
+    with pytest.raises(SourceChanged, match=r"a\.jsonl changed between minting and reading: 2 bytes at 1000, now 3"):
+        check_unchanged(frozen)
+    drop(tmp_path, "a.jsonl", b"xy", mtime_ms=1_001)
+    with pytest.raises(SourceChanged, match="now 2 bytes at 1001"):
+        check_unchanged(frozen)
+    path.unlink()
+    with pytest.raises(SourceChanged, match=r"a\.jsonl can't be read any more"):
+        check_unchanged(frozen)
+
+
+def test_a_frontier_can_be_advanced_again_but_not_past_the_same_files(tmp_path: Path) -> None:
+    drop(tmp_path, "a.jsonl")
+    blob = MemBlob()
+    source = FileSource(collection(tmp_path), blob)
+    frozen = source.freeze(None, until=None).frozen
+    frontier = source.advance(None, frozen)
+    assert FileSource(collection(tmp_path), blob).advance(None, frozen) == frontier
+    with pytest.raises(InvalidInput, match=r"a\.jsonl.*consumed by an earlier commit"):
+        source.advance(frontier, frozen)
+    twice = FrozenInput((frozen.files[0], frozen.files[0]), frozen.base)
+    with pytest.raises(InvalidInput, match="names a file twice"):
+        source.advance(None, twice)
+
+
+@pytest.mark.parametrize("wider", ["**/*.jsonl", "/{top}/**/*.jsonl", "/{top}/in/*/*.jsonl"])
+def test_another_pattern_over_the_same_files_reads_nothing_again(tmp_path: Path, wider: str) -> None:
+    drop(tmp_path, "in/x/a.jsonl")
+    drop(tmp_path, "in/x/b.jsonl")
+    blob = MemBlob()
+    narrow = FileSource(collection(tmp_path, "in/x/*.jsonl"), blob)
+    frontier = narrow.advance(None, narrow.freeze(None, until=None).frozen)
+    drop(tmp_path, "in/y/c.jsonl")
+    wide = FileSource(collection(tmp_path, wider.replace("/{top}", str(tmp_path))), blob)
+    freeze = wide.freeze(frontier, until=None)
+    assert [file.path for file in freeze.frozen.files] == [f"{tmp_path}/in/y/c.jsonl"]
+    assert FrozenInput.decode(freeze.frozen.encode()) == freeze.frozen
+    after = wide.advance(frontier, freeze.frozen)
+    assert names(wide.freeze(after, until=None)) == []
+    assert names(narrow.freeze(after, until=None)) == []
+
+
+def test_a_tree_that_moved_is_known_by_its_relative_paths(tmp_path: Path) -> None:
+    drop(tmp_path, "old/a.jsonl", mtime_ms=1_000)
+    blob = MemBlob()
+    source = FileSource(collection(tmp_path / "old"), blob)
+    frontier = source.advance(None, source.freeze(None, until=None).frozen)
+    (tmp_path / "old").rename(tmp_path / "new")
+    moved = FileSource(collection(tmp_path / "new"), blob)
+    assert names(moved.freeze(frontier, until=None)) == []

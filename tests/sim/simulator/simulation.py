@@ -1,0 +1,182 @@
+"""One simulation from its start to its last check, and where all of it is put together.
+
+Scenario + Decisions --> actors on simulated stores --> closing dag runs without faults --> last checks --> Outcome
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.clock import ManualClock
+from persist_core.frontier import Frontier
+from persist_core.handles.client import PersistClient
+from persist_core.location.blob import Blob
+from persist_core.location.consensus import Consensus
+from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.open import OpenLocation
+from persist_core.maintenance.fsck import fsck
+from persist_core.protocol import stages
+from tests.sim.simulator.actors import (
+    DagRuns,
+    Stages,
+    checkpoint_some,
+    collect_some,
+    ends_of,
+    hold_some,
+    read_some,
+)
+from tests.sim.simulator.referee import Referee
+from tests.sim.simulator.scheduler import (
+    MAX_TRIES,
+    Decisions,
+    Failure,
+    Scheduler,
+    ScriptedDecisions,
+    SeededDecisions,
+)
+from tests.sim.simulator.script import Scenario, Script
+from tests.sim.simulator.stores import SimulatedBlob, SimulatedConsensus
+from tests.sim.simulator.workload import CLOSING_ENDS, INTERVAL_ENDS, SHARD, Feed, ids_of, input_folder
+from tests.sim.simulator.write_stage import ArrowParts
+
+START_MS = 1_700_000_000_000
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is simulated: the product's own parts, or those that a test has planted a defect in.
+
+    `consensus` makes the store below the faults; `blob` wraps one that the referee sees as it is.
+    """
+
+    stages: Stages = field(default_factory=Stages)
+    consensus: Callable[[], Consensus] = MemConsensus
+    blob: Callable[[MemBlob], Blob] = lambda inner: inner
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a simulation: the deviations that took place, all calls, and the finding, if there is one."""
+
+    script: Script
+    log: tuple[tuple[str, str], ...]
+    failure: Failure | None
+    commits: int
+
+    def __str__(self) -> str:
+        if self.failure is None:
+            return f"{len(self.log)} calls, {self.commits} commits, nothing found"
+        return f"{self.failure.kind}: {self.failure.message}\n{self.script}"
+
+
+def simulate(scenario: Scenario, decisions: Decisions | None = None, parts: Parts | None = None) -> Outcome:
+    """Run one simulation. Without `decisions` the scenario's seed decides."""
+    with input_folder() as folder:
+        simulation = _Simulation(scenario, decisions, parts or Parts(), folder)
+        with closing(simulation.consensus):
+            return simulation.run()
+
+
+def simulate_seed(seed: int, parts: Parts | None = None) -> Outcome:
+    """The simulation of a seed: it says who takes part, what they do, and what happens to them."""
+    return simulate(Scenario.drawn(seed, ids_of(Scenario(seed), "scenario")), parts=parts)
+
+
+def replay(script: Script, parts: Parts | None = None) -> Outcome:
+    """Run exactly these steps."""
+    return simulate(script.scenario, ScriptedDecisions(script.steps), parts)
+
+
+class _Simulation:
+    """The world of one simulation."""
+
+    def __init__(self, scenario: Scenario, decisions: Decisions | None, parts: Parts, folder: Path) -> None:
+        self.scenario = scenario
+        self.stages = parts.stages
+        self.clock = ManualClock(START_MS)
+        self.feed = Feed(scenario, folder)
+        self.config = self.feed.config
+        self.collected: set[str] = set()
+        self._real_blob = MemBlob()
+        self.scheduler = Scheduler(decisions or SeededDecisions(ids_of(scenario, "decisions")), self.clock)
+        self.referee = Referee(self._real_blob, self.feed, self.fail, lambda: self.scheduler.current)
+        self.blob = SimulatedBlob(parts.blob(self._real_blob), self.scheduler, self.referee)
+        self.consensus = SimulatedConsensus(parts.consensus(), self.scheduler, self.referee)
+
+    def client(self, name: str) -> PersistClient:
+        ids = ids_of(self.scenario, name, self.clock)
+        location = OpenLocation(self.blob, self.consensus)
+        return PersistClient(location, self.clock, ids, fetch_threads=1, part_format=ArrowParts())
+
+    def fail(self, kind: str, message: str) -> NoReturn:
+        self.scheduler.fail(kind, message)
+
+    def run(self) -> Outcome:
+        scenario, start = self.scenario, self.scheduler.start
+        for number in range(1, scenario.writers + 1):
+            self._start_writer(f"writer-{number}")
+        for role, count, work, times in (
+            ("reader", scenario.readers, read_some, 2),
+            ("checkpointer", scenario.checkpointers, checkpoint_some, 2),
+            ("collector", scenario.collectors, collect_some, 2),
+            ("holder", scenario.holders, hold_some, 3),
+        ):
+            for number in range(1, count + 1):
+                name = f"{role}-{number}"
+                start(name, partial(work, self, name, times))
+        if self.feed.late:
+            start("feeder", self._drop_late_files)
+        self.scheduler.run()
+        if self.scheduler.failure is None:
+            self.scheduler.decisions = ScriptedDecisions(())
+            start("closing", self._close)
+            self.scheduler.run()
+        state = self.referee.state
+        return Outcome(
+            Script(scenario, tuple(self.scheduler.steps)),
+            tuple(self.scheduler.log),
+            self.scheduler.failure,
+            len(state.commits) if state else 0,
+        )
+
+    def _start_writer(self, name: str) -> None:
+        runs = DagRuns(self, name, ends_of(ids_of(self.scenario, f"{name} ends"), INTERVAL_ENDS))
+
+        def begin() -> None:
+            successor = begin if runs.tries + 1 < MAX_TRIES else None
+            started = f"{name}+{runs.tries + 1}" if runs.tries else name
+            self.scheduler.start(started, runs.work, successor)
+
+        begin()
+
+    def _drop_late_files(self) -> None:
+        for file in self.feed.late:
+            self.scheduler.call(f"drop {file.name}")
+            self.feed.drop(file)
+
+    def _close(self) -> None:
+        """A few more dag runs, undisturbed, have to bring everything to its end; then the last checks."""
+        for file in self.feed.late:
+            self.feed.drop(file)
+        for end in CLOSING_ENDS:
+            DagRuns(self, f"closing-{end}", [end]).work()
+            if self.referee.consumed == self.feed.known.keys():
+                break
+        client = self.client("last checks")
+        stages.checkpoint(client, self.config)
+        state = client.state(SHARD)
+        if state.upper < Frontier(CLOSING_ENDS[0]) or self.referee.consumed != self.feed.known.keys():
+            self.fail("unfinished", f"upper {state.upper}, consumed {sorted(self.referee.consumed)}")
+        newest = state.newest_commit
+        latest = BlobCheckpointer(self._real_blob, SHARD).read_latest()
+        if newest is None or latest != newest.checkpoint_id:
+            self.fail("latest", f"in the end _latest is {latest}; the newest commit is {newest}")
+        report = fsck(client, SHARD)
+        if not report.is_clean:
+            self.fail("fsck", f"{report.findings}")

@@ -1,0 +1,154 @@
+"""The two stores as simulated actors see them: every call is a point at which the scheduler decides.
+
+    actor --> SimulatedBlob / SimulatedConsensus --> Scheduler.call: fate --> the real `mem:` store --> Witness
+
+The witness is told of every change right after it has happened, whoever made it and whatever the caller hears.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Protocol, TypeVar
+
+from persist_core.errors import Determinate, Indeterminate
+from persist_core.location.blob import Blob, BlobMetadata
+from persist_core.location.consensus import SCAN_ALL, CaSResult, Consensus, VersionedData
+from tests.sim.simulator.scheduler import Scheduler
+from tests.sim.simulator.script import Action
+
+Answer = TypeVar("Answer")
+
+
+class Witness(Protocol):
+    """Sees what happens to the stores, and fails the simulation where it must not."""
+
+    def read(self, key: str) -> None:
+        """A blob was read."""
+        ...
+
+    def wrote(self, key: str, before: bytes | None, data: bytes) -> None:
+        """A blob was written; `before` is what it held."""
+        ...
+
+    def deleted(self, key: str) -> None:
+        """A blob was deleted."""
+        ...
+
+    def committed(self, key: str, version: VersionedData) -> None:
+        """A compare-and-set went through."""
+        ...
+
+
+class _Simulated:
+    """What both stores share: carry out a call as its fate says."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._late = 0
+
+    def call(self, operation: str, key: str, action: Callable[[], Answer], *, may_be_late: bool = False) -> Answer:
+        text = f"{operation} {key}"
+        fate = self._scheduler.call(text)
+        if fate is Action.REFUSE:
+            raise Determinate(f"{text} was refused by the simulation; nothing was changed")
+        if fate is Action.LATE and may_be_late:
+            self._late += 1
+            self._scheduler.start(f"{self._scheduler.current}-late-{self._late}", partial(_do, action))
+        elif fate is not Action.LOSE_REQUEST and fate is not Action.LATE:
+            answer = action()
+            if fate is None:
+                return answer
+            if fate is Action.CRASH_AFTER:
+                self._scheduler.die()
+        raise Indeterminate(f"{text} went unanswered by the simulation; it may have happened")
+
+
+def _do(action: Callable[[], object]) -> None:
+    action()
+
+
+class SimulatedBlob:
+    """A `Blob` for actors. `set` is never late: a store that let an old `_latest` arrive would be another one."""
+
+    def __init__(self, inner: Blob, scheduler: Scheduler, witness: Witness) -> None:
+        self._inner = inner
+        self._witness = witness
+        self._simulated = _Simulated(scheduler)
+
+    def get(self, key: str) -> bytes | None:
+        def get() -> bytes | None:
+            data = self._inner.get(key)
+            self._witness.read(key)
+            return data
+
+        return self._simulated.call("get", key, get)
+
+    def set(self, key: str, data: bytes) -> None:
+        def put() -> None:
+            before = self._inner.get(key)
+            self._inner.set(key, data)
+            self._witness.wrote(key, before, data)
+
+        self._simulated.call("set", key, put)
+
+    def delete(self, key: str) -> int | None:
+        def delete() -> int | None:
+            size_bytes = self._inner.delete(key)
+            self._witness.deleted(key)
+            return size_bytes
+
+        return self._simulated.call("delete", key, delete)
+
+    def list_keys_and_metadata(self, prefix: str) -> Iterator[BlobMetadata]:
+        return self._simulated.call("list", prefix, lambda: self._inner.list_keys_and_metadata(prefix))
+
+    def uri_of(self, key: str) -> str:
+        return self._inner.uri_of(key)
+
+    def make_durable(self, prefix: str) -> None:
+        self._simulated.call("make_durable", prefix, lambda: self._inner.make_durable(prefix))
+
+    def close(self) -> None:
+        self._inner.close()
+
+    @property
+    def uri(self) -> str:
+        return self._inner.uri
+
+
+class SimulatedConsensus:
+    """A `Consensus` for actors. Its compare-and-sets may be late, as those of any network are."""
+
+    def __init__(self, inner: Consensus, scheduler: Scheduler, witness: Witness) -> None:
+        self._inner = inner
+        self._witness = witness
+        self._simulated = _Simulated(scheduler)
+
+    def list_keys(self) -> Iterator[str]:
+        return self._simulated.call("list_keys", "", self._inner.list_keys)
+
+    def head(self, key: str) -> VersionedData | None:
+        return self._simulated.call("head", key, lambda: self._inner.head(key))
+
+    def compare_and_set(self, key: str, expected: int | None, new: VersionedData) -> CaSResult:
+        def compare_and_set() -> CaSResult:
+            result = self._inner.compare_and_set(key, expected, new)
+            if result is CaSResult.COMMITTED:
+                self._witness.committed(key, new)
+            return result
+
+        return self._simulated.call("compare_and_set", key, compare_and_set, may_be_late=True)
+
+    def scan(self, key: str, from_seqno: int, limit: int = SCAN_ALL) -> list[VersionedData]:
+        return self._simulated.call("scan", key, lambda: self._inner.scan(key, from_seqno, limit))
+
+    def truncate(self, key: str, seqno: int) -> int:
+        return self._simulated.call("truncate", key, lambda: self._inner.truncate(key, seqno))
+
+    def close(self) -> None:
+        self._inner.close()
+
+    @property
+    def uri(self) -> str:
+        return self._inner.uri

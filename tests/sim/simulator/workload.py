@@ -1,0 +1,168 @@
+"""What the simulated feed holds: files of records, the same for the same seed whoever else takes part."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from persist_core.clock import ManualClock
+from persist_core.config.collection import CollectionConfig
+from persist_core.ids import SeededIds
+from persist_core.oracle.consolidate import Slot, Value
+from persist_core.oracle.upsert import TOMBSTONE, Record
+from persist_core.sources.natural_order import natural_key
+from tests.sim.simulator.script import Scenario
+
+SHARD = "things"
+INTERVAL_ENDS = (15, 30, 40)  # of the dag runs; times are small so that records meet
+CLOSING_ENDS = tuple(range(50, 71))  # beyond all times of records; several, for limits leave files over: one a run
+_KEYS = 3  # few, so that records of a key meet in many orders
+_MAX_RECORDS = 4  # of a file
+_EARLY_FILES = 1  # there before anybody starts; the others are dropped one by one
+_MTIME_S = 1_000_000_000  # of every file: the real one would make no two simulations the same
+
+
+@dataclass(frozen=True)
+class DropFile:
+    """One input file."""
+
+    name: str
+    text: str
+    records: tuple[Record, ...]
+
+
+def ids_of(scenario: Scenario, name: str, clock: ManualClock | None = None) -> SeededIds:
+    """A stream of chance of one's own, so that nobody's choices depend on who else takes part."""
+    return SeededIds(scenario.seed << 32 | zlib.crc32(name.encode()), clock or ManualClock())
+
+
+@lru_cache(maxsize=1000)
+def drop_file(scenario_seed: int, number: int) -> DropFile:
+    """The file with this number."""
+    name = f"part-{number}.jsonl"
+    ids = ids_of(Scenario(scenario_seed), name)
+    rows: list[dict[str, object]] = [
+        {
+            "id": 1 + int(ids.jitter() * _KEYS),
+            "name": f"{number}.{row}",
+            "ts": int(ids.jitter() * (CLOSING_ENDS[0] - 4)),
+            "op": "D" if ids.jitter() < 0.3 else "U",
+        }
+        for row in range(1 + int(ids.jitter() * _MAX_RECORDS))
+    ]
+    return DropFile(name, "".join(json.dumps(row) + "\n" for row in rows), tuple(records_of(name, rows)))
+
+
+def records_of(name: str, rows: list[dict[str, object]]) -> Iterator[Record]:
+    """What the lines of a file say."""
+    for number, row in enumerate(rows):
+        time = row["ts"]
+        assert isinstance(time, int)
+        value = TOMBSTONE if row["op"] == "D" else (row["name"],)
+        yield Record((row["id"],), value, time, (natural_key(name), number))
+
+
+def row_of(slot: Slot, value: Value) -> dict[str, Any]:
+    """A slot and its value as the columns of the collection."""
+    assert isinstance(slot, tuple)
+    assert isinstance(value, tuple)
+    return {"id": slot[0], "name": value[0]}
+
+
+def read_records(path: str) -> list[Record]:
+    """Decode one file."""
+    rows = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    return list(records_of(Path(path).name, rows))
+
+
+@lru_cache(maxsize=100)
+def _config(snapshot_every: int, keep_last: int, max_files: int) -> CollectionConfig:
+    return CollectionConfig.model_validate(
+        {
+            "name": SHARD,
+            "source": {"path": "*.jsonl", "format": "json"},
+            "key": "id",
+            "columns": {"id": "bigint", "name": "string"},
+            "time": {"field": "ts"},
+            "delete": {"column": "op", "values": ["D"]},
+            "retention": {
+                "snapshot_every": snapshot_every,
+                "keep_last": keep_last,
+                "keep_daily": 0,
+                "keep_weekly": 0,
+            },
+            "limits": {"max_files": max_files},
+        }
+    )
+
+
+class Feed:
+    """The input folder of one simulation."""
+
+    def __init__(self, scenario: Scenario, folder: Path) -> None:
+        self._folder = folder
+        self.files = [drop_file(scenario.seed, number) for number in range(1, scenario.files + 1)]
+        ids = ids_of(scenario, "config")
+        small = [1 + int(ids.jitter() * 3) for _ in range(3)]
+        self.config = _config(*small).model_copy(update={"base_dir": str(folder)})
+        self.late = self.files[_EARLY_FILES:]
+        self.known = {file.name: file for file in self.files}
+        for file in self.files[:_EARLY_FILES]:
+            self.drop(file)
+
+    def drop(self, file: DropFile) -> None:
+        """Put a file into the folder, finished."""
+        path = self._folder / file.name
+        path.write_text(file.text)
+        os.utime(path, (_MTIME_S, _MTIME_S))
+
+
+@contextmanager
+def input_folder() -> Iterator[Path]:
+    """An empty folder for one simulation, in memory where the machine has such a place."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="simulation-", dir=memory if memory.is_dir() else None) as folder:
+        yield Path(folder)
+
+
+class Expected:
+    """What the shard has to hold, worked out anew: of the records consumed, the greatest per slot and time.
+
+    A record counts from its own time on, or, where that was final when it was consumed, from the lower of the batch
+    that consumed it. As of a time a slot holds the record with the greatest (time it counts from, own time, order).
+    """
+
+    def __init__(self) -> None:
+        self._arrivals: list[tuple[tuple[int, int, object], Slot, Value | None]] = []
+
+    def consume(self, records: tuple[Record, ...], lower: int) -> list[int]:
+        """Add records that a batch with this lower has consumed; returns the times from which they count."""
+        times = []
+        for record in records:
+            assert record.slot is not None
+            assert record.time is not None
+            counts_from = max(record.time, lower)
+            value = record.value if isinstance(record.value, tuple) else None
+            self._arrivals.append(((counts_from, record.time, record.order), record.slot, value))
+            times.append(counts_from)
+        return times
+
+    def times(self) -> set[int]:
+        """All times at which something may change."""
+        return {rank[0] for rank, _, _ in self._arrivals}
+
+    def as_of(self, time: int) -> dict[Slot, Value]:
+        """The contents as of `time`."""
+        newest: dict[Slot, tuple[tuple[int, int, object], Value | None]] = {}
+        for rank, slot, value in self._arrivals:
+            if rank[0] <= time and (slot not in newest or newest[slot][0] < rank):
+                newest[slot] = (rank, value)
+        return {slot: value for slot, (_, value) in newest.items() if value is not None}

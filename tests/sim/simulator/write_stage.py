@@ -1,0 +1,144 @@
+"""The write stage without Spark: the plain-Python oracle drains what the description froze, and stages it.
+
+The same steps as the Spark job: still valid? -> frozen input unchanged? -> decode -> look up -> drain -> stage. Parts
+have the same columns, but are Arrow streams, which are made and read ten times faster than Parquet of a few rows; the
+stash is lines of JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import lru_cache
+
+import pyarrow as pa
+
+from persist_core.config.collection import CollectionConfig
+from persist_core.errors import CorruptArtifact
+from persist_core.handles.client import PersistClient
+from persist_core.handles.write import updates_schema
+from persist_core.location.blob import Blob
+from persist_core.oracle.consolidate import UpsertDiff
+from persist_core.oracle.upsert import TOMBSTONE, Drained, Record, drain_sealed_input
+from persist_core.protocol import stages
+from persist_core.schema import DIFF, PART, TIME
+from persist_core.shard.batch import STASH_KIND, BatchDescription, BatchManifest, StateArtifact, attempt_prefix
+from persist_core.sources.files import FrozenInput, check_unchanged
+from tests.sim.simulator.workload import read_records, row_of
+
+_OPERATOR = "upsert-stash"
+
+
+class ArrowParts:
+    """Parts as Arrow streams, for speed."""
+
+    def encode(self, table: pa.Table) -> bytes:
+        out = pa.BufferOutputStream()
+        with pa.ipc.new_stream(out, table.schema) as stream:
+            stream.write_table(table)
+        data: bytes = out.getvalue().to_pybytes()
+        return data
+
+    def decode(self, data: bytes, columns: list[str]) -> pa.Table:
+        table = pa.ipc.open_stream(data).read_all()
+        return table.select([name for name in columns if name in table.column_names])
+
+
+def write(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str:
+    """Stage the batch of `description` and return its manifest's key. Raises what the Spark job raises."""
+    without_input = stages.write_without_input(client, config, description)
+    if without_input is not None:
+        return without_input
+    with stages.outdated_first(client, description):
+        return _write(client, config, description)
+
+
+def _write(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str:
+    state = client.state(description.shard)
+    stages.check_not_outdated(state, description)
+    frozen = _frozen_input(client.blob, description)
+    check_unchanged(frozen)
+    records = [record for file in frozen.files for record in read_records(file.path)]
+    stash = [record for artifact in description.stash for record in _read_stash(client.blob, artifact)]
+    below = [batch for batch in state.batches if batch.lower < description.lower]
+    manifests = client.open_reader(description.shard).manifests(below)
+    updates = [update for manifest in manifests for update in read_updates(client.blob, manifest)]
+    drained = drain_sealed_input(
+        records,
+        stash,
+        updates,
+        lower=description.lower,
+        upper=description.upper,
+        stash_frontier=description.stash_frontier,
+    )
+    return _stage(client, config, description, drained, stash)
+
+
+def read_updates(blob: Blob, manifest: BatchManifest) -> list[UpsertDiff]:
+    """All updates of one batch. Raises `CorruptArtifact` naming a part that is missing."""
+    found: list[UpsertDiff] = []
+    for part in manifest.parts:
+        data = blob.get(part.key)
+        if data is None:
+            raise CorruptArtifact(f"part {part.key} is missing")
+        found += decode_part(data)
+    return found
+
+
+@lru_cache(maxsize=2000)
+def decode_part(data: bytes) -> tuple[UpsertDiff, ...]:
+    """The updates in a part's bytes."""
+    rows = pa.ipc.open_stream(data).read_all().to_pylist()
+    return tuple(UpsertDiff((row["id"],), (row["name"],), row[TIME], row[DIFF]) for row in rows)
+
+
+def _stage(
+    client: PersistClient,
+    config: CollectionConfig,
+    description: BatchDescription,
+    drained: Drained,
+    stash_before: list[Record],
+) -> str:
+    schema = config.collection_schema()
+    attempt = client.ids.uuid7()
+    rows = [{**row_of(u.slot, u.value), TIME: u.time, DIFF: u.diff} for u in drained.updates]
+    oks = pa.Table.from_pylist(rows, schema=updates_schema(schema))
+    known = set(map(repr, stash_before)) if description.is_delta else set()
+    stashed = [record for record in drained.stash if repr(record) not in known]
+    artifacts: tuple[StateArtifact, ...] = ()
+    if stashed:
+        key = f"{attempt_prefix(description.shard, attempt)}/{PART}={STASH_KIND}/part-0.jsonl"
+        data = _encode_stash(stashed)
+        client.blob.set(key, data)
+        digest = hashlib.sha256(data).hexdigest()
+        artifacts = (StateArtifact(_OPERATOR, 0, description.is_delta, key, len(data), digest),)
+    return client.open_writer(description.shard).stage(
+        description, schema, attempt, oks, operator_state=artifacts, stats=drained.stats.to_json()
+    )
+
+
+def _frozen_input(blob: Blob, description: BatchDescription) -> FrozenInput:
+    if description.input_key is None:
+        return FrozenInput(())
+    data = blob.get(description.input_key)
+    if data is None:
+        raise CorruptArtifact(f"frozen input {description.input_key} is missing")
+    return FrozenInput.decode(data)
+
+
+def _encode_stash(records: list[Record]) -> bytes:
+    lines = [
+        json.dumps([record.slot, record.value if isinstance(record.value, tuple) else None, record.time, record.order])
+        for record in records
+    ]
+    return "\n".join(lines).encode()
+
+
+def _read_stash(blob: Blob, artifact: StateArtifact) -> list[Record]:
+    data = blob.get(artifact.key)
+    if data is None or hashlib.sha256(data).hexdigest() != artifact.sha256:
+        raise CorruptArtifact(f"stash artifact {artifact.key} is missing or altered")
+    return [
+        Record(tuple(slot), TOMBSTONE if value is None else tuple(value), time, tuple(order))
+        for slot, value, time, order in map(json.loads, data.decode().splitlines())
+    ]
