@@ -75,6 +75,6 @@ def test_a_part_that_something_else_deleted_is_found(world: World) -> None:
     description = world.minted(DAY_MS)
     key = world.write(description, [(1, "a", 0, 1)])
     assert isinstance(stages.append(world.client, description, key), Committed)
-    (part,) = world.client.manifest(key).parts
+    (part,) = world.client.staged_manifest(key).parts
     world.blob.delete(part.key)
     assert [finding.check for finding in fsck(world.client, "things").findings] == ["part"]
