@@ -13,7 +13,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,7 +37,8 @@ from persist_core.shard.state import Lease, ShardState
 MAX_COPIES = 10_000_000  # of one row in a multiset: more is no table that a user would hold in memory
 FETCH_THREADS = 8  # parts are fetched side by side: latency of a store, not work
 
-_RETRACTED_AT = "_persist_retracted_at"  # within a read only: the time of a retraction, null for an insertion
+# Columns within a read only: the time of a retraction (null for an insertion), and a number for each key.
+_RETRACTED_AT, _SLOT = "_persist_retracted_at", "_persist_slot"
 
 _Item = TypeVar("_Item")
 _Fetched = TypeVar("_Fetched")
@@ -210,44 +211,45 @@ class ReadHandle:
         updates = updates.filter(pc.less_equal(updates[TIME], time))
         if not keys:
             return self._repeated(updates, schema.arrow().names, time)
+        odd = updates.filter(pc.and_(pc.not_equal(updates[DIFF], 1), pc.not_equal(updates[DIFF], -1)))
+        if len(odd):
+            row = odd.slice(0, 1).to_pylist()[0]
+            raise self._broken({name: row[name] for name in keys}, f"a diff of {row[DIFF]} at {row[TIME]}", time)
         forward = pc.greater(updates[DIFF], 0)
         retracted_at = pc.if_else(forward, pa.scalar(None, pa.int64()), updates[TIME])
-        slots = updates.append_column(_RETRACTED_AT, retracted_at).group_by(list(keys), use_threads=False)
-        slots = slots.aggregate([(DIFF, "sum"), (DIFF, "min"), (DIFF, "max"), (_RETRACTED_AT, "max")])
-        broken = pc.or_(
-            pc.or_(pc.less(slots[f"{DIFF}_sum"], 0), pc.greater(slots[f"{DIFF}_sum"], 1)),
-            pc.or_(pc.less(slots[f"{DIFF}_min"], -1), pc.greater(slots[f"{DIFF}_max"], 1)),
-        )
+        slots = updates.append_column(_RETRACTED_AT, retracted_at).group_by(list(keys))
+        slots = slots.aggregate([(DIFF, "sum"), (_RETRACTED_AT, "max")])
+        slots = slots.append_column(_SLOT, _numbers(len(slots)))
         insertions = updates.filter(forward)
         # Only keys and row numbers are joined, so that any type of value column is carried along by `take`.
         rows = insertions.select([*keys, TIME]).append_column("row", _numbers(len(insertions)))
-        joined = rows.join(slots.append_column("slot", _numbers(len(slots))), keys=list(keys), join_type="left outer")
-        lives = joined.filter(
-            pc.fill_null(pc.greater_equal(joined[TIME], joined[f"{_RETRACTED_AT}_max"]), True)  # null: never retracted
-        )
-        # Every slot that holds a value has exactly one live row, and no other slot has one.
-        held = pc.sum(slots[f"{DIFF}_sum"]).as_py() or 0
-        is_one_each = pc.count_distinct(lives["slot"]).as_py() == len(lives) == held
-        if pc.any(broken).as_py() or not is_one_each or pc.any(pc.equal(lives[f"{DIFF}_sum"], 0)).as_py():
-            self._refuse(slots, broken, lives, keys, time)
-        return insertions.take(lives["row"])
+        joined = rows.join(slots, keys=list(keys), join_type="left outer")
+        was_retracted = pc.less(joined[TIME], joined[f"{_RETRACTED_AT}_max"])
+        live = joined.filter(pc.invert(pc.fill_null(was_retracted, False)))  # null: the key was never retracted
+        self._check_live(slots, live, keys, time)
+        return insertions.take(live["row"])
 
-    def _refuse(
-        self, slots: pa.Table, broken: pa.ChunkedArray, lives: pa.Table, keys: tuple[str, ...], time: int
-    ) -> NoReturn:
-        """Name the first key whose updates are not those of at most one value."""
-        counted = lives.group_by("slot").aggregate([("row", "count")])
-        live = dict(zip(counted["slot"].to_pylist(), counted["row_count"].to_pylist(), strict=True))
-        sums = slots[f"{DIFF}_sum"].to_pylist()
-        for number, (is_broken, total) in enumerate(zip(broken.to_pylist(), sums, strict=True)):
-            if is_broken or live.get(number, 0) != total:
+    def _check_live(self, slots: pa.Table, live: pa.Table, keys: tuple[str, ...], time: int) -> None:
+        """Each key's diffs add up to 0 or 1, and that is how many of its insertions are live."""
+        sums = slots[f"{DIFF}_sum"]
+        is_a_value = pc.and_(pc.greater_equal(sums, 0), pc.less_equal(sums, 1))
+        counts = (len(live), pc.sum(live[f"{DIFF}_sum"]).as_py() or 0, pc.count_distinct(live[_SLOT]).as_py())
+        if pc.all(is_a_value).as_py() is not False and counts == (pc.sum(sums).as_py() or 0,) * 3:
+            return
+        counted = live.group_by(_SLOT).aggregate([("row", "count")])
+        found = dict(zip(counted[_SLOT].to_pylist(), counted["row_count"].to_pylist(), strict=True))
+        for number, total in zip(slots[_SLOT].to_pylist(), sums.to_pylist(), strict=True):
+            if total not in (0, 1) or found.get(number, 0) != total:
                 key = slots.slice(number, 1).select(list(keys)).to_pylist()[0]
-                raise InvariantViolation(
-                    f"shard {self.shard}: the updates of key {key} as of {time} add up to {total}, and"
-                    f" {live.get(number, 0)} of its insertions were not retracted; expected 0 or 1 of both. Run"
-                    f" `persist fsck {self.shard}`"
-                )
-        raise InvariantViolation(f"shard {self.shard}: a key is null as of {time}; run `persist fsck {self.shard}`")
+                what = f"diffs that add up to {total}, and {found.get(number, 0)} insertions that were not retracted"
+                raise self._broken(key, what, time)
+        raise self._broken(dict.fromkeys(keys), "updates", time)  # a null key joins nothing
+
+    def _broken(self, key: dict[str, object], what: str, time: int) -> InvariantViolation:
+        return InvariantViolation(
+            f"shard {self.shard}: key {key} has {what}, as of {time}; a key has at most one value, inserted and"
+            f" retracted in turn. Run `persist fsck {self.shard}`"
+        )
 
     def _repeated(self, updates: pa.Table, columns: list[str], time: int) -> pa.Table:
         """The rows of a multiset, each as often as its diffs add up to."""
