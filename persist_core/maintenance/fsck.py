@@ -92,7 +92,7 @@ def _manifests(client: PersistClient, state: ShardState, findings: list[Finding]
         except Corruption as error:
             findings.append(Finding(state.shard, "manifest", str(error)))
             continue
-        if manifest.hollow(batch.manifest_key) != batch:
+        if not batch.is_of(manifest):
             findings.append(
                 Finding(
                     state.shard,

@@ -39,6 +39,7 @@ from persist_core.errors import (
 from persist_core.frontier import MAX_TIME, Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import check_as_of, sum_diffs
+from persist_core.ids import uuid7_of
 from persist_core.protocol.stages import Conflict, append
 from persist_core.schema import DIFF, TIME, CollectionSchema
 from persist_core.shard.batch import (
@@ -148,7 +149,9 @@ def point_of(client: PersistClient, state: ShardState, checkpoint_id: str) -> Re
 
 
 def _batches_until(state: ShardState, upper: int | None) -> tuple[HollowBatch, ...]:
-    batches = tuple(batch for batch in state.batches if Frontier(batch.upper) <= Frontier(upper))
+    batches = tuple(batch for batch in state.batches if Frontier(batch.lower) < Frontier(upper))
+    if batches and batches[-1].is_empty:  # it may have been merged with later empty ones: cut it where it ended then
+        batches = (*batches[:-1], replace(batches[-1], upper=upper))
     if not batches or batches[-1].upper != upper:
         raise OutsideFrontiers(
             f"shard {state.shard} has no batch that ends at {upper}, where the checkpoint does (since {state.since},"
@@ -185,6 +188,8 @@ def _progress(
         if not missing:
             break
         manifest = client.manifest(batch)
+        if Frontier(manifest.upper) > Frontier(batch.upper):
+            continue  # of a later empty batch that this one was merged with
         sources.update({name: source for name, source in manifest.sources.items() if name in missing})
         missing -= set(manifest.sources)
         if manifest.restored:
@@ -265,12 +270,13 @@ def restore(client: PersistClient, plan: RestorePlan, *, writer: str) -> Committ
     with suppress(Corruption, InvalidInput):  # what can still be published is a checkpoint to go forward to again
         publish_missing(client, state)
     parent, attempt = state.newest_commit, client.ids.uuid7()
+    token = restore_token("restore", plan.shard, plan.lower, checkpoint.checkpoint_id)
     description = BatchDescription(
         shard=plan.shard,
         lower=plan.lower,
         upper=plan.upper,
-        token=restore_token("restore", plan.shard, plan.lower, checkpoint.checkpoint_id),
-        checkpoint_id=client.ids.uuid7(),
+        token=token,
+        checkpoint_id=uuid7_of(plan.lower, token),
         epoch=(parent.epoch if parent else 0) + 1,
         parent_id=parent.checkpoint_id if parent else None,
         writer=writer,
