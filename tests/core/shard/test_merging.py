@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,10 +22,10 @@ from tests.core.shard.test_state import SCHEMA, manifest
 FILES = {"files": SourceFrontier("files", {"files": 1})}
 
 
-def append(state: ShardState, upper: int, updates: int = 0, **changes: object) -> tuple[ShardState, BatchManifest]:
+def append(state: ShardState, upper: int, updates: int = 0, **changes: Any) -> tuple[ShardState, BatchManifest]:
     lower = state.upper.time or 0
     batch = replace(manifest(lower, upper, f"t{upper}"), counts=BatchCounts(updates))
-    batch = replace(batch, **changes)  # type: ignore[arg-type]  # fields of a manifest, by name
+    batch = replace(batch, **changes)
     after, result = compare_and_append(state, batch, manifest_key("s", f"a{upper}"), expected_upper=lower, now_ms=0)
     assert isinstance(result, Committed)
     after = replace(after, seqno=state.seqno + 1)
@@ -70,7 +71,7 @@ WIDER = CollectionSchema(SCHEMA.key, (*SCHEMA.values, Column("more", "string")))
         pytest.param({}, {"counts": BatchCounts(err_retractions=1)}, id="errs"),
     ],
 )
-def test_a_batch_that_says_more_stays_by_itself(first: dict[str, object], second: dict[str, object]) -> None:
+def test_a_batch_that_says_more_stays_by_itself(first: dict[str, Any], second: dict[str, Any]) -> None:
     state, _ = append(append(ShardState("s"), 5, **first)[0], 9, **second)
     assert bounds(state) == [(0, 5), (5, 9)]
 
