@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified
 from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.checkpoint.publish import publish_missing
-from persist_core.checkpoint.recovery import operator_chains
+from persist_core.checkpoint.recovery import recover
 from persist_core.errors import (
     CheckpointNotFound,
     CorruptArtifact,
@@ -144,7 +144,7 @@ def point_of(client: PersistClient, state: ShardState, checkpoint_id: str) -> Re
     _check_as_committed(client, state, checkpoint_id, said)
     sources = _progress(client, state, said, batches)
     Ledger(client.blob, state.shard).consumed(sources.get(SOURCE_TYPE))
-    return RestorePoint(checkpoint, batches, sources, operator_chains(checkpointer, checkpoint_id))
+    return RestorePoint(checkpoint, batches, sources, recover(client, state, checkpoint_id).operators)
 
 
 def _batches_until(state: ShardState, upper: int | None) -> tuple[HollowBatch, ...]:
