@@ -81,8 +81,9 @@ def _append_at_any_upper(client: PersistClient, description: BatchDescription, k
 
 def _append_without_token(client: PersistClient, description: BatchDescription, key: str) -> Committed | Conflict:
     """Gives each try a token of its own."""
-    manifest = replace(client.staged_manifest(key), token=client.ids.uuid7())
-    key = stage_manifest(client.blob, manifest, client.ids.uuid7())
+    staged = client.staged_manifest(key)
+    manifest = replace(staged, token=client.ids.uuid7())
+    vars(manifest)["sha256"] = staged.sha256  # what is stored stays as it is
     result = client.open_writer(description.shard).compare_and_append(manifest, key)
     return result if isinstance(result, Committed) else stages.append(client, replace(description), key)
 
