@@ -2,8 +2,8 @@
 
 Invariants, for any callers in any order:
 
-1. `update_latest` is the only writer of `_latest`. It never moves it to an older (epoch, id) than it found there, nor to
-   a checkpoint whose artifacts, those of its delta chains included, are not all there. A blob store has no
+1. `update_latest` is the only writer of `_latest`. It never moves it to an older (epoch, id) than it found there, nor
+   to a checkpoint whose artifacts, those of its delta chains included, are not all there. A blob store has no
    compare-and-set, so the slower one of two racing publishers can still move it back. Each publisher therefore reads it
    again after its write, until it names the newest published commit (`publish.settle_latest`).
 2. Bytes of an artifact and facts of a manifest are never replaced by others: the same again succeeds, others fail.

@@ -156,7 +156,7 @@ def publish_and_retain(client: PersistClient, shard: str, retention: RetentionCo
     """Publish what is missing, repair what is damaged, apply retention, and truncate old versions of the state.
 
     `None` before any commit. Several publishers may run at the same time, and retention of one may delete what a slower
-    one is publishing. So an error that is gone at the next look came from that; `CorruptArtifact` is raised if it stays.
+    one is publishing. An error that is gone at the next look came from that; `CorruptArtifact` is raised if it stays.
     """
     for _ in range(MAX_LOOKS - 1):
         try:

@@ -16,7 +16,7 @@ from persist_core.sources.shards import Refreshed, load_frozen
 
 
 def check_records(examined: Examined, found: Violations) -> None:
-    """Every record beside the shard has its digest and its own key; a fork is recorded beside the shard it shares with."""
+    """Every record beside the shard has its digest and its own key; what a fork shares is recorded beside its owner."""
     client, state = examined.client, examined.state
     _check_each(client.blob, forks_prefix(state.shard), "fork", _key_of_fork, found)
     _check_each(client.blob, conflicts_prefix(state.shard), "conflict", _key_of_conflict, found)

@@ -1,7 +1,7 @@
 """A small but complete location, raw access to every object that it stores, and what its readers are answered.
 
-Complete: a collection with operator state, several checkpoints, a ledger, frozen inputs and a lost append; a fork of it;
-a view of it. Raw access goes past the code under test as far as each backend lets it.
+Complete: a collection with operator state, several checkpoints, a ledger, frozen inputs and a lost append; a fork of
+it; a view of it. Raw access goes past the code under test as far as each backend lets it.
 """
 
 from __future__ import annotations
@@ -207,9 +207,9 @@ class Complete:
             things.drop(f"{number}.txt", _records(number, time))
             things.run(time + 10)
         self._lose_an_append(UPTO)
+        self._refresh()
         things.run(UPTO)
         fork(self.client, SHARD, things.checkpointer.list_checkpoints()[2], FORK, writer="test")
-        self._refresh()
         things.drop("pending.txt", _records(9, UPTO))
 
     def _refresh(self) -> None:
@@ -265,7 +265,7 @@ class Complete:
         """The description, with operator state by its digests: a copy may stand in for an artifact."""
         description = self._mint(config).description
         state = {name: [each.sha256 for each in chain] for name, chain in description.operators.items()}
-        return {**description.to_json(), "operators": state}
+        return {**description.to_json(), "operators": state, "checkpoint_id": None}
 
     def _plan(self, checkpoint_id: str) -> Any:
         plan = plan_restore(self.client, SHARD, checkpoint_id)

@@ -1,7 +1,7 @@
 """Nothing damaged is ever read as data: one flipped bit in any stored object, on every backend.
 
-For each flip: whatever is asked of the location either has the same answer as before, or is a `PersistError`; fsck never
-raises; and if anything was refused, fsck is not clean. A session tries a seeded sample of every kind of object;
+For each flip: whatever is asked of the location either has the same answer as before, or is a `PersistError`; fsck
+never raises; and if anything was refused, fsck is not clean. A session tries a seeded sample of every kind of object;
 `PERSIST_PROFILE=nightly` tries every bit of small objects and more of the others. Counts are printed (`pytest -s`, or
 the report of a failure).
 """
