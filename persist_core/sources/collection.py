@@ -33,6 +33,7 @@ class CollectionSource:
         if freeze.frozen.files:
             input_key = f"{self._config.name}/inputs/{freeze.frozen.digest()}.json"
             self._blob.set(input_key, freeze.frozen.encode())
+        if freeze.frozen.files or source.has_other_place(consumed):
             sources[FILES] = source.advance(consumed, freeze.frozen)
         return Intake(
             upper=freeze.upper,

@@ -5,8 +5,8 @@
     ledger (consumed) ---'
     frozen input ------------> advance(consumed, frozen) -> SourceFrontier, committed with the data
 
-1. A file is known by its path relative to `base`, fixed by the first commit, so that a wider or narrower `source.path`
-   does not read it again.
+1. A file is known by its path, so that a wider or narrower `source.path` does not read it again
+   (`persist_core.sources.root` says what another root means).
 2. A file that no commit has consumed is in `frozen`, or not due, or left over by the limits: never dropped.
 3. A consumed file is never read again. If its size or time of change differ, it is reported in `changed`.
 4. Order is the natural order of the relative paths, whatever order the files came in. With `time: path` whole dates are
@@ -28,8 +28,9 @@ from persist_core.errors import CorruptArtifact, InvalidInput, SourceChanged, Un
 from persist_core.location.blob import Blob
 from persist_core.shard.batch import SourceFrontier
 from persist_core.sources.file_scan import FoundFile, UnmatchedFile, scan
-from persist_core.sources.ledger import SOURCE_TYPE, Ledger
+from persist_core.sources.ledger import SOURCE_TYPE, Consumed, Ledger, place_of
 from persist_core.sources.natural_order import natural_key
+from persist_core.sources.root import Place, join, place_after
 
 FROZEN_VERSION = 1
 _MAX_NOTICES = 20  # of one kind; the rest is counted
@@ -62,7 +63,7 @@ class FrozenInput:
                 f.size_bytes,
                 f.mtime_ms,
                 f.date_ms,
-                None if f.path == _join(self.base, f.relative) else f.path,
+                None if f.path == join(self.base, f.relative) else f.path,
             ]
             for f in self.files
         ]
@@ -78,7 +79,7 @@ class FrozenInput:
             if version != FROZEN_VERSION:
                 raise UnknownVersion(f"frozen input version {version!r}; this release reads {FROZEN_VERSION}")
             files = tuple(
-                InputFile(path or _join(base, relative), relative, size_bytes, mtime_ms, date_ms, natural_key(relative))
+                InputFile(path or join(base, relative), relative, size_bytes, mtime_ms, date_ms, natural_key(relative))
                 for relative, size_bytes, mtime_ms, date_ms, path in body["files"]
             )
         except (ValueError, KeyError, TypeError) as error:
@@ -161,8 +162,8 @@ class FileSource:
         same tree gives the same answer. Raises `Determinate` where a folder can't be listed, `CorruptArtifact` where
         the ledger is damaged.
         """
-        known = self._ledger.consumed(consumed)
-        base = self._base(consumed)
+        place, known = self._known(consumed)
+        base = place.base
         found = scan(self._pattern)
         naming = _Naming(self._pattern.root, base)
         changed: list[ChangedFile] = []
@@ -193,22 +194,28 @@ class FileSource:
 
     def advance(self, consumed: SourceFrontier | None, frozen: FrozenInput) -> SourceFrontier:
         """Progress after `frozen` too: stages the ledger, commits nothing. Doing it again gives the same frontier."""
-        known = self._ledger.consumed(consumed)
+        place, known = self._known(consumed)
         twice = next((file.relative for file in frozen.files if file.relative in known), None)
         if twice is not None:
             raise InvalidInput(f"file {twice!r} was consumed by an earlier commit; mint again from the newest state")
         added = {file.relative: (file.size_bytes, file.mtime_ms) for file in frozen.files}
         if len(added) != len(frozen.files):
             raise InvalidInput("a frozen input names a file twice; mint again")
-        return self._ledger.extend(consumed, added, base=frozen.base or self._base(consumed))
+        return self._ledger.extend(self._ledger.replaced(consumed, known), added, place=place)
 
-    def _base(self, consumed: SourceFrontier | None) -> str:
-        """The folder of the first commit, while the pattern's root is in it or holds it; else the root anew."""
-        root = self._pattern.root
-        stored = consumed.offsets.get("base") if consumed else None
-        if isinstance(stored, str) and stored and (_holds(stored, root) or _holds(root, stored)):
-            return stored
-        return root
+    def has_other_place(self, consumed: SourceFrontier | None) -> bool:
+        """True if `source.path` starts at another folder than when `consumed` was committed."""
+        return consumed is not None and place_after(self._config, place_of(consumed))[0] != place_of(consumed)
+
+    def _known(self, consumed: SourceFrontier | None) -> tuple[Place, Consumed]:
+        """Where the collection reads from now, and the consumed files by their names there."""
+        known = self._ledger.consumed(consumed)
+        before = place_of(consumed)
+        place, move = place_after(self._config, before)
+        if before is None or move is None:
+            return place, known
+        paths = ((move.path(join(before.base, name)), facts) for name, facts in known.items())
+        return place, {os.path.relpath(path, place.base): facts for path, facts in paths}
 
     def _within_limits(
         self, pending: list[InputFile], until: int | None, lower: int
@@ -280,22 +287,12 @@ class _Naming:
     def relative(self, below_root: str) -> str:
         if self._prefix is not None:
             return f"{self._prefix}{below_root}"
-        return os.path.relpath(_join(self._root, below_root), self._base)
+        return os.path.relpath(join(self._root, below_root), self._base)
 
 
 def _input_file(file: FoundFile, relative: str, base: str) -> InputFile:
-    path = _join(base, relative)
+    path = join(base, relative)
     return InputFile(path, relative, file.size_bytes, file.mtime_ms, file.date_ms, natural_key(relative))
-
-
-def _join(base: str, relative: str) -> str:
-    """Lexical: `..` takes back a folder of `base`."""
-    joined = f"{base.rstrip('/')}/{relative}"
-    return os.path.normpath(joined) if relative.startswith("..") else joined
-
-
-def _holds(folder: str, other: str) -> bool:
-    return other == folder or other.startswith(f"{folder.rstrip('/')}/")
 
 
 def _first(items: Iterable[object], what: str) -> list[str]:

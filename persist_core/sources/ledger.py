@@ -1,6 +1,6 @@
 """Which files a shard has consumed: sets of `(path, size, time of change)` in content-addressed segments.
 
-    SourceFrontier.offsets  {"base": ..., "files": n, "size_bytes": ..., "segments": [{key, files, sha256, size_bytes}]}
+    SourceFrontier.offsets  {"root": ..., "base": ..., "files": n, "size_bytes": ..., "segments": [{key, files, ...}]}
     <shard>/sources/files/<sha256>.json.zst  zstd of {"version": 1, "files": [[relative, size_bytes, mtime_ms], ...]}
 
 1. A segment is never changed: its key is the digest of its bytes. Staging one twice is harmless.
@@ -21,6 +21,7 @@ import zstandard
 from persist_core.errors import CorruptArtifact, InvariantViolation, UnknownVersion
 from persist_core.location.blob import Blob
 from persist_core.shard.batch import SourceFrontier
+from persist_core.sources.root import Place
 
 SOURCE_TYPE = "files"
 SEGMENT_VERSION = 1
@@ -31,7 +32,7 @@ Consumed = dict[str, Facts]  # by relative path
 
 
 @dataclass(frozen=True)
-class Segment:
+class LedgerSegment:
     """One segment as the frontier names it; `size_bytes` and `sha256` are of the stored bytes."""
 
     key: str
@@ -61,7 +62,14 @@ class Ledger:
             )
         return every
 
-    def extend(self, frontier: SourceFrontier | None, files: Consumed, *, base: str) -> SourceFrontier:
+    def replaced(self, frontier: SourceFrontier | None, files: Consumed) -> SourceFrontier | None:
+        """The frontier with `files` for all that it names: the same files under other names. Stages one segment."""
+        if frontier is None or files == self.consumed(frontier):
+            return frontier
+        segments = [asdict(self._stage(files))]
+        return SourceFrontier(SOURCE_TYPE, {**frontier.offsets, "segments": segments})
+
+    def extend(self, frontier: SourceFrontier | None, files: Consumed, *, place: Place) -> SourceFrontier:
         """The frontier after `files` too. Stages at most one segment; commits nothing."""
         segments = list(segments_of(frontier))
         added = dict(files)
@@ -73,14 +81,14 @@ class Ledger:
         return SourceFrontier(
             SOURCE_TYPE,
             {
-                "base": base,
+                **asdict(place),
                 "files": before.get("files", 0) + len(files),
                 "size_bytes": before.get("size_bytes", 0) + sum(size for size, _ in files.values()),
                 "segments": [asdict(segment) for segment in segments],
             },
         )
 
-    def _stage(self, files: Consumed) -> Segment:
+    def _stage(self, files: Consumed) -> LedgerSegment:
         rows = [[relative, *facts] for relative, facts in sorted(files.items())]
         body = json.dumps({"files": rows, "version": SEGMENT_VERSION}, separators=(",", ":"), ensure_ascii=False)
         data = zstandard.ZstdCompressor(level=_LEVEL).compress(body.encode())
@@ -88,9 +96,9 @@ class Ledger:
         key = f"{self._shard}/sources/files/{sha256}.json.zst"
         self._blob.set(key, data)
         self._read[key] = files
-        return Segment(key, len(files), sha256, len(data))
+        return LedgerSegment(key, len(files), sha256, len(data))
 
-    def _segment(self, segment: Segment) -> Consumed:
+    def _segment(self, segment: LedgerSegment) -> Consumed:
         known = self._read.get(segment.key)
         if known is not None:
             return known
@@ -115,14 +123,24 @@ class Ledger:
         return files
 
 
-def segments_of(frontier: SourceFrontier | None) -> tuple[Segment, ...]:
+def place_of(frontier: SourceFrontier | None) -> Place | None:
+    """Where the files of a frontier were read from; `None` if none were. `InvariantViolation` as `segments_of`."""
+    if frontier is None:
+        return None
+    try:
+        return Place(frontier.offsets["root"], frontier.offsets["base"])
+    except (KeyError, TypeError) as error:
+        raise InvariantViolation(f"the source frontier names no folder: {error!r}; run `persist fsck`") from error
+
+
+def segments_of(frontier: SourceFrontier | None) -> tuple[LedgerSegment, ...]:
     """The segments that a frontier names, largest first. `InvariantViolation` where it is no frontier of files."""
     if frontier is None:
         return ()
     try:
         if frontier.source_type != SOURCE_TYPE:
             raise ValueError(f"source type {frontier.source_type!r}")
-        return tuple(Segment(**segment) for segment in frontier.offsets["segments"])
+        return tuple(LedgerSegment(**segment) for segment in frontier.offsets["segments"])
     except (ValueError, KeyError, TypeError) as error:
         raise InvariantViolation(f"the source frontier is none of {SOURCE_TYPE!r}: {error!r}") from error
 

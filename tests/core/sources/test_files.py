@@ -197,13 +197,3 @@ def test_another_pattern_over_the_same_files_reads_nothing_again(tmp_path: Path,
     after = wide.advance(frontier, freeze.frozen)
     assert names(wide.freeze(after, until=None)) == []
     assert names(narrow.freeze(after, until=None)) == []
-
-
-def test_a_tree_that_moved_is_known_by_its_relative_paths(tmp_path: Path) -> None:
-    drop(tmp_path, "old/a.jsonl", mtime_ms=1_000)
-    blob = MemBlob()
-    source = FileSource(collection(tmp_path / "old"), blob)
-    frontier = source.advance(None, source.freeze(None, until=None).frozen)
-    (tmp_path / "old").rename(tmp_path / "new")
-    moved = FileSource(collection(tmp_path / "new"), blob)
-    assert names(moved.freeze(frontier, until=None)) == []
