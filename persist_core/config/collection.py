@@ -297,7 +297,7 @@ class CollectionConfig(ShardConfig):
         return parse_pattern(self.source.path, self._base())
 
     def source_folder(self, path: str) -> str:
-        """A folder of `source.moved_from` or `source.replaces` as an absolute path, written as `source_pattern().root`."""
+        """A folder of `source.moved_from` or `source.replaces`, as `source_pattern().root` would name it."""
         return parse_pattern(f"{path.rstrip('/')}/*", self._base()).root
 
     def _base(self) -> str:

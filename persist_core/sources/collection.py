@@ -44,6 +44,11 @@ class CollectionSource:
             notices=freeze.notices(),
         )
 
+    def pending(self, state: ShardState, *, until: int | None) -> int:
+        """Files that no commit has consumed and that are dated before `until`."""
+        freeze = FileSource(self._config, self._blob).freeze(state.sources.get(FILES), until=until)
+        return len(freeze.frozen.files) + freeze.left_over
+
     def schema(self, state: ShardState) -> CollectionSchema:  # noqa: ARG002 - the contract's: a view needs the state
         """The collection's."""
         return self._config.collection_schema()

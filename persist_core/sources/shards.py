@@ -156,6 +156,10 @@ class ShardSource:
         sources[SHARDS] = Refreshed(as_of, key, frozen.uppers).to_source()
         return Intake(upper.time, sources, key, len(inputs), _bytes_of(inputs.values()), tuple(notices))
 
+    def pending(self, state: ShardState, *, until: int | None) -> int:  # noqa: ARG002 - the contract's
+        """None: what the inputs hold before the view's upper is in the view."""
+        return 0
+
     def schema(self, state: ShardState) -> CollectionSchema:
         """The shard's own: only a refresh can change it."""
         return state.schema or NO_COLUMNS

@@ -54,6 +54,10 @@ class Source(Protocol):
         """
         ...
 
+    def pending(self, state: ShardState, *, until: int | None) -> int:
+        """How many inputs `freeze` up to `until` would find due, if the shard's upper did not lie at or after it."""
+        ...
+
     def schema(self, state: ShardState) -> CollectionSchema:
         """The schema of a batch without updates."""
         ...
