@@ -38,7 +38,7 @@ from persist_core.shard.batch import (
     StateArtifact,
 )
 from persist_core.shard.state import Commit, Committed, ShardState, UpperMismatch
-from persist_core.sources.of_config import source_of
+from persist_core.sources.registry import source_of
 from persist_core.sources.source import Intake, NotYet, Source
 from persist_core.time_text import format_time
 
@@ -143,8 +143,8 @@ def _with_pending(reason: str, source: Source, state: ShardState, until: int | N
             when = "and will never be read. To read them, fork the shard at an earlier checkpoint"
         elif last > now_ms + MAX_AHEAD_MS:
             when = (
-                f"and no scheduled run reads them before {format_time(last)}, because the shard's upper is in the future."
-                " See `A shard whose upper is in the future` in docs/operations.md"
+                f"and no scheduled run reads them before {format_time(last)}: the shard's upper is in the future. See"
+                " `A shard whose upper is in the future` in docs/operations.md"
             )
         else:
             when = f"for the next run that ends after {format_time(last)}"

@@ -7,6 +7,7 @@ from persist_core.location.blob import Blob
 from persist_core.schema import CollectionSchema, check_compatible
 from persist_core.shard.state import ShardState
 from persist_core.sources.files import FileSource
+from persist_core.sources.frozen import stage_frozen
 from persist_core.sources.source import Intake
 
 FILES = "files"  # the name of a collection's one source
@@ -31,8 +32,7 @@ class CollectionSource:
         freeze = source.freeze(consumed, until=until, lower=lower)
         sources, input_key = dict(state.sources), None
         if freeze.frozen.files:
-            input_key = f"{self._config.name}/inputs/{freeze.frozen.digest()}.json"
-            self._blob.set(input_key, freeze.frozen.encode())
+            input_key = stage_frozen(self._blob, self._config.name, freeze.frozen)
         if freeze.frozen.files or source.has_other_place(consumed):
             sources[FILES] = source.advance(consumed, freeze.frozen)
         return Intake(

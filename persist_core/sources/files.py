@@ -12,11 +12,12 @@
 4. Order is the natural order of the relative paths, whatever order the files came in. With `time: path` whole dates are
    taken, oldest first, and `Freeze.upper` stops before the first date that is left: so no record comes too late for
    its own time because of a limit.
+5. The position of a record (`POSITION`) is its file's `order`, the offset of the block in which it was read, and its
+   number among the records of the block.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable
@@ -31,8 +32,10 @@ from persist_core.sources.file_scan import FoundFile, UnmatchedFile, scan
 from persist_core.sources.ledger import SOURCE_TYPE, Consumed, Ledger, place_of
 from persist_core.sources.natural_order import natural_key
 from persist_core.sources.root import Place, join, place_after
+from persist_core.sources.source import PositionField
 
 FROZEN_VERSION = 1
+POSITION = (PositionField("file", "string"), PositionField("block", "bigint"), PositionField("row", "bigint"))
 _MAX_NOTICES = 20  # of one kind; the rest is counted
 
 
@@ -85,10 +88,6 @@ class FrozenInput:
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptArtifact(f"a frozen input can't be read: {error!r}; mint again") from error
         return cls(files, base)
-
-    def digest(self) -> str:
-        """SHA-256 (hex) of `encode()`."""
-        return hashlib.sha256(self.encode()).hexdigest()
 
     @property
     def size_bytes(self) -> int:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 import zstandard
 
-from persist_core.errors import CorruptArtifact, InvariantViolation, UnknownVersion
+from persist_core.errors import CorruptArtifact, Corruption, InvariantViolation, UnknownVersion
 from persist_core.location.blob import Blob
 from persist_core.shard.batch import SourceFrontier
 from persist_core.sources.root import Place
@@ -53,7 +53,7 @@ class Ledger:
         """All files that `frontier` has consumed. Raises `CorruptArtifact` naming a segment that is not whole."""
         every: Consumed = {}
         for segment in segments_of(frontier):
-            every.update(self._segment(segment))
+            every.update(self.read(segment))
         wanted = sum(segment.files for segment in segments_of(frontier))
         if len(every) != wanted:
             raise InvariantViolation(
@@ -74,7 +74,7 @@ class Ledger:
         segments = list(segments_of(frontier))
         added = dict(files)
         while segments and segments[-1].files < 2 * len(added):  # bounded by the number of segments
-            added.update(self._segment(segments.pop()))
+            added.update(self.read(segments.pop()))
         if added:
             segments.append(self._stage(added))
         before: Mapping[str, int] = frontier.offsets if frontier else {}
@@ -98,7 +98,8 @@ class Ledger:
         self._read[key] = files
         return LedgerSegment(key, len(files), sha256, len(data))
 
-    def _segment(self, segment: LedgerSegment) -> Consumed:
+    def read(self, segment: LedgerSegment) -> Consumed:
+        """The files of one segment. Raises `CorruptArtifact` or `UnknownVersion`, naming it."""
         known = self._read.get(segment.key)
         if known is not None:
             return known
@@ -145,6 +146,41 @@ def segments_of(frontier: SourceFrontier | None) -> tuple[LedgerSegment, ...]:
         raise InvariantViolation(f"the source frontier is none of {SOURCE_TYPE!r}: {error!r}") from error
 
 
-def segment_keys(frontiers: Iterable[SourceFrontier]) -> set[str]:
-    """Blob keys that these frontiers need: what GC must keep."""
-    return {segment.key for frontier in frontiers for segment in segments_of(frontier)}
+class FileProgress:
+    """`persist_core.sources.source.Progress` of files."""
+
+    def __init__(self, blob: Blob, shard: str, stored: SourceFrontier) -> None:
+        self._ledger = Ledger(blob, shard)
+        self._stored = stored
+
+    def needed_keys(self) -> set[str]:
+        """The segments of the ledger."""
+        return {segment.key for segment in segments_of(self._stored)}
+
+    def verify(self) -> Iterator[str]:
+        """Each segment, and that no file is in two."""
+        damaged = False
+        try:
+            segments = segments_of(self._stored)
+            place_of(self._stored)
+        except Corruption as error:
+            yield str(error)
+            return
+        for segment in segments:
+            try:
+                self._ledger.read(segment)
+            except Corruption as error:
+                damaged = True
+                yield str(error)
+        if not damaged:
+            try:
+                self._ledger.consumed(self._stored)
+            except Corruption as error:
+                yield str(error)
+
+    def check_restorable(self) -> None:
+        """Always: files that are still there can be read again."""
+
+    def consumed_since(self, earlier: SourceFrontier | None) -> tuple[str, ...]:
+        """Names as in the ledger: paths, relative to where the first commit read from."""
+        return tuple(sorted(self._ledger.consumed(self._stored).keys() - self._ledger.consumed(earlier).keys()))

@@ -139,10 +139,9 @@ def test_frozen_input_has_canonical_bytes(tmp_path: Path) -> None:
     first = FileSource(collection(tmp_path), MemBlob()).freeze(None, until=None).frozen
     again = FileSource(collection(tmp_path), MemBlob()).freeze(None, until=None).frozen
     assert first.encode() == again.encode()
-    assert first.digest() == again.digest()
     assert FrozenInput.decode(first.encode()) == first
     other = FrozenInput(first.files[1:], first.base)
-    assert other.digest() != first.digest()
+    assert other.encode() != first.encode()
 
 
 def test_frozen_input_of_elsewhere_is_refused() -> None:

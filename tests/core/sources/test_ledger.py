@@ -15,7 +15,7 @@ from persist_core.errors import CorruptArtifact, InvariantViolation
 from persist_core.location.mem import MemBlob
 from persist_core.shard.batch import SourceFrontier
 from persist_core.sources.files import FileSource, FrozenInput
-from persist_core.sources.ledger import Ledger, segment_keys, segments_of
+from persist_core.sources.ledger import FileProgress, Ledger, segments_of
 from persist_core.sources.root import Place
 from tests.core.sources.drop_folder import DAY_MS, collection, drop, names
 
@@ -36,7 +36,7 @@ def test_segments_stay_few_and_are_rewritten_seldom() -> None:
     assert frontier is not None
     assert Ledger(blob, "orders").consumed(frontier) == {f"{number}.jsonl": (1, 2) for number in range(commits)}
     assert staged <= commits * commits.bit_length()
-    assert segment_keys([frontier]) == {segment.key for segment in segments_of(frontier)}
+    assert FileProgress(blob, "orders", frontier).needed_keys() == {segment.key for segment in segments_of(frontier)}
 
 
 def test_damage_to_the_ledger_is_named(tmp_path: Path) -> None:
