@@ -18,16 +18,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from persist_core.config.collection import CollectionConfig
-from persist_core.errors import CorruptArtifact, InvalidInput, SourceChanged, UnknownVersion
+from persist_core.errors import CorruptArtifact, InvalidInput, SourceChanged
 from persist_core.location.blob import Blob
 from persist_core.shard.batch import SourceFrontier
+from persist_core.shard.sealed import seal, unseal
 from persist_core.sources.file_scan import FoundFile, UnmatchedFile, scan
 from persist_core.sources.ledger import SOURCE_TYPE, Consumed, Ledger, place_of
 from persist_core.sources.natural_order import natural_key
@@ -36,6 +36,7 @@ from persist_core.sources.source import PositionField
 
 FROZEN_VERSION = 1
 POSITION = (PositionField("file", "string"), PositionField("block", "bigint"), PositionField("row", "bigint"))
+_FROZEN = "frozen_files"
 _MAX_NOTICES = 20  # of one kind; the rest is counted
 
 
@@ -59,7 +60,7 @@ class FrozenInput:
     base: str = ""
 
     def encode(self) -> bytes:
-        """Canonical JSON with a version: equal inputs give equal bytes."""
+        """Sealed JSON: equal inputs give equal bytes."""
         rows = [
             [
                 f.relative,
@@ -70,23 +71,20 @@ class FrozenInput:
             ]
             for f in self.files
         ]
-        body = {"version": FROZEN_VERSION, "base": self.base, "files": rows}
-        return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        return seal(_FROZEN, FROZEN_VERSION, {"base": self.base, "files": rows})
 
     @classmethod
-    def decode(cls, data: bytes) -> FrozenInput:
-        """The inverse of `encode`. Raises `UnknownVersion`, or `CorruptArtifact` for bytes that are no frozen input."""
+    def decode(cls, data: bytes, *, what: str = "a frozen input") -> FrozenInput:
+        """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
+        body = unseal(data, kind=_FROZEN, version=FROZEN_VERSION, what=what)
         try:
-            body = json.loads(data)
-            version, base = body["version"], body["base"]
-            if version != FROZEN_VERSION:
-                raise UnknownVersion(f"frozen input version {version!r}; this release reads {FROZEN_VERSION}")
+            base = body["base"]
             files = tuple(
                 InputFile(path or join(base, relative), relative, size_bytes, mtime_ms, date_ms, natural_key(relative))
                 for relative, size_bytes, mtime_ms, date_ms, path in body["files"]
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise CorruptArtifact(f"a frozen input can't be read: {error!r}; mint again") from error
+            raise CorruptArtifact(f"{what} is malformed: {error!r}; mint again") from error
         return cls(files, base)
 
     @property

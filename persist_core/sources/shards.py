@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +33,7 @@ from persist_core.handles.since import SinceHandle
 from persist_core.location.blob import Blob
 from persist_core.schema import CollectionSchema
 from persist_core.shard.batch import SourceFrontier
+from persist_core.shard.sealed import seal, unseal
 from persist_core.shard.state import ShardState
 from persist_core.sources.frozen import load_frozen, stage_frozen
 from persist_core.sources.source import Intake, NotYet
@@ -41,6 +41,7 @@ from persist_core.sources.source import Intake, NotYet
 SHARDS = "shards"  # the name of a view's one source, and its type
 HOLDER_PREFIX = "view/"
 FROZEN_VERSION = 1
+_FROZEN = "frozen_shards"
 NO_COLUMNS = CollectionSchema(key=())  # of a view that was never refreshed with any input
 
 
@@ -53,25 +54,15 @@ class FrozenShards:
     uppers: Mapping[str, int | None]
 
     def encode(self) -> bytes:
-        """Canonical JSON with a version: equal inputs give equal bytes."""
-        body = {
-            "version": FROZEN_VERSION,
-            "definition": self.definition,
-            "as_of": self.as_of,
-            "uppers": dict(self.uppers),
-        }
-        return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        """Sealed JSON: equal inputs give equal bytes."""
+        body = {"definition": self.definition, "as_of": self.as_of, "uppers": dict(self.uppers)}
+        return seal(_FROZEN, FROZEN_VERSION, body)
 
     @classmethod
-    def decode(cls, data: bytes) -> FrozenShards:
-        """The inverse of `encode`. Raises `UnknownVersion`, or `CorruptArtifact` for bytes that are none of these."""
-        try:
-            body = json.loads(data)
-            if body["version"] != FROZEN_VERSION:
-                raise UnknownVersion(f"frozen input version {body['version']!r}; this release reads {FROZEN_VERSION}")
-            return cls(body["definition"], body["as_of"], body["uppers"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise CorruptArtifact(f"a view's frozen input can't be read: {error!r}; mint again") from error
+    def decode(cls, data: bytes, *, what: str = "a view's frozen input") -> FrozenShards:
+        """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
+        body = unseal(data, kind=_FROZEN, version=FROZEN_VERSION, what=what)
+        return cls(body["definition"], body["as_of"], body["uppers"])
 
 
 @dataclass(frozen=True)
@@ -252,7 +243,7 @@ class ShardSource:
         newest = state.newest_commit
         if newest is None or set(last.uppers) != set(inputs):
             return False
-        if Refreshed.of(self._client.manifest(newest.manifest_key).sources) != last:
+        if Refreshed.of(self._client.manifest(newest).sources) != last:
             return False
         try:
             if load_frozen(self._client.blob, last.input_key, FrozenShards).definition != self._config.definition:
@@ -268,9 +259,7 @@ class ShardSource:
 
     def _given_up(self, state: ShardState) -> list[str]:
         """Inputs of the commit before the newest that are held still and read no more."""
-        before = (
-            Refreshed.of(self._client.manifest(state.commits[-2].manifest_key).sources) if state.commits[1:] else None
-        )
+        before = Refreshed.of(self._client.manifest(state.commits[-2]).sources) if state.commits[1:] else None
         names = [] if before is None else sorted(set(before.uppers) - set(self._config.inputs))
         holder = f"{HOLDER_PREFIX}{self._config.name}"
         return [name for name in names if holder in self._client.state(name).holds]
