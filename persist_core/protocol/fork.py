@@ -28,7 +28,7 @@ from persist_core.shard.batch import (
 )
 from persist_core.shard.keys import check_shard_name
 from persist_core.shard.state import Committed, ShardState
-from persist_core.sources.ledger import SOURCE_TYPE, segment_keys
+from persist_core.sources.registry import progress_of
 
 
 def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, *, writer: str) -> Committed:
@@ -55,11 +55,11 @@ def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, 
         restored=Restored(shard, checkpoint_id, point.checkpoint.watermark),
     )
     names = [batch.manifest_key for batch in point.batches]
-    ledgers = [source for source in point.sources.values() if source.source_type == SOURCE_TYPE]
+    shared = [progress.needed_keys() for progress in progress_of(client.blob, shard, point.sources).values()]
     record_fork(
         client.blob,
         new_shard,
-        [*names, *segment_keys(ledgers)],
+        [*names, *(key for keys in shared for key in sorted(keys))],
         checkpoint_id=checkpoint_id,
         made_ms=client.clock.now_ms(),
     )

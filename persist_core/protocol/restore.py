@@ -55,8 +55,7 @@ from persist_core.shard.batch import (
 from persist_core.shard.keys import part_key
 from persist_core.shard.parts import ERR_IDENTITY, errs_schema, updates_schema
 from persist_core.shard.state import Committed, ShardState
-from persist_core.sources.ledger import SOURCE_TYPE, Ledger
-from persist_core.sources.shards import SHARDS
+from persist_core.sources.registry import progress_of
 
 MAX_UPDATES = 2_000_000  # that this process reads and undoes: measured 1.2 KiB of memory each, at 180 bytes a row
 BYTES_OF_AN_UPDATE = 256  # of Parquet; an update that takes more counts for as many as it would make
@@ -84,8 +83,8 @@ class RestorePoint:
 class RestorePlan:
     """What a restore would do: `oks` and `errs` are its updates, all at time `lower`.
 
-    `files_again`: paths that the next run consumes again if they are still there; `None` where the ledger of now is
-    damaged, so that nobody knows.
+    `inputs_again`: inputs that the next run consumes again if they are still there; `None` if the progress of now is
+    damaged, so that they are not known.
     """
 
     shard: str
@@ -94,7 +93,7 @@ class RestorePlan:
     schema: CollectionSchema
     oks: pa.Table
     errs: pa.Table
-    files_again: tuple[str, ...] | None
+    inputs_again: tuple[str, ...] | None
 
     @property
     def upper(self) -> int:
@@ -121,11 +120,10 @@ def point_of(client: PersistClient, state: ShardState, checkpoint_id: str) -> Re
     Raises `CheckpointNotFound`; `CorruptArtifact` naming what of it is missing or altered; `InvalidInput` for a view;
     `OutsideFrontiers` where the shard can't be read at that time any more.
     """
-    if SHARDS in state.sources or (state.schema is not None and not state.schema.key):
-        raise InvalidInput(
-            f"{state.shard} is a view, and a view mends itself: restore its inputs, or mend its query, and its next"
-            f" refresh sets it right. Its older contents are there to read: `persist snapshot {state.shard} --as-of`"
-        )
+    for progress in progress_of(client.blob, state.shard, state.sources).values():
+        progress.check_restorable()
+    if state.schema is not None and not state.schema.key:
+        raise InvalidInput(f"shard {state.shard} has no key; only a shard with a key can be restored or forked")
     checkpointer = BlobCheckpointer(client.blob, state.shard)
     if client.blob.get(checkpointer.layout.manifest(checkpoint_id)) is None:
         raise CheckpointNotFound(
@@ -143,7 +141,9 @@ def point_of(client: PersistClient, state: ShardState, checkpoint_id: str) -> Re
     }
     _check_as_committed(client, state, checkpoint_id, said)
     sources = _progress(client, state, said, batches)
-    Ledger(client.blob, state.shard).consumed(sources.get(SOURCE_TYPE))
+    for progress in progress_of(client.blob, state.shard, sources).values():
+        for finding in progress.verify():
+            raise CorruptArtifact(f"checkpoint {checkpoint_id} of shard {state.shard}: {finding}")
     return RestorePoint(checkpoint, batches, sources, recover(client, state, checkpoint_id).operators)
 
 
@@ -227,7 +227,7 @@ def plan_restore(
         state.schema,
         _undone(oks, [column.name for column in state.schema.columns], updates_schema(state.schema), lower, fork),
         _undone(errs, list(ERR_IDENTITY), errs_schema(state.schema), lower, fork),
-        _files_again(client, state, point),
+        _inputs_again(client, state, point),
     )
 
 
@@ -245,13 +245,14 @@ def _undone(updates: pa.Table, identity: list[str], schema: pa.Schema, time: int
     return timed.select(schema.names)
 
 
-def _files_again(client: PersistClient, state: ShardState, point: RestorePoint) -> tuple[str, ...] | None:
-    ledger = Ledger(client.blob, state.shard)
+def _inputs_again(client: PersistClient, state: ShardState, point: RestorePoint) -> tuple[str, ...] | None:
+    now = progress_of(client.blob, state.shard, state.sources)
     try:
-        now = ledger.consumed(state.sources.get(SOURCE_TYPE))
+        return tuple(
+            again for name, progress in now.items() for again in progress.consumed_since(point.sources.get(name))
+        )
     except Corruption:
         return None
-    return tuple(sorted(now.keys() - ledger.consumed(point.sources.get(SOURCE_TYPE)).keys()))
 
 
 def restore(client: PersistClient, plan: RestorePlan, *, writer: str) -> Committed | Conflict:

@@ -66,9 +66,14 @@ def inputs_prefix(shard: str) -> str:
     return f"{shard}/inputs/"
 
 
+def ledger_prefix(shard: str) -> str:
+    """The keys of all segments of the shard's ledger start with this."""
+    return f"{shard}/sources/files/"
+
+
 def ledger_segment_key(shard: str, sha256: str) -> str:
     """A segment of the ledger of consumed files; `sha256` is that of its stored bytes."""
-    return f"{shard}/sources/files/{sha256}.json.zst"
+    return f"{ledger_prefix(shard)}{sha256}.json.zst"
 
 
 def job_spec_key(shard: str, attempt: str) -> str:

@@ -30,7 +30,8 @@ from persist_core.schema import CollectionSchema
 from persist_core.shard.keys import attempt_of, attempt_prefix
 from persist_core.shard.parts import updates_schema
 from persist_core.shard.state import Commit, Committed
-from persist_core.sources.files import load_frozen_files
+from persist_core.sources.files import FrozenInput
+from persist_core.sources.frozen import load_frozen
 from persist_core.testing.strategies import SCHEMA
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.servers.postgres import PostgresServer
@@ -197,6 +198,7 @@ class Complete:
         self.view = ViewConfig.model_validate({"name": VIEW, "query": f"SELECT name FROM {SHARD}", "inputs": [SHARD]})
         self._fill()
         self.minted = {config.name: self._mint(config) for config in (self.things.config, self.view)}
+        self.input_key = self.minted[SHARD].description.input_key or ""
         self.names = stored.names()
         self.commits: tuple[Commit, ...] = self.client.state(SHARD).commits
 
@@ -244,7 +246,7 @@ class Complete:
             yield from self._reads(shard)
         yield "conflicts", lambda: list_conflicts(self.client.blob, SHARD)
         yield "forks", lambda: list_forks(self.client.blob, SHARD)
-        yield "frozen files", lambda: load_frozen_files(self.client.blob, self.minted[SHARD].description.input_key)
+        yield "frozen files", lambda: load_frozen(self.client.blob, self.input_key, FrozenInput)
         for config in (self.things.config, self.view):
             yield f"mint {config.name}", lambda config=config: self._minted(config)
         for commit in self.commits[:-1]:
