@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from persist_core.config.view import ViewConfig
+from persist_core.errors import CorruptArtifact
 from persist_core.handles.client import PersistClient
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemConsensus
@@ -272,8 +273,10 @@ class Complete:
     def _plan(self, checkpoint_id: str) -> Any:
         plan = plan_restore(self.client, SHARD, checkpoint_id)
         assert isinstance(plan, RestorePlan)
+        if plan.inputs_again is None:
+            raise CorruptArtifact("the plan says that the progress of now is damaged")
         state = {name: [each.sha256 for each in chain] for name, chain in plan.point.operators.items()}
-        return _rows(plan.oks), _rows(plan.errs), plan.point.sources, state, plan.files_again
+        return _rows(plan.oks), _rows(plan.errs), plan.point.sources, state, plan.inputs_again
 
 
 def _records(number: int, time: int) -> list[Record]:
