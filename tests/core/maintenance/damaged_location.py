@@ -20,6 +20,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation, PersistLocation, open_location
+from persist_core.location.s3.consensus import S3Consensus
 from persist_core.oracle.upsert import TOMBSTONE, Record
 from persist_core.protocol import stages
 from persist_core.protocol.conflicts import list_conflicts
@@ -82,6 +83,10 @@ class Stored(Protocol):
         """Replace the object's bytes."""
         ...
 
+    def why_harmless(self, name: str, bit: int) -> str | None:
+        """Why a flip may change no answer and go unnoticed; `None` if it may not."""
+        ...
+
 
 class _ByBlob:
     """Blobs through the store itself, which keeps them as they are; versions of states in another way."""
@@ -109,6 +114,10 @@ class _ByBlob:
         else:
             key, _, seqno = rest.rpartition(":")
             self.write_version(key, int(seqno), data)
+
+    def why_harmless(self, name: str, bit: int) -> str | None:  # noqa: ARG002 - the contract's
+        """Never: these stores keep the bytes that they were given and nothing else."""
+        return None
 
     def versions(self) -> list[tuple[str, int]]:
         consensus = self.location.consensus
@@ -181,6 +190,15 @@ class AllOnS3:
 
     def write(self, name: str, data: bytes) -> None:
         self._server.raw.put_object(Bucket=self._bucket, Key=self._key(name), Body=data)
+        consensus = self.location.consensus
+        assert isinstance(consensus, S3Consensus)
+        consensus._seen.clear()  # another process, which remembers no entry, would find the altered one
+
+    def why_harmless(self, name: str, bit: int) -> str | None:
+        """In the header of a log entry. A version's own bytes follow it, and they are sealed."""
+        if not name.startswith("state:"):
+            return None
+        return "header of a log entry" if bit < 8 * self.read(name).index(b"\n") else None
 
     def _key(self, name: str) -> str:
         return f"p/{name.partition(':')[2]}"
@@ -250,7 +268,7 @@ class Complete:
         yield "frozen files", lambda: load_frozen(self.client.blob, self.input_key, FrozenInput)
         for config in (self.things.config, self.view):
             yield f"mint {config.name}", lambda config=config: self._minted(config)
-        for commit in self.commits[:-1]:
+        for commit in (self.commits[0], self.commits[-3]):
             yield f"restore {commit.epoch}", lambda each=commit.checkpoint_id: self._plan(each)
 
     def _reads(self, shard: str) -> Iterator[tuple[str, Callable[[], Any]]]:

@@ -93,6 +93,9 @@ def try_flips(complete: Complete, count: int, seed: int) -> Tally:
             one_flip(complete, tally, f"bit {bit} of {name}", kind_of(name), asked, before)
         finally:
             complete.stored.write(name, whole)
+        last = tally.harmless[kind_of(name)][-1:]
+        if last == [f"bit {bit} of {name}"] and complete.stored.why_harmless(name, bit) is None:
+            tally.wrong.append(f"{last[0]} changes no answer, and fsck finds nothing")
     assert {name: ask() for name, ask in asked} == before
     assert all(fsck(complete.client, shard).is_clean for shard in SHARDS)
     return tally
@@ -130,7 +133,6 @@ def check(stored: Stored, folder: Path, count: int, seed: int) -> None:
     stored.location.close()
     print(f"\n{type(stored).__name__}\n{tally}")  # noqa: T201 - the counts are the result
     assert tally.wrong == []
-    assert dict(tally.harmless) == {}, "every flip is found; one that changes nothing has to be explained here"
 
 
 def profile() -> str:
