@@ -15,7 +15,8 @@ import persist_spark
 from persist_core.errors import InvalidInput, OutsideFrontiers, ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import updates_schema
-from persist_core.location.open import PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.oracle.consolidate import canonical_bytes
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import manifest_key
