@@ -30,7 +30,7 @@ from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOA
 from persist_core.shard.batch import BatchDescription, StateArtifact, attempt_prefix
 from persist_core.shard.state import Committed
 from persist_core.sources.files import FrozenInput
-from persist_core.testing.strategies import SCHEMA
+from tests.core.oracle.strategies import SCHEMA
 from tests.sim.simulator.write_stage import ArrowParts
 
 SHARD = "things"
