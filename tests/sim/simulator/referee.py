@@ -2,7 +2,8 @@
 
 1. Every version of the shard's state keeps `persist_core.shard.invariants`, and follows the one before it.
 2. A commit's manifest and parts are all there, and nothing deletes them afterwards.
-3. Every input file is consumed by exactly one commit, and stays consumed.
+3. Every input file is consumed by exactly one commit, and stays consumed; a restore sets progress back to what its
+   checkpoint's commit had consumed, and does nothing else to it.
 4. At every time that a commit makes final, the contents are those that `Expected` works out from the input.
 5. Bytes under a key are never replaced by others, `_latest` and the records of conflicts aside.
 6. `_latest` never names a checkpoint that is not whole, and goes back only where two publishers raced.
@@ -11,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NoReturn
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified, manifest_chain
@@ -24,10 +26,19 @@ from persist_core.shard.codec import decode_state
 from persist_core.shard.invariants import check_step
 from persist_core.shard.state import Commit, ShardState
 from persist_core.sources.ledger import Ledger
-from tests.sim.simulator.workload import SHARD, Expected, Feed
+from tests.sim.simulator.workload import SHARD, Arrival, Expected, Feed
 from tests.sim.simulator.write_stage import read_updates
 
 Fail = Callable[[str, str], NoReturn]
+
+
+@dataclass(frozen=True)
+class _Point:
+    """What was so right after a commit."""
+
+    upper: int | None
+    arrivals: tuple[Arrival, ...]
+    consumed: frozenset[str]
 
 
 class Referee:
@@ -44,6 +55,7 @@ class Referee:
         self._latest_read: dict[str, int] = {}  # by whom, when
         self._furthest = (0, (0, ""))  # when `_latest` was moved furthest, and to which epoch and id
         self._epochs: dict[str, int] = {}  # of checkpoints, by id
+        self._points: dict[str, _Point] = {}  # to which a restore may go back, by checkpoint id
         self.expected = Expected()
         self.contents: dict[Slot, Value] = {}
         self.consumed: set[str] = set()
@@ -108,13 +120,27 @@ class Referee:
     def _check_consumed(self, after: ShardState, manifest: BatchManifest) -> set[int]:
         """The times in this batch at which the contents may change."""
         consumed = {name for source in after.sources.values() for name in Ledger(self._blob, SHARD).consumed(source)}
-        lost, taken = self.consumed - consumed, consumed - self.consumed
-        if lost:
+        if manifest.restored is not None:
+            self._go_back(self._points[manifest.restored.checkpoint_id], manifest, consumed)
+        elif lost := self.consumed - consumed:
             self._fail("progress", f"{manifest.writer} forgot that {sorted(lost)} were consumed")
-        self.consumed = consumed
-        for name in sorted(taken):
+        for name in sorted(consumed - self.consumed):
             self.expected.consume(self._feed.known[name].records, manifest.lower)
+        self.consumed = consumed
+        point = _Point(manifest.upper, self.expected.so_far(), frozenset(consumed))
+        self._points[manifest.checkpoint_id] = point
         return {time for time in self.expected.times() if time >= manifest.lower}
+
+    def _go_back(self, point: _Point, manifest: BatchManifest, consumed: set[str]) -> None:
+        if consumed != point.consumed:
+            self._fail(
+                "progress",
+                f"{manifest.writer} restored {manifest.restored}, which had consumed {sorted(point.consumed)}; now"
+                f" {sorted(consumed)} are",
+            )
+        assert point.upper is not None  # no simulation closes its shard
+        self.expected.restore(point.arrivals, upper=point.upper, at=manifest.lower)
+        self.consumed = consumed
 
     def _apply(self, updates: list[UpsertDiff]) -> None:
         """Retractions first, each of what is there; then insertions, each where nothing is."""
