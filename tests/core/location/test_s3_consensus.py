@@ -292,8 +292,8 @@ def test_an_altered_entry_is_named(location: Location) -> None:
     path = location.path_of(1)
     for damaged, error, says in [
         (path.read_bytes() + b"x", Corruption, "SHA-256"),
-        (b"", Corruption, "no header"),
-        (b"persist-consensus-1 {}\n", Corruption, "can't be read"),
+        (b"", Corruption, "expected the header"),
+        (b"persist-consensus-1 {}\n", Corruption, "restore it from a copy"),
         (b"persist-consensus-2 {}\n", UnknownVersion, "upgrade"),
     ]:
         path.write_bytes(damaged)
