@@ -21,6 +21,7 @@ def checkpoint_some(world: World, name: str, times: int) -> None:
     for _ in range(times):
         try:
             world.stages.checkpoint(client, world.config)
+            world.referee.stage_ended()
         except (StorageError, ShardNotFound):
             client.clock.sleep_ms(1_000)
 
@@ -84,6 +85,7 @@ def _restore(world: World, client: PersistClient, name: str) -> None:
     checkpoint_id = older[int(client.ids.jitter() * len(older))].checkpoint_id
     try:
         world.stages.restore(client, checkpoint_id, name)
+        world.referee.stage_ended()
     except OutsideFrontiers:
         client.clock.sleep_ms(1_000)  # `since` has passed it
     except (CheckpointNotFound, Corruption):

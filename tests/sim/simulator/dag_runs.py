@@ -86,6 +86,7 @@ class DagRuns:
             minted = stages.mint(client, world.config, until=end, writer=f"{self._name}/{end}")
             if isinstance(minted, NothingToDo):
                 return None
+            world.referee.stage_ended()
             client.clock.sleep_ms(self._after_mint_ms)
             return replace(task, name="write", description=minted.description, tries=0)
         if task.name == "write":
@@ -103,6 +104,7 @@ class DagRuns:
                 )
             return self._again(task) if isinstance(result, Conflict) else replace(task, name="checkpoint", tries=0)
         stages.checkpoint(client, world.config)
+        world.referee.stage_ended()
         return self._again(task)
 
     def _commits(self) -> tuple[Commit, ...]:
