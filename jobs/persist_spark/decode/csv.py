@@ -30,10 +30,10 @@ from pyspark.sql import types as T
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import SourceChanged
+from persist_spark.decode.encoding import Encoding
 from persist_spark.decode.files import LINE, ReadableFile
 from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, order_of, row_op
 from persist_spark.decode.records import FAULT, FAULT_KIND, FILE_COLUMNS, RawRecords, fields_of, record_path
-from persist_spark.decode.values import Encoding
 
 _FIRST_LINE_BYTES = 1 << 20  # of a file, to find its first line in
 _NO_NULL = "\ufdd2"  # what no field holds, for "nothing else is null"
@@ -158,7 +158,7 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
         fault.alias(FAULT),
     )
     op = row_op(config, fields, has_marker=marker is not None and marker in at)
-    encoding = Encoding(marked=False, binary="hex" if is_dms else "base64")
+    encoding = Encoding.of(config, marked=False)
     return RawRecords(op.added(frame), fields, F.col(LINE), encoding, order_of(config, fields))
 
 

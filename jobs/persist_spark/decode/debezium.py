@@ -29,8 +29,19 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.errors import InvalidInput
 from persist_core.schema import Column, decimal_of
 from persist_spark.compat import try_cast
+from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import LINE
-from persist_spark.decode.json import MARK, Path, Shape, envelope, parse_text, parsed, unmarked, without_mark
+from persist_spark.decode.json import (
+    MARK,
+    Path,
+    Shape,
+    document_text,
+    envelope,
+    parse_text,
+    parsed,
+    unmarked,
+    without_mark,
+)
 from persist_spark.decode.plain import NOT_JSON, ODD_JSON
 from persist_spark.decode.records import (
     FAULT,
@@ -45,7 +56,6 @@ from persist_spark.decode.records import (
     fields_of,
     record_path,
 )
-from persist_spark.decode.values import Encoding, Field
 from persist_spark.frame import DELETE, SKIP, TRUNCATE, UPSERT
 
 _STRUCTURE = ("before", "after", "source", "payload", "schema")  # objects of the format itself
@@ -141,16 +151,14 @@ def _needs_hint(config: CollectionConfig, column: Column) -> bool:
     """True where the message's schema could say what the JSON value does not."""
     if len(record_path(config, column)) > 1:
         return False
-    if decimal_of(column.type) or column.type in ("int", "bigint"):
-        return config.source.decimals == "precise"
-    return column.type in ("date", "timestamp") and config.columns[column.name].unit is None
+    return decimal_of(column.type) is not None or column.type in ("int", "bigint", "date", "timestamp", "binary")
 
 
 def debezium_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     """`debezium-json`: see the module's docstring."""
     wanted = _wanted(config)
     frame = _raw(wanted, _told(wanted, _opened(wanted, lines)))
-    encoding = Encoding(decimals="precise" if config.source.decimals == "precise" else "text", bare_days=True)
+    encoding = Encoding.of(config, marked=True)
     order = field_orders(config, wanted.fields)
     if config.order.by == "auto":
         order = tuple(OrderField(name, F.col(name)) for name in _auto_values(wanted))
@@ -328,7 +336,7 @@ def _key_texts(wanted: _Wanted) -> dict[str, SparkColumn]:
         text = F.when(F.coalesce(*inner.values()).isNotNull(), inner[raw])
         text = text.when(F.coalesce(*outer.values()).isNotNull(), outer[raw])
         if len(paths) == 1:  # a key that is no struct: the value itself
-            text = text.when(~key.startswith("{"), key)
+            text = text.when(~key.startswith("{"), document_text(key))
         in_before = _is_envelope() & F.coalesce(*after).isNull()
         found[raw] = text.when(in_before, _row_text(wanted, raw, "before")).otherwise(_row_text(wanted, raw, "after"))
     return found

@@ -31,6 +31,7 @@ Path = tuple[str, ...]
 
 MARK = "\ufdd0"  # a noncharacter: never in interchanged text, and no JSON writer escapes it
 _NUMBER = r"-?(?:(?:0|[1-9]\d*+)(?:\.\d++)?+(?:[eE][+-]?\d++)?+|NaN|Infinity)"
+_WHOLE_NUMBER = rf"^{_NUMBER}$"
 # What stands between two numbers: anything but the start of a number, strings whole.
 _BETWEEN = r'\G((?:[^"\d\-NI]++|"(?:[^"\\]++|\\.)*+")*+)'
 # Only in the place of a value (never of a name), so that {1:2} stays as broken as it is.
@@ -147,6 +148,11 @@ def unmarked(text: SparkColumn) -> SparkColumn:
 def is_number(text: SparkColumn) -> SparkColumn:
     """True where a leaf was a bare JSON number (NaN and Infinity count), false where it was quoted."""
     return text.startswith(MARK)
+
+
+def document_text(text: SparkColumn) -> SparkColumn:
+    """The leaf that a text holds as a JSON document of its own: a number if it is one, else the text itself."""
+    return F.when(text.rlike(_WHOLE_NUMBER), F.concat(F.lit(MARK), text)).otherwise(text)
 
 
 def has_half_surrogates(line: SparkColumn) -> SparkColumn:

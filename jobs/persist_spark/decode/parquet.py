@@ -24,8 +24,10 @@ from pyspark.sql import types as T
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import InvalidInput, SourceChanged
 from persist_core.schema import Column
+from persist_spark.compat import is_valid_utf8
+from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import BLOCK, BROKEN, LINE, NO_LINES, ReadableFile, placed
-from persist_spark.decode.json import Path
+from persist_spark.decode.json import MARK, Path
 from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, named_path, order_of, row_op
 from persist_spark.decode.records import (
     FAULT,
@@ -35,7 +37,6 @@ from persist_spark.decode.records import (
     fields_of,
     record_path,
 )
-from persist_spark.decode.values import Encoding, Field
 from persist_spark.frame import named, spark_type
 
 _ROW = "row_number"
@@ -179,11 +180,12 @@ def parquet_records(
         F.lit(kind).cast("string").alias(FAULT_KIND),
         F.lit(message).cast("string").alias(FAULT),
     )
+    frame = frame.withColumn(BROKEN, _is_broken(config, schema, fields))
     return RawRecords(
         row_op(config, fields, has_marker=has_marker).added(frame),
         fields,
         F.to_json(F.struct(*payload), {"ignoreNullFields": "false"}) if payload else F.lit("{}"),
-        Encoding(marked=False),
+        Encoding.of(config, marked=False),
         order_of(config, fields),
         F.col(_ROW),
     )
@@ -200,7 +202,7 @@ def _rows(spark: SparkSession, schema: FileSchema, files: Sequence[ReadableFile]
         F.col("_metadata.file_path").alias("path"),
         F.col("_metadata.row_index").alias(_ROW),
     )
-    facts = {BLOCK: F.lit(0).cast("bigint"), BROKEN: F.lit(False), LINE: F.lit(None).cast("string")}
+    facts = {BLOCK: F.lit(0).cast("bigint"), LINE: F.lit(None).cast("string")}
     return placed(spark, rows, files).withColumns(facts)
 
 
@@ -239,7 +241,23 @@ def _is_lossless(source: T.DataType, column: Column) -> bool:
 def _raw(config: CollectionConfig, schema: FileSchema, field: Field) -> SparkColumn:
     path = record_path(config, field.column)
     found = _find(schema, path)
-    return found[0] if found is not None and field.is_typed else _text(schema, path)
+    if found is not None and field.is_typed:
+        return found[0]
+    text = _text(schema, path)
+    if found is None or field.column.type != "binary" or isinstance(found[1], T.StringType):
+        return text
+    return F.concat(F.lit(MARK), text)  # a number is not bytes, even if its digits look like base64 or hex
+
+
+def _is_broken(config: CollectionConfig, schema: FileSchema, fields: Fields) -> SparkColumn:
+    """True if a text is not well-formed UTF-8: Spark hands the bytes of any text column over unchecked."""
+    broken = F.lit(False)
+    for field in fields.all:
+        found = _find(schema, record_path(config, field.column))
+        is_typed_bytes = field.is_typed and field.column.type == "binary"
+        if found is not None and isinstance(found[1], T.StringType | T.BinaryType) and not is_typed_bytes:
+            broken = broken | ~F.coalesce(is_valid_utf8(found[0].cast("string")), F.lit(True))
+    return broken
 
 
 def _text(schema: FileSchema, path: Path) -> SparkColumn:

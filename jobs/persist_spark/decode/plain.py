@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig
+from persist_spark.decode.encoding import Encoding
 from persist_spark.decode.files import FILE, LINE
 from persist_spark.decode.json import Path, Shape, envelope, parsed, unmarked
 from persist_spark.decode.records import (
@@ -24,7 +25,6 @@ from persist_spark.decode.records import (
     fields_of,
     record_path,
 )
-from persist_spark.decode.values import Encoding
 from persist_spark.frame import DELETE, UPSERT
 
 NOT_JSON = "the line is not one JSON object"
@@ -60,7 +60,7 @@ def json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
         FAULT,
     )
     op = row_op(config, fields, has_marker=MARKER in free)
-    return RawRecords(op.added(frame), fields, F.col(LINE), Encoding(), order_of(config, fields))
+    return RawRecords(op.added(frame), fields, F.col(LINE), Encoding.of(config, marked=True), order_of(config, fields))
 
 
 def json_rows(lines: DataFrame, shape: Shape) -> DataFrame:

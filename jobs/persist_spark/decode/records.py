@@ -23,9 +23,11 @@ from pyspark.sql import functions as F
 from persist_core.config.collection import CollectionConfig
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, Column
 from persist_spark.compat import try_cast
+from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import BLOCK, BROKEN, DATE_MS, FILE, LINE, position, row_number
 from persist_spark.decode.json import MARK
-from persist_spark.decode.values import Encoding, Field, numbers, texts, time_ms, value
+from persist_spark.decode.times import time_ms
+from persist_spark.decode.values import numbers, remedy, texts, value
 from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, UPSERT, canonical_json, spark_type
 
 FILE_COLUMNS = (LINE, FILE, DATE_MS, BLOCK, BROKEN)  # what every line has, see `decode_files`
@@ -129,8 +131,17 @@ def _typed(config: CollectionConfig, raw: RawRecords) -> DataFrame:
         frame = frame.withColumns(found) if found else frame
     final = {field.value: value(field, encoding) for field in raw.fields.all}
     if _has_own_time(config):
-        final[TIME] = time_ms(encoding.plain(F.col(RAW_TIME)), config.time.unit)
+        final[TIME] = _own_time(config, raw)
     return frame.withColumns(final)
+
+
+def _own_time(config: CollectionConfig, raw: RawRecords) -> SparkColumn:
+    """The record's own time in ms. A column that is a time already says what it is; `time.unit` is for all else."""
+    field = raw.fields.named(config.time.field or "")
+    if field is None or field.column.type not in ("timestamp", "date"):
+        return time_ms(raw.encoding.plain(F.col(RAW_TIME)), config.time.unit)
+    found = F.unix_millis(value(field, raw.encoding).cast("timestamp"))
+    return F.when(found >= 0, found)
 
 
 def _final(field: Field) -> SparkColumn:
@@ -180,11 +191,11 @@ def _judge(config: CollectionConfig, raw: RawRecords, frame: DataFrame) -> DataF
     message = (
         F.when(F.col(ERR_KIND).isNull(), None)
         .when(fault_kind.isNotNull(), F.col(FAULT))
-        .when(F.col(ERR_KIND) == "key", _first_fault(config, keys))
+        .when(F.col(ERR_KIND) == "key", _first_fault(config, raw, keys))
         .when(F.col(ERR_KIND) == "time", _time_message(config))
         .when(op.isNull(), F.lit("what the record does can't be told"))
         .when(broken, F.lit(BROKEN_TEXT))
-        .otherwise(_first_fault(config, values))
+        .otherwise(_first_fault(config, raw, values))
     )
     return judged.withColumns({OP: F.when(F.col(ERR_KIND).isNull(), op).otherwise(F.lit(UPSERT)), FAULT: message})
 
@@ -208,14 +219,15 @@ def _any(conditions: Sequence[SparkColumn]) -> SparkColumn:
     return found
 
 
-def _first_fault(config: CollectionConfig, fields: Sequence[Field]) -> SparkColumn:
+def _first_fault(config: CollectionConfig, raw: RawRecords, fields: Sequence[Field]) -> SparkColumn:
     """What is wrong with the first bad field, or null."""
     fault = F.lit(None).cast("string")
     for field in reversed(fields):
         start = f"column {field.column.name!r} is "
         missing = "a key needs a value" if field.raw.startswith("k") else "wanted a value, since it is nullable: false"
         absent = F.lit(f"{start}missing or null; {missing}")
-        wrong = F.concat(F.lit(start), _shown(field.raw), F.lit(f"; wanted {_wanted(config, field.column)}"))
+        expected = F.lit(f"; wanted {_wanted(config, field.column)}")
+        wrong = F.concat(F.lit(start), _shown(field.raw), expected, remedy(field, raw.encoding))
         fault = F.when(_is_bad(field), F.coalesce(wrong, absent)).otherwise(fault)
     return fault
 
@@ -238,8 +250,6 @@ def _wanted(config: CollectionConfig, column: Column) -> str:
         )
     if column.type == "date":
         return f"an ISO date or {unit} since 1970" if unit else f"an ISO date; {_SET_UNIT}"
-    if column.type in ("int", "bigint") and config.source.decimals == "precise":
-        return f"{column.type}; where numbers are quoted set source.decimals: string"
     return column.type
 
 
