@@ -75,13 +75,13 @@ def user_fields(schema: CollectionSchema) -> list[T.StructField]:
     return [T.StructField(column.name, spark_type(column.type), nullable=True) for column in schema.columns]
 
 
-def part_frame(schema: CollectionSchema) -> T.StructType:
+def part_type(schema: CollectionSchema) -> T.StructType:
     """What a reader sees of any part: the user's columns, time, diff, and the err columns."""
     system = [T.StructField(TIME, T.LongType()), T.StructField(DIFF, T.LongType())]
     return T.StructType(user_fields(schema) + system + [T.StructField(n, t) for n, t in _ERR_TYPES.items()])
 
 
-def records_frame(schema: CollectionSchema, order: T.DataType) -> T.StructType:
+def records_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:
     """The records frame, where the order struct has type `order`."""
     system = [
         T.StructField(OP, T.StringType()),

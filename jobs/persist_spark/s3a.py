@@ -54,7 +54,7 @@ _NEEDED_CLASSES = ("org.apache.hadoop.fs.s3a.S3AFileSystem", _COMMITTER_CLASS)
 
 
 @dataclass(frozen=True)
-class Committed:
+class Completed:
     """What the driver made visible, as `_SUCCESS` says."""
 
     files: int
@@ -126,7 +126,7 @@ def check_commit(blob: Blob, prefix: str, sizes: Mapping[str, int]) -> None:
         return
     key = f"{prefix}/{SUCCESS}"
     committed = _committed(blob.get(key), key)
-    found = Committed(len(sizes), sum(sizes.values()))
+    found = Completed(len(sizes), sum(sizes.values()))
     if found != committed:
         raise InvariantViolation(
             f"{prefix}: the folder holds {found.files} files of {found.size_bytes} bytes; the driver committed"
@@ -136,7 +136,7 @@ def check_commit(blob: Blob, prefix: str, sizes: Mapping[str, int]) -> None:
     blob.delete(key)
 
 
-def _committed(data: bytes | None, key: str) -> Committed:
+def _committed(data: bytes | None, key: str) -> Completed:
     """What a `_SUCCESS` of the magic committer says; `InvariantViolation` for any other."""
     try:
         body: dict[str, Any] = json.loads(data or b"{}")
@@ -152,4 +152,4 @@ def _committed(data: bytes | None, key: str) -> Committed:
             " committed to the shard: on S3 no other committer is safe; remove settings that name one"
             " (fs.s3a.committer, spark.sql.sources.commitProtocolClass)"
         )
-    return Committed(files, size_bytes)
+    return Completed(files, size_bytes)

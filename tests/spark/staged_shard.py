@@ -19,7 +19,7 @@ from persist_core.oracle.upsert import Record
 from persist_core.schema import CollectionSchema
 from persist_core.shard.batch import BatchDescription, BatchManifest, StateArtifact, attempt_prefix, manifest_key
 from persist_core.shard.state import Committed
-from persist_spark.upsert.batch import WriteRequest, write_batch
+from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 from tests.spark.upsert_cases import to_records
 
 SHARD = "things"
@@ -62,7 +62,9 @@ class StagedShard:
         self.attempt = options.pop("attempt", None) or self.client.ids.uuid7()
         schema = options.pop("schema", self.schema)
         frame = records if isinstance(records, DataFrame) else to_records(self.spark, schema, records)
-        return write_batch(self.spark, self.client, WriteRequest(description, schema, self.attempt, **options), frame)
+        return stage_upserts(
+            self.spark, self.client, UpsertRequest(description, schema, self.attempt, **options), frame
+        )
 
     def append(self, manifest: BatchManifest) -> None:
         result = self.client.open_writer(SHARD).compare_and_append(manifest, manifest_key(SHARD, self.attempt))

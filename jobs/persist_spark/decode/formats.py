@@ -27,7 +27,7 @@ from persist_spark.decode.files import BROKEN, LINE, ReadableFile, readable, tex
 from persist_spark.decode.json import has_half_surrogates
 from persist_spark.decode.parquet import parquet_records, schemas
 from persist_spark.decode.plain import json_records
-from persist_spark.decode.records import RawRecords, records_frame
+from persist_spark.decode.records import RawRecords, decoded
 
 _JSON_LINES = {"json": json_records, "debezium-json": debezium_records, "dms-json": dms_json_records}
 _MAX_LAYOUTS = 100  # of CSV headers or Parquet schemas in one batch: each is a branch of the plan
@@ -50,7 +50,7 @@ def decode(
         )
     if not HAS_TRY_CAST and spark.conf.get("spark.sql.ansi.enabled", "false") == "true":
         raise InvalidInput("spark.sql.ansi.enabled is true; wanted false on this release of Spark, or Spark 4")
-    parts = [records_frame(config, raw) for raw in _raw_records(spark, config, readable(files, scratch))]
+    parts = [decoded(config, raw) for raw in _raw_records(spark, config, readable(files, scratch))]
     return functools.reduce(DataFrame.unionByName, parts)
 
 

@@ -101,7 +101,7 @@ def record_path(config: CollectionConfig, column: Column) -> tuple[str, ...]:
     return tuple(field.split(".")) if field else (column.name,)
 
 
-def records_frame(config: CollectionConfig, raw: RawRecords) -> DataFrame:
+def decoded(config: CollectionConfig, raw: RawRecords) -> DataFrame:
     """The records frame (docs/architecture.md)."""
     keys, values = raw.fields.keys, raw.fields.values
     judged = _judge(config, raw, _typed(config, raw))

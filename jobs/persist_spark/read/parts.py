@@ -23,7 +23,7 @@ from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ERR_KEY, ERR_PAYLOAD, TIME, CollectionSchema
 from persist_core.shard.batch import BatchManifest, Part, PartKind
 from persist_spark import s3a
-from persist_spark.frame import BAD_KEY, ERR_COLUMNS, err_null, named, null_of, part_frame
+from persist_spark.frame import BAD_KEY, ERR_COLUMNS, err_null, named, null_of, part_type
 from persist_spark.session import settings
 
 _READ_OPTIONS = {"mergeSchema": "false", "datetimeRebaseMode": "CORRECTED"}  # dates are read as they were written
@@ -84,7 +84,7 @@ def _needed(kind: PartKind, schema: CollectionSchema) -> T.StructType:
         names.update(column.name for column in schema.values)
     if kind is PartKind.ERRS:
         names.update(ERR_COLUMNS)
-    return T.StructType([field for field in part_frame(schema).fields if field.name in names])
+    return T.StructType([field for field in part_type(schema).fields if field.name in names])
 
 
 def _updates(frame: DataFrame, kind: PartKind, schema: CollectionSchema) -> DataFrame:

@@ -31,7 +31,7 @@ from persist_core.shard.batch import BatchManifest, PartKind, trial_key
 from persist_core.shard.state import ShardState
 from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource, load_frozen
 from persist_core.spark_job.spec import JobSpec
-from persist_spark.frame import ERR_COLUMNS, part_frame, quoted
+from persist_spark.frame import ERR_COLUMNS, part_type, quoted
 from persist_spark.read.frames import error_updates, snapshot
 from persist_spark.read.parts import parts_of, scan
 from persist_spark.session import settings, stage_settings
@@ -70,7 +70,7 @@ class _View:
 
     def persisted(self, schema: CollectionSchema) -> tuple[DataFrame | None, DataFrame | None]:
         """All updates of the target in its batches, oks and errs."""
-        frame = part_frame(schema)
+        frame = part_type(schema)
         kinds = ((PartKind.INSERTIONS, PartKind.RETRACTIONS), (PartKind.ERRS,))
         parts = [[part for kind in wanted for part in parts_of(self.manifests, kind)] for wanted in kinds]
         oks, errs = [scan(self.spark, self.client.blob, each, frame) if each else None for each in parts]
