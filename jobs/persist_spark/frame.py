@@ -2,8 +2,8 @@
 
     decode --records frame--> upsert --updates frame--> stage --part files--> state_reader, read
 
-`docs/architecture.md` describes both frames in prose. Everything here is a pure function of a schema; no session is
-needed, but for the column expressions, which Spark builds when they are called.
+`docs/architecture.md` describes both frames in prose. Everything here is a pure function of a schema; only the column
+expressions need a session, when they are called.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def spark_type(type_name: str) -> T.DataType:
 
 
 def quoted(name: str) -> str:
-    """`name` as an SQL identifier: dots and backticks in it mean nothing to Spark."""
+    """`name` as an SQL identifier: dots and backticks in it have no meaning to Spark."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -82,7 +82,7 @@ def part_type(schema: CollectionSchema) -> T.StructType:
 
 
 def records_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:
-    """The records frame, where the order struct has type `order`."""
+    """The records frame whose order struct has the type `order`."""
     system = [
         T.StructField(OP, T.StringType()),
         T.StructField(TIME, T.LongType()),
@@ -133,7 +133,7 @@ def canonical_json(columns: Sequence[Column], found: Sequence[str | SparkColumn]
 
 
 def canonical_key(schema: CollectionSchema) -> SparkColumn:
-    """Canonical bytes of a row's key; meaningless where the key could not be decoded."""
+    """Canonical bytes of a row's key; meaningless if the key could not be decoded."""
     return canonical_json(schema.key)
 
 

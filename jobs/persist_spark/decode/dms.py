@@ -35,7 +35,7 @@ _RECORD_TYPE: Path = ("metadata", "record-type")
 
 
 def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
-    """`dms-json`: see the module's docstring. Names of order and time are looked for in `data`, or start with
+    """`dms-json`: see the module's docstring. Names in order and time are fields of `data`, or start with
     `metadata.`."""
     fields = fields_of(config)
     paths = {field.raw: ("data", *path_in_row(config, field.column)) for field in fields.all}
@@ -69,7 +69,7 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
             F.concat(
                 F.lit("operation is '"),
                 F.coalesce(F.substring(operation, 1, 80), F.lit("missing")),
-                F.lit(f"'; wanted one of {', '.join(_UPSERTS)}, delete"),
+                F.lit(f"'; expected one of {', '.join(_UPSERTS)}, delete"),
             ),
         ),
         (F.col("odd"), "value", F.lit(ODD_JSON)),

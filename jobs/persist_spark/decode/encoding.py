@@ -20,7 +20,7 @@ UNAVAILABLE_BASE64 = base64.b64encode(UNAVAILABLE.encode()).decode()
 
 @dataclass(frozen=True)
 class Hint:
-    """What a message says of a field, each null where it says nothing: Connect type, logical name, decimal scale."""
+    """What a message says of a field, each null if it says nothing: Connect type, logical name, decimal scale."""
 
     type: SparkColumn
     name: SparkColumn
@@ -63,7 +63,7 @@ class Encoding:
 class Field:
     """A column of the collection in the raw frame: its text is in `raw`, a hint, if any, in `h<raw>`.
 
-    `is_typed`: `raw` is no text but a value that a plain cast turns into the column's type, or to null, without loss.
+    `is_typed`: `raw` is not text but a value that a plain cast turns into the column's type without loss, or into null.
     """
 
     column: Column
@@ -74,7 +74,7 @@ class Field:
 
     @property
     def value(self) -> str:
-        """Where the typed value goes."""
+        """The column that takes the typed value."""
         return f"typed_{self.raw}"
 
     @property

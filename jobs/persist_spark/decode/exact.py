@@ -12,14 +12,14 @@ _MAX_HEX_DIGITS = 32  # 16 bytes, 127 bits and a sign: more than the 38 digits t
 
 
 def exact_decimal(text: SparkColumn, precision: int, scale: int) -> SparkColumn:
-    """`text` as a decimal, null where that would round it: only zeros at the end may go."""
+    """`text` as a decimal, null if it had to be rounded: only zeros at the end may be dropped."""
     found = try_cast(text, f"decimal({precision},{scale})")
     plain = rf"^\s*[+-]?(?:\d+\.?\d{{0,{scale}}}0*|\.\d{{1,{max(scale, 1)}}}0*)\s*$"
     return F.when(text.rlike(plain) | (text.rlike(_EXPONENT) & _fits(text, scale)), found)
 
 
 def _fits(text: SparkColumn, scale: int) -> SparkColumn:
-    """True where a number with an exponent has no more than `scale` digits behind the point."""
+    """True if a number with an exponent has at most `scale` digits after the point."""
     digits = F.concat(F.regexp_extract(text, _EXPONENT, 1), F.regexp_extract(text, _EXPONENT, 2))
     fraction = F.length(F.regexp_extract(text, _EXPONENT, 2))
     power = try_cast(F.regexp_extract(text, _EXPONENT, 3), "int")

@@ -4,11 +4,12 @@
 
 A record is an err of kind
 
-    key     its key can't be had: the slot is the raw key, as JSON of the key columns' texts, where any of them was
-            there, else the whole record. A delete with a raw key is no err: it is a tombstone for the err in that slot
-    value   its key is good and a value is not, or the record as a whole is damaged
-    op      its key is good and what it does is not known
-    time    its key and values are good, its own time is missing or bad; it stands at the description's time
+    key     its key cannot be read: the slot is the raw key, as JSON of the key columns' texts, if any of them is
+            there, else the whole record. A delete with a raw key is not an err: it is a tombstone for the err in that
+            slot
+    value   its key is good, but a value is not, or the record as a whole is damaged
+    op      its key is good, but its operation is unknown
+    time    its key and values are good, but its own time is missing or bad; it takes the description's time
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, UPSERT, canonical_js
 
 FILE_COLUMNS = (LINE, FILE, DATE_MS, BLOCK, BROKEN)  # what every line has, see `decode_files`
 FAULT_KIND, FAULT = "fault_kind", "fault"  # what is wrong with the record as a whole, or null
-RAW_OP = "raw_op"  # `u`, `d`, `t`, `s`; null where the fault says that it could not be told
+RAW_OP = "raw_op"  # `u`, `d`, `t`, `s`; null if the operation is unknown
 RAW_TIME = "raw_time"  # text of the record's own time; present only with `time: field`
 _SHOWN_CHARS = 80  # of a bad value, in a message
 _SET_UNIT = "for integers set the column's unit"
-BROKEN_TEXT = "the record is not well-formed UTF-8, or holds half a surrogate pair; mend its encoding"
+BROKEN_TEXT = "the record is not well-formed UTF-8, or holds half a surrogate pair; correct its encoding"
 _TEXT_DAMAGE = "[\ufffd?]"  # what undecodable bytes and lone surrogates become
 
 
@@ -52,7 +53,7 @@ class OrderField:
 class RawRecords:
     """What a format found: one row per record.
 
-    `frame` has `RAW_OP`, `FAULT_KIND`, `FAULT`, `BROKEN`, the files' columns, `RAW_TIME` where wanted, and the texts of
+    `frame` has `RAW_OP`, `FAULT_KIND`, `FAULT`, `BROKEN`, the files' columns, `RAW_TIME` if needed, and the texts of
     the fields: `k0..` for the key columns, `v0..` for the value columns; `hk0..`, `hv0..` (structs with type, name and
     parameters.scale) for those fields that are hinted. `payload` is the raw record, string or binary.
     """
@@ -62,12 +63,12 @@ class RawRecords:
     payload: SparkColumn
     encoding: Encoding
     order: tuple[OrderField, ...] = ()
-    row: SparkColumn | None = None  # the number of a record in its file, where that is known
+    row: SparkColumn | None = None  # the number of a record in its file, if known
 
 
 @dataclass(frozen=True)
 class Fields:
-    """The collection's columns and where they live in the raw frame."""
+    """The collection's columns and their places in the raw frame."""
 
     keys: tuple[Field, ...]
     values: tuple[Field, ...]
@@ -83,7 +84,7 @@ class Fields:
 
 
 def fields_of(config: CollectionConfig, is_hinted: Callable[[Column], bool] = lambda _: False) -> Fields:
-    """Where the columns of a collection live."""
+    """The places of a collection's columns."""
     schema = config.collection_schema()
 
     def field(raw: str, column: Column) -> Field:
@@ -96,7 +97,7 @@ def fields_of(config: CollectionConfig, is_hinted: Callable[[Column], bool] = la
 
 
 def record_path(config: CollectionConfig, column: Column) -> tuple[str, ...]:
-    """Where a column's value is found in a record: its `field`, dots meaning nesting; else its own name, literally."""
+    """The path of a column's value in a record: its `field`, dots meaning nesting; else its own name, literally."""
     field = config.columns[column.name].field
     return tuple(field.split(".")) if field else (column.name,)
 
@@ -193,7 +194,7 @@ def _judge(config: CollectionConfig, raw: RawRecords, frame: DataFrame) -> DataF
         .when(fault_kind.isNotNull(), F.col(FAULT))
         .when(F.col(ERR_KIND) == "key", _first_fault(config, raw, keys))
         .when(F.col(ERR_KIND) == "time", _time_message(config))
-        .when(op.isNull(), F.lit("what the record does can't be told"))
+        .when(op.isNull(), F.lit("unrecognized operation"))
         .when(broken, F.lit(BROKEN_TEXT))
         .otherwise(_first_fault(config, raw, values))
     )
@@ -224,9 +225,9 @@ def _first_fault(config: CollectionConfig, raw: RawRecords, fields: Sequence[Fie
     fault = F.lit(None).cast("string")
     for field in reversed(fields):
         start = f"column {field.column.name!r} is "
-        missing = "a key needs a value" if field.raw.startswith("k") else "wanted a value, since it is nullable: false"
+        missing = "a key needs a value" if field.raw.startswith("k") else "expected a value (nullable: false)"
         absent = F.lit(f"{start}missing or null; {missing}")
-        expected = F.lit(f"; wanted {_wanted(config, field.column)}")
+        expected = F.lit(f"; expected {_expected(config, field.column)}")
         wrong = F.concat(F.lit(start), _shown(field.raw), expected, remedy(field, raw.encoding))
         fault = F.when(_is_bad(field), F.coalesce(wrong, absent)).otherwise(fault)
     return fault
@@ -239,8 +240,8 @@ def _shown(name: str) -> SparkColumn:
     )
 
 
-def _wanted(config: CollectionConfig, column: Column) -> str:
-    """What a column takes, for messages."""
+def _expected(config: CollectionConfig, column: Column) -> str:
+    """What a column accepts, for messages."""
     unit = config.columns[column.name].unit
     if column.type.startswith("decimal"):
         return f"{column.type}, without rounding"
@@ -262,9 +263,9 @@ def _time_kind(config: CollectionConfig) -> SparkColumn:
 def _time_message(config: CollectionConfig) -> SparkColumn:
     if not _has_own_time(config):
         return F.lit(None).cast("string")
-    wanted = f"; wanted {config.time.unit} since 1970 or an ISO timestamp, from 1970 on"
+    expected = f"; expected {config.time.unit} since 1970 or an ISO timestamp, from 1970 on"
     shown = F.coalesce(_shown(RAW_TIME), F.lit("missing or null"))
-    return F.concat(F.lit(f"time field {config.time.field!r} is "), shown, F.lit(wanted))
+    return F.concat(F.lit(f"time field {config.time.field!r} is "), shown, F.lit(expected))
 
 
 def free_order(name: str, raw: SparkColumn) -> list[OrderField]:

@@ -1,6 +1,6 @@
 """Texts to dates and times, strictly: ISO text, or a count since 1970 in a unit that is known. Null for anything else.
 
-A bare count says nothing of its unit: the message's schema names it, else the collection does, else it is no time.
+A bare count says nothing of its unit: the message's schema names it, else the collection does, else it is not a time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UNIT_NAMES: dict[Unit, tuple[str, ...]] = {
 
 
 def time_ms(text: SparkColumn, unit: Unit) -> SparkColumn:
-    """A record's own time in ms: an integer in `unit` (rounded down), or ISO text. Null where it is neither."""
+    """A record's own time in ms: an integer in `unit` (rounded down), or ISO text. Null if it is neither."""
     micros = _unit_micros(text, unit)
     counted = _floor_ns(text, 1_000_000) if unit == "ns" else F.unix_millis(F.timestamp_micros(micros))
     found = F.coalesce(counted, F.unix_millis(_iso_timestamp(text)))
@@ -75,7 +75,7 @@ def _counted_micros(text: SparkColumn, unit: Unit | None, hint: Hint | None) -> 
 
 
 def _unit_micros(text: SparkColumn, unit: Unit) -> SparkColumn:
-    """A count of `unit` as microseconds; null where it is no number, too great, or finer than a microsecond."""
+    """A count of `unit` as microseconds; null if it is not a number, too large, or finer than a microsecond."""
     count = try_cast_integer(text, "bigint")
     if unit == "ns":
         return F.when(count % 1000 == 0, _floor_ns(text, 1000))

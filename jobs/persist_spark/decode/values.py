@@ -1,13 +1,13 @@
-"""Text leaves to typed values, strictly: what does not fit its type exactly is null, and the caller makes it an err.
+"""Text leaves to typed values, strictly: what is not exactly one value of its type is null, and becomes an err.
 
     raw text --texts--> text without a mark; the bytes of base64 --numbers--> text of a number --value--> typed
 
 Three steps, each to be its own projection, since Spark writes an expression out again wherever it is used: nested, they
 would grow to megabytes of generated code. A step that has nothing to do for a field gives no column.
 
-A value is null where its text is missing or null, and where the text is no such value: out of range, to be rounded,
-misspelt. So a value is bad where the text is not null and the value is. Nothing here raises at run time, whatever the
-session's ANSI mode.
+A value is null if its text is missing or null, and if the text is not such a value: out of range, to be rounded,
+misspelled. So a value is bad if it is null and its text is not. Nothing here raises at run time, whatever the session's
+ANSI mode. `docs/reference/types.md` lists what each type accepts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def texts(field: Field, encoding: Encoding) -> dict[str, SparkColumn]:
         quoted = F.when(~is_number(raw), raw)
         if field.decimal:  # VariableScaleDecimal: {"scale": .., "value": ..}
             quoted = F.when(raw.startswith("{"), F.get_json_object(raw, "$.value")).otherwise(quoted)
-        # Spark passes over blanks in base64, and would so find a number in "a lot": only canonical text counts.
+        # Spark ignores blanks in base64, and would find a number in "a lot": only canonical text counts.
         found[f"hex_{field.raw}"] = F.hex(F.try_to_binary(F.when(quoted.rlike(_BASE64), quoted), F.lit("base64")))
     return found
 
@@ -86,7 +86,7 @@ def _unscaled(digits: SparkColumn, scale: SparkColumn) -> SparkColumn:
 
 
 def value(field: Field, encoding: Encoding) -> SparkColumn:
-    """Step 3: the value as its column's type, null where it is not exactly one."""
+    """Step 3: the value as its column's type, null if the text is not exactly one."""
     column, raw = field.column, F.col(field.raw)
     if field.is_typed:
         found = try_cast(raw, column.type if column.type != "json" else "string")
@@ -104,7 +104,7 @@ def value(field: Field, encoding: Encoding) -> SparkColumn:
         by_construction = F.col(f"hex_{field.raw}").isNotNull() & number.endswith(f"E{-field.decimal[1]}")
         return F.when(by_construction, try_cast(number, column.type)).otherwise(exact)
     if field.is_integer:
-        # 5.0 and 2.0E10 are whole numbers too: whole doubles are written so.
+        # 5.0 and 2.0E10 are whole numbers too: doubles are written so.
         rare = F.when(number.rlike("[.eE]"), try_cast_integer(exact_decimal(number, 38, 0), column.type))
         return F.coalesce(try_cast_integer(number, column.type), rare)
     if column.type in ("float", "double"):
@@ -135,7 +135,7 @@ def _sent(text: SparkColumn, unavailable: str | None) -> SparkColumn:
 
 
 def _bytes(text: SparkColumn, field: Field, encoding: Encoding) -> SparkColumn:
-    """Base64 or hex, exactly: Spark's own decoders pass over blanks, and take an odd number of hex digits."""
+    """Base64 or hex, exactly: Spark's own decoders ignore blanks and accept an odd number of hex digits."""
     from_base64 = F.try_to_binary(F.when(text.rlike(_BASE64), text), F.lit("base64"))
     from_hex = F.unhex(F.when(text.rlike(_HEX), F.regexp_extract(text, _HEX, 1)))
     found = from_hex if encoding.binary == "hex" else F.when(text != _TRUE, from_base64)
@@ -147,7 +147,7 @@ def _bytes(text: SparkColumn, field: Field, encoding: Encoding) -> SparkColumn:
 
 
 def _float(text: SparkColumn, type_name: str) -> SparkColumn:
-    """-0.0 becomes 0.0; a finite text that overflows to infinity is refused."""
+    """-0.0 becomes 0.0; a finite text that overflows to infinity is null."""
     found = try_cast(text, type_name) + F.lit(0.0).cast(type_name)
     is_finite = F.abs(found) < F.lit(float("inf")).cast(type_name)
     return F.when(text.rlike(_FLOAT) & (is_finite | F.isnan(found) | text.rlike(_INFINITE)), found)
