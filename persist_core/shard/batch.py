@@ -7,6 +7,7 @@ Blob keys of a shard (all below `<shard>/`):
     inputs/<sha256>.json                     frozen input of a description, content-addressed
     batches/<attempt>/_persist_part=<kind>/*.parquet  parts, staged by one write attempt; never shared by two
     batches/<attempt>/manifest.json          the manifest of that attempt, written last
+    batches/<attempt>/spec.json              what the attempt's Spark job is told, until the job has ended
     batches/<attempt>/failure.json           why the attempt failed, where it could still say so
     checkpoints/...                          see persist_core.checkpoint
     conflicts/<uuid7>.json                   one record per conflict
@@ -276,6 +277,11 @@ def attempt_prefix(shard: str, attempt: str) -> str:
 def manifest_key(shard: str, attempt: str) -> str:
     """The key of an attempt's manifest."""
     return f"{attempt_prefix(shard, attempt)}/manifest.json"
+
+
+def spec_key(shard: str, attempt: str) -> str:
+    """The key of what an attempt's Spark job is told (`spark_job.spec.JobSpec`)."""
+    return f"{attempt_prefix(shard, attempt)}/spec.json"
 
 
 def failure_key(shard: str, attempt: str) -> str:

@@ -19,7 +19,7 @@ from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.protocol.stages import Minted
 from persist_core.shard.batch import BatchDescription, failure_key, manifest_key
 from persist_core.shard.state import Committed
-from persist_core.spark_job.spec import JobSpec
+from persist_core.spark_job.spec import JobSpec, stored
 from persist_spark import __main__ as job
 from persist_spark import session
 from persist_spark.read.frames import snapshot
@@ -128,7 +128,8 @@ def test_failed_job_says_why(
     spec = collection.spec(collection.mint(DAY_MS))
     monkeypatch.setattr(session, "build_session", lambda _name: spark)
     monkeypatch.setattr(type(spark), "stop", lambda _self: None)
-    assert job.main(spec.to_argv(), collection.uris.to_env()) == 1
+    with stored(collection.location.blob, spec) as arguments:
+        assert job.main(arguments, collection.uris.to_env()) == 1
     found = collection.location.blob.get(failure_key("things", spec.attempt))
     assert found is not None
     failure = json.loads(found)
