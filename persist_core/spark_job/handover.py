@@ -25,6 +25,7 @@ from pathlib import Path
 from persist_core.errors import InvalidInput
 from persist_core.location.credentials import secrets_of
 from persist_core.location.open import ENV_BLOB_URI, ENV_CONSENSUS_URI, PersistLocation, s3_settings
+from persist_core.spark_job.installation import spark_home
 
 DEPLOY_MODE_CONF = "spark.submit.deployMode"
 REDACTION_CONF = "spark.redaction.regex"
@@ -126,11 +127,12 @@ def properties_file(properties: Mapping[str, str], base: Path | None) -> Iterato
         Path(name).unlink(missing_ok=True)
 
 
-def spark_defaults(environment: Mapping[str, str], home: Path | None) -> Path | None:
-    """Where Spark looks for its defaults if it gets no properties file."""
+def spark_defaults(environment: Mapping[str, str]) -> Path | None:
+    """Where Spark looks for its defaults if it gets no properties file. Raises `InvalidInput` if there is no Spark."""
     folder = environment.get("SPARK_CONF_DIR")
     if folder:
         return Path(folder) / "spark-defaults.conf"
+    home = spark_home(environment)
     return None if home is None else home / "conf" / "spark-defaults.conf"
 
 

@@ -15,7 +15,7 @@ from persist_core.handles.write import stage_manifest, updates_schema
 from persist_core.location.open import PersistLocation, open_location
 from persist_core.oracle.view import Trial
 from persist_core.schema import DIFF, TIME, CollectionSchema, Column
-from persist_core.shard.batch import BatchDescription, BatchManifest, trial_key
+from persist_core.shard.batch import BatchManifest, trial_key
 from persist_core.sources.files import FrozenInput
 from persist_core.spark_job.answer import record_failure
 from persist_core.spark_job.spec import JobSpec, load_spec
@@ -70,10 +70,8 @@ def _stage(client: PersistClient, spec: JobSpec) -> None:
 def _win(client: PersistClient, spec: JobSpec) -> None:
     """Another run commits an empty batch for a part of the interval, while this one is still writing."""
     Path(os.environ["STAND_IN_NOTES"] + ".raced").touch()
-    description = BatchDescription.from_json(
-        {**spec.description.to_json(), "upper": spec.description.lower + 1, "token": f"winner of {spec.description.lower}", "writer": "winner",
-         "sources": {}}
-    )  # fmt: skip
+    lower = spec.description.lower
+    description = replace(spec.description, upper=lower + 1, token=f"winner of {lower}", writer="winner", sources={})
     schema = spec.collection.collection_schema()
     key = client.open_writer(description.shard).stage(description, schema, client.ids.uuid7())
     manifest = client.blob.get(key)

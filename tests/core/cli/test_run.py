@@ -24,14 +24,8 @@ from persist_core.protocol import run as local_run
 from persist_core.protocol.conflicts import list_conflicts
 from persist_core.protocol.run import bring_up_to_date, default_until
 from persist_core.spark_job.answer import error_of_kind
-from persist_core.spark_job.submit import (
-    SparkSettings,
-    find_spark_submit,
-    job_path,
-    spark_environment,
-    tuned_conf,
-    write_batch,
-)
+from persist_core.spark_job.installation import find_spark_submit, job_path, spark_environment
+from persist_core.spark_job.submit import SparkSettings, tuned_conf, write_batch
 from persist_core.time_text import parse_time
 from tests.servers.backends import blob_uri_beside, on_each_consensus
 
