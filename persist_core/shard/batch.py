@@ -7,11 +7,11 @@ Blob keys of a shard (all below `<shard>/`):
     inputs/<sha256>.json                     frozen input of a description, content-addressed
     batches/<attempt>/_persist_part=<kind>/*.parquet  parts, staged by one write attempt; never shared by two
     batches/<attempt>/manifest.json          the manifest of that attempt, written last
-    batches/<attempt>/spec.json              what the attempt's Spark job is told, until the job has ended
     batches/<attempt>/failure.json           why the attempt failed, where it could still say so
     checkpoints/...                          see persist_core.checkpoint
     conflicts/<uuid7>.json                   one record per conflict
     forks/<fork>/<sha256>.json               what a fork of this shard shares with it (protocol.fork_records)
+    specs/<attempt>.json                     what the attempt's Spark job is told, until the job has ended
     trials/<attempt>.json                    what a read-only refresh of a view would write, until it was read
 
 All dataclasses here are frozen plain data with `to_json`/`from_json`; times are ints, a closed upper is `None`.
@@ -280,8 +280,11 @@ def manifest_key(shard: str, attempt: str) -> str:
 
 
 def spec_key(shard: str, attempt: str) -> str:
-    """The key of what an attempt's Spark job is told (`spark_job.spec.JobSpec`)."""
-    return f"{attempt_prefix(shard, attempt)}/spec.json"
+    """The key of what an attempt's Spark job is told (`spark_job.spec.JobSpec`). Its starter deletes it.
+
+    Not below `attempt_prefix`: there the job finds nothing but what it staged itself.
+    """
+    return f"{shard}/specs/{attempt}.json"
 
 
 def failure_key(shard: str, attempt: str) -> str:
