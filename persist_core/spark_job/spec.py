@@ -1,6 +1,6 @@
 """What a Spark job is told, and how the job gets it. The meeting point of persist_airflow and persist_spark.
 
-    JobSpec --stored--> <attempt>/spec.json --argv: key and SHA-256--> the job --load_spec--> JobSpec
+    JobSpec --stored--> specs/<attempt>.json --argv: key and SHA-256--> the job --load_spec--> JobSpec
 
 The spec is a blob because one command line argument holds 128 kB on Linux, and a long chain of operator state needs
 more. The location is not on argv: it is in the environment (`spark_job.handover`), because every user of a machine can
@@ -86,7 +86,7 @@ def stored(blob: Blob, spec: JobSpec) -> Iterator[list[str]]:
     """Store the spec while the body runs its job; the job's arguments.
 
     The spec is deleted afterwards: the description and the collection's file hold the same, and a long chain of
-    operator state makes it large. A killed starter leaves it among the other files of its attempt.
+    operator state makes it large. A killed starter leaves it behind, as garbage that nothing reads.
     """
     data = spec.encode()
     blob.set(spec.key, data)
