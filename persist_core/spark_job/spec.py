@@ -93,9 +93,7 @@ def stored(blob: Blob, spec: JobSpec) -> Iterator[list[str]]:
     try:
         yield [KEY_OPTION, spec.key, DIGEST_OPTION, hashlib.sha256(data).hexdigest()]
     finally:
-        with suppress(
-            StorageError
-        ):  # the answer counts, and a spec that stays is garbage like the attempt's other files
+        with suppress(StorageError):  # the answer counts; a spec that stays is garbage
             blob.delete(spec.key)
 
 

@@ -84,7 +84,9 @@ def test_persist_run_keeps_a_collection_and_a_view_of_it_in_a_server(
     assert sorted((row["name"], row["n"]) for row in rows) == [("fig", 1), ("kiwi", 1), ("red apple", 1)]
     fruit.write_days(range(2, 3))
     settings = SparkSettings(server.url, {"spark.executor.memory": "2g"})
-    with pytest.raises(InvalidInput, match=r"--conf spark\.executor\.memory: a Spark Connect server takes its settings when it starts"):
+    with pytest.raises(
+        InvalidInput, match=r"--conf spark\.executor\.memory: a Spark Connect server takes its settings"
+    ):
         up_to(fruit.config(), 2)
 
 
