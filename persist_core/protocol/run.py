@@ -20,11 +20,11 @@ from persist_core.config.view import ViewConfig
 from persist_core.errors import InvalidInput, OutdatedDescription, RunFailed
 from persist_core.frontier import Frontier, interval
 from persist_core.handles.client import PersistClient
-from persist_core.oracle.view import correction_notice
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Conflict, Minted, NothingToDo
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.state import Commit, Committed
+from persist_core.shard.stats import correction_notice
 from persist_core.sources.shards import ShardSource
 
 MAX_ROUNDS = 10_000  # each round commits whole files; a run that needs more has limits that are far too low
@@ -88,7 +88,7 @@ def rounds(
         description = minted.description
         result = append_staged(client, config, description, write_staged(client, config, description, write))
         if isinstance(result, Committed):
-            stats = client.manifest(result.commit.manifest_key).stats
+            stats = client.manifest(result.commit).stats
             yield Round(result.commit, description.input_files, description.input_bytes, stats, minted.notices)
             continue
         yield result

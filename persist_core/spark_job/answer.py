@@ -5,31 +5,33 @@ the job: record_failure -> <attempt>/failure.json -> the starter: job_failure ->
 
 from __future__ import annotations
 
-import json
-
 from persist_core.errors import PersistError, RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.location.blob import Blob
-from persist_core.oracle.view import Trial
-from persist_core.shard.batch import failure_key
+from persist_core.shard.keys import failure_key
+from persist_core.shard.sealed import seal, unseal
+from persist_core.shard.stats import Trial
 from persist_core.spark_job.spec import JobSpec
 
+FAILURE_VERSION = 1
+_SEAL = "failure"
 _MAX_MESSAGE_CHARS = 20_000  # Spark's messages may hold whole plans
 
 
 def record_failure(blob: Blob, spec: JobSpec, kind: str, message: str) -> None:
     """Store why the attempt failed. `kind` is that of a `PersistError`, or any word for other errors."""
-    body = {"kind": kind, "message": message[:_MAX_MESSAGE_CHARS]}
-    blob.set(failure_key(spec.description.shard, spec.attempt), json.dumps(body).encode())
+    body = {"error": kind, "message": message[:_MAX_MESSAGE_CHARS]}
+    blob.set(failure_key(spec.description.shard, spec.attempt), seal(_SEAL, FAILURE_VERSION, body))
 
 
 def job_failure(client: PersistClient, spec: JobSpec, cause: str) -> PersistError:
     """The error that the job's failure record names, else `RunFailed` with `cause` (what its starter saw)."""
     description = spec.description
-    data = client.blob.get(failure_key(description.shard, spec.attempt))
+    key = failure_key(description.shard, spec.attempt)
+    data = client.blob.get(key)
     if data is not None:
-        record = json.loads(data)
-        return error_of_kind(str(record["kind"]), str(record["message"]))
+        record = unseal(data, kind=_SEAL, version=FAILURE_VERSION, what=key)
+        return error_of_kind(str(record["error"]), str(record["message"]))
     return RunFailed(
         f"the Spark job for {description.interval} of shard {description.shard} (attempt {spec.attempt}) ended without"
         f" an answer; nothing was committed. {cause}"

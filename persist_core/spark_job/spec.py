@@ -1,6 +1,6 @@
 """What a Spark job is told, and how the job gets it. The meeting point of persist_airflow and persist_spark.
 
-    JobSpec --stored--> specs/<attempt>.json --argv: key and SHA-256--> the job --load_spec--> JobSpec
+    JobSpec --stored--> jobs/<attempt>.json --argv: key and SHA-256--> the job --load_spec--> JobSpec
 
 The spec is a blob because one command line argument holds 128 kB on Linux, and a long chain of operator state needs
 more. The location is not on argv: it is in the environment (`spark_job.handover`), because every user of a machine can
@@ -9,8 +9,6 @@ read argv.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,11 +17,14 @@ from typing import Any
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
-from persist_core.errors import CorruptArtifact, InvalidInput, StorageError, UnknownVersion
+from persist_core.errors import CorruptArtifact, InvalidInput, StorageError
 from persist_core.location.blob import Blob
-from persist_core.shard.batch import BatchDescription, spec_key
+from persist_core.shard.batch import BatchDescription
+from persist_core.shard.keys import job_spec_key
+from persist_core.shard.sealed import seal, sealed_digest, unseal
 
 SPEC_VERSION = 1
+_SEAL = "job_spec"
 KEY_OPTION, DIGEST_OPTION = "--spec-key", "--spec-sha256"
 _KINDS: dict[str, type[ShardConfig]] = {"collection": CollectionConfig, "view": ViewConfig}  # field -> what it holds
 
@@ -33,7 +34,7 @@ class JobSpec:
     """One write attempt: which description, of which collection or view, under which attempt id (a UUIDv7).
 
     `trial_as_of` is set for a read-only refresh of a view: the job reports what a refresh at that time would write, in
-    `batch.trial_key`, and stages nothing.
+    `keys.trial_key`, and stages nothing.
     """
 
     description: BatchDescription
@@ -44,7 +45,7 @@ class JobSpec:
     @property
     def key(self) -> str:
         """Where the spec is stored while its job runs."""
-        return spec_key(self.description.shard, self.attempt)
+        return job_spec_key(self.description.shard, self.attempt)
 
     @property
     def collection(self) -> CollectionConfig:
@@ -54,25 +55,19 @@ class JobSpec:
         raise InvalidInput(f"job spec of {self.config.name}: found a {_kind_of(self.config)}, expected a collection")
 
     def encode(self) -> bytes:
-        """JSON. Keys are not sorted: the order of a collection's columns is the order in its file."""
+        """Sealed JSON. Keys are not sorted: the order of a collection's columns is the order in its file."""
         body: dict[str, Any] = {
-            "version": SPEC_VERSION,
             "description": self.description.to_json(),
             _kind_of(self.config): self.config.model_dump(mode="json"),
             "attempt": self.attempt,
             "trial_as_of": self.trial_as_of,
         }
-        return json.dumps(body, separators=(",", ":")).encode()
+        return seal(_SEAL, SPEC_VERSION, body, sort_keys=False)
 
     @classmethod
-    def decode(cls, data: bytes) -> JobSpec:
-        """The inverse of `encode`. Raises `UnknownVersion`."""
-        body = json.loads(data)
-        if body.get("version") != SPEC_VERSION:
-            raise UnknownVersion(
-                f"job spec: found version {body.get('version')!r}; this release reads {SPEC_VERSION}. Install the same"
-                " release of airflow-persist for Airflow and for Spark"
-            )
+    def decode(cls, data: bytes, what: str = "a job's spec") -> JobSpec:
+        """The inverse of `encode`. Raises `CorruptArtifact`, `UnknownVersion`; `what` names the bytes."""
+        body = unseal(data, kind=_SEAL, version=SPEC_VERSION, what=what)
         return cls(
             description=BatchDescription.from_json(body["description"]),
             config=next(model.model_validate(body[kind]) for kind, model in _KINDS.items() if kind in body),
@@ -91,7 +86,7 @@ def stored(blob: Blob, spec: JobSpec) -> Iterator[list[str]]:
     data = spec.encode()
     blob.set(spec.key, data)
     try:
-        yield [KEY_OPTION, spec.key, DIGEST_OPTION, hashlib.sha256(data).hexdigest()]
+        yield [KEY_OPTION, spec.key, DIGEST_OPTION, sealed_digest(data)]
     finally:
         with suppress(StorageError):  # the answer counts; a spec that stays is garbage
             blob.delete(spec.key)
@@ -111,10 +106,10 @@ def load_spec(blob: Blob, argv: Sequence[str]) -> JobSpec:
     data = blob.get(key)
     if data is None:
         raise CorruptArtifact(f"job spec {key}: not found in {blob.uri}; run the write task again")
-    found = hashlib.sha256(data).hexdigest()
+    found = sealed_digest(data)
     if found != expected:
         raise CorruptArtifact(f"job spec {key}: found sha256 {found}, expected {expected}; run the write task again")
-    return JobSpec.decode(data)
+    return JobSpec.decode(data, what=key)
 
 
 def _kind_of(config: ShardConfig) -> str:

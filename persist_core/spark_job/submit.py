@@ -28,8 +28,9 @@ from persist_core.config.view import ViewConfig
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import PersistLocation
-from persist_core.oracle.view import Trial
-from persist_core.shard.batch import BatchDescription, manifest_key, trial_key
+from persist_core.shard.batch import BatchDescription
+from persist_core.shard.keys import manifest_key, trial_key
+from persist_core.shard.stats import Trial
 from persist_core.spark_job.answer import job_failure, take_trial
 from persist_core.spark_job.handover import hand_over, location_environment, properties_file, spark_defaults
 from persist_core.spark_job.installation import find_spark_submit, job_path, spark_environment, spark_home

@@ -30,7 +30,8 @@ from persist_core.config.shard import ShardConfig
 from persist_core.errors import OutdatedDescription
 from persist_core.handles.client import PersistClient
 from persist_core.protocol import run
-from persist_core.shard.batch import BatchDescription, manifest_key, trial_key
+from persist_core.shard.batch import BatchDescription
+from persist_core.shard.keys import manifest_key, trial_key
 from persist_core.spark_job.answer import job_failure, take_trial
 from persist_core.spark_job.handover import hand_over, location_environment, properties_file, spark_defaults
 from persist_core.spark_job.installation import job_path, local_environment, spark_environment, spark_home

@@ -12,7 +12,7 @@ from persist_airflow.factory import build_upsert_dag
 from persist_airflow.spark import WriteBatchesOperator
 from persist_core.errors import OutdatedDescription, TooManyErrors
 from persist_core.handles.client import PersistClient
-from persist_core.shard.batch import failure_key
+from persist_core.spark_job.answer import record_failure
 from tests.airflow.fruit import NAME, Fruit, end_of
 from tests.airflow.task_driver import DagRunDriver
 
@@ -102,8 +102,7 @@ def _fail_submit(monkeypatch: pytest.MonkeyPatch, client: PersistClient, kind: s
 
     def submit(_self: Any, spec: Any, *_: Any) -> None:
         if kind is not None:
-            record = f'{{"kind": "{kind}", "message": "the reason"}}'.encode()
-            client.blob.set(failure_key(NAME, spec.attempt), record)
+            record_failure(client.blob, spec, kind, "the reason")
         raise AirflowException("exit code 137")
 
     monkeypatch.setattr(WriteBatchesOperator, "_submit", submit)

@@ -13,7 +13,8 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.errors import CorruptArtifact, InvalidInput, UnknownVersion
 from persist_core.location.mem import MemBlob
 from persist_core.shard.batch import BatchDescription, StateArtifact
-from persist_core.spark_job.spec import JobSpec, load_spec, stored
+from persist_core.shard.sealed import seal
+from persist_core.spark_job.spec import SPEC_VERSION, JobSpec, load_spec, stored
 
 BODY: dict[str, Any] = {
     "name": "t",
@@ -38,11 +39,11 @@ def test_a_spec_is_there_for_its_job_with_the_columns_in_the_files_order() -> No
 
 def test_a_chain_of_5000_artifacts_goes_through_one_command_line() -> None:
     chain = tuple(
-        StateArtifact("upsert", 0, number > 0, f"t/checkpoints/{number:032x}/upsert/part-00000.zst", 10_000, "a" * 64)
+        StateArtifact(0, f"t/checkpoints/{number:032x}/operators/stash/partition-0", 10_000, "a" * 64)
         for number in range(5_000)
     )
     blob = MemBlob()
-    spec = replace(SPEC, description=replace(DESCRIPTION, stash=chain))
+    spec = replace(SPEC, description=replace(DESCRIPTION, operators={"stash": chain}))
     with stored(blob, spec) as argv:
         command = [sys.executable, "-c", "import sys; print(*sys.argv[1:])", *argv]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
@@ -63,12 +64,13 @@ def test_every_flipped_bit_is_found() -> None:
             damaged = bytearray(data)
             damaged[bit // 8] ^= 1 << bit % 8
             blob.set(SPEC.key, bytes(damaged))
-            with pytest.raises(CorruptArtifact, match="run the write task again"):
+            with pytest.raises(CorruptArtifact, match=r"is damaged|found sha256"):
                 load_spec(blob, argv)
     with pytest.raises(CorruptArtifact, match="not found"):
         load_spec(blob, argv)
 
 
 def test_a_spec_of_another_release_names_both_versions() -> None:
-    with pytest.raises(UnknownVersion, match="found version 2; this release reads 1"):
-        JobSpec.decode(SPEC.encode().replace(b'"version":1', b'"version":2'))
+    later = seal("job_spec", SPEC_VERSION + 1, {})
+    with pytest.raises(UnknownVersion, match="has version 2; this release reads version 1"):
+        JobSpec.decode(later)
