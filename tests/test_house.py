@@ -202,14 +202,3 @@ def test_importing_stays_light(places: list[tuple[str, str]], banned: set[str]) 
     )
     assert done.returncode == 0, done.stderr
     report(sorted(banned & set(done.stdout.split())), f"imported with {places[0][1]}")
-
-
-def test_documents_link_to_files_that_exist() -> None:
-    found = []
-    for path in files():
-        if path.suffix != ".md":
-            continue
-        for target in re.findall(r"(?:\]\(|src=\")([^)\"#\s]+)", (ROOT / path).read_text()):
-            if not re.match(r"[a-z]+:", target) and not (ROOT / path.parent / target).exists():
-                found.append(f"{path}: {target}")
-    report(found, "links to nowhere")

@@ -1,4 +1,4 @@
-"""Upserts in plain, slow, obvious Python (SEMANTICS, section 4): the oracle that Spark's answer is compared with.
+"""Upserts in plain, slow, obvious Python: the oracle of Spark's answer (docs/semantics.md, section 4).
 
     records, stash --settle times--> consolidate per (slot, time) --classify--> for each time, oldest first:
                                                                      expand truncates, pick winners, look each up in
@@ -69,7 +69,7 @@ class Record:
 
 @dataclass(frozen=True)
 class DrainStats:
-    """What one drain counted, all after consolidation, oks and errs alike (SEMANTICS, section 4).
+    """What one drain counted, all after consolidation, oks and errs alike (docs/semantics.md, section 4).
 
     `eligible`: winners processed, expanded truncates included. `result_count`: of these, those whose slot held a value
     just before. `truncated`: tombstones that truncates expanded to; the truncate itself is `skipped`. `stashed`: what

@@ -1,0 +1,89 @@
+"""What documents and code say of each other is there: links, cited documents, sections and headings."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.test_house import files, report, text_files
+
+ROOT = Path(__file__).resolve().parents[1]
+_LINK = re.compile(r"(?:\]\(|src=\")([^)\"\s]+)")
+# docs/NAME.md, then perhaps `, section 4`, `, sections 5 and 6` or `, "A heading"`; a line's end may stand between.
+_CITATION = re.compile(
+    r"(?P<document>docs/[\w/-]+\.md)(?:,?[\s#*]+(?:sections?\s+(?P<sections>\d+(?:(?:\s+and\s+|,\s+)\d+)*)|\"(?P<heading>[^\"\n]+)\"))?"
+)
+
+
+@cache
+def headings(document: Path) -> tuple[str, ...]:
+    """The headings of a document (relative to the root), without their marks."""
+    text = re.sub(r"^```.*?^```", "", (ROOT / document).read_text(), flags=re.MULTILINE | re.DOTALL)
+    return tuple(re.findall(r"^#+ (.+)$", text, re.MULTILINE))
+
+
+def anchor(heading: str) -> str:
+    """The fragment by which a page's heading is linked to, as Git hosts make it."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def test_links_lead_to_files_and_headings_that_exist() -> None:
+    found = []
+    for path in files():
+        if path.suffix != ".md":
+            continue
+        for link in _LINK.findall((ROOT / path).read_text()):
+            target, _, fragment = link.partition("#")
+            if re.match(r"[a-z]+:", link):
+                continue
+            document = path if not target else Path((ROOT / path.parent / target).resolve().relative_to(ROOT))
+            if not (ROOT / document).exists():
+                found.append(f"{path}: {link}")
+            elif fragment and fragment not in map(anchor, headings(document)):
+                found.append(f"{path}: {link} has no such heading")
+    report(found, "links to nowhere")
+
+
+def faults_of_citations(text: str) -> list[str]:
+    """What a text cites of the documents and is not there."""
+    found = []
+    for cited in _CITATION.finditer(text):
+        document = Path(cited["document"])
+        if not (ROOT / document).is_file():
+            found.append(f"{document} does not exist")
+            continue
+        for section in re.findall(r"\d+", cited["sections"] or ""):
+            if not any(heading.startswith(f"{section}. ") for heading in headings(document)):
+                found.append(f"{document} has no section {section}")
+        if cited["heading"] and cited["heading"] not in headings(document):
+            found.append(f'{document} has no heading "{cited["heading"]}"')
+    return found
+
+
+def test_cited_documents_sections_and_headings_exist() -> None:
+    """Design notes that are not in the repository are not cited either."""
+    found = [
+        f"{path}: {fault}"
+        for path, text in text_files()
+        if path != Path("tests/test_documents.py")
+        for fault in [*faults_of_citations(text), *re.findall(r"\b(?:SEMANTICS|PLATFORM)\b", text)]
+    ]
+    report(found, "citations of what is not in the repository")
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("See docs/semantics.md, sections 5 and 6, and docs/semantics.md.", []),
+        ('as docs/architecture.md, "Parts" says', []),
+        ("docs/semantics.md, section 4 and 77", ["docs/semantics.md has no section 77"]),
+        ("# docs/semantics.md,\n# section 88", ["docs/semantics.md has no section 88"]),
+        ("docs/nothing.md, section 1", ["docs/nothing.md does not exist"]),
+        ('docs/architecture.md, "Pieces"', ['docs/architecture.md has no heading "Pieces"']),
+    ],
+)
+def test_a_citation_of_nothing_is_found(text: str, faults: list[str]) -> None:
+    assert faults_of_citations(text) == faults
