@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests.env.reference import pages
 from tests.test_house import files, report, text_files
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,3 +89,17 @@ def test_cited_documents_sections_and_headings_exist() -> None:
 )
 def test_a_citation_of_nothing_is_found(text: str, faults: list[str]) -> None:
     assert faults_of_citations(text) == faults
+
+
+def test_pages_made_from_the_code_are_current() -> None:
+    stale = [str(path.relative_to(ROOT)) for path, text in pages().items() if path.read_text() != text]
+    report(stale, "pages that are not what the code says (make docs writes them)")
+
+
+def test_the_layers_of_the_architecture_are_those_that_import_linter_checks() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (checked,) = (
+        [layer.split(" : ") for layer in contract["layers"]] for contract in contracts if "layers" in contract
+    )
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("| layer |")[2].partition("\n\n")[0]
+    assert [re.findall(r"`(\w+)`", row.split("|")[1]) for row in table.splitlines()[2:]] == checked
