@@ -43,7 +43,7 @@ check: .venv/installed ## style, types, layers, house rules: no tests
 	@$(IN) ruff format --check .
 	@$(IN) mypy $(CODE)
 	@$(IN) lint-imports --no-cache
-	@$(IN) python -m pytest -q -p no:cacheprovider tests/test_house.py tests/test_documents.py
+	@$(IN) python -m pytest -q -p no:cacheprovider tests/test_house.py tests/test_documents.py tests/test_prose.py
 
 spark-jars: .venv/installed ## the jars with which Spark reads and writes S3, into .cache/spark-jars (docs/spark-on-s3.md)
 	@$(IN) python -m tests.env.spark_jars
