@@ -71,6 +71,12 @@ class TokenReuse(InvalidInput):
     kind: ClassVar[str] = "token_reuse"
 
 
+class StateNotRead(InvalidInput):
+    """A batch whose writer did not start from the shard's operator state: appending it would drop that state."""
+
+    kind: ClassVar[str] = "state_not_read"
+
+
 class SchemaMismatch(InvalidInput):
     """A schema that is not the shard's and not a compatible extension of it. Nothing was staged."""
 

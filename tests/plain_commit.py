@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 
 from persist_core.handles.client import PersistClient
-from persist_core.handles.write import errs_schema, updates_schema
 from persist_core.schema import CollectionSchema
 from persist_core.shard.batch import BatchDescription
+from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.state import Committed
 
 Update = tuple[tuple[Any, ...], int, int]  # row, time, diff
@@ -53,4 +53,4 @@ def commit(
         pa.Table.from_pylist(rows, schema=wide),
         pa.Table.from_pylist(bad, schema=narrow),
     )
-    assert isinstance(writer.compare_and_append(client.manifest(key), key), Committed)
+    assert isinstance(writer.compare_and_append(client.staged_manifest(key), key), Committed)

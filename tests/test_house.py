@@ -134,6 +134,23 @@ def test_silenced_checks_say_why() -> None:
     report(found, "a silenced check without code and reason (wanted: `# noqa: CODE - why it is right here`)")
 
 
+def test_keys_of_blob_storage_are_made_in_one_place() -> None:
+    """A string with a folder of a shard in it, docstrings apart, is a key that `shard/keys.py` does not know of."""
+    folder = re.compile(r"(?:^|/)(?:batches|checkpoints|conflict_alerts|conflicts|forks|inputs|jobs|sources|trials)/")
+    found = []
+    for path, text in python_files():
+        if path.parts[0] in ("persist_core", "jobs", "plugins") and path != Path("persist_core/shard/keys.py"):
+            tree = ast.parse(text)
+            prose = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+            found += [
+                f"{path}:{node.lineno} {node.value!r}"
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in prose
+                if folder.search(node.value)
+            ]
+    report(found, "a key of blob storage outside persist_core/shard/keys.py")
+
+
 def test_no_registry_host_and_no_machine_path() -> None:
     pattern = re.compile(rf"{_spelled(_REGISTRIES)}|(?<![\w}}])(?:{_spelled(_MACHINE_PATHS)})")
     found = [

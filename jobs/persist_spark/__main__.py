@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from persist_core.config.view import ViewConfig
 from persist_core.errors import PersistError, StorageError
 from persist_core.location.open import OpenLocation, location_from, open_location
-from persist_core.shard.batch import failure_key, manifest_key, trial_key
+from persist_core.shard.keys import failure_key, manifest_key, trial_key
 from persist_core.spark_job.spec import JobSpec
 
 _MAX_MESSAGE_CHARS = 20_000  # Spark's messages may hold whole plans

@@ -27,18 +27,19 @@ from persist_core.location.blob import Blob, BlobMetadata
 from persist_core.schema import PART, CollectionSchema
 from persist_core.shard.batch import (
     STASH_KIND,
+    STASH_OPERATOR,
     BatchCounts,
     BatchDescription,
     BatchManifest,
+    OperatorState,
     Part,
     PartKind,
     StateArtifact,
-    attempt_prefix,
 )
+from persist_core.shard.keys import attempt_prefix
 from persist_spark import s3a
 from persist_spark.footers import rows_of
 
-STASH_OPERATOR = "upsert-stash"
 MAX_PLANS = 2  # the normal plan, then at most once the thorough one
 
 _WRITE_OPTIONS = {
@@ -75,6 +76,11 @@ class Counted(Protocol):
     @property
     def stash_rows(self) -> int:
         """Rows of operator state."""
+        ...
+
+    @property
+    def stashed(self) -> int:
+        """Records that the stash holds after the batch, those of its chain included."""
         ...
 
     @property
@@ -151,13 +157,13 @@ def stage(
     check_rows(files, outcome, prefix)
     blob.make_durable(f"{prefix}/")
     parts = tuple(
-        Part(key=file.key, kind=PartKind(file.kind), size_bytes=file.size_bytes, rows=file.rows)
+        Part(file.key, PartKind(file.kind), file.size_bytes, _digest(blob, file), file.rows)
         for file in files
         if file.kind != STASH_KIND
     )
     manifest = replace(
         manifest_for(description, schema, parts, outcome.counts, rows=outcome.rows_digest),
-        operator_state=_artifacts(blob, files, description),
+        operators=_operators(blob, files, outcome, description),
         stats=outcome.stats.to_json(),
     )
     stage_manifest(blob, manifest, attempt)
@@ -202,21 +208,22 @@ def check_rows(files: list[StagedFile], outcome: Counted, prefix: str) -> None:
             )
 
 
-def _artifacts(blob: Blob, files: list[StagedFile], description: BatchDescription) -> tuple[StateArtifact, ...]:
-    """The stash's files as operator state, in the order of their keys."""
-    artifacts = []
-    for partition_id, file in enumerate(sorted((f for f in files if f.kind == STASH_KIND), key=lambda f: f.key)):
-        data = blob.get(file.key)
-        if data is None:
-            raise CorruptArtifact(f"stash artifact {file.key} vanished while it was staged; try again")
-        artifacts.append(
-            StateArtifact(
-                operator=STASH_OPERATOR,
-                partition_id=partition_id,
-                is_delta=description.is_delta,
-                key=file.key,
-                size_bytes=len(data),
-                sha256=hashlib.sha256(data).hexdigest(),
-            )
-        )
-    return tuple(artifacts)
+def _operators(
+    blob: Blob, files: list[StagedFile], outcome: Counted, description: BatchDescription
+) -> dict[str, OperatorState]:
+    """The stash's files, in the order of their keys, as operator state; nothing if no record is left in the stash."""
+    if not outcome.stashed:
+        return {}
+    stash = sorted((file for file in files if file.kind == STASH_KIND), key=lambda file: file.key)
+    artifacts = tuple(
+        StateArtifact(number, file.key, file.size_bytes, _digest(blob, file)) for number, file in enumerate(stash)
+    )
+    return {STASH_OPERATOR: OperatorState(description.saves_delta(STASH_OPERATOR), artifacts)}
+
+
+def _digest(blob: Blob, file: StagedFile) -> str:
+    data = blob.get(file.key)
+    if data is None or len(data) != file.size_bytes:
+        found = "nothing" if data is None else f"{len(data)} bytes"
+        raise CorruptArtifact(f"{file.key}: found {found}, expected the {file.size_bytes} bytes just staged; try again")
+    return hashlib.sha256(data).hexdigest()

@@ -15,10 +15,10 @@ import hashlib
 from dataclasses import replace
 from typing import Protocol
 
-from persist_core.checkpoint.layout import MANIFEST, Layout, check_checkpoint_id, is_checkpoint_id, state_path
 from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState
 from persist_core.errors import CorruptArtifact, InvalidInput
 from persist_core.location.blob import Blob
+from persist_core.shard.keys import MANIFEST, CheckpointLayout, check_checkpoint_id, is_checkpoint_id, state_path
 
 MAX_CHAIN = 200  # deltas between two snapshots; `retention.snapshot_every` is at most 100
 
@@ -77,7 +77,7 @@ class BlobCheckpointer:
 
     def __init__(self, blob: Blob, shard: str) -> None:
         self._blob = blob
-        self.layout = Layout(shard)
+        self.layout = CheckpointLayout(shard)
 
     @property
     def blob(self) -> Blob:

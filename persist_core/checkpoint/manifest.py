@@ -1,8 +1,9 @@
 """The checkpoint manifest, version 2: what a checkpoint is made of.
 
 Readers accept missing optional fields, and keep fields they don't know, at every level, when they write a manifest
-again. This project's additions are `shard` (the version that the checkpoint pins), `is_delta` (its state builds on
-the parent, also where it adds no artifact to it) and `restored_from` (the checkpoint that a restore went back to, whose
+again. They accept a manifest without digest, as other writers write it. This project's additions are the digest and
+kind of `shard.sealed`, `shard` (the version that the checkpoint pins), an operator's `is_delta` (its state builds on
+the parent's, also if it adds no artifact to it) and `restored_from` (the checkpoint that a restore went back to, whose
 watermark it has).
 """
 
@@ -13,11 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from persist_core.checkpoint.layout import check_checkpoint_id
 from persist_core.errors import CorruptArtifact, InvalidInput, UnknownVersion
 from persist_core.shard.batch import SourceFrontier
+from persist_core.shard.keys import check_checkpoint_id
+from persist_core.shard.sealed import is_sealed, seal, unseal
 
 MANIFEST_VERSION = 2
+_MANIFEST = "checkpoint_manifest"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +46,11 @@ class PartitionState(_Entry):
 
 @dataclass(frozen=True)
 class OperatorState(_Entry):
-    """All artifacts of one operator."""
+    """All artifacts of one operator. `is_delta`: they add to the operator's state in the parent checkpoint."""
 
     partitions: tuple[PartitionState, ...]
     total_bytes: int
+    is_delta: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,6 @@ class CheckpointManifest(_Entry):
     watermark: int | None = None
     total_size_bytes: int = 0
     shard: ShardPin | None = None
-    is_delta: bool = False
     restored_from: str | None = None
 
     def __post_init__(self) -> None:
@@ -97,6 +100,11 @@ class CheckpointManifest(_Entry):
             check_checkpoint_id(self.parent_id)
         if self.is_delta and self.parent_id is None:
             raise InvalidInput(f"checkpoint {self.checkpoint_id} is a delta without a parent")
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether the state of any operator builds on the parent's."""
+        return any(operator.is_delta for operator in self.operators.values())
 
     @property
     def position(self) -> tuple[int, str]:
@@ -113,20 +121,16 @@ class CheckpointManifest(_Entry):
         return {**_plain(self, keep_unknown=False), "version": MANIFEST_VERSION}
 
     def encode(self) -> bytes:
-        """Readable, canonical JSON."""
-        body = {**_plain(self, keep_unknown=True), "version": MANIFEST_VERSION}
-        return json.dumps(body, sort_keys=True, indent=1).encode()
+        """Sealed JSON."""
+        return seal(_MANIFEST, MANIFEST_VERSION, _plain(self, keep_unknown=True))
 
     @classmethod
     def decode(cls, data: bytes, *, what: str = "checkpoint manifest") -> CheckpointManifest:
         """The inverse of `encode`. Raises `UnknownVersion` or `CorruptArtifact` naming `what`."""
-        try:
-            body = json.loads(data)
-            version = body.pop("version")
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise CorruptArtifact(f"{what} can't be read: {error!r}") from error
-        if version != MANIFEST_VERSION:
-            raise UnknownVersion(f"{what} has version {version!r}; this release reads {MANIFEST_VERSION}")
+        if is_sealed(data):
+            body = unseal(data, kind=_MANIFEST, version=MANIFEST_VERSION, what=what)
+        else:
+            body = _foreign(data, what)
         try:
             return cls._from_json(body)
         except (TypeError, KeyError, AttributeError, ValueError) as error:
@@ -151,10 +155,25 @@ class CheckpointManifest(_Entry):
         )
 
 
+def _foreign(data: bytes, what: str) -> dict[str, Any]:
+    """The body of a manifest that another writer wrote, which has no digest."""
+    try:
+        body: dict[str, Any] = json.loads(data)
+        version = body.pop("version")
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CorruptArtifact(f"{what} can't be read: {error!r}") from error
+    if "kind" in body or "sha256" in body:  # only this project writes these, and always both
+        raise CorruptArtifact(f"{what} is damaged: its digest can't be found")
+    if version != MANIFEST_VERSION:
+        raise UnknownVersion(f"{what} has version {version!r}; this release reads {MANIFEST_VERSION}")
+    return body
+
+
 def _operator(body: Mapping[str, Any]) -> OperatorState:
     partitions = tuple(_entry(PartitionState, {"is_delta": False, **part}) for part in body["partitions"])
     total_bytes = sum(part.size_bytes for part in partitions)
-    return _entry(OperatorState, {"total_bytes": total_bytes, **body, "partitions": partitions})
+    is_delta = any(part.is_delta for part in partitions)
+    return _entry(OperatorState, {"total_bytes": total_bytes, "is_delta": is_delta, **body, "partitions": partitions})
 
 
 def _entry(kind: type[EntryT], body: Mapping[str, Any]) -> EntryT:

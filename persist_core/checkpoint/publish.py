@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified
-from persist_core.checkpoint.layout import offsets_path, state_path
 from persist_core.checkpoint.manifest import (
     CheckpointManifest,
     OperatorState,
@@ -19,10 +17,16 @@ from persist_core.config.shard import RetentionConfig
 from persist_core.errors import CorruptArtifact, InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.location.blob import Blob
-from persist_core.shard.batch import BatchManifest, StateArtifact
+from persist_core.shard.batch import BatchManifest
+from persist_core.shard.batch import OperatorState as StagedState
+from persist_core.shard.keys import offsets_path, state_path
+from persist_core.shard.sealed import seal
 from persist_core.shard.state import Commit, ShardState
 
 MAX_LOOKS = 3  # an error that is still there then is none of the races that publishers run
+
+OFFSETS_VERSION = 1
+_OFFSETS = "source_offsets"
 
 VERSIONS_KEPT = 100  # of the shard's state, for audits and for whoever reads back a lost answer
 
@@ -42,28 +46,25 @@ class CheckpointReport:
 def publish(blob: Blob, manifest: BatchManifest, commit: Commit) -> CheckpointManifest:
     """Write the whole checkpoint of one commit: artifacts, offsets, manifest; then move `_latest` if it is newer."""
     checkpointer = BlobCheckpointer(blob, manifest.shard)
-    operators: dict[str, list[PartitionState]] = {}
-    for artifact in manifest.operator_state:
-        operators.setdefault(artifact.operator, []).append(_copy(blob, checkpointer, commit.checkpoint_id, artifact))
+    operators = {
+        name: _copied(blob, checkpointer, commit.checkpoint_id, name, state)
+        for name, state in manifest.operators.items()
+    }
     sources = {name: SourceOffsets.of(source, commit.epoch) for name, source in manifest.sources.items()}
     for name, offsets in sources.items():
         body = {"source_type": offsets.source_type, "offsets": offsets.offsets, "epoch": offsets.epoch}
-        data = json.dumps(body, sort_keys=True).encode()
+        data = seal(_OFFSETS, OFFSETS_VERSION, body)
         checkpointer.save_artifact(commit.checkpoint_id, offsets_path(name), data)
-    states = {
-        name: OperatorState(tuple(parts), sum(part.size_bytes for part in parts)) for name, parts in operators.items()
-    }
     saved = CheckpointManifest(
         checkpoint_id=commit.checkpoint_id,
         epoch=commit.epoch,
         timestamp_ms=commit.committed_ms,
-        operators=states,
+        operators=operators,
         source_offsets=sources,
         parent_id=manifest.parent_id,
         watermark=manifest.restored.watermark if manifest.restored else commit.upper,
-        total_size_bytes=sum(state.total_bytes for state in states.values()),
+        total_size_bytes=sum(state.total_bytes for state in operators.values()),
         shard=ShardPin(manifest.shard, commit.seqno, commit.since, commit.upper),
-        is_delta=manifest.is_delta and manifest.stats.get("stashed") != 0,  # an empty state needs no ancestors
         restored_from=commit.restored_from,
     )
     checkpointer.save_manifest(saved)
@@ -71,12 +72,18 @@ def publish(blob: Blob, manifest: BatchManifest, commit: Commit) -> CheckpointMa
     return saved
 
 
-def _copy(blob: Blob, checkpointer: BlobCheckpointer, checkpoint_id: str, artifact: StateArtifact) -> PartitionState:
-    data = load_verified(blob, artifact.key, artifact.sha256)
-    save = checkpointer.save_delta if artifact.is_delta else checkpointer.save_snapshot
-    digest = save(checkpoint_id, artifact.operator, artifact.partition_id, data)
-    path = state_path(artifact.operator, artifact.partition_id, is_delta=artifact.is_delta)
-    return PartitionState(artifact.partition_id, artifact.is_delta, path, len(data), digest)
+def _copied(
+    blob: Blob, checkpointer: BlobCheckpointer, checkpoint_id: str, operator: str, state: StagedState
+) -> OperatorState:
+    save = checkpointer.save_delta if state.is_delta else checkpointer.save_snapshot
+    partitions = []
+    for artifact in state.artifacts:
+        data = load_verified(blob, artifact.key, artifact.sha256)
+        digest = save(checkpoint_id, operator, artifact.partition_id, data)
+        path = state_path(operator, artifact.partition_id, is_delta=state.is_delta)
+        partitions.append(PartitionState(artifact.partition_id, state.is_delta, path, len(data), digest))
+    total_bytes = sum(partition.size_bytes for partition in partitions)
+    return OperatorState(tuple(partitions), total_bytes, is_delta=state.is_delta)
 
 
 def publish_missing(client: PersistClient, state: ShardState) -> tuple[str, ...]:
@@ -99,7 +106,7 @@ def publish_missing(client: PersistClient, state: ShardState) -> tuple[str, ...]
         if commit.checkpoint_id == latest or commit.restored_from is not None:
             break
     for commit in missing:
-        publish(client.blob, client.manifest(commit.manifest_key), commit)
+        publish(client.blob, client.manifest(commit), commit)
     return tuple(commit.checkpoint_id for commit in missing)
 
 

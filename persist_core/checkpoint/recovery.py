@@ -18,26 +18,45 @@ from persist_core.location.blob import Blob
 from persist_core.shard.batch import StateArtifact
 
 
-def stash_chain(checkpointer: BlobCheckpointer, checkpoint_id: str) -> tuple[StateArtifact, ...]:
-    """The artifacts to read the operator state from, oldest first, every digest verified.
+def operator_chains(checkpointer: BlobCheckpointer, checkpoint_id: str) -> dict[str, tuple[StateArtifact, ...]]:
+    """The artifacts to read each operator's state from, by operator, oldest first, every digest verified.
 
-    Raises `CorruptArtifact` naming the first artifact or manifest of the chain that is missing or altered.
+    An operator without state is left out. Raises `CorruptArtifact` naming the first artifact or manifest of a chain
+    that is missing or altered.
     """
-    artifacts = tuple(
-        StateArtifact(
-            operator=operator,
-            partition_id=part.partition_id,
-            is_delta=part.is_delta,
-            key=checkpointer.layout.artifact(manifest.checkpoint_id, part.path),
-            size_bytes=part.size_bytes,
-            sha256=part.sha256,
+    manifests = manifest_chain(checkpointer, checkpoint_id)
+    chains = {}
+    for operator in sorted(manifests[-1].operators):
+        chains[operator] = _chain(checkpointer, manifests, operator)
+        verify_artifacts(checkpointer.blob, chains[operator])
+    return chains
+
+
+def _chain(
+    checkpointer: BlobCheckpointer, manifests: list[CheckpointManifest], operator: str
+) -> tuple[StateArtifact, ...]:
+    """One operator's artifacts since its last full snapshot in `manifests`, oldest first."""
+    chain: tuple[StateArtifact, ...] = ()
+    for manifest in reversed(manifests):
+        state = manifest.operators.get(operator)
+        if state is None:
+            break
+        found = tuple(
+            StateArtifact(
+                part.partition_id,
+                checkpointer.layout.artifact(manifest.checkpoint_id, part.path),
+                part.size_bytes,
+                part.sha256,
+            )
+            for part in state.partitions
         )
-        for manifest in manifest_chain(checkpointer, checkpoint_id)
-        for operator, state in sorted(manifest.operators.items())
-        for part in state.partitions
+        chain = (*found, *chain)
+        if not state.is_delta:
+            return chain
+    raise CorruptArtifact(
+        f"checkpoint {manifests[-1].checkpoint_id}: the deltas of operator {operator} build on no full snapshot; the"
+        f" chain starts at checkpoint {manifests[0].checkpoint_id}"
     )
-    verify_artifacts(checkpointer.blob, artifacts)
-    return artifacts
 
 
 def verify_artifacts(blob: Blob, artifacts: Iterable[StateArtifact]) -> None:
@@ -64,7 +83,7 @@ def newest_whole(checkpointer: BlobCheckpointer, *, except_for: str) -> Checkpoi
     for manifest in reversed(manifests):
         if manifest.checkpoint_id != except_for:
             try:
-                stash_chain(checkpointer, manifest.checkpoint_id)
+                operator_chains(checkpointer, manifest.checkpoint_id)
             except Corruption:
                 continue
             return manifest

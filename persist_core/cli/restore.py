@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
-from persist_core.checkpoint.layout import check_checkpoint_id
 from persist_core.cli import output
 from persist_core.cli.session import Session, with_session
 from persist_core.errors import CheckpointNotFound, InvalidInput, RunFailed
@@ -16,6 +15,7 @@ from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import MAX_UPDATES, NothingToRestore, RestorePlan, plan_restore, restore
 from persist_core.protocol.stages import Conflict
 from persist_core.shard.batch import BatchCounts
+from persist_core.shard.keys import check_checkpoint_id
 from persist_core.shard.state import Committed
 
 MAX_FILES_SHOWN = 20  # to people; JSON has all
@@ -83,7 +83,7 @@ def _print_plan(session: Session, plan: RestorePlan, done: Committed | None) -> 
                 "lower": plan.lower,
                 "upper": plan.upper,
                 "counts": asdict(counts),
-                "stash_files": len(plan.point.stash),
+                "stash_files": sum(map(len, plan.point.operators.values())),
                 "files_again": None if files is None else list(files),
             }
         )

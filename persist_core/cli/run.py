@@ -15,9 +15,9 @@ from persist_core.config.files import SUFFIXES, read_mapping
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig, load_view
 from persist_core.errors import InvalidInput
-from persist_core.oracle.view import Trial
 from persist_core.protocol.run import RunReport, bring_up_to_date, default_until, input_noun, try_out
-from persist_core.shard.batch import check_shard_name
+from persist_core.shard.keys import check_shard_name
+from persist_core.shard.stats import Trial
 from persist_core.sources.shards import check_closable
 from persist_core.spark_job.submit import LOCAL_MASTER, SparkSettings
 from persist_core.time_text import parse_time

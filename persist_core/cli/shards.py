@@ -16,7 +16,7 @@ from persist_core.errors import Corruption
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance.fsck import FsckReport, fsck
 from persist_core.protocol.conflicts import list_conflicts
-from persist_core.shard.batch import check_shard_name
+from persist_core.shard.keys import check_shard_name
 from persist_core.shard.state import ShardState
 
 UNREADABLE = "the manifest can't be read"

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from persist_core.config import checks
 from persist_core.config.problems import refuse
 from persist_core.errors import InvalidName
-from persist_core.shard.batch import check_shard_name
+from persist_core.shard.keys import check_shard_name
 
 
 class ConfigModel(BaseModel):

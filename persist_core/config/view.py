@@ -26,7 +26,7 @@ from persist_core.config.files import SUFFIXES, config_files, load_folder, read_
 from persist_core.config.problems import explain, nearest, refuse, show
 from persist_core.config.shard import ConfigModel, ShardConfig
 from persist_core.errors import ConfigError, InvalidName
-from persist_core.shard.batch import check_shard_name
+from persist_core.shard.keys import check_shard_name
 
 if TYPE_CHECKING:
     from persist_core.config.view_query import ParsedQuery

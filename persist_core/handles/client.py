@@ -7,16 +7,18 @@ client.open_reader("customers").snapshot()
 from __future__ import annotations
 
 from persist_core.clock import Clock, SystemClock
-from persist_core.errors import CorruptArtifact, ShardNotFound
-from persist_core.handles.read import FETCH_THREADS, ReadHandle
+from persist_core.errors import ShardNotFound
+from persist_core.handles.read import FETCH_THREADS, ReadHandle, load_manifest
 from persist_core.handles.since import SinceHandle
-from persist_core.handles.write import PARQUET, PartFormat, WriteHandle
+from persist_core.handles.write import WriteHandle
 from persist_core.ids import Ids, RandomIds
 from persist_core.location.blob import Blob
 from persist_core.location.open import OpenLocation
-from persist_core.shard.batch import BatchManifest, check_shard_name
+from persist_core.shard.batch import BatchManifest, HollowBatch
+from persist_core.shard.keys import check_shard_name
 from persist_core.shard.machine import Machine
-from persist_core.shard.state import ShardState
+from persist_core.shard.parts import PARQUET, PartFormat
+from persist_core.shard.state import Commit, ShardState
 
 
 class PersistClient:
@@ -61,8 +63,12 @@ class PersistClient:
         state, _ = self.machine.apply(check_shard_name(shard), lambda state: (state, None), create=True)
         return state
 
-    def manifest(self, key: str) -> BatchManifest:
-        """A batch's manifest; `CorruptArtifact` naming the key where it is missing or unreadable."""
+    def manifest(self, of: HollowBatch | Commit) -> BatchManifest:
+        """The manifest of a batch or commit of a state; `CorruptArtifact` if it is missing or not the one committed."""
+        return load_manifest(self.blob, of.manifest_key, sha256=of.manifest_sha256)
+
+    def staged_manifest(self, key: str) -> BatchManifest:
+        """A manifest that no state names yet; `CorruptArtifact` naming the key if it is missing or damaged."""
         return load_manifest(self.blob, key)
 
     def open_reader(self, shard: str) -> ReadHandle:
@@ -95,14 +101,3 @@ class PersistClient:
         """A writer of the shard, which is created where it is new."""
         self.ensure_shard(shard)
         return WriteHandle(self.machine, self.blob, self.clock, shard, part_format=self._part_format)
-
-
-def load_manifest(blob: Blob, key: str) -> BatchManifest:
-    """Read and decode a manifest; `CorruptArtifact` naming the key where it is missing or is no manifest."""
-    data = blob.get(key)
-    if data is None:
-        raise CorruptArtifact(f"manifest {key} is missing in {blob.uri}; run `persist fsck`")
-    try:
-        return BatchManifest.decode(data)
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptArtifact(f"manifest {key} in {blob.uri} can't be read: {error!r}; run `persist fsck`") from error

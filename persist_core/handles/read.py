@@ -9,6 +9,7 @@ rows. A shard without a key is a multiset and is consolidated by whole rows.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -19,17 +20,20 @@ import pyarrow.compute as pc
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import CorruptArtifact, InvalidInput, OutsideFrontiers
 from persist_core.frontier import MAX_TIME, Frontier, check_time
-from persist_core.handles.write import PARQUET, PartFormat, errs_schema, updates_schema
 from persist_core.location.blob import Blob
-from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_PAYLOAD, TIME, CollectionSchema
+from persist_core.schema import DIFF, TIME, CollectionSchema
 from persist_core.shard import state as transitions
-from persist_core.shard.batch import BatchManifest, HollowBatch, Part, PartKind
+from persist_core.shard.batch import (
+    BatchManifest,
+    HollowBatch,
+    Part,
+    PartKind,
+)
 from persist_core.shard.machine import Machine
+from persist_core.shard.parts import ERR_IDENTITY, PARQUET, PartFormat, errs_schema, updates_schema
 from persist_core.shard.state import Lease, ShardState
 
 FETCH_THREADS = 8  # parts are fetched side by side: latency of a store, not work
-
-ERR_IDENTITY = (ERR_KIND, ERR_KEY, ERR_PAYLOAD)  # what makes two errs equal: the message is for people
 
 _Item = TypeVar("_Item")
 _Fetched = TypeVar("_Fetched")
@@ -142,13 +146,9 @@ class ReadHandle:
 
     def manifests(self, batches: Iterable[HollowBatch]) -> list[BatchManifest]:
         """The manifests of these batches, in their order."""
-        return self._side_by_side(lambda batch: self._manifest(batch.manifest_key), list(batches))
-
-    def _manifest(self, key: str) -> BatchManifest:
-        data = self._blob.get(key)
-        if data is None:
-            raise CorruptArtifact(f"manifest {key} is missing in {self._blob.uri}; run `persist fsck {self.shard}`")
-        return BatchManifest.decode(data)
+        return self._side_by_side(
+            lambda batch: load_manifest(self._blob, batch.manifest_key, sha256=batch.manifest_sha256), list(batches)
+        )
 
     def _range(self, after: int, through: int | None) -> tuple[list[HollowBatch], CollectionSchema, int, int]:
         state = self.state()
@@ -181,16 +181,19 @@ class ReadHandle:
 
     def _part(self, part: Part, schema: pa.Schema) -> pa.Table:
         """One part with exactly the columns of `schema`; a column added after it was written is null."""
-        data = self._blob.get(part.key)
-        if data is None:
-            raise CorruptArtifact(f"part {part.key} is missing in {self._blob.uri}; run `persist fsck {self.shard}`")
+        data = load_part(self._blob, part)
         try:
             table = self._part_format.decode(data, schema.names)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise CorruptArtifact(f"part {part.key} can't be read: {error}; run `persist fsck {self.shard}`") from error
-        there = set(table.column_names)
-        columns = [table[f.name].cast(f.type) if f.name in there else pa.nulls(table.num_rows, f.type) for f in schema]
-        return pa.table(columns, schema=schema)
+            there = set(table.column_names)
+            columns = [
+                table[f.name].cast(f.type) if f.name in there else pa.nulls(table.num_rows, f.type) for f in schema
+            ]
+            return pa.table(columns, schema=schema)
+        except (pa.ArrowException, ValueError, LookupError, TypeError, OSError) as error:
+            raise CorruptArtifact(
+                f"part {part.key} in {self._blob.uri} has the bytes that its writer staged, but can't be read:"
+                f" {error!r}. Run `persist fsck {self.shard}`"
+            ) from error
 
     def _live(self, updates: pa.Table, keys: tuple[str, ...], time: int, schema: CollectionSchema) -> pa.Table:
         updates = updates.filter(pc.less_equal(updates[TIME], time))
@@ -207,6 +210,40 @@ class ReadHandle:
         joined = rows.join(newest, keys=list(keys), join_type="left outer")
         lives = pc.fill_null(pc.greater_equal(joined[TIME], joined[f"{TIME}_max"]), True)
         return insertions.take(joined.filter(lives)["row"])
+
+
+def load_manifest(blob: Blob, key: str, *, sha256: str | None = None) -> BatchManifest:
+    """Read a batch's manifest; `sha256` is the digest that the state binds (`None`: not committed yet).
+
+    Raises `CorruptArtifact` naming the key if it is missing or damaged, or another manifest than the one committed.
+    """
+    data = blob.get(key)
+    if data is None:
+        raise CorruptArtifact(f"manifest {key} is missing in {blob.uri}; run `persist fsck`")
+    manifest = BatchManifest.decode(data, what=f"manifest {key} in {blob.uri}")
+    if sha256 is not None and manifest.sha256 != sha256:
+        raise CorruptArtifact(
+            f"manifest {key} in {blob.uri} has SHA-256 {manifest.sha256}; the shard's state says {sha256}, so it was"
+            " replaced. Run `persist fsck`"
+        )
+    return manifest
+
+
+def load_part(blob: Blob, part: Part) -> bytes:
+    """The bytes of a part, their size and SHA-256 verified; `CorruptArtifact` naming the part and both digests."""
+    data = blob.get(part.key)
+    if data is None:
+        raise CorruptArtifact(f"part {part.key} is missing in {blob.uri}; run `persist fsck`")
+    if len(data) != part.size_bytes:
+        raise CorruptArtifact(
+            f"part {part.key} in {blob.uri} has {len(data)} bytes, expected {part.size_bytes}; run `persist fsck`"
+        )
+    found = hashlib.sha256(data).hexdigest()
+    if found != part.sha256:
+        raise CorruptArtifact(
+            f"part {part.key} in {blob.uri} has SHA-256 {found}, expected {part.sha256}; run `persist fsck`"
+        )
+    return data
 
 
 def check_as_of(state: ShardState, as_of: int | None) -> int:

@@ -18,13 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
-from persist_core.checkpoint.recovery import stash_chain
+from persist_core.checkpoint.recovery import operator_chains
 from persist_core.errors import Corruption
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import ReadHandle
 from persist_core.protocol.fork_records import unrecorded
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
 from persist_core.shard.batch import BatchManifest, HollowBatch
+from persist_core.shard.keys import batches_prefix
 from persist_core.shard.state import ShardState
 from persist_core.sources.ledger import SOURCE_TYPE, Ledger
 from persist_core.sources.shards import Refreshed, load_frozen
@@ -87,7 +88,7 @@ def fsck(client: PersistClient, shard: str) -> FsckReport:
 def _manifests(client: PersistClient, state: ShardState, findings: list[Finding]) -> Iterator[BatchManifest]:
     for batch in state.batches:
         try:
-            manifest = client.manifest(batch.manifest_key)
+            manifest = client.manifest(batch)
         except Corruption as error:
             findings.append(Finding(state.shard, "manifest", str(error)))
             continue
@@ -107,7 +108,7 @@ def _missing_parts(client: PersistClient, shard: str, manifests: list[BatchManif
     sizes = {
         entry.key: entry.size_bytes
         for owner in owners
-        for entry in client.blob.list_keys_and_metadata(f"{owner}/batches/")
+        for entry in client.blob.list_keys_and_metadata(batches_prefix(owner))
     }
     for manifest in manifests:
         for part in manifest.parts:
@@ -123,7 +124,7 @@ def _damaged_operator_state(
     own = [manifest for manifest in manifests if manifest.shard == state.shard]
     restores = [number for number, manifest in enumerate(own) if manifest.restored]
     for manifest in own[restores[-1] if restores else 0 :]:
-        for artifact in manifest.operator_state:
+        for artifact in (each for operator in manifest.operators.values() for each in operator.artifacts):
             data = client.blob.get(artifact.key)
             digest = None if data is None else hashlib.sha256(data).hexdigest()
             if digest != artifact.sha256:
@@ -157,7 +158,7 @@ def _damaged_progress(client: PersistClient, state: ShardState) -> Iterator[Find
     try:
         latest = checkpointer.read_latest()
         if latest is not None:
-            stash_chain(checkpointer, latest)
+            operator_chains(checkpointer, latest)
     except Corruption as error:
         yield Finding(state.shard, "checkpoint", str(error))
 

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import enum
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from persist_core.errors import BadBounds, InvariantViolation
+from persist_core.errors import BadBounds
 from persist_core.frontier import check_time
 from persist_core.oracle.consolidate import (
     Err,
@@ -37,6 +37,7 @@ from persist_core.oracle.consolidate import (
     same_value,
 )
 from persist_core.schema import CollectionSchema
+from persist_core.shard.stats import DrainStats
 
 Late = Literal["lift", "error", "persisted"]
 
@@ -65,65 +66,6 @@ class Record:
     value: Value | Mark
     time: int | None
     order: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class DrainStats:
-    """What one drain counted, all after consolidation, oks and errs alike (docs/semantics.md, section 4).
-
-    `eligible`: winners processed, expanded truncates included. `result_count`: of these, those whose slot held a value
-    just before. `truncated`: tombstones that truncates expanded to; the truncate itself is `skipped`. `stashed`: what
-    the stash holds at the end. `order_ties`: records that lost by canonical bytes alone.
-    """
-
-    records_read: int = 0
-    stash_before: int = 0
-    truncated: int = 0
-    eligible: int = 0
-    result_count: int = 0
-    inserts: int = 0
-    updates: int = 0
-    deletes: int = 0
-    output_count: int = 0
-    already_persisted: int = 0
-    stashed: int = 0
-    duplicates: int = 0
-    late: int = 0
-    late_times: int = 0
-    order_ties: int = 0
-    skipped: int = 0
-    errors: int = 0
-
-    def to_json(self) -> dict[str, int]:
-        """Plain data, for `BatchManifest.stats`."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, int]) -> DrainStats:
-        """The inverse of `to_json`; a count that is missing is 0, one that is unknown is passed over."""
-        return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})
-
-    def check(self) -> None:
-        """Raise `InvariantViolation` unless the counts add up."""
-        came = self.records_read + self.stash_before + self.truncated
-        went = self.eligible + self.already_persisted + self.stashed + self.duplicates + self.skipped
-        written = self.inserts + 2 * self.updates + self.deletes
-        found = self.updates + self.deletes
-        broken = {
-            "every count >= 0": min(asdict(self).values()) >= 0,
-            f"records_read + stash_before + truncated = {came} is eligible + already_persisted + stashed + duplicates"
-            f" + skipped = {went}": came == went,
-            f"output_count = {self.output_count} is inserts + 2 x updates + deletes = {written}": self.output_count
-            == written,
-            f"updates + deletes = {found} <= result_count = {self.result_count} <= eligible - inserts ="
-            f" {self.eligible - self.inserts}": found <= self.result_count <= self.eligible - self.inserts,
-        }
-        for claim, holds in broken.items():
-            if not holds:
-                raise InvariantViolation(
-                    f"the counts of this run don't add up; wanted: {claim}; found {self}. Nothing was committed; this"
-                    " is a defect, please report it with the job's log"
-                )
 
 
 @dataclass(frozen=True)
@@ -373,7 +315,6 @@ __all__ = [
     "SKIP",
     "TOMBSTONE",
     "TRUNCATE",
-    "DrainStats",
     "Drained",
     "Err",
     "Late",

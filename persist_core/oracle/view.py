@@ -8,10 +8,9 @@ NaN equals NaN, -0.0 is 0.0. Slow and obvious.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from persist_core.oracle.consolidate import Err, canonical_bytes
@@ -28,49 +27,6 @@ class ViewUpdate:
     row: Row
     time: int
     diff: int
-
-
-@dataclass(frozen=True)
-class ViewStats:
-    """What one refresh reports; counts of rows, each as often as it is there.
-
-    `rows` and `errs` are what the view holds after it. `corrections` counts the rows that the target held in excess of,
-    or short of, what the refresh before had left. `contents_*` is an order-independent digest of what it holds after.
-    """
-
-    rows: int
-    errs: int
-    inserted: int
-    retracted: int
-    errs_inserted: int
-    errs_retracted: int
-    updates: int
-    corrections: int
-    contents_0: int
-    contents_1: int
-
-    def to_json(self) -> dict[str, int]:
-        """For the batch's manifest."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class Trial:
-    """What a read-only refresh would do: its stats, and up to a few of its updates as JSON objects for people."""
-
-    as_of: int
-    stats: Mapping[str, int]
-    sample: tuple[Mapping[str, Any], ...]
-
-    def encode(self) -> bytes:
-        """JSON."""
-        return json.dumps(asdict(self), ensure_ascii=False, default=str).encode()
-
-    @classmethod
-    def decode(cls, data: bytes) -> Trial:
-        """The inverse of `encode`."""
-        body = json.loads(data)
-        return cls(body["as_of"], body["stats"], tuple(body["sample"]))
 
 
 def identity(row: Row) -> tuple[Any, ...]:
@@ -108,14 +64,3 @@ def contents(updates: Iterable[ViewUpdate], *, as_of: int) -> dict[tuple[Any, ..
 def inherited(err: Err, name: str) -> Err:
     """An input's err as its view has it: its kind tells which input it comes from."""
     return Err(f"{name}{ERR_KIND_SEPARATOR}{err.kind}", err.key_bytes, err.payload, err.message)
-
-
-def correction_notice(shard: str, stats: Mapping[str, int]) -> str | None:
-    """What to say loudly where a refresh found the target other than the last one had left it; else `None`."""
-    corrections = stats.get("corrections", 0)
-    if not corrections:
-        return None
-    return (
-        f"view {shard}: {corrections} rows were not as the last refresh had left them, and were mended. Somebody else"
-        f" writes this shard, or its parts were lost: see `persist describe {shard}` and `persist fsck {shard}`"
-    )

@@ -7,13 +7,17 @@ retry or a zombie that loses again with the same description finds the record th
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import asdict, dataclass
 
 from persist_core.clock import Clock
 from persist_core.location.blob import Blob
 from persist_core.shard.batch import BatchDescription
+from persist_core.shard.keys import conflict_key, conflicts_prefix
+from persist_core.shard.sealed import seal, unseal
 from persist_core.shard.state import UpperMismatch
+
+RECORD_VERSION = 1
+_CONFLICT = "conflict"
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,15 @@ class ConflictRecord:
     token: str
     detected_ms: int
 
+    def encode(self) -> bytes:
+        """Sealed JSON."""
+        return seal(_CONFLICT, RECORD_VERSION, asdict(self))
+
+    @classmethod
+    def decode(cls, data: bytes, *, what: str = "a conflict record") -> ConflictRecord:
+        """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
+        return cls(**unseal(data, kind=_CONFLICT, version=RECORD_VERSION, what=what))
+
     def __str__(self) -> str:
         found = "closed" if self.found_upper is None else self.found_upper
         upper = "closed" if self.description_upper is None else self.description_upper
@@ -46,10 +59,10 @@ def record_conflict(
 ) -> tuple[ConflictRecord, bool]:
     """Write the record of this conflict, or find it; True where it is new."""
     conflict_id = hashlib.sha256(description.token.encode()).hexdigest()[:32]
-    key = f"{_prefix(description.shard)}{conflict_id}.json"
+    key = conflict_key(description.shard, conflict_id)
     known = blob.get(key)
     if known is not None:
-        return ConflictRecord(**json.loads(known)), False
+        return ConflictRecord.decode(known, what=f"conflict record {key}"), False
     record = ConflictRecord(
         conflict_id=conflict_id,
         shard=description.shard,
@@ -62,16 +75,14 @@ def record_conflict(
         token=description.token,
         detected_ms=clock.now_ms(),
     )
-    blob.set(key, json.dumps(asdict(record), sort_keys=True).encode())
+    blob.set(key, record.encode())
     return record, True
 
 
 def list_conflicts(blob: Blob, shard: str) -> list[ConflictRecord]:
-    """All conflicts recorded for a shard, oldest first."""
-    found = (blob.get(entry.key) for entry in blob.list_keys_and_metadata(_prefix(shard)))
-    records = [ConflictRecord(**json.loads(data)) for data in found if data is not None]
+    """All conflicts recorded for a shard, oldest first. Raises `CorruptArtifact` naming a record that is damaged."""
+    found = {entry.key: blob.get(entry.key) for entry in blob.list_keys_and_metadata(conflicts_prefix(shard))}
+    records = [
+        ConflictRecord.decode(data, what=f"conflict record {key}") for key, data in found.items() if data is not None
+    ]
     return sorted(records, key=lambda record: (record.detected_ms, record.conflict_id))
-
-
-def _prefix(shard: str) -> str:
-    return f"{shard}/conflicts/"

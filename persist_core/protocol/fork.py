@@ -18,15 +18,15 @@ from persist_core.errors import InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import manifest_for, stage_manifest
 from persist_core.protocol.fork_records import record_fork
-from persist_core.protocol.restore import RestorePoint, copy_stash, point_of, restore_token
+from persist_core.protocol.restore import RestorePoint, copy_operators, point_of, restore_token
 from persist_core.shard import state as transitions
 from persist_core.shard.batch import (
     BatchCounts,
     BatchDescription,
     BatchManifest,
     Restored,
-    check_shard_name,
 )
+from persist_core.shard.keys import check_shard_name
 from persist_core.shard.state import Committed, ShardState
 from persist_core.sources.ledger import SOURCE_TYPE, segment_keys
 
@@ -51,7 +51,7 @@ def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, 
     attempt = client.ids.uuid7()
     manifest = replace(
         _manifest(client, point, new_shard, token, writer),
-        operator_state=copy_stash(client, point, new_shard, attempt),
+        operators=copy_operators(client, point, new_shard, attempt),
         restored=Restored(shard, checkpoint_id, point.checkpoint.watermark),
     )
     names = [batch.manifest_key for batch in point.batches]
@@ -91,6 +91,6 @@ def _manifest(client: PersistClient, point: RestorePoint, new_shard: str, token:
         writer=writer,
         sources=point.sources,
     )
-    schema = client.manifest(point.batches[-1].manifest_key).schema
+    schema = client.manifest(point.batches[-1]).schema
     rows = restore_token(*(batch.manifest_key for batch in point.batches))
     return manifest_for(description, schema, (), BatchCounts(), rows=rows)

@@ -1,6 +1,6 @@
 """What a fork shares with the shard that it comes from, written down beside that shard: GC reads it there.
 
-    <shard>/forks/<fork>/<sha256>.json   {"version": 1, "shard", "fork", "checkpoint_id", "made_ms", "keys": [...]}
+    <shard>/forks/<fork>/<sha256>.json   sealed {"shard", "fork", "checkpoint_id", "made_ms", "keys": [...]}
 
 `keys` are batch manifests of `<shard>` (each stands for its parts too) and segments of its ledger. Why GC and a fork
 can't miss each other, though no compare-and-set spans two shards: a fork first writes its record, then makes sure that
@@ -13,16 +13,17 @@ was never made.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from persist_core.errors import CorruptArtifact, UnknownVersion
+from persist_core.errors import CorruptArtifact
 from persist_core.location.blob import Blob
 from persist_core.shard.batch import HollowBatch
+from persist_core.shard.keys import fork_key, forks_prefix, owner_of
+from persist_core.shard.sealed import seal, sealed_digest, unseal
 
 RECORD_VERSION = 1
+_FORK = "fork_record"
 
 
 @dataclass(frozen=True)
@@ -36,19 +37,19 @@ class ForkRecord:
     keys: tuple[str, ...]
 
     def encode(self) -> bytes:
-        """Canonical JSON with a version."""
-        body = {**asdict(self), "version": RECORD_VERSION}
-        return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+        """Sealed JSON: equal records give equal bytes."""
+        return seal(_FORK, RECORD_VERSION, asdict(self))
+
+    @classmethod
+    def decode(cls, data: bytes, *, what: str = "a record of a fork") -> ForkRecord:
+        """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
+        body = unseal(data, kind=_FORK, version=RECORD_VERSION, what=what)
+        return cls(**{**body, "keys": tuple(body["keys"])})
 
     @property
     def key(self) -> str:
         """Where it is kept."""
-        return f"{_prefix(self.shard)}{self.fork}/{hashlib.sha256(self.encode()).hexdigest()}.json"
-
-
-def owner_of(key: str) -> str:
-    """The shard that a blob key belongs to."""
-    return key.partition("/")[0]
+        return fork_key(self.shard, self.fork, sealed_digest(self.encode()))
 
 
 def record_fork(blob: Blob, fork: str, keys: Iterable[str], *, checkpoint_id: str, made_ms: int) -> None:
@@ -65,17 +66,14 @@ def record_fork(blob: Blob, fork: str, keys: Iterable[str], *, checkpoint_id: st
 def list_forks(blob: Blob, shard: str) -> list[ForkRecord]:
     """All records beside a shard, oldest first. Raises `CorruptArtifact` naming one that can't be read."""
     records = []
-    for entry in blob.list_keys_and_metadata(_prefix(shard)):
+    for entry in blob.list_keys_and_metadata(forks_prefix(shard)):
         data = blob.get(entry.key)
         if data is None:
             continue
-        try:
-            body = json.loads(data)
-            if body.pop("version") != RECORD_VERSION:
-                raise UnknownVersion(f"{entry.key} was written by a newer release; upgrade this one")
-            records.append(ForkRecord(**{**body, "keys": tuple(body["keys"])}))
-        except (ValueError, KeyError, TypeError) as error:
-            raise CorruptArtifact(f"record of a fork {entry.key} can't be read: {error!r}") from error
+        record = ForkRecord.decode(data, what=f"record of a fork {entry.key}")
+        if record.key != entry.key:
+            raise CorruptArtifact(f"record of a fork {entry.key} is the one of {record.key}; it was replaced")
+        records.append(record)
     return sorted(records, key=lambda record: (record.made_ms, record.fork))
 
 
@@ -90,7 +88,3 @@ def unrecorded(blob: Blob, fork: str, batches: Iterable[HollowBatch]) -> list[st
         for key in record.keys
     }
     return [key for key in foreign if key not in recorded]
-
-
-def _prefix(shard: str) -> str:
-    return f"{shard}/forks/"

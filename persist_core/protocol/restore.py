@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified
 from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.checkpoint.publish import publish_missing
-from persist_core.checkpoint.recovery import stash_chain
+from persist_core.checkpoint.recovery import operator_chains
 from persist_core.errors import (
     CheckpointNotFound,
     CorruptArtifact,
@@ -38,20 +38,22 @@ from persist_core.errors import (
 )
 from persist_core.frontier import MAX_TIME, Frontier
 from persist_core.handles.client import PersistClient
-from persist_core.handles.read import ERR_IDENTITY, check_as_of, sum_diffs
-from persist_core.handles.write import errs_schema, updates_schema
+from persist_core.handles.read import check_as_of, sum_diffs
 from persist_core.protocol.stages import Conflict, append
-from persist_core.schema import DIFF, PART, TIME, CollectionSchema
+from persist_core.schema import DIFF, TIME, CollectionSchema
 from persist_core.shard.batch import (
     STASH_KIND,
+    STASH_OPERATOR,
     BatchCounts,
     BatchDescription,
     HollowBatch,
+    OperatorState,
     Restored,
     SourceFrontier,
     StateArtifact,
-    attempt_prefix,
 )
+from persist_core.shard.keys import part_key
+from persist_core.shard.parts import ERR_IDENTITY, errs_schema, updates_schema
 from persist_core.shard.state import Committed, ShardState
 from persist_core.sources.ledger import SOURCE_TYPE, Ledger
 from persist_core.sources.shards import SHARDS
@@ -64,13 +66,13 @@ BYTES_OF_AN_UPDATE = 256  # of Parquet; an update that takes more counts for as 
 class RestorePoint:
     """A checkpoint to go back to, all digests verified. `batches` are those that it stands for.
 
-    `sources` is the progress then; `stash` the operator state then: a chain of artifacts, oldest first.
+    `sources` is the progress then; `operators` the operator state then: each operator's artifacts, oldest first.
     """
 
     checkpoint: CheckpointManifest
     batches: tuple[HollowBatch, ...]
     sources: Mapping[str, SourceFrontier]
-    stash: tuple[StateArtifact, ...]
+    operators: Mapping[str, tuple[StateArtifact, ...]]
 
     @property
     def upper(self) -> int | None:
@@ -142,7 +144,7 @@ def point_of(client: PersistClient, state: ShardState, checkpoint_id: str) -> Re
     _check_as_committed(client, state, checkpoint_id, said)
     sources = _progress(client, state, said, batches)
     Ledger(client.blob, state.shard).consumed(sources.get(SOURCE_TYPE))
-    return RestorePoint(checkpoint, batches, sources, stash_chain(checkpointer, checkpoint_id))
+    return RestorePoint(checkpoint, batches, sources, operator_chains(checkpointer, checkpoint_id))
 
 
 def _batches_until(state: ShardState, upper: int | None) -> tuple[HollowBatch, ...]:
@@ -161,7 +163,7 @@ def _check_as_committed(
 ) -> None:
     """The checkpoint is derived from its commit: where that is still known they must say the same."""
     commit = next((commit for commit in state.commits if commit.checkpoint_id == checkpoint_id), None)
-    if commit is not None and client.manifest(commit.manifest_key).sources != sources:
+    if commit is not None and client.manifest(commit).sources != sources:
         raise CorruptArtifact(
             f"the source progress in checkpoint {checkpoint_id} of shard {state.shard} is not that of its commit"
             f" ({commit.manifest_key}); it was altered. Choose another checkpoint"
@@ -182,7 +184,7 @@ def _progress(
     for batch in reversed(batches):
         if not missing:
             break
-        manifest = client.manifest(batch.manifest_key)
+        manifest = client.manifest(batch)
         sources.update({name: source for name, source in manifest.sources.items() if name in missing})
         missing -= set(manifest.sources)
         if manifest.restored:
@@ -280,7 +282,7 @@ def restore(client: PersistClient, plan: RestorePlan, *, writer: str) -> Committ
         attempt,
         plan.oks,
         plan.errs,
-        operator_state=copy_stash(client, plan.point, plan.shard, attempt),
+        operators=copy_operators(client, plan.point, plan.shard, attempt),
         restored=Restored(plan.shard, checkpoint.checkpoint_id, checkpoint.watermark),
     )
     result = append(client, description, key)
@@ -294,12 +296,19 @@ def restore_token(*identity: object) -> str:
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
-def copy_stash(client: PersistClient, point: RestorePoint, shard: str, attempt: str) -> tuple[StateArtifact, ...]:
-    """Stage the whole chain of operator state for `attempt` on `shard`, in its order, as one full snapshot."""
+def copy_operators(client: PersistClient, point: RestorePoint, shard: str, attempt: str) -> dict[str, OperatorState]:
+    """Stage each operator's whole chain for `attempt` on `shard`, in its order, as its full state."""
+    return {name: _copied(client, chain, shard, attempt, name) for name, chain in point.operators.items()}
+
+
+def _copied(
+    client: PersistClient, chain: tuple[StateArtifact, ...], shard: str, attempt: str, operator: str
+) -> OperatorState:
+    kind = STASH_KIND if operator == STASH_OPERATOR else operator
     staged = []
-    for number, artifact in enumerate(point.stash):
+    for number, artifact in enumerate(chain):
         data = load_verified(client.blob, artifact.key, artifact.sha256)
-        key = f"{attempt_prefix(shard, attempt)}/{PART}={STASH_KIND}/part-{number}.parquet"
+        key = part_key(shard, attempt, kind, number)
         client.blob.set(key, data)
-        staged.append(replace(artifact, partition_id=number, is_delta=False, key=key))
-    return tuple(staged)
+        staged.append(replace(artifact, partition_id=number, key=key))
+    return OperatorState(is_delta=False, artifacts=tuple(staged))

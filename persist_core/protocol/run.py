@@ -20,11 +20,11 @@ from persist_core.errors import InvalidInput, OutdatedDescription, RunFailed
 from persist_core.frontier import Frontier, interval
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import PersistLocation
-from persist_core.oracle.view import Trial, correction_notice
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Conflict, NothingToDo
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.state import Commit
+from persist_core.shard.stats import Trial, correction_notice
 from persist_core.sources.shards import ShardSource
 from persist_core.spark_job.submit import SparkSettings, try_view, write_batch
 
@@ -103,7 +103,7 @@ def bring_up_to_date(
             continue
         commit, manifest_key = done
         stages.checkpoint(client, config)
-        stats = client.manifest(manifest_key).stats
+        stats = client.staged_manifest(manifest_key).stats
         corrected = correction_notice(config.name, stats)
         if corrected is not None:
             say(corrected)

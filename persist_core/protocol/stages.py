@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
 from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain, publish_missing
-from persist_core.checkpoint.recovery import naming_the_way_back, stash_chain
+from persist_core.checkpoint.recovery import naming_the_way_back, operator_chains
 from persist_core.config.shard import ShardConfig
 from persist_core.errors import CorruptArtifact, InvalidInput, OutdatedDescription, StorageError
 from persist_core.frontier import MAX_TIME, Frontier, interval
@@ -36,6 +36,7 @@ from persist_core.shard.batch import (
     BatchDescription,
     BatchManifest,
     StateArtifact,
+    chain_digest,
 )
 from persist_core.shard.state import Commit, Committed, ShardState, UpperMismatch
 from persist_core.sources.of_config import source_of
@@ -129,7 +130,7 @@ def _describe(
     client: PersistClient, config: ShardConfig, state: ShardState, lower: int, intake: Intake, writer: str
 ) -> BatchDescription:
     parent = state.newest_commit
-    stash = _stash_before(client, config, parent)
+    operators = _operators_before(client, config, state)
     epoch = parent.epoch + 1 if parent else 1
     identity = json.dumps([config.name, lower, intake.upper, intake.input_key, writer])
     return BatchDescription(
@@ -145,33 +146,42 @@ def _describe(
         input_files=intake.input_files,
         input_bytes=intake.input_bytes,
         sources=intake.sources,
-        bookmark=client.machine.bookmark(config.name),
-        stash=stash.chain,
-        is_delta=not stash.is_first_of_chain and epoch % config.retention.snapshot_every != 0,
-        stash_frontier=stash.frontier,
+        operators=operators,
+        saves_deltas=bool(operators) and epoch % config.retention.snapshot_every != 0,
+        stash_frontier=_stash_frontier(client, state) if operators else None,
     )
 
 
-@dataclass(frozen=True)
-class _Stash:
-    """Operator state to start from. The first of a chain has to be saved whole. `frontier`: see `BatchDescription`."""
+def _operators_before(
+    client: PersistClient, config: ShardConfig, state: ShardState
+) -> dict[str, tuple[StateArtifact, ...]]:
+    """The operator state of the checkpoint that the newest commit names, which is published first if need be.
 
-    chain: tuple[StateArtifact, ...] = ()
-    is_first_of_chain: bool = True
-    frontier: int | None = None
-
-
-def _stash_before(client: PersistClient, config: ShardConfig, parent: Commit | None) -> _Stash:
-    """The operator state of the checkpoint that the newest commit names, published first if need be."""
-    manifest = None if parent is None else client.manifest(parent.manifest_key)
-    if parent is None or manifest is None or not manifest.has_stash:
-        return _Stash()
+    The state of the shard binds its digests: a chain that is not the one committed is `CorruptArtifact`.
+    """
+    parent = state.newest_commit
+    if parent is None or not state.operators:
+        return {}
     checkpointer = BlobCheckpointer(client.blob, config.name)
     with naming_the_way_back(checkpointer, config.name, parent.checkpoint_id):
         publish_missing(client, client.state(config.name))
-        chain = stash_chain(checkpointer, parent.checkpoint_id)
-    frontier = manifest.restored.watermark if manifest.restored else None
-    return _Stash(chain, is_first_of_chain=False, frontier=frontier)
+        chains = operator_chains(checkpointer, parent.checkpoint_id)
+        found = {name: chain_digest(chain) for name, chain in chains.items()}
+        if found != state.operators:
+            raise CorruptArtifact(
+                f"the operator state in checkpoint {parent.checkpoint_id} of shard {config.name} is not the one"
+                f" committed: found the digests {found}, expected {dict(state.operators)}"
+            )
+    return chains
+
+
+def _stash_frontier(client: PersistClient, state: ShardState) -> int | None:
+    """What a restore says of the stash that it brought back: see `BatchDescription.stash_frontier`."""
+    parent = state.newest_commit
+    if parent is None or parent.restored_from is None:
+        return None
+    restored = client.manifest(parent).restored
+    return restored.watermark if restored else None
 
 
 def write_without_input(client: PersistClient, config: ShardConfig, description: BatchDescription) -> str | None:
@@ -179,7 +189,7 @@ def write_without_input(client: PersistClient, config: ShardConfig, description:
 
     Returns the manifest's key, or `None` where the description needs Spark. Raises `OutdatedDescription`.
     """
-    if description.input_key is not None or description.stash:
+    if description.input_key is not None or description.operators:
         return None
     state = client.state(description.shard)
     check_not_outdated(state, description)
@@ -242,11 +252,11 @@ def outdated_first(client: PersistClient, description: BatchDescription) -> Iter
 
 def append(client: PersistClient, description: BatchDescription, manifest_key: str) -> Committed | Conflict:
     """Append the staged batch. A lost race is a `Conflict`, recorded once; nothing is lost or doubled by it."""
-    manifest = client.manifest(manifest_key)
+    manifest = client.staged_manifest(manifest_key)
     check_manifest(manifest, description)
     # Not by `open_writer`: minting has made the shard, and another look at it is another request on a remote store.
     writer = WriteHandle(client.machine, client.blob, client.clock, description.shard)
-    result = writer.compare_and_append(manifest, manifest_key, bookmark=description.bookmark)
+    result = writer.compare_and_append(manifest, manifest_key)
     if isinstance(result, UpperMismatch):
         record, is_new = record_conflict(client.blob, client.clock, description, result)
         return Conflict(record, is_new=is_new, is_covered=result.is_stale)

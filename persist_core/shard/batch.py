@@ -1,19 +1,8 @@
-"""What travels through the write protocol: descriptions, parts, manifests, hollow batches.
+"""What travels through the write protocol: descriptions, parts, manifests, hollow batches; the model and its encoding.
 
     mint -> BatchDescription -> write -> BatchManifest (in blob storage) -> append -> HollowBatch (in the state)
 
-Blob keys of a shard (all below `<shard>/`):
-
-    inputs/<sha256>.json                     frozen input of a description, content-addressed
-    batches/<attempt>/_persist_part=<kind>/*.parquet  parts, staged by one write attempt; never shared by two
-    batches/<attempt>/manifest.json          the manifest of that attempt, written last
-    batches/<attempt>/failure.json           why the attempt failed, where it could still say so
-    checkpoints/...                          see persist_core.checkpoint
-    conflicts/<uuid7>.json                   one record per conflict
-    forks/<fork>/<sha256>.json               what a fork of this shard shares with it (protocol.fork_records)
-    trials/<attempt>.json                    what a read-only refresh of a view would write, until it was read
-
-All dataclasses here are frozen plain data with `to_json`/`from_json`; times are ints, a closed upper is `None`.
+All dataclasses are frozen plain data; times are ints, a closed upper is `None`. `shard.keys` says where each is stored.
 """
 
 from __future__ import annotations
@@ -21,28 +10,19 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
-from persist_core.errors import BadBounds, InvalidName, UnknownVersion
+from persist_core.errors import BadBounds, CorruptArtifact, InvalidInput
 from persist_core.frontier import Frontier, check_time, interval
 from persist_core.schema import CollectionSchema
+from persist_core.shard.keys import check_shard_name
+from persist_core.shard.sealed import seal, sealed_digest, unseal
 
 MANIFEST_VERSION = 1
-RESTORE_VERSION = 2  # of a restore's manifest alone, so that an older release says that it does not know what that is
-_SHARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-
-
-def check_shard_name(name: str) -> str:
-    """Return `name` if it can name a shard, else raise `InvalidName`."""
-    if not isinstance(name, str) or not _SHARD_NAME.fullmatch(name) or ".." in name:
-        raise InvalidName(
-            f"shard name {str(name)[:80]!r}: wanted 1 to 128 letters, digits, '.', '_' or '-', starting with a letter"
-            " or a digit, without '..'"
-        )
-    return name
+_MANIFEST = "batch_manifest"
 
 
 class PartKind(enum.StrEnum):
@@ -54,28 +34,51 @@ class PartKind(enum.StrEnum):
 
 
 STASH_KIND = "stash"  # the write stage's fourth output; operator state, not a part
+STASH_OPERATOR = "upsert-stash"  # the operator whose state the stash is
 
 
 @dataclass(frozen=True)
 class Part:
-    """One Parquet file of a batch. `rows` is `None` where the writer did not count."""
+    """One Parquet file of a batch. `sha256` is of its bytes; `rows` is `None` if the writer did not count."""
 
     key: str
     kind: PartKind
     size_bytes: int
+    sha256: str
     rows: int | None = None
 
 
 @dataclass(frozen=True)
 class StateArtifact:
-    """One staged file of operator state: where its bytes are, and their SHA-256 (hex)."""
+    """One file of operator state: where its bytes are, and their SHA-256 (hex)."""
 
-    operator: str
     partition_id: int
-    is_delta: bool
     key: str
     size_bytes: int
     sha256: str
+
+
+@dataclass(frozen=True)
+class OperatorState:
+    """What one batch stages of one operator's state: all of it, or (`is_delta`) what it adds to the chain before it.
+
+    A delta without artifacts leaves the chain as it is. An operator without state is not named at all.
+    """
+
+    is_delta: bool
+    artifacts: tuple[StateArtifact, ...]
+
+    def __post_init__(self) -> None:
+        if not self.is_delta and not self.artifacts:
+            raise InvalidInput("a full operator state without artifacts; leave the operator out if it has no state")
+
+
+def chain_digest(artifacts: Iterable[StateArtifact], *, after: str = "") -> str:
+    """The digest of a chain of artifacts, oldest first; `after` is that of the chain that they continue."""
+    digest = after
+    for artifact in artifacts:
+        digest = hashlib.sha256(f"{digest}{artifact.sha256}".encode()).hexdigest()
+    return digest
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ class BatchCounts:
 
 @dataclass(frozen=True)
 class Restored:
-    """Where a restore took contents, progress and operator state from: a checkpoint, of another shard if it is a fork.
+    """Where a restore took contents, progress and operator state from: a checkpoint, of another shard for a fork.
 
     `watermark`: what the operator state holds from there on is in the shard's contents no more than it was then, though
     its time may be final by now. The next batch takes it in.
@@ -119,10 +122,10 @@ class BatchDescription:
     """What one batch will be: minted once, written any number of times, appended at most once.
 
     `input_key` names the frozen input in blob storage (`None`: no input, a seal). `sources` is the progress after the
-    commit. `stash` is the operator state before it: the chain of artifacts, oldest first. Of these, records before
-    `stash_frontier` (`None`: before `lower`) have been processed by earlier batches. `writer` says who minted it
-    (`dag_id/run_id` or `cli/...`), for people. `is_delta` says how the operator state is to be saved. `bookmark` is
-    where the consensus has seen the shard's state last: it saves the append a request, and says nothing.
+    commit. `operators` is the operator state before it: the chain of artifacts of each operator, oldest first. Of the
+    stash, records before `stash_frontier` (`None`: before `lower`) have been processed by earlier batches. `writer`
+    says who minted it (`dag_id/run_id` or `cli/...`), for people. `saves_deltas`: operators that have a chain add to
+    it; without it they save their state in full.
     """
 
     shard: str
@@ -137,9 +140,8 @@ class BatchDescription:
     input_files: int = 0
     input_bytes: int = 0
     sources: Mapping[str, SourceFrontier] = field(default_factory=dict)
-    stash: tuple[StateArtifact, ...] = ()
-    is_delta: bool = False
-    bookmark: str | None = None
+    operators: Mapping[str, tuple[StateArtifact, ...]] = field(default_factory=dict)
+    saves_deltas: bool = False
     stash_frontier: int | None = None
 
     def __post_init__(self) -> None:
@@ -151,25 +153,35 @@ class BatchDescription:
         """`[lower, upper)`, for messages."""
         return interval(Frontier(self.lower), Frontier(self.upper))
 
+    @property
+    def read_operators(self) -> dict[str, str]:
+        """The digest of each operator's chain that the batch starts from, by operator."""
+        return {name: chain_digest(chain) for name, chain in self.operators.items()}
+
+    def saves_delta(self, operator: str) -> bool:
+        """Whether the operator is to save what it adds to its chain; else its full state."""
+        return self.saves_deltas and operator in self.operators
+
     def to_json(self) -> dict[str, Any]:
-        """Plain data: goes through XCom and argv, so it stays small (file lists are in `input_key`)."""
+        """Plain data: goes through XCom, so it stays small (file lists are in `input_key`)."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> BatchDescription:
         """The inverse of `to_json`."""
         sources = {name: SourceFrontier(**source) for name, source in data["sources"].items()}
-        stash = tuple(StateArtifact(**artifact) for artifact in data["stash"])
-        return cls(**{**data, "sources": sources, "stash": stash})
+        operators = {name: _artifacts(chain) for name, chain in data["operators"].items()}
+        return cls(**{**data, "sources": sources, "operators": operators})
 
 
 @dataclass(frozen=True)
 class HollowBatch:
-    """A batch as the state holds it: bounds, where its manifest is, counts and bytes."""
+    """A batch as the state holds it: bounds, where its manifest is and its digest, counts and bytes of its parts."""
 
     lower: int
     upper: int | None
     manifest_key: str
+    manifest_sha256: str
     counts: BatchCounts
     size_bytes: int
 
@@ -178,17 +190,17 @@ class HollowBatch:
 class BatchManifest:
     """All there is to know about one staged batch. One commit appends exactly one manifest.
 
-    `contents` is the digest that binds the token: bounds, consolidated oks and errs (order-independent), source
-    frontier, schema. `is_delta`: the operator state builds on the parent checkpoint's. `stats` is
-    `DrainStats.to_json()` of the run that wrote it (empty for other writers). `restored` is set where this is no next
-    step but a way back: `sources` and `operator_state` then are all there is, whatever was before.
+    `contents_digest` binds the token: bounds, consolidated oks and errs (order-independent), source frontier, schema.
+    `operators` is the operator state after the batch; `read_operators` are the digests of the chains it started from.
+    `stats` is `DrainStats.to_json()` of the run that wrote it (empty for other writers). `restored` is set if the batch
+    goes back to a checkpoint: `sources` and `operators` then replace whatever was before.
     """
 
     shard: str
     lower: int
     upper: int | None
     token: str
-    contents: str
+    contents_digest: str
     schema: CollectionSchema
     parts: tuple[Part, ...]
     counts: BatchCounts
@@ -197,58 +209,77 @@ class BatchManifest:
     parent_id: str | None
     writer: str
     sources: Mapping[str, SourceFrontier] = field(default_factory=dict)
-    operator_state: tuple[StateArtifact, ...] = ()
-    is_delta: bool = False
+    operators: Mapping[str, OperatorState] = field(default_factory=dict)
+    read_operators: Mapping[str, str] = field(default_factory=dict)
     stats: Mapping[str, int] = field(default_factory=dict)
     restored: Restored | None = None
-
-    @property
-    def has_stash(self) -> bool:
-        """Whether any operator state is left after this batch."""
-        return bool(self.operator_state) if self.restored else self.stats.get("stashed", 0) != 0
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all parts."""
         return sum(part.size_bytes for part in self.parts)
 
+    @cached_property
+    def sha256(self) -> str:
+        """The digest that its stored bytes carry. The commit binds it."""
+        return sealed_digest(self.encode())
+
+    def operators_after(self) -> dict[str, str]:
+        """The digest of each operator's chain after this batch. `InvalidInput` for a delta of a chain it did not read.
+
+        A restore reads no chain and replaces them all, so its operator state is always full.
+        """
+        after = {}
+        for name, state in self.operators.items():
+            if state.is_delta and (name not in self.read_operators or self.restored):
+                raise InvalidInput(f"operator {name} saved a delta, but the batch read no state of it to start from")
+            before = self.read_operators[name] if state.is_delta else ""
+            after[name] = chain_digest(state.artifacts, after=before)
+        return after
+
     def hollow(self, manifest_key: str) -> HollowBatch:
         """What the state keeps of it."""
-        return HollowBatch(self.lower, self.upper, manifest_key, self.counts, self.size_bytes)
+        return HollowBatch(self.lower, self.upper, manifest_key, self.sha256, self.counts, self.size_bytes)
 
     def encode(self) -> bytes:
-        """Canonical JSON with a version."""
-        version = MANIFEST_VERSION if self.restored is None else RESTORE_VERSION
-        body = asdict(self) | {"version": version, "schema": self.schema.to_json()}
-        if self.restored is None:
-            del body["restored"]
-        return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+        """Sealed JSON: equal manifests give equal bytes."""
+        return seal(_MANIFEST, MANIFEST_VERSION, asdict(self) | {"schema": self.schema.to_json()})
 
     @classmethod
-    def decode(cls, data: bytes) -> BatchManifest:
-        """The inverse of `encode`; an unknown version is refused."""
-        body = json.loads(data)
-        version = body.pop("version", None)
-        if version not in (MANIFEST_VERSION, RESTORE_VERSION):
-            raise UnknownVersion(f"batch manifest version {version!r}; this release reads up to {RESTORE_VERSION}")
-        return cls(
-            **{
-                **body,
-                "schema": CollectionSchema.from_json(body["schema"]),
-                "parts": tuple(Part(**{**part, "kind": PartKind(part["kind"])}) for part in body["parts"]),
-                "counts": BatchCounts(**body["counts"]),
-                "sources": {name: SourceFrontier(**source) for name, source in body["sources"].items()},
-                "operator_state": tuple(StateArtifact(**artifact) for artifact in body["operator_state"]),
-                "restored": Restored(**body["restored"]) if body.get("restored") else None,
-            }
-        )
+    def decode(cls, data: bytes, *, what: str = "a batch manifest") -> BatchManifest:
+        """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
+        body = unseal(data, kind=_MANIFEST, version=MANIFEST_VERSION, what=what)
+        try:
+            manifest = cls(
+                **{
+                    **body,
+                    "schema": CollectionSchema.from_json(body["schema"]),
+                    "parts": tuple(Part(**{**part, "kind": PartKind(part["kind"])}) for part in body["parts"]),
+                    "counts": BatchCounts(**body["counts"]),
+                    "sources": {name: SourceFrontier(**source) for name, source in body["sources"].items()},
+                    "operators": {name: _operator_state(state) for name, state in body["operators"].items()},
+                    "restored": Restored(**body["restored"]) if body["restored"] else None,
+                }
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptArtifact(f"{what} is malformed: {error!r}; run `persist fsck`") from error
+        vars(manifest)["sha256"] = sealed_digest(data)  # of the bytes as they are stored, whoever encoded them
+        return manifest
+
+
+def _artifacts(body: Iterable[Mapping[str, Any]]) -> tuple[StateArtifact, ...]:
+    return tuple(StateArtifact(**artifact) for artifact in body)
+
+
+def _operator_state(body: Mapping[str, Any]) -> OperatorState:
+    return OperatorState(body["is_delta"], _artifacts(body["artifacts"]))
 
 
 def check_bounds(lower: int, upper: int | None) -> None:
     """Raise `BadBounds` unless `lower < upper` (a closed upper lies beyond every time)."""
     check_time(lower, what="lower")
     if upper is not None and check_time(upper, what="upper") <= lower:
-        raise BadBounds(f"bounds [{lower}, {upper}) are empty or run backwards; wanted lower < upper")
+        raise BadBounds(f"bounds [{lower}, {upper}) are empty or run backwards; expected lower < upper")
 
 
 def contents_digest(
@@ -266,23 +297,3 @@ def contents_digest(
         "schema": schema.to_json(),
     }
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def attempt_prefix(shard: str, attempt: str) -> str:
-    """Where one write attempt stages: nothing else is ever written below it."""
-    return f"{shard}/batches/{attempt}"
-
-
-def manifest_key(shard: str, attempt: str) -> str:
-    """The key of an attempt's manifest."""
-    return f"{attempt_prefix(shard, attempt)}/manifest.json"
-
-
-def failure_key(shard: str, attempt: str) -> str:
-    """The key of an attempt's failure record: `{"kind": ..., "message": ...}`."""
-    return f"{attempt_prefix(shard, attempt)}/failure.json"
-
-
-def trial_key(shard: str, attempt: str) -> str:
-    """The key of a trial's report (`oracle.view.Trial`): what a refresh would write. Its reader deletes it."""
-    return f"{shard}/trials/{attempt}.json"

@@ -17,9 +17,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from persist_core.clock import Clock
-from persist_core.errors import Corruption, Determinate, Indeterminate, PersistError, ShardNotFound, StorageError
+from persist_core.errors import Corruption, Determinate, Indeterminate, ShardNotFound, StorageError
 from persist_core.ids import Ids
-from persist_core.location.consensus import Bookmarking, CaSResult, Consensus, VersionedData
+from persist_core.location.consensus import CaSResult, Consensus, VersionedData
 from persist_core.shard.codec import StateVersion, decode_state, encode_state
 from persist_core.shard.invariants import check_step
 from persist_core.shard.state import ShardState
@@ -44,31 +44,20 @@ class Machine:
     def fetch(self, shard: str) -> ShardState | None:
         """The newest state, or `None` where the shard was never created."""
         head = self._head(shard)
-        return None if head is None else _decoded(head)
+        return None if head is None else _decoded(shard, head)
 
-    def bookmark(self, shard: str) -> str | None:
-        """Where the newest state was seen last, for `apply` in another process; `None` where that would not help."""
-        return self._consensus.bookmark(shard) if isinstance(self._consensus, Bookmarking) else None
-
-    def apply(
-        self, shard: str, transition: Transition[R], *, create: bool = False, bookmark: str | None = None
-    ) -> tuple[ShardState, R]:
+    def apply(self, shard: str, transition: Transition[R], *, create: bool = False) -> tuple[ShardState, R]:
         """Run `transition` on the newest state and commit what it makes; returns the version that then stands.
 
         A transition that returns the same state commits nothing. With `create` a missing shard starts out empty;
         else it is `ShardNotFound`. Raises `StorageError` where the store stays down; `Indeterminate` then means that
-        the command may yet have happened, and giving it again is safe. A `bookmark` saves a remote store a request
-        where the state that it names is still the newest, and changes nothing else.
+        the command may yet have happened, and giving it again is safe.
         """
-        if bookmark is not None:
-            done = self._apply_at(shard, transition, bookmark)
-            if done is not None:
-                return done
         for round_number in range(MAX_ROUNDS):
             head = self._head(shard)
             if head is None and not create:
                 raise ShardNotFound(f"no shard {shard!r} in {self._consensus.uri}")
-            before = None if head is None else _decoded(head)
+            before = None if head is None else _decoded(shard, head)
             after, result = transition(ShardState(shard) if before is None else before)
             if before is not None and after is before:
                 return after, result
@@ -81,28 +70,6 @@ class Machine:
             f"shard {shard!r}: lost {MAX_ROUNDS} races in a row in {self._consensus.uri}; nothing was changed."
             " Fewer writers at once, or try again"
         )
-
-    def _apply_at(self, shard: str, transition: Transition[R], bookmark: str) -> tuple[ShardState, R] | None:
-        """One try on the state that `bookmark` names; `None` where only the newest one can tell.
-
-        That state may be outdated: only a commit, which the store refuses then, proves that it is not. So an answer
-        without one (already done, a lost race, an error) has to be asked for again.
-        """
-        if not isinstance(self._consensus, Bookmarking):
-            return None
-        try:
-            version = self._consensus.turn_to(shard, bookmark)
-            if version is None:
-                return None
-            before = _decoded(version)
-            after, result = transition(before)
-        except PersistError:
-            return None
-        if after is before:
-            return None
-        after = replace(after, seqno=after.seqno + 1)
-        check_step(before, after)
-        return (after, result) if self._commit(before, after) else None
 
     def _commit(self, before: ShardState | None, after: ShardState) -> bool:
         """One compare-and-set to its definite answer. False: somebody else has won."""
@@ -148,8 +115,8 @@ class Machine:
         self._clock.sleep_ms(int(self._ids.jitter() * cap_ms) + 1)
 
 
-def _decoded(version: VersionedData) -> ShardState:
-    state = decode_state(version.data).state
+def _decoded(shard: str, version: VersionedData) -> ShardState:
+    state = decode_state(version.data, what=f"version {version.seqno} of the state of shard {shard}").state
     if state.seqno != version.seqno:
         raise Corruption(f"shard {state.shard}: version {version.seqno} holds the state of version {state.seqno}")
     return state

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from persist_core.errors import InvalidInput, LeaseExpired, NotReadable, TokenReuse
+from persist_core.errors import InvalidInput, LeaseExpired, NotReadable, StateNotRead, TokenReuse
 from persist_core.frontier import ZERO, Frontier
 from persist_core.schema import CollectionSchema, check_compatible
 from persist_core.shard.batch import BatchManifest, HollowBatch, SourceFrontier, check_bounds
@@ -34,10 +34,11 @@ class Commit:
     """
 
     token: str
-    contents: str
+    contents_digest: str
     lower: int
     upper: int | None
     manifest_key: str
+    manifest_sha256: str
     checkpoint_id: str
     epoch: int
     writer: str
@@ -72,7 +73,8 @@ class Hold:
 class ShardState:
     """All there is to know about a shard, but for the contents of its batches.
 
-    `seqno` is that of this very version (-1: not written yet); only the machine moves it, by one.
+    `seqno` is that of this very version (-1: not written yet); only the machine moves it, by one. `operators` maps each
+    operator that has state to the digest of its chain (`batch.chain_digest`) after the newest commit.
     """
 
     shard: str
@@ -85,6 +87,7 @@ class ShardState:
     leases: Mapping[str, Lease] = field(default_factory=dict)
     holds: Mapping[str, Hold] = field(default_factory=dict)
     sources: Mapping[str, SourceFrontier] = field(default_factory=dict)
+    operators: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_dropped(self) -> bool:
@@ -131,7 +134,7 @@ def compare_and_append(
     """Append `[expected_upper, manifest.upper)` iff the shard's upper is `expected_upper`.
 
     Checked in this order: arguments (`BadBounds`, `InvalidInput`), token (`TokenReuse`), upper (`UpperMismatch`, a
-    value), schema (`SchemaMismatch`). Idempotent by token.
+    value), schema (`SchemaMismatch`), operator state (`StateNotRead`). Idempotent by token.
     """
     check_bounds(manifest.lower, manifest.upper)
     if manifest.lower != expected_upper or manifest.shard != state.shard:
@@ -141,16 +144,17 @@ def compare_and_append(
         )
     for commit in state.commits:
         if commit.token == manifest.token:
-            if commit.contents != manifest.contents:
+            if commit.contents_digest != manifest.contents_digest:
                 raise TokenReuse(
                     f"token {manifest.token} is bound to [{commit.lower}, {commit.upper}) with contents"
-                    f" {commit.contents[:16]}; found other contents {manifest.contents[:16]}."
+                    f" {commit.contents_digest[:16]}; found other contents {manifest.contents_digest[:16]}."
                     " Mint a new description instead of changing the batch"
                 )
             return state, Committed(commit, is_new=False)
     if state.upper != Frontier(expected_upper):
         return state, _upper_mismatch(state, manifest)
     schema = manifest.schema if state.schema is None else check_compatible(state.schema, manifest.schema)
+    _check_operators_read(state, manifest)
     commit = _commit(state, manifest, manifest_key, state.since, now_ms)
     commits = (*state.commits, commit)
     if len(commits) > MAX_COMMITS_KEPT:
@@ -163,6 +167,7 @@ def compare_and_append(
         commits=commits,
         # A restore's progress is all there is: what was first consumed after its checkpoint is not consumed any more.
         sources=manifest.sources if manifest.restored else {**state.sources, **manifest.sources},
+        operators=manifest.operators_after(),
     )
     return after, Committed(commit, is_new=True)
 
@@ -194,6 +199,7 @@ def start_fork(
         batches=batches,
         commits=(commit,),
         sources=manifest.sources,
+        operators=manifest.operators_after(),
     )
     return after, Committed(commit, is_new=True)
 
@@ -210,13 +216,29 @@ def check_can_be_fork(state: ShardState, since: Frontier) -> None:
         )
 
 
+def _check_operators_read(state: ShardState, manifest: BatchManifest) -> None:
+    """Refuse a batch that would drop or replace operator state which its writer did not start from."""
+    if manifest.restored or manifest.read_operators == state.operators:
+        return
+    names = sorted({*state.operators, *manifest.read_operators})
+    others = [name for name in names if state.operators.get(name) != manifest.read_operators.get(name)]
+    found = {name: (manifest.read_operators.get(name) or "nothing")[:16] for name in others}
+    expected = {name: (state.operators.get(name) or "nothing")[:16] for name in others}
+    raise StateNotRead(
+        f"the batch [{manifest.lower}, {manifest.upper}) of shard {state.shard} started from other operator state than"
+        f" the shard has: it read {found}, expected {expected} (digests by operator). Appending it would lose records"
+        " that are not in the shard yet. Mint a description and write the batch from it"
+    )
+
+
 def _commit(state: ShardState, manifest: BatchManifest, manifest_key: str, since: Frontier, now_ms: int) -> Commit:
     return Commit(
         token=manifest.token,
-        contents=manifest.contents,
+        contents_digest=manifest.contents_digest,
         lower=manifest.lower,
         upper=manifest.upper,
         manifest_key=manifest_key,
+        manifest_sha256=manifest.sha256,
         checkpoint_id=manifest.checkpoint_id,
         epoch=manifest.epoch,
         writer=manifest.writer,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from persist_core.config.collection import CollectionConfig
 from persist_core.location.blob import Blob
 from persist_core.schema import CollectionSchema, check_compatible
+from persist_core.shard import keys
 from persist_core.shard.state import ShardState
 from persist_core.sources.files import FileSource
 from persist_core.sources.source import Intake
@@ -31,7 +32,7 @@ class CollectionSource:
         freeze = source.freeze(consumed, until=until, lower=lower)
         sources, input_key = dict(state.sources), None
         if freeze.frozen.files:
-            input_key = f"{self._config.name}/inputs/{freeze.frozen.digest()}.json"
+            input_key = keys.input_key(self._config.name, freeze.frozen.digest())
             self._blob.set(input_key, freeze.frozen.encode())
             sources[FILES] = source.advance(consumed, freeze.frozen)
         return Intake(

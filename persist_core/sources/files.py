@@ -16,22 +16,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from persist_core.config.collection import CollectionConfig
-from persist_core.errors import CorruptArtifact, InvalidInput, SourceChanged, UnknownVersion
+from persist_core.errors import CorruptArtifact, InvalidInput, SourceChanged
 from persist_core.location.blob import Blob
 from persist_core.shard.batch import SourceFrontier
+from persist_core.shard.keys import digest_in
+from persist_core.shard.sealed import seal, sealed_digest, unseal
 from persist_core.sources.file_scan import FoundFile, UnmatchedFile, scan
 from persist_core.sources.ledger import SOURCE_TYPE, Ledger
 from persist_core.sources.natural_order import natural_key
 
 FROZEN_VERSION = 1
+_FROZEN = "frozen_files"
 _MAX_NOTICES = 20  # of one kind; the rest is counted
 
 
@@ -55,7 +56,7 @@ class FrozenInput:
     base: str = ""
 
     def encode(self) -> bytes:
-        """Canonical JSON with a version: equal inputs give equal bytes."""
+        """Sealed JSON: equal inputs give equal bytes."""
         rows = [
             [
                 f.relative,
@@ -66,28 +67,25 @@ class FrozenInput:
             ]
             for f in self.files
         ]
-        body = {"version": FROZEN_VERSION, "base": self.base, "files": rows}
-        return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        return seal(_FROZEN, FROZEN_VERSION, {"base": self.base, "files": rows})
 
     @classmethod
-    def decode(cls, data: bytes) -> FrozenInput:
-        """The inverse of `encode`. Raises `UnknownVersion`, or `CorruptArtifact` for bytes that are no frozen input."""
+    def decode(cls, data: bytes, *, what: str = "a frozen input") -> FrozenInput:
+        """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
+        body = unseal(data, kind=_FROZEN, version=FROZEN_VERSION, what=what)
         try:
-            body = json.loads(data)
-            version, base = body["version"], body["base"]
-            if version != FROZEN_VERSION:
-                raise UnknownVersion(f"frozen input version {version!r}; this release reads {FROZEN_VERSION}")
+            base = body["base"]
             files = tuple(
                 InputFile(path or _join(base, relative), relative, size_bytes, mtime_ms, date_ms, natural_key(relative))
                 for relative, size_bytes, mtime_ms, date_ms, path in body["files"]
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise CorruptArtifact(f"a frozen input can't be read: {error!r}; mint again") from error
+            raise CorruptArtifact(f"{what} is malformed: {error!r}; mint again") from error
         return cls(files, base)
 
     def digest(self) -> str:
-        """SHA-256 (hex) of `encode()`."""
-        return hashlib.sha256(self.encode()).hexdigest()
+        """The digest that `encode()` carries, in hex; the input's key has it."""
+        return sealed_digest(self.encode())
 
     @property
     def size_bytes(self) -> int:
@@ -249,6 +247,20 @@ class FileSource:
         return first_left if until is None else min(until, first_left)
 
 
+def load_frozen_files(blob: Blob, key: str | None) -> FrozenInput:
+    """The input of a description; empty without a key. `CorruptArtifact` if it is missing, damaged or replaced."""
+    if key is None:
+        return FrozenInput(())
+    data = blob.get(key)
+    if data is None:
+        raise CorruptArtifact(f"frozen input {key} is missing; mint again")
+    frozen = FrozenInput.decode(data, what=f"frozen input {key}")
+    found = sealed_digest(data)
+    if found != digest_in(key):
+        raise CorruptArtifact(f"frozen input {key} has SHA-256 {found}; its key says otherwise. Mint again")
+    return frozen
+
+
 def check_unchanged(frozen: FrozenInput) -> None:
     """Raise `SourceChanged` naming a file that vanished or changed since it was frozen. Reads no contents."""
     for file in frozen.files:
@@ -313,4 +325,5 @@ __all__ = [
     "InputFile",
     "UnmatchedFile",
     "check_unchanged",
+    "load_frozen_files",
 ]

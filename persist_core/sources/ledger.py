@@ -1,7 +1,7 @@
 """Which files a shard has consumed: sets of `(path, size, time of change)` in content-addressed segments.
 
     SourceFrontier.offsets  {"base": ..., "files": n, "size_bytes": ..., "segments": [{key, files, sha256, size_bytes}]}
-    <shard>/sources/files/<sha256>.json.zst  zstd of {"version": 1, "files": [[relative, size_bytes, mtime_ms], ...]}
+    <shard>/sources/files/<sha256>.json.zst  zstd of a sealed {"files": [[relative, size_bytes, mtime_ms], ...]}
 
 1. A segment is never changed: its key is the digest of its bytes. Staging one twice is harmless.
 2. Each segment holds at least twice the files of the next. So n files lie in at most log2(n) + 1 segments, and each
@@ -12,18 +12,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 import zstandard
 
-from persist_core.errors import CorruptArtifact, InvariantViolation, UnknownVersion
+from persist_core.errors import CorruptArtifact, InvariantViolation
 from persist_core.location.blob import Blob
 from persist_core.shard.batch import SourceFrontier
+from persist_core.shard.keys import ledger_segment_key
+from persist_core.shard.sealed import seal, unseal
 
 SOURCE_TYPE = "files"
 SEGMENT_VERSION = 1
+_SEGMENT = "ledger_segment"
 _LEVEL = 3  # zstd's default: paths shrink to a tenth, in milliseconds
 
 Facts = tuple[int, int]  # size_bytes, mtime_ms
@@ -82,10 +84,9 @@ class Ledger:
 
     def _stage(self, files: Consumed) -> Segment:
         rows = [[relative, *facts] for relative, facts in sorted(files.items())]
-        body = json.dumps({"files": rows, "version": SEGMENT_VERSION}, separators=(",", ":"), ensure_ascii=False)
-        data = zstandard.ZstdCompressor(level=_LEVEL).compress(body.encode())
+        data = zstandard.ZstdCompressor(level=_LEVEL).compress(seal(_SEGMENT, SEGMENT_VERSION, {"files": rows}))
         sha256 = hashlib.sha256(data).hexdigest()
-        key = f"{self._shard}/sources/files/{sha256}.json.zst"
+        key = ledger_segment_key(self._shard, sha256)
         self._blob.set(key, data)
         self._read[key] = files
         return Segment(key, len(files), sha256, len(data))
@@ -102,10 +103,8 @@ class Ledger:
         if found != segment.sha256:
             raise CorruptArtifact(f"{name} has the digest {found}, wanted {segment.sha256}; run `persist fsck`")
         try:
-            body = json.loads(zstandard.ZstdDecompressor().decompress(data))
-            version = body["version"]
-            if version != SEGMENT_VERSION:
-                raise UnknownVersion(f"{name} has version {version!r}; this release reads {SEGMENT_VERSION}")
+            unpacked = zstandard.ZstdDecompressor().decompress(data)
+            body = unseal(unpacked, kind=_SEGMENT, version=SEGMENT_VERSION, what=name)
             files = {relative: (size_bytes, mtime_ms) for relative, size_bytes, mtime_ms in body["files"]}
         except (ValueError, KeyError, TypeError, zstandard.ZstdError) as error:
             raise CorruptArtifact(f"{name} can't be read: {error!r}; run `persist fsck`") from error

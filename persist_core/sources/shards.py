@@ -13,8 +13,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,12 +24,15 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.since import SinceHandle
 from persist_core.schema import CollectionSchema
 from persist_core.shard.batch import SourceFrontier
+from persist_core.shard.keys import digest_in, input_key
+from persist_core.shard.sealed import seal, sealed_digest, unseal
 from persist_core.shard.state import ShardState
 from persist_core.sources.source import Intake, NotYet
 
 SHARDS = "shards"  # the name of a view's one source, and its type
 HOLDER_PREFIX = "view/"
 FROZEN_VERSION = 1
+_FROZEN = "frozen_shards"
 NO_COLUMNS = CollectionSchema(key=())  # of a view that was never refreshed with any input
 
 
@@ -44,33 +45,23 @@ class FrozenShards:
     uppers: Mapping[str, int | None]
 
     def encode(self) -> bytes:
-        """Canonical JSON with a version: equal inputs give equal bytes."""
-        body = {
-            "version": FROZEN_VERSION,
-            "definition": self.definition,
-            "as_of": self.as_of,
-            "uppers": dict(self.uppers),
-        }
-        return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        """Sealed JSON: equal inputs give equal bytes."""
+        body = {"definition": self.definition, "as_of": self.as_of, "uppers": dict(self.uppers)}
+        return seal(_FROZEN, FROZEN_VERSION, body)
 
     @classmethod
-    def decode(cls, data: bytes) -> FrozenShards:
-        """The inverse of `encode`. Raises `UnknownVersion`, or `CorruptArtifact` for bytes that are none of these."""
-        try:
-            body = json.loads(data)
-            if body["version"] != FROZEN_VERSION:
-                raise UnknownVersion(f"frozen input version {body['version']!r}; this release reads {FROZEN_VERSION}")
-            return cls(body["definition"], body["as_of"], body["uppers"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise CorruptArtifact(f"a view's frozen input can't be read: {error!r}; mint again") from error
+    def decode(cls, data: bytes, *, what: str = "a view's frozen input") -> FrozenShards:
+        """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
+        body = unseal(data, kind=_FROZEN, version=FROZEN_VERSION, what=what)
+        return cls(body["definition"], body["as_of"], body["uppers"])
 
     def digest(self) -> str:
-        """SHA-256 (hex) of `encode()`."""
-        return hashlib.sha256(self.encode()).hexdigest()
+        """The digest that `encode()` carries, in hex; the input's key has it."""
+        return sealed_digest(self.encode())
 
     def key(self, shard: str) -> str:
         """Where it is kept, for the view `shard`."""
-        return f"{shard}/inputs/{self.digest()}.json"
+        return input_key(shard, self.digest())
 
 
 @dataclass(frozen=True)
@@ -102,10 +93,10 @@ def load_frozen(client: PersistClient, key: str) -> FrozenShards:
     data = client.blob.get(key)
     if data is None:
         raise CorruptArtifact(f"frozen input {key} is missing; mint again")
-    frozen = FrozenShards.decode(data)
-    wanted = key.rpartition("/")[2].removesuffix(".json")
-    if frozen.digest() != wanted:
-        raise CorruptArtifact(f"frozen input {key} has digest {frozen.digest()}; wanted {wanted}. Mint again")
+    frozen = FrozenShards.decode(data, what=f"frozen input {key}")
+    found = sealed_digest(data)
+    if found != digest_in(key):
+        raise CorruptArtifact(f"frozen input {key} has SHA-256 {found}; its key says otherwise. Mint again")
     return frozen
 
 
@@ -216,7 +207,7 @@ class ShardSource:
         newest = state.newest_commit
         if newest is None or set(last.uppers) != set(inputs):
             return False
-        if Refreshed.of(self._client.manifest(newest.manifest_key).sources) != last:
+        if Refreshed.of(self._client.manifest(newest).sources) != last:
             return False
         try:
             if load_frozen(self._client, last.input_key).definition != self._config.definition:
@@ -232,9 +223,7 @@ class ShardSource:
 
     def _given_up(self, state: ShardState) -> list[str]:
         """Inputs of the commit before the newest that are held still and read no more."""
-        before = (
-            Refreshed.of(self._client.manifest(state.commits[-2].manifest_key).sources) if state.commits[1:] else None
-        )
+        before = Refreshed.of(self._client.manifest(state.commits[-2]).sources) if state.commits[1:] else None
         names = [] if before is None else sorted(set(before.uppers) - set(self._config.inputs))
         holder = f"{HOLDER_PREFIX}{self._config.name}"
         return [name for name in names if holder in self._client.state(name).holds]

@@ -30,8 +30,9 @@ from persist_core.config.view import ViewConfig
 from persist_core.errors import InvalidInput, PersistError, RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import PersistLocation, s3_settings
-from persist_core.oracle.view import Trial
-from persist_core.shard.batch import BatchDescription, failure_key, manifest_key, trial_key
+from persist_core.shard.batch import BatchDescription
+from persist_core.shard.keys import failure_key, manifest_key, trial_key
+from persist_core.shard.stats import Trial
 from persist_core.spark_job.jars import with_s3a_jars
 from persist_core.spark_job.spec import JobSpec
 

@@ -17,11 +17,11 @@ from dataclasses import replace
 import pytest
 
 from persist_core.checkpoint.checkpointer import Checkpointer
-from persist_core.checkpoint.layout import state_path
 from persist_core.checkpoint.manifest import CheckpointManifest, OperatorState, PartitionState
 from persist_core.clock import ManualClock
 from persist_core.errors import CorruptArtifact, InvalidInput
 from persist_core.ids import SeededIds
+from persist_core.shard.keys import state_path
 
 
 def checkpoint_ids(count: int, seed: int = 1) -> list[str]:
@@ -51,8 +51,8 @@ class CheckpointerConformance:
     ) -> CheckpointManifest:
         """Save a checkpoint with one artifact (or none) and return its manifest."""
         parts: tuple[PartitionState, ...] = ()
+        is_delta = parent is not None
         if data is not None:
-            is_delta = parent is not None
             save = on.save_delta if is_delta else on.save_snapshot
             digest = save(checkpoint_id, "upsert", 0, data)
             path = state_path("upsert", 0, is_delta=is_delta)
@@ -61,9 +61,10 @@ class CheckpointerConformance:
             checkpoint_id=checkpoint_id,
             epoch=epoch,
             timestamp_ms=epoch * 1000,
-            operators={"upsert": OperatorState(parts, sum(part.size_bytes for part in parts))} if parts else {},
+            operators={"upsert": OperatorState(parts, sum(part.size_bytes for part in parts), is_delta=is_delta)}
+            if parts or is_delta
+            else {},
             parent_id=parent,
-            is_delta=parent is not None,
         )
         on.save_manifest(manifest)
         return manifest

@@ -16,7 +16,17 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from persist_core.oracle.upsert import SKIP, TOMBSTONE, TRUNCATE, Err, Mark, Record, Slot, Value, canonical_bytes
+from persist_core.oracle.upsert import (
+    SKIP,
+    TOMBSTONE,
+    TRUNCATE,
+    Err,
+    Mark,
+    Record,
+    Slot,
+    Value,
+    canonical_bytes,
+)
 from persist_core.schema import CollectionSchema, Column
 
 SCHEMA = CollectionSchema(

@@ -18,7 +18,8 @@ from persist_core.errors import (
     TooManyUpdates,
 )
 from persist_core.handles.client import PersistClient
-from persist_core.shard.batch import BatchDescription, failure_key
+from persist_core.shard.batch import BatchDescription
+from persist_core.shard.keys import failure_key
 from persist_core.spark_job.submit import error_of_kind
 
 HOPELESS = (InvalidInput, Corruption, TooManyErrors, TooManyUpdates, SourceChanged)  # the same again on the next try

@@ -16,6 +16,7 @@ from typing import Any
 from persist_airflow.compat import BaseNotifier, Context, Stats
 from persist_core.handles.client import PersistClient
 from persist_core.protocol.conflicts import ConflictRecord
+from persist_core.shard.keys import conflict_alert_key
 
 CONFLICT_METRIC = "persist.cas_conflict"
 ConflictCallback = Callable[[Any], Any]  # a BaseNotifier, or any callable that takes the context
@@ -51,7 +52,7 @@ def alert(
 
     A callback that fails is logged and does not keep the others from running, nor the conflict from healing.
     """
-    marker = f"{record.shard}/conflict_alerts/{record.conflict_id}.json"
+    marker = conflict_alert_key(record.shard, record.conflict_id)
     if client.blob.get(marker) is not None:
         return False
     Stats.incr(CONFLICT_METRIC, tags={"shard": record.shard})

@@ -35,12 +35,12 @@ from persist_core.config.view import ON_INPUT, ViewConfig
 from persist_core.errors import NotReadable
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
-from persist_core.oracle.view import correction_notice
 from persist_core.protocol import stages
 from persist_core.protocol.run import input_noun
 from persist_core.protocol.stages import Conflict, NothingToDo
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.state import Commit, Committed
+from persist_core.shard.stats import correction_notice
 from persist_core.sources.shards import ShardSource
 
 __all__ = [
@@ -259,7 +259,7 @@ def _report(client: PersistClient, result: str, commit: Commit | None) -> dict[s
     """What tasks return and asset events carry: plain JSON, times in ms, a closed frontier as `None`."""
     if commit is None:
         return {"result": result}
-    manifest = client.manifest(commit.manifest_key)
+    manifest = client.manifest(commit)
     state = client.state(manifest.shard)
     return {
         "result": result,

@@ -26,7 +26,8 @@ from persist_core.config.shard import ShardConfig
 from persist_core.errors import OutdatedDescription
 from persist_core.handles.client import PersistClient
 from persist_core.protocol import stages
-from persist_core.shard.batch import BatchDescription, manifest_key, trial_key
+from persist_core.shard.batch import BatchDescription
+from persist_core.shard.keys import manifest_key, trial_key
 from persist_core.spark_job.jars import with_s3a_jars
 from persist_core.spark_job.spec import JobSpec
 from persist_core.spark_job.submit import (

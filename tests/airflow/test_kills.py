@@ -161,7 +161,7 @@ def test_kills_at_every_point_of_a_view_change_nothing(
     assert [err["_persist_err_kind"] for err in reader.errors().to_pylist()] == [f"{NAME}/value"]
     newest = state.newest_commit
     assert newest is not None
-    stats = client.manifest(newest.manifest_key).stats
+    stats = client.manifest(newest).stats
     assert {name: stats[name] for name in ("rows", "errs", "inserted", "retracted", "corrections")} == {
         "rows": 3,
         "errs": 1,

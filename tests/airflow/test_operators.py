@@ -63,7 +63,7 @@ def test_the_asset_events_carry_upper_since_and_stats(dag: Any, client: PersistC
     (extra,) = run.events[APPEND].values()
     assert list(run.events[APPEND]) == ["persist://persist_default/fruit"]
     assert (extra["upper"], extra["since"], extra["lower"]) == (end_ms(0), 0, 0)
-    manifest = client.manifest(client.state(NAME).batches[-1].manifest_key)
+    manifest = client.manifest(client.state(NAME).batches[-1])
     assert extra["stats"] == dict(manifest.stats)
     (published,) = run.events[CHECKPOINT].values()
     assert published["checkpoint_id"] == run.xcoms[MINT]["checkpoint_id"]

@@ -14,9 +14,9 @@ from persist_airflow.operators import MintBatchDescriptionsOperator
 from persist_airflow.spark import WriteBatchesOperator
 from persist_airflow.view_factory import build_view_dag, build_view_dags, view_task_group
 from persist_core.handles.client import PersistClient
-from persist_core.oracle.view import Trial
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import trial_key
+from persist_core.shard.keys import trial_key
+from persist_core.shard.stats import Trial
 from tests.airflow.fruit import NAME, Fruit, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
 from tests.airflow.test_dag_runs import IS_AIRFLOW_3

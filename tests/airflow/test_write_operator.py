@@ -12,7 +12,7 @@ from persist_airflow.factory import build_upsert_dag
 from persist_airflow.spark import WriteBatchesOperator
 from persist_core.errors import OutdatedDescription, TooManyErrors
 from persist_core.handles.client import PersistClient
-from persist_core.shard.batch import failure_key
+from persist_core.shard.keys import failure_key
 from tests.airflow.fruit import NAME, Fruit, end_of
 from tests.airflow.task_driver import DagRunDriver
 

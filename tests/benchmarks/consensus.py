@@ -71,7 +71,7 @@ def append(client: PersistClient, shard: str, writer: str) -> tuple[int, int]:
             shard, lower, lower + 1, f"{writer}-{attempt}", attempt, epoch, None, writer=writer
         )
         key = handle.stage(description, SCHEMA, attempt)
-        if isinstance(handle.compare_and_append(client.manifest(key), key), Committed):
+        if isinstance(handle.compare_and_append(client.staged_manifest(key), key), Committed):
             return lower, tries
         try_ms = (time.perf_counter() - start) * 1000
         cap_ms = min(BACKOFF_CAP_MS, try_ms * 2**tries)

@@ -19,7 +19,8 @@ from pyspark.sql import functions as F
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import OpenLocation
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchDescription, manifest_key
+from persist_core.shard.batch import BatchDescription
+from persist_core.shard.keys import manifest_key
 from persist_core.shard.state import Committed
 from persist_spark import frame, snapshot
 from persist_spark.upsert.batch import WriteRequest, write_batch

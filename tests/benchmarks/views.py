@@ -27,7 +27,8 @@ from persist_core.location.open import OpenLocation, PersistLocation, open_locat
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchDescription, manifest_key
+from persist_core.shard.batch import BatchDescription
+from persist_core.shard.keys import manifest_key
 from persist_core.shard.state import Committed
 from persist_core.spark_job.spec import JobSpec
 from persist_spark import frame, snapshot

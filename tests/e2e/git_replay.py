@@ -17,7 +17,7 @@ from persist_core.config.collection import CollectionConfig, load_collection
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import OpenLocation
 from persist_core.protocol import stages
-from persist_core.shard.batch import manifest_key
+from persist_core.shard.keys import manifest_key
 from persist_core.shard.state import Committed
 from persist_core.spark_job.spec import JobSpec
 from tests.e2e.git_feed import COLLECTION, Record, Tree, commits, records, tree

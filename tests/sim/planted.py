@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from persist_core.checkpoint.layout import Layout
 from persist_core.config.collection import CollectionConfig
 from persist_core.handles.client import PersistClient
+from persist_core.handles.write import stage_manifest
 from persist_core.location.consensus import CaSResult, VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Conflict
 from persist_core.shard import state as transitions
-from persist_core.shard.batch import BatchDescription
+from persist_core.shard.batch import STASH_OPERATOR, BatchDescription
+from persist_core.shard.keys import CheckpointLayout
 from persist_core.shard.state import Committed, ShardState, UpperMismatch
 from tests.sim.simulator.actors import STAGING_INTENT_MS, Stages
 from tests.sim.simulator.simulation import Parts
@@ -66,7 +67,7 @@ def _append_at_any_upper(client: PersistClient, description: BatchDescription, k
     """Where the upper is not the expected one, appends from the upper that there is."""
 
     def transition(state: ShardState) -> tuple[ShardState, Committed | UpperMismatch]:
-        manifest = client.manifest(key)
+        manifest = client.staged_manifest(key)
         upper = state.upper.time or 0
         if upper > manifest.lower and manifest.upper is not None and upper < manifest.upper:
             manifest = replace(manifest, lower=upper)
@@ -80,33 +81,41 @@ def _append_at_any_upper(client: PersistClient, description: BatchDescription, k
 
 def _append_without_token(client: PersistClient, description: BatchDescription, key: str) -> Committed | Conflict:
     """Gives each try a token of its own."""
-    manifest = replace(client.manifest(key), token=client.ids.uuid7())
+    staged = client.staged_manifest(key)
+    manifest = replace(staged, token=client.ids.uuid7())
+    vars(manifest)["sha256"] = staged.sha256  # what is stored stays as it is
     result = client.open_writer(description.shard).compare_and_append(manifest, key)
     return result if isinstance(result, Committed) else stages.append(client, replace(description), key)
 
 
 def _write_without_stash(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str:
     """Forgets what earlier runs have put aside."""
-    return write(client, config, replace(description, stash=()))
+    return write(client, config, replace(description, operators={}))
 
 
 def _write_only_what_is_new(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str:
-    """Stages as a delta what has to be a snapshot of all that is stashed."""
-    return write(client, config, replace(description, is_delta=True))
+    """Stages only what is new where the full stash is due, and says that it is the full one."""
+    key = write(client, config, replace(description, saves_deltas=True))
+    manifest = client.staged_manifest(key)
+    state = manifest.operators.get(STASH_OPERATOR)
+    if state is None or not state.is_delta or description.saves_deltas:
+        return key
+    full = {STASH_OPERATOR: replace(state, is_delta=False)} if state.artifacts else {}
+    return stage_manifest(client.blob, replace(manifest, operators=full), client.ids.uuid7())
 
 
 def _write_unchecked(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str:
     """Mints for itself instead of writing what was described: its input is another one."""
     minted = stages.mint(client, config, until=description.upper, writer=description.writer)
     newer = minted.description if isinstance(minted, stages.Minted) else description
-    return write(client, config, replace(description, input_key=newer.input_key, stash=newer.stash))
+    return write(client, config, replace(description, input_key=newer.input_key, operators=newer.operators))
 
 
 def _pointer_first(client: PersistClient, config: CollectionConfig) -> object:
     """Moves `_latest` before the checkpoint is there."""
     newest = client.state(SHARD).newest_commit
     if newest is not None:
-        client.blob.set(Layout(SHARD).latest, newest.checkpoint_id.encode())
+        client.blob.set(CheckpointLayout(SHARD).latest, newest.checkpoint_id.encode())
     return stages.checkpoint(client, config)
 
 
@@ -114,9 +123,9 @@ def _pointer_always(client: PersistClient, config: CollectionConfig) -> object:
     """Moves `_latest` to what was the newest when it began, though it knows better by now."""
     newest = client.state(SHARD).newest_commit
     report = stages.checkpoint(client, config)
-    client.blob.get(Layout(SHARD).latest)
+    client.blob.get(CheckpointLayout(SHARD).latest)
     if newest is not None:
-        client.blob.set(Layout(SHARD).latest, newest.checkpoint_id.encode())
+        client.blob.set(CheckpointLayout(SHARD).latest, newest.checkpoint_id.encode())
     return report
 
 
@@ -143,7 +152,7 @@ PLANTED: dict[str, Parts] = {
     "append at any upper": Parts(Stages(append=_append_at_any_upper)),
     "append without a token": Parts(Stages(append=_append_without_token)),
     "write without the stash": Parts(Stages(write=_write_without_stash)),
-    "write a delta where a snapshot is due": Parts(Stages(write=_write_only_what_is_new)),
+    "write a delta where the full state is due": Parts(Stages(write=_write_only_what_is_new)),
     "write something else than described": Parts(Stages(write=_write_unchecked)),
     "pointer before the checkpoint": Parts(Stages(checkpoint=_pointer_first)),
     "pointer goes back": Parts(Stages(checkpoint=_pointer_always)),

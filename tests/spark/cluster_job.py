@@ -30,7 +30,7 @@ from pyspark.sql import DataFrame, SparkSession
 from persist_core.location.open import open_blob
 from persist_core.maintenance.fsck import fsck
 from persist_core.oracle.upsert import Record
-from persist_core.shard.batch import attempt_prefix
+from persist_core.shard.keys import attempt_prefix
 from persist_spark import snapshot
 from persist_spark.upsert import batch as write_batch
 from persist_spark.upsert.plan import persistent_upsert

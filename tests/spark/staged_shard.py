@@ -17,7 +17,8 @@ from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.oracle.upsert import Record
 from persist_core.schema import CollectionSchema
-from persist_core.shard.batch import BatchDescription, BatchManifest, StateArtifact, attempt_prefix, manifest_key
+from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchManifest, StateArtifact
+from persist_core.shard.keys import attempt_prefix, manifest_key
 from persist_core.shard.state import Committed
 from persist_spark.upsert.batch import WriteRequest, write_batch
 from tests.spark.upsert_cases import to_records
@@ -50,8 +51,8 @@ class StagedShard:
             epoch=self.epoch,
             parent_id=None,
             writer="test",
-            stash=self.stash,
-            is_delta=is_delta,
+            operators={STASH_OPERATOR: self.stash} if self.stash else {},
+            saves_deltas=is_delta,
             input_bytes=input_bytes,
         )
 
@@ -74,7 +75,9 @@ class StagedShard:
         manifest = self.write(records, self.description(upper, is_delta=is_delta), **options)
         self.append(manifest)
         self.upper, self.epoch = -1 if upper is None else upper, self.epoch + 1
-        self.stash = (*self.stash, *manifest.operator_state) if is_delta else manifest.operator_state
+        state = manifest.operators.get(STASH_OPERATOR)
+        added = state.artifacts if state else ()
+        self.stash = (*self.stash, *added) if state and state.is_delta else added
         return manifest
 
     def staged_keys(self) -> list[str]:

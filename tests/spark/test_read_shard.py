@@ -14,11 +14,11 @@ from pyspark.sql import DataFrame, SparkSession
 import persist_spark
 from persist_core.errors import InvalidInput, OutsideFrontiers, ShardNotFound
 from persist_core.handles.client import PersistClient
-from persist_core.handles.write import updates_schema
 from persist_core.location.open import PersistLocation, open_location
 from persist_core.oracle.consolidate import canonical_bytes
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import manifest_key
+from persist_core.shard.keys import manifest_key
+from persist_core.shard.parts import updates_schema
 from persist_spark.read import frames as read
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import MANY_KEYS_DOMAIN, ONE_KEY, Feed
@@ -85,7 +85,7 @@ def test_multiset_rows_come_as_often_as_their_diffs_say(spark: SparkSession, tmp
         oks = pa.table([pa.array(column) for column in columns], names=updates_schema(ROWS).names)
         shard.attempt = shard.client.ids.uuid7()
         key = writer.stage(shard.description(upper), ROWS, shard.attempt, oks.cast(updates_schema(ROWS)))
-        shard.append(shard.client.manifest(key))
+        shard.append(shard.client.staged_manifest(key))
         assert key == manifest_key(SHARD, shard.attempt)
         shard.upper, shard.epoch = upper, shard.epoch + 1
     reader = shard.client.open_reader(SHARD)

@@ -17,7 +17,7 @@ from persist_core.location.open import PersistLocation, open_location
 from persist_core.maintenance.fsck import fsck
 from persist_core.oracle.upsert import Err, Record
 from persist_core.schema import PART
-from persist_core.shard.batch import attempt_prefix, manifest_key
+from persist_core.shard.keys import attempt_prefix, manifest_key
 from persist_spark import changes, s3a, snapshot
 from persist_spark.footers import rows_of
 from persist_spark.upsert.batch import WriteRequest, write_batch
@@ -193,7 +193,7 @@ def test_a_view_is_refreshed_mended_and_tried_on_s3_alone(request: pytest.Fixtur
 
 
 def test_a_vanished_part_is_an_error_not_fewer_rows(shard: StagedShard) -> None:
-    part, *_ = shard.client.manifest(manifest_key(SHARD, shard.attempt)).parts
+    part, *_ = shard.client.staged_manifest(manifest_key(SHARD, shard.attempt)).parts
     shard.blob.delete(part.key)
     with pytest.raises(Exception, match=r"PATH_NOT_FOUND|FileNotFound"):
         snapshot(shard.spark, shard.location, SHARD).collect()

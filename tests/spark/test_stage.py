@@ -20,11 +20,17 @@ from persist_core.errors import (
     SchemaMismatch,
     TooManyErrors,
 )
-from persist_core.handles.write import updates_schema
 from persist_core.location.file.blob import FileBlob
-from persist_core.oracle.upsert import TOMBSTONE, TRUNCATE, Err, Record
+from persist_core.oracle.upsert import (
+    TOMBSTONE,
+    TRUNCATE,
+    Err,
+    Record,
+)
 from persist_core.schema import PART, CollectionSchema, Column
-from persist_core.shard.batch import BatchCounts, BatchManifest, PartKind, manifest_key
+from persist_core.shard.batch import STASH_OPERATOR, BatchCounts, BatchManifest, PartKind
+from persist_core.shard.keys import manifest_key
+from persist_core.shard.parts import updates_schema
 from persist_spark import stage
 from persist_spark.upsert import batch as write_batch
 from persist_spark.upsert.outcome import Emitted, Outcome, Read
@@ -84,11 +90,11 @@ def test_manifest_says_what_is_there(shard: StagedShard) -> None:
         data = shard.blob.get(part.key)
         assert data is not None
         assert (len(data), f"/{PART}={part.kind}/" in part.key) == (part.size_bytes, True)
-    (artifact,) = manifest.operator_state
+    (artifact,) = manifest.operators[STASH_OPERATOR].artifacts
     stash = shard.blob.get(artifact.key)
     assert stash is not None
     assert (artifact.sha256, artifact.size_bytes) == (hashlib.sha256(stash).hexdigest(), len(stash))
-    assert not artifact.is_delta
+    assert not manifest.operators[STASH_OPERATOR].is_delta
     named = {part.key for part in manifest.parts} | {artifact.key}
     assert {f"{SHARD}/batches/{shard.attempt}/{key}" for key in shard.staged_keys()} == {
         *named,
@@ -103,7 +109,7 @@ def test_restaged_batch_has_the_same_contents_digest(shard: StagedShard) -> None
     first = shard.write(records, description)
     again = shard.write(records[::-1], description)
     other = shard.write([*records[1:], _record(0, _ok("other"), 51)], description)
-    assert again.contents == first.contents != other.contents
+    assert again.contents_digest == first.contents_digest != other.contents_digest
     assert {part.key for part in again.parts}.isdisjoint(part.key for part in first.parts)
 
 
@@ -148,7 +154,7 @@ def test_broken_history_fails_with_key_and_both_values(shard: StagedShard) -> No
     description = shard.description(10)
     shard.attempt = shard.client.ids.uuid7()
     key = writer.stage(description, ONE_KEY, shard.attempt, oks)
-    shard.append(shard.client.manifest(key))
+    shard.append(shard.client.staged_manifest(key))
     shard.upper, shard.epoch = 10, 2
     with pytest.raises(InvariantViolation, match=r'"k0":7.*"one".*|.*persist fsck things') as failure:
         shard.write([_record(7, _ok("three"), 1)], shard.description(20))
@@ -189,7 +195,7 @@ def test_looking_up_only_the_batchs_slots_gives_the_same(shard: StagedShard, mon
     whole = shard.write(records, description)
     monkeypatch.setattr(write_batch, "SMALL_STATE_BYTES", 0)
     keyed = shard.write(records, description)
-    assert keyed.contents == whole.contents
+    assert keyed.contents_digest == whole.contents_digest
     assert keyed.stats == whole.stats
     assert keyed.counts == BatchCounts(insertions=3, retractions=2, err_retractions=1)
 
@@ -203,7 +209,7 @@ def test_stash_goes_on_through_deltas_and_ends_where_the_input_ends(shard: Stage
     assert (second.stats["stash_before"], second.stats["stashed"], len(shard.stash)) == (2, 2, 2)
     assert [row["name"] for row in shard.snapshot()] == ["at 12"]
     third = shard.commit([_record(2, _ok("last"), 5)], None)
-    assert (third.stats["stash_before"], third.stats["stashed"], third.operator_state) == (2, 0, ())
+    assert (third.stats["stash_before"], third.stats["stashed"], third.operators) == (2, 0, {})
     history = [shard.snapshot(time) for time in (11, 12, 24, 25, 39, 40)]
     assert [[row["name"] for row in rows if row["id"] == 1] for rows in history] == [
         [],

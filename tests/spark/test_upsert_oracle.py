@@ -11,7 +11,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from persist_core.oracle.consolidate import UpsertDiff, as_of, check_collection
-from persist_core.oracle.upsert import TOMBSTONE, Late, Record, drain_sealed_input
+from persist_core.oracle.upsert import (
+    TOMBSTONE,
+    Late,
+    Record,
+    drain_sealed_input,
+)
 from persist_core.schema import CollectionSchema, Column
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import persistent_upsert

@@ -17,7 +17,8 @@ from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.protocol.stages import Minted
-from persist_core.shard.batch import BatchDescription, failure_key, manifest_key
+from persist_core.shard.batch import BatchDescription
+from persist_core.shard.keys import failure_key, manifest_key
 from persist_core.shard.state import Committed
 from persist_core.spark_job.spec import JobSpec
 from persist_spark import __main__ as job

@@ -17,7 +17,13 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import types as T
 
 from persist_core.oracle.consolidate import Err, Slot, UpsertDiff, Value, canonical_bytes
-from persist_core.oracle.upsert import SKIP, TOMBSTONE, TRUNCATE, Mark, Record
+from persist_core.oracle.upsert import (
+    SKIP,
+    TOMBSTONE,
+    TRUNCATE,
+    Mark,
+    Record,
+)
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema, Column
 from persist_core.shard.batch import STASH_KIND
 from persist_spark.frame import BAD_KEY, OP, ORDER, part_frame, records_frame

@@ -17,12 +17,13 @@ from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.oracle.consolidate import canonical_bytes
-from persist_core.oracle.view import Trial
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted, NothingToDo
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchDescription, BatchManifest, manifest_key, trial_key
+from persist_core.shard.batch import BatchDescription, BatchManifest
+from persist_core.shard.keys import manifest_key, trial_key
 from persist_core.shard.state import Committed
+from persist_core.shard.stats import Trial
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.view.job import run_view_job
 from tests.plain_commit import ErrUpdate, Update, commit
@@ -68,7 +69,7 @@ class ViewShards:
         key = self.write(view, description)
         assert isinstance(stages.append(self.client, description, key), Committed)
         stages.checkpoint(self.client, view)
-        return self.client.manifest(key)
+        return self.client.staged_manifest(key)
 
     def trial(self, view: ViewConfig, as_of: int) -> Trial:
         """What a refresh at that time would write."""

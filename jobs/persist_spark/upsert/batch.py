@@ -17,7 +17,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.oracle.upsert import Late
 from persist_core.protocol.stages import check_not_outdated
 from persist_core.schema import CollectionSchema, check_compatible
-from persist_core.shard.batch import BatchDescription, BatchManifest
+from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchManifest
 from persist_spark.frame import ORDER, named, records_frame, slot_names
 from persist_spark.read.parts import committed_updates, scan_keys
 from persist_spark.session import settings, stage_settings
@@ -87,7 +87,7 @@ def write_batch(
                     stash=stash,
                     stash_frontier=description.stash_frontier,
                     late=request.late,
-                    is_delta=description.is_delta,
+                    is_delta=description.saves_delta(STASH_OPERATOR),
                     may_stash=request.may_stash or stash is not None,
                     is_thorough=is_thorough,
                 )
@@ -120,10 +120,11 @@ def _read_stash(
     records: DataFrame,
 ) -> DataFrame | None:
     """The artifacts of the stash before this batch, unconsolidated; `None` where there is no stash."""
-    if not description.stash:
+    chain = description.operators.get(STASH_OPERATOR)
+    if not chain:
         return None
     frame = records_frame(schema, records.schema[ORDER].dataType)
-    return scan_keys(spark, client.blob, [artifact.key for artifact in description.stash], frame)
+    return scan_keys(spark, client.blob, [artifact.key for artifact in chain], frame)
 
 
 def _slots(records: DataFrame, stash: DataFrame | None, schema: CollectionSchema) -> DataFrame:

@@ -8,18 +8,16 @@ sees. The result is a function of the description, the frozen input and the shar
 
 from __future__ import annotations
 
-import posixpath
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pyspark.sql import SparkSession
 
-from persist_core.errors import CorruptArtifact
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import OpenLocation
 from persist_core.protocol.stages import check_not_outdated, outdated_first
-from persist_core.shard.batch import BatchDescription, BatchManifest
-from persist_core.sources.files import FrozenInput, check_unchanged
+from persist_core.shard.batch import BatchManifest
+from persist_core.sources.files import check_unchanged, load_frozen_files
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.decode.formats import decode
 from persist_spark.session import settings, stage_settings
@@ -44,7 +42,7 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
         is_columnar="parquet" in config.source.format,
     )
     check_not_outdated(client.state(description.shard), description)
-    frozen = _frozen_input(client, description)
+    frozen = load_frozen_files(client.blob, description.input_key)
     check_unchanged(frozen)
     with (
         outdated_first(client, description),
@@ -53,19 +51,3 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
     ):
         records = decode(spark, config, frozen.files, scratch=Path(scratch))
         return write_batch(spark, client, request, records, lambda: check_unchanged(frozen))
-
-
-def _frozen_input(client: PersistClient, description: BatchDescription) -> FrozenInput:
-    """The description's input, its digest checked. Raises `CorruptArtifact` where it is missing or damaged."""
-    if description.input_key is None:
-        return FrozenInput(())
-    data = client.blob.get(description.input_key)
-    if data is None:
-        raise CorruptArtifact(f"frozen input {description.input_key} is missing; mint again")
-    frozen = FrozenInput.decode(data)
-    wanted = posixpath.basename(description.input_key).removesuffix(".json")
-    if frozen.digest() != wanted:
-        raise CorruptArtifact(
-            f"frozen input {description.input_key} has digest {frozen.digest()}; wanted {wanted}. Mint again"
-        )
-    return frozen

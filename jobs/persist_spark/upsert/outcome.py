@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from persist_core.errors import InvariantViolation
-from persist_core.oracle.upsert import DrainStats
 from persist_core.shard.batch import BatchCounts
+from persist_core.shard.stats import DrainStats
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,11 @@ class Outcome:
     def stash_rows(self) -> int:
         """Rows of operator state."""
         return self.emitted.stash_rows
+
+    @property
+    def stashed(self) -> int:
+        """Records that the stash holds after the batch."""
+        return self.read.stashed
 
     @property
     def counts(self) -> BatchCounts:

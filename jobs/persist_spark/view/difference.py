@@ -23,9 +23,9 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
-from persist_core.oracle.view import ViewStats
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema, Column
 from persist_core.shard.batch import BatchCounts, PartKind
+from persist_core.shard.stats import ViewStats
 from persist_spark.frame import ERR_COLUMNS, err_type, quoted, spark_type
 from persist_spark.upsert.counts import HASHES, as_json
 
@@ -65,6 +65,7 @@ class Refresh:
 
     needs_thorough_plan = False
     stash_rows = 0
+    stashed = 0
 
     @property
     def stats(self) -> ViewStats:

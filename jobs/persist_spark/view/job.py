@@ -24,11 +24,13 @@ from persist_core.config.view import ViewConfig
 from persist_core.errors import CorruptArtifact, InvalidInput, NotReadable, TooManyUpdates
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import OpenLocation
-from persist_core.oracle.view import ERR_KIND_SEPARATOR, Trial
+from persist_core.oracle.view import ERR_KIND_SEPARATOR
 from persist_core.protocol.stages import check_not_outdated
 from persist_core.schema import DIFF, ERR_KIND, CollectionSchema, check_compatible
-from persist_core.shard.batch import BatchManifest, PartKind, trial_key
+from persist_core.shard.batch import BatchManifest, PartKind
+from persist_core.shard.keys import trial_key
 from persist_core.shard.state import ShardState
+from persist_core.shard.stats import Trial
 from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource, load_frozen
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.frame import ERR_COLUMNS, part_frame, quoted
@@ -170,7 +172,7 @@ def _corrections(view: _View, refresh: Refresh) -> int:
 def _left(view: _View) -> Contents | None:
     """What the newest refresh has left, as its manifest says; nothing before the first. `None`: it is forgotten."""
     for commit in reversed(view.state.commits):
-        stats = view.client.manifest(commit.manifest_key).stats
+        stats = view.client.manifest(commit).stats
         if "contents_0" in stats:
             return Contents(stats["rows"], stats["errs"], (stats["contents_0"], stats["contents_1"]))
     return EMPTY if Refreshed.of(view.state.sources) is None else None

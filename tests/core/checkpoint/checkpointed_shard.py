@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
 from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain
-from persist_core.checkpoint.recovery import stash_chain
+from persist_core.checkpoint.recovery import operator_chains
 from persist_core.clock import ManualClock
 from persist_core.config.shard import RetentionConfig
 from persist_core.errors import Indeterminate
@@ -20,7 +20,7 @@ from persist_core.location.blob import BlobMetadata
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchDescription, SourceFrontier, StateArtifact
+from persist_core.shard.batch import BatchDescription, OperatorState, SourceFrontier, StateArtifact
 
 SCHEMA = CollectionSchema(key=(Column("id", "bigint", nullable=False),))
 KEEP_ALL = RetentionConfig(keep_last=1000)
@@ -75,11 +75,12 @@ class Shard:
         self.writer = self.client.open_writer("s")
         self.epoch = 0
         self.parent: str | None = None
+        self.chain: tuple[StateArtifact, ...] = ()
 
     def commit(
-        self, *, is_delta: bool = False, state: bytes | None = b"stash", days: int = 1, stashed: int | None = None
+        self, *, is_delta: bool = False, state: bytes | None = b"stash", days: int = 1, is_empty: bool = False
     ) -> str:
-        """Append a batch with one artifact (or none); `stashed` is what its counts say of the stash after it."""
+        """Append a batch with one artifact (or none); `is_empty`: no operator state is left after it."""
         self.clock.sleep_ms(days * DAY_MS)
         self.epoch += 1
         description = BatchDescription(
@@ -91,19 +92,22 @@ class Shard:
             epoch=self.epoch,
             parent_id=self.parent,
             writer="w",
-            is_delta=is_delta,
+            operators={"upsert": self.chain} if self.chain else {},
+            saves_deltas=is_delta,
             sources={"files": SourceFrontier("files", {"files": self.epoch})},
         )
         attempt = self.client.ids.uuid7()
-        manifest = self.client.manifest(self.writer.stage(description, SCHEMA, attempt))
+        manifest = self.client.staged_manifest(self.writer.stage(description, SCHEMA, attempt))
+        added: tuple[StateArtifact, ...] = ()
         if state is not None:
             data = b"%s-%d" % (state, self.epoch)
             key = f"s/batches/{attempt}/stash.parquet"
             self.blob.set(key, data)
-            artifact = StateArtifact("upsert", 0, is_delta, key, len(data), hashlib.sha256(data).hexdigest())
-            manifest = replace(manifest, operator_state=(artifact,))
-        if stashed is not None:
-            manifest = replace(manifest, stats={"stashed": stashed})
+            added = (StateArtifact(0, key, len(data), hashlib.sha256(data).hexdigest()),)
+        builds = is_delta and bool(self.chain)
+        self.chain = () if is_empty else (*self.chain, *added) if builds else added
+        if self.chain:
+            manifest = replace(manifest, operators={"upsert": OperatorState(builds, added)})
         key = stage_manifest(self.blob, manifest, self.client.ids.uuid7())
         self.writer.compare_and_append(manifest, key)
         self.parent = description.checkpoint_id
@@ -120,5 +124,5 @@ class Shard:
 
     def stash(self, checkpoint_id: str) -> list[bytes]:
         """What a run would start from: the artifacts' bytes, oldest first."""
-        artifacts = stash_chain(self.checkpointer, checkpoint_id)
+        artifacts = operator_chains(self.checkpointer, checkpoint_id).get("upsert", ())
         return [data for data in (self.blob.get(artifact.key) for artifact in artifacts) if data is not None]

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer, Checkpointer
-from persist_core.checkpoint.manifest import CheckpointManifest
+from persist_core.checkpoint.manifest import CheckpointManifest, OperatorState
 from persist_core.checkpoint.publish import publish_and_retain
-from persist_core.checkpoint.recovery import stash_chain
+from persist_core.checkpoint.recovery import operator_chains
 from persist_core.checkpoint.retention import plan_retention
 from persist_core.config.shard import RetentionConfig
 from persist_core.errors import CorruptArtifact, Indeterminate, InvalidInput, UnknownVersion
@@ -162,7 +162,7 @@ def test_a_corrupt_artifact_stops_and_names_itself() -> None:
     shard = Shard()
     last = shard.commit()
     shard.publish()
-    (artifact,) = stash_chain(shard.checkpointer, last)
+    (artifact,) = operator_chains(shard.checkpointer, last)["upsert"]
     shard.blob.set(artifact.key, b"rotten")
     with pytest.raises(CorruptArtifact, match=f"{artifact.key} in mem: has SHA-256"):
         shard.stash(last)
@@ -240,8 +240,8 @@ def test_what_retention_deleted_is_not_published_again() -> None:
 
 def test_a_stash_that_ran_empty_ends_its_chain() -> None:
     shard = Shard()
-    shard.commit(stashed=1)
-    empty = shard.commit(is_delta=True, state=None, stashed=0)
+    shard.commit()
+    empty = shard.commit(is_delta=True, state=None, is_empty=True)
     shard.publish(KEEP_ONE)
     assert shard.stash(empty) == []
     assert shard.checkpointer.list_checkpoints() == [empty]
@@ -345,7 +345,11 @@ def test_retention_keeps_what_it_promises(
         parent = manifests[-1].checkpoint_id if manifests else None
         manifests.append(
             CheckpointManifest(
-                IDS[number], number + 1, day * DAY_MS, parent_id=parent, is_delta=is_delta and parent is not None
+                IDS[number],
+                number + 1,
+                day * DAY_MS,
+                operators={"upsert": OperatorState((), 0, is_delta=is_delta and parent is not None)},
+                parent_id=parent,
             )
         )
     ids = [manifest.checkpoint_id for manifest in manifests]

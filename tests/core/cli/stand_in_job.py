@@ -12,11 +12,13 @@ import pyarrow as pa
 
 from persist_core.config.view import ViewConfig
 from persist_core.handles.client import PersistClient
-from persist_core.handles.write import stage_manifest, updates_schema
+from persist_core.handles.write import stage_manifest
 from persist_core.location.open import PersistLocation, open_location
-from persist_core.oracle.view import Trial
 from persist_core.schema import DIFF, TIME, CollectionSchema, Column
-from persist_core.shard.batch import BatchDescription, BatchManifest, failure_key, trial_key
+from persist_core.shard.batch import BatchDescription, BatchManifest
+from persist_core.shard.keys import failure_key, trial_key
+from persist_core.shard.parts import updates_schema
+from persist_core.shard.stats import Trial
 from persist_core.sources.files import FrozenInput
 from persist_core.spark_job.spec import JobSpec
 
@@ -51,7 +53,7 @@ def _refresh(client: PersistClient, spec: JobSpec) -> None:
     table = pa.Table.from_pylist(rows, schema=updates_schema(schema))
     writer = client.open_writer(spec.config.name)
     key = writer.stage(spec.description, schema, spec.attempt, table)
-    corrected = replace(client.manifest(key), stats={"rows": len(rows), "corrections": 2, "contents_0": 5})
+    corrected = replace(client.staged_manifest(key), stats={"rows": len(rows), "corrections": 2, "contents_0": 5})
     stage_manifest(client.blob, corrected, spec.attempt)
 
 

@@ -20,12 +20,12 @@ from persist_core.cli.main import run_command
 from persist_core.cli.output import printable, show_bytes, show_time
 from persist_core.config.collection import CollectionConfig
 from persist_core.handles.client import PersistClient
-from persist_core.handles.write import errs_schema, updates_schema
 from persist_core.location.open import PersistLocation, open_location
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Conflict
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchDescription
+from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.state import Committed
 from persist_core.time_text import format_time, parse_time
 from tests.servers.backends import blob_uri_beside, on_each_consensus

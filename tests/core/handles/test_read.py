@@ -23,12 +23,13 @@ from persist_core.errors import (
 from persist_core.frontier import Frontier
 from persist_core.handles.read import ReadHandle
 from persist_core.handles.since import SinceHandle
-from persist_core.handles.write import WriteHandle, errs_schema, updates_schema
+from persist_core.handles.write import WriteHandle
 from persist_core.ids import SeededIds
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema, Column
 from persist_core.shard.batch import BatchDescription, BatchManifest
 from persist_core.shard.machine import Machine
+from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.state import Committed
 
 SCHEMA = CollectionSchema(
@@ -242,7 +243,7 @@ def test_contents_do_not_depend_on_row_order_but_on_every_update() -> None:
         shard.append(0, 10, oks)
         commit = shard.reader.state().newest_commit
         assert commit is not None
-        return commit.contents
+        return commit.contents_digest
 
     assert contents(updates) == contents(updates[::-1])
     assert contents(updates) != contents(updates[:1])

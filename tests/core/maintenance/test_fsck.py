@@ -10,7 +10,6 @@ import pytest
 from persist_core.clock import ManualClock
 from persist_core.errors import CorruptArtifact
 from persist_core.handles.client import PersistClient
-from persist_core.handles.write import errs_schema, updates_schema
 from persist_core.ids import SeededIds
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
@@ -19,6 +18,7 @@ from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.fork import fork
 from persist_core.protocol.fork_records import list_forks
 from persist_core.shard.batch import BatchDescription, SourceFrontier
+from persist_core.shard.parts import errs_schema, updates_schema
 from tests.core.handles.test_read import SCHEMA, history, table
 from tests.core.protocol.restored_shard import SHARD, Collection
 
@@ -54,7 +54,7 @@ class Location:
             table(oks, updates_schema(SCHEMA)),
             table(errs or [], errs_schema(SCHEMA)),
         )
-        writer.compare_and_append(self.client.manifest(key), key)
+        writer.compare_and_append(self.client.staged_manifest(key), key)
 
     def checks(self) -> set[str]:
         return {finding.check for finding in fsck(self.client, "s").findings}

@@ -23,7 +23,6 @@ from persist_core.oracle.upsert import (
     TOMBSTONE,
     TRUNCATE,
     Drained,
-    DrainStats,
     Err,
     Late,
     Mark,
@@ -39,6 +38,7 @@ from persist_core.oracle.upsert import (
     persistent_upsert,
     same_value,
 )
+from persist_core.shard.stats import DrainStats
 from persist_core.testing.strategies import (
     KEYS,
     SCHEMA,

@@ -16,7 +16,6 @@ from persist_core.checkpoint.checkpointer import BlobCheckpointer
 from persist_core.clock import ManualClock
 from persist_core.config.collection import CollectionConfig
 from persist_core.handles.client import PersistClient
-from persist_core.handles.write import errs_schema, updates_schema
 from persist_core.ids import SeededIds
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
@@ -27,7 +26,9 @@ from persist_core.protocol import stages
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.protocol.stages import Minted
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME
-from persist_core.shard.batch import BatchDescription, StateArtifact, attempt_prefix
+from persist_core.shard.batch import STASH_KIND, STASH_OPERATOR, BatchDescription, OperatorState, StateArtifact
+from persist_core.shard.keys import part_key
+from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.state import Committed
 from persist_core.sources.files import FrozenInput
 from persist_core.testing.strategies import SCHEMA
@@ -89,7 +90,9 @@ class Collection:
     def write(self, description: BatchDescription) -> str:
         """What the Spark job does."""
         records = [record for name in self.files_of(description) for record in self.feed[name]]
-        stash = [record for artifact in description.stash for record in self._stash_of(artifact)]
+        stash = [
+            record for artifact in description.operators.get(STASH_OPERATOR, ()) for record in self._stash_of(artifact)
+        ]
         drained = drain_sealed_input(
             records,
             stash,
@@ -99,7 +102,7 @@ class Collection:
             stash_frontier=description.stash_frontier,
             schema=SCHEMA,
         )
-        known = set(map(repr, stash)) if description.is_delta else set()
+        known = set(map(repr, stash)) if description.saves_delta(STASH_OPERATOR) else set()
         kept = tuple(record for record in drained.stash if repr(record) not in known)
         attempt = self.client.ids.uuid7()
         oks, errs = as_tables(drained.updates)
@@ -109,7 +112,7 @@ class Collection:
             attempt,
             oks,
             errs,
-            operator_state=self._stage_stash(description, attempt, kept),
+            operators=self._stage_stash(description, attempt, kept) if drained.stash else {},
             stats=drained.stats.to_json(),
         )
 
@@ -120,15 +123,16 @@ class Collection:
 
     def _stage_stash(
         self, description: BatchDescription, attempt: str, records: tuple[Record, ...]
-    ) -> tuple[StateArtifact, ...]:
+    ) -> dict[str, OperatorState]:
+        is_delta = description.saves_delta(STASH_OPERATOR)
         if not records:
-            return ()
+            return {STASH_OPERATOR: OperatorState(is_delta, ())}
         data = repr(records).encode()
         self.stashed[data] = records
-        key = f"{attempt_prefix(self.shard, attempt)}/_persist_part=stash/part-0.parquet"
+        key = part_key(self.shard, attempt, STASH_KIND, 0)
         self.client.blob.set(key, data)
         digest = hashlib.sha256(data).hexdigest()
-        return (StateArtifact("upsert-stash", 0, description.is_delta, key, len(data), digest),)
+        return {STASH_OPERATOR: OperatorState(is_delta, (StateArtifact(0, key, len(data), digest),))}
 
     def _stash_of(self, artifact: StateArtifact) -> tuple[Record, ...]:
         data = self.client.blob.get(artifact.key)

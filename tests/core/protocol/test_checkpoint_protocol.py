@@ -18,7 +18,8 @@ from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted
-from persist_core.shard.batch import BatchDescription, StateArtifact
+from persist_core.shard.batch import STASH_KIND, STASH_OPERATOR, BatchDescription, OperatorState, StateArtifact
+from persist_core.shard.keys import part_key
 from persist_core.shard.state import Committed
 
 SNAPSHOT_EVERY = 4
@@ -55,21 +56,23 @@ class Runs:
         description = description or self.mint()
         attempt = self.client.ids.uuid7()
         writer = self.client.open_writer("things")
-        manifest = self.client.manifest(writer.stage(description, self.config.collection_schema(), attempt))
+        manifest = self.client.staged_manifest(writer.stage(description, self.config.collection_schema(), attempt))
         artifacts: tuple[StateArtifact, ...] = ()
+        is_delta = description.saves_delta(STASH_OPERATOR)
         if stash is not None:
-            key = f"things/batches/{attempt}/part=stash/0.parquet"
+            key = part_key("things", attempt, STASH_KIND, 0)
             self.blob.set(key, stash)
             digest = hashlib.sha256(stash).hexdigest()
-            artifacts = (StateArtifact("upsert", 0, description.is_delta, key, len(stash), digest),)
-        manifest = replace(manifest, operator_state=artifacts, stats={"stashed": stashed})
+            artifacts = (StateArtifact(0, key, len(stash), digest),)
+        operators = {STASH_OPERATOR: OperatorState(is_delta, artifacts)} if stashed else {}
+        manifest = replace(manifest, operators=operators)
         key = stage_manifest(self.blob, manifest, attempt)
         assert isinstance(stages.append(self.client, description, key), Committed)
         self.until += 10
         return description
 
     def read(self, description: BatchDescription) -> list[bytes | None]:
-        return [self.blob.get(artifact.key) for artifact in description.stash]
+        return [self.blob.get(artifact.key) for artifact in description.operators.get(STASH_OPERATOR, ())]
 
 
 @pytest.fixture
@@ -78,14 +81,14 @@ def runs(tmp_path: Path) -> Runs:
 
 
 def test_the_next_run_starts_from_the_chain_even_where_no_checkpoint_task_ran(runs: Runs) -> None:
-    assert not runs.commit(b"one", stashed=1).is_delta
+    assert not runs.commit(b"one", stashed=1).saves_deltas
     second = runs.commit(b"two", stashed=2)
-    assert (second.is_delta, runs.read(second)) == (True, [b"one"])
+    assert (second.saves_deltas, runs.read(second)) == (True, [b"one"])
     third = runs.commit(None, stashed=2)
-    assert (third.is_delta, runs.read(third)) == (True, [b"one", b"two"])
+    assert (third.saves_deltas, runs.read(third)) == (True, [b"one", b"two"])
     assert runs.read(runs.mint()) == [b"one", b"two"]
     whole = runs.commit(b"all", stashed=2)
-    assert (whole.epoch, whole.is_delta) == (SNAPSHOT_EVERY, False)
+    assert (whole.epoch, whole.saves_deltas) == (SNAPSHOT_EVERY, False)
     assert runs.read(runs.mint()) == [b"all"]
 
 
@@ -101,7 +104,7 @@ def test_an_empty_stash_is_no_state_and_starts_a_new_chain(runs: Runs) -> None:
     runs.commit(b"one", stashed=1)
     runs.commit(None, stashed=0)
     description = runs.mint()
-    assert (description.stash, description.is_delta) == ((), False)
+    assert (description.operators, description.saves_deltas) == ({}, False)
     runs.commit(b"new", stashed=1)
     assert runs.read(runs.mint()) == [b"new"]
 
@@ -110,8 +113,8 @@ def test_an_empty_stash_is_no_state_and_starts_a_new_chain(runs: Runs) -> None:
 def test_a_damaged_stash_stops_the_run_and_names_the_artifact(runs: Runs, is_missing: bool) -> None:
     for stash in (b"one", b"two"):
         runs.commit(stash, stashed=1)
-    oldest = runs.mint().stash[0].key
-    assert "/operators/upsert/partition-0.snap" in oldest
+    oldest = runs.mint().operators[STASH_OPERATOR][0].key
+    assert "/operators/upsert-stash/partition-0.snap" in oldest
     if is_missing:
         runs.blob.delete(oldest)
     else:

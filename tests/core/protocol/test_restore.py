@@ -16,6 +16,7 @@ from persist_core.oracle.upsert import TOMBSTONE, Record, UpsertDiff
 from persist_core.protocol import stages
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import NothingToRestore, plan_restore
+from persist_core.shard.batch import STASH_OPERATOR
 from persist_core.testing.strategies import MAX_WIDTH, SCHEMA, STRAY, History, histories
 from tests.core.protocol.restored_shard import SHARD, Collection, as_tables, contents
 
@@ -136,12 +137,12 @@ def test_the_stash_comes_back_and_is_lifted(shard: Collection) -> None:
     shard.go_back(first)
     assert B not in shard.contents(20)
     description = shard.mint(30)
-    assert (description.stash_frontier, len(description.stash), description.lower) == (10, 1, 21)
+    assert (description.stash_frontier, len(description.operators[STASH_OPERATOR]), description.lower) == (10, 1, 21)
     shard.run(30)
     (lifted,) = [update for update in shard.updates() if update.slot == B and update.time > 20]
     assert (lifted.time, lifted.diff) == (21, 1)
     assert shard.mint(40).stash_frontier is None
-    assert shard.client.manifest(shard.client.state(SHARD).commits[-1].manifest_key).stats["late_times"] == 1
+    assert shard.client.manifest(shard.client.state(SHARD).commits[-1]).stats["late_times"] == 1
 
 
 def test_a_restore_of_a_restore_still_lifts_the_stash(shard: Collection) -> None:
@@ -196,7 +197,7 @@ def test_the_same_restore_again_is_nothing_to_do(shard: Collection) -> None:
 def damaged(shard: Collection, checkpoint_id: str) -> list[str]:
     """What a checkpoint is made of: its own files, and what its commit staged for them."""
     commit = next(c for c in shard.client.state(SHARD).commits if c.checkpoint_id == checkpoint_id)
-    staged = [artifact.key for artifact in shard.client.manifest(commit.manifest_key).operator_state]
+    staged = [artifact.key for artifact in shard.client.manifest(commit).operators[STASH_OPERATOR].artifacts]
     folder = shard.checkpointer.layout.folder(checkpoint_id)
     return [*staged, *(entry.key for entry in shard.client.blob.list_keys_and_metadata(folder))]
 
@@ -238,7 +239,7 @@ def test_a_commit_that_was_never_published_may_be_left_behind(shard: Collection)
     shard.drop("3.txt", [ok(A, "three", 25)])
     description = shard.mint(20)
     stages.append(shard.client, description, shard.write(description))
-    (staged,) = shard.client.manifest(shard.client.state(SHARD).commits[-1].manifest_key).operator_state
+    (staged,) = shard.client.manifest(shard.client.state(SHARD).commits[-1]).operators[STASH_OPERATOR].artifacts
     shard.client.blob.set(staged.key, b"rotten")
     with pytest.raises(CorruptArtifact, match=f"{staged.key}.*--to {first}"):
         shard.mint(30)
@@ -264,10 +265,11 @@ def test_a_damaged_ledger_of_now_stops_nobody_from_going_back(shard: Collection)
 def test_a_checkpoint_that_says_other_progress_than_its_commit_is_refused(shard: Collection) -> None:
     first = shard.run(10)
     shard.run(20)
-    key = shard.checkpointer.layout.manifest(first)
-    data = shard.client.blob.get(key)
-    assert data is not None
-    shard.client.blob.set(key, data.replace(b'"files": 2', b'"files": 1'))
+    manifest = shard.checkpointer.load_manifest(first)
+    files = manifest.source_offsets["files"]
+    altered = replace(files, offsets={**files.offsets, "files": 1})
+    data = replace(manifest, source_offsets={"files": altered}).encode()
+    shard.client.blob.set(shard.checkpointer.layout.manifest(first), data)
     with pytest.raises(CorruptArtifact, match="is not that of its commit"):
         plan_restore(shard.client, SHARD, first)
 
@@ -329,7 +331,7 @@ def test_where_newer_parts_are_lost_a_fork_goes_back(shard: Collection) -> None:
     first = shard.run(10)
     shard.drop("3.txt", [ok(A, "three", 12, row=7)])
     shard.run(20)
-    for part in shard.client.manifest(shard.client.state(SHARD).batches[-1].manifest_key).parts:
+    for part in shard.client.manifest(shard.client.state(SHARD).batches[-1]).parts:
         shard.client.blob.delete(part.key)
     with pytest.raises(CorruptArtifact, match=r"part .* is missing"):
         plan_restore(shard.client, SHARD, first)

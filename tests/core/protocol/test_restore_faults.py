@@ -20,6 +20,7 @@ from persist_core.protocol.fork import fork
 from persist_core.protocol.fork_records import record_fork
 from persist_core.protocol.restore import NothingToRestore, plan_restore, restore
 from persist_core.protocol.stages import Conflict
+from persist_core.shard.batch import STASH_OPERATOR
 from persist_core.shard.state import Committed, ShardState
 from persist_core.testing.faults import FaultRates, SeededFaults, UnreliableBlob, UnreliableConsensus
 from tests.core.protocol.restored_shard import SHARD, Collection
@@ -219,7 +220,7 @@ def test_retention_may_take_the_checkpoint_once_it_is_restored(tmp_path: Path) -
     assert shard.checkpointer.read_latest() == newest
     for checkpoint_id in shard.checkpointer.list_checkpoints()[:-1]:
         assert shard.checkpointer.delete_checkpoint(checkpoint_id)
-    assert len(shard.mint(30).stash) == 1
+    assert len(shard.mint(30).operators[STASH_OPERATOR]) == 1
     shard.run(60)
     shard.check()
 

@@ -56,7 +56,7 @@ def test_days_on_s3(world: World) -> None:
         key = world.write(description, rows)
         client, wires = task(world)
         assert isinstance(stages.append(client, description, key), Committed)
-        assert requests(wires) == {"GetObject": 2, "PutObject": 1}, "the manifest, and the append"
+        assert requests(wires) == {"GetObject": 2, "ListObjectsV2": 1, "PutObject": 1}, "the manifest, and the append"
         client.location.close()
         report = stages.checkpoint(world.client, world.config)
         assert isinstance(report, CheckpointReport)
@@ -75,6 +75,6 @@ def test_a_part_that_something_else_deleted_is_found(world: World) -> None:
     description = world.minted(DAY_MS)
     key = world.write(description, [(1, "a", 0, 1)])
     assert isinstance(stages.append(world.client, description, key), Committed)
-    (part,) = world.client.manifest(key).parts
+    (part,) = world.client.staged_manifest(key).parts
     world.blob.delete(part.key)
     assert [finding.check for finding in fsck(world.client, "things").findings] == ["part"]

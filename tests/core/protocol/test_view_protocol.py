@@ -12,7 +12,7 @@ from persist_core.config.view import ViewConfig
 from persist_core.errors import CorruptArtifact, InvalidInput, OutsideFrontiers, UnknownVersion
 from persist_core.frontier import CLOSED, MAX_TIME, Frontier
 from persist_core.handles.client import PersistClient
-from persist_core.handles.write import manifest_for, stage_manifest, updates_schema
+from persist_core.handles.write import manifest_for, stage_manifest
 from persist_core.ids import SeededIds
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
@@ -21,6 +21,8 @@ from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted, NothingToDo
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchCounts, BatchDescription, BatchManifest
+from persist_core.shard.parts import updates_schema
+from persist_core.shard.sealed import seal
 from persist_core.shard.state import Committed
 from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource, check_closable, load_frozen
 
@@ -59,7 +61,7 @@ class World:
         )
         writer = self.client.open_writer(shard)
         key = writer.stage(description, SCHEMA, self.client.ids.uuid7(), oks)
-        assert isinstance(writer.compare_and_append(self.client.manifest(key), key), Committed)
+        assert isinstance(writer.compare_and_append(self.client.staged_manifest(key), key), Committed)
 
     def mint(self, until: int | None = None, **fields: Any) -> Minted | NothingToDo:
         return stages.mint(self.client, self.view(**fields), until=until, writer="test")
@@ -232,13 +234,13 @@ def test_a_damaged_frozen_input_is_named(world: World) -> None:
     assert isinstance(minted, Minted)
     key = minted.description.input_key
     assert key is not None
-    for data, error in ((b"{}", CorruptArtifact), (b'{"version": 9}', UnknownVersion)):
+    for data, error in ((b"{}", CorruptArtifact), (seal("frozen_shards", 9, {}), UnknownVersion)):
         world.blob.set(key, data)
         with pytest.raises(error):
             load_frozen(world.client, key)
     other = FrozenShards("SELECT 2", 6, {"a": 10})
     world.blob.set(key, other.encode())
-    with pytest.raises(CorruptArtifact, match="has digest"):
+    with pytest.raises(CorruptArtifact, match="its key says otherwise"):
         load_frozen(world.client, key)
     world.blob.delete(key)
     with pytest.raises(CorruptArtifact, match="is missing"):

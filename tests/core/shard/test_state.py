@@ -19,7 +19,12 @@ from persist_core.errors import (
 )
 from persist_core.frontier import CLOSED, ZERO, Frontier
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchCounts, BatchManifest, Restored, SourceFrontier
+from persist_core.shard.batch import (
+    BatchCounts,
+    BatchManifest,
+    Restored,
+    SourceFrontier,
+)
 from persist_core.shard.invariants import check_state, check_step
 from persist_core.shard.state import (
     MAX_COMMITS_KEPT,
@@ -57,7 +62,7 @@ def manifest(
         lower=lower,
         upper=upper,
         token=token,
-        contents=contents,
+        contents_digest=contents,
         schema=schema,
         parts=(),
         counts=BatchCounts(),

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified, manifest_chain
 from persist_core.errors import PersistError
-from persist_core.handles.client import load_manifest
+from persist_core.handles.read import load_manifest
 from persist_core.location.blob import Blob
 from persist_core.location.consensus import VersionedData
 from persist_core.oracle.consolidate import Slot, UpsertDiff, Value
@@ -87,8 +87,9 @@ class Referee:
         times = self._check_consumed(after, manifest)
         updates = read_updates(self._blob, manifest)
         self._needed |= {commit.manifest_key, *(part.key for part in manifest.parts)}
-        self._needed |= {artifact.key for artifact in manifest.operator_state}
-        for artifact in manifest.operator_state:
+        artifacts = [artifact for state in manifest.operators.values() for artifact in state.artifacts]
+        self._needed |= {artifact.key for artifact in artifacts}
+        for artifact in artifacts:
             load_verified(self._blob, artifact.key, artifact.sha256)
         upper = after.upper.time
         for update in updates:

@@ -16,17 +16,28 @@ import pyarrow as pa
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import CorruptArtifact
 from persist_core.handles.client import PersistClient
-from persist_core.handles.write import updates_schema
 from persist_core.location.blob import Blob
 from persist_core.oracle.consolidate import UpsertDiff
-from persist_core.oracle.upsert import TOMBSTONE, Drained, Record, drain_sealed_input
+from persist_core.oracle.upsert import (
+    TOMBSTONE,
+    Drained,
+    Record,
+    drain_sealed_input,
+)
 from persist_core.protocol import stages
-from persist_core.schema import DIFF, PART, TIME
-from persist_core.shard.batch import STASH_KIND, BatchDescription, BatchManifest, StateArtifact, attempt_prefix
-from persist_core.sources.files import FrozenInput, check_unchanged
+from persist_core.schema import DIFF, TIME
+from persist_core.shard.batch import (
+    STASH_KIND,
+    STASH_OPERATOR,
+    BatchDescription,
+    BatchManifest,
+    OperatorState,
+    StateArtifact,
+)
+from persist_core.shard.keys import part_key
+from persist_core.shard.parts import updates_schema
+from persist_core.sources.files import check_unchanged, load_frozen_files
 from tests.sim.simulator.workload import read_records, row_of
-
-_OPERATOR = "upsert-stash"
 
 
 class ArrowParts:
@@ -56,10 +67,14 @@ def write(client: PersistClient, config: CollectionConfig, description: BatchDes
 def _write(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str:
     state = client.state(description.shard)
     stages.check_not_outdated(state, description)
-    frozen = _frozen_input(client.blob, description)
+    frozen = load_frozen_files(client.blob, description.input_key)
     check_unchanged(frozen)
     records = [record for file in frozen.files for record in read_records(file.path)]
-    stash = [record for artifact in description.stash for record in _read_stash(client.blob, artifact)]
+    stash = [
+        record
+        for artifact in description.operators.get(STASH_OPERATOR, ())
+        for record in _read_stash(client.blob, artifact)
+    ]
     below = [batch for batch in state.batches if batch.lower < description.lower]
     manifests = client.open_reader(description.shard).manifests(below)
     updates = [update for manifest in manifests for update in read_updates(client.blob, manifest)]
@@ -103,27 +118,21 @@ def _stage(
     attempt = client.ids.uuid7()
     rows = [{**row_of(u.slot, u.value), TIME: u.time, DIFF: u.diff} for u in drained.updates]
     oks = pa.Table.from_pylist(rows, schema=updates_schema(schema))
-    known = set(map(repr, stash_before)) if description.is_delta else set()
+    known = set(map(repr, stash_before)) if description.saves_delta(STASH_OPERATOR) else set()
     stashed = [record for record in drained.stash if repr(record) not in known]
     artifacts: tuple[StateArtifact, ...] = ()
     if stashed:
-        key = f"{attempt_prefix(description.shard, attempt)}/{PART}={STASH_KIND}/part-0.jsonl"
+        key = part_key(description.shard, attempt, STASH_KIND, 0, "jsonl")
         data = _encode_stash(stashed)
         client.blob.set(key, data)
         digest = hashlib.sha256(data).hexdigest()
-        artifacts = (StateArtifact(_OPERATOR, 0, description.is_delta, key, len(data), digest),)
+        artifacts = (StateArtifact(0, key, len(data), digest),)
+    operators = {}
+    if drained.stash:
+        operators[STASH_OPERATOR] = OperatorState(description.saves_delta(STASH_OPERATOR), artifacts)
     return client.open_writer(description.shard).stage(
-        description, schema, attempt, oks, operator_state=artifacts, stats=drained.stats.to_json()
+        description, schema, attempt, oks, operators=operators, stats=drained.stats.to_json()
     )
-
-
-def _frozen_input(blob: Blob, description: BatchDescription) -> FrozenInput:
-    if description.input_key is None:
-        return FrozenInput(())
-    data = blob.get(description.input_key)
-    if data is None:
-        raise CorruptArtifact(f"frozen input {description.input_key} is missing")
-    return FrozenInput.decode(data)
 
 
 def _encode_stash(records: list[Record]) -> bytes:

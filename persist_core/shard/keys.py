@@ -1,0 +1,200 @@
+"""Every key of blob storage. No other module formats one; `tests/test_house.py` checks this.
+
+Below `<shard>/`:
+
+    inputs/<sha256>.json                              frozen input of a description, named by its digest
+    sources/files/<sha256>.json.zst                   segment of the ledger of consumed files, named by its digest
+    jobs/<attempt>.json                               spec of one Spark job
+    batches/<attempt>/_persist_part=<kind>/*.parquet  parts that one write attempt staged
+    batches/<attempt>/manifest.json                   manifest of that attempt, written last
+    batches/<attempt>/failure.json                    why the attempt failed, if it could still say so
+    trials/<attempt>.json                             what a read-only refresh of a view would write, until it is read
+    checkpoints/_latest                               id of the latest checkpoint
+    checkpoints/<id>/manifest.json                    manifest of a checkpoint, written last
+    checkpoints/<id>/pinned                           a user's pin: retention leaves the checkpoint alone
+    checkpoints/<id>/operators/<operator>/partition-<n>.snap | .delta
+    checkpoints/<id>/offsets/<source>.json
+    conflicts/<id>.json                               record of one lost append
+    conflict_alerts/<id>.json                         marks a conflict whose callbacks were called
+    forks/<fork>/<sha256>.json                        what a fork of this shard shares with it
+
+Two attempts never share a folder. An attempt and a checkpoint id are UUIDv7s.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from persist_core.errors import InvalidName
+from persist_core.schema import PART
+
+MANIFEST = "manifest.json"
+_SHARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MAX_PARTITION = 1_000_000  # files of operator state in one checkpoint; more is a defect in the writer
+
+
+def check_shard_name(name: str) -> str:
+    """Return `name` if it can name a shard, else raise `InvalidName`."""
+    if not isinstance(name, str) or not _SHARD_NAME.fullmatch(name) or ".." in name:
+        raise InvalidName(
+            f"shard name {str(name)[:80]!r}: wanted 1 to 128 letters, digits, '.', '_' or '-', starting with a"
+            " letter or a digit, without '..'"
+        )
+    return name
+
+
+def owner_of(key: str) -> str:
+    """The shard that a key belongs to."""
+    return key.partition("/")[0]
+
+
+def digest_in(key: str) -> str:
+    """The digest that names an object stored under its own digest (inputs, ledger segments, fork records)."""
+    return key.rpartition("/")[2].partition(".")[0]
+
+
+def input_key(shard: str, sha256: str) -> str:
+    """A frozen input."""
+    return f"{shard}/inputs/{sha256}.json"
+
+
+def ledger_segment_key(shard: str, sha256: str) -> str:
+    """A segment of the ledger of consumed files; `sha256` is that of its stored bytes."""
+    return f"{shard}/sources/files/{sha256}.json.zst"
+
+
+def job_spec_key(shard: str, attempt: str) -> str:
+    """The spec of the Spark job of one write attempt."""
+    return f"{shard}/jobs/{attempt}.json"
+
+
+def batches_prefix(shard: str) -> str:
+    """All keys that write attempts on the shard stage start with this."""
+    return f"{shard}/batches/"
+
+
+def attempt_prefix(shard: str, attempt: str) -> str:
+    """The folder, without a slash at its end, in which one write attempt stages; nothing else writes there."""
+    return f"{batches_prefix(shard)}{attempt}"
+
+
+def part_key(shard: str, attempt: str, kind: str, number: int, suffix: str = "parquet") -> str:
+    """A file of one kind of output (a `PartKind`, or `STASH_KIND`) of an attempt, in the folder that Spark makes."""
+    return f"{part_folder(shard, attempt)}{kind}/part-{number}.{suffix}"
+
+
+def part_folder(shard: str, attempt: str) -> str:
+    """The keys of all parts of an attempt start with this; the kind follows it."""
+    return f"{attempt_prefix(shard, attempt)}/{PART}="
+
+
+def manifest_key(shard: str, attempt: str) -> str:
+    """The manifest of an attempt."""
+    return f"{attempt_prefix(shard, attempt)}/{MANIFEST}"
+
+
+def attempt_of(manifest: str) -> str | None:
+    """The attempt whose manifest's key this is, or `None` if it has another form."""
+    shard, _, rest = manifest.partition("/")
+    attempt = rest.removeprefix("batches/").removesuffix(f"/{MANIFEST}")
+    return attempt if manifest_key(shard, attempt) == manifest else None
+
+
+def failure_key(shard: str, attempt: str) -> str:
+    """The failure record of an attempt."""
+    return f"{attempt_prefix(shard, attempt)}/failure.json"
+
+
+def trial_key(shard: str, attempt: str) -> str:
+    """The report of a trial (`shard.stats.Trial`). Its reader deletes it."""
+    return f"{shard}/trials/{attempt}.json"
+
+
+def conflicts_prefix(shard: str) -> str:
+    """The keys of all conflict records of the shard start with this."""
+    return f"{shard}/conflicts/"
+
+
+def conflict_key(shard: str, conflict_id: str) -> str:
+    """The record of one conflict."""
+    return f"{conflicts_prefix(shard)}{conflict_id}.json"
+
+
+def conflict_alert_key(shard: str, conflict_id: str) -> str:
+    """The mark of a conflict whose callbacks were called."""
+    return f"{shard}/conflict_alerts/{conflict_id}.json"
+
+
+def forks_prefix(shard: str) -> str:
+    """The keys of all records of forks of the shard start with this."""
+    return f"{shard}/forks/"
+
+
+def fork_key(shard: str, fork: str, sha256: str) -> str:
+    """A record of what `fork` shares with `shard`."""
+    return f"{forks_prefix(shard)}{fork}/{sha256}.json"
+
+
+def is_checkpoint_id(checkpoint_id: object) -> bool:
+    """True for a UUIDv7 in its canonical text."""
+    try:
+        parsed = uuid.UUID(checkpoint_id) if isinstance(checkpoint_id, str) else None
+    except ValueError:
+        return False
+    return parsed is not None and str(parsed) == checkpoint_id and parsed.version == 7
+
+
+def check_checkpoint_id(checkpoint_id: str) -> str:
+    """Return the id if it is a UUIDv7 in its canonical text, else raise `InvalidName`."""
+    if not is_checkpoint_id(checkpoint_id):
+        raise InvalidName(f"checkpoint id {str(checkpoint_id)[:80]!r}; expected a UUIDv7 in lower case")
+    return checkpoint_id
+
+
+def state_path(operator: str, partition_id: int, *, is_delta: bool) -> str:
+    """An operator's artifact, relative to the checkpoint's folder."""
+    if not 0 <= partition_id < _MAX_PARTITION:
+        raise InvalidName(f"partition {partition_id}; expected 0 to {_MAX_PARTITION - 1}")
+    ending = "delta" if is_delta else "snap"
+    return f"operators/{_check_name(operator, 'operator')}/partition-{partition_id}.{ending}"
+
+
+def offsets_path(source: str) -> str:
+    """A source's offsets, relative to the checkpoint's folder."""
+    return f"offsets/{_check_name(source, 'source')}.json"
+
+
+def _check_name(name: str, what: str) -> str:
+    if not _NAME.fullmatch(name) or ".." in name:
+        raise InvalidName(f"{what} {name[:80]!r}; expected 1 to 64 letters, digits, '.', '_' or '-'")
+    return name
+
+
+class CheckpointLayout:
+    """Keys of one shard's checkpoints."""
+
+    def __init__(self, shard: str) -> None:
+        self.root = f"{check_shard_name(shard)}/checkpoints/"
+
+    @property
+    def latest(self) -> str:
+        """The pointer that tools and outside readers follow."""
+        return f"{self.root}_latest"
+
+    def folder(self, checkpoint_id: str) -> str:
+        """All keys of one checkpoint start with this."""
+        return f"{self.root}{check_checkpoint_id(checkpoint_id)}/"
+
+    def manifest(self, checkpoint_id: str) -> str:
+        """The manifest's key."""
+        return f"{self.folder(checkpoint_id)}{MANIFEST}"
+
+    def pin(self, checkpoint_id: str) -> str:
+        """The key of a user's pin."""
+        return f"{self.folder(checkpoint_id)}pinned"
+
+    def artifact(self, checkpoint_id: str, path: str) -> str:
+        """The key of an artifact, by its path relative to the checkpoint's folder."""
+        return f"{self.folder(checkpoint_id)}{path}"

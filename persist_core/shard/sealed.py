@@ -1,0 +1,76 @@
+"""How every JSON object is stored: one format, which carries its own digest.
+
+    {"sha256":"<64 hex digits>","kind":"batch_manifest","version":1,...}
+
+The digest is the SHA-256 of all the bytes, with the 64 hex digits replaced by zeros. So one hash over the bytes that
+were read finds every flipped bit, and nothing has to be encoded again to check it. Bytes are ASCII and have no spaces
+between tokens; keys of the body are sorted unless the caller needs their order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from persist_core.errors import CorruptArtifact, UnknownVersion
+
+_HEAD = b'{"sha256":"'
+_DIGITS = 64
+_TAIL = b'","kind":"'
+_ZEROS = b"0" * _DIGITS
+RESERVED = ("sha256", "kind", "version")  # fields that `seal` adds
+
+
+def seal(kind: str, version: int, body: Mapping[str, Any], *, sort_keys: bool = True) -> bytes:
+    """The bytes to store for `body`, a JSON object without the fields in `RESERVED`."""
+    clash = [name for name in RESERVED if name in body]
+    if clash:
+        raise ValueError(f"{kind}: the body has the reserved fields {clash}")
+    front = json.dumps({"kind": kind, "version": version}, separators=(",", ":"))
+    rest = json.dumps(body, sort_keys=sort_keys, separators=(",", ":"))
+    text = front if not body else f"{front[:-1]},{rest[1:]}"
+    after = f'","{text[2:]}'.encode()
+    digest = hashlib.sha256(b"".join((_HEAD, _ZEROS, after))).hexdigest()
+    return b"".join((_HEAD, digest.encode(), after))
+
+
+def is_sealed(data: bytes) -> bool:
+    """Whether these bytes have the form that `seal` writes, whether or not the digest is right."""
+    return data.startswith(_HEAD) and data[len(_HEAD) + _DIGITS :].startswith(_TAIL)
+
+
+def sealed_digest(data: bytes) -> str:
+    """The digest that sealed bytes carry (64 hex digits). It names the object; `unseal` verifies it."""
+    return data[len(_HEAD) : len(_HEAD) + _DIGITS].decode("ascii", "replace")
+
+
+def unseal(data: bytes, *, kind: str, version: int, what: str) -> dict[str, Any]:
+    """The body of sealed bytes, their digest, kind and version checked.
+
+    `what` names the object in errors: its key, usually. Raises `CorruptArtifact`, or, only if the digest is right,
+    `UnknownVersion`.
+    """
+    if not is_sealed(data):
+        raise CorruptArtifact(
+            f"{what} is damaged: its {len(data)} bytes do not start with a digest and a kind. Run `persist fsck`"
+        )
+    view = memoryview(data)
+    hashed = hashlib.sha256(_HEAD)
+    hashed.update(_ZEROS)
+    hashed.update(view[len(_HEAD) + _DIGITS :])
+    claimed, found = sealed_digest(data), hashed.hexdigest()
+    if claimed != found:
+        raise CorruptArtifact(f"{what} is damaged: its SHA-256 is {found}, expected {claimed}. Run `persist fsck`")
+    body: dict[str, Any] = json.loads(data)
+    if body["kind"] != kind:
+        raise CorruptArtifact(f"{what} is a {body['kind']}, expected a {kind}. Run `persist fsck`")
+    if body["version"] != version:
+        raise UnknownVersion(
+            f"{what} has version {body['version']!r}; this release reads version {version}. Upgrade airflow-persist on"
+            " this machine"
+        )
+    for name in RESERVED:
+        del body[name]
+    return body

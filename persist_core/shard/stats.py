@@ -1,0 +1,131 @@
+"""What runs count and report: plain numbers that a batch's manifest carries, and the report of a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from persist_core.errors import InvariantViolation
+from persist_core.shard.sealed import seal, unseal
+
+TRIAL_VERSION = 1
+_TRIAL = "trial"
+
+
+@dataclass(frozen=True)
+class DrainStats:
+    """What one drain counted, all after consolidation, oks and errs alike (docs/semantics.md, section 4).
+
+    `eligible`: winners processed, expanded truncates included. `result_count`: of these, those whose slot held a value
+    just before. `truncated`: tombstones that truncates expanded to; the truncate itself is `skipped`. `stashed`: what
+    the stash holds at the end. `order_ties`: records that lost by canonical bytes alone.
+    """
+
+    records_read: int = 0
+    stash_before: int = 0
+    truncated: int = 0
+    eligible: int = 0
+    result_count: int = 0
+    inserts: int = 0
+    updates: int = 0
+    deletes: int = 0
+    output_count: int = 0
+    already_persisted: int = 0
+    stashed: int = 0
+    duplicates: int = 0
+    late: int = 0
+    late_times: int = 0
+    order_ties: int = 0
+    skipped: int = 0
+    errors: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        """Plain data, for `BatchManifest.stats`."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, int]) -> DrainStats:
+        """The inverse of `to_json`; a count that is missing is 0, one that is unknown is passed over."""
+        return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})
+
+    def check(self) -> None:
+        """Raise `InvariantViolation` unless the counts add up."""
+        came = self.records_read + self.stash_before + self.truncated
+        went = self.eligible + self.already_persisted + self.stashed + self.duplicates + self.skipped
+        written = self.inserts + 2 * self.updates + self.deletes
+        found = self.updates + self.deletes
+        broken = {
+            "every count >= 0": min(asdict(self).values()) >= 0,
+            f"records_read + stash_before + truncated = {came} is eligible + already_persisted + stashed + duplicates"
+            f" + skipped = {went}": came == went,
+            f"output_count = {self.output_count} is inserts + 2 x updates + deletes = {written}": self.output_count
+            == written,
+            f"updates + deletes = {found} <= result_count = {self.result_count} <= eligible - inserts ="
+            f" {self.eligible - self.inserts}": found <= self.result_count <= self.eligible - self.inserts,
+        }
+        for claim, holds in broken.items():
+            if not holds:
+                raise InvariantViolation(
+                    f"the counts of this run don't add up; wanted: {claim}; found {self}. Nothing was committed; this"
+                    " is a defect, please report it with the job's log"
+                )
+
+
+@dataclass(frozen=True)
+class ViewStats:
+    """What one refresh reports; counts of rows, each as often as it is there.
+
+    `rows` and `errs` are what the view holds after it. `corrections` counts the rows that the target held in excess of,
+    or short of, what the refresh before had left. `contents_*` is an order-independent digest of what it holds after.
+    """
+
+    rows: int
+    errs: int
+    inserted: int
+    retracted: int
+    errs_inserted: int
+    errs_retracted: int
+    updates: int
+    corrections: int
+    contents_0: int
+    contents_1: int
+
+    def to_json(self) -> dict[str, int]:
+        """For the batch's manifest."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a read-only refresh would do: its stats, and a few of its updates as JSON objects for people."""
+
+    as_of: int
+    stats: Mapping[str, int]
+    sample: tuple[Mapping[str, Any], ...]
+
+    def encode(self) -> bytes:
+        """Sealed JSON. Values that JSON does not have (decimals, times) become text."""
+        sample = [{name: _plain(value) for name, value in row.items()} for row in self.sample]
+        return seal(_TRIAL, TRIAL_VERSION, {"as_of": self.as_of, "stats": dict(self.stats), "sample": sample})
+
+    @classmethod
+    def decode(cls, data: bytes, *, what: str = "a trial's report") -> Trial:
+        """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion`."""
+        body = unseal(data, kind=_TRIAL, version=TRIAL_VERSION, what=what)
+        return cls(body["as_of"], body["stats"], tuple(body["sample"]))
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def correction_notice(shard: str, stats: Mapping[str, int]) -> str | None:
+    """What to say loudly where a refresh found the target other than the last one had left it; else `None`."""
+    corrections = stats.get("corrections", 0)
+    if not corrections:
+        return None
+    return (
+        f"view {shard}: {corrections} rows were not as the last refresh had left them, and were mended. Somebody else"
+        f" writes this shard, or its parts were lost: see `persist describe {shard}` and `persist fsck {shard}`"
+    )

@@ -1,0 +1,150 @@
+"""Golden bytes of every stored object: what this release writes, and will read for ever (the state's: test_codec)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from persist_core.checkpoint.manifest import (
+    CheckpointManifest,
+    PartitionState,
+    ShardPin,
+    SourceOffsets,
+)
+from persist_core.checkpoint.manifest import OperatorState as SavedState
+from persist_core.errors import CorruptArtifact
+from persist_core.location.mem import MemBlob
+from persist_core.protocol.conflicts import ConflictRecord
+from persist_core.protocol.fork_records import ForkRecord
+from persist_core.schema import CollectionSchema, Column
+from persist_core.shard.batch import (
+    STASH_OPERATOR,
+    BatchCounts,
+    BatchManifest,
+    OperatorState,
+    Part,
+    PartKind,
+    Restored,
+    SourceFrontier,
+    StateArtifact,
+)
+from persist_core.shard.keys import manifest_key, part_key
+from persist_core.shard.stats import Trial
+from persist_core.sources.files import FrozenInput, InputFile
+from persist_core.sources.ledger import Ledger
+from persist_core.sources.natural_order import natural_key
+from persist_core.sources.shards import FrozenShards
+
+GOLDEN = Path(__file__).parent / "golden"
+A, B = "01900000-0000-7000-8000-00000000000a", "01900000-0000-7000-8000-00000000000b"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One kind of stored object: an example with every field set, and how it becomes bytes and back."""
+
+    value: Any
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+
+
+MANIFEST = BatchManifest(
+    shard="orders",
+    lower=10,
+    upper=None,
+    token="t",
+    contents_digest="c" * 64,
+    schema=CollectionSchema((Column("id", "bigint", nullable=False),), (Column("näme", "string"),)),
+    parts=(Part(part_key("orders", A, "errs", 0), PartKind.ERRS, 7, "d" * 64, 2),),
+    counts=BatchCounts(1, 2, 3, 4),
+    checkpoint_id=B,
+    epoch=5,
+    parent_id=A,
+    writer="dag/run",
+    sources={"files": SourceFrontier("files", {"base": "/in", "files": 1, "segments": []})},
+    operators={
+        STASH_OPERATOR: OperatorState(False, (StateArtifact(0, part_key("orders", A, "stash", 0), 8, "e" * 64),))
+    },
+    read_operators={STASH_OPERATOR: "f" * 64},
+    stats={"eligible": 1},
+    restored=Restored("orders", A, 9),
+)
+CHECKPOINT = CheckpointManifest(
+    checkpoint_id=B,
+    epoch=5,
+    timestamp_ms=6,
+    operators={
+        STASH_OPERATOR: SavedState((PartitionState(0, True, "operators/x/partition-0.delta", 8, "e" * 64),), 8, True)
+    },
+    source_offsets={"files": SourceOffsets("files", {"files": 1}, 5)},
+    parent_id=A,
+    watermark=9,
+    total_size_bytes=8,
+    shard=ShardPin("orders", 4, 0, None),
+    restored_from=A,
+)
+FROZEN = FrozenInput(
+    (
+        InputFile("/in/a é.jsonl", "a é.jsonl", 3, 4, 5, natural_key("a é.jsonl")),
+        InputFile("/other/b.jsonl", "../other/b.jsonl", 3, 4, None, natural_key("../other/b.jsonl")),
+    ),
+    "/in",
+)
+STORED = {
+    "batch-manifest-v1": Stored(MANIFEST, BatchManifest.encode, BatchManifest.decode),
+    "checkpoint-manifest-v2": Stored(CHECKPOINT, CheckpointManifest.encode, CheckpointManifest.decode),
+    "frozen-files-v1": Stored(FROZEN, FrozenInput.encode, FrozenInput.decode),
+    "frozen-shards-v1": Stored(
+        FrozenShards("select 1", 9, {"a": 10, "b": None}), FrozenShards.encode, FrozenShards.decode
+    ),
+    "fork-record-v1": Stored(
+        ForkRecord("orders", "twin", A, 7, (manifest_key("orders", A),)), ForkRecord.encode, ForkRecord.decode
+    ),
+    "conflict-v1": Stored(
+        ConflictRecord("id", "orders", 10, None, 20, "loser", "winner", 3, "t", 4),
+        ConflictRecord.encode,
+        ConflictRecord.decode,
+    ),
+    "trial-v1": Stored(Trial(9, {"rows": 1}, ({"id": 1, "name": "é"},)), Trial.encode, Trial.decode),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_golden_bytes(name: str) -> None:
+    stored = STORED[name]
+    golden = (GOLDEN / f"{name}.json").read_bytes().rstrip(b"\n")
+    assert stored.decode(golden) == stored.value
+    assert stored.encode(stored.value) == golden
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_every_flipped_bit_is_found(name: str) -> None:
+    stored = STORED[name]
+    data = stored.encode(stored.value)
+    for position in range(len(data) * 8):
+        damaged = bytearray(data)
+        damaged[position // 8] ^= 1 << position % 8
+        with pytest.raises(CorruptArtifact):
+            stored.decode(bytes(damaged))
+
+
+def test_golden_bytes_of_a_ledger_segment() -> None:
+    """Its bytes are zstd's, which releases of zstd may write in another way: they are read, not compared."""
+    golden = (GOLDEN / "ledger-segment-v1.json").read_bytes().rstrip(b"\n")
+    data = zstandard.ZstdCompressor().compress(golden)
+    digest = hashlib.sha256(data).hexdigest()
+    blob = MemBlob()
+    blob.set("s/any", data)
+    segment = {"key": "s/any", "files": 2, "sha256": digest, "size_bytes": len(data)}
+    files = {"a é.jsonl": (1, 2), "b.jsonl": (3, 4)}
+    assert Ledger(blob, "s").consumed(SourceFrontier("files", {"segments": [segment]})) == files
+    frontier = Ledger(blob, "s").extend(None, files, base="/in")
+    written = blob.get(frontier.offsets["segments"][0]["key"])
+    assert written is not None
+    assert zstandard.ZstdDecompressor().decompress(written) == golden
