@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.env.reference import pages
+from persist_core.errors import Corruption, Determinate, Indeterminate, PersistError, RunFailed
+from tests.env.reference import family, pages
 from tests.test_house import files, report, text_files
 
 ROOT = Path(__file__).resolve().parents[1]
+OF_THE_USER = ("dags/collections/", "dags/views/")  # example files that a reader of the documents writes
 _LINK = re.compile(r"(?:\]\(|src=\")([^)\"\s]+)")
 # docs/NAME.md, then perhaps `, section 4`, `, sections 5 and 6` or `, "A heading"`; a line's end may stand between.
 _CITATION = re.compile(
@@ -103,3 +105,26 @@ def test_the_layers_of_the_architecture_are_those_that_import_linter_checks() ->
     )
     table = (ROOT / "docs" / "architecture.md").read_text().partition("| layer |")[2].partition("\n\n")[0]
     assert [re.findall(r"`(\w+)`", row.split("|")[1]) for row in table.splitlines()[2:]] == checked
+
+
+def test_the_operators_table_names_each_error_as_a_log_does() -> None:
+    """By kind and class, and no failure of a run is missing."""
+    table = (ROOT / "docs" / "operations.md").read_text().partition("| kind (class) |")[2].partition("\n\n")[0]
+    named = dict(re.findall(r"`(\w+)` \(`(\w+)`\)", table))
+    known = {kind.kind: kind.__name__ for kind in family(PersistError)}
+    assert named == {kind: known[kind] for kind in named}
+    ends_a_run = {kind.kind for group in (RunFailed, Corruption, Determinate, Indeterminate) for kind in family(group)}
+    assert ends_a_run - named.keys() == set()
+
+
+def test_paths_in_documents_exist() -> None:
+    """A name in backticks that begins with one of our folders and has a slash is a path, perhaps with wildcards."""
+    pattern = re.compile(r"`((?:persist_core|jobs|plugins|tests|dags|requirements)/[\w./*-]+)`")
+    found = [
+        f"{path}: {name}"
+        for path in files()
+        if path.suffix == ".md"
+        for name in pattern.findall((ROOT / path).read_text())
+        if not any(ROOT.glob(name.rstrip("/"))) and not name.startswith(OF_THE_USER)
+    ]
+    report(found, "paths to nowhere")

@@ -105,16 +105,17 @@ def errors_page() -> str:
     codes = "\n".join(f"| {code} | {_cell(_meaning(group))} |" for group, code in EXIT_CODES)
     text = ERRORS_HEAD.format(made=_MADE, codes=codes)
     for group, code in EXIT_CODES:
-        rows = [(f"`{kind.kind}`", f"`{kind.__name__}`", _meaning(kind)) for kind in _family(group)]
+        rows = [(f"`{kind.kind}`", f"`{kind.__name__}`", _meaning(kind)) for kind in family(group)]
         text += f"\n## Exit code {code}\n\n{_table(('kind', 'class', 'meaning'), rows)}\n"
     return text
 
 
-def _family(group: type[PersistError]) -> Iterator[type[PersistError]]:
+def family(group: type[PersistError]) -> Iterator[type[PersistError]]:
+    """The error class and its subclasses in `persist_core.errors`, parents first."""
     yield group
     for kind in group.__subclasses__():
         if kind.__module__ == errors.__name__:
-            yield from _family(kind)
+            yield from family(kind)
 
 
 def _meaning(kind: type[PersistError]) -> str:
