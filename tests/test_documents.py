@@ -16,10 +16,11 @@ from tests.test_house import files, report, text_files
 ROOT = Path(__file__).resolve().parents[1]
 OF_THE_USER = ("dags/collections/", "dags/views/")  # example files that a reader of the documents writes
 _LINK = re.compile(r"(?:\]\(|src=\")([^)\"\s]+)")
-# docs/NAME.md, then perhaps `, section 4`, `, sections 5 and 6` or `, "A heading"`; a line's end may stand between.
+# docs/NAME.md, then perhaps `, section 4`, `, sections 5 and 6` or `, "A heading"`, perhaps after a line break.
 _CITATION = re.compile(
     r"(?P<document>docs/[\w/-]+\.md)(?:,?[\s#*]+(?:sections?\s+(?P<sections>\d+(?:(?:\s+and\s+|,\s+)\d+)*)|\"(?P<heading>[^\"\n]+)\"))?"
 )
+_HEADING_IN = re.compile(r"`(?P<heading>[^`\n]+)` in (?P<document>docs/[\w/-]+\.md)")
 
 
 @cache
@@ -62,8 +63,10 @@ def faults_of_citations(text: str) -> list[str]:
         for section in re.findall(r"\d+", cited["sections"] or ""):
             if not any(heading.startswith(f"{section}. ") for heading in headings(document)):
                 found.append(f"{document} has no section {section}")
-        if cited["heading"] and cited["heading"] not in headings(document):
-            found.append(f'{document} has no heading "{cited["heading"]}"')
+    for cited in [*_CITATION.finditer(text), *_HEADING_IN.finditer(text)]:
+        document, heading = Path(cited["document"]), cited["heading"]
+        if heading and (ROOT / document).is_file() and heading not in headings(document):
+            found.append(f'{document} has no heading "{heading}"')
     return found
 
 
@@ -86,6 +89,8 @@ def test_cited_documents_sections_and_headings_exist() -> None:
         ("docs/semantics.md, section 4 and 77", ["docs/semantics.md has no section 77"]),
         ("# docs/semantics.md,\n# section 88", ["docs/semantics.md has no section 88"]),
         ("docs/nothing.md, section 1", ["docs/nothing.md does not exist"]),
+        ("`Damage` in docs/operations.md", []),
+        ("`Harm` in docs/operations.md", ['docs/operations.md has no heading "Harm"']),
         ('docs/architecture.md, "Pieces"', ['docs/architecture.md has no heading "Pieces"']),
     ],
 )
