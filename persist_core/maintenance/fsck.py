@@ -27,8 +27,7 @@ from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOA
 from persist_core.shard.batch import BatchManifest, HollowBatch
 from persist_core.shard.keys import batches_prefix
 from persist_core.shard.state import ShardState
-from persist_core.sources.ledger import SOURCE_TYPE, Ledger
-from persist_core.sources.shards import Refreshed, load_frozen
+from persist_core.sources.registry import progress_of
 
 MAX_FINDINGS_SHOWN = 20  # of one kind: a broken shard repeats itself
 _BAD_SLOT = "_persist_bad_slot"  # what identifies an err whose key could not be decoded
@@ -145,13 +144,11 @@ def _unrecorded_shares(client: PersistClient, state: ShardState) -> Iterator[Fin
 
 
 def _damaged_progress(client: PersistClient, state: ShardState) -> Iterator[Finding]:
-    """The ledger of consumed files, what a view's newest refresh read, and the checkpoint of the newest commit."""
-    source = state.sources.get(SOURCE_TYPE)
-    refreshed = Refreshed.of(state.sources)
+    """What the shard has consumed of its sources, and the checkpoint of the newest commit."""
     try:
-        Ledger(client.blob, state.shard).consumed(source)
-        if refreshed is not None:
-            load_frozen(client, refreshed.input_key)
+        for progress in progress_of(client.blob, state.shard, state.sources).values():
+            for finding in progress.verify():
+                yield Finding(state.shard, "source_progress", finding)
     except Corruption as error:
         yield Finding(state.shard, "source_progress", str(error))
     checkpointer = BlobCheckpointer(client.blob, state.shard)

@@ -19,7 +19,7 @@ from persist_core.config.view import ViewConfig
 from persist_core.errors import InvalidInput, OutdatedDescription, RunFailed
 from persist_core.frontier import Frontier, interval
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation
+from persist_core.location.settings import PersistLocation
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Conflict, NothingToDo
 from persist_core.shard.batch import BatchDescription

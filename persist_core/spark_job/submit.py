@@ -29,7 +29,8 @@ from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
 from persist_core.errors import InvalidInput, PersistError, RunFailed
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation, s3_settings
+from persist_core.location.open import s3_settings
+from persist_core.location.settings import PersistLocation
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.keys import failure_key, manifest_key, trial_key
 from persist_core.shard.stats import Trial

@@ -15,7 +15,8 @@ from persist_core.errors import ConfigError, PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.ids import RandomIds
 from persist_core.location.consensus import CaSResult, VersionedData
-from persist_core.location.open import OpenLocation, PersistLocation, location_from, open_location
+from persist_core.location.open import OpenLocation, open_location
+from persist_core.location.settings import PersistLocation, location_from
 
 _TEST_PREFIX = "_connection_test"  # starts with "_", so it can be no shard's name
 

@@ -13,7 +13,8 @@ from persist_core.config.collection import load_collection
 from persist_core.config.view import load_view
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.run import RunReport, bring_up_to_date
 from persist_core.spark_job.submit import SparkSettings

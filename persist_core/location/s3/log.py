@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 from persist_core.clock import Clock
 from persist_core.errors import Determinate, StorageError
 from persist_core.ids import Ids
-from persist_core.location.s3.client import S3Client, S3Settings, Verdict, body_of, failures, verdict_on
+from persist_core.location.s3.client import S3Client, Verdict, body_of, failures, verdict_on
 from persist_core.location.s3.entry import (
     HEADER_BYTES,
     Entry,
@@ -33,6 +33,7 @@ from persist_core.location.s3.entry import (
     name_of,
     position_of,
 )
+from persist_core.location.s3.uri import S3Settings
 
 T = TypeVar("T")
 

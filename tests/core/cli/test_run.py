@@ -18,7 +18,8 @@ from persist_core.clock import SystemClock
 from persist_core.config.collection import CollectionConfig, load_collection
 from persist_core.errors import InvalidInput, OutdatedDescription, PersistError, RunFailed, TooManyErrors
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.protocol import run as local_run
 from persist_core.protocol.run import bring_up_to_date, default_until
 from persist_core.spark_job.submit import (
