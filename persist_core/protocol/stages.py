@@ -1,4 +1,4 @@
-"""The three-stage write protocol and the checkpoint after it, as plain functions (SEMANTICS, section 5).
+"""The three-stage write protocol and the checkpoint after it, as plain functions (docs/semantics.md, section 5).
 
     mint   ->  BatchDescription | NothingToDo         reads the shard and lists the input; freezes it
     write  ->  BatchManifest, staged                  Spark (persist_spark.upsert.job), or `write_without_input` here
