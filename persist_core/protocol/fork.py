@@ -1,8 +1,8 @@
 """`persist restore --as`: a new shard that starts at a checkpoint of another one and shares its parts.
 
-    RestorePoint ──> stash, copied to the new shard        ┐
-                 ──> records of what is shared (forks.py)  ├─> one compare-and-set makes the new shard
-                 ──> a manifest without parts: the commit  ┘
+    RestorePoint ──> operator state, copied to the new shard        ┐
+                 ──> records of what is shared (`fork_records`)     ├─> one compare-and-set makes the new shard
+                 ──> a manifest without parts: the one commit       ┘
 
 No data is read, so that it costs the same for shards of any size and works where later parts are damaged. The new
 shard's upper and progress are the checkpoint's own: all that came since is consumed again, at its right times. From
@@ -18,7 +18,7 @@ from persist_core.errors import InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import manifest_for, stage_manifest
 from persist_core.protocol.fork_records import record_fork
-from persist_core.protocol.restore import RestorePoint, copy_operators, point_of, restore_token
+from persist_core.protocol.restore_point import RestorePoint, copy_operators, point_of, restore_token
 from persist_core.shard import state as transitions
 from persist_core.shard.batch import (
     BatchCounts,

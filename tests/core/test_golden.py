@@ -39,6 +39,7 @@ from persist_core.shard.stats import Trial
 from persist_core.sources.files import FrozenInput, InputFile
 from persist_core.sources.ledger import Ledger
 from persist_core.sources.natural_order import natural_key
+from persist_core.sources.root import Place
 from persist_core.sources.shards import FrozenShards
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -144,7 +145,7 @@ def test_golden_bytes_of_a_ledger_segment() -> None:
     segment = {"key": "s/any", "files": 2, "sha256": digest, "size_bytes": len(data)}
     files = {"a é.jsonl": (1, 2), "b.jsonl": (3, 4)}
     assert Ledger(blob, "s").consumed(SourceFrontier("files", {"segments": [segment]})) == files
-    frontier = Ledger(blob, "s").extend(None, files, base="/in")
+    frontier = Ledger(blob, "s").extend(None, files, place=Place("/in", "/in"))
     written = blob.get(frontier.offsets["segments"][0]["key"])
     assert written is not None
     assert zstandard.ZstdDecompressor().decompress(written) == golden
