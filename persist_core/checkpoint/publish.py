@@ -57,12 +57,16 @@ class CheckpointReport:
 
 @dataclass(frozen=True)
 class CheckpointRepair:
-    """What `repair_checkpoints` did. The fields are those of `CheckpointReport`."""
+    """What `repair_checkpoints` did.
+
+    `published`: ids of checkpoints that were missing. `repaired`: keys of objects that were written again.
+    `quarantined`: ids of checkpoints whose manifest was moved aside. `not_repaired`: what is left, one message each.
+    """
 
     published: tuple[str, ...]
     repaired: tuple[str, ...]
     quarantined: tuple[str, ...]
-    damaged: tuple[str, ...]
+    not_repaired: tuple[str, ...]
 
 
 def manifest_of(manifest: BatchManifest, commit: Commit) -> CheckpointManifest:

@@ -114,7 +114,7 @@ def test_a_copy_of_the_same_size_is_found_by_fsck_and_repaired() -> None:
     shard.blob.set(copy_key(first), b"stash-0")
     assert [v.check for v in fsck(shard.client, "s").violations] == ["checkpoint"]
     done = repair_checkpoints(shard.client, "s")
-    assert (done.repaired, done.quarantined, done.damaged) == ((copy_key(first),), (), ())
+    assert (done.repaired, done.quarantined, done.not_repaired) == ((copy_key(first),), (), ())
     assert fsck(shard.client, "s").is_clean
     assert repair_checkpoints(shard.client, "s").repaired == ()
 
@@ -142,6 +142,7 @@ def test_a_manifest_with_other_facts_than_its_commit_is_replaced() -> None:
     body = json.loads(shard.blob.get(manifest_key(first)) or b"")
     for name in ("sha256", "kind", "version"):
         del body[name]
+    facts: dict[str, object]
     for facts in ({"epoch": 9}, {"watermark": 7}, {"operators": {}}, {"parent_id": first}):
         shard.blob.set(manifest_key(first), seal("checkpoint_manifest", 2, {**body, **facts}))
         (violation,) = fsck(shard.client, "s").violations
@@ -194,5 +195,5 @@ def test_latest_stays_where_it_is_if_the_newest_checkpoint_is_not_whole() -> Non
     assert shard.checkpointer.read_latest() == first
     report = shard.publish()
     assert ["_latest" in message for message in report.damaged] == [True]
-    assert repair_checkpoints(shard.client, "s").damaged == ()
+    assert repair_checkpoints(shard.client, "s").not_repaired == ()
     assert shard.checkpointer.read_latest() == second
