@@ -254,23 +254,34 @@ class _Publication:
         Finds manifests that cannot be read, and artifacts of another size; if `thorough`, any difference to the commit.
         """
         for manifest in listing.manifests:
-            commit = self._commits.get(manifest.checkpoint_id)
-            has_other_sizes = self._has_other_sizes(manifest, listing)
-            if commit is not None and (thorough or has_other_sizes):
-                self._publish(commit)
-            elif has_other_sizes:
-                self.damaged.append(
-                    f"checkpoint {manifest.checkpoint_id}: a copy of operator state is missing or has another size, and"
-                    " its commit is no longer known"
-                )
+            is_damaged = self._has_other_sizes(manifest, listing)
+            if is_damaged or (thorough and manifest.checkpoint_id in self._commits):
+                self._repair(manifest.checkpoint_id, f"checkpoint {manifest.checkpoint_id}: a copy has another size")
         for checkpoint_id, error in listing.unreadable.items():
-            commit = self._commits.get(checkpoint_id)
-            if not isinstance(error, CorruptArtifact):
+            if isinstance(error, CorruptArtifact):
+                self._repair(checkpoint_id, str(error))
+            else:
                 self.damaged.append(str(error))  # of a newer release: not damaged, and not ours to move
-            elif commit is None or not self._publish(commit):
-                self._quarantine.move(checkpoint_id)
-                self.quarantined.append(checkpoint_id)
         return bool(self.repaired or self.quarantined)
+
+    def _repair(self, checkpoint_id: str, damage: str) -> None:
+        """Publish the checkpoint again. If that cannot be and it is not whole, move its manifest aside."""
+        newest, commit = self._state.newest_commit, self._commits.get(checkpoint_id)
+        if commit is not None and self._publish(commit):
+            return
+        if commit is None:
+            self.damaged.append(f"{damage}, and its commit is no longer known")
+        is_newest = newest is not None and newest.checkpoint_id == checkpoint_id
+        if not is_newest and not self._is_whole(checkpoint_id) and self._quarantine.move(checkpoint_id):
+            self.quarantined.append(checkpoint_id)
+
+    def _is_whole(self, checkpoint_id: str) -> bool:
+        try:
+            for artifact in self.checkpointer.load_manifest(checkpoint_id).artifacts:
+                self.checkpointer.load_artifact(checkpoint_id, artifact)
+        except Corruption:
+            return False
+        return True
 
     def settle(self, *, anew: bool = False) -> None:
         """Move `_latest`: needed after a crash just before it, and after a race with a slower publisher.

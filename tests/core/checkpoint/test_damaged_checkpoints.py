@@ -131,7 +131,9 @@ def test_a_copy_that_cannot_be_copied_again_is_reported_and_stops_nothing() -> N
     report = shard.publish()
     assert report.published == (second,)
     assert [first in message for message in report.damaged] == [True]
-    assert shard.publish(KEEP_ONE).deleted == (first,)
+    assert report.quarantined == (first,)
+    assert shard.checkpointer.list_checkpoints() == [second]
+    assert shard.publish().damaged == ()
 
 
 def test_a_manifest_with_other_facts_than_its_commit_is_replaced() -> None:

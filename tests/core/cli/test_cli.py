@@ -244,13 +244,12 @@ def test_fsck_repairs_what_is_derived_and_checks_again(persist: Persist) -> None
     ran = persist("fsck", "--repair", "--json")
     assert (ran.code, ran.json[0]["is_clean"]) == (0, True)
     assert persist.client.blob.get("orders/checkpoints/_latest") not in (None, b"rotten")
-    manifests = [
-        e.key for e in persist.client.blob.list_keys_and_metadata("orders/checkpoints/") if "manifest" in e.key
-    ]
-    persist.client.blob.set(manifests[0], b"rotten")
+    checkpoints = list(persist.client.blob.list_keys_and_metadata("orders/checkpoints/"))
+    manifest = next(entry.key for entry in checkpoints if "manifest" in entry.key)
+    persist.client.blob.set(manifest, b"rotten")
     ran = persist("fsck", "orders", "--repair")
     assert ran.code == 0
-    assert f"repaired: {manifests[0]}" in ran.out
+    assert f"repaired: {manifest}" in ran.out
     part = next(e.key for e in persist.client.blob.list_keys_and_metadata("orders/batches/") if "part=" in e.key)
     persist.client.blob.delete(part)
     assert persist("fsck", "--repair").code == 4, "parts are derived from nothing"
