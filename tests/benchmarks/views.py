@@ -33,7 +33,7 @@ from persist_core.shard.keys import manifest_key
 from persist_core.shard.state import Committed
 from persist_core.spark_job.spec import JobSpec
 from persist_spark import frame, snapshot
-from persist_spark.upsert.batch import WriteRequest, write_batch
+from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 from persist_spark.view.job import run_view_job
 from persist_spark.view.rows import rows_of
 from tests.benchmarks.engines import consume
@@ -157,8 +157,8 @@ class World:
                 parent_id=None,
                 writer="benchmark",
             )
-            request = WriteRequest(description, schema, self.client.ids.uuid7(), may_stash=False)
-            manifest = write_batch(self.spark, self.client, request, self._records(table, keys))
+            request = UpsertRequest(description, schema, self.client.ids.uuid7(), may_stash=False)
+            manifest = stage_upserts(self.spark, self.client, request, self._records(table, keys))
             key = manifest_key(table, request.attempt)
             committed(self.client.open_writer(table).compare_and_append(manifest, key))
         self.round += 1

@@ -81,7 +81,7 @@ def contents(location: PersistLocation) -> list[Any]:
     found: list[Any] = []
     with open_location(location) as opened:
         client = PersistClient(opened)
-        assert fsck(client, SHARD).findings == ()
+        assert fsck(client, SHARD).violations == ()
         reader = client.open_reader(SHARD)
         for end in range(START_MS + DAY_MS, UNTIL_MS + 1, DAY_MS):
             found.append(sorted(map(repr, reader.snapshot(end - 1).to_pylist())))

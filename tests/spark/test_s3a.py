@@ -21,7 +21,7 @@ from persist_core.schema import PART
 from persist_core.shard.keys import attempt_prefix, manifest_key
 from persist_spark import changes, s3a, snapshot
 from persist_spark.footers import rows_of
-from persist_spark.upsert.batch import WriteRequest, write_batch
+from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 from tests.spark.s3_store import s3_blob, s3_server
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import ONE_KEY, to_records
@@ -144,7 +144,7 @@ def test_a_file_that_the_driver_did_not_commit_fails_the_run(shard: StagedShard)
 
     records = to_records(shard.spark, ONE_KEY, _records(range(3), "second"))
     with pytest.raises(InvariantViolation, match=r"holds \d+ files of .*; the driver committed \d+ of"):
-        write_batch(shard.spark, shard.client, WriteRequest(description, ONE_KEY, attempt), records, intrude)
+        stage_upserts(shard.spark, shard.client, UpsertRequest(description, ONE_KEY, attempt), records, intrude)
     assert shard.blob.get(manifest_key(SHARD, attempt)) is None
 
 

@@ -182,7 +182,7 @@ class Collection:
     def check(self) -> None:
         """`fsck` finds nothing."""
         report = fsck(self.client, self.shard)
-        assert report.is_clean, report.findings
+        assert report.is_clean, report.violations
 
 
 def contents(updates: Iterable[UpsertDiff], time: int) -> dict[Slot, Any]:

@@ -189,4 +189,4 @@ class _Simulation:
             self.fail("latest", f"in the end _latest is {latest}; the newest commit is {newest}")
         report = fsck(client, SHARD)
         if not report.is_clean:
-            self.fail("fsck", f"{report.findings}")
+            self.fail("fsck", f"{report.violations}")
