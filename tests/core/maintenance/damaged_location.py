@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
-from persist_core.testing.strategies import SCHEMA
 
 from persist_core.config.view import ViewConfig
 from persist_core.handles.client import PersistClient
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemConsensus
-from persist_core.location.open import OpenLocation, PersistLocation, open_location
+from persist_core.location.open import OpenLocation, open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.oracle.upsert import TOMBSTONE, Record
 from persist_core.protocol import stages
 from persist_core.protocol.conflicts import list_conflicts
@@ -33,6 +33,7 @@ from persist_core.shard.parts import updates_schema
 from persist_core.shard.state import Commit, Committed
 from persist_core.sources.files import FrozenInput
 from persist_core.sources.frozen import load_frozen
+from tests.core.oracle.strategies import SCHEMA
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.servers.postgres import PostgresServer
 from tests.servers.s3 import S3Server

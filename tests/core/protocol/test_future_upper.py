@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from persist_core.testing.strategies import SCHEMA
 
 from persist_core.errors import InvalidInput
 from persist_core.oracle.upsert import Record
@@ -14,6 +13,7 @@ from persist_core.protocol.fork import fork
 from persist_core.protocol.stages import MAX_AHEAD_MS, Minted, NothingToDo
 from persist_core.shard.state import Committed
 from persist_core.time_text import parse_time
+from tests.core.oracle.strategies import SCHEMA
 from tests.core.protocol.restored_shard import SHARD, Collection
 
 YEAR_2099 = parse_time("2099-01-01")

@@ -85,11 +85,11 @@ def restore_some(world: World, name: str, times: int) -> None:
 
 def _restore(world: World, client: PersistClient, name: str) -> None:
     checkpointer = BlobCheckpointer(client.blob, SHARD)
-    manifests = checkpointer.manifests()
-    if not manifests:
+    there = checkpointer.list_checkpoints()
+    if not there:
         return
-    older = manifests[:-1] or manifests  # to go back to the newest changes nothing
-    checkpoint_id = older[int(client.ids.jitter() * len(older))].checkpoint_id
+    older = there[:-1] or there  # to go back to the newest changes nothing
+    checkpoint_id = older[int(client.ids.jitter() * len(older))]
     try:
         world.stages.restore(client, checkpoint_id, name)
         world.referee.stage_ended()
@@ -122,4 +122,4 @@ def scrub_some(world: World, name: str, times: int) -> None:
             client.clock.sleep_ms(1_000)
             continue
         if not report.is_clean:
-            world.fail("scrub", f"{name} found {report.findings}")
+            world.fail("scrub", f"{name} found {report.violations}")

@@ -12,7 +12,6 @@ import pyarrow as pa
 from persist_core.config.collection import CollectionConfig
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
-from persist_core.shard.parts import updates_schema
 from persist_core.maintenance.fsck import FsckReport, fsck
 from persist_core.protocol import stages
 from persist_core.protocol.restore import NothingToRestore, plan_restore, restore
@@ -20,6 +19,7 @@ from persist_core.protocol.stages import Conflict, NothingToDo
 from persist_core.schema import DIFF, TIME
 from persist_core.shard import state as transitions
 from persist_core.shard.batch import BatchDescription, BatchManifest
+from persist_core.shard.parts import updates_schema
 from persist_core.shard.state import Committed, UpperMismatch
 from tests.sim.simulator.referee import Referee
 from tests.sim.simulator.workload import FIRST_PLAIN_ID, SHARD
