@@ -37,14 +37,18 @@ class SourceConfig(ConfigModel):
 
     `path` is a glob; it may hold one `{date:%Y-%m-%d}` (any strftime pattern of year/month/day/hour), which dates its
     files in UTC: a file dated at or after the run's upper is not yet due. `moved_from` and `replaces` name folders that
-    `path` started at before: `moved_from` if the same files were moved, `replaces` if these are other files.
+    `path` started at before: `moved_from` if the same files were moved, `replaces` if these are other files. `decimals`
+    says what a quoted number is in Debezium messages without a schema (`precise`: base64 of the unscaled integer,
+    `string`: its digits), `binary` how text formats write bytes. Left out, a value that could be read in two ways is an
+    err.
     """
 
     path: str
     moved_from: tuple[str, ...] = ()
     replaces: tuple[str, ...] = ()
     format: Format
-    decimals: Literal["precise", "string", "double"] = "precise"
+    decimals: Literal["precise", "string"] | None = None
+    binary: Literal["base64", "hex"] | None = None
     delimiter: str = ","
     header: bool = True
 

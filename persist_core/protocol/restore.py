@@ -10,7 +10,7 @@
 3. Operator state is copied whole, its digests verified, and the copy is named by the commit: retention may take the
    checkpoint at any time after.
 4. The next run consumes again the input consumed since, if it is still there. Its own times are before the new upper,
-   so they are lifted, as are those of the stash (`Restored.watermark`).
+   so they are lifted (docs/semantics.md, section 4), as are those of the stash (`Restored.watermark`).
 """
 
 from __future__ import annotations

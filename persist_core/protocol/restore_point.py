@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified
 from persist_core.checkpoint.manifest import CheckpointManifest
-from persist_core.checkpoint.recovery import operator_chains
+from persist_core.checkpoint.recovery import recover
 from persist_core.errors import CheckpointNotFound, CorruptArtifact, InvalidInput, OutsideFrontiers
 from persist_core.frontier import MAX_TIME, Frontier
 from persist_core.handles.client import PersistClient
@@ -82,7 +82,7 @@ def point_of(client: PersistClient, state: ShardState, checkpoint_id: str) -> Re
     for progress in progress_of(client.blob, state.shard, sources).values():
         for finding in progress.verify():
             raise CorruptArtifact(f"checkpoint {checkpoint_id} of shard {state.shard}: {finding}")
-    return RestorePoint(checkpoint, batches, sources, operator_chains(checkpointer, checkpoint_id))
+    return RestorePoint(checkpoint, batches, sources, recover(client, state, checkpoint_id).operators)
 
 
 def _batches_until(state: ShardState, upper: int | None) -> tuple[HollowBatch, ...]:

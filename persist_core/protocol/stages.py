@@ -1,4 +1,4 @@
-"""The three-stage write protocol and the checkpoint after it, as plain functions (SEMANTICS, section 5).
+"""The three-stage write protocol and the checkpoint after it, as plain functions (docs/semantics.md, section 5).
 
     mint   ->  BatchDescription | NothingToDo         reads the shard and lists the input; freezes it
     write  ->  BatchManifest, staged                  Spark (persist_spark.upsert.job), or `write_without_input` here
@@ -17,15 +17,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer
-from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain, publish_missing
-from persist_core.checkpoint.recovery import naming_the_way_back, operator_chains
+from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain
+from persist_core.checkpoint.recovery import recover_newest
 from persist_core.config.shard import ShardConfig
-from persist_core.errors import CorruptArtifact, InvalidInput, OutdatedDescription, PersistError, StorageError
+from persist_core.errors import (
+    CorruptArtifact,
+    InvalidInput,
+    OutdatedDescription,
+    PersistError,
+    RunFailed,
+    StorageError,
+)
 from persist_core.frontier import MAX_TIME, Frontier, interval
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import WriteHandle, manifest_for, stage_manifest
@@ -36,7 +42,6 @@ from persist_core.shard.batch import (
     BatchDescription,
     BatchManifest,
     StateArtifact,
-    chain_digest,
 )
 from persist_core.shard.state import Commit, Committed, ShardState, UpperMismatch
 from persist_core.sources.registry import source_of
@@ -120,7 +125,9 @@ def _mint(
     intake = source.freeze(state, lower=lower, until=until)
     if isinstance(intake, NotYet):
         return NothingToDo(intake.reason, lower)
-    return Minted(_describe(client, config, state, lower, intake, writer), intake.notices)
+    recovered = recover_newest(client, state)
+    description = _describe(client, config, state, lower, intake, writer, recovered.operators)
+    return Minted(description, (*intake.notices, *recovered.notices))
 
 
 def _check_not_ahead(shard: str, until: int, now_ms: int) -> None:
@@ -170,10 +177,15 @@ def trial_description(client: PersistClient, config: ShardConfig, as_of: int) ->
 
 
 def _describe(
-    client: PersistClient, config: ShardConfig, state: ShardState, lower: int, intake: Intake, writer: str
+    client: PersistClient,
+    config: ShardConfig,
+    state: ShardState,
+    lower: int,
+    intake: Intake,
+    writer: str,
+    operators: Mapping[str, tuple[StateArtifact, ...]],
 ) -> BatchDescription:
     parent = state.newest_commit
-    operators = _operators_before(client, config, state)
     epoch = parent.epoch + 1 if parent else 1
     identity = json.dumps([config.name, lower, intake.upper, intake.input_key, writer])
     return BatchDescription(
@@ -193,29 +205,6 @@ def _describe(
         saves_deltas=bool(operators) and epoch % config.retention.snapshot_every != 0,
         stash_frontier=_stash_frontier(client, state) if operators else None,
     )
-
-
-def _operators_before(
-    client: PersistClient, config: ShardConfig, state: ShardState
-) -> dict[str, tuple[StateArtifact, ...]]:
-    """The operator state of the checkpoint that the newest commit names, which is published first if need be.
-
-    The state of the shard binds its digests: a chain that is not the one committed is `CorruptArtifact`.
-    """
-    parent = state.newest_commit
-    if parent is None or not state.operators:
-        return {}
-    checkpointer = BlobCheckpointer(client.blob, config.name)
-    with naming_the_way_back(checkpointer, config.name, parent.checkpoint_id):
-        publish_missing(client, client.state(config.name))
-        chains = operator_chains(checkpointer, parent.checkpoint_id)
-        found = {name: chain_digest(chain) for name, chain in chains.items()}
-        if found != state.operators:
-            raise CorruptArtifact(
-                f"the operator state in checkpoint {parent.checkpoint_id} of shard {config.name} is not the one"
-                f" committed: found the digests {found}, expected {dict(state.operators)}"
-            )
-    return chains
 
 
 def _stash_frontier(client: PersistClient, state: ShardState) -> int | None:
@@ -249,6 +238,11 @@ def manifest_of_outdated(client: PersistClient, config: ShardConfig, description
     for commit in state.commits:
         if commit.token == description.token:
             return commit.manifest_key
+    if state.upper == Frontier(description.lower):
+        raise RunFailed(
+            f"the write stage called {description.interval} outdated, but the upper of shard {description.shard} is"
+            f" still {state.upper}; nothing was committed. Run it again"
+        )
     return _stage_empty(client, config, state, description, rows="outdated")
 
 

@@ -14,10 +14,10 @@ import zstandard
 from persist_core.checkpoint.manifest import (
     CheckpointManifest,
     PartitionState,
+    SavedOperator,
     ShardPin,
     SourceOffsets,
 )
-from persist_core.checkpoint.manifest import OperatorState as SavedState
 from persist_core.errors import CorruptArtifact
 from persist_core.location.mem import MemBlob
 from persist_core.protocol.conflicts import ConflictRecord
@@ -81,7 +81,7 @@ CHECKPOINT = CheckpointManifest(
     epoch=5,
     timestamp_ms=6,
     operators={
-        STASH_OPERATOR: SavedState((PartitionState(0, True, "operators/x/partition-0.delta", 8, "e" * 64),), 8, True)
+        STASH_OPERATOR: SavedOperator((PartitionState(0, True, "operators/x/partition-0.delta", 8, "e" * 64),), 8, True)
     },
     source_offsets={"files": SourceOffsets("files", {"files": 1}, 5)},
     parent_id=A,

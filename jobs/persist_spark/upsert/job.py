@@ -1,4 +1,4 @@
-"""The write stage: a description and its frozen input become a staged batch (SEMANTICS, section 5).
+"""The write stage: a description and its frozen input become a staged batch (docs/semantics.md, section 5).
 
     JobSpec -> still valid? -> frozen input unchanged? -> decode -> upsert -> stage -> still unchanged? -> manifest
 
@@ -22,7 +22,7 @@ from persist_core.sources.frozen import load_frozen
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.decode.formats import decode
 from persist_spark.session import settings, stage_settings
-from persist_spark.upsert.batch import WriteRequest, write_batch
+from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 
 
 def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> BatchManifest:
@@ -33,7 +33,7 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
     """
     client = PersistClient(location)
     description, config = spec.description, spec.collection
-    request = WriteRequest(
+    request = UpsertRequest(
         description=description,
         schema=config.collection_schema(),
         attempt=spec.attempt,
@@ -52,4 +52,4 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
         settings(spark, stage_settings(description.input_bytes)),
     ):
         records = decode(spark, config, frozen.files, scratch=Path(scratch))
-        return write_batch(spark, client, request, records, lambda: check_unchanged(frozen))
+        return stage_upserts(spark, client, request, records, lambda: check_unchanged(frozen))

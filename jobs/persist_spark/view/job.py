@@ -1,4 +1,4 @@
-"""The write stage of a view: a frozen time and its inputs become a staged batch (SEMANTICS, sections 5 and 6).
+"""The write stage of a view: a frozen time and its inputs become a staged batch (docs/semantics.md, sections 5 and 6).
 
     JobSpec -> still valid? -> inputs as of r -> query -> schema fits? -> difference to what is persisted -> stage
                                      └ errs as of r, kinds prefixed ─────────┘
@@ -34,7 +34,7 @@ from persist_core.shard.stats import Trial
 from persist_core.sources.frozen import load_frozen
 from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource
 from persist_core.spark_job.spec import JobSpec
-from persist_spark.frame import ERR_COLUMNS, part_frame, quoted
+from persist_spark.frame import ERR_COLUMNS, part_type, quoted
 from persist_spark.read.frames import error_updates, snapshot
 from persist_spark.read.parts import parts_of, scan
 from persist_spark.session import settings, stage_settings
@@ -73,7 +73,7 @@ class _View:
 
     def persisted(self, schema: CollectionSchema) -> tuple[DataFrame | None, DataFrame | None]:
         """All updates of the target in its batches, oks and errs."""
-        frame = part_frame(schema)
+        frame = part_type(schema)
         kinds = ((PartKind.INSERTIONS, PartKind.RETRACTIONS), (PartKind.ERRS,))
         parts = [[part for kind in wanted for part in parts_of(self.manifests, kind)] for wanted in kinds]
         oks, errs = [scan(self.spark, self.client.blob, each, frame) if each else None for each in parts]

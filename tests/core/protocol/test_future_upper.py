@@ -12,8 +12,8 @@ from persist_core.protocol import stages
 from persist_core.protocol.fork import fork
 from persist_core.protocol.stages import MAX_AHEAD_MS, Minted, NothingToDo
 from persist_core.shard.state import Committed
-from persist_core.testing.strategies import SCHEMA
 from persist_core.time_text import parse_time
+from tests.core.oracle.strategies import SCHEMA
 from tests.core.protocol.restored_shard import SHARD, Collection
 
 YEAR_2099 = parse_time("2099-01-01")

@@ -17,7 +17,7 @@ from persist_core.protocol import stages
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import NothingToRestore, plan_restore
 from persist_core.shard.batch import STASH_OPERATOR
-from persist_core.testing.strategies import MAX_WIDTH, SCHEMA, STRAY, History, histories
+from tests.core.oracle.strategies import MAX_WIDTH, SCHEMA, STRAY, History, histories
 from tests.core.protocol.restored_shard import SHARD, Collection, as_tables, contents
 
 A, B = ("eu", 1), ("eu", 2)

@@ -250,11 +250,11 @@ def test_fsck_finds_a_missing_frozen_input_and_rows_that_were_never_there(world:
     assert fsck(world.client, "v").is_clean
     assert description.input_key is not None
     world.blob.delete(description.input_key)
-    assert [finding.check for finding in fsck(world.client, "v").findings] == ["source_progress"]
+    assert [finding.check for finding in fsck(world.client, "v").violations] == ["source_progress"]
     world.append("b", 9, 2, diff=-1)
     assert fsck(world.client, "b").is_clean
     world.append("b", 11, 2, diff=-1)
-    (finding,) = fsck(world.client, "b").findings
+    (finding,) = fsck(world.client, "b").violations
     assert finding.check == "counts_not_negative"
 
 
