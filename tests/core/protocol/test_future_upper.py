@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from persist_core.testing.strategies import SCHEMA
 
 from persist_core.errors import InvalidInput
 from persist_core.oracle.upsert import Record
