@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from persist_core.spark_job.installation import spark_home
 from persist_core.spark_job.jars import s3a_jars
-from persist_core.spark_job.submit import spark_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -144,7 +144,7 @@ def _paragraphs(text: str | None) -> str:
     return "\n\n".join(" ".join(_cell(paragraph).split()) for paragraph in found)
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(head: tuple[str, ...], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, tuple("---" for _ in head), *(tuple(map(_cell, row)) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -9,7 +9,8 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.write import stage_manifest
 from persist_core.location.consensus import CaSResult, VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
-from persist_core.maintenance.fsck import Finding, FsckReport, fsck
+from persist_core.maintenance.fsck import FsckReport, fsck
+from persist_core.maintenance.violations import Violation
 from persist_core.protocol import stages
 from persist_core.protocol.restore import NothingToRestore, plan_restore, restore
 from persist_core.protocol.stages import Conflict
@@ -169,11 +170,11 @@ def _scrub_unnamed(client: PersistClient, shard: str) -> FsckReport:
     report = fsck(client, shard)
     named = {batch.manifest_key.rpartition("/")[0] for batch in client.state(shard).batches}
     unnamed = [
-        Finding(shard, "unnamed", entry.key)
+        Violation(shard, "unnamed", entry.key)
         for entry in client.blob.list_keys_and_metadata(f"{shard}/batches/")
         if "/".join(entry.key.split("/")[:3]) not in named
     ]
-    return replace(report, findings=(*report.findings, *unnamed))
+    return replace(report, violations=(*report.violations, *unnamed))
 
 
 PLANTED: dict[str, Parts] = {

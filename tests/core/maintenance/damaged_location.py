@@ -9,17 +9,18 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
-from persist_core.testing.strategies import SCHEMA
 
 from persist_core.config.view import ViewConfig
 from persist_core.handles.client import PersistClient
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemConsensus
-from persist_core.location.open import OpenLocation, PersistLocation, open_location
+from persist_core.location.open import OpenLocation, open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.oracle.upsert import TOMBSTONE, Record
 from persist_core.protocol import stages
 from persist_core.protocol.conflicts import list_conflicts
@@ -33,6 +34,7 @@ from persist_core.shard.parts import updates_schema
 from persist_core.shard.state import Commit, Committed
 from persist_core.sources.files import FrozenInput
 from persist_core.sources.frozen import load_frozen
+from tests.core.oracle.strategies import SCHEMA
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.servers.postgres import PostgresServer
 from tests.servers.s3 import S3Server
@@ -248,9 +250,9 @@ class Complete:
         yield "forks", lambda: list_forks(self.client.blob, SHARD)
         yield "frozen files", lambda: load_frozen(self.client.blob, self.input_key, FrozenInput)
         for config in (self.things.config, self.view):
-            yield f"mint {config.name}", lambda config=config: self._minted(config)
+            yield f"mint {config.name}", partial(self._minted, config)
         for commit in self.commits[:-1]:
-            yield f"restore {commit.epoch}", lambda each=commit.checkpoint_id: self._plan(each)
+            yield f"restore {commit.epoch}", partial(self._plan, commit.checkpoint_id)
 
     def _reads(self, shard: str) -> Iterator[tuple[str, Callable[[], Any]]]:
         def reader() -> Any:
@@ -258,7 +260,7 @@ class Complete:
 
         yield f"{shard}: errors", lambda: reader().errors().to_pylist()
         for time in {SHARD: (5, 25, UPTO - 1), FORK: (5,)}.get(shard, ()):
-            yield f"{shard}: snapshot {time}", lambda time=time: _rows(reader().snapshot(time))
+            yield f"{shard}: snapshot {time}", partial(_snapshot, reader, time)
         yield f"{shard}: snapshot", lambda: _rows(reader().snapshot())
         yield f"{shard}: changes", lambda: _rows(reader().changes(2))
         yield f"{shard}: error changes", lambda: _rows(reader().error_changes(2))
@@ -273,7 +275,11 @@ class Complete:
         plan = plan_restore(self.client, SHARD, checkpoint_id)
         assert isinstance(plan, RestorePlan)
         state = {name: [each.sha256 for each in chain] for name, chain in plan.point.operators.items()}
-        return _rows(plan.oks), _rows(plan.errs), plan.point.sources, state, plan.files_again
+        return _rows(plan.oks), _rows(plan.errs), plan.point.sources, state, plan.inputs_again
+
+
+def _snapshot(reader: Callable[[], Any], time: int) -> Any:
+    return _rows(reader().snapshot(time))
 
 
 def _records(number: int, time: int) -> list[Record]:

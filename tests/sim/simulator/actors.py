@@ -78,7 +78,7 @@ def restore_some(world: World, name: str, times: int) -> None:
 
 def _restore(world: World, client: PersistClient, name: str) -> None:
     checkpointer = BlobCheckpointer(client.blob, SHARD)
-    manifests = checkpointer.manifests()
+    manifests = checkpointer.listing().manifests
     if not manifests:
         return
     older = manifests[:-1] or manifests  # to go back to the newest changes nothing
@@ -104,4 +104,4 @@ def scrub_some(world: World, name: str, times: int) -> None:
             client.clock.sleep_ms(1_000)
             continue
         if not report.is_clean:
-            world.fail("scrub", f"{name} found {report.findings}")
+            world.fail("scrub", f"{name} found {report.violations}")

@@ -114,7 +114,9 @@ class _Simulation:
         self.scheduler.give_way()
 
     def is_kept(self, checkpoint_id: str) -> bool:
-        return checkpoint_id in {found.checkpoint_id for found in BlobCheckpointer(self._real_blob, SHARD).manifests()}
+        return checkpoint_id in {
+            found.checkpoint_id for found in BlobCheckpointer(self._real_blob, SHARD).listing().manifests
+        }
 
     def fail(self, kind: str, message: str) -> NoReturn:
         self.scheduler.fail(kind, message)
