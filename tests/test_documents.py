@@ -123,8 +123,8 @@ def test_the_operators_table_names_each_error_as_a_log_does() -> None:
 
 
 def test_paths_in_documents_exist() -> None:
-    """A name in backticks that begins with one of our folders and has a slash is a path, perhaps with wildcards."""
-    pattern = re.compile(r"`((?:persist_core|jobs|plugins|tests|dags|requirements)/[\w./*-]+)`")
+    """A name in backticks that begins with one of our folders, or is a test module. It may contain wildcards."""
+    pattern = re.compile(r"`((?:(?:persist_core|jobs|plugins|tests|dags|requirements)/|test_)[\w./*-]+)`")
     found = [
         f"{path}: {name}"
         for path in files()
