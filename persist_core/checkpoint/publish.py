@@ -129,6 +129,7 @@ def publish_missing(client: PersistClient, state: ShardState) -> tuple[str, ...]
     """
     task = _Publication(client, state)
     task.publish_missing()
+    task.settle()
     return tuple(task.published)
 
 
@@ -242,8 +243,6 @@ class _Publication:
         for commit in missing:
             if self._publish(commit, is_newest=commit == self._state.newest_commit):
                 self.published.append(commit.checkpoint_id)
-        if missing:
-            settle_latest(self._client, self._state.shard)
 
     def repair(self, listing: Listing, *, thorough: bool = False) -> bool:
         """Write damaged checkpoints again from their commits; move the manifests of others aside. True if it did.
