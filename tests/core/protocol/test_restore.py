@@ -299,7 +299,7 @@ def test_what_can_not_be_restored_says_why_and_changes_nothing(shard: Collection
     state = shard.client.state(SHARD)
     with pytest.raises(CheckpointNotFound, match=f"persist checkpoints {SHARD}"):
         plan_restore(shard.client, SHARD, shard.client.ids.uuid7())
-    with pytest.raises(InvalidInput, match=f"changed by 5 updates.*at most 3.*--max-updates.*--to {first} --as"):
+    with pytest.raises(InvalidInput, match=f"changed by 5 updates.*limit is 3.*--max-updates.*--to {first} --as"):
         plan_restore(shard.client, SHARD, first, max_updates=3)
     assert shard.client.state(SHARD) == state
     hold = shard.client.open_since(SHARD, "h")
