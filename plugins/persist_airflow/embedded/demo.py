@@ -19,11 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from persist_airflow.embedded.home import (
-    UI_PORT,
-    WITH_UI,
     EmbeddedAirflowError,
     LocalAirflow,
-    free_port,
     project_airflow,
 )
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
@@ -71,30 +68,6 @@ def run_demo(root: Path) -> int:
         _print_results(console, client, config, first_ms, end_ms)
         _print_view(console, client, end_ms)
     _print_next(console, airflow)
-    return 0
-
-
-def up(root: Path) -> int:
-    """Start Airflow with its UI in the background."""
-    console = Console()
-    airflow = project_airflow(root, port=free_port(UI_PORT))
-    if url := airflow.recorded_url():
-        console.print(f"Airflow is running already: {url}")
-        return 0
-    with console.status("starting Airflow"):
-        airflow.prepare()
-        airflow.start(WITH_UI)
-    passwords = airflow.home / "simple_auth_manager_passwords.json.generated"
-    console.print(
-        f"Airflow: {airflow.url}   user admin, password in {passwords}   `make down` stops it", soft_wrap=True
-    )
-    return 0
-
-
-def down(root: Path) -> int:
-    """Stop what `up` (or a demo that was killed) left running."""
-    stopped = project_airflow(root).stop()
-    Console().print(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
     return 0
 
 
