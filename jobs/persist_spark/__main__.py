@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from persist_core.config.view import ViewConfig
 from persist_core.errors import PersistError, StorageError
-from persist_core.location.open import OpenLocation, location_from, open_location
+from persist_core.location.open import OpenLocation, open_location
+from persist_core.location.settings import location_from
 from persist_core.shard.keys import manifest_key, trial_key
 from persist_core.spark_job.answer import record_failure
 from persist_core.spark_job.spec import JobSpec, load_spec

@@ -6,7 +6,7 @@ import re
 from urllib.parse import quote, unquote
 
 from persist_core.errors import InvalidUri
-from persist_core.location.open import redact_uri
+from persist_core.location.uri import redact_uri
 
 _SECRET_PARAMETERS = frozenset({"password", "sslpassword", "secret_access_key", "session_token"})
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:/{0,2}", re.IGNORECASE)

@@ -27,7 +27,7 @@ from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation
+from persist_core.location.settings import PersistLocation
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.keys import manifest_key, trial_key
 from persist_core.shard.stats import Trial
@@ -147,7 +147,7 @@ def connect_environment(url: str) -> dict[str, str]:
 def tuned_conf(master: str, input_bytes: int) -> dict[str, str]:
     """Spark settings that shorten start-up. JVM flags only for local masters: elsewhere the driver is not ours to tune.
 
-    Measured for a trivial job on 2 cores: 10-13 s untuned, 8.5-9 s with these (shared design notes, PLATFORM).
+    Measured for a trivial job on 2 cores: 10-13 s untuned, 8.5-9 s with these (docs/benchmarks.md, "Starting Spark").
     """
     conf = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     if master.startswith("local"):

@@ -31,6 +31,7 @@ from persist_airflow.operators import (
 )
 from persist_airflow.wrong_files import stand_ins
 from persist_core.config.collection import CollectionConfig, load_collections
+from persist_core.config.files import config_files
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ON_INPUT, ViewConfig, load_views
 from persist_core.errors import ConfigError
@@ -160,8 +161,14 @@ def build_view_dags(
 def _dags(
     configs: Sequence[ShardConfig], errors: Sequence[ConfigError], folder: Path, prefix: str, options: DagOptions
 ) -> dict[str, DAG]:
-    dags = [build_dag(config, **options) for config in configs]
-    return {dag.dag_id: dag for dag in (*dags, *stand_ins(errors, folder, prefix))}
+    dags, wrong = [], list(errors)
+    for config in configs:
+        try:
+            dags.append(build_dag(config, **options))
+        except ConfigError as error:  # a schedule that Airflow refuses
+            file = next(file for file in config_files(folder) if file.stem == config.name)
+            wrong.append(ConfigError(f"{file}: {error}"))
+    return {dag.dag_id: dag for dag in (*dags, *stand_ins(wrong, folder, prefix))}
 
 
 def _schedule(config: ShardConfig, persist_conn_id: str) -> Any:

@@ -21,7 +21,9 @@ from persist_core.handles.client import PersistClient
 from persist_core.ids import RandomIds
 from persist_core.location.consensus import CaSResult, VersionedData
 from persist_core.location.credentials import secrets_of, with_login
-from persist_core.location.open import OpenLocation, PersistLocation, location_from, open_location, redact_uri
+from persist_core.location.open import OpenLocation, open_location
+from persist_core.location.settings import PersistLocation, location_from
+from persist_core.location.uri import redact_uri
 
 _TEST_PREFIX = "_connection_test"  # starts with "_", so it can be no shard's name
 

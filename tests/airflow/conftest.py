@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import ENV_BLOB_URI, ENV_CONSENSUS_URI, PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import ENV_BLOB_URI, ENV_CONSENSUS_URI, PersistLocation
 from tests.servers.backends import blob_uri_beside
 from tests.spark.s3_store import s3_server
 

@@ -26,7 +26,7 @@ def main() -> int:
     argv = sys.argv[1:]
     conf = dict(value.split("=", 1) for name, value in itertools.pairwise(argv) if name == "--conf")
     properties: dict[str, str] = {}
-    notes = {"argv": argv, "environment": dict(os.environ), "file": None, "mode": None}
+    notes: dict[str, object] = {"argv": argv, "environment": dict(os.environ), "file": None, "mode": None}
     if "--properties-file" in argv:
         path = Path(argv[argv.index("--properties-file") + 1])
         notes |= {"file": str(path), "mode": oct(path.stat().st_mode & 0o777), "text": path.read_text()}
@@ -58,7 +58,8 @@ def driver_environment(settings: dict[str, str]) -> dict[str, str]:
 def stage(driver: dict[str, str], arguments: list[str]) -> None:
     """What the job would do, with an empty batch."""
     from persist_core.handles.client import PersistClient
-    from persist_core.location.open import location_from, open_location
+    from persist_core.location.open import open_location
+    from persist_core.location.settings import location_from
     from persist_core.spark_job.spec import load_spec
 
     with open_location(location_from(env=driver)) as location:

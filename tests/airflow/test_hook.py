@@ -16,7 +16,7 @@ from persist_airflow.provider import get_provider_info
 from persist_core.errors import ConfigError
 from persist_core.handles.client import PersistClient
 from persist_core.location import S3Blob, S3Consensus
-from persist_core.location.open import ENV_BLOB_URI, ENV_CONSENSUS_URI, PersistLocation
+from persist_core.location.settings import ENV_BLOB_URI, ENV_CONSENSUS_URI, PersistLocation
 from tests.airflow.fruit import NAME
 
 pytestmark = pytest.mark.airflow_2_11

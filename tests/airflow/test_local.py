@@ -15,7 +15,7 @@ import pytest
 
 from persist_airflow.embedded.__main__ import main
 from persist_airflow.embedded.home import EmbeddedAirflowError, LocalAirflow, free_port, project_airflow, psutil
-from persist_core.location.open import PersistLocation
+from persist_core.location.settings import PersistLocation
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ import json, signal, subprocess, sys, time
 from pathlib import Path
 from persist_airflow.embedded.__main__ import main
 from persist_airflow.embedded.home import LocalAirflow, psutil
-from persist_core.location.open import PersistLocation
+from persist_core.location.settings import PersistLocation
 
 class Sleeper(LocalAirflow):
     def start(self, components=()):

@@ -23,7 +23,7 @@ from persist_airflow.spark_connect import ConnectedJob, connect_url
 from persist_core.config.view import load_view
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation
+from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.run import bring_up_to_date, describe_trial
 from persist_core.spark_job.submit import SparkSettings, try_view, write_batch

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from persist_core.config.collection import load_collection
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.protocol.run import bring_up_to_date
 from persist_core.spark_job.submit import SparkSettings, write_batch
 from persist_core.time_text import parse_time

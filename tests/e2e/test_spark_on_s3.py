@@ -14,7 +14,8 @@ from persist_core.config.collection import load_collection
 from persist_core.config.view import load_view
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.run import RunReport, bring_up_to_date
 from persist_core.spark_job.submit import SparkSettings, write_batch
@@ -83,7 +84,7 @@ def contents(location: PersistLocation) -> list[Any]:
     found: list[Any] = []
     with open_location(location) as opened:
         client = PersistClient(opened)
-        assert fsck(client, SHARD).findings == ()
+        assert fsck(client, SHARD).violations == ()
         reader = client.open_reader(SHARD)
         for end in range(START_MS + DAY_MS, UNTIL_MS + 1, DAY_MS):
             found.append(sorted(map(repr, reader.snapshot(end - 1).to_pylist())))

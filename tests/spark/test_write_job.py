@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import CorruptArtifact, SourceChanged
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore

@@ -12,7 +12,8 @@ import pyarrow as pa
 from persist_core.config.view import ViewConfig
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import stage_manifest
-from persist_core.location.open import PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.schema import DIFF, TIME, CollectionSchema, Column
 from persist_core.shard.batch import BatchManifest
 from persist_core.shard.keys import trial_key

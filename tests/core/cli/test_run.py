@@ -19,7 +19,8 @@ from persist_core.clock import SystemClock
 from persist_core.config.collection import CollectionConfig, load_collection
 from persist_core.errors import InvalidInput, OutdatedDescription, PersistError, RunFailed, TooManyErrors
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.protocol import run as local_run
 from persist_core.protocol.conflicts import list_conflicts
 from persist_core.protocol.run import bring_up_to_date, default_until
@@ -300,6 +301,15 @@ def test_the_command(world: World, capsys: pytest.CaptureFixture[str], monkeypat
     assert captured.out == ""
     assert json.loads(captured.err.splitlines()[-1])["error"]["kind"] == "too_many_errors"
     assert run_command(["run", "orders", "--conf", "nonsense"]) == 2
+
+
+def test_a_time_in_the_future_needs_force(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.drop("a.txt", 1)
+    command = ["run", str(world.write_config()), "--until", "2099-01-01"]
+    assert run_command(command) == 2
+    assert "run it with --force" in capsys.readouterr().err
+    assert run_command([*command, "--force"]) == 0
+    assert world.client.state("orders").upper.time == parse_time("2099-01-01")
 
 
 def test_by_default_the_input_is_final_up_to_the_current_period(world: World) -> None:

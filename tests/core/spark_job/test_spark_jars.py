@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from persist_core.errors import InvalidInput
-from persist_core.location.open import PersistLocation
+from persist_core.location.settings import PersistLocation
 from persist_core.spark_job.handover import location_environment
 from persist_core.spark_job.jars import JARS_CONF, JARS_ENV, PACKAGES_CONF, hadoop_version, s3a_jars, with_s3a_jars
 from tests.env import spark_jars
