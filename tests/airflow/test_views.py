@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from persist_airflow.compat import AirflowException, AirflowSkipException
-from persist_airflow.factory import build_upsert_dag
+from persist_airflow.factory import build_upsert_dag, build_view_dag, build_view_dags, view_task_group
 from persist_airflow.operators import MintBatchDescriptionsOperator
 from persist_airflow.spark import WriteBatchesOperator
-from persist_airflow.view_factory import build_view_dag, build_view_dags, view_task_group
 from persist_core.handles.client import PersistClient
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.keys import trial_key
