@@ -86,7 +86,9 @@ def point_of(client: PersistClient, state: ShardState, checkpoint_id: str) -> Re
 
 
 def _batches_until(state: ShardState, upper: int | None) -> tuple[HollowBatch, ...]:
-    batches = tuple(batch for batch in state.batches if Frontier(batch.upper) <= Frontier(upper))
+    batches = tuple(batch for batch in state.batches if Frontier(batch.lower) < Frontier(upper))
+    if batches and batches[-1].is_empty:  # it may have been merged with later empty ones: cut it where it ended then
+        batches = (*batches[:-1], replace(batches[-1], upper=upper))
     if not batches or batches[-1].upper != upper:
         raise OutsideFrontiers(
             f"shard {state.shard} has no batch that ends at {upper}, the upper of the checkpoint (since {state.since},"
@@ -123,6 +125,8 @@ def _progress(
         if not missing:
             break
         manifest = client.manifest(batch)
+        if Frontier(manifest.upper) > Frontier(batch.upper):
+            continue  # of a later empty batch that this one was merged with
         sources.update({name: source for name, source in manifest.sources.items() if name in missing})
         missing -= set(manifest.sources)
         if manifest.restored:
