@@ -42,8 +42,6 @@ from persist_core.handles.read import check_as_of, sum_diffs
 from persist_core.protocol.stages import Conflict, append
 from persist_core.schema import DIFF, TIME, CollectionSchema
 from persist_core.shard.batch import (
-    STASH_KIND,
-    STASH_OPERATOR,
     BatchCounts,
     BatchDescription,
     HollowBatch,
@@ -304,11 +302,10 @@ def copy_operators(client: PersistClient, point: RestorePoint, shard: str, attem
 def _copied(
     client: PersistClient, chain: tuple[StateArtifact, ...], shard: str, attempt: str, operator: str
 ) -> OperatorState:
-    kind = STASH_KIND if operator == STASH_OPERATOR else operator
     staged = []
     for number, artifact in enumerate(chain):
         data = load_verified(client.blob, artifact.key, artifact.sha256)
-        key = part_key(shard, attempt, kind, number)
+        key = part_key(shard, attempt, operator, number)
         client.blob.set(key, data)
         staged.append(replace(artifact, partition_id=number, key=key))
     return OperatorState(is_delta=False, artifacts=tuple(staged))

@@ -8,6 +8,9 @@ no whole row goes through an exchange. A shard without a key is a multiset: its 
 
 The state is read when the function is called; the parts when the DataFrame is used. Nothing is held back meanwhile:
 for long reads take a lease (`PersistClient.open_leased_reader`).
+
+A missing part, or one of another size than its manifest says, raises `CorruptArtifact` from the function. A page whose
+checksum is wrong fails the action on the DataFrame with Spark's own error, which names the file.
 """
 
 from __future__ import annotations
@@ -22,15 +25,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from persist_core.errors import InvalidInput, OutsideFrontiers
+from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
-from persist_core.handles.read import check_as_of
+from persist_core.handles.read import check_as_of, schema_of
 from persist_core.location.blob import Blob
 from persist_core.location.open import OpenLocation, PersistLocation, open_location
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
 from persist_core.shard.batch import BatchManifest, PartKind
-from persist_core.shard.state import ShardState
 from persist_spark.frame import ERR_COLUMNS, named, part_type
+from persist_spark.read.damage import check_sizes, part_sizes
 from persist_spark.read.parts import parts_of, scan
 
 # Retractions up to here are broadcast: about 100 MB of keys and times in each executor.
@@ -156,18 +159,11 @@ def _open(
             b for b in state.batches if b.lower <= high and (low is None or b.upper is None or b.upper > low + 1)
         ]
         manifests = client.open_reader(shard).manifests(batches)
+        check_sizes(opened.blob, part_sizes(manifests))
     finally:
         if opened is not location:
             opened.close()
-    return _Reading(spark, opened.blob, _known_schema(state), manifests, low, high)
-
-
-def _known_schema(state: ShardState) -> CollectionSchema:
-    if state.schema is None:
-        raise OutsideFrontiers(
-            f"shard {state.shard} has no data yet (since {state.since}, upper {state.upper}); run its dag first"
-        )
-    return state.schema
+    return _Reading(spark, opened.blob, schema_of(state), manifests, low, high)
 
 
 def _nothing(spark: SparkSession, frame: T.StructType) -> DataFrame:

@@ -19,6 +19,7 @@ from persist_core.protocol.stages import check_not_outdated
 from persist_core.schema import CollectionSchema, check_compatible
 from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchManifest
 from persist_spark.frame import ORDER, named, records_type, slot_names
+from persist_spark.read.damage import check_sizes, part_sizes
 from persist_spark.read.parts import committed_updates, scan_keys
 from persist_spark.session import settings, stage_settings
 from persist_spark.stage import stage
@@ -66,8 +67,13 @@ def stage_upserts(
         check_compatible(state.schema, schema)
     below = [batch for batch in state.batches if batch.lower < description.lower]
     manifests = client.open_reader(description.shard).manifests(below)
+    chain = description.operators.get(STASH_OPERATOR, ())
+    check_sizes(client.blob, part_sizes(manifests) | {artifact.key: artifact.size_bytes for artifact in chain})
     state_bytes = sum(manifest.size_bytes for manifest in manifests)
-    stash = _read_stash(spark, client, description, schema, records)
+    stash = None
+    if chain:  # not consolidated
+        stash_type = records_type(schema, records.schema[ORDER].dataType)
+        stash = scan_keys(spark, client.blob, [artifact.key for artifact in chain], stash_type)
     is_keyed = state_bytes > SMALL_STATE_BYTES and description.input_bytes <= MAX_BROADCAST_INPUT_BYTES
     is_kept = is_keyed and not request.is_columnar
     with settings(spark, stage_settings(description.input_bytes + (0 if is_keyed else state_bytes))):
@@ -110,21 +116,6 @@ def stage_upserts(
         finally:
             if is_kept:
                 records.unpersist()
-
-
-def _read_stash(
-    spark: SparkSession,
-    client: PersistClient,
-    description: BatchDescription,
-    schema: CollectionSchema,
-    records: DataFrame,
-) -> DataFrame | None:
-    """The artifacts of the stash before this batch, unconsolidated; `None` where there is no stash."""
-    chain = description.operators.get(STASH_OPERATOR)
-    if not chain:
-        return None
-    frame = records_type(schema, records.schema[ORDER].dataType)
-    return scan_keys(spark, client.blob, [artifact.key for artifact in chain], frame)
 
 
 def _slots(records: DataFrame, stash: DataFrame | None, schema: CollectionSchema) -> DataFrame:

@@ -12,7 +12,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from persist_core.schema import PART
-from persist_core.shard.batch import STASH_KIND, PartKind
+from persist_core.shard.batch import STASH_OPERATOR, PartKind
 from persist_spark.frame import OP, SKIP, TRUNCATE
 
 # Columns that live only between the steps of an upsert.
@@ -86,7 +86,7 @@ def emitted_counts() -> dict[str, str]:
         "retractions": f"{PART} = '{PartKind.RETRACTIONS}'",
         "err_insertions": f"{PART} = '{PartKind.ERRS}' AND {SIDE} = {COMES}",
         "err_retractions": f"{PART} = '{PartKind.ERRS}' AND {SIDE} = {GOES}",
-        "stash_rows": f"{PART} = '{STASH_KIND}'",
+        "stash_rows": f"{PART} = '{STASH_OPERATOR}'",
     }
     counts = {name: f"count_if({condition})" for name, condition in conditions.items()}
     for i, name in enumerate(HASHES):

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from persist_core.errors import InvariantViolation
-from persist_core.shard.batch import BatchCounts
+from persist_core.shard.batch import STASH_OPERATOR, BatchCounts
 from persist_core.shard.stats import DrainStats
+from persist_spark.stage import StateRows
 
 
 @dataclass(frozen=True)
@@ -82,14 +83,9 @@ class Outcome:
         return not self.is_thorough and (self.read.truncates > 0 or self.read.order_ties > 0)
 
     @property
-    def stash_rows(self) -> int:
-        """Rows of operator state."""
-        return self.emitted.stash_rows
-
-    @property
-    def stashed(self) -> int:
-        """Records that the stash holds after the batch."""
-        return self.read.stashed
+    def state_rows(self) -> dict[str, StateRows]:
+        """The rows of the stash."""
+        return {STASH_OPERATOR: StateRows(self.emitted.stash_rows, self.read.stashed)}
 
     @property
     def counts(self) -> BatchCounts:

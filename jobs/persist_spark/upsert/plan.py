@@ -35,7 +35,8 @@ from pyspark.sql import functions as F
 from persist_core.errors import BadBounds, InvariantViolation
 from persist_core.oracle.upsert import LATE_TIME, Late
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema
-from persist_core.shard.batch import STASH_KIND, PartKind
+from persist_core.shard.batch import STASH_OPERATOR, PartKind
+from persist_core.shard.parts import ERR_IDENTITY
 from persist_spark.frame import (
     BAD_KEY,
     DELETE,
@@ -88,7 +89,6 @@ _NEVER = -1  # the time of control records, which are only counted
 _FIRST_PAST = -2
 _ERR_CELLS = ", ".join(f"'{name}', {name}" for name in ERR_COLUMNS)
 _ERR_STRUCT = f"CASE WHEN {ERR_KIND} IS NOT NULL THEN named_struct({_ERR_CELLS}) END AS {ERR}"
-_ERR_IDENTITY = (ERR_KIND, ERR_KEY, ERR_PAYLOAD)  # what makes two errs equal: the message is for people
 _SKIP_SLOTS = 64  # control records have no key; spread, so that they don't all land in one task
 
 
@@ -97,7 +97,7 @@ class PlannedUpsert:
     """What `persistent_upsert` returns. `updates` is for exactly one action; then ask for `outcome()`.
 
     `updates` has the user's columns, time, diff, the err columns, the stash's `OP`, `ORDER` and `BAD_KEY`, and `PART`
-    (`insertions`, `retractions`, `errs`, `stash`).
+    (a `PartKind`, or the name of the stash's operator).
     """
 
     updates: DataFrame
@@ -106,6 +106,11 @@ class PlannedUpsert:
     _chain: DataFrame
     _read: Observation
     _emitted: Observation
+
+    @property
+    def operators(self) -> dict[str, bool]:
+        """The stash, and whether only what is new in it is written."""
+        return {STASH_OPERATOR: self._rules.is_delta} if self._rules.may_stash else {}
 
     def outcome(self) -> Outcome:
         """What the action observed. Call it only after the action has succeeded: it waits for the counts.
@@ -320,7 +325,7 @@ def _changes(ranked: DataFrame, rules: UpsertRules) -> DataFrame:
         f"lag({VALUE}) {window} AS {VALUE_BEFORE}",
         f"lag({ERR}) {window} AS {ERR_BEFORE}",
     )
-    same = [f"{VALUE} <=> {VALUE_BEFORE}", *[f"{ERR}.{name} <=> {ERR_BEFORE}.{name}" for name in _ERR_IDENTITY]]
+    same = [f"{VALUE} <=> {VALUE_BEFORE}", *[f"{ERR}.{name} <=> {ERR_BEFORE}.{name}" for name in ERR_IDENTITY]]
     is_same = " AND ".join(same)
     stashable = f"{FROM} = {ARRIVED}" if rules.is_delta else "true"
     sides = (
@@ -343,7 +348,7 @@ def _flat(sided: DataFrame, rules: UpsertRules) -> DataFrame:
         f"CASE WHEN {SIDE} = {GOES} THEN {ERR_BEFORE} ELSE {ERR} END AS {ERR}",
     )
     part = (
-        f"CASE WHEN {SIDE} = {STAYS_OUT} THEN '{STASH_KIND}' WHEN {SIDE} = {STAYS} THEN NULL"
+        f"CASE WHEN {SIDE} = {STAYS_OUT} THEN '{STASH_OPERATOR}' WHEN {SIDE} = {STAYS} THEN NULL"
         f" WHEN {ERR} IS NOT NULL THEN '{PartKind.ERRS}'"
         f" WHEN {SIDE} = {COMES} THEN '{PartKind.INSERTIONS}' ELSE '{PartKind.RETRACTIONS}' END"
     )

@@ -18,20 +18,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
-from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema, Column
+from persist_core.schema import DIFF, ERR_MESSAGE, PART, TIME, CollectionSchema, Column
 from persist_core.shard.batch import BatchCounts, PartKind
+from persist_core.shard.parts import ERR_IDENTITY
 from persist_core.shard.stats import ViewStats
 from persist_spark.frame import ERR_COLUMNS, err_type, quoted, spark_type
+from persist_spark.stage import StateRows
 from persist_spark.upsert.counts import HASHES, as_json
 
 WANTED = "_persist_wanted"  # bigint: how often the row is to be there
 FOUND = "_persist_found"  # bigint: how often it is
-_ERR_IDENTITY = (ERR_KIND, ERR_KEY, ERR_PAYLOAD)
 _63_BITS = (1 << 63) - 1
 _PART_OF_OK = f"CASE WHEN {DIFF} > 0 THEN '{PartKind.INSERTIONS}' ELSE '{PartKind.RETRACTIONS}' END"
 
@@ -64,8 +66,7 @@ class Refresh:
     corrections: int = 0
 
     needs_thorough_plan = False
-    stash_rows = 0
-    stashed = 0
+    state_rows: ClassVar[Mapping[str, StateRows]] = {}  # a view has no operator state
 
     @property
     def stats(self) -> ViewStats:
@@ -134,7 +135,7 @@ def install_desired_into_persist(
     errs = _errs(desired_errs, persisted_errs)
     if errs is None:
         return Installed(updates, (observed,))
-    changed_errs, observed_errs = _changed(errs, list(_ERR_IDENTITY), is_err=True)
+    changed_errs, observed_errs = _changed(errs, list(ERR_IDENTITY), is_err=True)
     no_values = [f"CAST(NULL AS {_sql_type(column)}) AS {quoted(column.name)}" for column in schema.columns]
     err_updates = changed_errs.selectExpr(*no_values, f"{at}L AS {TIME}", DIFF, *ERR_COLUMNS, PART)
     return Installed(updates.union(err_updates), (observed, observed_errs))
@@ -164,13 +165,13 @@ def _errs(desired: DataFrame | None, persisted: DataFrame | None) -> DataFrame |
     """Errs summed by what makes them equal, or `None` where there are none on either side."""
     sides = []
     if desired is not None:
-        sides.append(desired.selectExpr(*_ERR_IDENTITY, ERR_MESSAGE, f"{DIFF} AS {WANTED}", f"0L AS {FOUND}"))
+        sides.append(desired.selectExpr(*ERR_IDENTITY, ERR_MESSAGE, f"{DIFF} AS {WANTED}", f"0L AS {FOUND}"))
     if persisted is not None:
-        sides.append(persisted.selectExpr(*_ERR_IDENTITY, ERR_MESSAGE, f"0L AS {WANTED}", f"{DIFF} AS {FOUND}"))
+        sides.append(persisted.selectExpr(*ERR_IDENTITY, ERR_MESSAGE, f"0L AS {WANTED}", f"{DIFF} AS {FOUND}"))
     if not sides:
         return None
     both = sides[0] if len(sides) == 1 else sides[0].union(sides[1])
-    return both.groupBy(*_ERR_IDENTITY).agg(*_sums(), F.expr(f"max({ERR_MESSAGE}) AS {ERR_MESSAGE}"))
+    return both.groupBy(*ERR_IDENTITY).agg(*_sums(), F.expr(f"max({ERR_MESSAGE}) AS {ERR_MESSAGE}"))
 
 
 def _changed(summed: DataFrame, identity: Sequence[str], *, is_err: bool) -> tuple[DataFrame, Observation]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from persist_core.shard.stats import Trial
 from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource, load_frozen
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.frame import ERR_COLUMNS, part_type, quoted
+from persist_spark.read.damage import check_sizes, named_damage, part_sizes
 from persist_spark.read.frames import error_updates, snapshot
 from persist_spark.read.parts import parts_of, scan
 from persist_spark.session import settings, stage_settings
@@ -109,10 +110,11 @@ def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
         frozen = load_frozen(client, description.input_key)
     below = [batch for batch in state.batches if batch.lower < description.lower]
     manifests = client.open_reader(config.name).manifests(below) if below else []
+    check_sizes(client.blob, part_sizes(manifests))
     view = _View(spark, client, location, config, state, manifests)
     moved_bytes = description.input_bytes + sum(manifest.size_bytes for manifest in manifests)
     wanted = {**stage_settings(moved_bytes), **_JOINS}
-    with settings(spark, wanted), failed(config.name, f"the refresh at {frozen.as_of}"):
+    with settings(spark, wanted), failed(config.name, f"the refresh at {frozen.as_of}"), named_damage(client.blob):
         schema, installed = view.plan(frozen, frozen.as_of)
         if spec.trial_as_of is not None:
             trial = _try(view, schema, installed, frozen.as_of)
@@ -138,6 +140,10 @@ class _Mended:
     @property
     def updates(self) -> DataFrame:
         return self.installed.updates
+
+    @property
+    def operators(self) -> Mapping[str, bool]:
+        return {}
 
     def outcome(self) -> Refresh:
         refresh = self.installed.outcome()
