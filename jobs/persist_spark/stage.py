@@ -6,10 +6,10 @@
 
 A row's kind is a `PartKind`, or the name of an operator whose state it is (`Planned.operators`).
 
-What is staged is not visible: dying at any point here leaves garbage that GC takes, and nothing else. Files reach their
-final names when the whole action commits, so that what a failed or speculative task wrote is never listed: in a file
-system by the file committer's first algorithm, on S3 by the magic committer (`persist_spark.s3a`). The rows of all
-listed files must then add up to what the action counted.
+What is staged is not visible: a crash at any point here leaves only garbage, which GC deletes. Files get their final
+names when the whole action commits, so what a failed or speculative task wrote is never listed: in a file system by the
+file committer's first algorithm, on S3 by the magic committer (`persist_spark.s3a`). The rows of all listed files must
+then add up to what the action counted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_PLANS = 2  # the normal plan, then at most once the thorough one
 
 _WRITE_OPTIONS = {
     "compression": "zstd",
-    # Keys and measures hardly repeat within a batch: give their dictionaries up soon. They cost more than all else.
+    # Keys and measures hardly repeat within a batch: give up their dictionaries early. They are the largest cost.
     "parquet.dictionary.page.size": str(64 << 10),
     "parquet.page.write-checksum.enabled": "true",  # readers verify it (`persist_spark.read.damage`)
     # A task's files appear only when the whole job commits; version 2 would publish them task by task.
@@ -71,11 +71,11 @@ class StateRows:
 
 
 class Counted(Protocol):
-    """What the action that wrote a batch counted: rows by kind, and a digest of all updates whatever their order."""
+    """What the action that wrote a batch counted: rows by kind, and an order-independent digest of all updates."""
 
     @property
     def needs_thorough_plan(self) -> bool:
-        """True where what was written must be thrown away."""
+        """True if what was written must be discarded."""
         ...
 
     @property
@@ -117,13 +117,13 @@ class Planned(Protocol[Counts]):
         ...
 
     def outcome(self) -> Counts:
-        """To be called only after the action has succeeded."""
+        """What the action counted; call it only after the action has succeeded."""
         ...
 
 
 @dataclass(frozen=True)
 class StagedFile:
-    """One file of the attempt, by what is in it."""
+    """One file of the attempt, and what it holds."""
 
     kind: str
     key: str

@@ -1,6 +1,6 @@
 """Read a shard from Spark: `snapshot`, `errors`, `changes`, `error_changes` as DataFrames.
 
-    state -> batches that overlap the times wanted -> parts -> DataFrame
+    state -> batches that overlap the times requested -> parts -> DataFrame
 
 A keyed shard is read by its invariants (docs/architecture.md, "Parts"): an insertion is live as of `t` iff no
 retraction of its key has `insertion.time < retraction.time <= t`. Only keys and times of retractions are decoded, and
@@ -65,7 +65,7 @@ def snapshot(spark: SparkSession, location: Location, shard: str, as_of: int | N
 
 
 def errors(spark: SparkSession, location: Location, shard: str, as_of: int | None = None) -> DataFrame:
-    """The errs as of `as_of`: key columns (null where undecodable), kind, message, key bytes, payload, since when.
+    """The errs as of `as_of`: key columns (null if undecodable), kind, message, key bytes, payload, insertion time.
 
     Raises as `snapshot` does.
     """
@@ -87,7 +87,7 @@ def errors(spark: SparkSession, location: Location, shard: str, as_of: int | Non
 
 
 def error_updates(spark: SparkSession, location: Location, shard: str, as_of: int) -> DataFrame | None:
-    """The errs' updates with `time <= as_of` as they were written, for who sums them; `None` where there are none.
+    """The errs' updates with `time <= as_of` as they were written, not summed; `None` if there are none.
 
     Columns: the err columns, time, diff. Raises as `snapshot` does.
     """
@@ -100,7 +100,7 @@ def error_updates(spark: SparkSession, location: Location, shard: str, as_of: in
 def changes(spark: SparkSession, location: Location, shard: str, after: int, through: int | None = None) -> DataFrame:
     """The oks' updates with `after < time <= through`, each once: the schema's columns, then time and diff.
 
-    `snapshot(after)` plus these is `snapshot(through)`. Raises `ShardNotFound`, `InvalidInput` where `after` is later
+    `snapshot(after)` plus these is `snapshot(through)`. Raises `ShardNotFound`, `InvalidInput` if `after` is later
     than `through`, and `OutsideFrontiers` unless `since <= after <= through < upper`.
     """
     reading = _open(spark, location, shard, through, after=after)
@@ -128,12 +128,12 @@ class _Reading:
     through: int
 
     def rows(self, kind: PartKind) -> int:
-        """Updates of this kind in the batches read (some may lie outside of the times wanted)."""
+        """Updates of this kind in the batches read (some may be at other times than requested)."""
         counts = [manifest.counts for manifest in self.manifests]
         return sum(c.retractions if kind is PartKind.RETRACTIONS else c.insertions for c in counts)
 
     def updates(self, kind: PartKind) -> DataFrame:
-        """The updates of one kind within the times wanted, all part columns."""
+        """The updates of one kind within the times requested, all part columns."""
         frame = part_type(self.schema)
         parts = parts_of(self.manifests, kind)
         found = scan(self.spark, self.blob, parts, frame) if parts else _nothing(self.spark, frame)
@@ -154,7 +154,7 @@ def _open(
         high = check_as_of(state, through)
         low = None if after is None else check_as_of(state, after)
         if low is not None and low > high:
-            raise InvalidInput(f"changes of shard {shard} after {low} through {high}: wanted after <= through")
+            raise InvalidInput(f"changes of shard {shard} after {low} through {high}: expected after <= through")
         batches = [
             b for b in state.batches if b.lower <= high and (low is None or b.upper is None or b.upper > low + 1)
         ]

@@ -26,18 +26,18 @@ from persist_spark.stage import stage
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
 
-# Reading a small shard whole costs less than the extra job that a broadcast of the batch's keys is.
+# Reading a small shard whole costs less than the extra job to broadcast the batch's keys.
 SMALL_STATE_BYTES = 8 << 20
-# Above this the keys of a batch no longer fit a broadcast; the state then goes through the exchange whole.
+# Above this the keys of a batch do not fit a broadcast; the whole state then goes through the exchange.
 MAX_BROADCAST_INPUT_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
 class UpsertRequest:
-    """All that the write stage has to know, once the input is a records frame.
+    """All that the write stage needs to know, once the input is a records frame.
 
     `may_stash=False` promises that no record's time lies at or after the batch's upper. `is_columnar`: the input's keys
-    can be read without the rest, so that reading them twice costs less than keeping all records in memory.
+    can be read without the rest, so reading them twice costs less than keeping all records in memory.
     """
 
     description: BatchDescription
@@ -129,13 +129,13 @@ def _check_errors(outcome: Outcome, description: BatchDescription, max_errors: i
     if max_errors is not None and errors > max_errors:
         raise TooManyErrors(
             f"{errors} of {outcome.read.eligible} processed records of {description.shard} {description.interval} are"
-            f" errors; at most {max_errors} are allowed (limits.max_errors). Nothing was committed: mend the input, or"
-            " raise the limit if these errors are to be kept as data"
+            f" errors; at most {max_errors} are allowed (limits.max_errors). Nothing was committed: correct the"
+            " input or the column types, or raise the limit to keep these errors as data"
         )
 
 
 def _check_history(drained: PlannedUpsert, outcome: Outcome, description: BatchDescription) -> None:
-    """What was looked up must be a history of at most one value per slot: nothing is picked silently."""
+    """Raise `InvariantViolation` unless what was looked up is a history of at most one value per slot."""
     if not outcome.read.broken:
         return
     row = drained.broken().orderBy("slot", "time", "diff").limit(1).collect()[0]

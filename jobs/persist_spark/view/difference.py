@@ -5,12 +5,12 @@
     persisted (-1) ┘                │ observed: contents before and after, what goes out
 
 Persisted updates need not be consolidated: their diffs add up like everything else. So the difference is taken against
-what the target really holds, whatever that is, and the next refresh mends it. Rows are compared null-safe, after floats
+what the target really holds, and each refresh corrects it. Rows are compared null-safe, after floats
 were brought to one encoding (`canonical`). Errs go the same way beside them; their message is not compared.
 
-Nothing here starts a Spark job or knows a location. Every count is observed behind the exchange, in the stage that
-writes: task retries can't count a row twice. Expressions are SQL texts with flat column names, so no name of a user's
-column can clash or break out.
+Nothing here starts a Spark job or knows a location. Every count is observed after the exchange, in the stage that
+writes: a retried task does not count a row twice. Expressions are SQL texts with flat column names, so no name of a
+user's column can clash or break out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from persist_spark.frame import ERR_COLUMNS, err_type, quoted, spark_type
 from persist_spark.stage import StateRows
 from persist_spark.upsert.counts import HASHES, as_json
 
-WANTED = "_persist_wanted"  # bigint: how often the row is to be there
+WANTED = "_persist_wanted"  # bigint: how often the row should be there
 FOUND = "_persist_found"  # bigint: how often it is
 _63_BITS = (1 << 63) - 1
 _PART_OF_OK = f"CASE WHEN {DIFF} > 0 THEN '{PartKind.INSERTIONS}' ELSE '{PartKind.RETRACTIONS}' END"
@@ -40,7 +40,7 @@ _PART_OF_OK = f"CASE WHEN {DIFF} > 0 THEN '{PartKind.INSERTIONS}' ELSE '{PartKin
 
 @dataclass(frozen=True)
 class Contents:
-    """What a multiset holds: rows and errs as often as they are there, and an order-independent digest of them."""
+    """What a multiset holds: the numbers of rows and errs, repeated ones included, and an order-independent digest."""
 
     rows: int
     errs: int
@@ -116,8 +116,8 @@ def install_desired_into_persist(
 ) -> Installed:
     """The updates, all at time `at`, after which the target's shard holds the desired oks and errs and nothing else.
 
-    `desired_oks` has the columns of `schema`, in any order, a row as often as it is wanted; `desired_errs` the err
-    columns and `DIFF`. `persisted_*` have the same columns and `DIFF`: the target's updates, all before `at`. `None` is
+    `desired_oks` has the columns of `schema`, in any order, with repeated rows; `desired_errs` the err columns and
+    `DIFF`. `persisted_*` have the same columns and `DIFF`: the target's updates, all before `at`. `None` is
     an empty frame. `schema` has no key: a view is a multiset.
     """
     flat = [f"c{i}" for i in range(len(schema.columns))]
@@ -162,7 +162,7 @@ def _canonical(column: Column) -> str:
 
 
 def _errs(desired: DataFrame | None, persisted: DataFrame | None) -> DataFrame | None:
-    """Errs summed by what makes them equal, or `None` where there are none on either side."""
+    """Errs summed by what makes them equal, or `None` if there are none on either side."""
     sides = []
     if desired is not None:
         sides.append(desired.selectExpr(*ERR_IDENTITY, ERR_MESSAGE, f"{DIFF} AS {WANTED}", f"0L AS {FOUND}"))
