@@ -180,7 +180,7 @@ class ReadHandle:
     def _updates(self, batches: list[HollowBatch], kinds: tuple[PartKind, ...], schema: pa.Schema) -> pa.Table:
         nullable = pa.schema([field.with_nullable(True) for field in schema])
         parts = [part for manifest in self.manifests(batches) for part in manifest.parts if part.kind in kinds]
-        tables = self._side_by_side(lambda part: self._part(part, nullable), parts)
+        tables = self._side_by_side(lambda part: read_part(self._blob, part, nullable, self._part_format), parts)
         return pa.concat_tables(tables) if tables else nullable.empty_table()
 
     def _side_by_side(self, fetch: Callable[[_Item], _Fetched], items: list[_Item]) -> list[_Fetched]:
@@ -189,22 +189,6 @@ class ReadHandle:
             return [fetch(item) for item in items]
         with ThreadPoolExecutor(threads) as pool:
             return list(pool.map(fetch, items))
-
-    def _part(self, part: Part, schema: pa.Schema) -> pa.Table:
-        """One part with exactly the columns of `schema`; a column added after it was written is null."""
-        data = load_part(self._blob, part)
-        try:
-            table = self._part_format.decode(data, schema.names)
-            there = set(table.column_names)
-            columns = [
-                table[f.name].cast(f.type) if f.name in there else pa.nulls(table.num_rows, f.type) for f in schema
-            ]
-            return pa.table(columns, schema=schema)
-        except Exception as error:
-            raise CorruptArtifact(
-                f"part {part.key} in {self._blob.uri} has the bytes that its writer staged, but can't be read:"
-                f" {error!r}. Run `persist fsck {self.shard}`"
-            ) from error
 
     def _live(self, updates: pa.Table, keys: tuple[str, ...], time: int, schema: CollectionSchema) -> pa.Table:
         """The rows of a snapshot. `InvariantViolation` with the row where a count is not one that a shard may hold."""
@@ -303,6 +287,21 @@ def load_part(blob: Blob, part: Part) -> bytes:
             f"part {part.key} in {blob.uri} has SHA-256 {found}, expected {part.sha256}; run `persist fsck`"
         )
     return data
+
+
+def read_part(blob: Blob, part: Part, schema: pa.Schema, part_format: PartFormat = PARQUET) -> pa.Table:
+    """One part with exactly the columns of `schema`; a column added after it was written is null."""
+    data = load_part(blob, part)
+    try:
+        table = part_format.decode(data, schema.names)
+        there = set(table.column_names)
+        columns = [table[f.name].cast(f.type) if f.name in there else pa.nulls(table.num_rows, f.type) for f in schema]
+        return pa.table(columns, schema=schema)
+    except Exception as error:
+        raise CorruptArtifact(
+            f"part {part.key} in {blob.uri} has the bytes that its writer staged, but can't be read:"
+            f" {error!r}. Run `persist fsck`"
+        ) from error
 
 
 def check_as_of(state: ShardState, as_of: int | None) -> int:

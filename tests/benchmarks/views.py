@@ -23,7 +23,8 @@ from pyspark.sql import functions as F
 
 from persist_core.config.view import ViewConfig
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import OpenLocation, PersistLocation, open_location
+from persist_core.location.open import OpenLocation, open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted
 from persist_core.schema import CollectionSchema, Column

@@ -86,7 +86,7 @@ def stage(spark: SparkSession, uri: str, fault: str, marks: str) -> dict[str, An
             "counted": sum(part.rows or 0 for part in manifest.parts),
             "parts": sorted(part.key.removeprefix(prefix) for part in manifest.parts),
             "staged": shard.staged_keys(),
-            "findings": [finding.message for finding in fsck(shard.client, SHARD).findings],
+            "findings": [finding.message for finding in fsck(shard.client, SHARD).violations],
             "marks": sorted(path.name for path in Path(marks).glob(f"{fault} *")),
         }
 

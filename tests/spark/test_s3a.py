@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolation, TooManyErrors
 from persist_core.location.blob import BlobMetadata
 from persist_core.location.mem import MemBlob
-from persist_core.location.open import PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.oracle.upsert import Err, Record
 from persist_core.schema import PART

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.errors import InvalidInput
-from persist_core.sources.files import InputFile
+from persist_core.sources.files import POSITION, InputFile
 from persist_spark.compat import READS_ZSTD_TEXT, is_valid_utf8
 
 LINE, FILE, DATE_MS, BLOCK = "line", "file", "date_ms", "block"
@@ -155,5 +155,6 @@ def row_number() -> SparkColumn:
 
 
 def position(row: SparkColumn) -> list[SparkColumn]:
-    """The last three fields of every order struct: `file`, `block`, `row`. See the module's docstring."""
-    return [F.col(FILE).alias("file"), F.col(BLOCK).alias("block"), row.alias("row")]
+    """The last fields of every order struct: a file source's position. See the module's docstring."""
+    values = (F.col(FILE), F.col(BLOCK), row)
+    return [value.cast(field.type).alias(field.name) for field, value in zip(POSITION, values, strict=True)]

@@ -29,7 +29,8 @@ from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import check_as_of, schema_of
 from persist_core.location.blob import Blob
-from persist_core.location.open import OpenLocation, PersistLocation, open_location
+from persist_core.location.open import OpenLocation, open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
 from persist_core.shard.batch import BatchManifest, PartKind
 from persist_spark.frame import ERR_COLUMNS, named, part_type

@@ -1,4 +1,4 @@
-"""The write stage of a view: a frozen time and its inputs become a staged batch (SEMANTICS, sections 5 and 6).
+"""The write stage of a view: a frozen time and its inputs become a staged batch (docs/semantics.md, sections 5 and 6).
 
     JobSpec -> still valid? -> inputs as of r -> query -> schema fits? -> difference to what is persisted -> stage
                                      └ errs as of r, kinds prefixed ─────────┘
@@ -31,7 +31,8 @@ from persist_core.shard.batch import BatchManifest, PartKind
 from persist_core.shard.keys import trial_key
 from persist_core.shard.state import ShardState
 from persist_core.shard.stats import Trial
-from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource, load_frozen
+from persist_core.sources.frozen import load_frozen
+from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.frame import ERR_COLUMNS, part_type, quoted
 from persist_spark.read.damage import check_sizes, named_damage, part_sizes
@@ -107,7 +108,7 @@ def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
         check_not_outdated(state, description)
         if description.input_key is None:
             raise InvalidInput(f"description {description.interval} of view {config.name} has no input to read")
-        frozen = load_frozen(client, description.input_key)
+        frozen = load_frozen(client.blob, description.input_key, FrozenShards)
     below = [batch for batch in state.batches if batch.lower < description.lower]
     manifests = client.open_reader(config.name).manifests(below) if below else []
     check_sizes(client.blob, part_sizes(manifests))
@@ -162,7 +163,7 @@ def _corrections(view: _View, refresh: Refresh) -> int:
     if last is None:
         return refresh.misplaced
     try:
-        again = replace(load_frozen(view.client, last.input_key), as_of=last.as_of)
+        again = replace(load_frozen(view.client.blob, last.input_key, FrozenShards), as_of=last.as_of)
         _, installed = view.plan(again, again.as_of)
         run_without_output(installed.updates)
         found = installed.outcome()
