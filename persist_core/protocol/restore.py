@@ -10,7 +10,7 @@
 3. Operator state is copied whole, its digests verified, and the copy is named by the commit: retention may take the
    checkpoint at any time after.
 4. The input consumed since is consumed again by the next run, if it is still there. Its own times lie before the new
-   upper by then, so they are lifted (SEMANTICS, section 4), as are those of the stash: `Restored.watermark`.
+   upper by then, so they are lifted (docs/semantics.md, section 4), as are those of the stash: `Restored.watermark`.
 """
 
 from __future__ import annotations

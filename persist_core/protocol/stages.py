@@ -1,4 +1,4 @@
-"""The three-stage write protocol and the checkpoint after it, as plain functions (SEMANTICS, section 5).
+"""The three-stage write protocol and the checkpoint after it, as plain functions (docs/semantics.md, section 5).
 
     mint   ->  BatchDescription | NothingToDo         reads the shard and lists the input; freezes it
     write  ->  BatchManifest, staged                  Spark (persist_spark.upsert.job), or `write_without_input` here
@@ -24,7 +24,14 @@ from dataclasses import dataclass
 from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain
 from persist_core.checkpoint.recovery import recover_newest
 from persist_core.config.shard import ShardConfig
-from persist_core.errors import CorruptArtifact, InvalidInput, OutdatedDescription, PersistError, StorageError
+from persist_core.errors import (
+    CorruptArtifact,
+    InvalidInput,
+    OutdatedDescription,
+    PersistError,
+    RunFailed,
+    StorageError,
+)
 from persist_core.frontier import MAX_TIME, Frontier, interval
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import WriteHandle, manifest_for, stage_manifest
@@ -231,6 +238,11 @@ def manifest_of_outdated(client: PersistClient, config: ShardConfig, description
     for commit in state.commits:
         if commit.token == description.token:
             return commit.manifest_key
+    if state.upper == Frontier(description.lower):
+        raise RunFailed(
+            f"the write stage called {description.interval} outdated, but the upper of shard {description.shard} is"
+            f" still {state.upper}; nothing was committed. Run it again"
+        )
     return _stage_empty(client, config, state, description, rows="outdated")
 
 

@@ -1,4 +1,6 @@
-"""The suite that every `Checkpointer` passes (SEMANTICS, section 7). Subclass it and give it a `checkpointer` fixture.
+"""The suite that every `Checkpointer` passes (docs/semantics.md, section 7).
+
+Subclass it and give it a `checkpointer` fixture.
 
 class TestMine(CheckpointerConformance):
     @pytest.fixture

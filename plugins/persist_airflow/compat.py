@@ -29,6 +29,7 @@ from airflow.providers.common.compat.sdk import (
     Stats,
     TaskGroup,
     conf,
+    mask_secret,
 )
 from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_0_PLUS, AIRFLOW_V_3_3_PLUS
 
@@ -57,6 +58,7 @@ __all__ = [
     "interval_end_ms",
     "interval_schedule",
     "make_asset",
+    "mask_secret",
     "set_event_extra",
     "submit_once",
 ]

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from persist_core.errors import CorruptArtifact
 from persist_core.location.blob import Blob, BlobMetadata
 from persist_core.schema import PART
-from persist_core.shard.batch import BatchManifest
+from persist_core.shard.batch import BatchManifest, Part, StateArtifact
 from persist_spark.compat import ENGINE_ERRORS
 from persist_spark.digests import THREADS, digests_of
 
@@ -101,7 +101,8 @@ def _is_damaged(blob: Blob, key: str) -> bool:
         return False
     manifest = BatchManifest.decode(data)
     artifacts = [artifact for state in manifest.operators.values() for artifact in state.artifacts]
-    for file in (*manifest.parts, *artifacts):
+    files: list[Part | StateArtifact] = [*manifest.parts, *artifacts]
+    for file in files:
         if file.key == key:
             try:
                 return digests_of(blob, [BlobMetadata(key, file.size_bytes)]) != [file.sha256]

@@ -1,4 +1,4 @@
-"""The write stage: a description and its frozen input become a staged batch (SEMANTICS, section 5).
+"""The write stage: a description and its frozen input become a staged batch (docs/semantics.md, section 5).
 
     JobSpec -> still valid? -> frozen input unchanged? -> decode -> upsert -> stage -> still unchanged? -> manifest
 

@@ -1,4 +1,4 @@
-"""`persistent_upsert`: records become differential updates (SEMANTICS, section 4), as one DataFrame expression.
+"""`persistent_upsert`: records become differential updates (docs/semantics.md, section 4), as one DataFrame expression.
 
     records ──┐ times, lateness                             keep the last         where a value differs from the
     stash   ──┼───────────────> one exchange by slot, sorted ───────────> winners ───────────────────────> updates

@@ -1,4 +1,4 @@
-"""The write stage of a view: a frozen time and its inputs become a staged batch (SEMANTICS, sections 5 and 6).
+"""The write stage of a view: a frozen time and its inputs become a staged batch (docs/semantics.md, sections 5 and 6).
 
     JobSpec -> still valid? -> inputs as of r -> query -> schema fits? -> difference to what is persisted -> stage
                                      └ errs as of r, kinds prefixed ─────────┘

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -249,9 +250,9 @@ class Complete:
         yield "forks", lambda: list_forks(self.client.blob, SHARD)
         yield "frozen files", lambda: load_frozen(self.client.blob, self.input_key, FrozenInput)
         for config in (self.things.config, self.view):
-            yield f"mint {config.name}", lambda config=config: self._minted(config)
+            yield f"mint {config.name}", partial(self._minted, config)
         for commit in self.commits[:-1]:
-            yield f"restore {commit.epoch}", lambda each=commit.checkpoint_id: self._plan(each)
+            yield f"restore {commit.epoch}", partial(self._plan, commit.checkpoint_id)
 
     def _reads(self, shard: str) -> Iterator[tuple[str, Callable[[], Any]]]:
         def reader() -> Any:
@@ -259,7 +260,7 @@ class Complete:
 
         yield f"{shard}: errors", lambda: reader().errors().to_pylist()
         for time in {SHARD: (5, 25, UPTO - 1), FORK: (5,)}.get(shard, ()):
-            yield f"{shard}: snapshot {time}", lambda time=time: _rows(reader().snapshot(time))
+            yield f"{shard}: snapshot {time}", partial(_snapshot, reader, time)
         yield f"{shard}: snapshot", lambda: _rows(reader().snapshot())
         yield f"{shard}: changes", lambda: _rows(reader().changes(2))
         yield f"{shard}: error changes", lambda: _rows(reader().error_changes(2))
@@ -274,7 +275,11 @@ class Complete:
         plan = plan_restore(self.client, SHARD, checkpoint_id)
         assert isinstance(plan, RestorePlan)
         state = {name: [each.sha256 for each in chain] for name, chain in plan.point.operators.items()}
-        return _rows(plan.oks), _rows(plan.errs), plan.point.sources, state, plan.files_again
+        return _rows(plan.oks), _rows(plan.errs), plan.point.sources, state, plan.inputs_again
+
+
+def _snapshot(reader: Callable[[], Any], time: int) -> Any:
+    return _rows(reader().snapshot(time))
 
 
 def _records(number: int, time: int) -> list[Record]:
