@@ -122,6 +122,9 @@ def scrub_some(world: World, name: str, times: int) -> None:
         except (StorageError, ShardNotFound):
             client.clock.sleep_ms(1_000)
             continue
-        found = [violation for violation in report.violations if BY_SIMULATION not in violation.message]
+        if any(BY_SIMULATION in violation.message for violation in report.violations):
+            continue  # what it could not read it cannot judge
+        # A publisher that is at work, or died, leaves `_latest` older: the referee holds it to putting that right.
+        found = [violation for violation in report.violations if violation.check != "latest"]
         if found:
             world.fail("scrub", f"{name} found {found}")
