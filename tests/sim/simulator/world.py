@@ -124,6 +124,7 @@ class World(Protocol):
     stages: Stages
     referee: Referee
     collected: set[str]
+    committed: dict[str, BatchDescription]  # what dag runs were told to be committed, by token
 
     def client(self, name: str) -> PersistClient:
         """A client of one's own, with its own chance, on the simulated stores."""
