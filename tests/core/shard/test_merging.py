@@ -22,10 +22,10 @@ from tests.core.shard.test_state import SCHEMA, manifest
 FILES = {"files": SourceFrontier("files", {"files": 1})}
 
 
-def append(state: ShardState, upper: int, updates: int = 0, **changes: object) -> tuple[ShardState, BatchManifest]:
+def append(state: ShardState, upper: int, updates: int = 0, **changes: Any) -> tuple[ShardState, BatchManifest]:
     lower = state.upper.time or 0
     batch = replace(manifest(lower, upper, f"t{upper}"), counts=BatchCounts(updates))
-    batch = replace(batch, **changes)  # type: ignore[arg-type]  # fields of a manifest, by name
+    batch = replace(batch, **changes)
     after, result = compare_and_append(state, batch, manifest_key("s", f"a{upper}"), expected_upper=lower, now_ms=0)
     assert isinstance(result, Committed)
     after = replace(after, seqno=state.seqno + 1)
