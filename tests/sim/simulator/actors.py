@@ -15,6 +15,7 @@ from persist_core.errors import (
 )
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
+from persist_core.maintenance.violations import STORAGE
 from persist_core.shard.state import HoldMismatch
 from tests.sim.simulator.workload import SHARD
 from tests.sim.simulator.world import World
