@@ -122,6 +122,7 @@ def scrub_some(world: World, name: str, times: int) -> None:
         except (StorageError, ShardNotFound):
             client.clock.sleep_ms(1_000)
             continue
-        damage = [violation for violation in report.violations if violation.check != STORAGE]
+        # A publisher may be between its manifest and `_latest`, or have died there; the end of the run checks that.
+        damage = [violation for violation in report.violations if violation.check not in (STORAGE, "latest")]
         if damage:
             world.fail("scrub", f"{name} found {damage}")
