@@ -136,6 +136,19 @@ def test_a_copy_that_cannot_be_copied_again_is_reported_and_stops_nothing() -> N
     assert shard.publish().damaged == ()
 
 
+def test_a_whole_checkpoint_of_a_damaged_commit_is_left_alone() -> None:
+    """It may hold the only whole copy of the operator state."""
+    shard = Shard()
+    first, second = shard.commit(), shard.commit()
+    shard.publish()
+    for commit in shard.client.state("s").commits:
+        shard.blob.set(commit.manifest_key, b"rotten")
+    done = repair_checkpoints(shard.client, "s")
+    assert (done.repaired, done.quarantined, len(done.not_repaired)) == ((), (), 2)
+    assert shard.checkpointer.list_checkpoints() == [first, second]
+    assert shard.stash(first) == [b"stash-1"]
+
+
 def test_a_manifest_with_other_facts_than_its_commit_is_replaced() -> None:
     shard = Shard()
     first = shard.commit()
