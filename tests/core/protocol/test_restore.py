@@ -211,6 +211,9 @@ def test_mint_names_the_way_back_from_a_damaged_stash(shard: Collection, how_muc
     for key in damaged(shard, second):
         if how_much == "everything" or "/operators/" in key:
             shard.client.blob.delete(key) if is_missing else shard.client.blob.set(key, b"rotten")
+    if how_much == "operators":  # copies: what the commits name is whole
+        shard.run(30)
+        return
     with pytest.raises(CorruptArtifact, match=f"persist restore {SHARD} --to {first}.*upper 10"):
         shard.mint(30)
     assert shard.plan(first).inputs_again == ("3.txt",)
@@ -225,12 +228,12 @@ def test_mint_names_the_way_back_from_a_damaged_stash(shard: Collection, how_muc
 def test_where_no_checkpoint_is_whole_mint_says_so(shard: Collection) -> None:
     first = shard.run(10)
     for key in damaged(shard, first):
-        if "/operators/" in key:
+        if "/operators/" in key or "/batches/" in key:
             shard.client.blob.delete(key)
     with pytest.raises(CorruptArtifact, match="no other checkpoint of this shard is whole"):
         shard.mint(20)
     shard.drop("3.txt", [])
-    with pytest.raises(CorruptArtifact, match=r"partition-0\.snap is missing"):
+    with pytest.raises(CorruptArtifact, match="is missing"):
         plan_restore(shard.client, SHARD, first)
 
 
