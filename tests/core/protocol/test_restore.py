@@ -389,7 +389,7 @@ def test_a_checkpoint_inside_a_merged_empty_batch_is_restored_and_forked(shard: 
         assert (twin.upper, twin.batches[-1].upper) == (Frontier(upper), upper)
         assert shard.beside(name).contents(upper - 1) == wanted
         found = fsck(shard.client, name)
-        assert found.is_clean, found.findings
+        assert found.is_clean, found.violations
     shard.go_back(inside)
     assert shard.contents(50) == wanted
     assert fsck(shard.client, SHARD).is_clean
