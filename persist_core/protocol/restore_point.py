@@ -22,8 +22,6 @@ from persist_core.frontier import MAX_TIME, Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import check_as_of
 from persist_core.shard.batch import (
-    STASH_KIND,
-    STASH_OPERATOR,
     HollowBatch,
     OperatorState,
     SourceFrontier,
@@ -86,7 +84,9 @@ def point_of(client: PersistClient, state: ShardState, checkpoint_id: str) -> Re
 
 
 def _batches_until(state: ShardState, upper: int | None) -> tuple[HollowBatch, ...]:
-    batches = tuple(batch for batch in state.batches if Frontier(batch.upper) <= Frontier(upper))
+    batches = tuple(batch for batch in state.batches if Frontier(batch.lower) < Frontier(upper))
+    if batches and batches[-1].is_empty:  # it may have been merged with later empty ones: cut it where it ended then
+        batches = (*batches[:-1], replace(batches[-1], upper=upper))
     if not batches or batches[-1].upper != upper:
         raise OutsideFrontiers(
             f"shard {state.shard} has no batch that ends at {upper}, the upper of the checkpoint (since {state.since},"
@@ -123,6 +123,8 @@ def _progress(
         if not missing:
             break
         manifest = client.manifest(batch)
+        if Frontier(manifest.upper) > Frontier(batch.upper):
+            continue  # of a later empty batch that this one was merged with
         sources.update({name: source for name, source in manifest.sources.items() if name in missing})
         missing -= set(manifest.sources)
         if manifest.restored:
@@ -143,11 +145,10 @@ def copy_operators(client: PersistClient, point: RestorePoint, shard: str, attem
 def _copied(
     client: PersistClient, chain: tuple[StateArtifact, ...], shard: str, attempt: str, operator: str
 ) -> OperatorState:
-    kind = STASH_KIND if operator == STASH_OPERATOR else operator
     staged = []
     for number, artifact in enumerate(chain):
         data = load_verified(client.blob, artifact.key, artifact.sha256)
-        key = part_key(shard, attempt, kind, number)
+        key = part_key(shard, attempt, operator, number)
         client.blob.set(key, data)
         staged.append(replace(artifact, partition_id=number, key=key))
     return OperatorState(is_delta=False, artifacts=tuple(staged))

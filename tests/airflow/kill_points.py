@@ -41,7 +41,7 @@ def arm(folder: Path, point: str) -> None:
 
 
 def armed(folder: Path) -> list[str]:
-    """Points that nobody has reached yet."""
+    """Points that no process has reached yet."""
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 
