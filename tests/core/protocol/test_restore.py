@@ -205,10 +205,10 @@ def damaged(shard: Collection, checkpoint_id: str) -> list[str]:
 
 def holds_state(key: str) -> bool:
     """Whether this is operator state, as a commit staged it or as its checkpoint has a copy."""
-    return "/operators/" in key or "part=stash" in key
+    return "/operators/" in key or "part=upsert-stash" in key
 
 
-@pytest.mark.parametrize("of", ["/operators/", "part=stash"], ids=["copy", "staged"])
+@pytest.mark.parametrize("of", ["/operators/", "part=upsert-stash"], ids=["copy", "staged"])
 def test_one_damaged_copy_of_operator_state_stops_no_run(shard: Collection, of: str) -> None:
     shard.run(10)
     shard.drop("3.txt", [ok(A, "three", 25), ok(B, "four", 12)])
