@@ -111,7 +111,7 @@ class ReadHandle:
         Raises `OutsideFrontiers` unless `since <= as_of < upper`.
         """
         state = self.state()
-        schema = _schema_of(state)
+        schema = schema_of(state)
         time = check_as_of(state, as_of)
         batches = [batch for batch in state.batches if batch.lower <= time]
         live = self._live(self._oks(batches, schema), schema.key_names, time, schema)
@@ -126,7 +126,7 @@ class ReadHandle:
     def errors(self, as_of: int | None = None) -> pa.Table:
         """The errs as of `as_of`: key columns (null where undecodable), kind, message, key bytes, payload, time."""
         state = self.state()
-        schema = _schema_of(state)
+        schema = schema_of(state)
         time = check_as_of(state, as_of)
         batches = [batch for batch in state.batches if batch.lower <= time]
         updates = self._errs(batches, schema)
@@ -149,7 +149,7 @@ class ReadHandle:
 
     def all_updates(self, state: ShardState) -> tuple[pa.Table, pa.Table]:
         """Every update of the shard, oks and errs, as stored. For `fsck`."""
-        return self.updates_of(list(state.batches), _schema_of(state))
+        return self.updates_of(list(state.batches), schema_of(state))
 
     def updates_of(self, batches: list[HollowBatch], schema: CollectionSchema) -> tuple[pa.Table, pa.Table]:
         """Every update of these batches, oks and errs, as stored."""
@@ -163,7 +163,7 @@ class ReadHandle:
 
     def _range(self, after: int, through: int | None) -> tuple[list[HollowBatch], CollectionSchema, int, int]:
         state = self.state()
-        schema = _schema_of(state)
+        schema = schema_of(state)
         high = check_as_of(state, through)
         low = check_as_of(state, after)
         if low > high:
@@ -318,7 +318,8 @@ def check_as_of(state: ShardState, as_of: int | None) -> int:
     return as_of
 
 
-def _schema_of(state: ShardState) -> CollectionSchema:
+def schema_of(state: ShardState) -> CollectionSchema:
+    """The shard's schema, or `OutsideFrontiers` if nothing was committed yet."""
     if state.schema is None:
         raise OutsideFrontiers(
             f"shard {state.shard} has no data yet (since {state.since}, upper {state.upper}); run its dag first"

@@ -78,7 +78,7 @@ def read_manifests(client: PersistClient, state: ShardState, found: Violations) 
             manifests[key] = client.manifest(each)
     for batch in state.batches:
         manifest = manifests.get(batch.manifest_key)
-        if manifest is not None and manifest.hollow(batch.manifest_key) != batch:
+        if manifest is not None and not batch.is_of(manifest):
             found.add(
                 "manifest",
                 f"{batch.manifest_key} says {manifest.hollow(batch.manifest_key)}; the state says {batch}",

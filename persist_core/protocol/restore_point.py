@@ -22,8 +22,6 @@ from persist_core.frontier import MAX_TIME, Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import check_as_of
 from persist_core.shard.batch import (
-    STASH_KIND,
-    STASH_OPERATOR,
     HollowBatch,
     OperatorState,
     SourceFrontier,
@@ -56,7 +54,7 @@ def point_of(client: PersistClient, state: ShardState, checkpoint_id: str) -> Re
     """Find and verify a checkpoint of the shard. Reads no data.
 
     Raises `CheckpointNotFound`; `CorruptArtifact` naming what of it is missing or altered; `InvalidInput` for a view;
-    `OutsideFrontiers` where the shard can't be read at that time any more.
+    `OutsideFrontiers` if the shard can no longer be read at that time.
     """
     for progress in progress_of(client.blob, state.shard, state.sources).values():
         progress.check_restorable()
@@ -70,7 +68,7 @@ def point_of(client: PersistClient, state: ShardState, checkpoint_id: str) -> Re
     checkpoint = checkpointer.load_manifest(checkpoint_id)
     if checkpoint.shard is None or checkpoint.shard.shard != state.shard:
         raise CorruptArtifact(
-            f"checkpoint {checkpoint_id} says it is of {checkpoint.shard and checkpoint.shard.shard!r}; wanted"
+            f"checkpoint {checkpoint_id} says it is of {checkpoint.shard and checkpoint.shard.shard!r}; expected"
             f" {state.shard!r}"
         )
     batches = _batches_until(state, checkpoint.shard.upper)
@@ -86,10 +84,12 @@ def point_of(client: PersistClient, state: ShardState, checkpoint_id: str) -> Re
 
 
 def _batches_until(state: ShardState, upper: int | None) -> tuple[HollowBatch, ...]:
-    batches = tuple(batch for batch in state.batches if Frontier(batch.upper) <= Frontier(upper))
+    batches = tuple(batch for batch in state.batches if Frontier(batch.lower) < Frontier(upper))
+    if batches and batches[-1].is_empty:  # it may have been merged with later empty ones: cut it where it ended then
+        batches = (*batches[:-1], replace(batches[-1], upper=upper))
     if not batches or batches[-1].upper != upper:
         raise OutsideFrontiers(
-            f"shard {state.shard} has no batch that ends at {upper}, where the checkpoint does (since {state.since},"
+            f"shard {state.shard} has no batch that ends at {upper}, the upper of the checkpoint (since {state.since},"
             f" upper {state.upper}): it was merged with later ones. Choose a newer checkpoint"
         )
     check_as_of(state, MAX_TIME if upper is None else upper - 1)
@@ -99,7 +99,7 @@ def _batches_until(state: ShardState, upper: int | None) -> tuple[HollowBatch, .
 def _check_as_committed(
     client: PersistClient, state: ShardState, checkpoint_id: str, sources: Mapping[str, SourceFrontier]
 ) -> None:
-    """The checkpoint is derived from its commit: where that is still known they must say the same."""
+    """The checkpoint is derived from its commit. If the state still has the commit, their progress must be equal."""
     commit = next((commit for commit in state.commits if commit.checkpoint_id == checkpoint_id), None)
     if commit is not None and client.manifest(commit).sources != sources:
         raise CorruptArtifact(
@@ -114,15 +114,17 @@ def _progress(
     said: Mapping[str, SourceFrontier],
     batches: tuple[HollowBatch, ...],
 ) -> dict[str, SourceFrontier]:
-    """The whole progress at the end of `batches`: a writer other than mint says nothing of a source that it left alone.
+    """The whole progress at the end of `batches`: a commit of a plain writer names only the sources that it changed.
 
-    Looks back for what is missing, as far as the restore before, if there is one: that says all there is.
+    Looks for the other sources in earlier commits, up to the last restore, which names all sources.
     """
     sources, missing = dict(said), set(state.sources) - set(said)
     for batch in reversed(batches):
         if not missing:
             break
         manifest = client.manifest(batch)
+        if Frontier(manifest.upper) > Frontier(batch.upper):
+            continue  # of a later empty batch that this one was merged with
         sources.update({name: source for name, source in manifest.sources.items() if name in missing})
         missing -= set(manifest.sources)
         if manifest.restored:
@@ -131,7 +133,7 @@ def _progress(
 
 
 def restore_token(*identity: object) -> str:
-    """The token of a restore or a fork: of what it does, never of who does it."""
+    """The token of a restore or a fork. It depends on what is done, not on the caller."""
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
@@ -143,11 +145,10 @@ def copy_operators(client: PersistClient, point: RestorePoint, shard: str, attem
 def _copied(
     client: PersistClient, chain: tuple[StateArtifact, ...], shard: str, attempt: str, operator: str
 ) -> OperatorState:
-    kind = STASH_KIND if operator == STASH_OPERATOR else operator
     staged = []
     for number, artifact in enumerate(chain):
         data = load_verified(client.blob, artifact.key, artifact.sha256)
-        key = part_key(shard, attempt, kind, number)
+        key = part_key(shard, attempt, operator, number)
         client.blob.set(key, data)
         staged.append(replace(artifact, partition_id=number, key=key))
     return OperatorState(is_delta=False, artifacts=tuple(staged))

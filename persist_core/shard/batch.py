@@ -11,7 +11,7 @@ import enum
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -33,7 +33,6 @@ class PartKind(enum.StrEnum):
     ERRS = "errs"
 
 
-STASH_KIND = "stash"  # the write stage's fourth output; operator state, not a part
 STASH_OPERATOR = "upsert-stash"  # the operator whose state the stash is
 
 
@@ -176,7 +175,10 @@ class BatchDescription:
 
 @dataclass(frozen=True)
 class HollowBatch:
-    """A batch as the state holds it: bounds, where its manifest is and its digest, counts and bytes of its parts."""
+    """A batch as the state holds it: bounds, where its manifest is and its digest, counts and bytes of its parts.
+
+    An empty batch may stand for several that were appended one after the other. Its manifest is then the newest one's.
+    """
 
     lower: int
     upper: int | None
@@ -184,6 +186,16 @@ class HollowBatch:
     manifest_sha256: str
     counts: BatchCounts
     size_bytes: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds no updates."""
+        return not self.counts.updates
+
+    def is_of(self, manifest: BatchManifest) -> bool:
+        """Whether this is what the state may say of the manifest. The bounds of an empty batch may be others."""
+        hollow = manifest.hollow(self.manifest_key)
+        return self == (replace(hollow, lower=self.lower, upper=self.upper) if hollow.is_empty else hollow)
 
 
 @dataclass(frozen=True)

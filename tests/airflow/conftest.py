@@ -42,7 +42,7 @@ from tests.airflow.view_files import Views  # noqa: E402 - the same
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Warnings that Airflow gives about itself are not ours to mend."""
+    """Warnings that Airflow gives about itself are not ours to correct."""
     here = Path(__file__).parent
     for item in items:
         if item.path.is_relative_to(here):
@@ -59,7 +59,7 @@ def location(
     """A fresh location, also in the environment, where hooks without a connection find it. On S3 it is there whole."""
     location = PersistLocation(blob_uri_beside(consensus_uri, tmp_path / "blob"), consensus_uri)
     if location.blob_uri.startswith("s3:"):
-        s3_server(request)  # skips where Spark lacks the jars
+        s3_server(request)  # skips if Spark lacks the jars
     monkeypatch.setenv(ENV_BLOB_URI, location.blob_uri)
     monkeypatch.setenv(ENV_CONSENSUS_URI, location.consensus_uri)
     return location

@@ -41,7 +41,7 @@ def arm(folder: Path, point: str) -> None:
 
 
 def armed(folder: Path) -> list[str]:
-    """Points that nobody has reached yet."""
+    """Points that no process has reached yet."""
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 
@@ -109,7 +109,7 @@ def _install_blob(die: Callable[[str], None]) -> None:
                 if part in f"/{key}" and ("/checkpoints/" in key or not point.startswith("checkpoint")):
                     die(point)
 
-        store.set = set_and_die  # type: ignore[method-assign,assignment] # that is what a fault point is
+        store.set = set_and_die  # type: ignore[method-assign] # that is what a fault point is
 
     install_on(FileBlob)
     install_on(S3Blob)

@@ -43,8 +43,10 @@ def full_scenarios(persist_seed: int) -> Iterator[Scenario]:
 
 
 def calls_of(outcome: Outcome) -> list[tuple[str, str]]:
-    """Who called what, without the digests: the path of the input folder enters them."""
-    return [(actor, re.sub("[0-9a-f]{32,64}", "...", call)) for actor, call in outcome.log]
+    """Who called what, without digests and checkpoint ids: the path of the input folder enters them."""
+    return [
+        (actor, re.sub("[0-9a-f]{32,64}|(?<=/checkpoints/)[0-9a-f-]{36}", "...", call)) for actor, call in outcome.log
+    ]
 
 
 def test_nothing_is_found_in_many_simulations(persist_seed: int) -> None:

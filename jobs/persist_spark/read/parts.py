@@ -24,9 +24,14 @@ from persist_core.schema import DIFF, ERR_KEY, ERR_PAYLOAD, TIME, CollectionSche
 from persist_core.shard.batch import BatchManifest, Part, PartKind
 from persist_spark import s3a
 from persist_spark.frame import BAD_KEY, ERR_COLUMNS, err_null, named, null_of, part_type
+from persist_spark.read import damage
 from persist_spark.session import settings
 
-_READ_OPTIONS = {"mergeSchema": "false", "datetimeRebaseMode": "CORRECTED"}  # dates are read as they were written
+_READ_OPTIONS = {
+    "mergeSchema": "false",
+    "datetimeRebaseMode": "CORRECTED",  # dates are read as they were written
+    **damage.READ_OPTIONS,
+}
 _ALWAYS_BY_THE_DRIVER, _DEFAULT_THRESHOLD = "100000", "32"
 _GLOB = re.compile(r"[\\*?\[\]{}]")
 

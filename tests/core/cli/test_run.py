@@ -35,7 +35,7 @@ STAND_IN = Path(__file__).with_name("stand_in_spark_submit.py")
 
 
 class World:
-    """A location, a collection with its drop folder, and a Spark that is none."""
+    """A location, a collection with its drop folder, and a stand-in for Spark."""
 
     def __init__(self, folder: Path, consensus_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -206,7 +206,7 @@ def wait_for(holds: Callable[[], bool]) -> None:
 
 
 def alive_in_group(group: int) -> list[str]:
-    """Processes of a group that are more than zombies (nobody may be there to bury those)."""
+    """Processes of a group that are more than zombies (there may be no parent to reap those)."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -301,6 +301,15 @@ def test_the_command(world: World, capsys: pytest.CaptureFixture[str], monkeypat
     assert captured.out == ""
     assert json.loads(captured.err.splitlines()[-1])["error"]["kind"] == "too_many_errors"
     assert run_command(["run", "orders", "--conf", "nonsense"]) == 2
+
+
+def test_a_time_in_the_future_needs_force(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.drop("a.txt", 1)
+    command = ["run", str(world.write_config()), "--until", "2099-01-01"]
+    assert run_command(command) == 2
+    assert "run it with --force" in capsys.readouterr().err
+    assert run_command([*command, "--force"]) == 0
+    assert world.client.state("orders").upper.time == parse_time("2099-01-01")
 
 
 def test_by_default_the_input_is_final_up_to_the_current_period(world: World) -> None:

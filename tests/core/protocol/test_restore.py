@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from persist_core.errors import CheckpointNotFound, CorruptArtifact, InvalidInput, InvariantViolation, OutsideFrontiers
 from persist_core.frontier import Frontier
+from persist_core.maintenance.fsck import fsck
 from persist_core.oracle.upsert import TOMBSTONE, Record, UpsertDiff
 from persist_core.protocol import stages
 from persist_core.protocol.fork import fork
@@ -202,6 +203,24 @@ def damaged(shard: Collection, checkpoint_id: str) -> list[str]:
     return [*staged, *(entry.key for entry in shard.client.blob.list_keys_and_metadata(folder))]
 
 
+def holds_state(key: str) -> bool:
+    """Whether this is operator state, as a commit staged it or as its checkpoint has a copy."""
+    return "/operators/" in key or "part=upsert-stash" in key
+
+
+@pytest.mark.parametrize("of", ["/operators/", "part=upsert-stash"], ids=["copy", "staged"])
+def test_one_damaged_copy_of_operator_state_stops_no_run(shard: Collection, of: str) -> None:
+    shard.run(10)
+    shard.drop("3.txt", [ok(A, "three", 25), ok(B, "four", 12)])
+    second = shard.run(20)
+    for key in damaged(shard, second):
+        if of in key:
+            shard.client.blob.set(key, b"rotten")
+    shard.run(30)
+    assert shard.contents(29) == shard.read(29)
+    assert set(shard.contents(29)) == {A, B}
+
+
 @pytest.mark.parametrize("is_missing", [True, False], ids=["missing", "altered"])
 @pytest.mark.parametrize("how_much", ["operators", "everything"])
 def test_mint_names_the_way_back_from_a_damaged_stash(shard: Collection, how_much: str, is_missing: bool) -> None:
@@ -209,7 +228,7 @@ def test_mint_names_the_way_back_from_a_damaged_stash(shard: Collection, how_muc
     shard.drop("3.txt", [ok(A, "three", 25), ok(B, "four", 12)])
     second = shard.run(20)
     for key in damaged(shard, second):
-        if how_much == "everything" or "/operators/" in key:
+        if how_much == "everything" or holds_state(key):
             shard.client.blob.delete(key) if is_missing else shard.client.blob.set(key, b"rotten")
     with pytest.raises(CorruptArtifact, match=f"persist restore {SHARD} --to {first}.*upper 10"):
         shard.mint(30)
@@ -225,12 +244,12 @@ def test_mint_names_the_way_back_from_a_damaged_stash(shard: Collection, how_muc
 def test_where_no_checkpoint_is_whole_mint_says_so(shard: Collection) -> None:
     first = shard.run(10)
     for key in damaged(shard, first):
-        if "/operators/" in key:
+        if holds_state(key):
             shard.client.blob.delete(key)
     with pytest.raises(CorruptArtifact, match="no other checkpoint of this shard is whole"):
         shard.mint(20)
     shard.drop("3.txt", [])
-    with pytest.raises(CorruptArtifact, match=r"partition-0\.snap is missing"):
+    with pytest.raises(CorruptArtifact, match=r"part-0\.parquet is missing.*partition-0\.snap is missing or damaged"):
         plan_restore(shard.client, SHARD, first)
 
 
@@ -281,7 +300,7 @@ def test_what_can_not_be_restored_says_why_and_changes_nothing(shard: Collection
     state = shard.client.state(SHARD)
     with pytest.raises(CheckpointNotFound, match=f"persist checkpoints {SHARD}"):
         plan_restore(shard.client, SHARD, shard.client.ids.uuid7())
-    with pytest.raises(InvalidInput, match=f"changed by 5 updates.*at most 3.*--max-updates.*--to {first} --as"):
+    with pytest.raises(InvalidInput, match=f"changed by 5 updates.*limit is 3.*--max-updates.*--to {first} --as"):
         plan_restore(shard.client, SHARD, first, max_updates=3)
     assert shard.client.state(SHARD) == state
     hold = shard.client.open_since(SHARD, "h")
@@ -351,3 +370,27 @@ def test_deletes_are_undone_too(shard: Collection) -> None:
     assert (plan.counts.insertions, plan.counts.retractions) == (1, 1)
     shard.go_back(first)
     assert A in shard.read(20)
+
+
+def test_a_checkpoint_inside_a_merged_empty_batch_is_restored_and_forked(shard: Collection) -> None:
+    shard.run(10)
+    shard.run(20)
+    inside = shard.run(30)
+    last = shard.run(40)
+    shard.drop("3.txt", [ok(A, "newer", 45, row=9)])
+    shard.run(50)
+    bounds = [(batch.lower, batch.upper) for batch in shard.client.state(SHARD).batches]
+    assert bounds == [(0, 10), (10, 20), (20, 40), (40, 50)]
+    wanted = shard.contents(29)
+    for checkpoint, upper in ((inside, 30), (last, 40)):
+        name = f"twin-{upper}"
+        fork(shard.client, SHARD, checkpoint, name, writer="test")
+        twin = shard.client.state(name)
+        assert (twin.upper, twin.batches[-1].upper) == (Frontier(upper), upper)
+        assert shard.beside(name).contents(upper - 1) == wanted
+        found = fsck(shard.client, name)
+        assert found.is_clean, found.violations
+    shard.go_back(inside)
+    assert shard.contents(50) == wanted
+    assert fsck(shard.client, SHARD).is_clean
+    assert shard.files_of(shard.mint(60)) == ["3.txt"]
