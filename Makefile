@@ -24,26 +24,29 @@ BENCH ?= upl
 TWO := -n 2 --dist loadscope --no-loadscope-reorder
 
 .PHONY: help install check spark-jars s3-servers minio test test-airflow-2.11 test-spark-matrix bench demo up down \
-    clean lock format
+    airflow clean lock format docs
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9.-]*:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/installed ## the whole path on seven bundled days: a real Airflow scheduler, Spark, tables as of two days
-	@$(IN) python -m persist_airflow.embedded.home demo
+	@$(IN) python -m persist_airflow.embedded demo
 
 up: .venv/installed ## Airflow's UI and scheduler on 127.0.0.1, with the DAGs of dags/ in it
-	@$(IN) python -m persist_airflow.embedded.home up
+	@$(IN) python -m persist_airflow.embedded up
+
+airflow: .venv/installed ## Airflow's own command line in the home of `make up`: make airflow ARGS='dags list'
+	@$(IN) python -m persist_airflow.embedded airflow $(ARGS)
 
 down: ## stops what `make up` and `make demo` started
-	@if [ -e .venv/installed ]; then $(IN) python -m persist_airflow.embedded.home down; else echo "nothing is installed, so nothing runs"; fi
+	@if [ -e .venv/installed ]; then $(IN) python -m persist_airflow.embedded down; else echo "nothing is installed, so nothing runs"; fi
 
 check: .venv/installed ## style, types, layers, house rules: no tests
 	@$(IN) ruff check .
 	@$(IN) ruff format --check .
 	@$(IN) mypy $(CODE)
 	@$(IN) lint-imports --no-cache
-	@$(IN) python -m pytest -q -p no:cacheprovider tests/test_house.py
+	@$(IN) python -m pytest -q -p no:cacheprovider tests/test_house.py tests/test_documents.py tests/test_prose.py
 
 spark-jars: .venv/installed ## the jars with which Spark reads and writes S3, into .cache/spark-jars (docs/spark-on-s3.md)
 	@$(IN) python -m tests.env.spark_jars
@@ -73,6 +76,9 @@ minio: .venv/installed ## MinIO, a second S3-speaking server: where it is built,
 
 bench: .venv/installed ## the benchmarks of docs/benchmarks.md: BENCH=upl or views (ARGS='--help' for sizes)
 	@$(IN) python -m tests.benchmarks.$(BENCH) $(ARGS)
+
+docs: .venv/installed ## writes the pages of docs/reference that are made from the code
+	@$(IN) python -m tests.env.reference
 
 format: .venv/installed ## rewrites the code in the house's format
 	@$(IN) ruff check --fix . && $(IN) ruff format .

@@ -27,7 +27,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # The servers' fixtures.
-__all__ = ["consensus_uri", "one_thread", "other_client", "own_postgres", "pgbouncer", "postgres", "postgres_store"]
+__all__ = [
+    "consensus_uri",
+    "one_thread",
+    "other_client",
+    "own_postgres",
+    "pgbouncer",
+    "postgres",
+    "postgres_store",
+]
 
 CI_SEED = 20261121  # a submission must not fail for a dice that the one before it did not throw; nightly runs throw new
 _EXAMPLES = {"dev": 50, "ci": 100, "nightly": 2_000}

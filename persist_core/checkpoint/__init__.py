@@ -1,7 +1,7 @@
-"""Checkpoints (SEMANTICS, section 7): manifests, operator state and source offsets, derived from the shard's commits.
+"""Checkpoints (docs/semantics.md, section 7): manifests, operator state, source offsets; derived from the commits.
 
     commit (in the shard) --publish--> checkpoints/<id>/{operators/..., offsets/..., manifest.json} --> _latest
 
 The commit point is the shard's compare-and-set, which names the checkpoint id. All that is written here can be written
-again by anybody from the commit's batch manifest; a crash at any point loses nothing.
+again by anyone from the commit's batch manifest; a crash at any point loses nothing.
 """

@@ -1,9 +1,9 @@
 """The checkpoint manifest, version 2: what a checkpoint is made of.
 
-Readers accept missing optional fields, and keep fields they don't know, at every level, when they write a manifest
-again. They accept a manifest without digest, as other writers write it. This project's additions are the digest and
-kind of `shard.sealed`, `shard` (the version that the checkpoint pins), an operator's `is_delta` (its state builds on
-the parent's, also if it adds no artifact to it) and `restored_from` (the checkpoint that a restore went back to, whose
+Readers accept missing optional fields. When they write a manifest again, they keep fields that they do not know, at
+every level. They accept a manifest without a digest, which is what other writers write. This project adds the digest
+and kind of `shard.sealed`, `shard` (the version that the checkpoint pins), each operator's `is_delta` (its state builds
+on the parent's, even if it adds no artifact) and `restored_from` (the checkpoint that a restore went back to, whose
 watermark it has).
 """
 
@@ -20,12 +20,14 @@ from persist_core.shard.keys import check_checkpoint_id
 from persist_core.shard.sealed import is_sealed, seal, unseal
 
 MANIFEST_VERSION = 2
+OFFSETS_VERSION = 1
 _MANIFEST = "checkpoint_manifest"
+_OFFSETS = "source_offsets"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
-    """Whatever has fields: those that this release doesn't know are kept as they are."""
+    """Whatever has fields: those that this release does not know are kept as they are."""
 
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
@@ -45,7 +47,7 @@ class PartitionState(_Entry):
 
 
 @dataclass(frozen=True)
-class OperatorState(_Entry):
+class SavedOperator(_Entry):
     """All artifacts of one operator. `is_delta`: they add to the operator's state in the parent checkpoint."""
 
     partitions: tuple[PartitionState, ...]
@@ -60,6 +62,10 @@ class SourceOffsets(_Entry):
     source_type: str
     offsets: Mapping[str, Any]
     epoch: int
+
+    def encode(self) -> bytes:
+        """The bytes of the source's offsets file: sealed JSON."""
+        return seal(_OFFSETS, OFFSETS_VERSION, _plain(self, keep_unknown=False))
 
     @classmethod
     def of(cls, source: SourceFrontier, epoch: int) -> SourceOffsets:
@@ -84,7 +90,7 @@ class CheckpointManifest(_Entry):
     checkpoint_id: str
     epoch: int
     timestamp_ms: int
-    operators: Mapping[str, OperatorState] = field(default_factory=dict)
+    operators: Mapping[str, SavedOperator] = field(default_factory=dict)
     source_offsets: Mapping[str, SourceOffsets] = field(default_factory=dict)
     parent_id: str | None = None
     watermark: int | None = None
@@ -117,8 +123,13 @@ class CheckpointManifest(_Entry):
         return tuple(part for operator in self.operators.values() for part in operator.partitions)
 
     def facts(self) -> dict[str, Any]:
-        """All fields but those that this release doesn't know, as plain data."""
+        """All fields but those that this release does not know, as plain data."""
         return {**_plain(self, keep_unknown=False), "version": MANIFEST_VERSION}
+
+    def differences(self, found: CheckpointManifest) -> list[str]:
+        """Where `found` says something else than this manifest, one line a field."""
+        theirs, ours = found.facts(), self.facts()
+        return [f"{name} is {theirs[name]!r}, expected {ours[name]!r}" for name in ours if theirs[name] != ours[name]]
 
     def encode(self) -> bytes:
         """Sealed JSON."""
@@ -161,19 +172,19 @@ def _foreign(data: bytes, what: str) -> dict[str, Any]:
         body: dict[str, Any] = json.loads(data)
         version = body.pop("version")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CorruptArtifact(f"{what} can't be read: {error!r}") from error
+        raise CorruptArtifact(f"{what} cannot be read: {error!r}") from error
     if "kind" in body or "sha256" in body:  # only this project writes these, and always both
-        raise CorruptArtifact(f"{what} is damaged: its digest can't be found")
+        raise CorruptArtifact(f"{what} is damaged: its digest cannot be found")
     if version != MANIFEST_VERSION:
         raise UnknownVersion(f"{what} has version {version!r}; this release reads {MANIFEST_VERSION}")
     return body
 
 
-def _operator(body: Mapping[str, Any]) -> OperatorState:
+def _operator(body: Mapping[str, Any]) -> SavedOperator:
     partitions = tuple(_entry(PartitionState, {"is_delta": False, **part}) for part in body["partitions"])
     total_bytes = sum(part.size_bytes for part in partitions)
     is_delta = any(part.is_delta for part in partitions)
-    return _entry(OperatorState, {"total_bytes": total_bytes, "is_delta": is_delta, **body, "partitions": partitions})
+    return _entry(SavedOperator, {"total_bytes": total_bytes, "is_delta": is_delta, **body, "partitions": partitions})
 
 
 def _entry(kind: type[EntryT], body: Mapping[str, Any]) -> EntryT:

@@ -72,7 +72,7 @@ def _print_nothing(session: Session, shard: str, checkpoint_id: str, nothing: No
 
 def _print_plan(session: Session, plan: RestorePlan, done: Committed | None) -> None:
     checkpoint = plan.point.checkpoint
-    counts, files = plan.counts, plan.files_again
+    counts, files = plan.counts, plan.inputs_again
     if session.as_json:
         output.print_json(
             {
@@ -84,7 +84,7 @@ def _print_plan(session: Session, plan: RestorePlan, done: Committed | None) -> 
                 "upper": plan.upper,
                 "counts": asdict(counts),
                 "stash_files": sum(map(len, plan.point.operators.values())),
-                "files_again": None if files is None else list(files),
+                "inputs_again": None if files is None else list(files),
             }
         )
         return
@@ -93,9 +93,11 @@ def _print_plan(session: Session, plan: RestorePlan, done: Committed | None) -> 
         f" {output.show_time(plan.point.upper)}), from {output.show_time(plan.lower)} on: {_counted(counts)}"
     )
     if files is None:
-        output.print_line("which files will be read again is not known: the ledger of consumed files is damaged")
+        output.print_line("which inputs will be read again is not known: the record of consumed inputs is damaged")
     else:
-        output.print_line(f"files consumed since, which the next run reads again if they are still there: {len(files)}")
+        output.print_line(
+            f"inputs consumed since, which the next run reads again if they are still there: {len(files)}"
+        )
         for path in files[:MAX_FILES_SHOWN]:
             output.print_line(f"  {path}")
         if len(files) > MAX_FILES_SHOWN:
@@ -143,9 +145,9 @@ def _print_fork(session: Session, shard: str, done: Committed, new_shard: str) -
 @click.argument("checkpoint_id")
 @with_session
 def pin_command(session: Session, shard: str, checkpoint_id: str) -> None:
-    """Keep a checkpoint of SHARD for ever, whatever retention says: to be able to restore it."""
+    """Keep a checkpoint of SHARD until `persist unpin`, so that it can be restored; retention skips it."""
     _find(session, shard, checkpoint_id).pin(checkpoint_id)
-    _print_pin(session, shard, checkpoint_id, is_pinned=True, said="pinned: retention leaves it alone")
+    _print_pin(session, shard, checkpoint_id, is_pinned=True, said="pinned: retention skips it")
 
 
 @click.command("unpin")

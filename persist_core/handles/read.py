@@ -111,7 +111,7 @@ class ReadHandle:
         Raises `OutsideFrontiers` unless `since <= as_of < upper`.
         """
         state = self.state()
-        schema = _schema_of(state)
+        schema = schema_of(state)
         time = check_as_of(state, as_of)
         batches = [batch for batch in state.batches if batch.lower <= time]
         live = self._live(self._oks(batches, schema), schema.key_names, time, schema)
@@ -126,7 +126,7 @@ class ReadHandle:
     def errors(self, as_of: int | None = None) -> pa.Table:
         """The errs as of `as_of`: key columns (null where undecodable), kind, message, key bytes, payload, time."""
         state = self.state()
-        schema = _schema_of(state)
+        schema = schema_of(state)
         time = check_as_of(state, as_of)
         batches = [batch for batch in state.batches if batch.lower <= time]
         updates = self._errs(batches, schema)
@@ -149,7 +149,7 @@ class ReadHandle:
 
     def all_updates(self, state: ShardState) -> tuple[pa.Table, pa.Table]:
         """Every update of the shard, oks and errs, as stored. For `fsck`."""
-        return self.updates_of(list(state.batches), _schema_of(state))
+        return self.updates_of(list(state.batches), schema_of(state))
 
     def updates_of(self, batches: list[HollowBatch], schema: CollectionSchema) -> tuple[pa.Table, pa.Table]:
         """Every update of these batches, oks and errs, as stored."""
@@ -163,7 +163,7 @@ class ReadHandle:
 
     def _range(self, after: int, through: int | None) -> tuple[list[HollowBatch], CollectionSchema, int, int]:
         state = self.state()
-        schema = _schema_of(state)
+        schema = schema_of(state)
         high = check_as_of(state, through)
         low = check_as_of(state, after)
         if low > high:
@@ -180,7 +180,7 @@ class ReadHandle:
     def _updates(self, batches: list[HollowBatch], kinds: tuple[PartKind, ...], schema: pa.Schema) -> pa.Table:
         nullable = pa.schema([field.with_nullable(True) for field in schema])
         parts = [part for manifest in self.manifests(batches) for part in manifest.parts if part.kind in kinds]
-        tables = self._side_by_side(lambda part: self._part(part, nullable), parts)
+        tables = self._side_by_side(lambda part: read_part(self._blob, part, nullable, self._part_format), parts)
         return pa.concat_tables(tables) if tables else nullable.empty_table()
 
     def _side_by_side(self, fetch: Callable[[_Item], _Fetched], items: list[_Item]) -> list[_Fetched]:
@@ -189,22 +189,6 @@ class ReadHandle:
             return [fetch(item) for item in items]
         with ThreadPoolExecutor(threads) as pool:
             return list(pool.map(fetch, items))
-
-    def _part(self, part: Part, schema: pa.Schema) -> pa.Table:
-        """One part with exactly the columns of `schema`; a column added after it was written is null."""
-        data = load_part(self._blob, part)
-        try:
-            table = self._part_format.decode(data, schema.names)
-            there = set(table.column_names)
-            columns = [
-                table[f.name].cast(f.type) if f.name in there else pa.nulls(table.num_rows, f.type) for f in schema
-            ]
-            return pa.table(columns, schema=schema)
-        except Exception as error:
-            raise CorruptArtifact(
-                f"part {part.key} in {self._blob.uri} has the bytes that its writer staged, but cannot be read:"
-                f" {error!r}. Run `persist fsck {self.shard}`"
-            ) from error
 
     def _live(self, updates: pa.Table, keys: tuple[str, ...], time: int, schema: CollectionSchema) -> pa.Table:
         """The rows of a snapshot. `InvariantViolation` with the row if a count is not one that a shard may hold."""
@@ -305,6 +289,21 @@ def load_part(blob: Blob, part: Part) -> bytes:
     return data
 
 
+def read_part(blob: Blob, part: Part, schema: pa.Schema, part_format: PartFormat = PARQUET) -> pa.Table:
+    """One part with exactly the columns of `schema`; a column added after it was written is null."""
+    data = load_part(blob, part)
+    try:
+        table = part_format.decode(data, schema.names)
+        there = set(table.column_names)
+        columns = [table[f.name].cast(f.type) if f.name in there else pa.nulls(table.num_rows, f.type) for f in schema]
+        return pa.table(columns, schema=schema)
+    except Exception as error:
+        raise CorruptArtifact(
+            f"part {part.key} in {blob.uri} has the bytes that its writer staged, but cannot be read:"
+            f" {error!r}. Run `persist fsck`"
+        ) from error
+
+
 def check_as_of(state: ShardState, as_of: int | None) -> int:
     """The time to read at (default: the newest, `upper - 1`), or `OutsideFrontiers` printing both frontiers."""
     if as_of is None and state.upper.is_closed:
@@ -319,7 +318,8 @@ def check_as_of(state: ShardState, as_of: int | None) -> int:
     return as_of
 
 
-def _schema_of(state: ShardState) -> CollectionSchema:
+def schema_of(state: ShardState) -> CollectionSchema:
+    """The shard's schema, or `OutsideFrontiers` if nothing was committed yet."""
     if state.schema is None:
         raise OutsideFrontiers(
             f"shard {state.shard} has no data yet (since {state.since}, upper {state.upper}); run its dag first"

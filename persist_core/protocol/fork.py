@@ -1,12 +1,12 @@
 """`persist restore --as`: a new shard that starts at a checkpoint of another one and shares its parts.
 
-    RestorePoint ──> stash, copied to the new shard        ┐
-                 ──> records of what is shared (forks.py)  ├─> one compare-and-set makes the new shard
-                 ──> a manifest without parts: the commit  ┘
+    RestorePoint ──> operator state, copied to the new shard        ┐
+                 ──> records of what is shared (`fork_records`)     ├─> one compare-and-set makes the new shard
+                 ──> a manifest without parts: the one commit       ┘
 
-No data is read, so that it costs the same for shards of any size and works where later parts are damaged. The new
-shard's upper and progress are the checkpoint's own: all that came since is consumed again, at its right times. From
-there on the two have nothing to do with each other but the parts that they share, which neither ever changes.
+A fork reads no data, so its cost does not depend on the size of the shard, and it works if later parts are damaged. The
+new shard has the upper and the progress of the checkpoint: it consumes again, at the correct times, all input since.
+After that the two shards only share parts, which neither of them changes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.write import manifest_for, stage_manifest
 from persist_core.ids import uuid7_of
 from persist_core.protocol.fork_records import record_fork
-from persist_core.protocol.restore import RestorePoint, copy_operators, point_of, restore_token
+from persist_core.protocol.restore_point import RestorePoint, copy_operators, point_of, restore_token
 from persist_core.shard import state as transitions
 from persist_core.shard.batch import (
     BatchCounts,
@@ -29,18 +29,18 @@ from persist_core.shard.batch import (
 )
 from persist_core.shard.keys import check_shard_name
 from persist_core.shard.state import Committed, ShardState
-from persist_core.sources.ledger import SOURCE_TYPE, segment_keys
+from persist_core.sources.registry import progress_of
 
 
 def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, *, writer: str) -> Committed:
-    """Make `new_shard` of the shard's checkpoint; the same again is the first one's answer.
+    """Create `new_shard` from the shard's checkpoint. Idempotent: a second call returns the first result.
 
-    Raises what `point_of` does; `InvalidInput` where `new_shard` holds data already; `RunFailed` where the batches were
-    merged meanwhile. Nothing was changed then that a reader sees.
+    Raises what `point_of` does; `InvalidInput` if `new_shard` already holds data; `RunFailed` if the batches were
+    merged in the meantime. Then nothing has changed for readers.
     """
     check_shard_name(new_shard)
     if new_shard == shard:
-        raise InvalidInput(f"a fork of {shard} needs a name of its own; without --as the shard itself is restored")
+        raise InvalidInput(f"a fork of {shard} needs another name; to restore the shard itself, leave out --as")
     state = client.state(shard)
     point = point_of(client, state, checkpoint_id)
     token = restore_token("fork", shard, checkpoint_id, new_shard)
@@ -56,17 +56,17 @@ def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, 
         restored=Restored(shard, checkpoint_id, point.checkpoint.watermark),
     )
     names = [batch.manifest_key for batch in point.batches]
-    ledgers = [source for source in point.sources.values() if source.source_type == SOURCE_TYPE]
+    shared = [progress.needed_keys() for progress in progress_of(client.blob, shard, point.sources).values()]
     record_fork(
         client.blob,
         new_shard,
-        [*names, *segment_keys(ledgers)],
+        [*names, *(key for keys in shared for key in sorted(keys))],
         checkpoint_id=checkpoint_id,
         made_ms=client.clock.now_ms(),
     )
-    state = client.state(shard)  # read after the records are there: see persist_core.protocol.fork_records
+    state = client.state(shard)  # read after the records were written: see persist_core.protocol.fork_records
     if not set(names) <= {batch.manifest_key for batch in state.batches}:
-        raise RunFailed(f"batches of shard {shard} were merged meanwhile; {new_shard} was not made. Try again")
+        raise RunFailed(f"batches of shard {shard} were merged in the meantime; {new_shard} was not created. Try again")
     key = stage_manifest(client.blob, manifest, attempt)
     _, result = client.machine.apply(
         new_shard,

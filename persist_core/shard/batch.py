@@ -33,7 +33,6 @@ class PartKind(enum.StrEnum):
     ERRS = "errs"
 
 
-STASH_KIND = "stash"  # the write stage's fourth output; operator state, not a part
 STASH_OPERATOR = "upsert-stash"  # the operator whose state the stash is
 
 

@@ -1,4 +1,4 @@
-"""The state of a shard and its pure transitions (SEMANTICS, section 3).
+"""The state of a shard and its pure transitions (docs/semantics.md, section 3).
 
     (state, command) -> (state', result)   or a refusal, which is a value (UpperMismatch, HoldMismatch) or an error
 
@@ -20,7 +20,7 @@ from persist_core.frontier import ZERO, Frontier
 from persist_core.schema import CollectionSchema, check_compatible
 from persist_core.shard.batch import BatchManifest, HollowBatch, SourceFrontier, check_bounds
 
-MIN_COMMITS_KEPT = 128  # tokens that stay idempotent; SEMANTICS, section 3
+MIN_COMMITS_KEPT = 128  # tokens that stay idempotent; docs/semantics.md, section 3
 MAX_COMMITS_KEPT = 192  # trimmed down to the minimum when this is passed, so that not every commit rewrites the list
 MAX_HOLDERS = 10_000  # leases, and as many holds: more is a leak in the caller
 
@@ -251,10 +251,8 @@ def _check_operators_read(state: ShardState, manifest: BatchManifest) -> None:
     """Refuse a batch that would drop or replace operator state which its writer did not start from."""
     if manifest.restored or manifest.read_operators == state.operators:
         return
-    names = sorted({*state.operators, *manifest.read_operators})
-    others = [name for name in names if state.operators.get(name) != manifest.read_operators.get(name)]
-    found = {name: (manifest.read_operators.get(name) or "nothing")[:16] for name in others}
-    expected = {name: (state.operators.get(name) or "nothing")[:16] for name in others}
+    found = {name: digest[:16] for name, digest in sorted(manifest.read_operators.items())}
+    expected = {name: digest[:16] for name, digest in sorted(state.operators.items())}
     raise StateNotRead(
         f"the batch [{manifest.lower}, {manifest.upper}) of shard {state.shard} started from other operator state than"
         f" the shard has: it read {found}, expected {expected} (digests by operator). Appending it would lose records"

@@ -15,7 +15,7 @@ _TRIAL = "trial"
 
 @dataclass(frozen=True)
 class DrainStats:
-    """What one drain counted, all after consolidation, oks and errs alike (SEMANTICS, section 4).
+    """What one drain counted, all after consolidation, oks and errs alike (docs/semantics.md, section 4).
 
     `eligible`: winners processed, expanded truncates included. `result_count`: of these, those whose slot held a value
     just before. `already_persisted`: redelivered winners of a (slot, original time) before the batch's lower; what they

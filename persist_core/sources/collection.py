@@ -5,35 +5,35 @@ from __future__ import annotations
 from persist_core.config.collection import CollectionConfig
 from persist_core.location.blob import Blob
 from persist_core.schema import CollectionSchema, check_compatible
-from persist_core.shard import keys
 from persist_core.shard.state import ShardState
 from persist_core.sources.files import FileSource
+from persist_core.sources.frozen import stage_frozen
 from persist_core.sources.source import Intake
 
 FILES = "files"  # the name of a collection's one source
 
 
 class CollectionSource:
-    """`persist_core.sources.files` as mint wants it."""
+    """`Source` of a collection: file drops."""
 
     def __init__(self, config: CollectionConfig, blob: Blob) -> None:
         self._config = config
         self._blob = blob
 
     def check(self, state: ShardState) -> None:
-        """The collection says its schema itself, so it is compared before anything is listed."""
+        """The collection file has the schema, so it is compared before files are listed."""
         if state.schema is not None:
             check_compatible(state.schema, self._config.collection_schema())
 
     def freeze(self, state: ShardState, *, lower: int, until: int | None) -> Intake:
-        """All files that are due. Without any there is still an intake: the upper advances."""
+        """All files that are due. Without files there is still an intake: the upper advances."""
         source = FileSource(self._config, self._blob)
         consumed = state.sources.get(FILES)
         freeze = source.freeze(consumed, until=until, lower=lower)
         sources, input_key = dict(state.sources), None
         if freeze.frozen.files:
-            input_key = keys.input_key(self._config.name, freeze.frozen.digest())
-            self._blob.set(input_key, freeze.frozen.encode())
+            input_key = stage_frozen(self._blob, self._config.name, freeze.frozen)
+        if freeze.frozen.files or source.has_other_place(consumed):
             sources[FILES] = source.advance(consumed, freeze.frozen)
         return Intake(
             upper=freeze.upper,
@@ -44,9 +44,14 @@ class CollectionSource:
             notices=freeze.notices(),
         )
 
+    def pending(self, state: ShardState, *, until: int | None) -> int:
+        """Files that no commit has consumed and that are dated before `until`."""
+        freeze = FileSource(self._config, self._blob).freeze(state.sources.get(FILES), until=until)
+        return len(freeze.frozen.files) + freeze.left_over
+
     def schema(self, state: ShardState) -> CollectionSchema:  # noqa: ARG002 - the contract's: a view needs the state
-        """The collection's."""
+        """The collection file's."""
         return self._config.collection_schema()
 
     def settle(self, state: ShardState) -> None:
-        """Files are held by nobody."""
+        """No-op: files need no hold."""

@@ -5,35 +5,44 @@
 1. All inputs are read as of the same time, so a view is consistent across them; `upper` is at most the smallest upper.
 2. An input whose `since` has passed that time is an error, never an approximation. The hold `view/<name>` on each input
    keeps its `since` back for as long as the newest refresh may have to be evaluated again.
-3. A view gives nothing of its inputs up by itself: a hold is moved only as far as holds of others than views have gone.
-   History is for whoever set a retention to end, not for whoever reads it.
-4. Where neither the definition nor any input has changed since the newest refresh, there is nothing to read: the
-   description is a seal.
+3. A view does not shorten the history of its inputs: its hold moves only as far as holds of others than views have
+   moved. Retention decides about history, not readers.
+4. If neither the definition nor any input has changed since the newest refresh, the description is a seal: it reads
+   nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from persist_core.config.view import ViewConfig
-from persist_core.errors import CorruptArtifact, InvalidInput, OutsideFrontiers, ShardNotFound, UnknownVersion
+from persist_core.errors import (
+    CorruptArtifact,
+    Corruption,
+    InvalidInput,
+    InvariantViolation,
+    OutsideFrontiers,
+    ShardNotFound,
+    UnknownVersion,
+)
 from persist_core.frontier import CLOSED, MAX_TIME, Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.since import SinceHandle
+from persist_core.location.blob import Blob
 from persist_core.schema import CollectionSchema
 from persist_core.shard.batch import SourceFrontier
-from persist_core.shard.keys import digest_in, input_key
-from persist_core.shard.sealed import seal, sealed_digest, unseal
+from persist_core.shard.sealed import seal, unseal
 from persist_core.shard.state import ShardState
+from persist_core.sources.frozen import load_frozen, stage_frozen
 from persist_core.sources.source import Intake, NotYet
 
 SHARDS = "shards"  # the name of a view's one source, and its type
 HOLDER_PREFIX = "view/"
 FROZEN_VERSION = 1
 _FROZEN = "frozen_shards"
-NO_COLUMNS = CollectionSchema(key=())  # of a view that was never refreshed with any input
+NO_COLUMNS = CollectionSchema(key=())  # of a view without a refresh
 
 
 @dataclass(frozen=True)
@@ -55,14 +64,6 @@ class FrozenShards:
         body = unseal(data, kind=_FROZEN, version=FROZEN_VERSION, what=what)
         return cls(body["definition"], body["as_of"], body["uppers"])
 
-    def digest(self) -> str:
-        """The digest that `encode()` carries, in hex; the input's key has it."""
-        return sealed_digest(self.encode())
-
-    def key(self, shard: str) -> str:
-        """Where it is kept, for the view `shard`."""
-        return input_key(shard, self.digest())
-
 
 @dataclass(frozen=True)
 class Refreshed:
@@ -74,12 +75,15 @@ class Refreshed:
 
     @classmethod
     def of(cls, sources: Mapping[str, SourceFrontier]) -> Refreshed | None:
-        """Out of a state's or a manifest's sources; `None` where there was no refresh."""
+        """From the sources of a state or a manifest; `None` before the first refresh."""
         source = sources.get(SHARDS)
         if source is None:
             return None
         offsets: Mapping[str, Any] = source.offsets
-        return cls(offsets["as_of"], offsets["input"], offsets["uppers"])
+        try:
+            return cls(offsets["as_of"], offsets["input"], offsets["uppers"])
+        except (KeyError, TypeError) as error:
+            raise InvariantViolation(f"the progress of a view is malformed: {error!r}; run `persist fsck`") from error
 
     def to_source(self) -> SourceFrontier:
         """The inverse of `of`."""
@@ -88,16 +92,45 @@ class Refreshed:
         )
 
 
-def load_frozen(client: PersistClient, key: str) -> FrozenShards:
-    """A frozen input, its digest checked. Raises `CorruptArtifact` where it is missing or damaged."""
-    data = client.blob.get(key)
-    if data is None:
-        raise CorruptArtifact(f"frozen input {key} is missing; mint again")
-    frozen = FrozenShards.decode(data, what=f"frozen input {key}")
-    found = sealed_digest(data)
-    if found != digest_in(key):
-        raise CorruptArtifact(f"frozen input {key} has SHA-256 {found}; its key says otherwise. Mint again")
-    return frozen
+class ShardProgress:
+    """`persist_core.sources.source.Progress` of a view: what its newest refresh has read."""
+
+    def __init__(self, blob: Blob, shard: str, stored: SourceFrontier) -> None:
+        self._blob, self._shard, self._stored = blob, shard, stored
+
+    def needed_keys(self) -> set[str]:
+        """The frozen input: the next mint compares the view's definition with it."""
+        return {self._refreshed().input_key}
+
+    def verify(self) -> Iterator[str]:
+        """The frozen input, and that it has the same inputs."""
+        try:
+            refreshed = self._refreshed()
+            frozen = load_frozen(self._blob, refreshed.input_key, FrozenShards)
+            if set(frozen.uppers) != set(refreshed.uppers):
+                yield (
+                    f"frozen input {refreshed.input_key} reads {sorted(frozen.uppers)}; the progress of shard"
+                    f" {self._shard} says {sorted(refreshed.uppers)}"
+                )
+        except Corruption as error:
+            yield str(error)
+
+    def check_restorable(self) -> None:
+        """Never: the next refresh would write the present contents again."""
+        raise InvalidInput(
+            f"{self._shard} is a view. Its next refresh corrects its contents: restore its inputs, or correct its"
+            f" query. To read its older contents, run `persist snapshot {self._shard} --as-of`"
+        )
+
+    def consumed_since(self, earlier: SourceFrontier | None) -> tuple[str, ...]:  # noqa: ARG002 - the contract's
+        """The inputs, if there are any: each refresh reads all of them."""
+        return tuple(sorted(self._refreshed().uppers))
+
+    def _refreshed(self) -> Refreshed:
+        refreshed = Refreshed.of({SHARDS: self._stored})
+        if refreshed is None:
+            raise InvariantViolation(f"the progress of shard {self._shard} names no refresh; run `persist fsck`")
+        return refreshed
 
 
 class ShardSource:
@@ -108,12 +141,12 @@ class ShardSource:
         self._client = client
 
     def check(self, state: ShardState) -> None:
-        """Nothing to say yet: the schema is the query's result, which only Spark knows. The job compares it."""
+        """No-op: only Spark knows the schema of the query's result. The job compares it."""
 
     def freeze(self, state: ShardState, *, lower: int, until: int | None) -> Intake | NotYet:
         """The inputs as of the last time that all of them, and `until`, have reached. Takes the view's holds.
 
-        Raises `OutsideFrontiers` where an input's `since` has passed that time.
+        Raises `OutsideFrontiers` if the `since` of an input is after that time.
         """
         inputs: dict[str, ShardState] = {}
         for name in self._config.inputs:
@@ -126,14 +159,14 @@ class ShardSource:
         behind = min(inputs.values(), key=lambda each: each.upper)
         if upper <= Frontier(lower):
             return NotYet(
-                f"view {self._config.name} is as far as its inputs are: it holds everything before {lower}, and its"
-                f" input {behind.shard} has come to {behind.upper}"
+                f"view {self._config.name} is up to date with its inputs: it holds everything before {lower}, and the"
+                f" upper of its input {behind.shard} is {behind.upper}"
             )
         notices = []
         if until is not None and upper < Frontier(until):
             notices.append(
-                f"view {self._config.name} goes up to {upper} and not to {until}, as asked for: its input"
-                f" {behind.shard} has come no further"
+                f"view {self._config.name} goes up to {upper}, not to {until}: that is the upper of its input"
+                f" {behind.shard}"
             )
         as_of = MAX_TIME if upper.time is None else upper.time - 1
         frozen = self._frozen(inputs, as_of)
@@ -142,10 +175,13 @@ class ShardSource:
         if last is not None and self._is_unchanged(state, last, inputs, as_of):
             sources[SHARDS] = Refreshed(as_of, last.input_key, frozen.uppers).to_source()
             return Intake(upper.time, sources, notices=(*notices, "no input has changed: nothing to read"))
-        key = frozen.key(self._config.name)
-        self._client.blob.set(key, frozen.encode())
+        key = stage_frozen(self._client.blob, self._config.name, frozen)
         sources[SHARDS] = Refreshed(as_of, key, frozen.uppers).to_source()
         return Intake(upper.time, sources, key, len(inputs), _bytes_of(inputs.values()), tuple(notices))
+
+    def pending(self, state: ShardState, *, until: int | None) -> int:  # noqa: ARG002 - the contract's
+        """Always 0: the view has all that its inputs hold before its upper."""
+        return 0
 
     def schema(self, state: ShardState) -> CollectionSchema:
         """The shard's own: only a refresh can change it."""
@@ -154,7 +190,7 @@ class ShardSource:
     def settle(self, state: ShardState) -> None:
         """Move the holds up, as far as the newest refresh and the holds of others allow (see the module, 2 and 3).
 
-        An input that the refresh before has read, and this one no more, is let go.
+        The hold on an input that only the refresh before has read is released.
         """
         last = Refreshed.of(state.sources)
         if last is None:
@@ -171,10 +207,10 @@ class ShardSource:
                 target = min(Frontier(last.as_of), *others)
                 hold = self._hold(name)
                 if hold.hold.since < target:
-                    hold.downgrade(target)  # a mismatch: another checkpoint of this view was faster
+                    hold.downgrade(target)  # a mismatch means that another checkpoint of this view has moved it
 
     def trial_time(self, until: int | None) -> int:
-        """The last time before `until` that all inputs have reached. Raises `OutsideFrontiers` where there is none."""
+        """The last time before `until` that all inputs have reached. Raises `OutsideFrontiers` if there is none."""
         bounds = [CLOSED if until is None else Frontier(until)]
         for name in self._config.inputs:
             try:
@@ -188,7 +224,7 @@ class ShardSource:
         return MAX_TIME if first.time is None else first.time - 1
 
     def frozen_at(self, as_of: int) -> FrozenShards:
-        """What a refresh at `as_of` would freeze, staged nowhere. Raises as `freeze` does."""
+        """What a refresh at `as_of` would freeze. Stages nothing. Raises as `freeze` does."""
         return self._frozen({name: self._client.state(name) for name in self._config.inputs}, as_of)
 
     def _frozen(self, inputs: Mapping[str, ShardState], as_of: int) -> FrozenShards:
@@ -203,17 +239,17 @@ class ShardSource:
         return FrozenShards(self._config.definition, as_of, uppers)
 
     def _is_unchanged(self, state: ShardState, last: Refreshed, inputs: Mapping[str, ShardState], as_of: int) -> bool:
-        """True where the newest commit is this view's, of the same definition, and no input was appended to since."""
+        """True if the newest commit is this view's, with the same definition, and no input was appended to since."""
         newest = state.newest_commit
         if newest is None or set(last.uppers) != set(inputs):
             return False
         if Refreshed.of(self._client.manifest(newest).sources) != last:
             return False
         try:
-            if load_frozen(self._client, last.input_key).definition != self._config.definition:
+            if load_frozen(self._client.blob, last.input_key, FrozenShards).definition != self._config.definition:
                 return False
         except (CorruptArtifact, UnknownVersion):
-            return False  # fsck names it; a whole refresh needs nothing of the last one
+            return False  # fsck reports it; a full refresh does not need the last one
         return not any(
             batch.counts.updates
             for each in inputs.values()
@@ -222,7 +258,7 @@ class ShardSource:
         )
 
     def _given_up(self, state: ShardState) -> list[str]:
-        """Inputs of the commit before the newest that are held still and read no more."""
+        """Inputs of the commit before the newest that are no longer read but still held."""
         before = Refreshed.of(self._client.manifest(state.commits[-2]).sources) if state.commits[1:] else None
         names = [] if before is None else sorted(set(before.uppers) - set(self._config.inputs))
         holder = f"{HOLDER_PREFIX}{self._config.name}"

@@ -3,10 +3,10 @@
     mint --description (XCom)--> write --description, manifest key (XCom)--> append --> checkpoint
 
 1. Each task may be killed at any point and tried again: the contents come out the same.
-2. A dag run that has nothing to do is skipped by mint, green and explained.
-3. A conflict fails the append's try with `PersistCasConflict`, alerts once, and heals on the next try: what is still
-   missing of the interval is minted from the new upper, written and appended.
-4. None of these tasks but write imports Spark or pandas; nothing here touches a store before `execute`.
+2. Mint skips a dag run that has nothing to do, with the reason.
+3. A conflict fails the append's try with `PersistCasConflict` and alerts once. The next try heals: it mints what is
+   still missing of the interval from the new upper, writes and appends it.
+4. Only the write task imports Spark; nothing here touches a store before `execute`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from persist_airflow.compat import (
     set_event_extra,
 )
 from persist_airflow.exceptions import PersistCasConflict
-from persist_airflow.failures import hopeless_fails_at_once
+from persist_airflow.failures import fail_without_retry
+from persist_airflow.healing import heal
 from persist_airflow.hook import PersistHook
 from persist_airflow.links import ShardLink, shard_uri
 from persist_airflow.notifications import ConflictCallback, alert
@@ -35,13 +36,11 @@ from persist_core.config.view import ON_INPUT, ViewConfig
 from persist_core.errors import NotReadable
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
-from persist_core.protocol import stages
-from persist_core.protocol.run import input_noun
-from persist_core.protocol.stages import Conflict, NothingToDo
+from persist_core.protocol import run, stages
+from persist_core.protocol.stages import Conflict, Minted, NothingToDo
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.state import Commit, Committed
 from persist_core.shard.stats import correction_notice
-from persist_core.sources.shards import ShardSource
 
 __all__ = [
     "AppendBatchesOperator",
@@ -49,8 +48,6 @@ __all__ = [
     "MintBatchDescriptionsOperator",
     "WriteBatchesOperator",
 ]
-
-MAX_HEALS = 5  # per try: each costs a Spark job; a run that loses more often is tried again by Airflow, later
 
 
 class _PersistOperator(BaseOperator):
@@ -69,7 +66,7 @@ class _PersistOperator(BaseOperator):
 
     @contextmanager
     def _client(self) -> Iterator[PersistClient]:
-        with hopeless_fails_at_once():
+        with fail_without_retry():
             client = PersistHook(self.persist_conn_id).get_conn()
             try:
                 yield client
@@ -80,11 +77,12 @@ class _PersistOperator(BaseOperator):
 class MintBatchDescriptionsOperator(_PersistOperator):
     """Describe the batch of this dag run: `[shard's upper, end of the data interval)` and all unread input that is due.
 
-    A view that refreshes on input goes as far as its inputs, whatever the interval; one with a cron schedule waits for
-    earlier dag runs that are at work, so that it is refreshed at the end of each interval, in order. Returns
+    A view that refreshes on input goes as far as its inputs, whatever the interval. One with a cron schedule waits for
+    earlier dag runs that still run, so that it is refreshed at the end of each interval, in order. `{"force": true}` in
+    the dag run's conf accepts an end more than an hour from now. Returns
     `BatchDescription.to_json()`; of a read-only view (`read_only` in its file, or in the dag run's conf)
-    `{"trial_as_of": ..., "description": ...}`, minting nothing. Skips where the interval is already in the shard, or
-    the inputs have not come further.
+    `{"trial_as_of": ..., "description": ...}`, minting nothing. Skips if the interval is already in the shard, or the
+    inputs have not advanced.
 
     :param config: the collection or view
     :param persist_conn_id: the location (templated)
@@ -93,15 +91,18 @@ class MintBatchDescriptionsOperator(_PersistOperator):
     ui_color = "#cfe3f5"
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Mint. Raises `AirflowSkipException` where there is nothing to do."""
+        """Mint. Raises `AirflowSkipException` if there is nothing to do."""
         with self._client() as client:
             until = None if _follows_inputs(self.config) else interval_end_ms(context, client.clock)
             if isinstance(self.config, ViewConfig) and is_read_only(self.config, context):
                 return _trial(client, self.config, until)
             if isinstance(self.config, ViewConfig) and not _follows_inputs(self.config):
                 after_earlier_runs(context, client.clock, self.log)
-            minted = stages.mint(client, self.config, until=until, writer=writer_of(context))
+            is_forced = _asks_for(context, "force")
+            minted = stages.mint(client, self.config, until=until, writer=writer_of(context), is_forced=is_forced)
         if isinstance(minted, NothingToDo):
+            if minted.pending != 0:
+                self.log.warning("%s", minted.reason)
             raise AirflowSkipException(minted.reason)
         for notice in minted.notices:
             self.log.warning("%s", notice)
@@ -111,14 +112,14 @@ class MintBatchDescriptionsOperator(_PersistOperator):
             description.interval,
             description.shard,
             description.input_files,
-            input_noun(self.config),
+            run.input_noun(self.config),
             description.input_bytes,
         )
         return description.to_json()
 
 
 class AppendBatchesOperator(_PersistOperator):
-    """Append the staged batch by compare-and-set, and heal where that was lost to somebody else.
+    """Append the staged batch by compare-and-set, and heal if another writer was faster.
 
     Returns `{"result": ..., "lower": ..., "upper": ..., "since": ..., "stats": {...}, ...}`; the shard's asset event
     carries the same. `result` is `committed`, `already committed` (an earlier try had done it), `healed` (minted and
@@ -152,18 +153,21 @@ class AppendBatchesOperator(_PersistOperator):
         self.outlets = [*self.outlets, self.asset]
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Append, or heal. Raises `PersistCasConflict` where the append was lost for the first time."""
+        """Append, or heal. Raises `PersistCasConflict` if the append was lost for the first time."""
         if self.staged.get("trial") is not None:
-            raise AirflowSkipException(f"read-only: nothing was written of what {self.shard} would come to (see write)")
+            raise AirflowSkipException(
+                f"read-only: nothing was written to {self.shard}; the write task's log has what a refresh would write"
+            )
         description = BatchDescription.from_json(self.staged["description"])
         with self._client() as client:
-            result = self._append(client, description, self.staged["manifest_key"], context)
+            result = run.append_staged(client, self.config, description, self.staged["manifest_key"])
             if isinstance(result, Committed):
                 report = _report(client, "committed" if result.is_new else "already committed", result.commit)
-            elif result.is_new:
-                raise PersistCasConflict(result.record)
             else:
-                report = self._heal(client, description, result, context)
+                self._conflict(client, result, context)
+                if result.is_new:
+                    raise PersistCasConflict(result.record)
+                report = self._heal(client, description, context)
         self.log.info("%s: %s", report["result"], report)
         corrected = correction_notice(self.shard, report.get("stats", {}))
         if corrected is not None:
@@ -171,36 +175,27 @@ class AppendBatchesOperator(_PersistOperator):
         set_event_extra(context, self.asset, report)
         return report
 
-    def _append(
-        self, client: PersistClient, description: BatchDescription, manifest_key: str | None, context: Context
-    ) -> Committed | Conflict:
-        """One compare-and-append; a conflict is logged with both sides and alerted."""
-        if manifest_key is None:
-            manifest_key = stages.manifest_of_outdated(client, self.config, description)
-        result = stages.append(client, description, manifest_key)
-        if isinstance(result, Conflict):
-            self.log.error("%s", result.record)
-            alert(client, result.record, self.on_cas_conflict, context)
-        return result
-
-    def _heal(
-        self, client: PersistClient, description: BatchDescription, conflict: Conflict, context: Context
-    ) -> dict[str, Any]:
-        """Mint from the new upper to the same end, write, append; again where somebody else was faster once more."""
+    def _heal(self, client: PersistClient, description: BatchDescription, context: Context) -> dict[str, Any]:
+        """Mint, write and append what the conflict left open, with the Spark settings of the write task."""
         write: Any = context["dag"].get_task(self.write_task_id).prepare_for_execution()
         write.render_template_fields(context)
-        for _ in range(MAX_HEALS):
-            minted = stages.mint(client, self.config, until=description.upper, writer=description.writer)
-            if isinstance(minted, NothingToDo):
-                self.log.info("nothing left to append: %s", minted.reason)
-                return _report(client, "covered", client.state(self.shard).newest_commit)
-            self.log.info("healing: minted %s from the new upper", minted.description.interval)
-            key = write.write(client, minted.description, context)
-            result = self._append(client, minted.description, key, context)
-            if isinstance(result, Committed):
-                return _report(client, "healed", result.commit)
-            conflict = result
-        raise PersistCasConflict(conflict.record)
+
+        def on_step(step: run.Step) -> None:
+            if isinstance(step, Conflict):
+                self._conflict(client, step, context)
+            elif isinstance(step, Minted):
+                self.log.info("after the conflict: minted %s from the new upper", step.description.interval)
+
+        healed = heal(client, self.config, description, write=write.writer(client, context), on_step=on_step)
+        if isinstance(healed, NothingToDo):
+            self.log.info("nothing left to append: %s", healed.reason)
+            return _report(client, "covered", client.state(self.shard).newest_commit)
+        return _report(client, "healed", healed.commit)
+
+    def _conflict(self, client: PersistClient, conflict: Conflict, context: Context) -> None:
+        """Log both sides, and alert once."""
+        self.log.error("%s", conflict.record)
+        alert(client, conflict.record, self.on_cas_conflict, context)
 
 
 class CheckpointManifestOperator(_PersistOperator):
@@ -218,7 +213,7 @@ class CheckpointManifestOperator(_PersistOperator):
         self.outlets = [*self.outlets, self.asset]
 
     def execute(self, context: Context) -> dict[str, Any] | None:
-        """Publish. Returns what was published, `None` where nothing was committed yet."""
+        """Publish. Returns what was published, `None` if nothing was committed yet."""
         with self._client() as client:
             published = stages.checkpoint(client, self.config)
             if published is None:
@@ -231,27 +226,32 @@ class CheckpointManifestOperator(_PersistOperator):
 
 
 def is_read_only(config: ViewConfig, context: Context) -> bool:
-    """Whether this dag run may only try the view: by its file, or by the run's conf `{"read_only": true}`."""
+    """Whether this dag run only tries the view: by its file, or by the run's conf `{"read_only": true}`."""
+    return config.read_only or _asks_for(context, "read_only")
+
+
+def _asks_for(context: Context, name: str) -> bool:
+    """Whether the dag run's conf has `name`: true."""
     asked: Any = context["dag_run"].conf or {}
-    return config.read_only or asked.get("read_only") is True
+    return asked.get(name) is True
 
 
 def _follows_inputs(config: ShardConfig) -> bool:
-    """Whether a dag run's interval says nothing: it is run when an input was appended to, or by hand."""
+    """Whether a dag run's interval means nothing: the run was started by an append to an input, or by hand."""
     return isinstance(config, ViewConfig) and config.schedule in (None, ON_INPUT)
 
 
 def _trial(client: PersistClient, config: ViewConfig, until: int | None) -> dict[str, Any]:
-    """What write is told where it is only to try the view. Raises `AirflowSkipException` before there is any input."""
+    """What the write task gets for a trial of the view. Raises `AirflowSkipException` before there is any input."""
     try:
-        as_of = ShardSource(config, client).trial_time(until)
+        as_of, description = run.describe_trial(client, config, until)
     except NotReadable as error:
         raise AirflowSkipException(str(error)) from error
-    return {"trial_as_of": as_of, "description": stages.trial_description(client, config, as_of).to_json()}
+    return {"trial_as_of": as_of, "description": description.to_json()}
 
 
 def writer_of(context: Context) -> str:
-    """Who mints: the dag run, never the try."""
+    """The writer that mints: the dag run, never the try."""
     return f"{context['dag_run'].dag_id}/{context['run_id']}"
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import ENV_BLOB_URI, ENV_CONSENSUS_URI, PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import ENV_BLOB_URI, ENV_CONSENSUS_URI, PersistLocation
 from tests.servers.backends import blob_uri_beside
 from tests.spark.s3_store import s3_server
 
@@ -35,12 +36,13 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, at its import
     importlib.import_module("persist_airflow.factory")
 
+from tests.airflow.amazon import install  # noqa: E402 - it goes with the others
 from tests.airflow.fruit import Fruit  # noqa: E402 - it imports Airflow
 from tests.airflow.view_files import Views  # noqa: E402 - the same
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Warnings that Airflow gives about itself are not ours to mend."""
+    """Warnings that Airflow gives about itself are not ours to correct."""
     here = Path(__file__).parent
     for item in items:
         if item.path.is_relative_to(here):
@@ -54,7 +56,7 @@ def location(
     """A fresh location, also in the environment, where hooks without a connection find it. On S3 it is there whole."""
     location = PersistLocation(blob_uri_beside(consensus_uri, tmp_path / "blob"), consensus_uri)
     if location.blob_uri.startswith("s3:"):
-        s3_server(request)  # skips where Spark lacks the jars
+        s3_server(request)  # skips if Spark lacks the jars
     monkeypatch.setenv(ENV_BLOB_URI, location.blob_uri)
     monkeypatch.setenv(ENV_CONSENSUS_URI, location.consensus_uri)
     return location
@@ -65,6 +67,12 @@ def client(location: PersistLocation) -> Iterator[PersistClient]:
     """A client on `location`."""
     with open_location(location) as opened:
         yield PersistClient(opened)
+
+
+@pytest.fixture
+def amazon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the Amazon provider: see `tests.airflow.amazon`."""
+    install(monkeypatch)
 
 
 @pytest.fixture

@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from persist_airflow.compat import AirflowSkipException
-from persist_airflow.factory import build_upsert_dag
-from persist_airflow.view_factory import build_view_dag
+from persist_airflow.factory import build_upsert_dag, build_view_dag
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation
+from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.conflicts import list_conflicts
 from persist_core.schema import CollectionSchema, Column
@@ -131,7 +130,7 @@ def test_kills_at_every_point_of_days_without_input_change_nothing(
 def test_kills_at_every_point_of_a_view_change_nothing(
     fruit: Fruit, views: Views, client: PersistClient, location: PersistLocation, tmp_path: Path
 ) -> None:
-    """The view's first refresh, of a shard into which somebody has put rows; its input holds an err."""
+    """The view's first refresh, of a shard into which another writer has put rows; its input holds an err."""
     config = views.write(VIEW, VIEW_FILE)
     at = end_ms(0) - 1
     rows = [(row, at, 1) for row in enumerate(("apple", "apricot", "fig", None))]

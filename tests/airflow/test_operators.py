@@ -20,10 +20,9 @@ import pytest
 from persist_airflow.compat import AirflowFailException, AirflowSkipException, BaseNotifier, Stats
 from persist_airflow.exceptions import PersistCasConflict
 from persist_airflow.factory import build_upsert_dag
-from persist_airflow.spark import WriteBatchesOperator
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
-from persist_core.protocol import stages
+from persist_core.protocol import run, stages
 from persist_core.protocol.conflicts import list_conflicts
 from tests.airflow.fruit import NAME, START_MS, Fruit, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
@@ -88,6 +87,40 @@ def test_a_manual_run_without_interval_goes_up_to_run_after_or_now(
         assert before_ms <= upper <= client.clock.now_ms()
     else:
         assert upper == START_MS + (33 * 24 * 3600 + 4 * 3600 + 5 * 60 + 6) * 1000 + 789
+
+
+def test_an_end_in_the_future_needs_force_in_the_runs_conf(dag: Any, client: PersistClient) -> None:
+    end = datetime(2099, 1, 1, tzinfo=UTC)
+    with pytest.raises(AirflowFailException, match="an hour from now"):
+        DagRunDriver(dag, end).run(MINT)
+    with pytest.raises(AirflowFailException, match="an hour from now"):
+        DagRunDriver(dag, end, conf={"force": "yes"}).run(MINT)
+    assert NAME not in client.shards()
+    assert DagRunDriver(dag, end, "forced", conf={"force": True}).run_all()["result"] == "committed"
+    assert client.state(NAME).upper.time == int(end.timestamp()) * 1000
+
+
+def test_a_forced_run_that_lost_its_append_heals_to_its_own_end(dag: Any, client: PersistClient) -> None:
+    end = datetime(2099, 1, 1, tzinfo=UTC)
+    loser = DagRunDriver(dag, end, "loser", conf={"force": True})
+    loser.run(MINT)
+    loser.run(WRITE)
+    DagRunDriver(dag, end_of(0), "winner").run_all()
+    with pytest.raises(PersistCasConflict):
+        loser.run(APPEND)
+    assert loser.run(APPEND)["result"] == "healed"
+    assert client.state(NAME).upper.time == int(end.timestamp()) * 1000
+
+
+def test_a_skip_that_leaves_input_pending_warns(
+    fruit: Fruit, dag: Any, client: PersistClient, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    DagRunDriver(dag, end_of(2)).run_all()
+    fruit.write_days(range(1))
+    with caplog.at_level(logging.WARNING), pytest.raises(AirflowSkipException, match="1 inputs are pending"):
+        DagRunDriver(dag, end_of(1), "late").run(MINT)
+    assert "1 inputs are pending" in caplog.text + capsys.readouterr().out
+    assert client.state(NAME).upper == Frontier(end_ms(2))
 
 
 def test_every_task_may_run_again(dag: Any, client: PersistClient) -> None:
@@ -172,7 +205,7 @@ def test_a_cleared_run_whose_write_is_outdated_finds_its_own_commit(dag: Any, cl
 
 
 class Notifier(BaseNotifier):
-    """Keeps what it was told, after rendering."""
+    """Keeps its messages, after rendering."""
 
     template_fields = ("message",)
     told: list[str] = []  # noqa: RUF012 - shared on purpose: Airflow copies operators
@@ -250,17 +283,17 @@ def test_a_heal_that_keeps_losing_gives_up_with_the_conflict(
     with pytest.raises(PersistCasConflict):
         loser.run(APPEND)
     days = itertools.count(1)
-    write = WriteBatchesOperator.write
+    write = run.write_staged
 
-    def beaten(self: Any, *arguments: Any) -> Any:
-        key = write(self, *arguments)
+    def beaten(*arguments: Any) -> Any:
+        key = write(*arguments)
         with monkeypatch.context() as undisturbed:
-            undisturbed.setattr(WriteBatchesOperator, "write", write)
+            undisturbed.setattr(run, "write_staged", write)
             DagRunDriver(dag, end_of(next(days)), "winner").run_all()
         return key
 
     with monkeypatch.context() as disturbed:
-        disturbed.setattr(WriteBatchesOperator, "write", beaten)
+        disturbed.setattr(run, "write_staged", beaten)
         with pytest.raises(PersistCasConflict):
             loser.run(APPEND)
     assert len(list_conflicts(client.blob, NAME)) == 1 + 5

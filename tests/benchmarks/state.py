@@ -19,7 +19,8 @@ from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import WriteHandle
 from persist_core.location.consensus import VersionedData
-from persist_core.location.open import PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchCounts, BatchDescription, BatchManifest, HollowBatch
 from persist_core.shard.codec import StateVersion, decode_state, encode_state

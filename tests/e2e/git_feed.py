@@ -1,4 +1,4 @@
-"""The history of a git repository as a change feed, and back: the largest real test that everybody has at hand.
+"""The history of a git repository as a change feed, and back: the largest real test data that every developer has.
 
     git rev-list --first-parent  ->  commits 1, 2, 3 ...          one commit = one time
     git diff-tree                ->  records {time, path, mode, blob}; a removed path is a record with `deleted`
@@ -45,7 +45,7 @@ class Record:
 
 
 def path_text(raw: bytes) -> str:
-    """A path as text, reversibly, since git names are bytes: what is no UTF-8 is written `\\xNN`, `\\` as `\\\\`."""
+    """A path as text, reversibly, since git names are bytes: what is not UTF-8 is written `\\xNN`, `\\` as `\\\\`."""
     text = raw.replace(b"\\", b"\\\\").decode("utf-8", "surrogateescape")
     return "".join(f"\\x{ord(char) - 0xDC00:02x}" if "\udc80" <= char <= "\udcff" else char for char in text)
 
@@ -91,7 +91,8 @@ def tree(repo: Path, commit: str) -> Tree:
 def main(argv: Sequence[str]) -> int:
     """The command line: replay and compare, print what was done; 1 where table and git differ."""
     from persist_core.clock import SystemClock
-    from persist_core.location.open import PersistLocation, open_location
+    from persist_core.location.open import open_location
+    from persist_core.location.settings import PersistLocation
     from tests.e2e.git_replay import replay
     from tests.local_spark import local_spark
 

@@ -1,4 +1,4 @@
-"""A real scheduler (SQLite, LocalExecutor, 127.0.0.1) runs backfills: undisturbed, through kill -9, two at once.
+"""A real scheduler (SQLite, LocalExecutor, 127.0.0.1) runs backfills: undisturbed, through kill -9, two concurrently.
 
 On the embedded default, on PostgreSQL with a folder, and on S3 alone: one test each, since each takes a scheduler.
 """
@@ -20,7 +20,8 @@ import pytest
 from persist_airflow.class_data import FOLDER_ENV
 from persist_airflow.embedded.home import WITH_UI, EmbeddedAirflowError, LocalAirflow, psutil
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.conflicts import list_conflicts
 from tests import real_parts
@@ -43,7 +44,7 @@ def airflow(request: pytest.FixtureRequest, tmp_path: Path, consensus_uri: str) 
     fruit.write_days(range(len(HISTORY)))
     location = PersistLocation(blob_uri_beside(consensus_uri, tmp_path / "blob"), consensus_uri)
     if location.blob_uri.startswith("s3:"):
-        s3_server(request)  # skips where Spark lacks the jars
+        s3_server(request)  # skips if Spark lacks the jars
     settings = {
         "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",
         "PYTHONPATH": str(ROOT),
@@ -115,7 +116,7 @@ def check_asset_events(airflow: LocalAirflow, client: PersistClient) -> None:
 def test_two_backfills_over_the_same_days_at_once_whose_tasks_are_killed(
     airflow: LocalAirflow, client: PersistClient, tmp_path: Path
 ) -> None:
-    """On S3 alone. Whoever comes first to a point is killed there, and Airflow's own retry goes on.
+    """On S3 alone. The first process to reach a point is killed there, and Airflow's own retry goes on.
 
     Airflow allows one backfill per DAG, so the second one is another DAG's, of the same collection and shard.
     """

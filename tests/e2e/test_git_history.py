@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from persist_core.location.open import OpenLocation, PersistLocation, open_location
+from persist_core.location.open import OpenLocation, open_location
+from persist_core.location.settings import PersistLocation
 from tests.e2e.git_feed import Tree, commits, path_text, records, tree
 from tests.e2e.git_replay import replay
 from tests.e2e.random_repo import make_random_repo
@@ -34,7 +35,7 @@ def random_repo(tmp_path: Path, persist_seed: int) -> Path:
 
 
 def test_the_feed_says_what_git_says(random_repo: Path) -> None:
-    """The feed itself is right: applied record by record it gives the tree of every single commit."""
+    """The feed itself is correct: applied record by record it gives the tree of every single commit."""
     history = commits(random_repo)
     feed = list(records(random_repo, history))
     state: Tree = {}

@@ -14,7 +14,8 @@ from persist_airflow.class_data import FOLDER_ENV
 from persist_airflow.embedded.home import LocalAirflow
 from persist_core.errors import ShardNotFound
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from tests import real_parts
 
@@ -31,7 +32,7 @@ DAGS = """
 from datetime import timedelta
 from pathlib import Path
 from persist_airflow.factory import build_dags
-from persist_airflow.view_factory import build_view_dags
+from persist_airflow.factory import build_view_dags
 here, quick = Path(__file__).parent, {"retries": 3, "retry_delay": timedelta(seconds=1)}
 globals().update(build_dags(here / "collections", default_args=quick))
 globals().update(build_view_dags(here / "views", default_args=quick))

@@ -32,7 +32,7 @@ from persist_core.shard.batch import STASH_OPERATOR, BatchCounts, BatchManifest,
 from persist_core.shard.keys import manifest_key
 from persist_core.shard.parts import updates_schema
 from persist_spark import stage
-from persist_spark.upsert import batch as write_batch
+from persist_spark.upsert import batch as upsert_batch
 from persist_spark.upsert.outcome import Emitted, Outcome, Read
 from tests.spark.s3_store import s3_blob
 from tests.spark.staged_shard import SHARD, StagedShard
@@ -90,6 +90,7 @@ def test_manifest_says_what_is_there(shard: StagedShard) -> None:
         data = shard.blob.get(part.key)
         assert data is not None
         assert (len(data), f"/{PART}={part.kind}/" in part.key) == (part.size_bytes, True)
+        assert hashlib.sha256(data).hexdigest() == part.sha256
     (artifact,) = manifest.operators[STASH_OPERATOR].artifacts
     stash = shard.blob.get(artifact.key)
     assert stash is not None
@@ -193,7 +194,7 @@ def test_looking_up_only_the_batchs_slots_gives_the_same(shard: StagedShard, mon
     ]
     description = shard.description(30)
     whole = shard.write(records, description)
-    monkeypatch.setattr(write_batch, "SMALL_STATE_BYTES", 0)
+    monkeypatch.setattr(upsert_batch, "SMALL_STATE_BYTES", 0)
     keyed = shard.write(records, description)
     assert keyed.contents_digest == whole.contents_digest
     assert keyed.stats == whole.stats
@@ -240,7 +241,7 @@ def test_rows_that_nobody_counted_fail_the_run() -> None:
     read = Read(**dict.fromkeys(Read.__dataclass_fields__, 0))
     emitted = replace(Emitted(**dict.fromkeys(Emitted.__dataclass_fields__, 0)), insertions=1)
     outcome = Outcome(read, emitted, is_thorough=False)
-    files = [stage.StagedFile("insertions", f"x/{name}.parquet", 10, 1) for name in ("task", "speculative-task")]
+    files = [stage.StagedFile("insertions", f"x/{name}.parquet", 10, "", 1) for name in ("task", "speculative-task")]
     stage.check_rows(files[:1], outcome, "x")
     with pytest.raises(InvariantViolation, match="the insertions files hold 2 rows; the action counted 1"):
         stage.check_rows(files, outcome, "x")

@@ -1,6 +1,6 @@
 """Read a shard from Spark: `snapshot`, `errors`, `changes`, `error_changes` as DataFrames.
 
-    state -> batches that overlap the times wanted -> parts -> DataFrame
+    state -> batches that overlap the times requested -> parts -> DataFrame
 
 A keyed shard is read by its invariants (docs/architecture.md, "Parts"): an insertion is live as of `t` iff no
 retraction of its key has `insertion.time < retraction.time <= t`. Only keys and times of retractions are decoded, and
@@ -8,6 +8,9 @@ no whole row goes through an exchange. A shard without a key is a multiset: its 
 
 The state is read when the function is called; the parts when the DataFrame is used. Nothing is held back meanwhile:
 for long reads take a lease (`PersistClient.open_leased_reader`).
+
+A missing part, or one of another size than its manifest says, raises `CorruptArtifact` from the function. A page whose
+checksum is wrong fails the action on the DataFrame with Spark's own error, which names the file.
 """
 
 from __future__ import annotations
@@ -22,15 +25,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from persist_core.errors import InvalidInput, OutsideFrontiers
+from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
-from persist_core.handles.read import check_as_of
+from persist_core.handles.read import check_as_of, schema_of
 from persist_core.location.blob import Blob
-from persist_core.location.open import OpenLocation, PersistLocation, open_location
+from persist_core.location.open import OpenLocation, open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
 from persist_core.shard.batch import BatchManifest, PartKind
-from persist_core.shard.state import ShardState
-from persist_spark.frame import ERR_COLUMNS, named, part_frame
+from persist_spark.frame import ERR_COLUMNS, named, part_type
+from persist_spark.read.damage import check_sizes, part_sizes
 from persist_spark.read.parts import parts_of, scan
 
 # Retractions up to here are broadcast: about 100 MB of keys and times in each executor.
@@ -62,7 +66,7 @@ def snapshot(spark: SparkSession, location: Location, shard: str, as_of: int | N
 
 
 def errors(spark: SparkSession, location: Location, shard: str, as_of: int | None = None) -> DataFrame:
-    """The errs as of `as_of`: key columns (null where undecodable), kind, message, key bytes, payload, since when.
+    """The errs as of `as_of`: key columns (null if undecodable), kind, message, key bytes, payload, insertion time.
 
     Raises as `snapshot` does.
     """
@@ -84,7 +88,7 @@ def errors(spark: SparkSession, location: Location, shard: str, as_of: int | Non
 
 
 def error_updates(spark: SparkSession, location: Location, shard: str, as_of: int) -> DataFrame | None:
-    """The errs' updates with `time <= as_of` as they were written, for who sums them; `None` where there are none.
+    """The errs' updates with `time <= as_of` as they were written, not summed; `None` if there are none.
 
     Columns: the err columns, time, diff. Raises as `snapshot` does.
     """
@@ -97,7 +101,7 @@ def error_updates(spark: SparkSession, location: Location, shard: str, as_of: in
 def changes(spark: SparkSession, location: Location, shard: str, after: int, through: int | None = None) -> DataFrame:
     """The oks' updates with `after < time <= through`, each once: the schema's columns, then time and diff.
 
-    `snapshot(after)` plus these is `snapshot(through)`. Raises `ShardNotFound`, `InvalidInput` where `after` is later
+    `snapshot(after)` plus these is `snapshot(through)`. Raises `ShardNotFound`, `InvalidInput` if `after` is later
     than `through`, and `OutsideFrontiers` unless `since <= after <= through < upper`.
     """
     reading = _open(spark, location, shard, through, after=after)
@@ -125,13 +129,13 @@ class _Reading:
     through: int
 
     def rows(self, kind: PartKind) -> int:
-        """Updates of this kind in the batches read (some may lie outside of the times wanted)."""
+        """Updates of this kind in the batches read (some may be at other times than requested)."""
         counts = [manifest.counts for manifest in self.manifests]
         return sum(c.retractions if kind is PartKind.RETRACTIONS else c.insertions for c in counts)
 
     def updates(self, kind: PartKind) -> DataFrame:
-        """The updates of one kind within the times wanted, all part columns."""
-        frame = part_frame(self.schema)
+        """The updates of one kind within the times requested, all part columns."""
+        frame = part_type(self.schema)
         parts = parts_of(self.manifests, kind)
         found = scan(self.spark, self.blob, parts, frame) if parts else _nothing(self.spark, frame)
         return found.where(functools.reduce(operator.and_, list(self._wanted())))
@@ -151,23 +155,16 @@ def _open(
         high = check_as_of(state, through)
         low = None if after is None else check_as_of(state, after)
         if low is not None and low > high:
-            raise InvalidInput(f"changes of shard {shard} after {low} through {high}: wanted after <= through")
+            raise InvalidInput(f"changes of shard {shard} after {low} through {high}: expected after <= through")
         batches = [
             b for b in state.batches if b.lower <= high and (low is None or b.upper is None or b.upper > low + 1)
         ]
         manifests = client.open_reader(shard).manifests(batches)
+        check_sizes(opened.blob, part_sizes(manifests))
     finally:
         if opened is not location:
             opened.close()
-    return _Reading(spark, opened.blob, _schema_of(state), manifests, low, high)
-
-
-def _schema_of(state: ShardState) -> CollectionSchema:
-    if state.schema is None:
-        raise OutsideFrontiers(
-            f"shard {state.shard} has no data yet (since {state.since}, upper {state.upper}); run its dag first"
-        )
-    return state.schema
+    return _Reading(spark, opened.blob, schema_of(state), manifests, low, high)
 
 
 def _nothing(spark: SparkSession, frame: T.StructType) -> DataFrame:

@@ -1,27 +1,26 @@
-"""`persistent_upsert`: records become differential updates (SEMANTICS, section 4), as one DataFrame expression.
+"""`persistent_upsert`: records become differential updates (docs/semantics.md, section 4), as one DataFrame expression.
 
-    records ──┐ times, lateness                             keep the last         where a value differs from the
+    records ──┐ times, lateness                             keep the last         if a value differs from the
     stash   ──┼───────────────> one exchange by slot, sorted ───────────> winners ───────────────────────> updates
     state   ──┘                 by (time, original time, order)  of a time            one before it
                                                  │ observed: `outcome.Read`           │ observed: `outcome.Emitted`
 
-The trick that keeps this to a single exchange and a single sort: what is committed is a history of the same shape as
-the input. A committed insertion is an upsert at its time, a committed retraction a tombstone; so the previous value of
-a record is the row before it in its slot, whether that row comes from the shard or from the same batch.
+One exchange and one sort are enough because what is committed is a history of the same shape as the input. A committed
+insertion is an upsert at its time, a committed retraction a tombstone; so the previous value of a record is the row
+before it in its slot, whether that row comes from the shard or from the same batch.
 
 Invariants a reader may rely on:
 
 1. Nothing here starts a Spark job, knows a session or a location, or calls a Python function per row.
-2. Every count is observed after the exchange, in the stage that writes: task retries can't count a row twice.
-3. The normal plan neither expands truncates nor breaks ties of equal orders; it counts them. Where either count is not
-   zero its output must be thrown away and `is_thorough=True` asked for (`Outcome.needs_thorough_plan`).
+2. Every count is observed after the exchange, in the stage that writes: a retried task does not count a row twice.
+3. The normal plan neither expands truncates nor breaks ties of equal orders; it counts them. If either count is
+   not zero, discard its output and plan again with `is_thorough=True` (`Outcome.needs_thorough_plan`).
 4. The bounds of the batch occur in `_arrivals` and right before it only. Spark compiles numbers into the code it
-   generates: anywhere else they would make every batch run code that was never run before, and so was never optimised
-   by the JVM.
+   generates: anywhere else they would make every batch run new code, which the JVM has not optimized yet.
 
-Expressions are SQL texts, since each call of the Column API costs a dozen messages to the JVM, and there would be a
-thousand. Key columns are k0.. in them, and the value columns are v0.. within one struct: no name can clash or break
-out, and a value goes through the windows in one piece.
+Expressions are SQL texts, since each of a thousand calls of the Column API would cost a dozen messages to the JVM.
+Key columns are k0.. in them, and value columns are v0.. within one struct: no name can clash or break out, and a value
+goes through the windows in one piece.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ from pyspark.sql import functions as F
 from persist_core.errors import BadBounds, InvariantViolation
 from persist_core.oracle.upsert import LATE_TIME, Late
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema
-from persist_core.shard.batch import STASH_KIND, PartKind
+from persist_core.shard.batch import STASH_OPERATOR, PartKind
+from persist_core.shard.parts import ERR_IDENTITY
 from persist_spark.frame import (
     BAD_KEY,
     DELETE,
@@ -82,19 +82,21 @@ from persist_spark.upsert.rules import CANONICAL, UpsertRules
 
 VALUE = "_persist_value"  # struct of v0..: null for errs and tombstones, as `ERR` is for oks and tombstones
 VALUE_BEFORE, ERR_BEFORE = "_persist_value_before", "_persist_err_before"  # what the slot held just before
-_NEVER = -1  # the time of rows that are only counted
+_NEVER = -1  # the time of control records, which are only counted
+# What the original time of an already persisted record is subtracted from: the result is negative, so the record is
+# compared with no update, and one for each time, so only the last record of each key and time counts.
+_FIRST_PAST = -2
 _ERR_CELLS = ", ".join(f"'{name}', {name}" for name in ERR_COLUMNS)
 _ERR_STRUCT = f"CASE WHEN {ERR_KIND} IS NOT NULL THEN named_struct({_ERR_CELLS}) END AS {ERR}"
-_ERR_IDENTITY = (ERR_KIND, ERR_KEY, ERR_PAYLOAD)  # what makes two errs equal: the message is for people
 _SKIP_SLOTS = 64  # control records have no key; spread, so that they don't all land in one task
 
 
 @dataclass(frozen=True)
-class Drained:
+class PlannedUpsert:
     """What `persistent_upsert` returns. `updates` is for exactly one action; then ask for `outcome()`.
 
     `updates` has the user's columns, time, diff, the err columns, the stash's `OP`, `ORDER` and `BAD_KEY`, and `PART`
-    (`insertions`, `retractions`, `errs`, `stash`).
+    (a `PartKind`, or the name of the stash's operator).
     """
 
     updates: DataFrame
@@ -104,10 +106,15 @@ class Drained:
     _read: Observation
     _emitted: Observation
 
+    @property
+    def operators(self) -> dict[str, bool]:
+        """The stash, and whether only what is new in it is written."""
+        return {STASH_OPERATOR: self._rules.is_delta} if self._rules.may_stash else {}
+
     def outcome(self) -> Outcome:
         """What the action observed. Call it only after the action has succeeded: it waits for the counts.
 
-        Raises `InvariantViolation` where two counts that must agree don't, or records were stashed against the promise.
+        Raises `InvariantViolation` if the counts do not add up, or if records were stashed against the promise.
         """
         outcome = Outcome.observed(
             json.loads(self._read.get["counts"]), json.loads(self._emitted.get["counts"]), is_thorough=self.is_thorough
@@ -115,7 +122,7 @@ class Drained:
         if outcome.emitted.stash_rows and not self._rules.may_stash:
             raise InvariantViolation(
                 f"{outcome.emitted.stash_rows} records have times at or after the upper {self._rules.upper};"
-                " wanted none (may_stash=False). Nothing was committed; this is a defect, please report it with the"
+                " expected none (may_stash=False). Nothing was committed; this is a defect, please report it with the"
                 " job's log"
             )
         return outcome
@@ -123,7 +130,7 @@ class Drained:
     def broken(self) -> DataFrame:
         """One row `slot, time, diff, value, before` per committed update that breaks its slot's history.
 
-        To be run only where `outcome().read.broken` is not zero, for the error message.
+        Run it only if `outcome().read.broken` is not zero, for the error message.
         """
         return _broken(self._chain, self._rules)
 
@@ -142,7 +149,7 @@ def persistent_upsert(
     is_delta: bool = False,
     may_stash: bool = True,
     is_thorough: bool = False,
-) -> Drained:
+) -> PlannedUpsert:
     """The updates that `records` (the records frame) make of `state`, for the batch `[lower, upper)`.
 
     `state`: committed updates (`persist_spark.read.parts`), all before `lower`, of at least every slot in the batch,
@@ -157,7 +164,7 @@ def persistent_upsert(
     """
     floor = lower if as_of_frontier is None else max(lower, as_of_frontier)
     if upper is not None and floor >= upper:
-        raise BadBounds(f"times can't be advanced to {floor} in a batch [{lower}, {upper}); wanted less than its upper")
+        raise BadBounds(f"times cannot advance to {floor} in a batch [{lower}, {upper}); expected less than its upper")
     rules = UpsertRules(schema, lower, upper, floor, late, is_delta, may_stash, is_thorough)
     chain = _arrivals(records, ARRIVED, rules)
     if stash is not None:
@@ -169,7 +176,7 @@ def persistent_upsert(
     read, emitted = Observation(), Observation()
     ranked = _ranked(chain, rules).observe(read, as_json(read_counts()))
     changes = _changes(ranked, rules).observe(emitted, as_json(emitted_counts()))
-    return Drained(_published(changes, rules), is_thorough, rules, chain, read, emitted)
+    return PlannedUpsert(_published(changes, rules), is_thorough, rules, chain, read, emitted)
 
 
 def _arrivals(records: DataFrame, origin: int, rules: UpsertRules) -> DataFrame:
@@ -180,16 +187,17 @@ def _arrivals(records: DataFrame, origin: int, rules: UpsertRules) -> DataFrame:
     at = f"coalesce({TIME}, {given}L)"
     is_late = f"{at} < {rules.lower}L"
     is_skip = f"{OP} = '{SKIP}'"
-    is_counted = f"{is_skip} OR {is_late}" if rules.late == "persisted" else is_skip
+    is_past = is_late if rules.late == "persisted" else "false"
     is_pending = "false" if rules.upper is None else f"{at} >= {rules.upper}L"
     spread = f"CAST(CAST(pmod(xxhash64({ORDER}), {_SKIP_SLOTS}) AS STRING) AS BINARY)"
     return records.selectExpr(
         *rules.key_columns,
         f"CASE WHEN {is_skip} THEN {spread} ELSE {BAD_KEY} END AS {BAD_KEY}",
-        f"CASE WHEN {is_counted} THEN {_NEVER}L ELSE greatest({at}, {rules.floor}L) END AS {TIME}",
+        f"CASE WHEN {is_skip} THEN {_NEVER}L WHEN {is_past} THEN {_FIRST_PAST}L - {at}"
+        f" ELSE greatest({at}, {rules.floor}L) END AS {TIME}",
         f"{at} AS {AT}",
         f"{origin} AS {FROM}",
-        f"CASE WHEN {is_counted} THEN {COUNTED} WHEN {is_pending} THEN {PENDING} ELSE {FINAL} END AS {PHASE}",
+        f"CASE WHEN {is_skip} OR {is_past} THEN {COUNTED} WHEN {is_pending} THEN {PENDING} ELSE {FINAL} END AS {PHASE}",
         f"{is_late} AS {LATE}",
         OP,
         ORDER,
@@ -199,7 +207,7 @@ def _arrivals(records: DataFrame, origin: int, rules: UpsertRules) -> DataFrame:
 
 
 def _with_late_errs(records: DataFrame, rules: UpsertRules) -> DataFrame:
-    """Make each record before `lower` an err of its slot. The raw record is not at hand: its values stand in for it."""
+    """Make each record before `lower` an err of its slot. Its payload is its values: the raw record is not kept."""
     is_good = F.col(ERR_KIND).isNull() & ~F.col(OP).isin(TRUNCATE, SKIP)
     refused = F.coalesce((F.col(TIME) < rules.lower) & is_good, F.lit(False))
     err = {
@@ -248,7 +256,7 @@ def _ranked(chain: DataFrame, rules: UpsertRules) -> DataFrame:
 
 
 def _broken(chain: DataFrame, rules: UpsertRules) -> DataFrame:
-    """See `Drained.broken`."""
+    """See `PlannedUpsert.broken`."""
     value = f"coalesce(to_json({VALUE}), to_json({ERR}))"
     before = f"lag({value}) {rules.over(TIME, AT)}"
     committed = _ranked(chain.where(f"{FROM} = {COMMITTED}"), rules)
@@ -267,7 +275,7 @@ def _with_canonical(chain: DataFrame, rules: UpsertRules) -> DataFrame:
 def _stashed(stash: DataFrame, frontier: int, rules: UpsertRules) -> DataFrame:
     """The stash as it was left: a chain of deltas holds records that later ones beat, or that were processed since.
 
-    What a restore has brought back may lie before `lower`. It came in time, so it is lifted whatever `late` says.
+    What a restore has brought back may lie before `lower`. It arrived in time, so it is always lifted.
     """
     waiting = stash.where(f"{TIME} >= {frontier}L")
     live = _with_canonical(_arrivals(waiting, STASHED, replace(rules, late="lift")), rules)
@@ -297,7 +305,7 @@ def _with_truncates(chain: DataFrame, rules: UpsertRules) -> DataFrame:
     cells = {name: name for name in chain.columns} | given
     expanded = slots.crossJoin(F.broadcast(truncates)).selectExpr(*[f"{sql} AS {name}" for name, sql in cells.items()])
     both = _with_canonical(chain.union(expanded), rules)
-    had = f"coalesce(lag({OP} = '{UPSERT}') {rules.by_rank}, false) AS {HAD}"
+    had = f"coalesce(lag({OP} = '{UPSERT}' AND {PHASE} != {COUNTED}) {rules.by_rank}, false) AS {HAD}"
     return both.selectExpr("*", had).where(f"{FROM} != {EXPANDED} OR {HAD}").drop(HAD)
 
 
@@ -316,7 +324,7 @@ def _changes(ranked: DataFrame, rules: UpsertRules) -> DataFrame:
         f"lag({VALUE}) {window} AS {VALUE_BEFORE}",
         f"lag({ERR}) {window} AS {ERR_BEFORE}",
     )
-    same = [f"{VALUE} <=> {VALUE_BEFORE}", *[f"{ERR}.{name} <=> {ERR_BEFORE}.{name}" for name in _ERR_IDENTITY]]
+    same = [f"{VALUE} <=> {VALUE_BEFORE}", *[f"{ERR}.{name} <=> {ERR_BEFORE}.{name}" for name in ERR_IDENTITY]]
     is_same = " AND ".join(same)
     stashable = f"{FROM} = {ARRIVED}" if rules.is_delta else "true"
     sides = (
@@ -339,7 +347,7 @@ def _flat(sided: DataFrame, rules: UpsertRules) -> DataFrame:
         f"CASE WHEN {SIDE} = {GOES} THEN {ERR_BEFORE} ELSE {ERR} END AS {ERR}",
     )
     part = (
-        f"CASE WHEN {SIDE} = {STAYS_OUT} THEN '{STASH_KIND}' WHEN {SIDE} = {STAYS} THEN NULL"
+        f"CASE WHEN {SIDE} = {STAYS_OUT} THEN '{STASH_OPERATOR}' WHEN {SIDE} = {STAYS} THEN NULL"
         f" WHEN {ERR} IS NOT NULL THEN '{PartKind.ERRS}'"
         f" WHEN {SIDE} = {COMES} THEN '{PartKind.INSERTIONS}' ELSE '{PartKind.RETRACTIONS}' END"
     )

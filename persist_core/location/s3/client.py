@@ -4,8 +4,8 @@
                                                                   '-- an error --verdict_on--> Verdict --> StorageError
 
 Credentials come from the URI's query, else from the environment that the location was opened with (an Airflow AWS
-connection), else from where boto3 looks: the process's environment, a profile, the machine's role. None of them is
-ever part of a repr, a URI that is printed, or a message: of an error that S3 answered only its code and status are
+connection), else from boto3's default credential chain: the process's environment, a profile, the machine's role. None
+of them is ever part of a repr, a printed URI, or a message: of an error that S3 answered, only code and status are
 repeated, since some servers put the access key into the text.
 """
 
@@ -17,11 +17,10 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote
 
 from persist_core.errors import Determinate, Indeterminate, InvalidUri, StorageError
+from persist_core.location.s3.uri import S3Settings
 
 CONNECT_TIMEOUT_S = 5.0
 # Longest silence on a connection. An upload of many MiB may take longer in all: each piece of it starts anew.
@@ -32,48 +31,6 @@ MAX_CONNECTIONS = 32  # of one client: more threads than that wait for a connect
 # By profile. Reading AWS's service descriptions takes longer than all the rest of making a client.
 _sessions: dict[str | None, Any] = {}
 _making = threading.Lock()
-
-
-@dataclass(frozen=True)
-class S3Settings:
-    """A bucket, a prefix in it (without slashes at its ends; may be empty), and how to get there."""
-
-    bucket: str
-    prefix: str = ""
-    endpoint: str | None = None
-    region: str | None = None
-    path_style: bool | None = None  # None: where an endpoint is given (few of those have a host name for each bucket)
-    profile: str | None = None
-    access_key_id: str | None = field(default=None, repr=False)
-    secret_access_key: str | None = field(default=None, repr=False)
-    session_token: str | None = field(default=None, repr=False)
-
-    @property
-    def uri(self) -> str:
-        """The URI without credentials: safe to print, and enough to open it again where the environment has them."""
-        shown = {"endpoint": self.endpoint, "region": self.region, "profile": self.profile}
-        query = [f"{name}={quote(value, safe='/:')}" for name, value in shown.items() if value is not None]
-        if self.path_style is not None:
-            query.append(f"path_style={str(self.path_style).lower()}")
-        path = f"/{quote(self.prefix)}" if self.prefix else ""
-        return f"s3://{self.bucket}{path}" + ("?" + "&".join(query) if query else "")
-
-    @property
-    def uses_path_style(self) -> bool:
-        """Whether requests go to `endpoint/bucket` rather than to `bucket.endpoint`."""
-        return self.endpoint is not None if self.path_style is None else self.path_style
-
-    def with_credentials_of(self, environment: Mapping[str, str]) -> S3Settings:
-        """These settings with what `environment` says in AWS's variables, where the URI did not say it itself."""
-        found: dict[str, Any] = {}
-        if self.access_key_id is None and self.profile is None and environment.get("AWS_ACCESS_KEY_ID"):
-            found = {
-                "access_key_id": environment["AWS_ACCESS_KEY_ID"],
-                "secret_access_key": environment.get("AWS_SECRET_ACCESS_KEY"),
-                "session_token": environment.get("AWS_SESSION_TOKEN") or None,
-            }
-        region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
-        return S3Settings(**{**self.__dict__, **found, "region": self.region or region or None})
 
 
 def _forget_locks() -> None:
@@ -114,7 +71,7 @@ class S3Client:
             with _making:
                 if self._made is None or self._made[0] != pid:
                     self._made = made
-                    # Who forgets to close us leaves no open sockets behind; at exit the system closes them.
+                    # If the owner never calls close, no sockets leak; at exit the system closes them.
                     weakref.finalize(self, _close_in, *made).atexit = False
                 made = self._made
         return made[1]
@@ -198,7 +155,7 @@ def _is_distrust(cause: BaseException) -> bool:
 
 
 def described(error: Exception) -> str:
-    """What happened, in words that hold no secret."""
+    """The error as text without secrets."""
     from botocore import exceptions
 
     cause = _cause_of(error)
@@ -240,7 +197,7 @@ def _make_client(settings: S3Settings, tries: int) -> Any:
                 ),
             )
     except (BotoCoreError, ValueError) as error:  # an unknown profile, an endpoint that is no URL
-        raise InvalidUri(f"{settings.uri}: no S3 client can be made of it: {error}") from error
+        raise InvalidUri(f"{settings.uri}: cannot create an S3 client: {error}") from error
 
 
 def _verdict_on_answer(status: int, code: str) -> Verdict:
@@ -262,16 +219,16 @@ def _remedy(error: Exception) -> str:
     cause = _cause_of(error)
     if isinstance(cause, (exceptions.NoCredentialsError, exceptions.PartialCredentialsError)):
         return (
-            "; give credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, the machine's role, or an"
+            "; set credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, the machine's role, or an"
             " Airflow AWS connection (aws_conn_id)"
         )
     if _is_distrust(cause):
         return (
-            "; the endpoint's host must be one that the server's certificate names, and where a private authority has"
-            " signed it, AWS_CA_BUNDLE=FILE in the environment must name that authority's certificate"
+            "; the server's certificate must name the endpoint's host; if a private authority signed it, set"
+            " AWS_CA_BUNDLE=FILE in the environment to that authority's certificate"
         )
     if not isinstance(cause, exceptions.ClientError):
-        return "; check the endpoint and the network"
+        return "; check the endpoint and network connectivity"
     return _REMEDIES.get(_code(cause), "")
 
 
@@ -283,7 +240,7 @@ _REMEDIES = {
     "SignatureDoesNotMatch": "; check the credentials",
     "InvalidToken": "; check the credentials",
     "ExpiredToken": "; renew the credentials",
-    "RequestTimeTooSkewed": "; set this machine's clock",
+    "RequestTimeTooSkewed": "; correct this machine's clock",
 }
 
 

@@ -25,7 +25,7 @@ from persist_core.location import (
     open_blob,
     open_consensus,
 )
-from persist_core.location.file.file_system import file_system_of
+from persist_core.location.file.diagnosis import file_system_of
 from persist_core.location.finding import Finding, Grade, clock_offset
 from persist_core.maintenance.doctor import Examiner, quantile
 from persist_core.testing.consensus_conformance import fill
@@ -181,6 +181,11 @@ class Corrupting(MemBlob):
         return None if data is None else data[:-1] + b"?"
 
 
+class Haunted(MemBlob):
+    def list_keys_and_metadata(self, prefix: str) -> Iterator[BlobMetadata]:
+        return iter([BlobMetadata(f"{prefix}stranger", 1), *super().list_keys_and_metadata(prefix)])
+
+
 class Unsorted(MemBlob):
     def list_keys_and_metadata(self, prefix: str) -> Iterator[BlobMetadata]:
         return reversed(list(super().list_keys_and_metadata(prefix)))
@@ -192,7 +197,8 @@ class Undeletable(MemBlob):
 
 
 @pytest.mark.parametrize(
-    ("kind", "check"), [(Corrupting, "throughput"), (Unsorted, "small_blobs"), (Undeletable, "clean_up")]
+    ("kind", "check"),
+    [(Haunted, "reachable"), (Corrupting, "throughput"), (Unsorted, "small_blobs"), (Undeletable, "clean_up")],
 )
 def test_a_sick_blob_store_is_found_out(kind: type[MemBlob], check: str) -> None:
     assert sick(examine_blob(kind()))[check] is Grade.PROBLEM
@@ -213,7 +219,7 @@ def test_lacking_rights_are_named(postgres_store: PostgresStore) -> None:
     assert rights_found.found.endswith("lacking UPDATE (is_head), DELETE")
     with closing(open_consensus(postgres_store.uri(user=role, schema=f"{schema}_2"))) as consensus:
         found = examine(consensus)
-    assert found["rights"].found.endswith("is not there, and may not be created")
+    assert found["rights"].found.endswith("does not exist; this user may not create it")
     assert sick(found).keys() == {"rights", "commit"}
     assert list(postgres_store.consensus.list_keys()) == ["k"]
 

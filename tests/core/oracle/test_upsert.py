@@ -39,7 +39,7 @@ from persist_core.oracle.upsert import (
     same_value,
 )
 from persist_core.shard.stats import DrainStats
-from persist_core.testing.strategies import (
+from tests.core.oracle.strategies import (
     KEYS,
     SCHEMA,
     History,
@@ -189,8 +189,8 @@ def test_redelivering_everything_in_every_run_gives_the_same(history: History) -
         assert not any(isinstance(update.value, Err) for update in made.oks)
         assert all(isinstance(update.value, Err) for update in made.errs)
         live = [record for record in records if record.value is not SKIP]
-        before = {(r.time, r.slot) for r in live if r.time is not None and r.time < batch.lower}
-        assert made.stats.already_persisted == len(before), "counted after consolidation"
+        before = {(record.slot, record.time) for record in live if (record.time or 0) < batch.lower}
+        assert made.stats.already_persisted == len(before)
         persisted += [*made.oks, *made.errs]
     assert [_known(u) for u in consolidate(persisted)] == [_known(u) for u in consolidate(whole)]
 

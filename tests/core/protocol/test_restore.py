@@ -18,7 +18,7 @@ from persist_core.protocol import stages
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import NothingToRestore, plan_restore
 from persist_core.shard.batch import STASH_OPERATOR
-from persist_core.testing.strategies import MAX_WIDTH, SCHEMA, STRAY, History, histories
+from tests.core.oracle.strategies import MAX_WIDTH, SCHEMA, STRAY, History, histories
 from tests.core.protocol.restored_shard import SHARD, Collection, as_tables, contents
 
 A, B = ("eu", 1), ("eu", 2)
@@ -50,7 +50,7 @@ def test_a_restore_brings_back_contents_and_changes_no_earlier_time(history: His
             if isinstance(plan_restore(shard.client, SHARD, ids[target]), NothingToRestore):
                 continue
             before, upper = shard.updates(), shard.upper()
-            assert set(shard.plan(ids[target]).files_again or ()) == consumed[-1] - consumed[target]
+            assert set(shard.plan(ids[target]).inputs_again or ()) == consumed[-1] - consumed[target]
             done = shard.go_back(ids[target])
             assert (done.commit.lower, done.commit.upper, done.is_new) == (upper, upper + 1, True)
             after = shard.updates()
@@ -180,7 +180,7 @@ def test_going_forward_again_undoes_a_restore(shard: Collection) -> None:
     first, second = shard.run(10), shard.run(20)
     wanted = shard.contents(19)
     shard.go_back(first)
-    assert shard.plan(second).files_again == ()
+    assert shard.plan(second).inputs_again == ()
     shard.go_back(second)
     assert shard.contents(21) == wanted
     assert shard.mint(30).input_key is None
@@ -203,6 +203,24 @@ def damaged(shard: Collection, checkpoint_id: str) -> list[str]:
     return [*staged, *(entry.key for entry in shard.client.blob.list_keys_and_metadata(folder))]
 
 
+def holds_state(key: str) -> bool:
+    """Whether this is operator state, as a commit staged it or as its checkpoint has a copy."""
+    return "/operators/" in key or "part=upsert-stash" in key
+
+
+@pytest.mark.parametrize("of", ["/operators/", "part=upsert-stash"], ids=["copy", "staged"])
+def test_one_damaged_copy_of_operator_state_stops_no_run(shard: Collection, of: str) -> None:
+    shard.run(10)
+    shard.drop("3.txt", [ok(A, "three", 25), ok(B, "four", 12)])
+    second = shard.run(20)
+    for key in damaged(shard, second):
+        if of in key:
+            shard.client.blob.set(key, b"rotten")
+    shard.run(30)
+    assert shard.contents(29) == shard.read(29)
+    assert set(shard.contents(29)) == {A, B}
+
+
 @pytest.mark.parametrize("is_missing", [True, False], ids=["missing", "altered"])
 @pytest.mark.parametrize("how_much", ["operators", "everything"])
 def test_mint_names_the_way_back_from_a_damaged_stash(shard: Collection, how_much: str, is_missing: bool) -> None:
@@ -210,11 +228,11 @@ def test_mint_names_the_way_back_from_a_damaged_stash(shard: Collection, how_muc
     shard.drop("3.txt", [ok(A, "three", 25), ok(B, "four", 12)])
     second = shard.run(20)
     for key in damaged(shard, second):
-        if how_much == "everything" or "/operators/" in key:
+        if how_much == "everything" or holds_state(key):
             shard.client.blob.delete(key) if is_missing else shard.client.blob.set(key, b"rotten")
     with pytest.raises(CorruptArtifact, match=f"persist restore {SHARD} --to {first}.*upper 10"):
         shard.mint(30)
-    assert shard.plan(first).files_again == ("3.txt",)
+    assert shard.plan(first).inputs_again == ("3.txt",)
     shard.go_back(first)
     shard.run(30)
     assert shard.contents(29) == shard.read(29)
@@ -226,12 +244,12 @@ def test_mint_names_the_way_back_from_a_damaged_stash(shard: Collection, how_muc
 def test_where_no_checkpoint_is_whole_mint_says_so(shard: Collection) -> None:
     first = shard.run(10)
     for key in damaged(shard, first):
-        if "/operators/" in key:
+        if holds_state(key):
             shard.client.blob.delete(key)
     with pytest.raises(CorruptArtifact, match="no other checkpoint of this shard is whole"):
         shard.mint(20)
     shard.drop("3.txt", [])
-    with pytest.raises(CorruptArtifact, match=r"partition-0\.snap is missing"):
+    with pytest.raises(CorruptArtifact, match=r"part-0\.parquet is missing.*partition-0\.snap is missing or damaged"):
         plan_restore(shard.client, SHARD, first)
 
 
@@ -258,7 +276,7 @@ def test_a_damaged_ledger_of_now_stops_nobody_from_going_back(shard: Collection)
     *_, segment = shard.client.state(SHARD).sources["files"].offsets["segments"]
     shard.client.blob.delete(segment["key"])
     fresh = shard.beside(SHARD)
-    assert fresh.plan(first).files_again is None
+    assert fresh.plan(first).inputs_again is None
     fresh.go_back(first)
     assert fresh.files_of(fresh.mint(30)) == ["3.txt"]
 
@@ -282,7 +300,7 @@ def test_what_can_not_be_restored_says_why_and_changes_nothing(shard: Collection
     state = shard.client.state(SHARD)
     with pytest.raises(CheckpointNotFound, match=f"persist checkpoints {SHARD}"):
         plan_restore(shard.client, SHARD, shard.client.ids.uuid7())
-    with pytest.raises(InvalidInput, match=f"changed by 5 updates.*at most 3.*--max-updates.*--to {first} --as"):
+    with pytest.raises(InvalidInput, match=f"changed by 5 updates.*limit is 3.*--max-updates.*--to {first} --as"):
         plan_restore(shard.client, SHARD, first, max_updates=3)
     assert shard.client.state(SHARD) == state
     hold = shard.client.open_since(SHARD, "h")
@@ -371,7 +389,7 @@ def test_a_checkpoint_inside_a_merged_empty_batch_is_restored_and_forked(shard: 
         assert (twin.upper, twin.batches[-1].upper) == (Frontier(upper), upper)
         assert shard.beside(name).contents(upper - 1) == wanted
         found = fsck(shard.client, name)
-        assert found.is_clean, found.findings
+        assert found.is_clean, found.violations
     shard.go_back(inside)
     assert shard.contents(50) == wanted
     assert fsck(shard.client, SHARD).is_clean

@@ -19,13 +19,11 @@ from tests.sim.simulator.script import Action
 
 Answer = TypeVar("Answer")
 
+BY_SIMULATION = "by the simulation"  # in the message of every error that the simulation makes up
+
 
 class Witness(Protocol):
     """Sees what happens to the stores, and fails the simulation where it must not."""
-
-    def read(self, key: str) -> None:
-        """A blob was read."""
-        ...
 
     def wrote(self, key: str, before: bytes | None, data: bytes) -> None:
         """A blob was written; `before` is what it held."""
@@ -51,7 +49,7 @@ class _Simulated:
         text = f"{operation} {key}"
         fate = self._scheduler.call(text)
         if fate is Action.REFUSE:
-            raise Determinate(f"{text} was refused by the simulation; nothing was changed")
+            raise Determinate(f"{text} was refused {BY_SIMULATION}; nothing was changed")
         if fate is Action.LATE and may_be_late:
             self._late += 1
             self._scheduler.start(f"{self._scheduler.current}-late-{self._late}", partial(_do, action))
@@ -61,7 +59,7 @@ class _Simulated:
                 return answer
             if fate is Action.CRASH_AFTER:
                 self._scheduler.die()
-        raise Indeterminate(f"{text} went unanswered by the simulation; it may have happened")
+        raise Indeterminate(f"{text} went unanswered {BY_SIMULATION}; it may have happened")
 
 
 def _do(action: Callable[[], object]) -> None:
@@ -77,12 +75,7 @@ class SimulatedBlob:
         self._simulated = _Simulated(scheduler)
 
     def get(self, key: str) -> bytes | None:
-        def get() -> bytes | None:
-            data = self._inner.get(key)
-            self._witness.read(key)
-            return data
-
-        return self._simulated.call("get", key, get)
+        return self._simulated.call("get", key, lambda: self._inner.get(key))
 
     def set(self, key: str, data: bytes) -> None:
         def put() -> None:

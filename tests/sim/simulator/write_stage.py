@@ -27,7 +27,6 @@ from persist_core.oracle.upsert import (
 from persist_core.protocol import stages
 from persist_core.schema import DIFF, TIME
 from persist_core.shard.batch import (
-    STASH_KIND,
     STASH_OPERATOR,
     BatchDescription,
     BatchManifest,
@@ -36,7 +35,8 @@ from persist_core.shard.batch import (
 )
 from persist_core.shard.keys import part_key
 from persist_core.shard.parts import updates_schema
-from persist_core.sources.files import check_unchanged, load_frozen_files
+from persist_core.sources.files import FrozenInput, check_unchanged
+from persist_core.sources.frozen import load_frozen
 from tests.sim.simulator.workload import read_records, row_of
 
 
@@ -67,7 +67,8 @@ def write(client: PersistClient, config: CollectionConfig, description: BatchDes
 def _write(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str:
     state = client.state(description.shard)
     stages.check_not_outdated(state, description)
-    frozen = load_frozen_files(client.blob, description.input_key)
+    key = description.input_key
+    frozen = FrozenInput(()) if key is None else load_frozen(client.blob, key, FrozenInput)
     check_unchanged(frozen)
     records = [record for file in frozen.files for record in read_records(file.path)]
     stash = [
@@ -122,7 +123,7 @@ def _stage(
     stashed = [record for record in drained.stash if repr(record) not in known]
     artifacts: tuple[StateArtifact, ...] = ()
     if stashed:
-        key = part_key(description.shard, attempt, STASH_KIND, 0, "jsonl")
+        key = part_key(description.shard, attempt, STASH_OPERATOR, 0, "jsonl")
         data = _encode_stash(stashed)
         client.blob.set(key, data)
         digest = hashlib.sha256(data).hexdigest()
