@@ -87,7 +87,7 @@ def _install_submit(folder: Path) -> None:
             timer.start()
         inner(self, spec, arguments, context)
 
-    WriteBatchesOperator._submit = submit  # type: ignore[method-assign,assignment] # that is what a fault point is
+    WriteBatchesOperator._submit = submit  # type: ignore[method-assign] # that is what a fault point is
 
 
 def _install_blob(die: Callable[[str], None]) -> None:
