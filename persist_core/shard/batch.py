@@ -200,7 +200,7 @@ class HollowBatch:
 
 @dataclass(frozen=True)
 class BatchManifest:
-    """All there is to know about one staged batch. One commit appends exactly one manifest.
+    """Everything about one staged batch. One commit appends exactly one manifest.
 
     `contents_digest` binds the token: bounds, consolidated oks and errs (order-independent), source frontier, schema.
     `operators` is the operator state after the batch; `read_operators` are the digests of the chains it started from.

@@ -47,9 +47,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here):
             item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning:airflow"))
-            # the Spark provider leaves the pipe of each spark-submit to the garbage collector
-            unclosed = r"ignore:Exception ignored in. <_io\.FileIO:pytest.PytestUnraisableExceptionWarning"
-            item.add_marker(pytest.mark.filterwarnings(unclosed))
 
 
 @pytest.fixture
