@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -22,7 +22,12 @@ ERR_KIND = "_persist_err_kind"  # string
 ERR_KEY = "_persist_err_key"  # binary, null if no key could be read
 ERR_PAYLOAD = "_persist_err_payload"  # binary: the raw record
 ERR_MESSAGE = "_persist_err_message"  # string, for users; never compared
+LATE_TIME = "late_time"  # the kind of an err made from a record before the batch's lower, if the collection asks for it
+ERR_KIND_SEPARATOR = "/"  # in a view's err, between an input's name and the kind of its err: `orders/value`
 PART = "_persist_part"  # which kind of part a row belongs to: a folder's name once staged, never a column of a file
+
+Late = Literal["lift", "error", "persisted"]
+"""How to handle a record before the batch's lower: lift it, make it an err, or (redelivered) drop and count it."""
 
 MAX_COLUMNS = 2_000  # more is a mistake in the file; Spark's code generation falls back far earlier
 MAX_NAME_CHARS = 255

@@ -299,7 +299,7 @@ def read_part(blob: Blob, part: Part, schema: pa.Schema, part_format: PartFormat
         return pa.table(columns, schema=schema)
     except Exception as error:
         raise CorruptArtifact(
-            f"part {part.key} in {blob.uri} has the bytes that its writer staged, but can't be read:"
+            f"part {part.key} in {blob.uri} has the bytes that its writer staged, but cannot be read:"
             f" {error!r}. Run `persist fsck`"
         ) from error
 

@@ -251,10 +251,8 @@ def _check_operators_read(state: ShardState, manifest: BatchManifest) -> None:
     """Refuse a batch that would drop or replace operator state which its writer did not start from."""
     if manifest.restored or manifest.read_operators == state.operators:
         return
-    names = sorted({*state.operators, *manifest.read_operators})
-    others = [name for name in names if state.operators.get(name) != manifest.read_operators.get(name)]
-    found = {name: (manifest.read_operators.get(name) or "nothing")[:16] for name in others}
-    expected = {name: (state.operators.get(name) or "nothing")[:16] for name in others}
+    found = {name: digest[:16] for name, digest in sorted(manifest.read_operators.items())}
+    expected = {name: digest[:16] for name, digest in sorted(state.operators.items())}
     raise StateNotRead(
         f"the batch [{manifest.lower}, {manifest.upper}) of shard {state.shard} started from other operator state than"
         f" the shard has: it read {found}, expected {expected} (digests by operator). Appending it would lose records"
@@ -300,10 +298,10 @@ def register_lease(
         if known.has_expired(now_ms):
             raise _lease_expired(state, reader)
         return state, known
+    state, _ = expire_leases(state, now_ms=now_ms)  # first: it may advance the shard's since
     since = state.since if since is None else since
     if since < state.since:
         raise NotReadable(f"shard {state.shard}: since is {state.since}; expected a hold at {since}, which is gone")
-    state, _ = expire_leases(state, now_ms=now_ms)
     _check_room(state, len(state.leases), "leases that have not expired")
     lease = Lease(since=since, heartbeat_ms=now_ms, duration_ms=duration_ms)
     return replace(state, leases={**state.leases, reader: lease}), lease
