@@ -313,7 +313,7 @@ def check_as_of(state: ShardState, as_of: int | None) -> int:
     if as_of is None or not (state.since <= Frontier(check_time(as_of, what="as_of")) and state.upper.is_past(as_of)):
         raise OutsideFrontiers(
             f"shard {state.shard} can be read at times in [since {state.since}, upper {state.upper});"
-            f" expected {'the newest time' if as_of is None else as_of}"
+            f" the read asked for {'the newest time' if as_of is None else as_of}"
         )
     return as_of
 
