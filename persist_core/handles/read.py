@@ -34,7 +34,7 @@ from persist_core.shard.machine import Machine
 from persist_core.shard.parts import ERR_IDENTITY, PARQUET, PartFormat, errs_schema, updates_schema
 from persist_core.shard.state import Lease, ShardState
 
-MAX_COPIES = 10_000_000  # of one row in a multiset: more is no table that a user would hold in memory
+MAX_COPIES = 10_000_000  # of one row in a multiset: a table with more does not fit in memory
 FETCH_THREADS = 8  # parts are fetched side by side: latency of a store, not work
 
 # Columns within a read only: the time of a retraction (null for an insertion), and a number for each key.
@@ -47,7 +47,7 @@ _Fetched = TypeVar("_Fetched")
 class ReadHandle:
     """Reads one shard. Without a lease it holds nothing back; with one, `heartbeat` in time or get `LeaseExpired`.
 
-    `fetch_threads`: how many blobs are fetched at once; with 1 all calls come from the caller's own thread.
+    `fetch_threads`: how many blobs are fetched concurrently; with 1 all calls come from the caller's own thread.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ReadHandle:
         )
 
     def expire(self) -> bool:
-        """Let the lease go. Harmless twice."""
+        """Release the lease. A second call is harmless."""
         reader = self._reader
         if reader is None:
             return False
@@ -124,7 +124,7 @@ class ReadHandle:
             ) from error
 
     def errors(self, as_of: int | None = None) -> pa.Table:
-        """The errs as of `as_of`: key columns (null where undecodable), kind, message, key bytes, payload, time."""
+        """The errs as of `as_of`: key columns (null if undecodable), kind, message, key bytes, payload, time."""
         state = self.state()
         schema = schema_of(state)
         time = check_as_of(state, as_of)
@@ -237,7 +237,7 @@ class ReadHandle:
 
     def _repeated(self, updates: pa.Table, columns: list[str], time: int) -> pa.Table:
         """The rows of a multiset, each as often as its diffs add up to."""
-        # Diffs beyond the bound are refused before they are added: a sum of 64-bit numbers could come out small.
+        # Diffs beyond the bound are refused before they are added: a sum of 64-bit numbers could wrap around.
         too_far = updates.filter(_is_out_of(updates[DIFF], -MAX_COPIES))
         counted = too_far if len(too_far) else sum_diffs(updates, columns)
         wrong = counted.filter(_is_out_of(counted[DIFF], 0))

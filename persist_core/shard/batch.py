@@ -1,4 +1,4 @@
-"""What travels through the write protocol: descriptions, parts, manifests, hollow batches; the model and its encoding.
+"""The data of the write protocol: descriptions, parts, manifests, hollow batches; the model and its encoding.
 
     mint -> BatchDescription -> write -> BatchManifest (in blob storage) -> append -> HollowBatch (in the state)
 
@@ -193,7 +193,7 @@ class HollowBatch:
         return not self.counts.updates
 
     def is_of(self, manifest: BatchManifest) -> bool:
-        """Whether this is what the state may say of the manifest. The bounds of an empty batch may be others."""
+        """Whether the state may describe the manifest like this. The bounds of an empty batch may differ."""
         hollow = manifest.hollow(self.manifest_key)
         return self == (replace(hollow, lower=self.lower, upper=self.upper) if hollow.is_empty else hollow)
 
@@ -275,7 +275,7 @@ class BatchManifest:
             )
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptArtifact(f"{what} is malformed: {error!r}; run `persist fsck`") from error
-        vars(manifest)["sha256"] = sealed_digest(data)  # of the bytes as they are stored, whoever encoded them
+        vars(manifest)["sha256"] = sealed_digest(data)  # of the stored bytes, not of a new encoding
         return manifest
 
 

@@ -68,7 +68,7 @@ def committed_updates(
     *,
     slots: DataFrame | None = None,
 ) -> DataFrame | None:
-    """The updates in these batches as `persistent_upsert` takes them, or `None` if there are none.
+    """The updates in these batches as `persistent_upsert` takes them, or `None` if none exist.
 
     Columns: the user's, time, diff, the err columns, `BAD_KEY`. Value columns of retractions are null. `slots` (key
     columns and `BAD_KEY`, small enough to be broadcast) selects only updates of these slots.
