@@ -38,7 +38,7 @@ class PersistClient:
         self.ids: Ids = ids or RandomIds(self.clock)
         self.machine = Machine(location.consensus, self.clock, self.ids)
         self._fetch_threads = fetch_threads
-        self._part_format = part_format
+        self.part_format = part_format
 
     @property
     def blob(self) -> Blob:
@@ -75,7 +75,7 @@ class PersistClient:
         """A reader of the shard as it is now; sees later appends too. Holds nothing back: see `open_leased_reader`."""
         self.state(shard)
         return ReadHandle(
-            self.machine, self.blob, shard, fetch_threads=self._fetch_threads, part_format=self._part_format
+            self.machine, self.blob, shard, fetch_threads=self._fetch_threads, part_format=self.part_format
         )
 
     def open_leased_reader(self, shard: str, *, lease_ms: int) -> ReadHandle:
@@ -88,7 +88,7 @@ class PersistClient:
             reader=reader,
             clock=self.clock,
             fetch_threads=self._fetch_threads,
-            part_format=self._part_format,
+            part_format=self.part_format,
         )
         handle.register(lease_ms)
         return handle
@@ -100,4 +100,4 @@ class PersistClient:
     def open_writer(self, shard: str) -> WriteHandle:
         """A writer of the shard, which is created where it is new."""
         self.ensure_shard(shard)
-        return WriteHandle(self.machine, self.blob, self.clock, shard, part_format=self._part_format)
+        return WriteHandle(self.machine, self.blob, self.clock, shard, part_format=self.part_format)

@@ -10,7 +10,7 @@ rows. A shard without a key is a multiset and is consolidated by whole rows.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -21,20 +21,19 @@ from persist_core.clock import Clock, SystemClock
 from persist_core.errors import CorruptArtifact, InvalidInput, OutsideFrontiers
 from persist_core.frontier import MAX_TIME, Frontier, check_time
 from persist_core.location.blob import Blob
-from persist_core.schema import DIFF, TIME, CollectionSchema
+from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
+from persist_core.shard import pieces
 from persist_core.shard import state as transitions
-from persist_core.shard.batch import (
-    BatchManifest,
-    HollowBatch,
-    Part,
-    PartKind,
-)
+from persist_core.shard.batch import BatchManifest, HollowBatch, Part
 from persist_core.shard.machine import Machine
 from persist_core.shard.parts import ERR_IDENTITY, PARQUET, PartFormat, errs_schema, updates_schema
+from persist_core.shard.pieces import Piece
 from persist_core.shard.state import Lease, ShardState
+from persist_core.shard.versions import sum_diffs
 
 FETCH_THREADS = 8  # parts are fetched side by side: latency of a store, not work
 
+Choose = Callable[[HollowBatch, BatchManifest], Iterable[Piece]]
 _Item = TypeVar("_Item")
 _Fetched = TypeVar("_Fetched")
 
@@ -109,7 +108,8 @@ class ReadHandle:
         schema = _schema_of(state)
         time = check_as_of(state, as_of)
         batches = [batch for batch in state.batches if batch.lower <= time]
-        live = self._live(self._oks(batches, schema), schema.key_names, time, schema)
+        oks = self.read(batches, updates_schema(schema), lambda b, m: pieces.oks_as_of(b, m, time))
+        live = _live(oks, schema)
         return live.select(schema.arrow().names).cast(schema.arrow())
 
     def errors(self, as_of: int | None = None) -> pa.Table:
@@ -118,8 +118,7 @@ class ReadHandle:
         schema = _schema_of(state)
         time = check_as_of(state, as_of)
         batches = [batch for batch in state.batches if batch.lower <= time]
-        updates = self._errs(batches, schema)
-        updates = updates.filter(pc.less_equal(updates[TIME], time))
+        updates = self.read(batches, errs_schema(schema), lambda b, m: pieces.errs_between(b, m, -1, time))
         return _repeat(sum_diffs(updates, list(ERR_IDENTITY))).drop_columns([DIFF])
 
     def changes(self, after: int, through: int | None = None) -> pa.Table:
@@ -129,26 +128,48 @@ class ReadHandle:
         `since <= after <= through < upper`.
         """
         batches, schema, low, high = self._range(after, through)
-        return _between(self._oks(batches, schema), low, high)
+        return _in_order(
+            self.read(batches, updates_schema(schema), lambda b, m: pieces.oks_between(b, m, low, high))
+        )
 
     def error_changes(self, after: int, through: int | None = None) -> pa.Table:
         """The errs' updates with `after < time <= through`, as `changes` gives the oks'."""
         batches, schema, low, high = self._range(after, through)
-        return _between(self._errs(batches, schema), low, high)
+        return _in_order(self.read(batches, errs_schema(schema), lambda b, m: pieces.errs_between(b, m, low, high)))
 
     def all_updates(self, state: ShardState) -> tuple[pa.Table, pa.Table]:
-        """Every update of the shard, oks and errs, as stored. For `fsck`."""
+        """Every update that the shard still has, oks and errs. For `fsck`."""
         return self.updates_of(list(state.batches), _schema_of(state))
 
     def updates_of(self, batches: list[HollowBatch], schema: CollectionSchema) -> tuple[pa.Table, pa.Table]:
-        """Every update of these batches, oks and errs, as stored."""
-        return self._oks(batches, schema), self._errs(batches, schema)
+        """Every update that these batches still have, oks and errs."""
+        oks = self.read(batches, updates_schema(schema), pieces.all_oks)
+        errs = self.read(
+            batches, errs_schema(schema), lambda b, m: pieces.errs_between(b, m, m.lower - 1, b.last_time)
+        )
+        return oks, errs
 
     def manifests(self, batches: Iterable[HollowBatch]) -> list[BatchManifest]:
         """The manifests of these batches, in their order."""
         return self._side_by_side(
             lambda batch: load_manifest(self._blob, batch.manifest_key, sha256=batch.manifest_sha256), list(batches)
         )
+
+    def count_changes(self, batches: Sequence[HollowBatch], after: int) -> int:
+        """How many updates of these batches, oks and errs, are later than `after`. Decodes their times only."""
+        times = pa.schema([pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64())])
+        found = self.read(
+            batches,
+            times,
+            lambda b, m: [*pieces.oks_between(b, m, after, b.last_time), *pieces.errs_between(b, m, after, b.last_time)],
+        )
+        return len(found)
+
+    def stored(self, part: Part) -> pa.Table:
+        """The times and diffs of a file's rows as they are stored. Of a version that ended, its end is its time."""
+        columns = [pa.field(TIME, pa.int64()), pa.field(ENDED, pa.int64()), pa.field(DIFF, pa.int64())]
+        table = self.rows(part, pa.schema(columns))
+        return pa.table({TIME: pc.coalesce(table[ENDED], table[TIME]), DIFF: table[DIFF]})
 
     def _range(self, after: int, through: int | None) -> tuple[list[HollowBatch], CollectionSchema, int, int]:
         state = self.state()
@@ -160,17 +181,21 @@ class ReadHandle:
         batches = [b for b in state.batches if b.lower <= high and (b.upper is None or b.upper > low + 1)]
         return batches, schema, low, high
 
-    def _oks(self, batches: list[HollowBatch], schema: CollectionSchema) -> pa.Table:
-        return self._updates(batches, (PartKind.INSERTIONS, PartKind.RETRACTIONS), updates_schema(schema))
-
-    def _errs(self, batches: list[HollowBatch], schema: CollectionSchema) -> pa.Table:
-        return self._updates(batches, (PartKind.ERRS,), errs_schema(schema))
-
-    def _updates(self, batches: list[HollowBatch], kinds: tuple[PartKind, ...], schema: pa.Schema) -> pa.Table:
+    def read(self, batches: Sequence[HollowBatch], schema: pa.Schema, choose: Choose) -> pa.Table:
+        """The rows of all pieces that `choose` picks of these batches, with the columns of `schema`, all nullable."""
         nullable = pa.schema([field.with_nullable(True) for field in schema])
-        parts = [part for manifest in self.manifests(batches) for part in manifest.parts if part.kind in kinds]
-        tables = self._side_by_side(lambda part: self._part(part, nullable), parts)
+        chosen = [
+            piece
+            for batch, manifest in zip(batches, self.manifests(batches), strict=True)
+            for piece in choose(batch, manifest)
+        ]
+        tables = self._side_by_side(lambda piece: self._piece(piece, nullable), chosen)
         return pa.concat_tables(tables) if tables else nullable.empty_table()
+
+    def _piece(self, piece: Piece, schema: pa.Schema) -> pa.Table:
+        """What the piece takes of its file, with the columns of `schema`."""
+        columns = schema.append(pa.field(ENDED, pa.int64())) if piece.has_ends else schema
+        return piece.of(self.rows(piece.part, columns))
 
     def _side_by_side(self, fetch: Callable[[_Item], _Fetched], items: list[_Item]) -> list[_Fetched]:
         threads = min(self._fetch_threads, len(items))
@@ -179,8 +204,8 @@ class ReadHandle:
         with ThreadPoolExecutor(threads) as pool:
             return list(pool.map(fetch, items))
 
-    def _part(self, part: Part, schema: pa.Schema) -> pa.Table:
-        """One part with exactly the columns of `schema`; a column added after it was written is null."""
+    def rows(self, part: Part, schema: pa.Schema) -> pa.Table:
+        """One part as it is stored, with exactly the columns of `schema`; a column that it does not have is null."""
         data = load_part(self._blob, part)
         try:
             table = self._part_format.decode(data, schema.names)
@@ -194,22 +219,6 @@ class ReadHandle:
                 f"part {part.key} in {self._blob.uri} has the bytes that its writer staged, but can't be read:"
                 f" {error!r}. Run `persist fsck {self.shard}`"
             ) from error
-
-    def _live(self, updates: pa.Table, keys: tuple[str, ...], time: int, schema: CollectionSchema) -> pa.Table:
-        updates = updates.filter(pc.less_equal(updates[TIME], time))
-        if not keys:
-            return _repeat(sum_diffs(updates, schema.arrow().names))
-        forward = pc.greater(updates[DIFF], 0)
-        insertions = updates.filter(forward)
-        retractions = updates.filter(pc.invert(forward))
-        if not len(retractions):
-            return insertions
-        newest = retractions.group_by(list(keys)).aggregate([(TIME, "max")])
-        # Only keys and row numbers are joined, so that any type of value column is carried along by `take`.
-        rows = insertions.select([*keys, TIME]).append_column("row", pa.array(range(len(insertions)), pa.int64()))
-        joined = rows.join(newest, keys=list(keys), join_type="left outer")
-        lives = pc.fill_null(pc.greater_equal(joined[TIME], joined[f"{TIME}_max"]), True)
-        return insertions.take(joined.filter(lives)["row"])
 
 
 def load_manifest(blob: Blob, key: str, *, sha256: str | None = None) -> BatchManifest:
@@ -268,20 +277,26 @@ def _schema_of(state: ShardState) -> CollectionSchema:
     return state.schema
 
 
-def _between(updates: pa.Table, after: int, through: int) -> pa.Table:
-    wanted = pc.and_(pc.greater(updates[TIME], after), pc.less_equal(updates[TIME], through))
-    return updates.filter(wanted).sort_by([(TIME, "ascending"), (DIFF, "ascending")])
+def _in_order(updates: pa.Table) -> pa.Table:
+    return updates.sort_by([(TIME, "ascending"), (DIFF, "ascending")])
 
 
-def sum_diffs(updates: pa.Table, columns: list[str]) -> pa.Table:
-    """Consolidate by `columns`: diffs summed, zeros dropped; of the other columns the newest insertion's are kept."""
-    ordered = updates.sort_by([(DIFF, "ascending"), (TIME, "ascending")]) if TIME not in columns else updates
-    # Only row numbers are aggregated, so that any type of column is carried along by `take`.
-    numbered = ordered.append_column("_persist_row", pa.array(range(len(ordered)), pa.int64()))
-    grouped = numbered.group_by(columns, use_threads=False).aggregate([(DIFF, "sum"), ("_persist_row", "max")])
-    kept = grouped.filter(pc.not_equal(grouped[f"{DIFF}_sum"], 0))
-    newest = ordered.take(kept["_persist_row_max"])
-    return newest.set_column(newest.column_names.index(DIFF), DIFF, kept[f"{DIFF}_sum"])
+def _live(updates: pa.Table, schema: CollectionSchema) -> pa.Table:
+    """The rows that are left of a read's updates: one for each that is alive."""
+    keys = schema.key_names
+    if not keys:
+        return _repeat(sum_diffs(updates, schema.arrow().names))
+    forward = pc.greater(updates[DIFF], 0)
+    insertions = updates.filter(forward)
+    retractions = updates.filter(pc.invert(forward))
+    if not len(retractions):
+        return insertions
+    newest = retractions.group_by(list(keys)).aggregate([(TIME, "max")])
+    # Only keys and row numbers are joined, so that any type of value column is carried along by `take`.
+    rows = insertions.select([*keys, TIME]).append_column("row", pa.array(range(len(insertions)), pa.int64()))
+    joined = rows.join(newest, keys=list(keys), join_type="left outer")
+    lives = pc.fill_null(pc.greater_equal(joined[TIME], joined[f"{TIME}_max"]), True)
+    return insertions.take(joined.filter(lives)["row"])
 
 
 def _repeat(counted: pa.Table) -> pa.Table:

@@ -38,7 +38,7 @@ from persist_core.errors import (
 )
 from persist_core.frontier import MAX_TIME, Frontier
 from persist_core.handles.client import PersistClient
-from persist_core.handles.read import check_as_of, sum_diffs
+from persist_core.handles.read import ReadHandle, check_as_of
 from persist_core.protocol.stages import Conflict, append
 from persist_core.schema import DIFF, TIME, CollectionSchema
 from persist_core.shard.batch import (
@@ -51,10 +51,12 @@ from persist_core.shard.batch import (
     Restored,
     SourceFrontier,
     StateArtifact,
+    last_time,
 )
 from persist_core.shard.keys import part_key
 from persist_core.shard.parts import ERR_IDENTITY, errs_schema, updates_schema
 from persist_core.shard.state import Committed, ShardState
+from persist_core.shard.versions import sum_diffs
 from persist_core.sources.ledger import SOURCE_TYPE, Ledger
 from persist_core.sources.shards import SHARDS
 
@@ -148,14 +150,10 @@ def point_of(client: PersistClient, state: ShardState, checkpoint_id: str) -> Re
 
 
 def _batches_until(state: ShardState, upper: int | None) -> tuple[HollowBatch, ...]:
-    batches = tuple(batch for batch in state.batches if Frontier(batch.upper) <= Frontier(upper))
-    if not batches or batches[-1].upper != upper:
-        raise OutsideFrontiers(
-            f"shard {state.shard} has no batch that ends at {upper}, where the checkpoint does (since {state.since},"
-            f" upper {state.upper}): it was merged with later ones. Choose a newer checkpoint"
-        )
-    check_as_of(state, MAX_TIME if upper is None else upper - 1)
-    return batches
+    """The shard's batches up to the checkpoint's upper; of a run that goes on, what lies before it."""
+    batches = [batch for batch in state.batches if Frontier(batch.lower) < Frontier(upper)]
+    check_as_of(state, last_time(upper))
+    return (*batches[:-1], replace(batches[-1], upper=upper))
 
 
 def _check_as_committed(
@@ -185,6 +183,11 @@ def _progress(
         if not missing:
             break
         manifest = client.manifest(batch)
+        if manifest.run is not None and manifest.last_time > batch.last_time:
+            raise OutsideFrontiers(
+                f"the checkpoint of shard {state.shard} at {batch.upper} does not say how far {sorted(missing)} had come,"
+                f" and its batch was merged with later ones, up to {manifest.upper}. Choose a newer checkpoint"
+            )
         sources.update({name: source for name, source in manifest.sources.items() if name in missing})
         missing -= set(manifest.sources)
         if manifest.restored:
@@ -210,16 +213,16 @@ def plan_restore(
     fork = f"fork it instead, which reads no data: `persist restore {shard} --to {checkpoint_id} --as NEW_SHARD`"
     if state.upper.time is None or state.upper.time == MAX_TIME or state.schema is None:
         raise InvalidInput(f"shard {shard} is closed (upper {state.upper}): it takes no more commits; {fork}")
-    since = state.batches[len(point.batches) :]
-    updates, size_bytes = sum(batch.counts.updates for batch in since), sum(batch.size_bytes for batch in since)
+    reader, after = client.open_reader(shard), last_time(point.upper)
+    updates, size_bytes = _changed_since(reader, state, after)
     if max(updates, size_bytes // BYTES_OF_AN_UPDATE) > max_updates:
         raise InvalidInput(
             f"shard {shard} has changed by {updates} updates ({size_bytes} bytes) since checkpoint {checkpoint_id}; at"
             f" most {max_updates} ({max_updates * BYTES_OF_AN_UPDATE} bytes) are undone in one process. Raise"
             f" --max-updates where there is memory (1.2 KiB an update), or {fork}"
         )
-    oks, errs = client.open_reader(shard).updates_of(list(since), state.schema)
     lower = state.upper.time
+    oks, errs = reader.changes(after, lower - 1), reader.error_changes(after, lower - 1)
     return RestorePlan(
         shard,
         point,
@@ -229,6 +232,17 @@ def plan_restore(
         _undone(errs, list(ERR_IDENTITY), errs_schema(state.schema), lower, fork),
         _files_again(client, state, point),
     )
+
+
+def _changed_since(reader: ReadHandle, state: ShardState, after: int) -> tuple[int, int]:
+    """How many updates are later than `after`, and how many bytes they take in whole batches.
+
+    A run that holds earlier updates too is counted row by row.
+    """
+    later = [batch for batch in state.batches if (batch.changed_at or 0) > after]
+    whole = [batch for batch in later if batch.lower > after]
+    counted = reader.count_changes([batch for batch in later if batch.lower <= after], after)
+    return counted + sum(batch.counts.updates for batch in whole), sum(batch.size_bytes for batch in whole)
 
 
 def _undone(updates: pa.Table, identity: list[str], schema: pa.Schema, time: int, fork: str) -> pa.Table:

@@ -5,10 +5,12 @@
 The write id makes every version's bytes unique: that is how a lost answer of a compare-and-set is resolved by reading
 back. Batches are the one part that grows, so each is a row, and what follows from its neighbor is left out:
 
-    [upper, attempt, manifest_sha256, size_bytes, insertions, retractions, err_insertions, err_retractions]
+    [upper, attempt, manifest_sha256, size_bytes, insertions, retractions, err_insertions, err_retractions, history,
+     changed]
 
 The lower is the upper of the row before (`first_lower` for the first). The attempt stands for the manifest's key; a
-manifest elsewhere (of another shard, in a fork) has its whole key. Trailing zeros are left out.
+manifest elsewhere (of another shard, in a fork) has its whole key. `changed` is 1 more than a run's `run_changed_at`, 0
+for any other batch. Trailing zeros are left out.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from persist_core.shard.state import Commit, Hold, Lease, ShardState
 STATE_VERSION = 1
 _STATE = "shard_state"
 _NAMED = 3  # what every row has: upper, attempt, digest
-_NUMBERS = 5  # then size and counts
+_NUMBERS = 7  # what follows; trailing zeros are left out
 _ZEROS = (0,) * _NUMBERS
 
 
@@ -115,6 +117,8 @@ def _rows(shard: str, batches: Iterable[HollowBatch]) -> list[list[Any]]:
             counts.retractions,
             counts.err_insertions,
             counts.err_retractions,
+            counts.history,
+            0 if batch.run_changed_at is None else batch.run_changed_at + 1,
         ]
         while len(row) > _NAMED and not row[-1]:
             row.pop()
@@ -130,7 +134,9 @@ def _batches(shard: str, lower: int, rows: Sequence[Sequence[Any]]) -> tuple[Hol
         numbers = [*row[_NAMED:], *_ZEROS[len(row) - _NAMED :]]
         if "/" not in key:
             key = f"{front}{key}{back}"
-        batches.append(HollowBatch(lower, upper, key, sha256, BatchCounts(*numbers[1:]), numbers[0]))
+        size_bytes, *counts, changed = numbers
+        run_changed_at = changed - 1 if changed else None
+        batches.append(HollowBatch(lower, upper, key, sha256, BatchCounts(*counts), size_bytes, run_changed_at))
         lower = upper
     return tuple(batches)
 
