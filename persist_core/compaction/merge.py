@@ -186,9 +186,7 @@ def _staged(client: PersistClient, merge: Merge, attempt: str) -> BatchManifest:
 
 def _contents(reader: ReadHandle, merge: Merge) -> pa.Table:
     """What the inputs contribute to a read of the newest contents."""
-    return reader.read(
-        merge.inputs, updates_schema(merge.schema), lambda b, m: pieces.oks_as_of(b, m, b.last_time)
-    )
+    return reader.read(merge.inputs, updates_schema(merge.schema), lambda b, m: pieces.oks_as_of(b, m, b.last_time))
 
 
 def _keyed(reader: ReadHandle, merge: Merge) -> Versions:

@@ -10,6 +10,7 @@ rows. A shard without a key is a multiset and is consolidated by whole rows.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_core.clock import Clock, SystemClock
-from persist_core.errors import CorruptArtifact, InvalidInput, OutsideFrontiers
+from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolation, OutsideFrontiers
 from persist_core.frontier import MAX_TIME, Frontier, check_time
 from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
@@ -31,7 +32,11 @@ from persist_core.shard.pieces import Piece
 from persist_core.shard.state import Lease, ShardState
 from persist_core.shard.versions import sum_diffs
 
+MAX_COPIES = 10_000_000  # of one row in a multiset: more is no table that a user would hold in memory
 FETCH_THREADS = 8  # parts are fetched side by side: latency of a store, not work
+
+# Columns within a read only: the time of a retraction (null for an insertion), and a number for each key.
+_RETRACTED_AT, _SLOT = "_persist_retracted_at", "_persist_slot"
 
 Choose = Callable[[HollowBatch, BatchManifest], Iterable[Piece]]
 _Item = TypeVar("_Item")
@@ -109,8 +114,14 @@ class ReadHandle:
         time = check_as_of(state, as_of)
         batches = [batch for batch in state.batches if batch.lower <= time]
         oks = self.read(batches, updates_schema(schema), lambda b, m: pieces.oks_as_of(b, m, time))
-        live = _live(oks, schema)
-        return live.select(schema.arrow().names).cast(schema.arrow())
+        live = self._live(oks, schema.key_names, time, schema)
+        try:
+            return live.select(schema.arrow().names).cast(schema.arrow())
+        except (pa.ArrowException, ValueError) as error:  # a null in a column that is not nullable
+            raise InvariantViolation(
+                f"shard {self.shard}: the rows as of {time} do not fit the schema: {error}. Run `persist fsck"
+                f" {self.shard}`"
+            ) from error
 
     def errors(self, as_of: int | None = None) -> pa.Table:
         """The errs as of `as_of`: key columns (null where undecodable), kind, message, key bytes, payload, time."""
@@ -119,7 +130,7 @@ class ReadHandle:
         time = check_as_of(state, as_of)
         batches = [batch for batch in state.batches if batch.lower <= time]
         updates = self.read(batches, errs_schema(schema), lambda b, m: pieces.errs_between(b, m, -1, time))
-        return _repeat(sum_diffs(updates, list(ERR_IDENTITY))).drop_columns([DIFF])
+        return self._repeated(updates, list(ERR_IDENTITY), time).drop_columns([DIFF])
 
     def changes(self, after: int, through: int | None = None) -> pa.Table:
         """The oks' updates with `after < time <= through`, each once, with time and diff; ordered by time, then diff.
@@ -128,9 +139,7 @@ class ReadHandle:
         `since <= after <= through < upper`.
         """
         batches, schema, low, high = self._range(after, through)
-        return _in_order(
-            self.read(batches, updates_schema(schema), lambda b, m: pieces.oks_between(b, m, low, high))
-        )
+        return _in_order(self.read(batches, updates_schema(schema), lambda b, m: pieces.oks_between(b, m, low, high)))
 
     def error_changes(self, after: int, through: int | None = None) -> pa.Table:
         """The errs' updates with `after < time <= through`, as `changes` gives the oks'."""
@@ -144,9 +153,7 @@ class ReadHandle:
     def updates_of(self, batches: list[HollowBatch], schema: CollectionSchema) -> tuple[pa.Table, pa.Table]:
         """Every update that these batches still have, oks and errs."""
         oks = self.read(batches, updates_schema(schema), pieces.all_oks)
-        errs = self.read(
-            batches, errs_schema(schema), lambda b, m: pieces.errs_between(b, m, m.lower - 1, b.last_time)
-        )
+        errs = self.read(batches, errs_schema(schema), lambda b, m: pieces.errs_between(b, m, m.lower - 1, b.last_time))
         return oks, errs
 
     def manifests(self, batches: Iterable[HollowBatch]) -> list[BatchManifest]:
@@ -161,7 +168,10 @@ class ReadHandle:
         found = self.read(
             batches,
             times,
-            lambda b, m: [*pieces.oks_between(b, m, after, b.last_time), *pieces.errs_between(b, m, after, b.last_time)],
+            lambda b, m: [
+                *pieces.oks_between(b, m, after, b.last_time),
+                *pieces.errs_between(b, m, after, b.last_time),
+            ],
         )
         return len(found)
 
@@ -214,11 +224,74 @@ class ReadHandle:
                 table[f.name].cast(f.type) if f.name in there else pa.nulls(table.num_rows, f.type) for f in schema
             ]
             return pa.table(columns, schema=schema)
-        except (pa.ArrowException, ValueError, LookupError, TypeError, OSError) as error:
+        except Exception as error:
             raise CorruptArtifact(
                 f"part {part.key} in {self._blob.uri} has the bytes that its writer staged, but can't be read:"
                 f" {error!r}. Run `persist fsck {self.shard}`"
             ) from error
+
+    def _live(self, updates: pa.Table, keys: tuple[str, ...], time: int, schema: CollectionSchema) -> pa.Table:
+        """The rows of a snapshot. `InvariantViolation` with the row where a count is not one that a shard may hold."""
+        if not keys:
+            return self._repeated(updates, schema.arrow().names, time)
+        odd = updates.filter(pc.and_(pc.not_equal(updates[DIFF], 1), pc.not_equal(updates[DIFF], -1)))
+        if len(odd):
+            row = odd.slice(0, 1).to_pylist()[0]
+            raise self._broken({name: row[name] for name in keys}, f"a diff of {row[DIFF]} at {row[TIME]}", time)
+        forward = pc.greater(updates[DIFF], 0)
+        retracted_at = pc.if_else(forward, pa.scalar(None, pa.int64()), updates[TIME])
+        slots = updates.append_column(_RETRACTED_AT, retracted_at).group_by(list(keys))
+        slots = slots.aggregate([(DIFF, "sum"), (_RETRACTED_AT, "max")])
+        slots = slots.append_column(_SLOT, _numbers(len(slots)))
+        insertions = updates.filter(forward)
+        # Only keys and row numbers are joined, so that any type of value column is carried along by `take`.
+        rows = insertions.select([*keys, TIME]).append_column("row", _numbers(len(insertions)))
+        joined = rows.join(slots, keys=list(keys), join_type="left outer")
+        was_retracted = pc.less(joined[TIME], joined[f"{_RETRACTED_AT}_max"])
+        live = joined.filter(pc.invert(pc.fill_null(was_retracted, False)))  # null: the key was never retracted
+        self._check_live(slots, live, keys, time)
+        return insertions.take(live["row"])
+
+    def _check_live(self, slots: pa.Table, live: pa.Table, keys: tuple[str, ...], time: int) -> None:
+        """Each key's diffs add up to 0 or 1, and that is how many of its insertions are live."""
+        sums = slots[f"{DIFF}_sum"]
+        is_a_value = pc.and_(pc.greater_equal(sums, 0), pc.less_equal(sums, 1))
+        counts = (len(live), pc.sum(live[f"{DIFF}_sum"]).as_py() or 0, pc.count_distinct(live[_SLOT]).as_py())
+        if pc.all(is_a_value).as_py() is not False and counts == (pc.sum(sums).as_py() or 0,) * 3:
+            return
+        counted = live.group_by(_SLOT).aggregate([("row", "count")])
+        found = dict(zip(counted[_SLOT].to_pylist(), counted["row_count"].to_pylist(), strict=True))
+        for number, total in zip(slots[_SLOT].to_pylist(), sums.to_pylist(), strict=True):
+            if total not in (0, 1) or found.get(number, 0) != total:
+                key = slots.slice(number, 1).select(list(keys)).to_pylist()[0]
+                what = f"diffs that add up to {total}, and {found.get(number, 0)} insertions that were not retracted"
+                raise self._broken(key, what, time)
+        raise self._broken(dict.fromkeys(keys), "updates", time)  # a null key joins nothing
+
+    def _broken(self, key: dict[str, object], what: str, time: int) -> InvariantViolation:
+        return InvariantViolation(
+            f"shard {self.shard}: key {key} has {what}, as of {time}; a key has at most one value, inserted and"
+            f" retracted in turn. Run `persist fsck {self.shard}`"
+        )
+
+    def _repeated(self, updates: pa.Table, columns: list[str], time: int) -> pa.Table:
+        """The rows of a multiset, each as often as its diffs add up to."""
+        # Diffs beyond the bound are refused before they are added: a sum of 64-bit numbers could come out small.
+        too_far = updates.filter(_is_out_of(updates[DIFF], -MAX_COPIES))
+        counted = too_far if len(too_far) else sum_diffs(updates, columns)
+        wrong = counted.filter(_is_out_of(counted[DIFF], 0))
+        if len(wrong):
+            row = wrong.slice(0, 1).select([*columns, DIFF]).to_pylist()[0]
+            raise InvariantViolation(
+                f"shard {self.shard}: a row is there {row.pop(DIFF)} times as of {time}, expected 0 to {MAX_COPIES}:"
+                f" {row}. Run `persist fsck {self.shard}`"
+            )
+        if pc.max(counted[DIFF]).as_py() in (None, 1):
+            return counted
+        copies = itertools.chain.from_iterable(
+            itertools.repeat(row, diff) for row, diff in enumerate(counted[DIFF].to_pylist())
+        )
+        return counted.take(pa.array(copies, pa.int64()))
 
 
 def load_manifest(blob: Blob, key: str, *, sha256: str | None = None) -> BatchManifest:
@@ -281,25 +354,10 @@ def _in_order(updates: pa.Table) -> pa.Table:
     return updates.sort_by([(TIME, "ascending"), (DIFF, "ascending")])
 
 
-def _live(updates: pa.Table, schema: CollectionSchema) -> pa.Table:
-    """The rows that are left of a read's updates: one for each that is alive."""
-    keys = schema.key_names
-    if not keys:
-        return _repeat(sum_diffs(updates, schema.arrow().names))
-    forward = pc.greater(updates[DIFF], 0)
-    insertions = updates.filter(forward)
-    retractions = updates.filter(pc.invert(forward))
-    if not len(retractions):
-        return insertions
-    newest = retractions.group_by(list(keys)).aggregate([(TIME, "max")])
-    # Only keys and row numbers are joined, so that any type of value column is carried along by `take`.
-    rows = insertions.select([*keys, TIME]).append_column("row", pa.array(range(len(insertions)), pa.int64()))
-    joined = rows.join(newest, keys=list(keys), join_type="left outer")
-    lives = pc.fill_null(pc.greater_equal(joined[TIME], joined[f"{TIME}_max"]), True)
-    return insertions.take(joined.filter(lives)["row"])
+def _is_out_of(diffs: pa.ChunkedArray, least: int) -> pa.ChunkedArray:
+    """Which diffs are not in `[least, MAX_COPIES]`."""
+    return pc.or_(pc.less(diffs, least), pc.greater(diffs, MAX_COPIES))
 
 
-def _repeat(counted: pa.Table) -> pa.Table:
-    """A multiset's rows, each as often as its diff says."""
-    rows = [row for row, diff in enumerate(counted[DIFF].to_pylist()) for _ in range(max(diff, 0))]
-    return counted.take(pa.array(rows, pa.int64()))
+def _numbers(count: int) -> pa.Array:
+    return pa.array(range(count), pa.int64())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from persist_core.errors import InvalidInput, InvalidName, InvalidSeqNo
 
@@ -70,23 +70,6 @@ class Consensus(Protocol):
     @property
     def uri(self) -> str:
         """The URI, with secrets removed: safe to print."""
-        ...
-
-
-@runtime_checkable
-class Bookmarking(Protocol):
-    """A consensus that spares a request where somebody, in another process perhaps, has just seen the newest version.
-
-    What `turn_to` returns may be outdated by now. It is good for one thing: to make the next version from it, and offer
-    that to `compare_and_set` of the same object, which finds out.
-    """
-
-    def bookmark(self, key: str) -> str | None:
-        """Where this object has seen the newest version, for `turn_to`; `None` where it does not know."""
-        ...
-
-    def turn_to(self, key: str, bookmark: str) -> VersionedData | None:
-        """The version that was the newest when `bookmark` was taken; `None` where `head` costs no more."""
         ...
 
 

@@ -185,8 +185,8 @@ def _progress(
         manifest = client.manifest(batch)
         if manifest.run is not None and manifest.last_time > batch.last_time:
             raise OutsideFrontiers(
-                f"the checkpoint of shard {state.shard} at {batch.upper} does not say how far {sorted(missing)} had come,"
-                f" and its batch was merged with later ones, up to {manifest.upper}. Choose a newer checkpoint"
+                f"the checkpoint of shard {state.shard} at {batch.upper} does not say how far {sorted(missing)} had"
+                f" come, and its batch was merged with later ones, up to {manifest.upper}. Choose a newer checkpoint"
             )
         sources.update({name: source for name, source in manifest.sources.items() if name in missing})
         missing -= set(manifest.sources)

@@ -291,9 +291,7 @@ class BatchManifest:
     def hollow(self, manifest_key: str) -> HollowBatch:
         """What the state keeps of it."""
         changed_at = self.run.changed_at if self.run else None
-        return HollowBatch(
-            self.lower, self.upper, manifest_key, self.sha256, self.counts, self.size_bytes, changed_at
-        )
+        return HollowBatch(self.lower, self.upper, manifest_key, self.sha256, self.counts, self.size_bytes, changed_at)
 
     def encode(self) -> bytes:
         """Sealed JSON: equal manifests give equal bytes."""

@@ -138,7 +138,9 @@ def compare_and_append(
     """
     check_bounds(manifest.lower, manifest.upper)
     if manifest.run is not None:
-        raise InvalidInput(f"the manifest of [{manifest.lower}, {manifest.upper}) is a run; put it in its inputs' place")
+        raise InvalidInput(
+            f"the manifest of [{manifest.lower}, {manifest.upper}) is a run; put it in its inputs' place"
+        )
     if manifest.lower != expected_upper or manifest.shard != state.shard:
         raise InvalidInput(
             f"manifest is for {manifest.shard} from {manifest.lower};"

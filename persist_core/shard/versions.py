@@ -128,8 +128,9 @@ def _check(table: pa.Table, holds: pa.Array, keys: Sequence[str]) -> None:
         return
     row = pc.index(holds, False).as_py()
     names = [*keys, TIME, DIFF]
-    before, found = table.slice(row - 1, 1), table.slice(row, 1)
+    before = table.slice(row - 1, 1).select(names).to_pylist() if row else "nothing"
+    found = table.slice(row, 1).select(names).to_pylist()
     raise InvariantViolation(
-        f"the updates of a key do not alternate between insertion and retraction: found {found.select(names).to_pylist()}"
-        f" after {before.select(names).to_pylist() if row else 'nothing'}. Run `persist fsck`"
+        f"the updates of a key do not alternate between insertion and retraction: found {found}"
+        f" after {before}. Run `persist fsck`"
     )

@@ -1,13 +1,12 @@
 """`s3:` consensus: per key a log of immutable objects, each created by a conditional PUT (`If-None-Match: *`).
 
     head             LIST (1 name) -- GET, unless it is the entry that this object saw last
-    turn_to          GET of the entry that a bookmark names: in place of `head`, to make the next version from
     compare_and_set  PUT at the next position, where the head is known; else `head` first
     scan             `head`, then GETs by position: the first one is found by bisection, nothing is listed
     truncate         `head`, some GETs of headers, PUT of an entry that says so; then old objects are swept
 
 So an append (a head, then a compare-and-set) costs 3 requests for a process that sees the key for the first time, and
-2 afterwards, or with the bookmark of a process that has just looked. A lost race costs 2 more.
+2 afterwards. A lost race costs 2 more.
 
 **Why it is linearizable.** A position is filled once (S3 decides the PUTs), entries never change, and each entry stands
 for the whole log up to it, truncations included. Whoever adds at position n + 1 has seen entry n. So the log is one
@@ -32,11 +31,6 @@ It has not, and two rules keep it harmless:
 
 The clocks of different machines are never compared: S3 compares its own with itself, W its own with itself. It takes a
 clock that loses 23 hours during one call to go wrong.
-
-**Bookmarks.** Another process may have looked for W: mint, for the append. Its bookmark says which entry it found, and
-when, by S3's clock. W reads that entry, and S3's answer says what time it is there now: the difference is how old the
-look is, and W's own clock counts from there. So rule 2 holds as if W had looked itself at that time, and the PUT proves
-that nobody has been faster since. What W reads may be outdated, so nothing but that PUT may rest on it.
 """
 
 from __future__ import annotations
@@ -48,7 +42,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from persist_core.clock import Clock, SystemClock
-from persist_core.errors import Corruption, Determinate, Indeterminate, InvalidInput, StorageError
+from persist_core.errors import Corruption, Determinate, Indeterminate, StorageError
 from persist_core.ids import Ids, RandomIds
 from persist_core.location.consensus import (
     SCAN_ALL,
@@ -70,7 +64,6 @@ from persist_core.location.s3.probe import probe_once
 
 KEEP_MS = 24 * 3_600_000  # a truncated object stays this long, to be in the way of late writers
 TRUST_MS = 3_600_000  # an answer this long after the look it rests on needs no second look
-RECALL_MS = TRUST_MS // 2  # a bookmark older than this would, with the write itself, end in a second look
 MAX_ROUNDS = 64  # of one call: each further one means that somebody else changed the key meanwhile
 _FETCH_THREADS = 8  # of a scan: latency of a store, not work
 _KEPT_ENTRIES = 16  # keys whose newest entry is remembered
@@ -78,14 +71,10 @@ _KEPT_ENTRIES = 16  # keys whose newest entry is remembered
 
 @dataclass(frozen=True)
 class _Look:
-    """The newest entry of a key (`None`: no log yet), and a time at which it was not yet overtaken.
-
-    `at_ms` is by our clock, `store_ms` the same moment or an earlier one by S3's (`None`: not known).
-    """
+    """The newest entry of a key (`None`: no log yet), and a time, by our clock, at which it was not yet overtaken."""
 
     newest: Entry | None
     at_ms: int
-    store_ms: float | None = None
 
     @property
     def seqno(self) -> int | None:
@@ -128,30 +117,6 @@ class S3Consensus:
             f"{self.uri}: compare_and_set of {key!r}: truncated by others {MAX_ROUNDS} times in a row; nothing was"
             " changed; try again"
         )
-
-    def bookmark(self, key: str) -> str | None:
-        """See `Bookmarking`: position, S3's time, and id of the entry that was found to be the newest."""
-        look = self._seen.get(key)
-        if look is None or look.newest is None or look.store_ms is None:
-            return None
-        header = look.newest.header
-        return f"{header.position} {int(look.store_ms)} {header.id}"
-
-    def turn_to(self, key: str, bookmark: str) -> VersionedData | None:
-        """See `Bookmarking`. One request. Raises `Determinate`, and `InvalidInput` for what is no bookmark."""
-        check_consensus_key(key)
-        position, store_ms, entry_id = _parsed(bookmark)
-        if key in self._seen:
-            return None  # one look, and no entry to read
-        before_ms = self._clock.now_ms()
-        dated = self._logs.dated_entry(key, position)
-        if dated.found is None or dated.store_ms is None or dated.found.header.id != entry_id:
-            return None
-        # Both times are S3's; its answers give whole seconds. What has passed since then, taken off our own clock, is
-        # when the entry was the newest: `_add` trusts that for as long as any other look.
-        passed_ms = max(0, int(dated.store_ms) + 1000 - store_ms)
-        self._remember(key, _Look(dated.found, before_ms - passed_ms))
-        return dated.found.version if passed_ms <= RECALL_MS else None
 
     def scan(self, key: str, from_seqno: int, limit: int = SCAN_ALL) -> list[VersionedData]:
         check_consensus_key(key)
@@ -213,17 +178,15 @@ class S3Consensus:
         """The newest entry as of now. Raises `Corruption` where it can't be had though it is listed."""
         at_ms = self._clock.now_ms()
         for _ in range(MAX_ROUNDS):
-            listed = self._logs.newest_position(key)
-            position = listed.found
+            position = self._logs.newest_position(key)
             if position is None:
                 return _Look(None, at_ms)
-            store_ms = _began(listed.store_ms, self._clock.now_ms() - at_ms)
             seen = self._seen.get(key)
             newest = seen.newest if seen else None
             if newest is None or newest.header.position != position:
                 newest = self._logs.entry(key, position)
             if newest is not None:
-                return self._remember(key, _Look(newest, at_ms, store_ms))
+                return self._remember(key, _Look(newest, at_ms))
         raise Corruption(
             f"{self.uri}: the newest entry of {key!r} is listed but can't be read: look for a lifecycle rule that"
             " expires or archives objects"
@@ -240,16 +203,15 @@ class S3Consensus:
         """Add `entry`, made for what `look` saw; whether it is now part of the log."""
         at_ms = self._clock.now_ms()
         try:
-            added = self._logs.add(entry)
+            is_added = self._logs.add(entry)
         except StorageError:
             self._seen.pop(key, None)
             raise
-        if added.found is None:
+        if not is_added:
             return False
-        now_ms = self._clock.now_ms()
-        if not 0 <= now_ms - look.at_ms <= TRUST_MS:
+        if not 0 <= self._clock.now_ms() - look.at_ms <= TRUST_MS:
             return self._stands(key, entry)
-        self._remember(key, _Look(entry, at_ms, _began(added.store_ms, now_ms - at_ms)))
+        self._remember(key, _Look(entry, at_ms))
         return True
 
     def _stands(self, key: str, entry: Entry) -> bool:
@@ -316,18 +278,6 @@ class S3Consensus:
                 f"{self.uri}: entry {position} of {key!r} is missing: something else deletes objects below"
                 f" {self._root}; look for a lifecycle rule, and restore the object"
             )
-
-
-def _began(answered_ms: float | None, took_ms: int) -> float | None:
-    """The beginning, by S3's clock, of what took so long by ours until S3 answered."""
-    return None if answered_ms is None else answered_ms - max(0, took_ms)
-
-
-def _parsed(bookmark: str) -> tuple[int, int, str]:
-    position, store_ms, entry_id = (*bookmark.split(" ", 2), "", "")[:3]
-    if not (position.isdecimal() and store_ms.isdecimal() and entry_id):
-        raise InvalidInput(f"bookmark {bookmark!r} is none of S3Consensus's; mint again")
-    return int(position), int(store_ms), entry_id
 
 
 class _Gone(Exception):

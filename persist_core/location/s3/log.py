@@ -14,8 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from persist_core.clock import Clock
 from persist_core.errors import Determinate, StorageError
@@ -34,21 +33,11 @@ from persist_core.location.s3.entry import (
     position_of,
 )
 
-T = TypeVar("T")
-
 MAX_TRIES = 5  # of one request: with the backoff below up to about 3 s; a store that is down longer is reported
 BACKOFF_BASE_MS = 50
 BACKOFF_CAP_MS = 1_000
 MAX_SWEPT = 1_000  # objects deleted by one sweep: as many as one DeleteObjects takes
 MAX_SWEEP_PAGES = 10  # of 1,000 names: what is left over falls to the next sweep
-
-
-@dataclass(frozen=True)
-class Dated(Generic[T]):
-    """What S3 had (`None`: nothing), and when it said so by its own clock (`None`: it did not say)."""
-
-    found: T | None
-    store_ms: float | None
 
 
 class S3Logs:
@@ -75,29 +64,24 @@ class S3Logs:
                 return
             request["ContinuationToken"] = page["NextContinuationToken"]
 
-    def newest_position(self, key: str) -> Dated[int]:
+    def newest_position(self, key: str) -> int | None:
         """The newest entry's position, `None` for a key without a log. One request."""
         return self._newest_in(folder_of(key))
 
     def entry(self, key: str, position: int) -> Entry | None:
         """The entry at `position`, or `None`."""
-        return self.dated_entry(key, position).found
-
-    def dated_entry(self, key: str, position: int) -> Dated[Entry]:
-        """The same, and when."""
         folder = folder_of(key)
         data = self._bytes(folder, position)
-        entry = None if data.found is None else decode_entry(data.found, position, self._where(folder, position))
-        return Dated(entry, data.store_ms)
+        return None if data is None else decode_entry(data, position, self._where(folder, position))
 
     def header(self, key: str, position: int) -> Header | None:
         """The header of the entry at `position`, or `None`. Reads no more than that."""
         folder = folder_of(key)
-        data = self._bytes(folder, position, Range=f"bytes=0-{HEADER_BYTES - 1}").found
+        data = self._bytes(folder, position, Range=f"bytes=0-{HEADER_BYTES - 1}")
         return None if data is None else decode_header(data, position, self._where(folder, position))
 
-    def add(self, entry: Entry) -> Dated[Entry]:
-        """Create `entry` iff there is none at its position. Found is `entry` where that is what is there now.
+    def add(self, entry: Entry) -> bool:
+        """Create `entry` iff there is none at its position. True where `entry` is what is there now.
 
         Raises `Determinate` where it is certain that it never will be, `Indeterminate` where it may be.
         """
@@ -110,7 +94,8 @@ class S3Logs:
             if attempt:
                 self._back_off(attempt)
             try:
-                return Dated(entry, self._put(folder_of(key), position, body))
+                self._put(folder_of(key), position, body)
+                return True
             except failures() as error:
                 last, verdict = error, verdict_on(error)
             if verdict is Verdict.REFUSED:
@@ -124,7 +109,7 @@ class S3Logs:
                 may_happen = True  # also a 409 or 412 may have been about our own object
                 continue
             if found is not None:
-                return Dated(entry if found.id == entry.header.id else None, None)
+                return found.id == entry.header.id
         assert last is not None
         if may_happen:
             raise self.client.indeterminate(action, last) from last
@@ -168,47 +153,44 @@ class S3Logs:
             doomed = {"Objects": [{"Key": name} for name in names], "Quiet": True}
             self._read(action, lambda: self.client.api.delete_objects(Bucket=self._settings.bucket, Delete=doomed))
 
-    def _put(self, folder: str, position: int, body: bytes) -> float | None:
-        """When S3 took it, by its own clock."""
+    def _put(self, folder: str, position: int, body: bytes) -> None:
         name = self._name(folder, position)
-        answer = self.client.api.put_object(Bucket=self._settings.bucket, Key=name, Body=body, IfNoneMatch="*")
-        return _date_ms(answer)
+        self.client.api.put_object(Bucket=self._settings.bucket, Key=name, Body=body, IfNoneMatch="*")
 
     def _key_inside(self, folder: str) -> str:
         """The key that the newest entry in `folder` names."""
         for _ in range(MAX_TRIES):
-            position = self._newest_in(folder).found
+            position = self._newest_in(folder)
             if position is None:
                 break
-            data = self._bytes(folder, position, Range=f"bytes=0-{HEADER_BYTES - 1}").found
+            data = self._bytes(folder, position, Range=f"bytes=0-{HEADER_BYTES - 1}")
             if data is not None:
                 return decode_header(data, position, self._where(folder, position)).key
         raise Determinate(f"{self._settings.uri}: {self._root}{folder}/ changed under our hands; try again")
 
-    def _newest_in(self, folder: str) -> Dated[int]:
+    def _newest_in(self, folder: str) -> int | None:
         prefix = f"{self._root}{folder}/"
         page = self._read(
             f"find the newest entry of {prefix}",
             lambda: self.client.api.list_objects_v2(Bucket=self._settings.bucket, Prefix=prefix, MaxKeys=1),
         )
-        position = None
-        for newest in page.get("Contents", ())[:1]:
-            position = position_of(str(newest["Key"])[len(prefix) :], f"{self._settings.uri}: {prefix}")
-        return Dated(position, _date_ms(page))
+        for newest in page.get("Contents", ()):
+            return position_of(str(newest["Key"])[len(prefix) :], f"{self._settings.uri}: {prefix}")
+        return None
 
-    def _bytes(self, folder: str, position: int, **options: str) -> Dated[bytes]:
-        def get() -> Dated[bytes]:
+    def _bytes(self, folder: str, position: int, **options: str) -> bytes | None:
+        def get() -> bytes | None:
             try:
                 answer = self.client.api.get_object(
                     Bucket=self._settings.bucket, Key=self._name(folder, position), **options
                 )
             except failures() as error:
                 if verdict_on(error) is Verdict.ABSENT:
-                    return Dated(None, None)
+                    return None
                 raise
-            return Dated(body_of(answer), _date_ms(answer))
+            return body_of(answer)
 
-        found: Dated[bytes] = self._read(f"read {self._name(folder, position)}", get)
+        found: bytes | None = self._read(f"read {self._name(folder, position)}", get)
         return found
 
     def _read(self, action: str, request: Any) -> Any:

@@ -41,7 +41,7 @@ Contents = Counter[Row]
 
 @dataclass
 class Expected:
-    """All updates ever committed: rows with time and diff; errs as (key..., kind, message, key bytes, payload) with them."""
+    """All updates ever committed: rows with time and diff; an err's row is (key..., kind, message, key bytes, payload)."""
 
     schema: CollectionSchema
     oks: list[tuple[Row, int, int]] = field(default_factory=list)
@@ -93,7 +93,13 @@ class History:
     """One shard under test. `step` does one random thing to it; `check` reads all there is to read."""
 
     def __init__(
-        self, location: OpenLocation, schema: CollectionSchema, seed: int, *, shard: str = "s", origin: History | None = None
+        self,
+        location: OpenLocation,
+        schema: CollectionSchema,
+        seed: int,
+        *,
+        shard: str = "s",
+        origin: History | None = None,
     ) -> None:
         self.chance = random.Random(f"{shard} {seed}")
         self.client = origin.client if origin else _client(location, seed)
@@ -267,7 +273,9 @@ def _client(location: OpenLocation, seed: int) -> PersistClient:
 
 
 def _random_updates(chance: random.Random, expected: Expected, times: range) -> tuple[list[Any], list[Any]]:
-    return _keyed_updates(chance, expected, times) if expected.schema.key else _multiset_updates(chance, expected, times)
+    return (
+        _keyed_updates(chance, expected, times) if expected.schema.key else _multiset_updates(chance, expected, times)
+    )
 
 
 def _keyed_updates(chance: random.Random, expected: Expected, times: range) -> tuple[list[Any], list[Any]]:

@@ -56,7 +56,7 @@ def test_days_on_s3(world: World) -> None:
         key = world.write(description, rows)
         client, wires = task(world)
         assert isinstance(stages.append(client, description, key), Committed)
-        assert requests(wires) == {"GetObject": 2, "PutObject": 1}, "the manifest, and the append"
+        assert requests(wires) == {"GetObject": 2, "ListObjectsV2": 1, "PutObject": 1}, "the manifest, and the append"
         client.location.close()
         report = stages.checkpoint(world.client, world.config)
         assert isinstance(report, CheckpointReport)
