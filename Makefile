@@ -24,7 +24,7 @@ BENCH ?= upl
 TWO := -n 2 --dist loadscope --no-loadscope-reorder
 
 .PHONY: help install check spark-jars s3-servers minio test test-airflow-2.11 test-spark-matrix bench demo up down \
-    clean lock format
+    clean lock format docs
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9.-]*:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,7 +43,7 @@ check: .venv/installed ## style, types, layers, house rules: no tests
 	@$(IN) ruff format --check .
 	@$(IN) mypy $(CODE)
 	@$(IN) lint-imports --no-cache
-	@$(IN) python -m pytest -q -p no:cacheprovider tests/test_house.py
+	@$(IN) python -m pytest -q -p no:cacheprovider tests/test_house.py tests/test_documents.py tests/test_prose.py
 
 spark-jars: .venv/installed ## the jars with which Spark reads and writes S3, into .cache/spark-jars (docs/spark-on-s3.md)
 	@$(IN) python -m tests.env.spark_jars
@@ -73,6 +73,9 @@ minio: .venv/installed ## MinIO, a second S3-speaking server: where it is built,
 
 bench: .venv/installed ## the benchmarks of docs/benchmarks.md: BENCH=upl or views (ARGS='--help' for sizes)
 	@$(IN) python -m tests.benchmarks.$(BENCH) $(ARGS)
+
+docs: .venv/installed ## writes the pages of docs/reference that are made from the code
+	@$(IN) python -m tests.env.reference
 
 format: .venv/installed ## rewrites the code in the house's format
 	@$(IN) ruff check --fix . && $(IN) ruff format .

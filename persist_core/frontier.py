@@ -1,4 +1,4 @@
-"""Times and frontiers (SEMANTICS, section 1).
+"""Times and frontiers (docs/semantics.md, section 1).
 
 A timestamp is an int in `[0, MAX_TIME]`. A `Frontier` is an antichain over that total order: one timestamp `t`
 ("times >= t may still come"), or empty ("closed"). Frontiers are ordered by progress; the empty one is the greatest.

@@ -1,4 +1,7 @@
-"""Times as people write them: ISO dates and datetimes, or integers. Inside, a time is an int (SEMANTICS, section 1)."""
+"""Times as people write them: ISO dates and datetimes, or integers. Inside, a time is an int.
+
+See docs/semantics.md, section 1.
+"""
 
 from __future__ import annotations
 

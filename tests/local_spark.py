@@ -1,4 +1,4 @@
-"""One small Spark session, as the tests and their tools use it: starting one costs seconds."""
+"""One small Spark session for the tests and their tools. Starting a session takes seconds."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from persist_core.spark_job.installation import spark_home
 from persist_core.spark_job.jars import s3a_jars
-from persist_core.spark_job.submit import spark_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def local_spark(app_name: str, scratch: Path, master: str = "local[2]") -> SparkSession:
     """A local session: two cores, no UI, UTC, two shuffle partitions, a JVM tuned for a quick start.
 
-    `scratch` takes what Spark spills. ANSI mode stays at the release's default (on in Spark 4), as users have it. The
-    jars for S3 are on its class path where `make spark-jars` has brought them.
+    `scratch` takes what Spark spills. ANSI mode stays at the release's default (on in Spark 4), as for users. The jars
+    for S3 are on its class path if `make spark-jars` has fetched them.
     """
     from pyspark.sql import SparkSession
 

@@ -1,8 +1,8 @@
-"""What real parts a test session used, and which it missed: said in one place, printed when the session ends.
+"""The real parts that a test session used, and those that were missing. They are printed when the session ends.
 
-A fixture that starts a server, or finds that it can't, says so here: `used("Airflow scheduler", "3.3.2, SQLite")` or
-`missing("real samples", "no folder ...")`. So a green run can't hide that half of it was skipped. Spark, Java, Airflow
-and SQLite are found without being told.
+A fixture that starts a server, or cannot start it, reports it here: `used("Airflow scheduler", "3.3.2, SQLite")` or
+`missing("real samples", "no folder ...")`. So a passing run cannot hide that half of it was skipped. Spark, Java,
+Airflow and SQLite are found without a report.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ def used(part: str, detail: str) -> None:
 
 
 def missing(part: str, why: str) -> None:
-    """Note a part that tests wanted and could not have; their tests are skipped."""
+    """Note a part that tests need and that is missing; these tests are skipped."""
     _MISSING[part] = why
 
 
 def facts() -> dict[str, dict[str, str]]:
-    """What this process used and missed, for another one that tells it."""
+    """What this process used and missed, for `take` in another process."""
     return {"used": _found() | _USED, "missing": dict(_MISSING)}
 
 
 def take(facts: Mapping[str, Mapping[str, str]]) -> None:
-    """Tell what another process used and missed, too."""
+    """Add what another process used and missed."""
     _USED.update(facts["used"])
     _MISSING.update(facts["missing"])
 
@@ -51,7 +51,7 @@ def lines() -> Iterator[str]:
 
 
 def _found() -> dict[str, str]:
-    """The parts that need not be told of."""
+    """The parts that need no report."""
     found = {"Python": f"{sys.version.split()[0]}, SQLite {sqlite3.sqlite_version}"}
     for module, distribution, part in (("pyspark", "pyspark", "Spark"), ("airflow", "apache-airflow", "Airflow")):
         if module in sys.modules:

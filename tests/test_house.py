@@ -1,4 +1,4 @@
-"""The style guide's machine twin: rules of the house that no other tool of `make check` checks."""
+"""Rules for the code that no other tool of `make check` checks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ ROOT = Path(__file__).resolve().parents[1]
 CODE = ("persist_core", "jobs", "plugins", "dags", "tests")
 TOP_FOLDERS = {*CODE, "docker", "docs", "requirements", ".ci"}
 
-MAX_FILE_LINES = 400  # more than that is two ideas in one room
+MAX_FILE_LINES = 400  # a longer file contains two ideas
 MAX_FUNCTION_LINES = 70
 MAX_LINE_CHARS = 120
 MAX_FILE_BYTES = 2 * 1024 * 1024
 FORBIDDEN_WORDS = {"utils", "util", "helpers", "helper", "manager", "common", "misc"}
-# Names that other people's interfaces give us.
+# Names that other projects' interfaces define.
 BORROWED_NAMES = {"airflow.providers.common"}
 
-# Registry hosts and folders of one machine have no business in a commit. Spelled in base64, so that this file may name
-# them without being a find itself.
+# Registry hosts and folders of one machine must not be committed. They are in base64, so that this file itself has no
+# finding.
 _REGISTRIES = (
     "cHlwaS5vcmc=", "cHl0aG9uaG9zdGVkLm9yZw==", "bnBtanMuY29t", "bWF2ZW4ub3Jn", "bWF2ZW4uYXBhY2hlLm9yZw==",
     "Y3JhdGVzLmlv", "cHJveHkuZ29sYW5n", "ZGViLmRlYmlhbg==",
@@ -59,7 +59,7 @@ def python_files() -> Iterator[tuple[Path, str]]:
 
 
 def text_files() -> Iterator[tuple[Path, str]]:
-    """Path and text of every file that is UTF-8 and no lock."""
+    """Path and text of every UTF-8 file."""
     for path in files():
         try:
             yield path, (ROOT / path).read_text()
@@ -74,7 +74,7 @@ def report(found: list[str], rule: str) -> None:
 
 
 def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Every function of a module, nested ones too."""
+    """Every function of a module, including nested ones."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
@@ -82,7 +82,7 @@ def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
 
 def test_files_are_one_idea_long() -> None:
     found = [f"{path}: {count} lines" for path, text in python_files() if (count := text.count("\n")) > MAX_FILE_LINES]
-    report(found, f"wanted at most {MAX_FILE_LINES} lines a file")
+    report(found, f"expected at most {MAX_FILE_LINES} lines per file")
 
 
 def test_functions_fit_on_a_screen() -> None:
@@ -92,7 +92,7 @@ def test_functions_fit_on_a_screen() -> None:
             lines = (function.end_lineno or 0) - function.lineno + 1
             if lines > MAX_FUNCTION_LINES:
                 found.append(f"{path}:{function.lineno} {function.name}: {lines} lines")
-    report(found, f"wanted at most {MAX_FUNCTION_LINES} lines a function")
+    report(found, f"expected at most {MAX_FUNCTION_LINES} lines per function")
 
 
 def test_names_say_what_a_thing_is() -> None:
@@ -131,7 +131,7 @@ def test_silenced_checks_say_why() -> None:
         for number, line in enumerate(text.splitlines(), 1)
         if (match := silenced.search(line)) and not explained.match(match["rest"]) and "re.compile" not in line
     ]
-    report(found, "a silenced check without code and reason (wanted: `# noqa: CODE - why it is right here`)")
+    report(found, "a silenced check without code and reason (expected: `# noqa: CODE - the reason`)")
 
 
 def test_keys_of_blob_storage_are_made_in_one_place() -> None:
@@ -169,7 +169,7 @@ def test_top_level_holds_only_known_folders() -> None:
 
 def test_committed_files_are_small() -> None:
     found = [f"{path}: {size} bytes" for path in files() if (size := (ROOT / path).stat().st_size) > MAX_FILE_BYTES]
-    report(found, f"wanted at most {MAX_FILE_BYTES} bytes a file")
+    report(found, f"expected at most {MAX_FILE_BYTES} bytes per file")
 
 
 def test_every_lock_is_hashed_and_names_no_index() -> None:
@@ -208,7 +208,7 @@ print(*sorted({{name.partition(".")[0] for name in sys.modules}}))
     ],
 )
 def test_importing_stays_light(places: list[tuple[str, str]], banned: set[str]) -> None:
-    """Mint, append and checkpoint tasks pay for every import: what they don't need must not come along."""
+    """Mint, append and checkpoint tasks pay for every import, so they must not import what they do not need."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", IMPORT_ALL.format(places=places)],
         cwd=ROOT,
@@ -219,14 +219,3 @@ def test_importing_stays_light(places: list[tuple[str, str]], banned: set[str]) 
     )
     assert done.returncode == 0, done.stderr
     report(sorted(banned & set(done.stdout.split())), f"imported with {places[0][1]}")
-
-
-def test_documents_link_to_files_that_exist() -> None:
-    found = []
-    for path in files():
-        if path.suffix != ".md":
-            continue
-        for target in re.findall(r"(?:\]\(|src=\")([^)\"#\s]+)", (ROOT / path).read_text()):
-            if not re.match(r"[a-z]+:", target) and not (ROOT / path.parent / target).exists():
-                found.append(f"{path}: {target}")
-    report(found, "links to nowhere")

@@ -1,4 +1,4 @@
-"""What the documents show really runs: collection files, commands, Python examples, targets, field names."""
+"""The documents are correct: collection files load, commands and Python examples run, field tables are complete."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+import pyarrow as pa
 import pytest
 from pydantic import BaseModel
 
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = {
-    path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))
+    path.relative_to(ROOT).as_posix(): path.read_text()
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md")))
 }
+MAX_README_LINES = 150  # five minutes; what is looked up is in docs/reference
 PERSIST = str(Path(sys.executable).with_name("persist"))
-CHECKPOINT = "CHECKPOINT_ID"  # stands in the documents for one of `persist checkpoints`
+CHECKPOINT = "CHECKPOINT_ID"  # stands in the documents for an id that `persist checkpoints` prints
 FEED = ROOT / "dags" / "feed"
 
 
@@ -42,8 +45,16 @@ YAML_FILES = [(name, block) for name, text in DOCUMENTS.items() for block in blo
 IS_VIEW = re.compile("^(query|function):", re.MULTILINE)
 COLLECTION_FILES = [(name, block) for name, block in YAML_FILES if not IS_VIEW.search(block)]
 VIEW_FILES = [(name, block) for name, block in YAML_FILES if IS_VIEW.search(block)]
-PYTHON = blocks(README, "python")
-COMMANDS = [line.removeprefix("$ ") for block in blocks(README, "console") for line in block.splitlines()]
+SHOWN_IN = ("README.md", "docs/reference/cli.md")
+COMMANDS = [
+    line.removeprefix("$ ")
+    for document in SHOWN_IN
+    for block in blocks(DOCUMENTS[document], "console")
+    for line in block.splitlines()
+]
+PYTHON = [(name, block) for name, text in DOCUMENTS.items() for block in blocks(text, "python")]
+READS_A_TABLE = [(name, block) for name, block in PYTHON if '"customers"' in block and "airflow" not in block]
+BUILDS_A_DAG = [(name, block) for name, block in PYTHON if "airflow" in block]
 
 
 @pytest.mark.parametrize(("document", "block"), COLLECTION_FILES, ids=[name for name, _ in COLLECTION_FILES])
@@ -61,13 +72,17 @@ def test_view_files_load(document: str, block: str, tmp_path: Path) -> None:
 
 
 def test_the_reference_names_every_field_of_a_view_file() -> None:
-    table = DOCUMENTS["docs/views.md"].partition("| field | meaning")[2].partition("\n\n")[0]
+    table = DOCUMENTS["docs/reference/views.md"].partition("| field | meaning")[2].partition("\n\n")[0]
     unsaid = {"name", "base_dir"}  # not for writing by hand
     assert [name for name in ViewConfig.model_fields if name not in unsaid and f"`{name}`" not in table] == []
     assert [name for name in ViewLimits.model_fields if f"`{name}`" not in table] == []
 
 
-def test_the_first_example_has_ten_lines_as_it_says() -> None:
+def test_the_readme_takes_five_minutes() -> None:
+    assert README.count("\n") <= MAX_README_LINES
+
+
+def test_the_first_example_has_ten_lines() -> None:
     assert "Ten lines" in README
     assert len(blocks(README, "yaml")[0].splitlines()) == 10
 
@@ -86,8 +101,8 @@ def _is_model(kind: object) -> bool:
 
 
 def test_the_reference_names_every_field_of_a_collection_file() -> None:
-    """And none beside them: a row's first cell holds fields; short forms stand in the second."""
-    table = README.partition("| field | meaning")[2].partition("\n\n")[0]
+    """And no other fields: a row's first cell holds fields, its second short forms."""
+    table = DOCUMENTS["docs/reference/collections.md"].partition("| field | meaning")[2].partition("\n\n")[0]
     unsaid = {"name", "base_dir", "order.by", "order.mode", "delete.never"}  # not for writing by hand
     missing = [name for name in _fields(CollectionConfig) if name not in unsaid
                and name not in table and name.rpartition(".")[2] not in re.findall(r"\w+", table)]  # fmt: skip
@@ -102,16 +117,17 @@ def test_every_command_is_shown() -> None:
     assert shown == set(persist.commands)
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, "CONTRIBUTING.md"])
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_make_targets_exist(document: str) -> None:
     targets = set(re.findall(r"^([a-z][a-z0-9.-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = set(re.findall(r"(?:`|^)make ([a-z][a-z0-9.-]*)", (ROOT / document).read_text(), re.MULTILINE))
+    code = "\n".join(re.findall(r"^ *```.*?^ *```|`[^`]+`", DOCUMENTS[document], re.MULTILINE | re.DOTALL))
+    named = set(re.findall(r"(?:`|^)make ([a-z][a-z0-9.-]*)", code, re.MULTILINE))
     assert named <= targets
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the README's collection file, the bundled feed, and an empty location."""
+    """A folder with the README's collection file, the bundled feed and an empty location."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "dags" / "collections").mkdir(parents=True)
     (folder / "dags" / "collections" / "customers.yaml").write_text(blocks(README, "yaml")[0])
@@ -140,7 +156,7 @@ def loaded(workplace: Path) -> Path:
 
 @pytest.fixture
 def inside(loaded: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """This process in that folder, with nothing said of a location but by the folder's persist.toml."""
+    """This process in that folder. Only its persist.toml names a location."""
     monkeypatch.chdir(loaded)
     for variable in ("PERSIST_BLOB_URI", "PERSIST_CONSENSUS_URI"):
         monkeypatch.delenv(variable, raising=False)
@@ -148,35 +164,43 @@ def inside(loaded: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("inside")
-@pytest.mark.parametrize("command", COMMANDS[1:])
+@pytest.mark.parametrize("command", sorted({*COMMANDS} - {COMMANDS[0]}))
 def test_commands_run(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     if CHECKPOINT in command:
         assert run_command(["checkpoints", "customers", "--json"]) == 0
-        command = command.replace(CHECKPOINT, json.loads(capsys.readouterr().out.splitlines()[0])["checkpoint_id"])
+        checkpoint = json.loads(capsys.readouterr().out.splitlines()[0])["checkpoint_id"]
+        command = command.replace(CHECKPOINT, checkpoint)
+        if " unpin " in command:
+            assert run_command(["pin", "customers", checkpoint]) == 0
     for options in ([], ["--json"]):
         assert run_command([*command.split()[1:], *options]) == 0, capsys.readouterr().err
         assert capsys.readouterr().out.strip() or "conflicts" in command
 
 
 @pytest.mark.usefixtures("inside")
-def test_python_examples_run(spark: SparkSession) -> None:
-    from_spark, from_python = (block for block in PYTHON if "airflow" not in block)
-    one: dict[str, Any] = {"spark": spark}
-    exec(from_spark, one)
-    two: dict[str, Any] = {}
-    exec(from_python, two)
-    assert one["table"].count() > 0
-    assert one["changed"].count() > two["changed"].num_rows > 0
-    assert one["broken"].count() > 0
-    assert two["table"].num_rows > 0
+@pytest.mark.parametrize(("document", "block"), READS_A_TABLE, ids=[name for name, _ in READS_A_TABLE])
+def test_reading_examples_run(document: str, block: str, spark: SparkSession) -> None:
+    names: dict[str, Any] = {"spark": spark}
+    exec(block, names)
+    rows = {name: _rows(value) for name, value in names.items() if name in ("table", "changed", "broken", "breaking")}
+    assert rows
+    assert all(count > 0 for count in rows.values()), f"{document}: {rows}"
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/views.md"])
-def test_the_dag_example_builds(document: str, workplace: Path) -> None:
+def _rows(table: Any) -> int:
+    return int(table.num_rows) if isinstance(table, pa.Table) else int(table.count())
+
+
+@pytest.mark.parametrize(("document", "block"), BUILDS_A_DAG, ids=[name for name, _ in BUILDS_A_DAG])
+def test_dag_examples_build(document: str, block: str, workplace: Path) -> None:
     if importlib.util.find_spec("airflow") is None:
         pytest.skip("no Airflow in this environment")
     (workplace / "dags" / "views").mkdir(exist_ok=True)
     (workplace / "dags" / "views" / "reds.yaml").write_text(blocks(DOCUMENTS["docs/views.md"], "yaml")[1])
-    (block,) = (block for block in blocks(DOCUMENTS[document], "python") if "airflow" in block)
     done = _run([sys.executable, "-c", block], workplace)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, f"{document}: {done.stdout}{done.stderr}"
+
+
+def test_every_kind_of_example_is_shown() -> None:
+    assert len(READS_A_TABLE) == 3
+    assert {document for document, _ in BUILDS_A_DAG} == {"docs/reference/airflow.md", "docs/views.md"}

@@ -1,4 +1,4 @@
-"""The spark-submit entry point: `--spec JSON`, the location in the environment.
+"""The spark-submit entry point: `--spec-key KEY --spec-sha256 HEX`, the location in the environment.
 
 Exit code 0: the manifest is staged. Anything else: it is not, and `failure.json` of the attempt says why where the
 location could still be reached.
@@ -13,17 +13,17 @@ from collections.abc import Mapping, Sequence
 
 from persist_core.config.view import ViewConfig
 from persist_core.errors import PersistError, StorageError
-from persist_core.location.open import OpenLocation, location_from, open_location
-from persist_core.shard.keys import failure_key, manifest_key, trial_key
-from persist_core.spark_job.spec import JobSpec
-
-_MAX_MESSAGE_CHARS = 20_000  # Spark's messages may hold whole plans
+from persist_core.location.open import OpenLocation, open_location
+from persist_core.location.settings import location_from
+from persist_core.shard.keys import manifest_key, trial_key
+from persist_core.spark_job.answer import record_failure
+from persist_core.spark_job.spec import JobSpec, load_spec
 
 
 def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     """Run the write job that `argv` describes in the location that `env` names; the process's exit code."""
-    spec = JobSpec.from_argv(argv)
     with open_location(location_from(env=env)) as location:
+        spec = load_spec(location.blob, argv)
         try:
             _run(spec, location)
         except PersistError as error:
@@ -57,9 +57,8 @@ def _run(spec: JobSpec, location: OpenLocation) -> None:
 
 def _record_failure(location: OpenLocation, spec: JobSpec, kind: str, message: str) -> None:
     """Best effort: the store may be the very thing that failed, and the first error is the one to report."""
-    body = json.dumps({"kind": kind, "message": message[:_MAX_MESSAGE_CHARS]}).encode()
     try:
-        location.blob.set(failure_key(spec.description.shard, spec.attempt), body)
+        record_failure(location.blob, spec, kind, message)
     except StorageError as error:
         sys.stderr.write(f"the failure could not be recorded: {error}\n")
 

@@ -1,9 +1,9 @@
 """What differs between the Spark releases we run on (3.5 to 4.x), in one place.
 
-On 3.5 there is no `Column.try_cast`; there ANSI mode is off by default, and then `cast` gives null for what does not
-fit. A 3.5 session with ANSI mode on is refused by `persist_spark.decode.formats`.
+On 3.5 there is no `Column.try_cast`; there ANSI mode is off by default, so `cast` gives null for what does not
+fit. `persist_spark.decode.formats` refuses a 3.5 session with ANSI mode on.
 
-3.5 hands some errors of a running job over as they left the JVM, in py4j's wrapping; a Connect client has no py4j.
+3.5 passes on some errors of a running job as py4j wraps them; a Connect client has no py4j.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if importlib.util.find_spec("py4j"):
 
 
 def try_cast(value: SparkColumn, type_name: str) -> SparkColumn:
-    """`value` as that type, null where it does not fit."""
+    """`value` as that type, null if it does not fit."""
     return value.try_cast(type_name) if HAS_TRY_CAST else value.cast(type_name)
 
 
 def try_cast_integer(value: SparkColumn, type_name: str) -> SparkColumn:
-    """Text as an integer, null where it is none: on 3.5 a plain cast would cut 5.5 down to 5."""
+    """Text as an integer, null if it is not one: on 3.5 a plain cast would truncate 5.5 to 5."""
     if HAS_TRY_CAST:
         return value.try_cast(type_name)
     text = value.cast("string")  # from text, since from a decimal 3.5 wraps around
@@ -41,12 +41,12 @@ def try_cast_integer(value: SparkColumn, type_name: str) -> SparkColumn:
 
 
 def whole_to_bigint(value: SparkColumn) -> SparkColumn:
-    """A decimal that is a whole number as a bigint, null where it does not fit: on 3.5 a plain cast wraps around."""
+    """A decimal that is a whole number as a bigint, null if it does not fit: on 3.5 a plain cast wraps around."""
     return value.try_cast("bigint") if HAS_TRY_CAST else value.cast("decimal(38,0)").cast("string").cast("bigint")
 
 
 def is_valid_utf8(text: SparkColumn) -> SparkColumn:
-    """True where the bytes of a string are well-formed UTF-8: a text source hands them over unchecked."""
+    """True if the bytes of a string are well-formed UTF-8: Spark's sources do not check them."""
     if SPARK_VERSION >= (4, 0):
         return F.is_valid_utf8(text)
     raw = text.cast("binary")

@@ -1,4 +1,4 @@
-"""How many rows a Parquet file holds, by its footer: a few kilobytes at its end, whatever the file's size."""
+"""How many rows a Parquet file holds, by its footer: a few kilobytes at its end."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _FOOTER_BYTES = 64 << 10  # what a Parquet reader asks for first; nearly every f
 
 
 def rows_of(blob: Blob, files: Sequence[BlobMetadata]) -> list[int | None]:
-    """The rows of each file, in their order; `None` throughout where the store reads values whole only.
+    """The rows of each file, in their order; all `None` if the store can only read whole values.
 
-    Raises `CorruptArtifact` for a file that is gone or is no Parquet file.
+    Raises `CorruptArtifact` for a file that is missing or is not Parquet.
     """
     if blob.uri.startswith("file:"):
         return [_rows(file, lambda file: blob.uri_of(file.key).removeprefix("file://")) for file in files]
@@ -33,12 +33,12 @@ def _rows(file: BlobMetadata, source: Callable[[BlobMetadata], str | io.RawIOBas
     try:
         rows: int = pq.read_metadata(source(file)).num_rows
     except (OSError, ValueError) as error:
-        raise CorruptArtifact(f"staged file {file.key} can't be read as Parquet: {error}; stage again") from error
+        raise CorruptArtifact(f"staged file {file.key} cannot be read as Parquet: {error}; stage again") from error
     return rows
 
 
 class _Tail(io.RawIOBase):
-    """A file as a Parquet reader sees it, of which the end is fetched first, and all else only if asked for."""
+    """A file as a Parquet reader sees it, of which the end is fetched first, and the rest only if it is read."""
 
     def __init__(self, blob: RangeReader, file: BlobMetadata) -> None:
         super().__init__()
@@ -72,5 +72,5 @@ class _Tail(io.RawIOBase):
     def _fetch(self, start: int, size_bytes: int) -> bytes:
         data = self._blob.get_range(self._file.key, start, size_bytes) if size_bytes > 0 else b""
         if data is None or len(data) != max(size_bytes, 0):
-            raise OSError(f"{0 if data is None else len(data)} of {size_bytes} bytes at {start} are there")
+            raise OSError(f"{0 if data is None else len(data)} of {size_bytes} bytes at {start} are stored")
         return data

@@ -2,8 +2,8 @@
 
     decode --records frame--> upsert --updates frame--> stage --part files--> state_reader, read
 
-`docs/architecture.md` describes both frames in prose. Everything here is a pure function of a schema; no session is
-needed, but for the column expressions, which Spark builds when they are called.
+`docs/architecture.md` describes both frames in prose. Everything here is a pure function of a schema; only the column
+expressions need a session, when they are called.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def spark_type(type_name: str) -> T.DataType:
 
 
 def quoted(name: str) -> str:
-    """`name` as an SQL identifier: dots and backticks in it mean nothing to Spark."""
+    """`name` as an SQL identifier: dots and backticks in it have no meaning to Spark."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -75,14 +75,14 @@ def user_fields(schema: CollectionSchema) -> list[T.StructField]:
     return [T.StructField(column.name, spark_type(column.type), nullable=True) for column in schema.columns]
 
 
-def part_frame(schema: CollectionSchema) -> T.StructType:
+def part_type(schema: CollectionSchema) -> T.StructType:
     """What a reader sees of any part: the user's columns, time, diff, and the err columns."""
     system = [T.StructField(TIME, T.LongType()), T.StructField(DIFF, T.LongType())]
     return T.StructType(user_fields(schema) + system + [T.StructField(n, t) for n, t in _ERR_TYPES.items()])
 
 
-def records_frame(schema: CollectionSchema, order: T.DataType) -> T.StructType:
-    """The records frame, where the order struct has type `order`."""
+def records_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:
+    """The records frame whose order struct has the type `order`."""
     system = [
         T.StructField(OP, T.StringType()),
         T.StructField(TIME, T.LongType()),
@@ -133,7 +133,7 @@ def canonical_json(columns: Sequence[Column], found: Sequence[str | SparkColumn]
 
 
 def canonical_key(schema: CollectionSchema) -> SparkColumn:
-    """Canonical bytes of a row's key; meaningless where the key could not be decoded."""
+    """Canonical bytes of a row's key; meaningless if the key could not be decoded."""
     return canonical_json(schema.key)
 
 

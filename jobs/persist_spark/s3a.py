@@ -1,21 +1,21 @@
-"""Spark on S3, through Hadoop's S3A: how to get at the bucket, and how a batch's files become visible there.
+"""Spark on S3, through Hadoop's S3A: how to reach the bucket, and how a batch's files become visible there.
 
-S3 has no rename, so the file committer's way (write aside, then rename) is neither atomic nor safe: a task that was
-given up, but still runs, could move its files among those of its successor. Parts are committed by the S3A magic
+S3 has no rename, so the file committer's way (write aside, then rename) is neither atomic nor safe: an abandoned task
+that still runs could move its files among those of its successor. Parts are committed by the S3A magic
 committer instead (Hadoop's documentation, "Committing work to S3 with the S3A committers"):
 
     each task attempt     uploads its files as multipart uploads that it does not complete: S3 shows nothing of them
     a task's commit       saves the list of its uploads; Spark's driver allows it to one attempt of each task
-    the job's commit      the driver, and nobody else, completes the uploads in these lists, and aborts all others
+    the job's commit      the driver alone completes the uploads in these lists, and aborts all others
                           below the attempt's folder; then it writes `_SUCCESS`, with what it completed
 
-So what a failed, speculative or forgotten task attempt wrote was never an object: there is nothing to be read, whatever
-happens later. `check_commit` holds the listing against `_SUCCESS`: it fails the run if another committer was at work,
-or if the folder holds anything else than what the driver completed.
+So what a failed, speculative or abandoned task attempt wrote never becomes an object. `check_commit` compares the
+listing with `_SUCCESS`: it fails the run if another committer was used, or if the folder holds anything but what the
+driver completed.
 
-All that is needed is said as options of one read or one write, for the location's bucket alone: no session has to be
-prepared, and nothing else in it changes. (`SESSION` only saves requests.) None of them is a secret: credentials come
-from where S3A looks for them (the environment of the driver, which Spark hands to its executors; the machine's role).
+All settings are options of one read or one write, for the location's bucket alone: no session needs preparation, and
+nothing else in it changes. (`SESSION` only saves requests.) None of them is a secret: S3A finds credentials by itself
+(the environment of the driver, which Spark passes to its executors; the machine's role).
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ _COMMIT_OPTIONS = {
     "fs.s3a.committer.name": MAGIC,
     "mapreduce.outputcommitter.factory.scheme.s3a": "org.apache.hadoop.fs.s3a.commit.S3ACommitterFactory",
     "spark.sql.parquet.output.committer.class": _COMMITTER_CLASS,
-    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "true",  # `_SUCCESS` is the proof that is checked
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "true",  # `check_commit` reads `_SUCCESS`
 }
-# A task's list of uploads stays in its process until it commits: three requests less for each file. For a whole session
-# or not at all: the committer and S3A's file system, which a JVM makes once for a bucket, must agree on it.
+# A task's list of uploads stays in its process until it commits: three requests fewer for each file. It is set for a
+# whole session or not at all: the committer and S3A's file system, one in a JVM for each bucket, must agree on it.
 SESSION = {"spark.hadoop.fs.s3a.committer.magic.track.commits.in.memory.enabled": "true"}
-_DEFAULT_REGION = "us-east-1"  # what a server of one's own answers to, where nobody said otherwise
-# AWS's own chain: environment, web identity, profile, container, machine. S3A's default has neither profile nor web
-# identity, which boto3, and so the control plane, would use.
+_DEFAULT_REGION = "us-east-1"  # what self-hosted servers accept, if no region is given
+# AWS's own chain: environment, web identity, profile, container, machine. S3A's default lacks profile and web
+# identity, which boto3, and so the control plane, uses.
 _AWS_CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 _NEED_AWS_CHAIN = ("AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE")
 _NEEDED_CLASSES = ("org.apache.hadoop.fs.s3a.S3AFileSystem", _COMMITTER_CLASS)
 
 
 @dataclass(frozen=True)
-class Committed:
+class Completed:
     """What the driver made visible, as `_SUCCESS` says."""
 
     files: int
@@ -67,9 +67,9 @@ def is_s3(uri: str) -> bool:
 
 
 def access_options(uri: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """The options with which Spark reaches the bucket of a blob store's URI; none for one that is not on S3.
+    """The options with which Spark reaches the bucket of a blob store's URI; none if it is not on S3.
 
-    What the URI leaves open comes from AWS's environment variables, as for boto3.
+    What the URI does not give comes from AWS's environment variables, as for boto3.
     """
     settings = s3_settings(uri, environment)
     if settings is None:
@@ -86,23 +86,23 @@ def access_options(uri: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def commit_options(uri: str) -> dict[str, str]:
-    """The options that make a write's files visible only as its one action commits; none where it is not on S3.
+    """The options that make a write's files visible only when its one action commits; none if it is not on S3.
 
-    Raises `InvalidInput` where this Spark can't write there so that we know what it has committed.
+    Raises `InvalidInput` if this Spark does not report what it commits there.
     """
     if not is_s3(uri):
         return {}
     if not WRITES_TO_S3:
         raise InvalidInput(
-            f"Spark {pyspark.__version__} can't write to {uri}: its S3A leaves no report of what it has committed"
-            " (docs/spark-on-s3.md). Take Spark 4, or a location in a file system"
+            f"Spark {pyspark.__version__} cannot write to {uri}: its S3A does not report what it has committed"
+            " (docs/spark-on-s3.md). Use Spark 4, or a location in a file system"
         )
     return dict(_COMMIT_OPTIONS)
 
 
 @contextmanager
 def jars_present() -> Iterator[None]:
-    """Around what makes Spark touch S3: says what is missing, where it is the jars. Raises `InvalidInput` then."""
+    """Around what makes Spark use S3: raises `InvalidInput` with the remedy if the jars are missing."""
     try:
         yield
     except Exception as error:
@@ -110,23 +110,23 @@ def jars_present() -> Iterator[None]:
         for name in _NEEDED_CLASSES:
             if name in message and "ClassNotFoundException" in message:
                 raise InvalidInput(
-                    f"Spark can't use S3: there is no {name} on its class path. Bring the jars with `make spark-jars`,"
-                    " or name a folder of them in PERSIST_SPARK_JARS, or set spark.jars.packages as docs/spark-on-s3.md"
-                    " says"
+                    f"Spark cannot use S3: {name} is not on its class path. Install the jars with `make spark-jars`,"
+                    " or name their folder in PERSIST_SPARK_JARS, or set spark.jars.packages as docs/spark-on-s3.md"
+                    " describes"
                 ) from error
         raise
 
 
 def check_commit(blob: Blob, prefix: str, sizes: Mapping[str, int]) -> None:
-    """Hold the files found below `prefix` (bytes by key) against what the driver completed, and remove `_SUCCESS`.
+    """Compare the files found below `prefix` (bytes by key) with what the driver completed, and remove `_SUCCESS`.
 
-    Raises `InvariantViolation` where they differ or another committer was at work. Nothing to do where not on S3.
+    Raises `InvariantViolation` if they differ or another committer was used. Does nothing if not on S3.
     """
     if not is_s3(blob.uri):
         return
     key = f"{prefix}/{SUCCESS}"
     committed = _committed(blob.get(key), key)
-    found = Committed(len(sizes), sum(sizes.values()))
+    found = Completed(len(sizes), sum(sizes.values()))
     if found != committed:
         raise InvariantViolation(
             f"{prefix}: the folder holds {found.files} files of {found.size_bytes} bytes; the driver committed"
@@ -136,7 +136,7 @@ def check_commit(blob: Blob, prefix: str, sizes: Mapping[str, int]) -> None:
     blob.delete(key)
 
 
-def _committed(data: bytes | None, key: str) -> Committed:
+def _committed(data: bytes | None, key: str) -> Completed:
     """What a `_SUCCESS` of the magic committer says; `InvariantViolation` for any other."""
     try:
         body: dict[str, Any] = json.loads(data or b"{}")
@@ -148,8 +148,8 @@ def _committed(data: bytes | None, key: str) -> Committed:
     files, size_bytes = counts
     if not isinstance(files, int) or not isinstance(size_bytes, int):
         raise InvariantViolation(
-            f"{key}: wanted the report of Hadoop's committer {MAGIC!r}, found one of {committer!r}. Nothing was"
-            " committed to the shard: on S3 no other committer is safe; remove settings that name one"
+            f"{key}: found a report of the committer {committer!r}, expected one of Hadoop's {MAGIC!r}. Nothing was"
+            " committed to the shard: no other committer is safe on S3; remove settings that name one"
             " (fs.s3a.committer, spark.sql.sources.commitProtocolClass)"
         )
-    return Committed(files, size_bytes)
+    return Completed(files, size_bytes)

@@ -1,7 +1,6 @@
-"""The Spark session of a job, and the settings that a stage needs whatever session it is given.
+"""The Spark session of a job, and the settings that a stage needs in any session.
 
-What must hold for right answers is set around each stage and put back (`settings`); what only makes a job faster is a
-default that `spark-submit --conf` overrides.
+Settings that correct answers depend on are set around each stage and restored (`settings`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from persist_spark import s3a
 
-# Right answers: canonical text is in UTC, Parquet holds microseconds in UTC, old dates are kept as they are.
+# Correct answers: canonical text is in UTC, Parquet holds microseconds in UTC, old dates are kept as they are.
 REQUIRED = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -22,23 +21,23 @@ REQUIRED = {
     "spark.sql.parquet.writeLegacyFormat": "false",
     "spark.sql.caseSensitive": "false",
 }
-# Fewer fixed costs: a shard may have hundreds of small parts, and a job to list them costs more than listing them.
+# Lower fixed costs: a shard may have hundreds of small parts, and a job to list them costs more than listing them.
 FASTER = {
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
     "spark.sql.maxConcurrentOutputFileWriters": "8",  # four kinds of parts: without it each task sorts by kind
-    "spark.sql.autoBroadcastJoinThreshold": "-1",  # what to broadcast is decided by us, from the description
+    "spark.sql.autoBroadcastJoinThreshold": "-1",  # we decide what to broadcast, from the description
 }
-# Adaptive execution plans again after each exchange. Below this that costs more than it can win.
+# Adaptive execution plans again after each exchange. Below this size that costs more than it can gain.
 _ADAPTIVE_BYTES = 64 << 20
 _BYTES_PER_PARTITION = 8 << 20  # of input, which is mostly compressed
 _MIN_PARTITIONS = 2
 _MAX_PARTITIONS = 8192
 
 
-# What a session can not change once its Spark runs; a Spark Connect server has its own, from where it was started.
+# What a session cannot change once its Spark runs; a Spark Connect server has its own.
 STATIC = {
-    # Where in our code an expression was made says little to who reads a job's error, and each one costs five more
-    # messages to the JVM: more than half of the time to plan a small batch.
+    # The line of our code that made an expression rarely helps with an error, and costs five more messages to the JVM
+    # for each expression: more than half of the time to plan a small batch.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     **s3a.SESSION,
 }
@@ -54,7 +53,7 @@ def build_session(app_name: str) -> SparkSession:
 
 @contextmanager
 def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Set these runtime settings, and put back what was there before."""
+    """Set these runtime settings, and restore what was there before."""
     before = {name: spark.conf.get(name, None) for name in wanted}
     for name, value in wanted.items():
         spark.conf.set(name, value)

@@ -1,4 +1,4 @@
-"""Stage a planned batch: one Spark action, then a manifest (SEMANTICS, sections 3 and 5).
+"""Stage a planned batch: one Spark action, then a manifest (docs/semantics.md, sections 3 and 5).
 
     Planned.updates --one action--> batches/<attempt>/_persist_part=<kind>/part-*.parquet
                                          │ list, count rows, make durable, digest the stash

@@ -1,4 +1,4 @@
-"""Checkpoints (SEMANTICS, section 7): manifests, operator state and source offsets, derived from the shard's commits.
+"""Checkpoints (docs/semantics.md, section 7): manifests, operator state, source offsets; derived from the commits.
 
     commit (in the shard) --publish--> checkpoints/<id>/{operators/..., offsets/..., manifest.json} --> _latest
 

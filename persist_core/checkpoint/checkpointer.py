@@ -1,26 +1,29 @@
 """`Checkpointer`: the contract, and its implementation on any `Blob`.
 
-Invariants, whoever calls what in whatever order:
+Invariants, for any callers in any order:
 
-1. `_latest` never goes back to an older (epoch, id) and never names a checkpoint whose artifacts, those of its delta
-   chain included, are not all there. (A blob store can't compare and set: of two publishers that race, the slower one
-   may put it back for a moment; `publish_and_retain` looks again and moves it on.)
-2. Bytes of an artifact are never replaced by others, facts of a manifest neither: the same again succeeds, others fail.
+1. `update_latest` is the only writer of `_latest`. It never moves it to an older (epoch, id) than it found there, nor
+   to a checkpoint whose artifacts, those of its delta chains included, are not all there. A blob store has no
+   compare-and-set, so the slower one of two racing publishers can still move it back. Each publisher therefore reads it
+   again after its write, until it names the newest published commit (`publish.settle_latest`).
+2. Bytes of an artifact and facts of a manifest are never replaced by others: the same again succeeds, others fail.
+   Only `write_derived` replaces bytes: the caller has derived them from the commit, so other bytes are damage.
 3. A checkpoint without a manifest does not exist: the manifest is written last and deleted first.
+4. One damaged checkpoint affects no other: a listing names those that it cannot read and skips them.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from persist_core.checkpoint.chains import walk
 from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState
-from persist_core.errors import CorruptArtifact, InvalidInput
+from persist_core.errors import CorruptArtifact, Corruption, InvalidInput
 from persist_core.location.blob import Blob
 from persist_core.shard.keys import MANIFEST, CheckpointLayout, check_checkpoint_id, is_checkpoint_id, state_path
-
-MAX_CHAIN = 200  # deltas between two snapshots; `retention.snapshot_every` is at most 100
 
 
 class Checkpointer(Protocol):
@@ -29,12 +32,12 @@ class Checkpointer(Protocol):
     def save_manifest(self, manifest: CheckpointManifest) -> None:
         """Write the manifest. The same facts again succeed, other facts are `InvalidInput`.
 
-        Fields that this release doesn't know are kept. Bytes that are no manifest are replaced: it is derived data.
+        Fields that this release does not know are kept. Bytes that are no manifest are replaced: it is derived data.
         """
         ...
 
     def load_manifest(self, checkpoint_id: str) -> CheckpointManifest:
-        """The manifest; `CorruptArtifact` naming it where it is missing or unreadable."""
+        """The manifest; `CorruptArtifact` naming it if it is missing or unreadable."""
         ...
 
     def save_snapshot(self, checkpoint_id: str, operator: str, partition_id: int, data: bytes) -> str:
@@ -50,9 +53,9 @@ class Checkpointer(Protocol):
         ...
 
     def update_latest(self, checkpoint_id: str) -> bool:
-        """Move `_latest` forward to this checkpoint. False where it names this one or a newer one already.
+        """Move `_latest` forward to this checkpoint. False if it names this one or a newer one already.
 
-        `CorruptArtifact` where an artifact of the checkpoint, or of the delta chain it ends, is missing or altered.
+        `CorruptArtifact` if an artifact of the checkpoint, or of a delta chain that it ends, is missing or altered.
         """
         ...
 
@@ -61,15 +64,29 @@ class Checkpointer(Protocol):
         ...
 
     def list_checkpoints(self) -> list[str]:
-        """Ids of all checkpoints with a manifest, oldest first by (epoch, id)."""
+        """Ids of all checkpoints with a readable manifest, oldest first by (epoch, id)."""
         ...
 
     def delete_checkpoint(self, checkpoint_id: str) -> bool:
-        """Delete a checkpoint, manifest first. False where there was none.
+        """Delete a checkpoint, manifest first. False if there was none.
 
-        `InvalidInput` where it is `_latest`'s own or one that its delta chain needs, or where a user has pinned it.
+        `InvalidInput` if it is pinned or `_latest` names it, or if a delta chain of such a checkpoint needs it.
         """
         ...
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All checkpoints of a shard. `manifests`: oldest first by (epoch, id). `unreadable`: why, by id.
+
+    `unfinished`: ids without a manifest that something was saved for. `sizes`: size in bytes of every object, by key.
+    """
+
+    manifests: tuple[CheckpointManifest, ...]
+    unreadable: Mapping[str, Corruption]
+    unfinished: tuple[str, ...]
+    pinned: frozenset[str]
+    sizes: Mapping[str, int]
 
 
 class BlobCheckpointer:
@@ -81,17 +98,13 @@ class BlobCheckpointer:
 
     @property
     def blob(self) -> Blob:
-        """Where everything lies."""
+        """Where everything is stored."""
         return self._blob
 
     def save_manifest(self, manifest: CheckpointManifest) -> None:
-        key = self.layout.manifest(manifest.checkpoint_id)
         known = self.find_readable(manifest.checkpoint_id)
         if known is not None:
-            found, wanted = known.facts(), manifest.facts()
-            others = [
-                f"{name} is {found[name]!r}, not {wanted[name]!r}" for name in wanted if found[name] != wanted[name]
-            ]
+            others = manifest.differences(known)
             if others:
                 raise InvalidInput(
                     f"checkpoint {manifest.checkpoint_id} is saved already with other facts:"
@@ -100,13 +113,17 @@ class BlobCheckpointer:
             manifest = replace(known, unknown={**manifest.unknown, **known.unknown})
             if manifest == known:
                 return
-        self._blob.set(key, manifest.encode())
+        self._blob.set(self.layout.manifest(manifest.checkpoint_id), manifest.encode())
 
     def load_manifest(self, checkpoint_id: str) -> CheckpointManifest:
-        found = self._find(checkpoint_id)
-        if found is None:
-            raise CorruptArtifact(f"checkpoint manifest {self.layout.manifest(checkpoint_id)} is missing")
-        return found
+        key = self.layout.manifest(checkpoint_id)
+        data = self._blob.get(key)
+        if data is None:
+            raise CorruptArtifact(f"checkpoint manifest {key} is missing")
+        manifest = CheckpointManifest.decode(data, what=f"checkpoint manifest {key}")
+        if manifest.checkpoint_id != checkpoint_id:
+            raise CorruptArtifact(f"checkpoint manifest {key} says it is {manifest.checkpoint_id}")
+        return manifest
 
     def save_snapshot(self, checkpoint_id: str, operator: str, partition_id: int, data: bytes) -> str:
         return self._save(checkpoint_id, state_path(operator, partition_id, is_delta=False), data)
@@ -114,9 +131,13 @@ class BlobCheckpointer:
     def save_delta(self, checkpoint_id: str, operator: str, partition_id: int, data: bytes) -> str:
         return self._save(checkpoint_id, state_path(operator, partition_id, is_delta=True), data)
 
-    def save_artifact(self, checkpoint_id: str, path: str, data: bytes) -> str:
-        """Write any artifact below the checkpoint's folder; returns the SHA-256 (hex) of the bytes."""
-        return self._save(checkpoint_id, path, data)
+    def write_derived(self, checkpoint_id: str, path: str, data: bytes) -> bool:
+        """Write bytes that the checkpoint's commit determines. True if others were there: they were damaged."""
+        key = self.layout.artifact(checkpoint_id, path)
+        known = self._blob.get(key)
+        if known != data:
+            self._blob.set(key, data)
+        return known not in (None, data)
 
     def load_artifact(self, checkpoint_id: str, artifact: PartitionState) -> bytes:
         key = self.layout.artifact(checkpoint_id, artifact.path)
@@ -131,9 +152,6 @@ class BlobCheckpointer:
         for artifact in manifest.artifacts:
             self.load_artifact(checkpoint_id, artifact)
         self._blob.set(self.layout.latest, checkpoint_id.encode())
-        if self._blob.get(self.layout.manifest(checkpoint_id)) is None:
-            # A faster publisher has gone further meanwhile, and its retention has taken this one.
-            self._blob.set(self.layout.latest, self.manifests()[-1].checkpoint_id.encode())
         return True
 
     def read_latest(self) -> str | None:
@@ -143,40 +161,45 @@ class BlobCheckpointer:
         try:
             return check_checkpoint_id(data.decode().strip())
         except (InvalidInput, UnicodeDecodeError) as error:
-            raise CorruptArtifact(f"{self.layout.latest} holds {data[:80]!r}; wanted a checkpoint id") from error
+            raise CorruptArtifact(f"{self.layout.latest} holds {data[:80]!r}; expected a checkpoint id") from error
 
     def list_checkpoints(self) -> list[str]:
-        return [manifest.checkpoint_id for manifest in self.manifests()]
+        return [manifest.checkpoint_id for manifest in self.listing().manifests]
 
-    def manifests(self) -> list[CheckpointManifest]:
-        """All manifests, oldest first by (epoch, id). `CorruptArtifact` where one can't be read."""
-        found = [self._find(checkpoint_id) for checkpoint_id, names in self._folders() if MANIFEST in names]
-        return sorted((manifest for manifest in found if manifest is not None), key=lambda manifest: manifest.position)
-
-    def listing(self) -> tuple[list[CheckpointManifest], list[str]]:
-        """All manifests that can be read, oldest first by (epoch, id), and the ids of those that can't."""
-        ids = [checkpoint_id for checkpoint_id, names in self._folders() if MANIFEST in names]
-        found = {checkpoint_id: self.find_readable(checkpoint_id) for checkpoint_id in ids}
-        readable = [manifest for manifest in found.values() if manifest is not None]
-        unreadable = [checkpoint_id for checkpoint_id, manifest in found.items() if manifest is None]
-        return sorted(readable, key=lambda manifest: manifest.position), unreadable
-
-    def unfinished(self) -> list[str]:
-        """Ids without a manifest that something was saved for: being written, or half deleted."""
-        return [checkpoint_id for checkpoint_id, names in self._folders() if MANIFEST not in names]
+    def listing(self) -> Listing:
+        """All checkpoints, damaged ones included. Raises only what the store raises."""
+        entries = {entry.key: entry.size_bytes for entry in self._blob.list_keys_and_metadata(self.layout.root)}
+        folders: dict[str, set[str]] = {}
+        for key in entries:
+            checkpoint_id, slash, rest = key.removeprefix(self.layout.root).partition("/")
+            if slash and is_checkpoint_id(checkpoint_id):
+                folders.setdefault(checkpoint_id, set()).add(rest.partition("/")[0])
+        manifests: list[CheckpointManifest] = []
+        unreadable: dict[str, Corruption] = {}
+        for checkpoint_id in sorted(name for name, names in folders.items() if MANIFEST in names):
+            try:
+                manifests.append(self.load_manifest(checkpoint_id))
+            except Corruption as error:
+                if self._blob.get(self.layout.manifest(checkpoint_id)) is not None:  # else deleted since it was listed
+                    unreadable[checkpoint_id] = error
+        return Listing(
+            manifests=tuple(sorted(manifests, key=lambda manifest: manifest.position)),
+            unreadable=unreadable,
+            unfinished=tuple(sorted(name for name, names in folders.items() if MANIFEST not in names)),
+            pinned=frozenset(name for name, names in folders.items() if "pinned" in names),
+            sizes=entries,
+        )
 
     def delete_checkpoint(self, checkpoint_id: str) -> bool:
         key = self.layout.manifest(checkpoint_id)
         latest = self.read_latest()
-        if latest is not None and checkpoint_id in [
-            manifest.checkpoint_id for manifest in manifest_chain(self, latest)
-        ]:
-            raise InvalidInput(f"checkpoint {checkpoint_id} can't be deleted: the latest, {latest}, needs it")
+        if latest is not None and checkpoint_id in self.needed_by(latest):
+            raise InvalidInput(f"checkpoint {checkpoint_id} cannot be deleted: the latest, {latest}, needs it")
         data = self._blob.get(key)
         if data is not None:
             self._check_not_pinned(checkpoint_id)
             self._blob.delete(key)
-            try:  # a pin that came in between was told that the checkpoint is there: keep that promise
+            try:  # a pin that was set since then was confirmed: keep that promise
                 self._check_not_pinned(checkpoint_id)
             except InvalidInput:
                 self._blob.set(key, data)
@@ -185,54 +208,62 @@ class BlobCheckpointer:
             self._blob.delete(entry.key)
         return data is not None
 
+    def needed_by(self, checkpoint_id: str) -> frozenset[str]:
+        """Ids of the checkpoint and of those that its delta chains need, as far as their manifests can be read."""
+        needed = {checkpoint_id}
+        try:
+            for manifest, _ in walk(self.load_manifest(checkpoint_id), self.load_manifest):
+                needed.add(manifest.checkpoint_id)
+                if manifest.is_delta and manifest.parent_id is not None:
+                    needed.add(manifest.parent_id)
+        except Corruption:
+            return frozenset(needed)
+        return frozenset(needed)
+
     def pin(self, checkpoint_id: str) -> None:
-        """Keep this checkpoint whatever retention says. `CorruptArtifact` where there is no such checkpoint."""
-        self.load_manifest(checkpoint_id)
+        """Exempt this checkpoint from retention. `CorruptArtifact` if there is no such checkpoint, or no whole one."""
+        manifest_chain(self, checkpoint_id)
         self._blob.set(self.layout.pin(checkpoint_id), b"")
-        if self._blob.get(self.layout.manifest(checkpoint_id)) is None:  # deleted meanwhile
+        try:
+            manifest_chain(self, checkpoint_id)
+        except CorruptArtifact as error:  # deleted meanwhile
             self.unpin(checkpoint_id)
-            raise CorruptArtifact(f"checkpoint {checkpoint_id} was deleted while it was being pinned; it is not pinned")
+            raise CorruptArtifact(
+                f"checkpoint {checkpoint_id} was deleted while it was being pinned; it is not pinned"
+            ) from error
 
     def unpin(self, checkpoint_id: str) -> bool:
-        """Leave this checkpoint to retention again. False where it was not pinned."""
+        """Leave this checkpoint to retention again. False if it was not pinned."""
         return self._blob.delete(self.layout.pin(checkpoint_id)) is not None
 
     def pinned(self) -> frozenset[str]:
         """Ids of all pinned checkpoints."""
-        return frozenset(checkpoint_id for checkpoint_id, names in self._folders() if "pinned" in names)
+        return frozenset(self._pins())
 
     def find_readable(self, checkpoint_id: str) -> CheckpointManifest | None:
-        """The manifest, or `None` where it is missing or its bytes are no manifest."""
+        """The manifest, or `None` if it is missing or its bytes are no manifest."""
         try:
-            return self._find(checkpoint_id)
-        except CorruptArtifact:
+            return self.load_manifest(checkpoint_id)
+        except Corruption:
             return None
 
     def _is_newer_than_latest(self, manifest: CheckpointManifest) -> bool:
         try:
             latest = self.read_latest()
-        except CorruptArtifact:  # a pointer is derived data: it may be written anew
+        except CorruptArtifact:  # a pointer is derived data: it may be written again
             return True
         if latest is None:
             return True
         known = self.find_readable(latest)
-        if known is None and self._blob.get(self.layout.manifest(latest)) is not None:
-            return latest < manifest.checkpoint_id  # without its epoch the time in its id has to do
-        if known is None:  # it names what retention has deleted: a crash between the two writes of `update_latest`
-            return latest < manifest.checkpoint_id or manifest == self.manifests()[-1]
-        return known.position < manifest.position
-
-    def _folders(self) -> list[tuple[str, frozenset[str]]]:
-        """Every checkpoint id that has keys, with the names right below its folder."""
-        folders: dict[str, set[str]] = {}
-        for entry in self._blob.list_keys_and_metadata(self.layout.root):
-            checkpoint_id, slash, rest = entry.key.removeprefix(self.layout.root).partition("/")
-            if slash and is_checkpoint_id(checkpoint_id):
-                folders.setdefault(checkpoint_id, set()).add(rest.partition("/")[0])
-        return [(checkpoint_id, frozenset(names)) for checkpoint_id, names in folders.items()]
+        if known is not None:
+            return known.position < manifest.position
+        if self._blob.get(self.layout.manifest(latest)) is not None:
+            return latest < manifest.checkpoint_id  # its epoch cannot be read; the time in its id decides
+        # It names a checkpoint that retention has deleted, or that never was.
+        return latest < manifest.checkpoint_id or manifest == self.listing().manifests[-1]
 
     def _check_sizes(self, manifest: CheckpointManifest) -> None:
-        """Artifacts whose digests were verified when their own checkpoint became the latest: are they still there?"""
+        """Check that artifacts are there. Their digests were verified when their checkpoint became the latest."""
         folder = self.layout.folder(manifest.checkpoint_id)
         sizes = {entry.key: entry.size_bytes for entry in self._blob.list_keys_and_metadata(folder)}
         for artifact in manifest.artifacts:
@@ -240,59 +271,55 @@ class BlobCheckpointer:
             if sizes.get(key) != artifact.size_bytes:
                 found = "missing" if key not in sizes else f"{sizes[key]} bytes"
                 raise CorruptArtifact(
-                    f"artifact {key} in {self._blob.uri} is {found}; wanted {artifact.size_bytes} bytes with SHA-256"
+                    f"artifact {key} in {self._blob.uri} is {found}; expected {artifact.size_bytes} bytes with SHA-256"
                     f" {artifact.sha256}"
                 )
 
-    def _check_not_pinned(self, checkpoint_id: str) -> None:
-        if self._blob.get(self.layout.pin(checkpoint_id)) is not None:
-            raise InvalidInput(f"checkpoint {checkpoint_id} is pinned; unpin it before deleting it")
+    def _pins(self) -> Iterator[str]:
+        for entry in self._blob.list_keys_and_metadata(self.layout.root):
+            checkpoint_id, _, rest = entry.key.removeprefix(self.layout.root).partition("/")
+            if rest == "pinned" and is_checkpoint_id(checkpoint_id):
+                yield checkpoint_id
 
-    def _find(self, checkpoint_id: str) -> CheckpointManifest | None:
-        key = self.layout.manifest(checkpoint_id)
-        data = self._blob.get(key)
-        if data is None:
-            return None
-        manifest = CheckpointManifest.decode(data, what=f"checkpoint manifest {key}")
-        if manifest.checkpoint_id != checkpoint_id:
-            raise CorruptArtifact(f"checkpoint manifest {key} says it is {manifest.checkpoint_id}")
-        return manifest
+    def _check_not_pinned(self, checkpoint_id: str) -> None:
+        """Raise `InvalidInput` if the checkpoint or one whose chain needs it is pinned."""
+        for pinned in self._pins():
+            if pinned == checkpoint_id:
+                raise InvalidInput(f"checkpoint {checkpoint_id} is pinned; unpin it before deleting it")
+            if checkpoint_id in self.needed_by(pinned):
+                raise InvalidInput(
+                    f"checkpoint {checkpoint_id} cannot be deleted: {pinned}, which is pinned, builds on it; unpin"
+                    f" {pinned} first"
+                )
 
     def _save(self, checkpoint_id: str, path: str, data: bytes) -> str:
-        self._set_once(self.layout.artifact(checkpoint_id, path), data)
-        return hashlib.sha256(data).hexdigest()
-
-    def _set_once(self, key: str, data: bytes) -> None:
+        key = self.layout.artifact(checkpoint_id, path)
         known = self._blob.get(key)
-        if known == data:
-            return
-        if known is not None:
+        if known is None:
+            self._blob.set(key, data)
+        elif known != data:
             raise InvalidInput(
                 f"{key} holds other bytes ({len(known)}, SHA-256 {hashlib.sha256(known).hexdigest()[:16]}) than those"
                 f" to be saved ({len(data)}, {hashlib.sha256(data).hexdigest()[:16]}); bytes are never replaced"
             )
-        self._blob.set(key, data)
+        return hashlib.sha256(data).hexdigest()
 
 
 def load_verified(blob: Blob, key: str, sha256: str) -> bytes:
     """Bytes under `key`, if their digest is `sha256`; else `CorruptArtifact` naming the key and both digests."""
     data = blob.get(key)
     if data is None:
-        raise CorruptArtifact(f"artifact {key} is missing in {blob.uri}; wanted SHA-256 {sha256}")
+        raise CorruptArtifact(f"artifact {key} is missing in {blob.uri}; expected SHA-256 {sha256}")
     found = hashlib.sha256(data).hexdigest()
     if found != sha256:
-        raise CorruptArtifact(f"artifact {key} in {blob.uri} has SHA-256 {found}; wanted {sha256}")
+        raise CorruptArtifact(f"artifact {key} in {blob.uri} has SHA-256 {found}; expected {sha256}")
     return data
 
 
 def manifest_chain(checkpointer: Checkpointer, checkpoint_id: str) -> list[CheckpointManifest]:
-    """The manifests of the chain that ends in this checkpoint, oldest (the full snapshot) first.
+    """The checkpoints that the operator state of this one is made of, oldest first; it is the last.
 
-    Raises `CorruptArtifact` naming the manifest that is missing or unreadable, or a chain that has no start.
+    Raises `CorruptArtifact` naming the manifest that is missing or unreadable, or a chain that has no full snapshot.
     """
-    chain = [checkpointer.load_manifest(checkpoint_id)]
-    while chain[-1].is_delta and chain[-1].parent_id is not None:
-        if len(chain) >= MAX_CHAIN:
-            raise CorruptArtifact(f"checkpoint {checkpoint_id}: a chain of {MAX_CHAIN} deltas has no full snapshot")
-        chain.append(checkpointer.load_manifest(chain[-1].parent_id))
-    return chain[::-1]
+    newest = checkpointer.load_manifest(checkpoint_id)
+    return [manifest for manifest, _ in walk(newest, checkpointer.load_manifest)][::-1]

@@ -20,7 +20,9 @@ from persist_core.shard.keys import check_checkpoint_id
 from persist_core.shard.sealed import is_sealed, seal, unseal
 
 MANIFEST_VERSION = 2
+OFFSETS_VERSION = 1
 _MANIFEST = "checkpoint_manifest"
+_OFFSETS = "source_offsets"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,7 @@ class PartitionState(_Entry):
 
 
 @dataclass(frozen=True)
-class OperatorState(_Entry):
+class SavedOperator(_Entry):
     """All artifacts of one operator. `is_delta`: they add to the operator's state in the parent checkpoint."""
 
     partitions: tuple[PartitionState, ...]
@@ -60,6 +62,10 @@ class SourceOffsets(_Entry):
     source_type: str
     offsets: Mapping[str, Any]
     epoch: int
+
+    def encode(self) -> bytes:
+        """The bytes of the source's offsets file: sealed JSON."""
+        return seal(_OFFSETS, OFFSETS_VERSION, _plain(self, keep_unknown=False))
 
     @classmethod
     def of(cls, source: SourceFrontier, epoch: int) -> SourceOffsets:
@@ -84,7 +90,7 @@ class CheckpointManifest(_Entry):
     checkpoint_id: str
     epoch: int
     timestamp_ms: int
-    operators: Mapping[str, OperatorState] = field(default_factory=dict)
+    operators: Mapping[str, SavedOperator] = field(default_factory=dict)
     source_offsets: Mapping[str, SourceOffsets] = field(default_factory=dict)
     parent_id: str | None = None
     watermark: int | None = None
@@ -119,6 +125,11 @@ class CheckpointManifest(_Entry):
     def facts(self) -> dict[str, Any]:
         """All fields but those that this release doesn't know, as plain data."""
         return {**_plain(self, keep_unknown=False), "version": MANIFEST_VERSION}
+
+    def differences(self, found: CheckpointManifest) -> list[str]:
+        """Where `found` says something else than this manifest, one line a field."""
+        theirs, ours = found.facts(), self.facts()
+        return [f"{name} is {theirs[name]!r}, expected {ours[name]!r}" for name in ours if theirs[name] != ours[name]]
 
     def encode(self) -> bytes:
         """Sealed JSON."""
@@ -169,11 +180,11 @@ def _foreign(data: bytes, what: str) -> dict[str, Any]:
     return body
 
 
-def _operator(body: Mapping[str, Any]) -> OperatorState:
+def _operator(body: Mapping[str, Any]) -> SavedOperator:
     partitions = tuple(_entry(PartitionState, {"is_delta": False, **part}) for part in body["partitions"])
     total_bytes = sum(part.size_bytes for part in partitions)
     is_delta = any(part.is_delta for part in partitions)
-    return _entry(OperatorState, {"total_bytes": total_bytes, "is_delta": is_delta, **body, "partitions": partitions})
+    return _entry(SavedOperator, {"total_bytes": total_bytes, "is_delta": is_delta, **body, "partitions": partitions})
 
 
 def _entry(kind: type[EntryT], body: Mapping[str, Any]) -> EntryT:

@@ -1,39 +1,48 @@
-"""Derive a checkpoint from a commit: idempotent, callable by anybody, repairs whatever a crash left undone."""
+"""Derive checkpoints from commits: idempotent, callable by anyone, repairs what a crash or damage left behind.
+
+    commits of the state --publish--> missing or damaged checkpoints --settle_latest--> _latest --> retention
+
+A checkpoint is derived data. So a damaged one never stops the task: it is written again if its commit is still known,
+else its manifest goes into the quarantine, and the report names it. What stops the task is damage to the newest commit
+itself, which no other object can replace.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified
+from persist_core.checkpoint.checkpointer import BlobCheckpointer, Listing, load_verified
 from persist_core.checkpoint.manifest import (
     CheckpointManifest,
-    OperatorState,
     PartitionState,
+    SavedOperator,
     ShardPin,
     SourceOffsets,
 )
+from persist_core.checkpoint.quarantine import Quarantine
 from persist_core.checkpoint.retention import plan_retention
 from persist_core.config.shard import RetentionConfig
-from persist_core.errors import CorruptArtifact, InvalidInput
+from persist_core.errors import CorruptArtifact, Corruption, InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.location.blob import Blob
 from persist_core.shard.batch import BatchManifest
-from persist_core.shard.batch import OperatorState as StagedState
 from persist_core.shard.keys import offsets_path, state_path
-from persist_core.shard.sealed import seal
 from persist_core.shard.state import Commit, ShardState
 
-MAX_LOOKS = 3  # an error that is still there then is none of the races that publishers run
-
-OFFSETS_VERSION = 1
-_OFFSETS = "source_offsets"
-
-VERSIONS_KEPT = 100  # of the shard's state, for audits and for whoever reads back a lost answer
+MAX_LOOKS = 3  # an error that is still there at the third look does not come from a race with another publisher
+MAX_POINTER_ROUNDS = 10  # each but the first because another publisher has written `_latest` in between
+VERSIONS_KEPT = 100  # of the shard's state, for audits and for reading back a lost answer
 
 
 @dataclass(frozen=True)
 class CheckpointReport:
-    """What a checkpoint task did. Ids, oldest first; `kept` counts all checkpoints that there are now."""
+    """What a checkpoint task did. Ids, oldest first; `kept` counts all checkpoints that there are now.
+
+    `repaired`: keys of damaged objects that were written again from their commit. `quarantined`: ids of checkpoints
+    whose unreadable manifest was moved aside. `damaged`: what could not be repaired, one message each; the shard and
+    its newest state are not affected.
+    """
 
     checkpoint_id: str
     epoch: int
@@ -41,80 +50,113 @@ class CheckpointReport:
     deleted: tuple[str, ...]
     kept: int
     versions_truncated: int
+    repaired: tuple[str, ...] = ()
+    quarantined: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
 
 
-def publish(blob: Blob, manifest: BatchManifest, commit: Commit) -> CheckpointManifest:
-    """Write the whole checkpoint of one commit: artifacts, offsets, manifest; then move `_latest` if it is newer."""
-    checkpointer = BlobCheckpointer(blob, manifest.shard)
-    operators = {
-        name: _copied(blob, checkpointer, commit.checkpoint_id, name, state)
-        for name, state in manifest.operators.items()
-    }
-    sources = {name: SourceOffsets.of(source, commit.epoch) for name, source in manifest.sources.items()}
-    for name, offsets in sources.items():
-        body = {"source_type": offsets.source_type, "offsets": offsets.offsets, "epoch": offsets.epoch}
-        data = seal(_OFFSETS, OFFSETS_VERSION, body)
-        checkpointer.save_artifact(commit.checkpoint_id, offsets_path(name), data)
-    saved = CheckpointManifest(
+@dataclass(frozen=True)
+class CheckpointRepair:
+    """What `repair_checkpoints` did. The fields are those of `CheckpointReport`."""
+
+    published: tuple[str, ...]
+    repaired: tuple[str, ...]
+    quarantined: tuple[str, ...]
+    damaged: tuple[str, ...]
+
+
+def manifest_of(manifest: BatchManifest, commit: Commit) -> CheckpointManifest:
+    """The checkpoint manifest that a commit determines."""
+    operators = {}
+    for name, state in manifest.operators.items():
+        partitions = tuple(
+            PartitionState(
+                partition_id=each.partition_id,
+                is_delta=state.is_delta,
+                path=state_path(name, each.partition_id, is_delta=state.is_delta),
+                size_bytes=each.size_bytes,
+                sha256=each.sha256,
+            )
+            for each in state.artifacts
+        )
+        operators[name] = SavedOperator(partitions, sum(part.size_bytes for part in partitions), state.is_delta)
+    return CheckpointManifest(
         checkpoint_id=commit.checkpoint_id,
         epoch=commit.epoch,
         timestamp_ms=commit.committed_ms,
         operators=operators,
-        source_offsets=sources,
+        source_offsets={name: SourceOffsets.of(source, commit.epoch) for name, source in manifest.sources.items()},
         parent_id=manifest.parent_id,
         watermark=manifest.restored.watermark if manifest.restored else commit.upper,
-        total_size_bytes=sum(state.total_bytes for state in operators.values()),
+        total_size_bytes=sum(operator.total_bytes for operator in operators.values()),
         shard=ShardPin(manifest.shard, commit.seqno, commit.since, commit.upper),
         restored_from=commit.restored_from,
     )
-    checkpointer.save_manifest(saved)
-    checkpointer.update_latest(commit.checkpoint_id)
-    return saved
 
 
-def _copied(
-    blob: Blob, checkpointer: BlobCheckpointer, checkpoint_id: str, operator: str, state: StagedState
-) -> OperatorState:
-    save = checkpointer.save_delta if state.is_delta else checkpointer.save_snapshot
-    partitions = []
-    for artifact in state.artifacts:
-        data = load_verified(blob, artifact.key, artifact.sha256)
-        digest = save(checkpoint_id, operator, artifact.partition_id, data)
-        path = state_path(operator, artifact.partition_id, is_delta=state.is_delta)
-        partitions.append(PartitionState(artifact.partition_id, state.is_delta, path, len(data), digest))
-    total_bytes = sum(partition.size_bytes for partition in partitions)
-    return OperatorState(tuple(partitions), total_bytes, is_delta=state.is_delta)
+def publish(blob: Blob, manifest: BatchManifest, commit: Commit) -> tuple[str, ...]:
+    """Write the whole checkpoint of one commit; returns the keys of damaged objects that it has replaced.
+
+    Raises `CorruptArtifact` if an artifact of operator state and its copy are both missing or damaged. Nothing else
+    changes then that a reader of checkpoints sees. `_latest` stays as it is: see `settle_latest`.
+    """
+    checkpointer = BlobCheckpointer(blob, manifest.shard)
+    checkpoint_id, expected = commit.checkpoint_id, manifest_of(manifest, commit)
+    replaced = []
+    for name, state in manifest.operators.items():
+        for artifact in state.artifacts:
+            path = state_path(name, artifact.partition_id, is_delta=state.is_delta)
+            copy = blob.get(checkpointer.layout.artifact(checkpoint_id, path))
+            if copy is None or hashlib.sha256(copy).hexdigest() != artifact.sha256:
+                data = load_verified(blob, artifact.key, artifact.sha256)
+                if checkpointer.write_derived(checkpoint_id, path, data):
+                    replaced.append(checkpointer.layout.artifact(checkpoint_id, path))
+    for name, offsets in expected.source_offsets.items():
+        if checkpointer.write_derived(checkpoint_id, offsets_path(name), offsets.encode()):
+            replaced.append(checkpointer.layout.artifact(checkpoint_id, offsets_path(name)))
+    found = checkpointer.find_readable(checkpoint_id)
+    if found is None or expected.differences(found):
+        if Quarantine(blob, checkpointer.layout).copy(checkpoint_id):
+            replaced.append(checkpointer.layout.manifest(checkpoint_id))
+        blob.set(checkpointer.layout.manifest(checkpoint_id), expected.encode())
+    return tuple(replaced)
 
 
 def publish_missing(client: PersistClient, state: ShardState) -> tuple[str, ...]:
     """Publish every commit that is newer than the newest readable checkpoint; returns their ids, oldest first.
 
-    Publishing goes from old to new, so whatever is older than a checkpoint that is there was there before it, and is
-    gone only because retention took it. Commits before a restore are nobody's start any more, and what a restore is for
-    may be that their state is damaged: those that were not published until then never are.
+    Raises `CorruptArtifact` if the newest commit cannot be published; older ones that cannot are skipped.
     """
-    checkpointer = BlobCheckpointer(client.blob, state.shard)
-    try:
-        latest = checkpointer.read_latest()
-    except CorruptArtifact:
-        latest = None
-    missing: list[Commit] = []
-    for commit in reversed(state.commits):
-        if checkpointer.find_readable(commit.checkpoint_id) is not None:
-            break
-        missing.insert(0, commit)
-        if commit.checkpoint_id == latest or commit.restored_from is not None:
-            break
-    for commit in missing:
-        publish(client.blob, client.manifest(commit), commit)
-    return tuple(commit.checkpoint_id for commit in missing)
+    task = _Publication(client, state)
+    task.publish_missing()
+    return tuple(task.published)
+
+
+def settle_latest(client: PersistClient, shard: str) -> None:
+    """Make `_latest` name the newest published commit of the shard's state. The only caller that moves it.
+
+    A blob store has no compare-and-set, so a slow publisher may overwrite a newer pointer. Therefore each one looks
+    again after its write, at a state that it has read after its write, until the pointer names the newest published
+    commit. The last of several racing writers does so too: once all of them have returned, the pointer is the newest.
+    A publisher that dies between its write and its second look leaves it older until the next checkpoint task.
+
+    Raises `CorruptArtifact` if operator state of that checkpoint is not whole; the pointer then stays as it is.
+    """
+    checkpointer = BlobCheckpointer(client.blob, shard)
+    for _ in range(MAX_POINTER_ROUNDS):
+        state = client.state(shard)
+        ids = (commit.checkpoint_id for commit in reversed(state.commits))
+        newest = next((each for each in ids if checkpointer.find_readable(each) is not None), None)
+        if newest is None or _latest_or_none(checkpointer) == newest:
+            return
+        checkpointer.update_latest(newest)
 
 
 def publish_and_retain(client: PersistClient, shard: str, retention: RetentionConfig) -> CheckpointReport | None:
-    """Publish what is missing, apply retention, and truncate old versions of the state. `None` before any commit.
+    """Publish what is missing, repair what is damaged, apply retention, and truncate old versions of the state.
 
-    Others may do the same at once, and whoever is overtaken finds that retention has taken what it is publishing. An
-    error that is gone when one looks again came from that; `CorruptArtifact` is raised where it stays.
+    `None` before any commit. Several publishers may run at the same time, and retention of one may delete what a slower
+    one is publishing. An error that is gone at the next look came from that; `CorruptArtifact` is raised if it stays.
     """
     for _ in range(MAX_LOOKS - 1):
         try:
@@ -124,59 +166,164 @@ def publish_and_retain(client: PersistClient, shard: str, retention: RetentionCo
     return _publish_and_retain(client, shard, retention)
 
 
+def repair_checkpoints(client: PersistClient, shard: str) -> CheckpointRepair:
+    """Verify every checkpoint byte for byte, and write again whatever its commit determines. Deletes no checkpoint.
+
+    A manifest that cannot be read and that no known commit determines is moved into the quarantine.
+    """
+    state = client.state(shard)
+    task = _Publication(client, state)
+    try:
+        task.publish_missing()
+    except Corruption as error:
+        task.damaged.append(str(error))
+    listing = task.checkpointer.listing()
+    task.repair(listing, thorough=True)
+    task.settle(anew=True)
+    return CheckpointRepair(
+        tuple(task.published), tuple(task.repaired), tuple(task.quarantined), tuple(dict.fromkeys(task.damaged))
+    )
+
+
 def _publish_and_retain(client: PersistClient, shard: str, retention: RetentionConfig) -> CheckpointReport | None:
     state = client.state(shard)
     newest = state.newest_commit
     if newest is None:
         return None
-    published = publish_missing(client, state)
-    checkpointer = BlobCheckpointer(client.blob, shard)
-    _discard_unreadable(checkpointer, state)
-    manifests = checkpointer.manifests()
-    if not manifests:
-        raise CorruptArtifact(f"shard {shard} has commits and no checkpoint, though they were published just now")
-    # Needed after a crash just before it, and after a race with a slower publisher.
-    checkpointer.update_latest(manifests[-1].checkpoint_id)
-    _sweep(client, checkpointer, shard)
-    doomed = plan_retention(
-        manifests,
-        keep_last=retention.keep_last,
-        keep_daily=retention.keep_daily,
-        keep_weekly=retention.keep_weekly,
-        latest_id=checkpointer.read_latest(),
-        pinned=checkpointer.pinned(),
-    )
-    for checkpoint_id in doomed:
-        checkpointer.delete_checkpoint(checkpoint_id)
+    task = _Publication(client, state)
+    task.publish_missing()
+    listing = task.checkpointer.listing()
+    if task.repair(listing):
+        listing = task.checkpointer.listing()
+    task.settle()
+    task.sweep(listing)
+    deleted = task.retain(listing, retention)
     oldest_kept = state.seqno - VERSIONS_KEPT + 1
     truncated = client.location.consensus.truncate(shard, oldest_kept) if oldest_kept > 0 else 0
     return CheckpointReport(
         newest.checkpoint_id,
         newest.epoch,
-        published,
-        tuple(reversed(doomed)),
-        len(manifests) - len(doomed),
+        tuple(task.published),
+        deleted,
+        len(listing.manifests) - len(deleted),
         truncated,
+        repaired=tuple(task.repaired),
+        quarantined=tuple(task.quarantined),
+        damaged=tuple(task.damaged),
     )
 
 
-def _discard_unreadable(checkpointer: BlobCheckpointer, state: ShardState) -> None:
-    """Delete checkpoints that can't be read and that a restore has left behind: nothing will ever start from them."""
-    restores = [number for number, commit in enumerate(state.commits) if commit.restored_from is not None]
-    if restores:
-        left_behind = {commit.checkpoint_id for commit in state.commits[: restores[-1]]}
-        _, unreadable = checkpointer.listing()
-        for checkpoint_id in unreadable:
-            if checkpoint_id in left_behind:
-                checkpointer.delete_checkpoint(checkpoint_id)
+class _Publication:
+    """One checkpoint task: its steps, and what they have done."""
+
+    def __init__(self, client: PersistClient, state: ShardState) -> None:
+        self._client = client
+        self._state = state
+        self._commits = {commit.checkpoint_id: commit for commit in state.commits}
+        self.checkpointer = BlobCheckpointer(client.blob, state.shard)
+        self._quarantine = Quarantine(client.blob, self.checkpointer.layout)
+        self.published: list[str] = []
+        self.repaired: list[str] = []
+        self.quarantined: list[str] = []
+        self.damaged: list[str] = []
+
+    def publish_missing(self) -> None:
+        """Publish from old to new. So a commit that is older than a published one was published too, and if its
+        checkpoint is gone, retention has deleted it. Commits before a restore start nothing any more.
+        """
+        latest = _latest_or_none(self.checkpointer)
+        missing: list[Commit] = []
+        for commit in reversed(self._state.commits):
+            if self.checkpointer.find_readable(commit.checkpoint_id) is not None:
+                break
+            missing.insert(0, commit)
+            if commit.checkpoint_id == latest or commit.restored_from is not None:
+                break
+        for commit in missing:
+            if self._publish(commit, is_newest=commit == self._state.newest_commit):
+                self.published.append(commit.checkpoint_id)
+        if missing:
+            settle_latest(self._client, self._state.shard)
+
+    def repair(self, listing: Listing, *, thorough: bool = False) -> bool:
+        """Write damaged checkpoints again from their commits; move the manifests of others aside. True if it did.
+
+        Finds manifests that cannot be read, and artifacts of another size; if `thorough`, any difference to the commit.
+        """
+        for manifest in listing.manifests:
+            commit = self._commits.get(manifest.checkpoint_id)
+            has_other_sizes = self._has_other_sizes(manifest, listing)
+            if commit is not None and (thorough or has_other_sizes):
+                self._publish(commit)
+            elif has_other_sizes:
+                self.damaged.append(
+                    f"checkpoint {manifest.checkpoint_id}: a copy of operator state is missing or has another size, and"
+                    " its commit is no longer known"
+                )
+        for checkpoint_id, error in listing.unreadable.items():
+            commit = self._commits.get(checkpoint_id)
+            if not isinstance(error, CorruptArtifact):
+                self.damaged.append(str(error))  # of a newer release: not damaged, and not ours to move
+            elif commit is None or not self._publish(commit):
+                self._quarantine.move(checkpoint_id)
+                self.quarantined.append(checkpoint_id)
+        return bool(self.repaired or self.quarantined)
+
+    def settle(self, *, anew: bool = False) -> None:
+        """Move `_latest`: needed after a crash just before it, and after a race with a slower publisher.
+
+        `anew`: also if it names something newer than any commit, which no race explains.
+        """
+        try:
+            if anew and _latest_or_none(self.checkpointer) not in self._commits:
+                self._client.blob.delete(self.checkpointer.layout.latest)
+            settle_latest(self._client, self._state.shard)
+        except CorruptArtifact as error:
+            self.damaged.append(f"{error}. `_latest` stays as it is")
+
+    def sweep(self, listing: Listing) -> None:
+        """Delete what a crashed deletion has left. Ids of known commits stay: another task may be publishing them."""
+        if listing.unfinished:
+            state = self._client.state(self._state.shard)  # read after the listing: it misses none that is listed
+            unfinished = set(listing.unfinished) - self._quarantine.ids()
+            for checkpoint_id in sorted(unfinished - {commit.checkpoint_id for commit in state.commits}):
+                self.checkpointer.delete_checkpoint(checkpoint_id)
+
+    def retain(self, listing: Listing, retention: RetentionConfig) -> tuple[str, ...]:
+        """Apply retention; returns the deleted ids, oldest first."""
+        doomed = plan_retention(
+            listing.manifests,
+            keep_last=retention.keep_last,
+            keep_daily=retention.keep_daily,
+            keep_weekly=retention.keep_weekly,
+            latest_id=_latest_or_none(self.checkpointer),
+            pinned=listing.pinned,
+        )
+        for checkpoint_id in doomed:
+            self.checkpointer.delete_checkpoint(checkpoint_id)
+        return tuple(reversed(doomed))
+
+    def _publish(self, commit: Commit, *, is_newest: bool = False) -> bool:
+        """Publish one commit. False if it is damaged itself; for the newest commit that is the caller's error."""
+        try:
+            self.repaired += publish(self._client.blob, self._client.manifest(commit), commit)
+        except Corruption as error:
+            if is_newest:
+                raise
+            self.damaged.append(f"checkpoint {commit.checkpoint_id}: {error}")
+            return False
+        return True
+
+    def _has_other_sizes(self, manifest: CheckpointManifest, listing: Listing) -> bool:
+        layout = self.checkpointer.layout
+        return any(
+            listing.sizes.get(layout.artifact(manifest.checkpoint_id, artifact.path)) != artifact.size_bytes
+            for artifact in manifest.artifacts
+        )
 
 
-def _sweep(client: PersistClient, checkpointer: BlobCheckpointer, shard: str) -> None:
-    """Delete what a crashed deletion has left. Ids of known commits stay: somebody may be publishing them."""
-    unfinished = checkpointer.unfinished()
-    if not unfinished:
-        return
-    known = {commit.checkpoint_id for commit in client.state(shard).commits}  # read after the listing: none is missed
-    for checkpoint_id in unfinished:
-        if checkpoint_id not in known:
-            checkpointer.delete_checkpoint(checkpoint_id)
+def _latest_or_none(checkpointer: BlobCheckpointer) -> str | None:
+    try:
+        return checkpointer.read_latest()
+    except CorruptArtifact:
+        return None

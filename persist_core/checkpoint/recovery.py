@@ -1,98 +1,172 @@
-"""From a checkpoint to the operator state to start from. Nothing ever starts afresh in silence.
+"""From a checkpoint to the operator state to start from. A run never starts with less state than was committed.
 
-A run starts from the checkpoint that the shard's newest commit names. Its state is a chain: the artifacts of the last
-full snapshot and of every delta since, oldest first. Every digest is verified before the bytes are used; a missing or
-corrupt one is named, and with it the way back: `persist restore` to the newest older checkpoint that is whole. With an
-empty stash there is no state, and nothing to recover: in `log` order everything else comes from the shard itself.
+    commit -> batch manifest -> staged artifacts          the authoritative objects
+    checkpoint manifest -> copies of these artifacts      stand in for what is damaged or no longer known
+
+A run starts from the checkpoint that the shard's newest commit names. The state of each operator is a chain: the
+artifacts of its last full snapshot and of every delta since, oldest first. Every digest is verified before the bytes
+are used. If an object and its copy are both missing or damaged, the error names the object, and the newest older
+checkpoint that is whole, for `persist restore`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified, manifest_chain
+from persist_core.checkpoint.chains import walk
+from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified
 from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.errors import CorruptArtifact, Corruption, StorageError
-from persist_core.location.blob import Blob
-from persist_core.shard.batch import StateArtifact
+from persist_core.handles.client import PersistClient
+from persist_core.shard.batch import OperatorState, StateArtifact, chain_digest
+from persist_core.shard.keys import state_path
+from persist_core.shard.state import ShardState
 
 
-def operator_chains(checkpointer: BlobCheckpointer, checkpoint_id: str) -> dict[str, tuple[StateArtifact, ...]]:
-    """The artifacts to read each operator's state from, by operator, oldest first, every digest verified.
+@dataclass(frozen=True)
+class RecoveredState:
+    """Operator state to start from: the chain of each operator, oldest first, every digest verified.
 
-    An operator without state is left out. Raises `CorruptArtifact` naming the first artifact or manifest of a chain
-    that is missing or altered.
+    An operator without artifacts has no state. `notices` name damaged objects that a copy stood in for.
     """
-    manifests = manifest_chain(checkpointer, checkpoint_id)
-    chains = {}
-    for operator in sorted(manifests[-1].operators):
-        chains[operator] = _chain(checkpointer, manifests, operator)
-        verify_artifacts(checkpointer.blob, chains[operator])
-    return chains
+
+    operators: Mapping[str, tuple[StateArtifact, ...]]
+    notices: tuple[str, ...] = ()
 
 
-def _chain(
-    checkpointer: BlobCheckpointer, manifests: list[CheckpointManifest], operator: str
-) -> tuple[StateArtifact, ...]:
-    """One operator's artifacts since its last full snapshot in `manifests`, oldest first."""
-    chain: tuple[StateArtifact, ...] = ()
-    for manifest in reversed(manifests):
-        state = manifest.operators.get(operator)
-        if state is None:
-            break
-        found = tuple(
-            StateArtifact(
-                part.partition_id,
-                checkpointer.layout.artifact(manifest.checkpoint_id, part.path),
-                part.size_bytes,
-                part.sha256,
+@dataclass(frozen=True)
+class _Link:
+    checkpoint_id: str
+    parent_id: str | None
+    operators: Mapping[str, OperatorState]
+
+
+def recover_newest(client: PersistClient, state: ShardState) -> RecoveredState:
+    """The operator state that the next run starts from: the one that the shard's newest commit has bound.
+
+    Raises `CorruptArtifact` like `recover`, and if the chains are not those whose digests the state has.
+    """
+    parent = state.newest_commit
+    if parent is None or not state.operators:
+        return RecoveredState({})
+    with _naming_the_way_back(client, state, parent.checkpoint_id):
+        recovered = recover(client, state, parent.checkpoint_id)
+        found = {name: chain_digest(chain) for name, chain in recovered.operators.items()}
+        if found != state.operators:
+            raise CorruptArtifact(
+                f"the operator state of checkpoint {parent.checkpoint_id} of shard {state.shard} is not the one that"
+                f" was committed: found the digests {found}, expected {dict(state.operators)}"
             )
-            for part in state.partitions
-        )
-        chain = (*found, *chain)
-        if not state.is_delta:
-            return chain
-    raise CorruptArtifact(
-        f"checkpoint {manifests[-1].checkpoint_id}: the deltas of operator {operator} build on no full snapshot; the"
-        f" chain starts at checkpoint {manifests[0].checkpoint_id}"
-    )
+    return recovered
 
 
-def verify_artifacts(blob: Blob, artifacts: Iterable[StateArtifact]) -> None:
-    """Read every artifact and verify its digest; `CorruptArtifact` names the first that is missing or altered."""
-    for artifact in artifacts:
-        load_verified(blob, artifact.key, artifact.sha256)
+def recover(client: PersistClient, state: ShardState, checkpoint_id: str) -> RecoveredState:
+    """The operator state as of a checkpoint of the shard. Writes nothing.
+
+    Raises `CorruptArtifact` naming the first object of a chain that is missing or damaged, as is its copy.
+    """
+    return _Recovery(client, state).recover(checkpoint_id)
+
+
+class _Recovery:
+    def __init__(self, client: PersistClient, state: ShardState) -> None:
+        self._client = client
+        self._checkpointer = BlobCheckpointer(client.blob, state.shard)
+        self._commits = {commit.checkpoint_id: commit for commit in state.commits}
+        self._notices: list[str] = []
+
+    def recover(self, checkpoint_id: str) -> RecoveredState:
+        newest = self._load(checkpoint_id)
+        chains: dict[str, list[StateArtifact]] = {name: [] for name in newest.operators}
+        for link, needed in walk(newest, self._load):
+            for name in needed:
+                operator = link.operators[name]
+                copies = [
+                    self._checkpointer.layout.artifact(
+                        link.checkpoint_id, state_path(name, each.partition_id, is_delta=operator.is_delta)
+                    )
+                    for each in operator.artifacts
+                ]
+                chains[name][:0] = map(self._whole, operator.artifacts, copies)
+        return RecoveredState({name: tuple(chain) for name, chain in sorted(chains.items())}, tuple(self._notices))
+
+    def _load(self, checkpoint_id: str) -> _Link:
+        commit = self._commits.get(checkpoint_id)
+        if commit is None:
+            return self._link_of_copies(self._checkpointer.load_manifest(checkpoint_id))
+        try:
+            manifest = self._client.manifest(commit)
+        except CorruptArtifact as error:
+            copy = self._checkpointer.find_readable(checkpoint_id)
+            if copy is None:
+                raise
+            self._notices.append(f"{error}. The checkpoint manifest of {checkpoint_id} stands in for it")
+            return self._link_of_copies(copy)
+        return _Link(checkpoint_id, manifest.parent_id, manifest.operators)
+
+    def _link_of_copies(self, manifest: CheckpointManifest) -> _Link:
+        operators = {
+            name: OperatorState(
+                saved.is_delta,
+                tuple(
+                    StateArtifact(
+                        partition_id=part.partition_id,
+                        key=self._checkpointer.layout.artifact(manifest.checkpoint_id, part.path),
+                        size_bytes=part.size_bytes,
+                        sha256=part.sha256,
+                    )
+                    for part in saved.partitions
+                ),
+            )
+            for name, saved in manifest.operators.items()
+        }
+        return _Link(manifest.checkpoint_id, manifest.parent_id, operators)
+
+    def _whole(self, artifact: StateArtifact, copy_key: str) -> StateArtifact:
+        """The artifact, or its copy if only that is whole."""
+        blob = self._client.blob
+        try:
+            load_verified(blob, artifact.key, artifact.sha256)
+        except CorruptArtifact as error:
+            try:
+                load_verified(blob, copy_key, artifact.sha256)
+            except CorruptArtifact:
+                raise CorruptArtifact(f"{error}; its copy {copy_key} is missing or damaged too") from error
+            self._notices.append(f"{error}. Its copy {copy_key} stands in for it")
+            return replace(artifact, key=copy_key)
+        return artifact
 
 
 @contextmanager
-def naming_the_way_back(checkpointer: BlobCheckpointer, shard: str, checkpoint_id: str) -> Iterator[None]:
+def _naming_the_way_back(client: PersistClient, state: ShardState, checkpoint_id: str) -> Iterator[None]:
     """Add to a `CorruptArtifact` of the checkpoint that a run starts from what it means, and what to do."""
     try:
         yield
     except CorruptArtifact as error:
         raise CorruptArtifact(
             f"{error}. It belongs to records that are not in the shard yet (the stash), so the run stops here. Put it"
-            f" back from a copy of the location, or {_way_back(checkpointer, shard, checkpoint_id)}"
+            f" back from a copy of the location, or {_way_back(client, state, checkpoint_id)}"
         ) from error
 
 
-def newest_whole(checkpointer: BlobCheckpointer, *, except_for: str) -> CheckpointManifest | None:
-    """The newest other checkpoint whose manifest can be read and whose artifacts, its chain's included, are whole."""
-    manifests, _ = checkpointer.listing()
-    for manifest in reversed(manifests):
+def newest_whole(client: PersistClient, state: ShardState, *, except_for: str) -> CheckpointManifest | None:
+    """The newest other checkpoint whose manifest can be read and whose operator state is whole."""
+    for manifest in reversed(BlobCheckpointer(client.blob, state.shard).listing().manifests):
         if manifest.checkpoint_id != except_for:
             try:
-                operator_chains(checkpointer, manifest.checkpoint_id)
+                recover(client, state, manifest.checkpoint_id)
             except Corruption:
                 continue
             return manifest
     return None
 
 
-def _way_back(checkpointer: BlobCheckpointer, shard: str, checkpoint_id: str) -> str:
+def _way_back(client: PersistClient, state: ShardState, checkpoint_id: str) -> str:
+    shard = state.shard
     try:
-        whole = newest_whole(checkpointer, except_for=checkpoint_id)
+        whole = newest_whole(client, state, except_for=checkpoint_id)
     except (StorageError, Corruption):
         return f"go back to an older checkpoint (`persist checkpoints {shard}`) with `persist restore`"
     if whole is None:

@@ -1,14 +1,16 @@
 """Which checkpoints to keep: a pure plan.
 
-Kept are: the latest, the last N, the newest of each of the last D days and W weeks (UTC) that have one, whatever a
-user has pinned, and every ancestor that the delta chain of a kept one needs.
+It keeps the latest, the last N, the newest of each of the last D days and W weeks (UTC) that have one, those that a
+user has pinned, and every ancestor that a delta chain of a kept one needs, whichever operator's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from persist_core.checkpoint.chains import walk
 from persist_core.checkpoint.manifest import CheckpointManifest
+from persist_core.errors import CorruptArtifact
 
 _DAY_MS = 86_400_000
 _MONDAY_OFFSET_DAYS = 3  # the Unix epoch was a Thursday; weeks begin on Monday
@@ -33,7 +35,7 @@ def plan_retention(
     if latest_id in by_id:
         kept.add(latest_id)
     for checkpoint_id in list(kept):
-        kept |= _ancestors(by_id, checkpoint_id)
+        kept |= _ancestors(ordered, by_id, checkpoint_id)
     return [manifest.checkpoint_id for manifest in reversed(ordered) if manifest.checkpoint_id not in kept]
 
 
@@ -52,12 +54,15 @@ def _newest_of_each(
     return {newest[key] for key in sorted(newest, reverse=True)[:periods]}
 
 
-def _ancestors(by_id: dict[str, CheckpointManifest], checkpoint_id: str) -> set[str]:
-    """What the delta chain of a checkpoint needs: parents up to and with the first full snapshot."""
-    needed: set[str] = set()
-    manifest: CheckpointManifest | None = by_id[checkpoint_id]
-    while manifest is not None and manifest.is_delta and manifest.parent_id not in needed:
-        manifest = by_id.get(manifest.parent_id or "")
-        if manifest is not None:
-            needed.add(manifest.checkpoint_id)
-    return needed
+def _ancestors(
+    ordered: Sequence[CheckpointManifest], by_id: Mapping[str, CheckpointManifest], checkpoint_id: str
+) -> set[str]:
+    """What the delta chains of a checkpoint need: parents up to the full snapshot of each operator.
+
+    If the chain cannot be followed to its end (a manifest that cannot be read), every older checkpoint may be needed.
+    """
+    try:
+        return {manifest.checkpoint_id for manifest, _ in walk(by_id[checkpoint_id], by_id.__getitem__)}
+    except (KeyError, CorruptArtifact):
+        position = by_id[checkpoint_id].position
+        return {manifest.checkpoint_id for manifest in ordered if manifest.position < position}

@@ -14,7 +14,9 @@ from persist_core.cli.session import location_options
 from persist_core.clock import SystemClock
 from persist_core.ids import RandomIds
 from persist_core.location.finding import Finding, Grade
-from persist_core.location.open import location_from, open_blob, open_consensus, redact_uri, roles_of
+from persist_core.location.open import open_blob, open_consensus, roles_of
+from persist_core.location.settings import location_from
+from persist_core.location.uri import redact_uri
 from persist_core.maintenance.doctor import COMMITS, Examiner
 
 PROBLEM_STATUS = 1

@@ -72,7 +72,7 @@ def _print_nothing(session: Session, shard: str, checkpoint_id: str, nothing: No
 
 def _print_plan(session: Session, plan: RestorePlan, done: Committed | None) -> None:
     checkpoint = plan.point.checkpoint
-    counts, files = plan.counts, plan.files_again
+    counts, files = plan.counts, plan.inputs_again
     if session.as_json:
         output.print_json(
             {
@@ -84,7 +84,7 @@ def _print_plan(session: Session, plan: RestorePlan, done: Committed | None) -> 
                 "upper": plan.upper,
                 "counts": asdict(counts),
                 "stash_files": sum(map(len, plan.point.operators.values())),
-                "files_again": None if files is None else list(files),
+                "inputs_again": None if files is None else list(files),
             }
         )
         return
@@ -93,9 +93,11 @@ def _print_plan(session: Session, plan: RestorePlan, done: Committed | None) -> 
         f" {output.show_time(plan.point.upper)}), from {output.show_time(plan.lower)} on: {_counted(counts)}"
     )
     if files is None:
-        output.print_line("which files will be read again is not known: the ledger of consumed files is damaged")
+        output.print_line("which inputs will be read again is not known: the record of consumed inputs is damaged")
     else:
-        output.print_line(f"files consumed since, which the next run reads again if they are still there: {len(files)}")
+        output.print_line(
+            f"inputs consumed since, which the next run reads again if they are still there: {len(files)}"
+        )
         for path in files[:MAX_FILES_SHOWN]:
             output.print_line(f"  {path}")
         if len(files) > MAX_FILES_SHOWN:

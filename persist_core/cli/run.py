@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -15,11 +16,12 @@ from persist_core.config.files import SUFFIXES, read_mapping
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig, load_view
 from persist_core.errors import InvalidInput
-from persist_core.protocol.run import RunReport, bring_up_to_date, default_until, input_noun, try_out
+from persist_core.protocol.run import RunReport, bring_up_to_date, default_until, describe_trial, input_noun
+from persist_core.shard.batch import BatchDescription
 from persist_core.shard.keys import check_shard_name
 from persist_core.shard.stats import Trial
 from persist_core.sources.shards import check_closable
-from persist_core.spark_job.submit import LOCAL_MASTER, SparkSettings
+from persist_core.spark_job.submit import LOCAL_MASTER, SparkSettings, try_view, write_batch
 from persist_core.time_text import parse_time
 
 ENV_COLLECTIONS = "PERSIST_COLLECTIONS"
@@ -63,17 +65,28 @@ def run(
     if read_only or (isinstance(config, ViewConfig) and config.read_only):
         if not isinstance(config, ViewConfig):
             raise InvalidInput(f"--read-only is for views, and {config.name} is a collection")
-        trial = try_out(session.client, session.location, config, until=frontier, settings=settings, say=session.say)
-        _print_trial(session, config, trial)
+        _print_trial(session, config, _try_out(session, config, frontier, settings))
         return
     if close and isinstance(config, ViewConfig):
         check_closable(session.client, config)
     if frontier is None and not close:
         frontier = default_until(config, session.client.clock.now_ms())
-    report = bring_up_to_date(
-        session.client, session.location, config, until=frontier, settings=settings, say=session.say
-    )
+    write = functools.partial(_write, session, config, settings)
+    report = bring_up_to_date(session.client, config, until=frontier, write=write, say=session.say)
     _print_run(session, config, report)
+
+
+def _write(session: Session, config: ShardConfig, settings: SparkSettings, description: BatchDescription) -> str:
+    session.say(f"writing {description.interval} with Spark ({settings.master})")
+    return write_batch(session.client, session.location, config, settings, description)
+
+
+def _try_out(session: Session, config: ViewConfig, until: int | None, settings: SparkSettings) -> Trial:
+    as_of, description = describe_trial(session.client, config, until)
+    session.say(
+        f"trying {config.name} as of {output.show_time(as_of)} with Spark ({settings.master}); nothing is written"
+    )
+    return try_view(session.client, session.location, config, settings, description, as_of)
 
 
 def _settings(master: str | None, conf: tuple[str, ...], logs: Path | None) -> SparkSettings:

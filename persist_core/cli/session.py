@@ -14,7 +14,8 @@ import click
 
 from persist_core.cli import output
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation, location_from, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation, location_from
 
 
 @dataclass(frozen=True)

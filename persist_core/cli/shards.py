@@ -143,8 +143,8 @@ def checkpoints(session: Session, shard: str) -> None:
     """The checkpoints of SHARD, oldest first."""
     session.client.state(shard)
     checkpointer = BlobCheckpointer(session.client.blob, shard)
-    latest, pinned = checkpointer.read_latest(), checkpointer.pinned()
-    manifests, unreadable = checkpointer.listing()
+    latest, listing = checkpointer.read_latest(), checkpointer.listing()
+    manifests, pinned, unreadable = listing.manifests, listing.pinned, listing.unreadable
     if session.as_json:
         output.print_ndjson(
             {
@@ -232,10 +232,10 @@ def _print_report(session: Session, report: FsckReport) -> None:
     if session.as_json:
         output.print_json({**asdict(report), "is_clean": report.is_clean})
         return
-    verdict = "clean" if report.is_clean else f"{len(report.findings)} findings"
+    verdict = "clean" if report.is_clean else f"{len(report.violations)} violations"
     output.print_line(
         f"{report.shard}: {verdict} ({report.batches} batches, {report.parts} parts, {report.updates} updates,"
         f" {output.show_bytes(report.size_bytes)})"
     )
-    for finding in report.findings:
-        output.print_line(f"  {finding.check}: {finding.message}")
+    for violation in report.violations:
+        output.print_line(f"  {violation.check}: {violation.message}")

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
-from persist_core.handles.read import ReadHandle
+from persist_core.handles.read import ReadHandle, read_part
 from persist_core.handles.write import stage_manifest, stage_part
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
 from persist_core.shard import pieces
@@ -146,10 +146,8 @@ def _staged(client: PersistClient, merge: Merge, attempt: str) -> BatchManifest:
     schema, reader = merge.schema, client.open_reader(merge.shard)
     versions = _keyed(reader, merge) if schema.key else _multiset(reader, merge)
     carried = merge.carried(len(versions.history))
-    history = [versions.history, *_rewritten(reader, merge, carried)]
-    errs = reader.read(
-        merge.inputs, errs_schema(schema), lambda b, m: pieces.errs_between(b, m, m.lower - 1, b.last_time)
-    )
+    history = [versions.history, *_rewritten(client, merge, carried)]
+    errs = reader.read(merge.inputs, errs_schema(schema), pieces.all_errs)
     if merge.is_bottom:
         errs = fold_errs(errs, [*schema.key_names, *ERR_IDENTITY], merge.since)
     kinds = {
@@ -205,13 +203,13 @@ def _multiset(reader: ReadHandle, merge: Merge) -> Versions:
     return Versions(summed.filter(inserted), summed.filter(pc.invert(inserted)), raw)
 
 
-def _rewritten(reader: ReadHandle, merge: Merge, carried: tuple[Part, ...]) -> list[pa.Table]:
+def _rewritten(client: PersistClient, merge: Merge, carried: tuple[Part, ...]) -> list[pa.Table]:
     """The rows of the files of history that are not carried over; of a clipped input, what ended by its upper."""
     columns, kept = history_schema(merge.schema), {part.key for part in carried}
     tables = []
     for batch, _, part in merge.history():
         if part.key not in kept:
-            rows = reader.rows(part, columns)
+            rows = read_part(client.blob, part, columns, client.part_format)
             tables.append(rows.filter(pc.less_equal(_end(rows), batch.last_time)))
     return tables
 

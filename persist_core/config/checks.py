@@ -84,6 +84,18 @@ def source_path(path: str) -> str:
     return path
 
 
+def source_folder(path: str) -> str:
+    """A folder that a `source.path` may have started at: without wildcards and dates."""
+    try:
+        segments = parse_pattern(f"{path.rstrip('/')}/*", "/").segments if path else ()
+    except BadPattern as error:
+        wanted, _, remedy = str(error).partition("; ")
+        raise refuse(path, wanted.removeprefix("wanted "), remedy or "correct the folder") from None
+    if len(segments) != 1:
+        raise refuse(path, "a folder without wildcards", "write the folder that the error message names")
+    return path
+
+
 def folder(path: str) -> str:
     """A folder's name that the file system can take."""
     if not path or len(path) > MAX_PATTERN_CHARS or any(ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in path):
@@ -120,48 +132,18 @@ def expand_variables(text: str, environment: Mapping[str, str]) -> str:
     return expanded
 
 
+CRON_FIELDS = 5  # Airflow takes no seconds and no years
 _PRESETS = ("@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
-_CRON: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (  # name, least, greatest, names of the values from least
-    ("minute", 0, 59, ()),
-    ("hour", 0, 23, ()),
-    ("day of month", 1, 31, ()),
-    ("month", 1, 12, _MONTHS),
-    ("day of week", 0, 7, _DAYS),
-)
 
 
 def schedule(text: str) -> str:
-    """A cron preset or a five-field cron expression; Airflow's own parser has the last word."""
+    """A cron preset or five fields. Airflow's own parser checks the fields, when it builds the DAG."""
     if text.startswith("@"):
         if text not in _PRESETS:
             remedy = nearest(text, _PRESETS) or "write null for runs by hand only"
             raise refuse(text, f"one of {', '.join(_PRESETS)} or five cron fields", remedy)
         return text
     fields = text.split()
-    if len(fields) != len(_CRON):
+    if len(fields) != CRON_FIELDS:
         raise refuse(text, f"five cron fields, not {len(fields)}", 'write "0 6 * * *", @daily or null')
-    for value, (name, least, greatest, names) in zip(fields, _CRON, strict=True):
-        if not all(_cron_item(item, least, greatest, names) for item in value.lower().split(",")):
-            raise refuse(text, f"a {name} from {least} to {greatest}, not {value!r}", "correct that field")
     return text
-
-
-def _cron_item(item: str, least: int, greatest: int, names: Sequence[str]) -> bool:
-    """One of `*`, `*/n`, `a`, `a-b`, `a-b/n`, `a#n` (the n-th such weekday), `l` (the last)."""
-    span, slash, step = item.partition("/")
-    if slash and not (step.isascii() and step.isdigit() and 0 < int(step[:4]) <= greatest):
-        return False
-    if span == "*" or (span == "l" and greatest == 31):
-        return True
-    if greatest == 7 and re.fullmatch(r"(l[0-7]|[0-7]#[1-5])", span):
-        return True
-    ends = [_cron_value(end, least, names) for end in span.split("-")]
-    return len(ends) <= 2 and all(end is not None and least <= end <= greatest for end in ends)
-
-
-def _cron_value(text: str, least: int, names: Sequence[str]) -> int | None:
-    if text in names:
-        return least + list(names).index(text)
-    return int(text) if re.fullmatch(r"[0-9]{1,4}", text) else None

@@ -28,6 +28,7 @@ Format = Literal["debezium-json", "dms-csv", "dms-parquet", "dms-json", "json", 
 Unit = Literal["s", "ms", "us", "ns", "days"]
 
 PLAIN_FORMATS = ("json", "csv", "parquet")  # formats that do not say by themselves what a delete is
+PATH_FIELDS = ("path", "moved_from", "replaces")  # of source: where `${VAR}` stands for the environment's
 NEVER_KEYS = ("float", "double", "json")
 
 
@@ -35,12 +36,19 @@ class SourceConfig(ConfigModel):
     """Where records come from.
 
     `path` is a glob; it may hold one `{date:%Y-%m-%d}` (any strftime pattern of year/month/day/hour), which dates its
-    files in UTC: a file dated at or after the run's upper is not yet due.
+    files in UTC: a file dated at or after the run's upper is not yet due. `moved_from` and `replaces` name folders that
+    `path` started at before: `moved_from` if the same files were moved, `replaces` if these are other files. `decimals`
+    says what a quoted number is in Debezium messages without a schema (`precise`: base64 of the unscaled integer,
+    `string`: its digits), `binary` how text formats write bytes. Left out, a value that could be read in two ways is an
+    err.
     """
 
     path: str
+    moved_from: tuple[str, ...] = ()
+    replaces: tuple[str, ...] = ()
     format: Format
-    decimals: Literal["precise", "string", "double"] = "precise"
+    decimals: Literal["precise", "string"] | None = None
+    binary: Literal["base64", "hex"] | None = None
     delimiter: str = ","
     header: bool = True
 
@@ -48,6 +56,24 @@ class SourceConfig(ConfigModel):
     @classmethod
     def _check_path(cls, path: str) -> str:
         return checks.source_path(path)
+
+    @field_validator("moved_from", "replaces", mode="before")
+    @classmethod
+    def _folder_shorthand(cls, data: Any) -> Any:
+        return [data] if isinstance(data, str) else data
+
+    @field_validator("moved_from", "replaces")
+    @classmethod
+    def _check_folders(cls, folders: tuple[str, ...]) -> tuple[str, ...]:
+        checks.distinct(folders, at=[])
+        return tuple(checks.source_folder(folder) for folder in folders)
+
+    @model_validator(mode="after")
+    def _check_one_reason(self) -> SourceConfig:
+        both = next((folder for folder in self.moved_from if folder in self.replaces), None)
+        if both is not None:
+            raise refuse(both, "each folder in moved_from or in replaces", "remove one of the two", at=["replaces"])
+        return self
 
     @field_validator("delimiter")
     @classmethod
@@ -272,7 +298,14 @@ class CollectionConfig(ShardConfig):
 
     def source_pattern(self) -> PathPattern:
         """`source.path`, parsed, below `base_dir`."""
-        return parse_pattern(self.source.path, str(Path(self.base_dir).absolute()))
+        return parse_pattern(self.source.path, self._base())
+
+    def source_folder(self, path: str) -> str:
+        """A folder of `source.moved_from` or `source.replaces`, as `source_pattern().root` would name it."""
+        return parse_pattern(f"{path.rstrip('/')}/*", self._base()).root
+
+    def _base(self) -> str:
+        return str(Path(self.base_dir).absolute())
 
 
 def load_collection(path: Path, base_dir: Path | None = None) -> CollectionConfig:
@@ -282,16 +315,24 @@ def load_collection(path: Path, base_dir: Path | None = None) -> CollectionConfi
     that in turn). Raises `ConfigError`: one line per mistake, naming file, field, what was found and what is wanted.
     """
     body = read_mapping(path, base_dir, first_fields="source:, key:, columns:")
-    source = body.get("source")
-    if isinstance(source, dict) and isinstance(source.get("path"), str):
-        try:
-            body["source"] = {**source, "path": checks.expand_variables(source["path"], os.environ)}
-        except PydanticCustomError as error:
-            raise ConfigError(f"{path}: source.path: {error.message()}") from None
+    if isinstance(body.get("source"), dict):
+        body["source"] = {name: _expanded(path, name, value) for name, value in body["source"].items()}
     try:
         return CollectionConfig.model_validate(body)
     except ValidationError as error:
         raise ConfigError(explain(error, CollectionConfig, str(path))) from None
+
+
+def _expanded(file: Path, name: Any, value: Any) -> Any:
+    """A field of `source:` with the environment's variables in it, if it holds paths."""
+    if name not in PATH_FIELDS or not isinstance(value, str | list):
+        return value
+    texts = [value] if isinstance(value, str) else value
+    try:
+        expanded = [checks.expand_variables(text, os.environ) if isinstance(text, str) else text for text in texts]
+    except PydanticCustomError as error:
+        raise ConfigError(f"{file}: source.{name}: {error.message()}") from None
+    return expanded[0] if isinstance(value, str) else expanded
 
 
 def load_collections(folder: Path) -> tuple[list[CollectionConfig], list[ConfigError]]:

@@ -32,7 +32,7 @@ class BadPattern(InvalidInput):
 
 
 @dataclass(frozen=True)
-class Segment:
+class PathSegment:
     """One folder or file name of the pattern: loose match of a name. `any_depth` is `**`."""
 
     loose: re.Pattern[str]
@@ -46,7 +46,7 @@ class PathPattern:
 
     text: str
     root: str
-    segments: tuple[Segment, ...]
+    segments: tuple[PathSegment, ...]
     strict: re.Pattern[str] | None
     date_format: str | None
 
@@ -199,10 +199,10 @@ def _is_any_depth(tokens: list[_Token]) -> bool:
     return len(tokens) == 2 and all(token is _STAR for token in tokens)
 
 
-def _segment(tokens: list[_Token]) -> Segment:
+def _segment(tokens: list[_Token]) -> PathSegment:
     loose = "".join(token.loose for token in tokens)
     bare = all(token is _STAR for token in tokens)
-    return Segment(re.compile(loose), any_depth=_is_any_depth(tokens), bare=bare)
+    return PathSegment(re.compile(loose), any_depth=_is_any_depth(tokens), bare=bare)
 
 
 def _strict(segments: list[list[_Token]]) -> str:

@@ -37,7 +37,7 @@ class PersistClient:
         self.clock: Clock = clock or SystemClock()
         self.ids: Ids = ids or RandomIds(self.clock)
         self.machine = Machine(location.consensus, self.clock, self.ids)
-        self._fetch_threads = fetch_threads
+        self.fetch_threads = fetch_threads
         self.part_format = part_format
 
     @property
@@ -75,7 +75,7 @@ class PersistClient:
         """A reader of the shard as it is now; sees later appends too. Holds nothing back: see `open_leased_reader`."""
         self.state(shard)
         return ReadHandle(
-            self.machine, self.blob, shard, fetch_threads=self._fetch_threads, part_format=self.part_format
+            self.machine, self.blob, shard, fetch_threads=self.fetch_threads, part_format=self.part_format
         )
 
     def open_leased_reader(self, shard: str, *, lease_ms: int) -> ReadHandle:
@@ -87,7 +87,7 @@ class PersistClient:
             check_shard_name(shard),
             reader=reader,
             clock=self.clock,
-            fetch_threads=self._fetch_threads,
+            fetch_threads=self.fetch_threads,
             part_format=self.part_format,
         )
         handle.register(lease_ms)

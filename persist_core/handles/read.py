@@ -175,12 +175,6 @@ class ReadHandle:
         )
         return len(found)
 
-    def stored(self, part: Part) -> pa.Table:
-        """The times and diffs of a file's rows as they are stored. Of a version that ended, its end is its time."""
-        columns = [pa.field(TIME, pa.int64()), pa.field(ENDED, pa.int64()), pa.field(DIFF, pa.int64())]
-        table = self.rows(part, pa.schema(columns))
-        return pa.table({TIME: pc.coalesce(table[ENDED], table[TIME]), DIFF: table[DIFF]})
-
     def _range(self, after: int, through: int | None) -> tuple[list[HollowBatch], CollectionSchema, int, int]:
         state = self.state()
         schema = _schema_of(state)
@@ -205,7 +199,7 @@ class ReadHandle:
     def _piece(self, piece: Piece, schema: pa.Schema) -> pa.Table:
         """What the piece takes of its file, with the columns of `schema`."""
         columns = schema.append(pa.field(ENDED, pa.int64())) if piece.has_ends else schema
-        return piece.of(self.rows(piece.part, columns))
+        return piece.of(read_part(self._blob, piece.part, columns, self._part_format))
 
     def _side_by_side(self, fetch: Callable[[_Item], _Fetched], items: list[_Item]) -> list[_Fetched]:
         threads = min(self._fetch_threads, len(items))
@@ -213,22 +207,6 @@ class ReadHandle:
             return [fetch(item) for item in items]
         with ThreadPoolExecutor(threads) as pool:
             return list(pool.map(fetch, items))
-
-    def rows(self, part: Part, schema: pa.Schema) -> pa.Table:
-        """One part as it is stored, with exactly the columns of `schema`; a column that it does not have is null."""
-        data = load_part(self._blob, part)
-        try:
-            table = self._part_format.decode(data, schema.names)
-            there = set(table.column_names)
-            columns = [
-                table[f.name].cast(f.type) if f.name in there else pa.nulls(table.num_rows, f.type) for f in schema
-            ]
-            return pa.table(columns, schema=schema)
-        except Exception as error:
-            raise CorruptArtifact(
-                f"part {part.key} in {self._blob.uri} has the bytes that its writer staged, but can't be read:"
-                f" {error!r}. Run `persist fsck {self.shard}`"
-            ) from error
 
     def _live(self, updates: pa.Table, keys: tuple[str, ...], time: int, schema: CollectionSchema) -> pa.Table:
         """The rows of a snapshot. `InvariantViolation` with the row where a count is not one that a shard may hold."""
@@ -326,6 +304,21 @@ def load_part(blob: Blob, part: Part) -> bytes:
             f"part {part.key} in {blob.uri} has SHA-256 {found}, expected {part.sha256}; run `persist fsck`"
         )
     return data
+
+
+def read_part(blob: Blob, part: Part, schema: pa.Schema, part_format: PartFormat = PARQUET) -> pa.Table:
+    """One part with exactly the columns of `schema`; a column added after it was written is null."""
+    data = load_part(blob, part)
+    try:
+        table = part_format.decode(data, schema.names)
+        there = set(table.column_names)
+        columns = [table[f.name].cast(f.type) if f.name in there else pa.nulls(table.num_rows, f.type) for f in schema]
+        return pa.table(columns, schema=schema)
+    except Exception as error:
+        raise CorruptArtifact(
+            f"part {part.key} in {blob.uri} has the bytes that its writer staged, but can't be read:"
+            f" {error!r}. Run `persist fsck`"
+        ) from error
 
 
 def check_as_of(state: ShardState, as_of: int | None) -> int:

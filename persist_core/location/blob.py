@@ -1,4 +1,4 @@
-"""The blob contract (SEMANTICS, section 2): bytes by key, written whole.
+"""The blob contract (docs/semantics.md, section 2): bytes by key, written whole.
 
 Keys are `/`-separated relative paths; `check_blob_key` refuses anything that could leave the location. A reader sees
 the old or the new value, never a mixture. Callers write other bytes only under another key, `_latest` aside.

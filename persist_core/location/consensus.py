@@ -1,4 +1,4 @@
-"""The consensus contract (SEMANTICS, section 2): per key, a linearizable history of `VersionedData`.
+"""The consensus contract (docs/semantics.md, section 2): per key, a linearizable history of `VersionedData`.
 
 `compare_and_set` is the one commit point of the whole system. A mismatch is a value. After an `Indeterminate` error
 the caller finds out by reading back: every version's body carries a unique write id (`shard.machine` does that).

@@ -6,10 +6,11 @@ forked child works on a copy, and Spark can't reach either.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 
-from persist_core.errors import InvalidInput
+from persist_core.errors import InvalidInput, InvalidUri
 from persist_core.location.blob import BlobMetadata, check_blob_data, check_blob_key, check_blob_prefix
 from persist_core.location.consensus import (
     SCAN_ALL,
@@ -21,6 +22,18 @@ from persist_core.location.consensus import (
     check_seqno,
     check_truncate,
 )
+from persist_core.location.uri import LocationUri
+
+PARAMETERS: frozenset[str] = frozenset()
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def parse_mem_uri(uri: LocationUri) -> str:
+    """The store's name, empty for a private one. Raises `InvalidUri`."""
+    if uri.path and not _NAME.fullmatch(uri.path):
+        raise InvalidUri(f"{uri.text!r}: wanted mem: or mem:name, a name of up to 100 of A-Z a-z 0-9 . _ -")
+    return uri.path
 
 
 class _BlobStore:

@@ -65,9 +65,18 @@ class Examiner:
         findings: list[Finding] = []
         prefix = f"{PREFIX}/{self.ids.uuid7()}/"
         with _collecting(findings, "reachable"):
-            found = sum(1 for _ in blob.list_keys_and_metadata(prefix))
-            findings.append(Finding("reachable", Grade.OK, "listing works"))
-            assert found == 0
+            strangers = [entry.key for entry in blob.list_keys_and_metadata(prefix)]
+            findings.append(
+                grade_if(
+                    bool(strangers),
+                    "reachable",
+                    f"a listing of the new prefix {prefix} has {len(strangers)} keys, the first {strangers[0]!r}"
+                    if strangers
+                    else "listing works",
+                    wanted="no key under a prefix that was never used",
+                    remedy="do not use this store: its listings are wrong",
+                )
+            )
         if findings[0].grade is Grade.OK:
             self._ask(blob, findings)
             self._probe_blob(blob, prefix, findings)

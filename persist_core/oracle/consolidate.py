@@ -1,4 +1,4 @@
-"""Keyed collections in plain Python: values, updates, and what must hold of them at every time (SEMANTICS, section 1).
+"""Keyed collections in plain Python: values, updates, and their invariants (docs/semantics.md, section 1).
 
 A slot is the tuple of the key columns, or the bytes that identify a record whose key could not be decoded. A value is
 the tuple of the value columns, or an `Err`. Slow and obvious: this is what fast code is compared with.

@@ -1,4 +1,4 @@
-"""Upserts in plain, slow, obvious Python (SEMANTICS, section 4): the oracle that Spark's answer is compared with.
+"""Upserts in plain, slow, obvious Python: the oracle of Spark's answer (docs/semantics.md, section 4).
 
     records, stash --settle times--> consolidate per (slot, time) --classify--> for each time, oldest first:
                                                                      expand truncates, pick winners, look each up in

@@ -1,4 +1,4 @@
-"""Views in plain Python: what makes a multiset the desired one (SEMANTICS, section 6). The oracle of Spark's answer.
+"""Views in plain Python: the oracle of Spark's answer (docs/semantics.md, section 6).
 
     desired - persisted = updates, all at the refresh's time
 

@@ -1,8 +1,8 @@
 """`persist restore --as`: a new shard that starts at a checkpoint of another one and shares its parts.
 
-    RestorePoint ──> stash, copied to the new shard        ┐
-                 ──> records of what is shared (forks.py)  ├─> one compare-and-set makes the new shard
-                 ──> a manifest without parts: the commit  ┘
+    RestorePoint ──> operator state, copied to the new shard        ┐
+                 ──> records of what is shared (`fork_records`)     ├─> one compare-and-set makes the new shard
+                 ──> a manifest without parts: the one commit       ┘
 
 No data is read, so that it costs the same for shards of any size and works where later parts are damaged. The new
 shard's upper and progress are the checkpoint's own: all that came since is consumed again, at its right times. From
@@ -18,7 +18,7 @@ from persist_core.errors import InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import manifest_for, stage_manifest
 from persist_core.protocol.fork_records import record_fork
-from persist_core.protocol.restore import RestorePoint, copy_operators, point_of, restore_token
+from persist_core.protocol.restore_point import RestorePoint, copy_operators, point_of, restore_token
 from persist_core.shard import state as transitions
 from persist_core.shard.batch import (
     BatchCounts,
@@ -28,7 +28,7 @@ from persist_core.shard.batch import (
 )
 from persist_core.shard.keys import check_shard_name
 from persist_core.shard.state import Committed, ShardState
-from persist_core.sources.ledger import SOURCE_TYPE, segment_keys
+from persist_core.sources.registry import progress_of
 
 
 def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, *, writer: str) -> Committed:
@@ -55,11 +55,11 @@ def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, 
         restored=Restored(shard, checkpoint_id, point.checkpoint.watermark),
     )
     names = [batch.manifest_key for batch in point.batches]
-    ledgers = [source for source in point.sources.values() if source.source_type == SOURCE_TYPE]
+    shared = [progress.needed_keys() for progress in progress_of(client.blob, shard, point.sources).values()]
     record_fork(
         client.blob,
         new_shard,
-        [*names, *segment_keys(ledgers)],
+        [*names, *(key for keys in shared for key in sorted(keys))],
         checkpoint_id=checkpoint_id,
         made_ms=client.clock.now_ms(),
     )

@@ -10,84 +10,41 @@
 3. Operator state is copied whole, its digests verified, and the copy is named by the commit: retention may take the
    checkpoint at any time after.
 4. The input consumed since is consumed again by the next run, if it is still there. Its own times lie before the new
-   upper by then, so they are lifted (SEMANTICS, section 4), as are those of the stash: `Restored.watermark`.
+   upper by then, so they are lifted (docs/semantics.md, section 4), as are those of the stash: `Restored.watermark`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified
-from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.checkpoint.publish import publish_missing
-from persist_core.checkpoint.recovery import operator_chains
-from persist_core.errors import (
-    CheckpointNotFound,
-    CorruptArtifact,
-    Corruption,
-    InvalidInput,
-    InvariantViolation,
-    OutsideFrontiers,
-)
-from persist_core.frontier import MAX_TIME, Frontier
+from persist_core.errors import Corruption, InvalidInput, InvariantViolation
+from persist_core.frontier import MAX_TIME
 from persist_core.handles.client import PersistClient
-from persist_core.handles.read import ReadHandle, check_as_of
+from persist_core.handles.read import ReadHandle
+from persist_core.protocol.restore_point import RestorePoint, copy_operators, point_of, restore_token
 from persist_core.protocol.stages import Conflict, append
 from persist_core.schema import DIFF, TIME, CollectionSchema
-from persist_core.shard.batch import (
-    STASH_KIND,
-    STASH_OPERATOR,
-    BatchCounts,
-    BatchDescription,
-    HollowBatch,
-    OperatorState,
-    Restored,
-    SourceFrontier,
-    StateArtifact,
-    last_time,
-)
-from persist_core.shard.keys import part_key
+from persist_core.shard.batch import BatchCounts, BatchDescription, Restored, last_time
 from persist_core.shard.parts import ERR_IDENTITY, errs_schema, updates_schema
 from persist_core.shard.state import Committed, ShardState
 from persist_core.shard.versions import sum_diffs
-from persist_core.sources.ledger import SOURCE_TYPE, Ledger
-from persist_core.sources.shards import SHARDS
+from persist_core.sources.registry import progress_of
 
 MAX_UPDATES = 2_000_000  # that this process reads and undoes: measured 1.2 KiB of memory each, at 180 bytes a row
 BYTES_OF_AN_UPDATE = 256  # of Parquet; an update that takes more counts for as many as it would make
 
 
 @dataclass(frozen=True)
-class RestorePoint:
-    """A checkpoint to go back to, all digests verified. `batches` are those that it stands for.
-
-    `sources` is the progress then; `operators` the operator state then: each operator's artifacts, oldest first.
-    """
-
-    checkpoint: CheckpointManifest
-    batches: tuple[HollowBatch, ...]
-    sources: Mapping[str, SourceFrontier]
-    operators: Mapping[str, tuple[StateArtifact, ...]]
-
-    @property
-    def upper(self) -> int | None:
-        """The shard's upper then."""
-        return self.batches[-1].upper
-
-
-@dataclass(frozen=True)
 class RestorePlan:
     """What a restore would do: `oks` and `errs` are its updates, all at time `lower`.
 
-    `files_again`: paths that the next run consumes again if they are still there; `None` where the ledger of now is
-    damaged, so that nobody knows.
+    `inputs_again`: inputs that the next run consumes again if they are still there; `None` if the progress of now is
+    damaged, so that they are not known.
     """
 
     shard: str
@@ -96,7 +53,7 @@ class RestorePlan:
     schema: CollectionSchema
     oks: pa.Table
     errs: pa.Table
-    files_again: tuple[str, ...] | None
+    inputs_again: tuple[str, ...] | None
 
     @property
     def upper(self) -> int:
@@ -115,84 +72,6 @@ class NothingToRestore:
     """The shard is as of that checkpoint already: nothing was committed since, or it was restored to it last."""
 
     reason: str
-
-
-def point_of(client: PersistClient, state: ShardState, checkpoint_id: str) -> RestorePoint:
-    """Find and verify a checkpoint of the shard. Reads no data.
-
-    Raises `CheckpointNotFound`; `CorruptArtifact` naming what of it is missing or altered; `InvalidInput` for a view;
-    `OutsideFrontiers` where the shard can't be read at that time any more.
-    """
-    if SHARDS in state.sources or (state.schema is not None and not state.schema.key):
-        raise InvalidInput(
-            f"{state.shard} is a view, and a view mends itself: restore its inputs, or mend its query, and its next"
-            f" refresh sets it right. Its older contents are there to read: `persist snapshot {state.shard} --as-of`"
-        )
-    checkpointer = BlobCheckpointer(client.blob, state.shard)
-    if client.blob.get(checkpointer.layout.manifest(checkpoint_id)) is None:
-        raise CheckpointNotFound(
-            f"shard {state.shard} has no checkpoint {checkpoint_id}; `persist checkpoints {state.shard}` lists them"
-        )
-    checkpoint = checkpointer.load_manifest(checkpoint_id)
-    if checkpoint.shard is None or checkpoint.shard.shard != state.shard:
-        raise CorruptArtifact(
-            f"checkpoint {checkpoint_id} says it is of {checkpoint.shard and checkpoint.shard.shard!r}; wanted"
-            f" {state.shard!r}"
-        )
-    batches = _batches_until(state, checkpoint.shard.upper)
-    said = {
-        name: SourceFrontier(source.source_type, source.offsets) for name, source in checkpoint.source_offsets.items()
-    }
-    _check_as_committed(client, state, checkpoint_id, said)
-    sources = _progress(client, state, said, batches)
-    Ledger(client.blob, state.shard).consumed(sources.get(SOURCE_TYPE))
-    return RestorePoint(checkpoint, batches, sources, operator_chains(checkpointer, checkpoint_id))
-
-
-def _batches_until(state: ShardState, upper: int | None) -> tuple[HollowBatch, ...]:
-    """The shard's batches up to the checkpoint's upper; of a run that goes on, what lies before it."""
-    batches = [batch for batch in state.batches if Frontier(batch.lower) < Frontier(upper)]
-    check_as_of(state, last_time(upper))
-    return (*batches[:-1], replace(batches[-1], upper=upper))
-
-
-def _check_as_committed(
-    client: PersistClient, state: ShardState, checkpoint_id: str, sources: Mapping[str, SourceFrontier]
-) -> None:
-    """The checkpoint is derived from its commit: where that is still known they must say the same."""
-    commit = next((commit for commit in state.commits if commit.checkpoint_id == checkpoint_id), None)
-    if commit is not None and client.manifest(commit).sources != sources:
-        raise CorruptArtifact(
-            f"the source progress in checkpoint {checkpoint_id} of shard {state.shard} is not that of its commit"
-            f" ({commit.manifest_key}); it was altered. Choose another checkpoint"
-        )
-
-
-def _progress(
-    client: PersistClient,
-    state: ShardState,
-    said: Mapping[str, SourceFrontier],
-    batches: tuple[HollowBatch, ...],
-) -> dict[str, SourceFrontier]:
-    """The whole progress at the end of `batches`: a writer other than mint says nothing of a source that it left alone.
-
-    Looks back for what is missing, as far as the restore before, if there is one: that says all there is.
-    """
-    sources, missing = dict(said), set(state.sources) - set(said)
-    for batch in reversed(batches):
-        if not missing:
-            break
-        manifest = client.manifest(batch)
-        if manifest.run is not None and manifest.last_time > batch.last_time:
-            raise OutsideFrontiers(
-                f"the checkpoint of shard {state.shard} at {batch.upper} does not say how far {sorted(missing)} had"
-                f" come, and its batch was merged with later ones, up to {manifest.upper}. Choose a newer checkpoint"
-            )
-        sources.update({name: source for name, source in manifest.sources.items() if name in missing})
-        missing -= set(manifest.sources)
-        if manifest.restored:
-            break
-    return sources
 
 
 def plan_restore(
@@ -230,7 +109,7 @@ def plan_restore(
         state.schema,
         _undone(oks, [column.name for column in state.schema.columns], updates_schema(state.schema), lower, fork),
         _undone(errs, list(ERR_IDENTITY), errs_schema(state.schema), lower, fork),
-        _files_again(client, state, point),
+        _inputs_again(client, state, point),
     )
 
 
@@ -259,13 +138,14 @@ def _undone(updates: pa.Table, identity: list[str], schema: pa.Schema, time: int
     return timed.select(schema.names)
 
 
-def _files_again(client: PersistClient, state: ShardState, point: RestorePoint) -> tuple[str, ...] | None:
-    ledger = Ledger(client.blob, state.shard)
+def _inputs_again(client: PersistClient, state: ShardState, point: RestorePoint) -> tuple[str, ...] | None:
+    now = progress_of(client.blob, state.shard, state.sources)
     try:
-        now = ledger.consumed(state.sources.get(SOURCE_TYPE))
+        return tuple(
+            again for name, progress in now.items() for again in progress.consumed_since(point.sources.get(name))
+        )
     except Corruption:
         return None
-    return tuple(sorted(now.keys() - ledger.consumed(point.sources.get(SOURCE_TYPE)).keys()))
 
 
 def restore(client: PersistClient, plan: RestorePlan, *, writer: str) -> Committed | Conflict:
@@ -303,26 +183,3 @@ def restore(client: PersistClient, plan: RestorePlan, *, writer: str) -> Committ
     if isinstance(result, Committed):
         publish_missing(client, client.state(plan.shard))
     return result
-
-
-def restore_token(*identity: object) -> str:
-    """The token of a restore or a fork: of what it does, never of who does it."""
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-
-
-def copy_operators(client: PersistClient, point: RestorePoint, shard: str, attempt: str) -> dict[str, OperatorState]:
-    """Stage each operator's whole chain for `attempt` on `shard`, in its order, as its full state."""
-    return {name: _copied(client, chain, shard, attempt, name) for name, chain in point.operators.items()}
-
-
-def _copied(
-    client: PersistClient, chain: tuple[StateArtifact, ...], shard: str, attempt: str, operator: str
-) -> OperatorState:
-    kind = STASH_KIND if operator == STASH_OPERATOR else operator
-    staged = []
-    for number, artifact in enumerate(chain):
-        data = load_verified(client.blob, artifact.key, artifact.sha256)
-        key = part_key(shard, attempt, kind, number)
-        client.blob.set(key, data)
-        staged.append(replace(artifact, partition_id=number, key=key))
-    return OperatorState(is_delta=False, artifacts=tuple(staged))

@@ -1,15 +1,16 @@
-"""A run of one collection or view without Airflow: the same mint, write, append and checkpoint, one after the other.
+"""The one driver of the write protocol: mint, write, append, and again.
 
-    mint -> write (spark-submit, or nothing to write) -> append -> checkpoint -> mint ... until there is nothing to do
+    rounds(...)            -> Minted, then Round or Conflict, again and again; at the end NothingToDo
+    bring_up_to_date(...)  -> RunReport: all rounds and their checkpoints, as `persist run` makes them
 
-A run is several rounds where the limits of a collection or the dates of its files say so, and where somebody else wins
-an append: then the same input is minted again from the new upper. Killed at any point, the next run goes on from the
-newest commit.
+The append task of Airflow takes the same rounds after a conflict, and stops at the first commit. The write stage's job
+is handed in as a callable, so that this module does not know how jobs are started. A process that is killed at any
+point leaves nothing to clean up: the next run starts from the newest commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -19,24 +20,25 @@ from persist_core.config.view import ViewConfig
 from persist_core.errors import InvalidInput, OutdatedDescription, RunFailed
 from persist_core.frontier import Frontier, interval
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation
 from persist_core.protocol import stages
-from persist_core.protocol.stages import Conflict, NothingToDo
+from persist_core.protocol.stages import Conflict, Minted, NothingToDo
 from persist_core.shard.batch import BatchDescription
-from persist_core.shard.state import Commit
-from persist_core.shard.stats import Trial, correction_notice
+from persist_core.shard.state import Commit, Committed
+from persist_core.shard.stats import correction_notice
 from persist_core.sources.shards import ShardSource
-from persist_core.spark_job.submit import SparkSettings, try_view, write_batch
 
-MAX_ROUNDS = 10_000  # each commits whole files; more rounds than that in one run is a limit set far too low
-MAX_CONFLICTS = 10  # in one run: another writer that always wins is a schedule to mend, not to race
+MAX_ROUNDS = 10_000  # each round commits whole files; a run that needs more has limits that are far too low
+MAX_CONFLICTS = 10  # in one run; a writer that always wins needs one schedule for both, not more tries
+
+Write = Callable[[BatchDescription], str]
+"""Runs the write job for a description and returns the manifest's key. Raises `OutdatedDescription`."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
 class Round:
-    """One commit of this run."""
+    """One commit, what went into it, and the stats of its manifest."""
 
     commit: Commit
     input_files: int
@@ -50,9 +52,12 @@ class Round:
         return interval(Frontier(self.commit.lower), Frontier(self.commit.upper))
 
 
+Step = Minted | Round | Conflict | NothingToDo
+
+
 @dataclass(frozen=True)
 class RunReport:
-    """What a run did: its commits in order (none: all was there), why it ended, and lost appends on the way."""
+    """What a run did: its rounds in order, why it ended, and how many appends it lost."""
 
     shard: str
     rounds: tuple[Round, ...]
@@ -60,99 +65,122 @@ class RunReport:
     conflicts: int
 
 
-def bring_up_to_date(
+def rounds(
     client: PersistClient,
-    location: PersistLocation,
     config: ShardConfig,
     *,
     until: int | None,
-    settings: SparkSettings,
-    say: Callable[[str], None],
-) -> RunReport:
-    """Bring the shard of a collection or view up to `until` (ms). `say` is told one line for each thing done.
+    writer: str,
+    write: Write,
+    max_conflicts: int,
+) -> Iterator[Step]:
+    """Yield each step of bringing the shard up to `until` (ms; `None`: see `stages.mint`).
 
-    `until=None` closes a collection, and takes a view as far as its inputs are.
-
-    Raises what the stages raise; `RunFailed` where other writers keep winning. All commits made before stay.
+    The last step is `NothingToDo`, or the conflict that is one too many (`max_conflicts`); the caller may stop after
+    any step. Commits made before stay. Raises what the stages and `write` raise, and `RunFailed` after `MAX_ROUNDS`.
     """
-    if until is None and isinstance(config, CollectionConfig) and config.end_of_input != "close":
-        raise InvalidInput(f"collection {config.name} is not to be closed; write end_of_input: close, or give a time")
-    writer = f"cli/{client.ids.uuid7()}"
-    rounds: list[Round] = []
     conflicts = 0
     for _ in range(MAX_ROUNDS):
         minted = stages.mint(client, config, until=until, writer=writer)
+        yield minted
         if isinstance(minted, NothingToDo):
-            stages.checkpoint(client, config)  # a run that died after its append left this to us
-            return RunReport(config.name, tuple(rounds), minted.reason, conflicts)
+            return
         description = minted.description
-        for notice in minted.notices:
-            say(notice)
-        say(
-            f"minted {description.interval} of {config.name}: {description.input_files} {input_noun(config)},"
-            f" {description.input_bytes} bytes"
-        )
-        done = _write_and_append(client, location, config, description, settings, say)
-        if done is None:
-            conflicts += 1
-            if conflicts > MAX_CONFLICTS:
-                raise RunFailed(
-                    f"lost {conflicts} appends to shard {config.name} to other writers; nothing of the last one was"
-                    " committed. See `persist conflicts`, and let one schedule write this shard"
-                )
+        result = append_staged(client, config, description, write_staged(client, config, description, write))
+        if isinstance(result, Committed):
+            stats = client.manifest(result.commit).stats
+            yield Round(result.commit, description.input_files, description.input_bytes, stats, minted.notices)
             continue
-        commit, manifest_key = done
-        stages.checkpoint(client, config)
-        stats = client.staged_manifest(manifest_key).stats
-        corrected = correction_notice(config.name, stats)
-        if corrected is not None:
-            say(corrected)
-        rounds.append(Round(commit, description.input_files, description.input_bytes, stats, minted.notices))
-    raise RunFailed(f"shard {config.name} took {MAX_ROUNDS} commits and is not done; raise limits.max_files")
+        yield result
+        conflicts += 1
+        if conflicts >= max_conflicts:
+            return
+    raise RunFailed(
+        f"shard {config.name}: {MAX_ROUNDS} commits in one run, and there is more input. The commits are valid; raise"
+        " limits.max_files, then run again"
+    )
 
 
-def _write_and_append(
-    client: PersistClient,
-    location: PersistLocation,
-    config: ShardConfig,
-    description: BatchDescription,
-    settings: SparkSettings,
-    say: Callable[[str], None],
-) -> tuple[Commit, str] | None:
-    """The commit and its manifest's key, or `None` where somebody else advanced the shard."""
+def write_staged(client: PersistClient, config: ShardConfig, description: BatchDescription, write: Write) -> str | None:
+    """The write stage: the key of the staged manifest, `None` if the description is outdated and nothing was staged.
+
+    `write` is called only for a description with input or operator state.
+    """
     try:
-        manifest_key = stages.write_without_input(client, config, description)
-        if manifest_key is None:
-            say(f"writing {description.interval} with Spark ({settings.master})")
-            manifest_key = write_batch(client, location, config, description, settings)
-    except OutdatedDescription as outdated:
-        say(str(outdated))
+        return stages.write_without_input(client, config, description) or write(description)
+    except OutdatedDescription:
         return None
-    result = stages.append(client, description, manifest_key)
-    if isinstance(result, Conflict):
-        say(str(result.record))
-        return None
-    say(f"committed {description.interval} to {config.name}")
-    return result.commit, manifest_key
 
 
-def try_out(
+def append_staged(
+    client: PersistClient, config: ShardConfig, description: BatchDescription, manifest_key: str | None
+) -> Committed | Conflict:
+    """The append stage for what `write_staged` returned. An outdated description is a conflict with its own record."""
+    if manifest_key is None:
+        manifest_key = stages.manifest_of_outdated(client, config, description)
+    return stages.append(client, description, manifest_key)
+
+
+def bring_up_to_date(
     client: PersistClient,
-    location: PersistLocation,
-    config: ViewConfig,
+    config: ShardConfig,
     *,
     until: int | None,
-    settings: SparkSettings,
+    write: Write,
     say: Callable[[str], None],
-) -> Trial:
-    """What a refresh of the view would write now, as far as its inputs and `until` go. Changes nothing at all.
+) -> RunReport:
+    """Bring the shard of a collection or view up to `until` (ms), with a checkpoint after each commit.
 
-    Raises `OutsideFrontiers` where the inputs have no time in common yet, and what the job raises.
+    `until=None` closes a collection, and refreshes a view as far as its inputs go. `say` gets one line for each step.
+    Raises what `rounds` raises, and `RunFailed` if other writers keep winning. All commits made before stay.
+    """
+    if until is None and isinstance(config, CollectionConfig) and config.end_of_input != "close":
+        raise InvalidInput(
+            f"collection {config.name} must not be closed: end_of_input is {config.end_of_input!r}; write"
+            " end_of_input: close in its file, or give a time"
+        )
+    done: list[Round] = []
+    conflicts = 0
+    writer = f"cli/{client.ids.uuid7()}"
+    for step in rounds(client, config, until=until, writer=writer, write=write, max_conflicts=MAX_CONFLICTS):
+        for line in _lines(config, step):
+            say(line)
+        if isinstance(step, Conflict):
+            conflicts += 1
+        elif isinstance(step, Round):
+            stages.checkpoint(client, config)
+            done.append(step)
+        elif isinstance(step, NothingToDo):
+            stages.checkpoint(client, config)  # a run that died after its append left this undone
+            return RunReport(config.name, tuple(done), step.reason, conflicts)
+    raise RunFailed(
+        f"shard {config.name}: lost {conflicts} appends to other writers; the last one committed nothing. Run"
+        f" `persist conflicts {config.name}` to see the writers, and let one schedule write this shard"
+    )
+
+
+def _lines(config: ShardConfig, step: Step) -> list[str]:
+    """What a person is shown of a step."""
+    if isinstance(step, Minted):
+        described = step.description
+        return [
+            *step.notices,
+            f"minted {described.interval} of {config.name}: {described.input_files} {input_noun(config)},"
+            f" {described.input_bytes} bytes",
+        ]
+    if isinstance(step, Round):
+        corrected = correction_notice(config.name, step.stats)
+        return [f"committed {step.interval} to {config.name}", *filter(None, [corrected])]
+    return [str(step.record)] if isinstance(step, Conflict) else []
+
+
+def describe_trial(client: PersistClient, config: ViewConfig, until: int | None) -> tuple[int, BatchDescription]:
+    """The time and the description of a read-only refresh of a view, as far as its inputs and `until` go.
+
+    Changes nothing. Raises `OutsideFrontiers` if the inputs have no time in common yet.
     """
     as_of = ShardSource(config, client).trial_time(until)
-    say(f"trying {config.name} as of {as_of} with Spark ({settings.master}); nothing is written")
-    description = stages.trial_description(client, config, as_of)
-    return try_view(client, location, config, description, as_of, settings)
+    return as_of, stages.trial_description(client, config, as_of)
 
 
 def input_noun(config: ShardConfig) -> str:

@@ -1,4 +1,4 @@
-"""The three-stage write protocol and the checkpoint after it, as plain functions (SEMANTICS, section 5).
+"""The three-stage write protocol and the checkpoint after it, as plain functions (docs/semantics.md, section 5).
 
     mint   ->  BatchDescription | NothingToDo         reads the shard and lists the input; freezes it
     write  ->  BatchManifest, staged                  Spark (persist_spark.upsert.job), or `write_without_input` here
@@ -17,15 +17,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer
-from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain, publish_missing
-from persist_core.checkpoint.recovery import naming_the_way_back, operator_chains
+from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain
+from persist_core.checkpoint.recovery import recover_newest
 from persist_core.config.shard import ShardConfig
-from persist_core.errors import CorruptArtifact, InvalidInput, OutdatedDescription, StorageError
+from persist_core.errors import (
+    CorruptArtifact,
+    InvalidInput,
+    OutdatedDescription,
+    PersistError,
+    RunFailed,
+    StorageError,
+)
 from persist_core.frontier import MAX_TIME, Frontier, interval
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import WriteHandle, manifest_for, stage_manifest
@@ -36,23 +42,29 @@ from persist_core.shard.batch import (
     BatchDescription,
     BatchManifest,
     StateArtifact,
-    chain_digest,
 )
 from persist_core.shard.state import Commit, Committed, ShardState, UpperMismatch
-from persist_core.sources.of_config import source_of
-from persist_core.sources.source import Intake, NotYet
+from persist_core.sources.registry import source_of
+from persist_core.sources.source import Intake, NotYet, Source
+from persist_core.time_text import format_time
 
 MAX_MINT_TRIES = 5  # each but the first because somebody else has committed in the middle of the one before
 
+MAX_AHEAD_MS = 3_600_000  # of `until`, after the client's clock: more than clocks of machines differ by
 EMPTY_ROWS = "empty"  # the rows' digest of a batch without updates
 
 
 @dataclass(frozen=True)
 class NothingToDo:
-    """There is no run to make: the reason, for the skip message. `upper` is the shard's."""
+    """There is no run to make: the reason, for the skip message. `upper` is the shard's.
+
+    `pending` counts inputs that this run should have taken and can't, for the shard already covers its interval
+    (`None`: they can't be listed). If it is not 0, callers warn: `reason` says what to do.
+    """
 
     reason: str
     upper: int | None
+    pending: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -72,13 +84,18 @@ class Conflict:
     is_covered: bool
 
 
-def mint(client: PersistClient, config: ShardConfig, *, until: int | None, writer: str) -> Minted | NothingToDo:
+def mint(
+    client: PersistClient, config: ShardConfig, *, until: int | None, writer: str, is_forced: bool = False
+) -> Minted | NothingToDo:
     """Describe the shard's next batch: `[shard's upper, until)`, with all input that no commit has taken in.
 
     `until` is the input's frontier (ms; the end of the data interval), `None` where it has none: a collection is then
     closed, a view goes as far as its inputs. `writer` names the dag run. Raises `SchemaMismatch` before anything is
-    staged, `CorruptArtifact` where operator state is damaged.
+    staged, `CorruptArtifact` where operator state is damaged, and `InvalidInput` for an `until` more than
+    `MAX_AHEAD_MS` after now, unless `is_forced`.
     """
+    if until is not None and not is_forced:
+        _check_not_ahead(config.name, until, client.clock.now_ms())
     for _ in range(MAX_MINT_TRIES - 1):
         state = client.ensure_shard(config.name)
         try:
@@ -93,21 +110,54 @@ def mint(client: PersistClient, config: ShardConfig, *, until: int | None, write
 def _mint(
     client: PersistClient, config: ShardConfig, state: ShardState, *, until: int | None, writer: str
 ) -> Minted | NothingToDo:
-    if state.upper.is_closed:
-        return NothingToDo(f"shard {config.name} is closed: nothing more will ever come", None)
-    lower = state.upper.time or 0
-    if until is not None and until <= lower:
-        return NothingToDo(
-            f"everything before {until} is already in shard {config.name} (upper {state.upper}): this run's interval"
-            " was covered by an earlier commit",
-            lower,
-        )
     source = source_of(client, config)
+    lower = state.upper.time or 0
+    if state.upper.is_closed:
+        reason = f"shard {config.name} is closed: nothing more will ever come"
+        return _with_pending(reason, source, state, until, client.clock.now_ms())
+    if until is not None and until <= lower:
+        reason = (
+            f"everything before {until} is already in shard {config.name} (upper {state.upper}): this run's interval"
+            " was covered by an earlier commit"
+        )
+        return _with_pending(reason, source, state, until, client.clock.now_ms())
     source.check(state)
     intake = source.freeze(state, lower=lower, until=until)
     if isinstance(intake, NotYet):
         return NothingToDo(intake.reason, lower)
-    return Minted(_describe(client, config, state, lower, intake, writer), intake.notices)
+    recovered = recover_newest(client, state)
+    description = _describe(client, config, state, lower, intake, writer, recovered.operators)
+    return Minted(description, (*intake.notices, *recovered.notices))
+
+
+def _check_not_ahead(shard: str, until: int, now_ms: int) -> None:
+    if until > now_ms + MAX_AHEAD_MS:
+        raise InvalidInput(
+            f"until is {format_time(until)}; expected at most {format_time(now_ms + MAX_AHEAD_MS)}, an hour from now."
+            f" Shard {shard} would take no other input before that time. Give the end of an interval that is over. If"
+            ' this is intended, run it with --force (`persist run`) or with {"force": true} (conf of the dag run)'
+        )
+
+
+def _with_pending(reason: str, source: Source, state: ShardState, until: int | None, now_ms: int) -> NothingToDo:
+    """Nothing to do for `reason`; and what waits because of that."""
+    try:
+        pending = source.pending(state, until=until)
+    except PersistError as error:
+        return NothingToDo(f"{reason}. Pending input can't be counted: {error}", state.upper.time, None)
+    if pending:
+        last = state.upper.time
+        if last is None:
+            when = "and will never be read. To read them, fork the shard at an earlier checkpoint"
+        elif last > now_ms + MAX_AHEAD_MS:
+            when = (
+                f"and no scheduled run reads them before {format_time(last)}: the shard's upper is in the future. See"
+                " `A shard whose upper is in the future` in docs/operations.md"
+            )
+        else:
+            when = f"for the next run that ends after {format_time(last)}"
+        reason = f"{reason}. {pending} inputs are pending, {when}"
+    return NothingToDo(reason, state.upper.time, pending)
 
 
 def trial_description(client: PersistClient, config: ShardConfig, as_of: int) -> BatchDescription:
@@ -127,10 +177,15 @@ def trial_description(client: PersistClient, config: ShardConfig, as_of: int) ->
 
 
 def _describe(
-    client: PersistClient, config: ShardConfig, state: ShardState, lower: int, intake: Intake, writer: str
+    client: PersistClient,
+    config: ShardConfig,
+    state: ShardState,
+    lower: int,
+    intake: Intake,
+    writer: str,
+    operators: Mapping[str, tuple[StateArtifact, ...]],
 ) -> BatchDescription:
     parent = state.newest_commit
-    operators = _operators_before(client, config, state)
     epoch = parent.epoch + 1 if parent else 1
     identity = json.dumps([config.name, lower, intake.upper, intake.input_key, writer])
     return BatchDescription(
@@ -150,29 +205,6 @@ def _describe(
         saves_deltas=bool(operators) and epoch % config.retention.snapshot_every != 0,
         stash_frontier=_stash_frontier(client, state) if operators else None,
     )
-
-
-def _operators_before(
-    client: PersistClient, config: ShardConfig, state: ShardState
-) -> dict[str, tuple[StateArtifact, ...]]:
-    """The operator state of the checkpoint that the newest commit names, which is published first if need be.
-
-    The state of the shard binds its digests: a chain that is not the one committed is `CorruptArtifact`.
-    """
-    parent = state.newest_commit
-    if parent is None or not state.operators:
-        return {}
-    checkpointer = BlobCheckpointer(client.blob, config.name)
-    with naming_the_way_back(checkpointer, config.name, parent.checkpoint_id):
-        publish_missing(client, client.state(config.name))
-        chains = operator_chains(checkpointer, parent.checkpoint_id)
-        found = {name: chain_digest(chain) for name, chain in chains.items()}
-        if found != state.operators:
-            raise CorruptArtifact(
-                f"the operator state in checkpoint {parent.checkpoint_id} of shard {config.name} is not the one"
-                f" committed: found the digests {found}, expected {dict(state.operators)}"
-            )
-    return chains
 
 
 def _stash_frontier(client: PersistClient, state: ShardState) -> int | None:
@@ -206,6 +238,11 @@ def manifest_of_outdated(client: PersistClient, config: ShardConfig, description
     for commit in state.commits:
         if commit.token == description.token:
             return commit.manifest_key
+    if state.upper == Frontier(description.lower):
+        raise RunFailed(
+            f"the write stage called {description.interval} outdated, but the upper of shard {description.shard} is"
+            f" still {state.upper}; nothing was committed. Run it again"
+        )
     return _stage_empty(client, config, state, description, rows="outdated")
 
 

@@ -14,6 +14,7 @@ Below `<shard>/`:
     checkpoints/<id>/pinned                           a user's pin: retention leaves the checkpoint alone
     checkpoints/<id>/operators/<operator>/partition-<n>.snap | .delta
     checkpoints/<id>/offsets/<source>.json
+    checkpoints/quarantine/<id>/<sha256>.json         bytes that were no manifest of this checkpoint
     conflicts/<id>.json                               record of one lost append
     conflict_alerts/<id>.json                         marks a conflict whose callbacks were called
     forks/<fork>/<sha256>.json                        what a fork of this shard shares with it
@@ -57,12 +58,22 @@ def digest_in(key: str) -> str:
 
 def input_key(shard: str, sha256: str) -> str:
     """A frozen input."""
-    return f"{shard}/inputs/{sha256}.json"
+    return f"{inputs_prefix(shard)}{sha256}.json"
+
+
+def inputs_prefix(shard: str) -> str:
+    """The keys of all frozen inputs of the shard start with this."""
+    return f"{shard}/inputs/"
+
+
+def ledger_prefix(shard: str) -> str:
+    """The keys of all segments of the shard's ledger start with this."""
+    return f"{shard}/sources/files/"
 
 
 def ledger_segment_key(shard: str, sha256: str) -> str:
     """A segment of the ledger of consumed files; `sha256` is that of its stored bytes."""
-    return f"{shard}/sources/files/{sha256}.json.zst"
+    return f"{ledger_prefix(shard)}{sha256}.json.zst"
 
 
 def job_spec_key(shard: str, attempt: str) -> str:
@@ -194,6 +205,15 @@ class CheckpointLayout:
     def pin(self, checkpoint_id: str) -> str:
         """The key of a user's pin."""
         return f"{self.folder(checkpoint_id)}pinned"
+
+    @property
+    def quarantine(self) -> str:
+        """The keys of all manifests that were moved aside start with this."""
+        return f"{self.root}quarantine/"
+
+    def quarantined(self, checkpoint_id: str, sha256: str) -> str:
+        """The key of bytes that were under the key of this checkpoint's manifest; `sha256` is their digest."""
+        return f"{self.quarantine}{check_checkpoint_id(checkpoint_id)}/{sha256}.json"
 
     def artifact(self, checkpoint_id: str, path: str) -> str:
         """The key of an artifact, by its path relative to the checkpoint's folder."""

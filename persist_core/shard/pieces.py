@@ -116,6 +116,11 @@ def errs_between(batch: HollowBatch, manifest: BatchManifest, after: int, throug
             yield Piece(part, Take.ROWS, manifest.lower, low, high)
 
 
+def all_errs(batch: HollowBatch, manifest: BatchManifest) -> Iterator[Piece]:
+    """The pieces that hold every update of the errs that the batch still has."""
+    return errs_between(batch, manifest, manifest.lower - 1, batch.last_time)
+
+
 def _bounds(batch: HollowBatch, manifest: BatchManifest, after: int, through: int) -> tuple[int | None, int | None]:
     """The bounds to filter by; `None` where every update of the batch lies within."""
     high = min(through, batch.last_time)

@@ -46,12 +46,8 @@ def sealed_digest(data: bytes) -> str:
     return data[len(_HEAD) : len(_HEAD) + _DIGITS].decode("ascii", "replace")
 
 
-def unseal(data: bytes, *, kind: str, version: int, what: str) -> dict[str, Any]:
-    """The body of sealed bytes, their digest, kind and version checked.
-
-    `what` names the object in errors: its key, usually. Raises `CorruptArtifact`, or, only if the digest is right,
-    `UnknownVersion`.
-    """
+def verified_digest(data: bytes, *, what: str) -> str:
+    """The digest that sealed bytes carry, verified; `CorruptArtifact` naming `what` if they have another one."""
     if not is_sealed(data):
         raise CorruptArtifact(
             f"{what} is damaged: its {len(data)} bytes do not start with a digest and a kind. Run `persist fsck`"
@@ -63,6 +59,16 @@ def unseal(data: bytes, *, kind: str, version: int, what: str) -> dict[str, Any]
     claimed, found = sealed_digest(data), hashed.hexdigest()
     if claimed != found:
         raise CorruptArtifact(f"{what} is damaged: its SHA-256 is {found}, expected {claimed}. Run `persist fsck`")
+    return found
+
+
+def unseal(data: bytes, *, kind: str, version: int, what: str) -> dict[str, Any]:
+    """The body of sealed bytes, their digest, kind and version checked.
+
+    `what` names the object in errors: its key, usually. Raises `CorruptArtifact`, or, only if the digest is right,
+    `UnknownVersion`.
+    """
+    verified_digest(data, what=what)
     body: dict[str, Any] = json.loads(data)
     if body["kind"] != kind:
         raise CorruptArtifact(f"{what} is a {body['kind']}, expected a {kind}. Run `persist fsck`")

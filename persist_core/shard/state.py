@@ -1,4 +1,4 @@
-"""The state of a shard and its pure transitions (SEMANTICS, section 3).
+"""The state of a shard and its pure transitions (docs/semantics.md, section 3).
 
     (state, command) -> (state', result)   or a refusal, which is a value (UpperMismatch, HoldMismatch) or an error
 
@@ -20,7 +20,7 @@ from persist_core.frontier import ZERO, Frontier
 from persist_core.schema import CollectionSchema, check_compatible
 from persist_core.shard.batch import BatchManifest, HollowBatch, SourceFrontier, check_bounds
 
-MIN_COMMITS_KEPT = 128  # tokens that stay idempotent; SEMANTICS, section 3
+MIN_COMMITS_KEPT = 128  # tokens that stay idempotent; docs/semantics.md, section 3
 MAX_COMMITS_KEPT = 192  # trimmed down to the minimum when this is passed, so that not every commit rewrites the list
 MAX_HOLDERS = 10_000  # leases and holds: more is a leak in the caller
 

@@ -15,7 +15,7 @@ _TRIAL = "trial"
 
 @dataclass(frozen=True)
 class DrainStats:
-    """What one drain counted, all after consolidation, oks and errs alike (SEMANTICS, section 4).
+    """What one drain counted, all after consolidation, oks and errs alike (docs/semantics.md, section 4).
 
     `eligible`: winners processed, expanded truncates included. `result_count`: of these, those whose slot held a value
     just before. `truncated`: tombstones that truncates expanded to; the truncate itself is `skipped`. `stashed`: what

@@ -1,6 +1,8 @@
-"""What can be read: file drops today. Each source freezes a range of input, names it, and moves its frontier past it.
+"""What can be read: file drops, other shards. Each source freezes a range of input and moves its progress past it.
 
-path_pattern    `source.path` -> root, glob, date
-files           scan -> Freeze(frozen input, changed, unmatched, left), and the frontier after it
-ledger          which files were consumed: content-addressed segments in blob storage
+source      the contracts: `Source` (by a YAML file), `Progress` (by what a commit stored), positions of records
+registry    which source a shard has; no other package asks for a kind of source
+frozen      frozen inputs in blob storage
+collection  files: `files` (what is due), `file_scan`, `natural_order`, `root` (identity), `ledger` (what was consumed)
+shards      other shards, for views
 """

@@ -5,9 +5,9 @@ from __future__ import annotations
 from persist_core.config.collection import CollectionConfig
 from persist_core.location.blob import Blob
 from persist_core.schema import CollectionSchema, check_compatible
-from persist_core.shard import keys
 from persist_core.shard.state import ShardState
 from persist_core.sources.files import FileSource
+from persist_core.sources.frozen import stage_frozen
 from persist_core.sources.source import Intake
 
 FILES = "files"  # the name of a collection's one source
@@ -32,8 +32,8 @@ class CollectionSource:
         freeze = source.freeze(consumed, until=until, lower=lower)
         sources, input_key = dict(state.sources), None
         if freeze.frozen.files:
-            input_key = keys.input_key(self._config.name, freeze.frozen.digest())
-            self._blob.set(input_key, freeze.frozen.encode())
+            input_key = stage_frozen(self._blob, self._config.name, freeze.frozen)
+        if freeze.frozen.files or source.has_other_place(consumed):
             sources[FILES] = source.advance(consumed, freeze.frozen)
         return Intake(
             upper=freeze.upper,
@@ -43,6 +43,11 @@ class CollectionSource:
             input_bytes=freeze.frozen.size_bytes,
             notices=freeze.notices(),
         )
+
+    def pending(self, state: ShardState, *, until: int | None) -> int:
+        """Files that no commit has consumed and that are dated before `until`."""
+        freeze = FileSource(self._config, self._blob).freeze(state.sources.get(FILES), until=until)
+        return len(freeze.frozen.files) + freeze.left_over
 
     def schema(self, state: ShardState) -> CollectionSchema:  # noqa: ARG002 - the contract's: a view needs the state
         """The collection's."""

@@ -5,13 +5,15 @@
     ledger (consumed) ---'
     frozen input ------------> advance(consumed, frozen) -> SourceFrontier, committed with the data
 
-1. A file is known by its path relative to `base`, fixed by the first commit, so that a wider or narrower `source.path`
-   does not read it again.
+1. A file is known by its path, so that a wider or narrower `source.path` does not read it again
+   (`persist_core.sources.root` says what another root means).
 2. A file that no commit has consumed is in `frozen`, or not due, or left over by the limits: never dropped.
 3. A consumed file is never read again. If its size or time of change differ, it is reported in `changed`.
 4. Order is the natural order of the relative paths, whatever order the files came in. With `time: path` whole dates are
    taken, oldest first, and `Freeze.upper` stops before the first date that is left: so no record comes too late for
    its own time because of a limit.
+5. The position of a record (`POSITION`) is its file's `order`, the offset of the block in which it was read, and its
+   number among the records of the block.
 """
 
 from __future__ import annotations
@@ -25,13 +27,15 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.errors import CorruptArtifact, InvalidInput, SourceChanged
 from persist_core.location.blob import Blob
 from persist_core.shard.batch import SourceFrontier
-from persist_core.shard.keys import digest_in
-from persist_core.shard.sealed import seal, sealed_digest, unseal
+from persist_core.shard.sealed import seal, unseal
 from persist_core.sources.file_scan import FoundFile, UnmatchedFile, scan
-from persist_core.sources.ledger import SOURCE_TYPE, Ledger
+from persist_core.sources.ledger import SOURCE_TYPE, Consumed, Ledger, place_of
 from persist_core.sources.natural_order import natural_key
+from persist_core.sources.root import Place, join, place_after
+from persist_core.sources.source import PositionField
 
 FROZEN_VERSION = 1
+POSITION = (PositionField("file", "string"), PositionField("block", "bigint"), PositionField("row", "bigint"))
 _FROZEN = "frozen_files"
 _MAX_NOTICES = 20  # of one kind; the rest is counted
 
@@ -63,7 +67,7 @@ class FrozenInput:
                 f.size_bytes,
                 f.mtime_ms,
                 f.date_ms,
-                None if f.path == _join(self.base, f.relative) else f.path,
+                None if f.path == join(self.base, f.relative) else f.path,
             ]
             for f in self.files
         ]
@@ -76,16 +80,12 @@ class FrozenInput:
         try:
             base = body["base"]
             files = tuple(
-                InputFile(path or _join(base, relative), relative, size_bytes, mtime_ms, date_ms, natural_key(relative))
+                InputFile(path or join(base, relative), relative, size_bytes, mtime_ms, date_ms, natural_key(relative))
                 for relative, size_bytes, mtime_ms, date_ms, path in body["files"]
             )
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptArtifact(f"{what} is malformed: {error!r}; mint again") from error
         return cls(files, base)
-
-    def digest(self) -> str:
-        """The digest that `encode()` carries, in hex; the input's key has it."""
-        return sealed_digest(self.encode())
 
     @property
     def size_bytes(self) -> int:
@@ -159,8 +159,8 @@ class FileSource:
         same tree gives the same answer. Raises `Determinate` where a folder can't be listed, `CorruptArtifact` where
         the ledger is damaged.
         """
-        known = self._ledger.consumed(consumed)
-        base = self._base(consumed)
+        place, known = self._known(consumed)
+        base = place.base
         found = scan(self._pattern)
         naming = _Naming(self._pattern.root, base)
         changed: list[ChangedFile] = []
@@ -191,22 +191,28 @@ class FileSource:
 
     def advance(self, consumed: SourceFrontier | None, frozen: FrozenInput) -> SourceFrontier:
         """Progress after `frozen` too: stages the ledger, commits nothing. Doing it again gives the same frontier."""
-        known = self._ledger.consumed(consumed)
+        place, known = self._known(consumed)
         twice = next((file.relative for file in frozen.files if file.relative in known), None)
         if twice is not None:
             raise InvalidInput(f"file {twice!r} was consumed by an earlier commit; mint again from the newest state")
         added = {file.relative: (file.size_bytes, file.mtime_ms) for file in frozen.files}
         if len(added) != len(frozen.files):
             raise InvalidInput("a frozen input names a file twice; mint again")
-        return self._ledger.extend(consumed, added, base=frozen.base or self._base(consumed))
+        return self._ledger.extend(self._ledger.replaced(consumed, known), added, place=place)
 
-    def _base(self, consumed: SourceFrontier | None) -> str:
-        """The folder of the first commit, while the pattern's root is in it or holds it; else the root anew."""
-        root = self._pattern.root
-        stored = consumed.offsets.get("base") if consumed else None
-        if isinstance(stored, str) and stored and (_holds(stored, root) or _holds(root, stored)):
-            return stored
-        return root
+    def has_other_place(self, consumed: SourceFrontier | None) -> bool:
+        """True if `source.path` starts at another folder than when `consumed` was committed."""
+        return consumed is not None and place_after(self._config, place_of(consumed))[0] != place_of(consumed)
+
+    def _known(self, consumed: SourceFrontier | None) -> tuple[Place, Consumed]:
+        """Where the collection reads from now, and the consumed files by their names there."""
+        known = self._ledger.consumed(consumed)
+        before = place_of(consumed)
+        place, move = place_after(self._config, before)
+        if before is None or move is None:
+            return place, known
+        paths = ((move.path(join(before.base, name)), facts) for name, facts in known.items())
+        return place, {os.path.relpath(path, place.base): facts for path, facts in paths}
 
     def _within_limits(
         self, pending: list[InputFile], until: int | None, lower: int
@@ -247,20 +253,6 @@ class FileSource:
         return first_left if until is None else min(until, first_left)
 
 
-def load_frozen_files(blob: Blob, key: str | None) -> FrozenInput:
-    """The input of a description; empty without a key. `CorruptArtifact` if it is missing, damaged or replaced."""
-    if key is None:
-        return FrozenInput(())
-    data = blob.get(key)
-    if data is None:
-        raise CorruptArtifact(f"frozen input {key} is missing; mint again")
-    frozen = FrozenInput.decode(data, what=f"frozen input {key}")
-    found = sealed_digest(data)
-    if found != digest_in(key):
-        raise CorruptArtifact(f"frozen input {key} has SHA-256 {found}; its key says otherwise. Mint again")
-    return frozen
-
-
 def check_unchanged(frozen: FrozenInput) -> None:
     """Raise `SourceChanged` naming a file that vanished or changed since it was frozen. Reads no contents."""
     for file in frozen.files:
@@ -292,22 +284,12 @@ class _Naming:
     def relative(self, below_root: str) -> str:
         if self._prefix is not None:
             return f"{self._prefix}{below_root}"
-        return os.path.relpath(_join(self._root, below_root), self._base)
+        return os.path.relpath(join(self._root, below_root), self._base)
 
 
 def _input_file(file: FoundFile, relative: str, base: str) -> InputFile:
-    path = _join(base, relative)
+    path = join(base, relative)
     return InputFile(path, relative, file.size_bytes, file.mtime_ms, file.date_ms, natural_key(relative))
-
-
-def _join(base: str, relative: str) -> str:
-    """Lexical: `..` takes back a folder of `base`."""
-    joined = f"{base.rstrip('/')}/{relative}"
-    return os.path.normpath(joined) if relative.startswith("..") else joined
-
-
-def _holds(folder: str, other: str) -> bool:
-    return other == folder or other.startswith(f"{folder.rstrip('/')}/")
 
 
 def _first(items: Iterable[object], what: str) -> list[str]:
@@ -325,5 +307,4 @@ __all__ = [
     "InputFile",
     "UnmatchedFile",
     "check_unchanged",
-    "load_frozen_files",
 ]

@@ -1,6 +1,6 @@
 """Which files a shard has consumed: sets of `(path, size, time of change)` in content-addressed segments.
 
-    SourceFrontier.offsets  {"base": ..., "files": n, "size_bytes": ..., "segments": [{key, files, sha256, size_bytes}]}
+    SourceFrontier.offsets  {"root": ..., "base": ..., "files": n, "size_bytes": ..., "segments": [{key, files, ...}]}
     <shard>/sources/files/<sha256>.json.zst  zstd of a sealed {"files": [[relative, size_bytes, mtime_ms], ...]}
 
 1. A segment is never changed: its key is the digest of its bytes. Staging one twice is harmless.
@@ -12,16 +12,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 import zstandard
 
-from persist_core.errors import CorruptArtifact, InvariantViolation
+from persist_core.errors import CorruptArtifact, Corruption, InvariantViolation
 from persist_core.location.blob import Blob
 from persist_core.shard.batch import SourceFrontier
 from persist_core.shard.keys import ledger_segment_key
 from persist_core.shard.sealed import seal, unseal
+from persist_core.sources.root import Place
 
 SOURCE_TYPE = "files"
 SEGMENT_VERSION = 1
@@ -33,7 +34,7 @@ Consumed = dict[str, Facts]  # by relative path
 
 
 @dataclass(frozen=True)
-class Segment:
+class LedgerSegment:
     """One segment as the frontier names it; `size_bytes` and `sha256` are of the stored bytes."""
 
     key: str
@@ -54,7 +55,7 @@ class Ledger:
         """All files that `frontier` has consumed. Raises `CorruptArtifact` naming a segment that is not whole."""
         every: Consumed = {}
         for segment in segments_of(frontier):
-            every.update(self._segment(segment))
+            every.update(self.read(segment))
         wanted = sum(segment.files for segment in segments_of(frontier))
         if len(every) != wanted:
             raise InvariantViolation(
@@ -63,35 +64,43 @@ class Ledger:
             )
         return every
 
-    def extend(self, frontier: SourceFrontier | None, files: Consumed, *, base: str) -> SourceFrontier:
+    def replaced(self, frontier: SourceFrontier | None, files: Consumed) -> SourceFrontier | None:
+        """The frontier with `files` for all that it names: the same files under other names. Stages one segment."""
+        if frontier is None or files == self.consumed(frontier):
+            return frontier
+        segments = [asdict(self._stage(files))]
+        return SourceFrontier(SOURCE_TYPE, {**frontier.offsets, "segments": segments})
+
+    def extend(self, frontier: SourceFrontier | None, files: Consumed, *, place: Place) -> SourceFrontier:
         """The frontier after `files` too. Stages at most one segment; commits nothing."""
         segments = list(segments_of(frontier))
         added = dict(files)
         while segments and segments[-1].files < 2 * len(added):  # bounded by the number of segments
-            added.update(self._segment(segments.pop()))
+            added.update(self.read(segments.pop()))
         if added:
             segments.append(self._stage(added))
         before: Mapping[str, int] = frontier.offsets if frontier else {}
         return SourceFrontier(
             SOURCE_TYPE,
             {
-                "base": base,
+                **asdict(place),
                 "files": before.get("files", 0) + len(files),
                 "size_bytes": before.get("size_bytes", 0) + sum(size for size, _ in files.values()),
                 "segments": [asdict(segment) for segment in segments],
             },
         )
 
-    def _stage(self, files: Consumed) -> Segment:
+    def _stage(self, files: Consumed) -> LedgerSegment:
         rows = [[relative, *facts] for relative, facts in sorted(files.items())]
         data = zstandard.ZstdCompressor(level=_LEVEL).compress(seal(_SEGMENT, SEGMENT_VERSION, {"files": rows}))
         sha256 = hashlib.sha256(data).hexdigest()
         key = ledger_segment_key(self._shard, sha256)
         self._blob.set(key, data)
         self._read[key] = files
-        return Segment(key, len(files), sha256, len(data))
+        return LedgerSegment(key, len(files), sha256, len(data))
 
-    def _segment(self, segment: Segment) -> Consumed:
+    def read(self, segment: LedgerSegment) -> Consumed:
+        """The files of one segment. Raises `CorruptArtifact` or `UnknownVersion`, naming it."""
         known = self._read.get(segment.key)
         if known is not None:
             return known
@@ -114,18 +123,63 @@ class Ledger:
         return files
 
 
-def segments_of(frontier: SourceFrontier | None) -> tuple[Segment, ...]:
+def place_of(frontier: SourceFrontier | None) -> Place | None:
+    """Where the files of a frontier were read from; `None` if none were. `InvariantViolation` as `segments_of`."""
+    if frontier is None:
+        return None
+    try:
+        return Place(frontier.offsets["root"], frontier.offsets["base"])
+    except (KeyError, TypeError) as error:
+        raise InvariantViolation(f"the source frontier names no folder: {error!r}; run `persist fsck`") from error
+
+
+def segments_of(frontier: SourceFrontier | None) -> tuple[LedgerSegment, ...]:
     """The segments that a frontier names, largest first. `InvariantViolation` where it is no frontier of files."""
     if frontier is None:
         return ()
     try:
         if frontier.source_type != SOURCE_TYPE:
             raise ValueError(f"source type {frontier.source_type!r}")
-        return tuple(Segment(**segment) for segment in frontier.offsets["segments"])
+        return tuple(LedgerSegment(**segment) for segment in frontier.offsets["segments"])
     except (ValueError, KeyError, TypeError) as error:
         raise InvariantViolation(f"the source frontier is none of {SOURCE_TYPE!r}: {error!r}") from error
 
 
-def segment_keys(frontiers: Iterable[SourceFrontier]) -> set[str]:
-    """Blob keys that these frontiers need: what GC must keep."""
-    return {segment.key for frontier in frontiers for segment in segments_of(frontier)}
+class FileProgress:
+    """`persist_core.sources.source.Progress` of files."""
+
+    def __init__(self, blob: Blob, shard: str, stored: SourceFrontier) -> None:
+        self._ledger = Ledger(blob, shard)
+        self._stored = stored
+
+    def needed_keys(self) -> set[str]:
+        """The segments of the ledger."""
+        return {segment.key for segment in segments_of(self._stored)}
+
+    def verify(self) -> Iterator[str]:
+        """Each segment, and that no file is in two."""
+        damaged = False
+        try:
+            segments = segments_of(self._stored)
+            place_of(self._stored)
+        except Corruption as error:
+            yield str(error)
+            return
+        for segment in segments:
+            try:
+                self._ledger.read(segment)
+            except Corruption as error:
+                damaged = True
+                yield str(error)
+        if not damaged:
+            try:
+                self._ledger.consumed(self._stored)
+            except Corruption as error:
+                yield str(error)
+
+    def check_restorable(self) -> None:
+        """Always: files that are still there can be read again."""
+
+    def consumed_since(self, earlier: SourceFrontier | None) -> tuple[str, ...]:
+        """Names as in the ledger: paths, relative to where the first commit read from."""
+        return tuple(sorted(self._ledger.consumed(self._stored).keys() - self._ledger.consumed(earlier).keys()))

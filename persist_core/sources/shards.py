@@ -13,20 +13,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from persist_core.config.view import ViewConfig
-from persist_core.errors import CorruptArtifact, InvalidInput, OutsideFrontiers, ShardNotFound, UnknownVersion
+from persist_core.errors import (
+    CorruptArtifact,
+    Corruption,
+    InvalidInput,
+    InvariantViolation,
+    OutsideFrontiers,
+    ShardNotFound,
+    UnknownVersion,
+)
 from persist_core.frontier import CLOSED, MAX_TIME, Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.since import SinceHandle
+from persist_core.location.blob import Blob
 from persist_core.schema import CollectionSchema
 from persist_core.shard.batch import SourceFrontier
-from persist_core.shard.keys import digest_in, input_key
-from persist_core.shard.sealed import seal, sealed_digest, unseal
+from persist_core.shard.sealed import seal, unseal
 from persist_core.shard.state import ShardState
+from persist_core.sources.frozen import load_frozen, stage_frozen
 from persist_core.sources.source import Intake, NotYet
 
 SHARDS = "shards"  # the name of a view's one source, and its type
@@ -55,14 +64,6 @@ class FrozenShards:
         body = unseal(data, kind=_FROZEN, version=FROZEN_VERSION, what=what)
         return cls(body["definition"], body["as_of"], body["uppers"])
 
-    def digest(self) -> str:
-        """The digest that `encode()` carries, in hex; the input's key has it."""
-        return sealed_digest(self.encode())
-
-    def key(self, shard: str) -> str:
-        """Where it is kept, for the view `shard`."""
-        return input_key(shard, self.digest())
-
 
 @dataclass(frozen=True)
 class Refreshed:
@@ -79,7 +80,10 @@ class Refreshed:
         if source is None:
             return None
         offsets: Mapping[str, Any] = source.offsets
-        return cls(offsets["as_of"], offsets["input"], offsets["uppers"])
+        try:
+            return cls(offsets["as_of"], offsets["input"], offsets["uppers"])
+        except (KeyError, TypeError) as error:
+            raise InvariantViolation(f"the progress of a view is malformed: {error!r}; run `persist fsck`") from error
 
     def to_source(self) -> SourceFrontier:
         """The inverse of `of`."""
@@ -88,16 +92,45 @@ class Refreshed:
         )
 
 
-def load_frozen(client: PersistClient, key: str) -> FrozenShards:
-    """A frozen input, its digest checked. Raises `CorruptArtifact` where it is missing or damaged."""
-    data = client.blob.get(key)
-    if data is None:
-        raise CorruptArtifact(f"frozen input {key} is missing; mint again")
-    frozen = FrozenShards.decode(data, what=f"frozen input {key}")
-    found = sealed_digest(data)
-    if found != digest_in(key):
-        raise CorruptArtifact(f"frozen input {key} has SHA-256 {found}; its key says otherwise. Mint again")
-    return frozen
+class ShardProgress:
+    """`persist_core.sources.source.Progress` of a view: what its newest refresh has read."""
+
+    def __init__(self, blob: Blob, shard: str, stored: SourceFrontier) -> None:
+        self._blob, self._shard, self._stored = blob, shard, stored
+
+    def needed_keys(self) -> set[str]:
+        """The frozen input: the next mint compares the view's definition with it."""
+        return {self._refreshed().input_key}
+
+    def verify(self) -> Iterator[str]:
+        """The frozen input, and that it has the same inputs."""
+        try:
+            refreshed = self._refreshed()
+            frozen = load_frozen(self._blob, refreshed.input_key, FrozenShards)
+            if set(frozen.uppers) != set(refreshed.uppers):
+                yield (
+                    f"frozen input {refreshed.input_key} reads {sorted(frozen.uppers)}; the progress of shard"
+                    f" {self._shard} says {sorted(refreshed.uppers)}"
+                )
+        except Corruption as error:
+            yield str(error)
+
+    def check_restorable(self) -> None:
+        """Never: the next refresh would write the present contents again."""
+        raise InvalidInput(
+            f"{self._shard} is a view. Its next refresh corrects its contents: restore its inputs, or correct its"
+            f" query. To read its older contents, run `persist snapshot {self._shard} --as-of`"
+        )
+
+    def consumed_since(self, earlier: SourceFrontier | None) -> tuple[str, ...]:  # noqa: ARG002 - the contract's
+        """The inputs, if there are any: each refresh reads all of them."""
+        return tuple(sorted(self._refreshed().uppers))
+
+    def _refreshed(self) -> Refreshed:
+        refreshed = Refreshed.of({SHARDS: self._stored})
+        if refreshed is None:
+            raise InvariantViolation(f"the progress of shard {self._shard} names no refresh; run `persist fsck`")
+        return refreshed
 
 
 class ShardSource:
@@ -142,10 +175,13 @@ class ShardSource:
         if last is not None and self._is_unchanged(state, last, inputs, as_of):
             sources[SHARDS] = Refreshed(as_of, last.input_key, frozen.uppers).to_source()
             return Intake(upper.time, sources, notices=(*notices, "no input has changed: nothing to read"))
-        key = frozen.key(self._config.name)
-        self._client.blob.set(key, frozen.encode())
+        key = stage_frozen(self._client.blob, self._config.name, frozen)
         sources[SHARDS] = Refreshed(as_of, key, frozen.uppers).to_source()
         return Intake(upper.time, sources, key, len(inputs), _bytes_of(inputs.values()), tuple(notices))
+
+    def pending(self, state: ShardState, *, until: int | None) -> int:  # noqa: ARG002 - the contract's
+        """None: what the inputs hold before the view's upper is in the view."""
+        return 0
 
     def schema(self, state: ShardState) -> CollectionSchema:
         """The shard's own: only a refresh can change it."""
@@ -210,7 +246,7 @@ class ShardSource:
         if Refreshed.of(self._client.manifest(newest).sources) != last:
             return False
         try:
-            if load_frozen(self._client, last.input_key).definition != self._config.definition:
+            if load_frozen(self._client.blob, last.input_key, FrozenShards).definition != self._config.definition:
                 return False
         except (CorruptArtifact, UnknownVersion):
             return False  # fsck names it; a whole refresh needs nothing of the last one

@@ -1,20 +1,34 @@
-"""What mint asks of a shard's input, whatever it is: files dropped into folders, other shards.
+"""The contracts of a shard's input, whatever it is: files dropped into folders, other shards.
 
-    check -> freeze -> Intake (goes into the description) ... the commit ... -> settle
+    Source, from a collection's or view's file    check -> freeze -> Intake ... the commit ... -> settle
+    Progress, from what a commit stored of it     verify (fsck), needed_keys (GC, forks), consumed_since (restore)
 
 A description is a function of what `freeze` returns, so whatever can change later must be frozen in it, or in the blob
-that `input_key` names.
+that `input_key` names. Restore, fsck and GC have no YAML file: a `Progress` is found by its `source_type`
+(`persist_core.sources.registry`), and only this package knows what is in one.
+
+Position. A source says where each of its records is (`PositionField`): fields that are compared in their order, as the
+last fields of `_persist_order` in the records frame. Two records of one source never have the same position, and a
+record that is read again has the position that it had.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from persist_core.schema import CollectionSchema
 from persist_core.shard.batch import SourceFrontier
 from persist_core.shard.state import ShardState
+
+
+@dataclass(frozen=True)
+class PositionField:
+    """One field of a record's position. `type` is Spark's; null is not allowed."""
+
+    name: str
+    type: Literal["string", "bigint"]
 
 
 @dataclass(frozen=True)
@@ -54,10 +68,37 @@ class Source(Protocol):
         """
         ...
 
+    def pending(self, state: ShardState, *, until: int | None) -> int:
+        """How many inputs `freeze` up to `until` would find due, if the shard's upper did not lie at or after it."""
+        ...
+
     def schema(self, state: ShardState) -> CollectionSchema:
         """The schema of a batch without updates."""
         ...
 
     def settle(self, state: ShardState) -> None:
         """Give up what the shard no longer needs of its input after its newest commit. Safe to do again."""
+        ...
+
+
+class Progress(Protocol):
+    """What a shard has consumed of one source, as its state, a commit or a checkpoint says it."""
+
+    def needed_keys(self) -> set[str]:
+        """Blob keys that GC keeps for as long as anything names this progress. Reads nothing."""
+        ...
+
+    def verify(self) -> Iterator[str]:
+        """Read all that the progress names; one message for each object that is missing or damaged, naming it."""
+        ...
+
+    def check_restorable(self) -> None:
+        """Raise `InvalidInput` if the shard can't go back to an earlier progress; the message says what to do."""
+        ...
+
+    def consumed_since(self, earlier: SourceFrontier | None) -> tuple[str, ...]:
+        """Names of the inputs that this progress has and an earlier progress of the same source has not, sorted.
+
+        After a restore to `earlier` the next run reads those of them that are still there. Raises `Corruption`.
+        """
         ...

@@ -1,40 +1,41 @@
-"""Runs the write stage's Spark job from plain Python: find `spark-submit`, hand over the job, read its answer.
+"""Runs the write stage's Spark job from plain Python: find `spark-submit`, start the job, read its answer.
 
-    JobSpec on argv, location in the environment -> spark-submit persist_spark/__main__.py
+    JobSpec as a blob, its key on argv, the location by `handover` -> spark-submit persist_spark/__main__.py
         -> <attempt>/manifest.json (its key is returned) or <attempt>/failure.json (raised as the error that it names)
 
-Where the master is the URL of a Spark Connect server (`sc://host:port`), the same file runs in a plain Python, and the
-plan in that server: no JVM is started, which is most of a small job's time.
+If the master is the URL of a Spark Connect server (`sc://host:port`), the same file runs in a plain Python, and the
+plan runs in that server. No JVM is started, which is most of a small job's time.
 
-The job only stages: whatever happens to it, nothing that a reader sees has changed. Its output goes to a log file of
-its own and is shown only where the job died without saying why.
+The job only stages: whatever happens to it, nothing that a reader sees changes. Its output goes to a log file of its
+own, whose end is shown only if the job left no answer.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
-from persist_core.errors import InvalidInput, PersistError, RunFailed
+from persist_core.errors import InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation, s3_settings
+from persist_core.location.settings import PersistLocation
 from persist_core.shard.batch import BatchDescription
-from persist_core.shard.keys import failure_key, manifest_key, trial_key
+from persist_core.shard.keys import manifest_key, trial_key
 from persist_core.shard.stats import Trial
+from persist_core.spark_job.answer import job_failure, take_trial
+from persist_core.spark_job.handover import hand_over, location_environment, properties_file, spark_defaults
+from persist_core.spark_job.installation import find_spark_submit, job_path, spark_environment, spark_home
 from persist_core.spark_job.jars import with_s3a_jars
-from persist_core.spark_job.spec import JobSpec
+from persist_core.spark_job.spec import JobSpec, stored
 
 LOCAL_MASTER = "local[*]"
 CONNECT_SCHEME = "sc://"
@@ -61,17 +62,17 @@ def write_batch(
     client: PersistClient,
     location: PersistLocation,
     config: ShardConfig,
+    settings: SparkSettings,
     description: BatchDescription,
-    settings: SparkSettings | None = None,
 ) -> str:
-    """Stage the batch of `description` with one `spark-submit` run and return its manifest's key.
+    """Stage the batch of `description` with one Spark job and return its manifest's key.
 
-    Raises the job's own error where it left a failure record (`OutdatedDescription`, `TooManyErrors` ...), `RunFailed`
-    with the end of its log where it died in silence, `InvalidInput` where Spark is not installed.
+    Raises the job's own error if it left a failure record (`OutdatedDescription`, `TooManyErrors` ...), `RunFailed`
+    with the end of its log if it did not, `InvalidInput` if Spark is not installed.
     """
     spec = JobSpec(description, config, client.ids.uuid7())
     key = manifest_key(description.shard, spec.attempt)
-    _run_job(client, location, spec, key, settings or SparkSettings())
+    _run_job(client, location, spec, key, settings)
     return key
 
 
@@ -79,77 +80,74 @@ def try_view(
     client: PersistClient,
     location: PersistLocation,
     config: ViewConfig,
+    settings: SparkSettings,
     description: BatchDescription,
     as_of: int,
-    settings: SparkSettings | None = None,
 ) -> Trial:
     """What a refresh of the view at `as_of` would write. Mints and stages nothing; raises as `write_batch` does."""
     spec = JobSpec(description, config, client.ids.uuid7(), trial_as_of=as_of)
     key = trial_key(description.shard, spec.attempt)
-    return take_trial(client, key, _run_job(client, location, spec, key, settings or SparkSettings()))
-
-
-def take_trial(client: PersistClient, key: str, data: bytes) -> Trial:
-    """A trial's report, which is then no longer stored."""
-    client.blob.delete(key)
-    return Trial.decode(data)
+    return take_trial(client, key, _run_job(client, location, spec, key, settings))
 
 
 def _run_job(
     client: PersistClient, location: PersistLocation, spec: JobSpec, answer_key: str, settings: SparkSettings
 ) -> bytes:
-    """One `spark-submit` run to its end; the bytes of the answer that it left."""
-    environment = {**os.environ, **spark_environment(os.environ), **location_environment(location)}
-    if settings.master.startswith(CONNECT_SCHEME):
-        if settings.conf:
-            raise InvalidInput(
-                f"Spark settings {', '.join(settings.conf)} for a Spark Connect server: it has its own, from where it"
-                " was started; leave --conf out"
-            )
-        command = connect_command(spec)
-        environment |= connect_environment(settings.master)
-    else:
-        command = submit_command(spec, settings, location)
+    """One Spark job to its end; the bytes of the answer that it left."""
     folder = settings.log_folder
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="persist-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="persist-") as scratch, stored(client.blob, spec) as arguments:
         log = (folder or Path(scratch)) / f"{spec.config.name}-{spec.attempt}.log"
-        exit_status = _run(command, environment, log, settings.timeout_ms)
+        with _command(spec, arguments, settings, location) as (command, environment):
+            exit_status = _run(command, {**os.environ, **spark_environment(os.environ), **environment}, log, settings)
         answer = client.blob.get(answer_key) if exit_status == 0 else None
         if answer is None:
-            raise _failure(client, spec.description, spec.attempt, exit_status, log)
+            tail = log.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace")
+            raise job_failure(client, spec, f"Its exit status is {exit_status}. The end of its log:\n{tail}")
         return answer
 
 
-def submit_command(spec: JobSpec, settings: SparkSettings, location: PersistLocation) -> list[str]:
-    """The whole command line of one job."""
+@contextmanager
+def _command(
+    spec: JobSpec, arguments: Sequence[str], settings: SparkSettings, location: PersistLocation
+) -> Iterator[tuple[list[str], Mapping[str, str]]]:
+    """The whole command line of one job, and what goes over its starter's environment."""
+    if settings.master.startswith(CONNECT_SCHEME):
+        if settings.conf:
+            raise InvalidInput(
+                f"--conf {', '.join(settings.conf)}: a Spark Connect server takes its settings when it starts; leave"
+                " --conf out, and set them there"
+            )
+        yield connect_command(arguments), {**location_environment(location), **connect_environment(settings.master)}
+        return
     conf = {**tuned_conf(settings.master, spec.description.input_bytes), **settings.conf}
-    conf = with_s3a_jars(conf, location.blob_uri, os.environ, spark_home(os.environ))
-    options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+    home = spark_home(os.environ)
+    conf = with_s3a_jars(conf, location.blob_uri, os.environ, home)
+    given = hand_over(location_environment(location), master=settings.master, deploy_mode=None, conf=conf)
     name = f"persist {spec.description.shard} {spec.description.interval}"
-    return [
-        *(str(find_spark_submit(os.environ)), "--master", settings.master, "--name", name),
-        *options,
-        str(job_path()),
-        *spec.to_argv(),
-    ]
+    with properties_file(given.properties, spark_defaults(os.environ)) as file:
+        options = [part for pair in {**conf, **given.conf}.items() for part in ("--conf", "=".join(pair))]
+        if file is not None:
+            options += ["--properties-file", str(file)]
+        submit = [str(find_spark_submit(os.environ)), "--master", settings.master, "--name", name]
+        yield [*submit, *options, str(job_path()), *arguments], given.environment
 
 
-def connect_command(spec: JobSpec) -> list[str]:
+def connect_command(arguments: Sequence[str]) -> list[str]:
     """The command line of one job whose plan runs in a Spark Connect server."""
-    return [sys.executable, str(job_path()), *spec.to_argv()]
+    return [sys.executable, str(job_path()), *arguments]
 
 
 def connect_environment(url: str) -> dict[str, str]:
-    """What leads a job to the Spark Connect server at `url`. Not on argv, since a URL may hold a token."""
+    """What leads a job to the Spark Connect server at `url`. Not on argv, because a URL may hold a token."""
     return {"SPARK_REMOTE": url}
 
 
 def tuned_conf(master: str, input_bytes: int) -> dict[str, str]:
     """Spark settings that shorten start-up. JVM flags only for local masters: elsewhere the driver is not ours to tune.
 
-    Measured for a trivial job on 2 cores: 10-13 s untuned, 8.5-9 s with these (shared design notes, PLATFORM).
+    Measured for a trivial job on 2 cores: 10-13 s untuned, 8.5-9 s with these (docs/benchmarks.md, "Starting Spark").
     """
     conf = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     if master.startswith("local"):
@@ -160,79 +158,8 @@ def tuned_conf(master: str, input_bytes: int) -> dict[str, str]:
     return conf
 
 
-def find_spark_submit(environment: Mapping[str, str]) -> Path:
-    """`$SPARK_HOME/bin/spark-submit`, else the one beside this Python, else the one on PATH. Raises `InvalidInput`."""
-    home = environment.get("SPARK_HOME")
-    if home:
-        found = Path(home) / "bin" / "spark-submit"
-        if not found.is_file():
-            raise InvalidInput(f"SPARK_HOME is {home!r}, but there is no {found}; correct SPARK_HOME or unset it")
-        return found
-    beside = Path(sys.executable).with_name("spark-submit")
-    if beside.is_file():
-        return beside
-    on_path = shutil.which("spark-submit", path=environment.get("PATH"))
-    if on_path is None:
-        raise InvalidInput(
-            "no spark-submit: SPARK_HOME is not set, and there is none beside this Python or on PATH; install"
-            " airflow-persist[spark] or set SPARK_HOME"
-        )
-    return Path(on_path)
-
-
-def spark_home(environment: Mapping[str, str]) -> Path | None:
-    """The folder of the Spark that `find_spark_submit` finds; `None` where that is a script that stands alone."""
-    script = find_spark_submit(environment)
-    packaged = importlib.util.find_spec("pyspark")
-    if script.parent == Path(sys.executable).parent and packaged is not None and packaged.origin is not None:
-        return Path(packaged.origin).parent
-    home = script.resolve().parent.parent
-    return home if (home / "jars").is_dir() else None
-
-
-def job_path() -> Path:
-    """The job's entry point, found without importing it (that would import Spark). Raises `InvalidInput`."""
-    spec = importlib.util.find_spec("persist_spark")
-    if spec is None or not spec.submodule_search_locations:
-        raise InvalidInput("package persist_spark is not installed; it comes with airflow-persist")
-    return Path(next(iter(spec.submodule_search_locations))) / "__main__.py"
-
-
-def spark_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What Spark needs to run the job with this very Python, unless the user said otherwise."""
-    python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    return {name: value for name, value in python.items() if name not in environment}
-
-
-def local_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """For Spark on this machine: this very Python, and the `spark-submit` that belongs to it first on PATH."""
-    folder = str(find_spark_submit(environment).parent)
-    path = os.pathsep.join([folder, environment.get("PATH", os.defpath)])
-    return {**spark_environment(environment), "PATH": path}
-
-
-def location_environment(location: PersistLocation) -> dict[str, str]:
-    """What hands the location to a job: its URIs, and credentials of an `s3:` URI as the JVM looks for them.
-
-    Environment variables, as argv and Spark's configuration are for many to see.
-    """
-    settings = s3_settings(location.blob_uri)
-    if settings is None:
-        return location.to_env()
-    credentials: dict[str, str] = {}
-    if settings.access_key_id is not None:
-        credentials = {
-            "AWS_ACCESS_KEY_ID": settings.access_key_id,
-            "AWS_SECRET_ACCESS_KEY": settings.secret_access_key or "",
-            "AWS_SESSION_TOKEN": settings.session_token or "",  # said even so: one of our own belongs to other keys
-        }
-    if settings.profile is not None:
-        credentials["AWS_PROFILE"] = settings.profile
-    return {**location.to_env(), **credentials}
-
-
-def _run(command: Sequence[str], environment: Mapping[str, str], log: Path, timeout_ms: int) -> int:
-    """Run to the end in a process group of its own, which never outlives us. Raises `RunFailed` on time-out."""
+def _run(command: Sequence[str], environment: Mapping[str, str], log: Path, settings: SparkSettings) -> int:
+    """Run to the end in a process group of its own, which ends with this call. Raises `RunFailed` on time-out."""
     with log.open("wb") as output:
         try:
             process = subprocess.Popen(
@@ -246,11 +173,11 @@ def _run(command: Sequence[str], environment: Mapping[str, str], log: Path, time
         except OSError as error:
             raise RunFailed(f"{command[0]} can't be started: {error.strerror}; nothing was committed") from error
         try:
-            return process.wait(timeout_ms / 1000)
+            return process.wait(settings.timeout_ms / 1000)
         except subprocess.TimeoutExpired:
             raise RunFailed(
-                f"the Spark job took more than {timeout_ms} ms and was stopped; nothing was committed. Give it less"
-                " input (limits.max_files, limits.max_bytes) or more time"
+                f"the Spark job took more than {settings.timeout_ms} ms and was stopped; nothing was committed. Give it"
+                " less input (limits.max_files, limits.max_bytes) or more time"
             ) from None
         finally:
             stop_process_group(process)
@@ -265,29 +192,3 @@ def stop_process_group(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, how)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_STOP_SECONDS)
-
-
-def _failure(
-    client: PersistClient, description: BatchDescription, attempt: str, exit_status: int, log: Path
-) -> PersistError:
-    """The error that the job's failure record names, else `RunFailed` with the end of its log."""
-    data = client.blob.get(failure_key(description.shard, attempt))
-    if data is not None:
-        record = json.loads(data)
-        return error_of_kind(str(record["kind"]), str(record["message"]))
-    tail = log.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace")
-    return RunFailed(
-        f"the Spark job for {description.interval} of shard {description.shard} ended with status {exit_status} and"
-        f" without a manifest; nothing was committed. The end of its log:\n{tail}"
-    )
-
-
-def error_of_kind(kind: str, message: str) -> PersistError:
-    """The error class whose `kind` this is, with that message; `RunFailed` for a kind from elsewhere."""
-    pending: list[type[PersistError]] = [PersistError]
-    while pending:  # bounded: a tree of classes
-        candidate = pending.pop()
-        if candidate.kind == kind:
-            return candidate(message)
-        pending += candidate.__subclasses__()
-    return RunFailed(f"{kind}: {message}")

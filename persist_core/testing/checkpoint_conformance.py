@@ -1,4 +1,6 @@
-"""The suite that every `Checkpointer` passes (SEMANTICS, section 7). Subclass it and give it a `checkpointer` fixture.
+"""The suite that every `Checkpointer` passes (docs/semantics.md, section 7).
+
+Subclass it and give it a `checkpointer` fixture.
 
 class TestMine(CheckpointerConformance):
     @pytest.fixture
@@ -15,7 +17,7 @@ from dataclasses import replace
 import pytest
 
 from persist_core.checkpoint.checkpointer import Checkpointer
-from persist_core.checkpoint.manifest import CheckpointManifest, OperatorState, PartitionState
+from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState, SavedOperator
 from persist_core.clock import ManualClock
 from persist_core.errors import CorruptArtifact, InvalidInput
 from persist_core.ids import SeededIds
@@ -59,7 +61,7 @@ class CheckpointerConformance:
             checkpoint_id=checkpoint_id,
             epoch=epoch,
             timestamp_ms=epoch * 1000,
-            operators={"upsert": OperatorState(parts, sum(part.size_bytes for part in parts), is_delta=is_delta)}
+            operators={"upsert": SavedOperator(parts, sum(part.size_bytes for part in parts), is_delta=is_delta)}
             if parts or is_delta
             else {},
             parent_id=parent,

@@ -29,10 +29,12 @@ from airflow.providers.common.compat.sdk import (
     Stats,
     TaskGroup,
     conf,
+    mask_secret,
 )
 from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_0_PLUS, AIRFLOW_V_3_3_PLUS
 
 from persist_core.clock import Clock
+from persist_core.errors import ConfigError
 
 __all__ = [
     "DAG",
@@ -56,6 +58,7 @@ __all__ = [
     "interval_end_ms",
     "interval_schedule",
     "make_asset",
+    "mask_secret",
     "set_event_extra",
     "submit_once",
 ]
@@ -67,12 +70,18 @@ _EARLIER_RUNS_PATIENCE = timedelta(days=1)  # an earlier run that takes longer i
 def interval_schedule(cron: str | None) -> Any:
     """A DAG's `schedule` whose runs have real data intervals, in UTC; `None` stays manual.
 
-    On 3.x a bare cron string means an empty interval (start == end), so the timetable is given by name.
+    On 3.x a bare cron string means an empty interval (start == end), so the timetable is given by name. Raises
+    `ConfigError` for a cron expression that Airflow refuses.
     """
     if cron is None:
         return None
     module = "airflow.sdk" if AIRFLOW_V_3_0_PLUS else "airflow.timetables.interval"
-    return importlib.import_module(module).CronDataIntervalTimetable(cron, timezone="UTC")
+    timetable = importlib.import_module(module).CronDataIntervalTimetable(cron, timezone="UTC")
+    try:
+        timetable.validate()
+    except AirflowException as error:
+        raise ConfigError(f'schedule: found {error}; write "0 6 * * *", @daily or null') from None
+    return timetable
 
 
 def interval_end_ms(context: Context, clock: Clock) -> int:

@@ -12,11 +12,11 @@ Views: persist_airflow.view_factory. Parsing touches no store and no network and
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from persist_airflow.compat import DAG, TaskGroup, file_import_error, interval_schedule
 from persist_airflow.hook import PersistHook
@@ -28,6 +28,7 @@ from persist_airflow.operators import (
     WriteBatchesOperator,
 )
 from persist_core.config.collection import CollectionConfig, load_collections
+from persist_core.config.files import config_files
 from persist_core.config.shard import ShardConfig
 from persist_core.errors import ConfigError
 from persist_core.time_text import parse_time
@@ -35,6 +36,7 @@ from persist_core.time_text import parse_time
 DAG_PREFIX = "persist_upsert__"
 RETRIES = 3
 RETRY_DELAY = timedelta(seconds=10)
+C = TypeVar("C", bound=ShardConfig)
 APPEND_RETRIES = 6  # a conflict costs a try, and so does a worker that dies
 
 
@@ -126,8 +128,20 @@ def build_dags(folder: str | Path, **options: Any) -> dict[str, DAG]:
     """A DAG for every `*.yaml` in `folder`, by DAG id: `globals().update(...)`. `options`: see `build_upsert_dag`."""
     folder = Path(folder).absolute()
     collections, errors = load_collections(folder)
-    dags = [build_upsert_dag(config, **options) for config in collections]
-    return {dag.dag_id: dag for dag in (*dags, *stand_ins(errors, folder, DAG_PREFIX))}
+    dags, refused = dags_of(collections, folder, lambda config: build_upsert_dag(config, **options))
+    return {dag.dag_id: dag for dag in (*dags, *stand_ins([*errors, *refused], folder, DAG_PREFIX))}
+
+
+def dags_of(configs: Sequence[C], folder: Path, build: Callable[[C], DAG]) -> tuple[list[DAG], list[ConfigError]]:
+    """The DAG of each file of `folder`, and an error for each file whose schedule Airflow refuses."""
+    dags, errors = [], []
+    for config in configs:
+        try:
+            dags.append(build(config))
+        except ConfigError as error:
+            file = next(file for file in config_files(folder) if file.stem == config.name)
+            errors.append(ConfigError(f"{file}: {error}"))
+    return dags, errors
 
 
 def stand_ins(errors: Sequence[ConfigError], folder: Path, prefix: str) -> list[DAG]:

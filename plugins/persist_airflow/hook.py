@@ -1,21 +1,29 @@
 """`PersistHook`: from an Airflow connection to a location and a client.
 
-The connection's extra holds `blob_uri` and `consensus_uri`; where there is no such connection, the environment and the
-config file count, as for the command line. Where `aws_conn_id` names an Airflow AWS connection, the `s3:` halves are
-opened with its credentials. Messages never hold a secret: URIs are printed redacted.
+| field of the connection | what |
+| --- | --- |
+| extra `blob_uri`, `consensus_uri` | the location, without passwords: Airflow's API and UI show extra to many |
+| login, password | user and password for a `postgresql:` consensus URI; Airflow encrypts the password and hides it |
+| extra `aws_conn_id` | an Airflow AWS connection, with whose credentials `s3:` URIs are opened |
+
+If there is no such connection, the environment and the config file count, as for the command line. Every secret is
+registered with Airflow's secrets masker, and messages hold only redacted URIs.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from persist_airflow.compat import AirflowNotFoundException, BaseHook, form_widgets
-from persist_airflow.provider import CONNECTION_TYPE, FORM_FIELDS, HIDDEN_FIELDS, PLACEHOLDERS
-from persist_core.errors import ConfigError, PersistError
+from persist_airflow.compat import AirflowNotFoundException, BaseHook, form_widgets, mask_secret
+from persist_airflow.provider import CONNECTION_TYPE, FORM_FIELDS, HIDDEN_FIELDS, PLACEHOLDERS, RELABELED
+from persist_core.errors import ConfigError, InvalidUri, PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.ids import RandomIds
 from persist_core.location.consensus import CaSResult, VersionedData
-from persist_core.location.open import OpenLocation, PersistLocation, location_from, open_location
+from persist_core.location.credentials import secrets_of, with_login
+from persist_core.location.open import OpenLocation, open_location
+from persist_core.location.settings import PersistLocation, location_from
+from persist_core.location.uri import redact_uri
 
 _TEST_PREFIX = "_connection_test"  # starts with "_", so it can be no shard's name
 
@@ -35,7 +43,7 @@ class PersistHook(BaseHook):
     @classmethod
     def get_ui_field_behaviour(cls) -> dict[str, Any]:
         """The connection form of 2.11 (3.x takes it from the provider's metadata)."""
-        return {"hidden_fields": HIDDEN_FIELDS, "relabeling": {}, "placeholders": PLACEHOLDERS}
+        return {"hidden_fields": HIDDEN_FIELDS, "relabeling": RELABELED, "placeholders": PLACEHOLDERS}
 
     @classmethod
     def get_connection_form_widgets(cls) -> dict[str, Any]:
@@ -47,14 +55,22 @@ class PersistHook(BaseHook):
 
         Raises `ConfigError` naming what is missing and where it may be said, `InvalidUri` for a URI that is malformed.
         """
-        extra = self._connection_extra()
+        connection = self._connection()
+        extra = {} if connection is None else connection.extra_dejson
+        uris = {name: str(extra.get(name) or "") for name in ("blob_uri", "consensus_uri")}
         try:
-            return location_from(extra.get("blob_uri") or None, extra.get("consensus_uri") or None)
-        except ConfigError as error:
+            for name, uri in uris.items():
+                _refuse_secrets(name, uri)
+            if connection is not None:
+                uris["consensus_uri"] = with_login(uris["consensus_uri"], connection.login, connection.password)
+            location = location_from(uris["blob_uri"] or None, uris["consensus_uri"] or None)
+        except (ConfigError, InvalidUri) as error:
             raise ConfigError(
                 f"Airflow connection {self.persist_conn_id!r} (type {CONNECTION_TYPE}; extra: blob_uri, consensus_uri):"
                 f" {error}"
             ) from error
+        _mask(*secrets_of(location.blob_uri), *secrets_of(location.consensus_uri))
+        return location
 
     def get_environment(self) -> dict[str, str]:
         """The AWS variables for this location, secrets included: for the environment of a process, nowhere else.
@@ -62,7 +78,8 @@ class PersistHook(BaseHook):
         Empty where the connection names no Airflow AWS connection (extra `aws_conn_id`): then AWS's own places count.
         Raises `ConfigError` where it names one that can't be used.
         """
-        aws_conn_id = self._connection_extra().get("aws_conn_id")
+        connection = self._connection()
+        aws_conn_id = None if connection is None else connection.extra_dejson.get("aws_conn_id")
         return aws_environment(str(aws_conn_id)) if aws_conn_id else {}
 
     def get_conn(self) -> PersistClient:
@@ -85,12 +102,29 @@ class PersistHook(BaseHook):
     def _open(self) -> OpenLocation:
         return open_location(self.get_location(), self.get_environment() or None)
 
-    def _connection_extra(self) -> dict[str, Any]:
+    def _connection(self) -> Any:
         try:
-            extra: dict[str, Any] = self.get_connection(self.persist_conn_id).extra_dejson
+            return self.get_connection(self.persist_conn_id)
         except AirflowNotFoundException:
-            return {}
-        return extra
+            return None
+
+
+def _refuse_secrets(name: str, uri: str) -> None:
+    """Raise `ConfigError` if a URI in the connection's extra holds a password or a secret key."""
+    secrets = secrets_of(uri)
+    if secrets:
+        _mask(*secrets)
+        raise ConfigError(
+            f"{name} is {redact_uri(uri)!r}: found a password or secret key in the extra field, which Airflow's API and"
+            " UI show. Put the user and password of a database into the connection's login and password; for S3 give"
+            " aws_conn_id, or credentials in the worker's environment"
+        )
+
+
+def _mask(*secrets: str) -> None:
+    """Let Airflow hide these values in logs and rendered templates."""
+    for secret in secrets:
+        mask_secret(secret)
 
 
 def aws_environment(aws_conn_id: str) -> dict[str, str]:
@@ -114,6 +148,7 @@ def aws_environment(aws_conn_id: str) -> dict[str, str]:
             f"the Airflow AWS connection {aws_conn_id!r} (aws_conn_id) gives no credentials: {type(error).__name__};"
             " test that connection by itself"
         ) from None  # its text may say more than is good in a log
+    _mask(*filter(None, (credentials.secret_key, credentials.token)))
     environment = {
         "AWS_ACCESS_KEY_ID": credentials.access_key,
         "AWS_SECRET_ACCESS_KEY": credentials.secret_key,

@@ -26,6 +26,7 @@ from persist_airflow.compat import (
 )
 from persist_airflow.exceptions import PersistCasConflict
 from persist_airflow.failures import hopeless_fails_at_once
+from persist_airflow.healing import heal
 from persist_airflow.hook import PersistHook
 from persist_airflow.links import ShardLink, shard_uri
 from persist_airflow.notifications import ConflictCallback, alert
@@ -35,13 +36,11 @@ from persist_core.config.view import ON_INPUT, ViewConfig
 from persist_core.errors import NotReadable
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
-from persist_core.protocol import stages
-from persist_core.protocol.run import input_noun
-from persist_core.protocol.stages import Conflict, NothingToDo
+from persist_core.protocol import run, stages
+from persist_core.protocol.stages import Conflict, Minted, NothingToDo
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.state import Commit, Committed
 from persist_core.shard.stats import correction_notice
-from persist_core.sources.shards import ShardSource
 
 __all__ = [
     "AppendBatchesOperator",
@@ -49,8 +48,6 @@ __all__ = [
     "MintBatchDescriptionsOperator",
     "WriteBatchesOperator",
 ]
-
-MAX_HEALS = 5  # per try: each costs a Spark job; a run that loses more often is tried again by Airflow, later
 
 
 class _PersistOperator(BaseOperator):
@@ -111,7 +108,7 @@ class MintBatchDescriptionsOperator(_PersistOperator):
             description.interval,
             description.shard,
             description.input_files,
-            input_noun(self.config),
+            run.input_noun(self.config),
             description.input_bytes,
         )
         return description.to_json()
@@ -152,18 +149,21 @@ class AppendBatchesOperator(_PersistOperator):
         self.outlets = [*self.outlets, self.asset]
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Append, or heal. Raises `PersistCasConflict` where the append was lost for the first time."""
+        """Append, or heal. Raises `PersistCasConflict` if the append was lost for the first time."""
         if self.staged.get("trial") is not None:
-            raise AirflowSkipException(f"read-only: nothing was written of what {self.shard} would come to (see write)")
+            raise AirflowSkipException(
+                f"read-only: nothing was written to {self.shard}; the write task's log has what a refresh would write"
+            )
         description = BatchDescription.from_json(self.staged["description"])
         with self._client() as client:
-            result = self._append(client, description, self.staged["manifest_key"], context)
+            result = run.append_staged(client, self.config, description, self.staged["manifest_key"])
             if isinstance(result, Committed):
                 report = _report(client, "committed" if result.is_new else "already committed", result.commit)
-            elif result.is_new:
-                raise PersistCasConflict(result.record)
             else:
-                report = self._heal(client, description, result, context)
+                self._conflict(client, result, context)
+                if result.is_new:
+                    raise PersistCasConflict(result.record)
+                report = self._heal(client, description, context)
         self.log.info("%s: %s", report["result"], report)
         corrected = correction_notice(self.shard, report.get("stats", {}))
         if corrected is not None:
@@ -171,36 +171,27 @@ class AppendBatchesOperator(_PersistOperator):
         set_event_extra(context, self.asset, report)
         return report
 
-    def _append(
-        self, client: PersistClient, description: BatchDescription, manifest_key: str | None, context: Context
-    ) -> Committed | Conflict:
-        """One compare-and-append; a conflict is logged with both sides and alerted."""
-        if manifest_key is None:
-            manifest_key = stages.manifest_of_outdated(client, self.config, description)
-        result = stages.append(client, description, manifest_key)
-        if isinstance(result, Conflict):
-            self.log.error("%s", result.record)
-            alert(client, result.record, self.on_cas_conflict, context)
-        return result
-
-    def _heal(
-        self, client: PersistClient, description: BatchDescription, conflict: Conflict, context: Context
-    ) -> dict[str, Any]:
-        """Mint from the new upper to the same end, write, append; again where somebody else was faster once more."""
+    def _heal(self, client: PersistClient, description: BatchDescription, context: Context) -> dict[str, Any]:
+        """Mint, write and append what the conflict left open, with the Spark settings of the write task."""
         write: Any = context["dag"].get_task(self.write_task_id).prepare_for_execution()
         write.render_template_fields(context)
-        for _ in range(MAX_HEALS):
-            minted = stages.mint(client, self.config, until=description.upper, writer=description.writer)
-            if isinstance(minted, NothingToDo):
-                self.log.info("nothing left to append: %s", minted.reason)
-                return _report(client, "covered", client.state(self.shard).newest_commit)
-            self.log.info("healing: minted %s from the new upper", minted.description.interval)
-            key = write.write(client, minted.description, context)
-            result = self._append(client, minted.description, key, context)
-            if isinstance(result, Committed):
-                return _report(client, "healed", result.commit)
-            conflict = result
-        raise PersistCasConflict(conflict.record)
+
+        def on_step(step: run.Step) -> None:
+            if isinstance(step, Conflict):
+                self._conflict(client, step, context)
+            elif isinstance(step, Minted):
+                self.log.info("after the conflict: minted %s from the new upper", step.description.interval)
+
+        healed = heal(client, self.config, description, write=write.writer(client, context), on_step=on_step)
+        if isinstance(healed, NothingToDo):
+            self.log.info("nothing left to append: %s", healed.reason)
+            return _report(client, "covered", client.state(self.shard).newest_commit)
+        return _report(client, "healed", healed.commit)
+
+    def _conflict(self, client: PersistClient, conflict: Conflict, context: Context) -> None:
+        """Log both sides, and alert once."""
+        self.log.error("%s", conflict.record)
+        alert(client, conflict.record, self.on_cas_conflict, context)
 
 
 class CheckpointManifestOperator(_PersistOperator):
@@ -244,10 +235,10 @@ def _follows_inputs(config: ShardConfig) -> bool:
 def _trial(client: PersistClient, config: ViewConfig, until: int | None) -> dict[str, Any]:
     """What write is told where it is only to try the view. Raises `AirflowSkipException` before there is any input."""
     try:
-        as_of = ShardSource(config, client).trial_time(until)
+        as_of, description = run.describe_trial(client, config, until)
     except NotReadable as error:
         raise AirflowSkipException(str(error)) from error
-    return {"trial_as_of": as_of, "description": stages.trial_description(client, config, as_of).to_json()}
+    return {"trial_as_of": as_of, "description": description.to_json()}
 
 
 def writer_of(context: Context) -> str:

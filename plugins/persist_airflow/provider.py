@@ -20,16 +20,18 @@ FORM_FIELDS: dict[str, dict[str, Any]] = {
     "consensus_uri": {
         "label": "Consensus URI",
         "description": "Where the state of the shards is kept, e.g. sqlite:////var/lib/persist/consensus.db or"
-        " postgresql://user:password@host/database",
-        "schema": {"type": ["string", "null"], "format": "password"},
+        " postgresql://host/database (user and password go into the fields above)",
+        "schema": {"type": ["string", "null"]},
     },
     "aws_conn_id": {
         "label": "AWS connection",
-        "description": "The Airflow AWS connection with the credentials for s3:// URIs; empty: AWS's own places",
+        "description": "The Airflow AWS connection with the credentials for s3:// URIs; empty: AWS's default"
+        " credential chain",
         "schema": {"type": ["string", "null"]},
     },
 }
-HIDDEN_FIELDS = ["host", "schema", "login", "password", "port", "extra"]
+HIDDEN_FIELDS = ["host", "schema", "port", "extra"]
+RELABELED = {"login": "Database user", "password": "Database password"}
 PLACEHOLDERS = {
     "blob_uri": "file:///var/lib/persist/blob",
     "consensus_uri": "sqlite:////var/lib/persist/consensus.db",
@@ -41,7 +43,7 @@ def get_provider_info() -> dict[str, Any]:
     return {
         "package-name": "airflow-persist",
         "name": "Persist",
-        "description": "Right, incremental, replayable tables out of change feeds.",
+        "description": "Correct, incremental, replayable tables from change feeds.",
         "connection-types": [
             {
                 "connection-type": CONNECTION_TYPE,
@@ -49,7 +51,7 @@ def get_provider_info() -> dict[str, Any]:
                 "hook-name": "Persist",
                 "ui-field-behaviour": {
                     "hidden-fields": HIDDEN_FIELDS,
-                    "relabeling": {},
+                    "relabeling": RELABELED,
                     "placeholders": PLACEHOLDERS,
                 },
                 "conn-fields": FORM_FIELDS,

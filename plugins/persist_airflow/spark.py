@@ -1,47 +1,44 @@
-"""`WriteBatchesOperator`: hands one description to `spark-submit`, and comes back with the staged batch's manifest.
+"""`WriteBatchesOperator`: runs the Spark job for one description, and returns the staged batch's manifest.
 
-    description + collection -> JobSpec on argv, location in the environment -> spark-submit persist_spark
+    description + collection -> JobSpec, stored as a blob -> spark-submit persist_spark --spec-key ... --spec-sha256 ...
         -> <attempt>/manifest.json (its key is the result) or <attempt>/failure.json (raised as a clear error)
 
 With a connection of type `spark_connect` the job is a Python process without a JVM, and its plan runs in that server.
+The location and its credentials reach the job as `persist_core.spark_job.handover` says, never on a command line.
 
-Staging changes nothing that a reader sees, so this task may run any number of times, at once, and die anywhere.
+Staging changes nothing that a reader sees, so this task may run any number of times, concurrently, and die anywhere.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
 from persist_airflow.class_data import class_data
 from persist_airflow.compat import AirflowException, AirflowNotFoundException, BaseHook, Context, submit_once
-from persist_airflow.failures import airflow_error, hopeless_fails_at_once, spark_failure
+from persist_airflow.failures import airflow_error, hopeless_fails_at_once
 from persist_airflow.hook import PersistHook
 from persist_airflow.spark_connect import ConnectedJob, connect_url
 from persist_core.config.shard import ShardConfig
 from persist_core.errors import OutdatedDescription
 from persist_core.handles.client import PersistClient
-from persist_core.protocol import stages
+from persist_core.protocol import run
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.keys import manifest_key, trial_key
+from persist_core.spark_job.answer import job_failure, take_trial
+from persist_core.spark_job.handover import hand_over, location_environment, properties_file, spark_defaults
+from persist_core.spark_job.installation import job_path, local_environment, spark_environment, spark_home
 from persist_core.spark_job.jars import with_s3a_jars
-from persist_core.spark_job.spec import JobSpec
-from persist_core.spark_job.submit import (
-    LOCAL_MASTER,
-    connect_command,
-    connect_environment,
-    job_path,
-    local_environment,
-    location_environment,
-    spark_environment,
-    spark_home,
-    take_trial,
-    tuned_conf,
-)
+from persist_core.spark_job.spec import JobSpec, stored
+from persist_core.spark_job.submit import LOCAL_MASTER, connect_command, connect_environment, tuned_conf
+from persist_core.time_text import format_time
 
 
 class WriteBatchesOperator(SparkSubmitOperator):
@@ -86,99 +83,105 @@ class WriteBatchesOperator(SparkSubmitOperator):
             kwargs.keys() & inspect.signature(SparkSubmitOperator.__init__).parameters.keys()
         )
         self._connected_job: ConnectedJob | None = None
+        self._environment: dict[str, str] = {}
         self.config = config
         self.description = description
         self.persist_conn_id = persist_conn_id
         self.shard = config.name
 
     def execute(self, context: Context) -> Any:
-        """Stage once. Raises `AirflowFailException` where a retry is useless, else `SparkJobFailed`."""
+        """Stage once. Raises `AirflowFailException` if another try would fail as well, else `SparkJobFailed`."""
         with hopeless_fails_at_once():
             client = PersistHook(self.persist_conn_id).get_conn()
-        try:
-            if "trial_as_of" in self.description:
-                return self._try(client, context)
-            key = self.write(client, BatchDescription.from_json(self.description), context)
-        finally:
-            client.location.close()
+            try:
+                if "trial_as_of" in self.description:
+                    return self._try(client, context)
+                description = BatchDescription.from_json(self.description)
+                key = run.write_staged(client, self.config, description, self.writer(client, context))
+            finally:
+                client.location.close()
+        if key is None:
+            self.log.warning(
+                "description %s is outdated: another run has advanced the shard. Nothing was staged; the append task"
+                " mints again",
+                description.interval,
+            )
+        else:
+            self.log.info("staged %s: %s", description.interval, key)
         return {"description": self.description, "manifest_key": key}
 
+    def writer(self, client: PersistClient, context: Context) -> run.Write:
+        """What runs this task's Spark job for a description. The append task uses it after a conflict."""
+        return functools.partial(self._write, client, context)
+
+    def _write(self, client: PersistClient, context: Context, description: BatchDescription) -> str:
+        spec = JobSpec(description, self.config, client.ids.uuid7())
+        key = manifest_key(description.shard, spec.attempt)
+        self._run(client, context, spec, key)
+        return key
+
     def _try(self, client: PersistClient, context: Context) -> dict[str, Any]:
-        """A read-only view: say what its refresh would write. Nothing is staged."""
+        """A read-only view: report what its refresh would write. Nothing is staged."""
         asked = self.description
         description = BatchDescription.from_json(asked["description"])
         spec = JobSpec(description, self.config, client.ids.uuid7(), trial_as_of=asked["trial_as_of"])
         key = trial_key(description.shard, spec.attempt)
-        try:
-            self._submit(spec, context)
-        except AirflowException as error:
-            raise airflow_error(spark_failure(client, description, spec.attempt, str(error))) from error
-        data = client.blob.get(key)
-        if data is None:
-            cause = f"It ended well, but there is no report {key}."
-            raise airflow_error(spark_failure(client, description, spec.attempt, cause))
-        trial = take_trial(client, key, data)
+        trial = take_trial(client, key, self._run(client, context, spec, key))
         counts = {name: count for name, count in trial.stats.items() if not name.startswith("contents_")}
-        self.log.info("read-only: a refresh of %s as of %d would come to %s", self.shard, trial.as_of, counts)
+        self.log.info(
+            "read-only: a refresh of %s as of %s would write: %s", self.shard, format_time(trial.as_of), counts
+        )
         for update in trial.sample:
             self.log.info("  %s", update)
         report = {"as_of": trial.as_of, "stats": dict(trial.stats), "sample": [dict(each) for each in trial.sample]}
         return {"description": asked["description"], "manifest_key": None, "trial": report}
 
-    def write(self, client: PersistClient, description: BatchDescription, context: Context) -> str | None:
-        """Stage `description`, and return the manifest's key, `None` where it is outdated. Heals call this too."""
-        try:
-            with hopeless_fails_at_once():
-                key = stages.write_without_input(client, self.config, description)
-        except OutdatedDescription as outdated:
-            self.log.warning("%s", outdated)
-            return None
-        if key is not None:
-            self.log.info("no input: staged an empty batch for %s without Spark: %s", description.interval, key)
-            return key
-        attempt = client.ids.uuid7()
-        key = manifest_key(description.shard, attempt)
-        try:
-            self._submit(JobSpec(description, self.config, attempt), context)
-        except AirflowException as error:
-            if client.blob.get(key) is not None:  # the manifest is written last, so the batch is whole
-                self.log.warning("the job staged %s and failed only while it ended: %s", key, error)
-                return key
-            failure = spark_failure(client, description, attempt, str(error))
-            if isinstance(failure, OutdatedDescription):
-                self.log.warning("%s", failure)
-                return None
-            raise airflow_error(failure) from error
-        if client.blob.get(key) is None:
-            cause = f"It ended well, but there is no manifest {key}."
-            raise airflow_error(spark_failure(client, description, attempt, cause))
-        self.log.info("staged %s: %s", description.interval, key)
-        return key
+    def _run(self, client: PersistClient, context: Context, spec: JobSpec, answer_key: str) -> bytes:
+        """Run one job to its end; the bytes of its answer, which the job writes last.
 
-    def _submit(self, spec: JobSpec, context: Context) -> None:
-        """Run the job to its end, where the Spark connection says. Raises `AirflowException` where it fails."""
+        Raises `OutdatedDescription`, and for other failures what Airflow is to see.
+        """
+        failed: AirflowException | None = None
+        with stored(client.blob, spec) as arguments:
+            try:
+                self._submit(spec, arguments, context)
+            except AirflowException as error:
+                failed = error
+        answer = client.blob.get(answer_key)
+        if answer is not None:
+            if failed is not None:
+                self.log.warning("the job wrote %s and failed only while it ended: %s", answer_key, failed)
+            return answer
+        failure = job_failure(client, spec, str(failed or f"The job ended with success, but there is no {answer_key}."))
+        if isinstance(failure, OutdatedDescription):
+            raise failure
+        raise airflow_error(failure) from failed
+
+    def _submit(self, spec: JobSpec, arguments: Sequence[str], context: Context) -> None:
+        """Run the job to its end where the Spark connection says. Raises `AirflowException` if it fails."""
         remote = connect_url(self._conn_id)
         if remote is None:
-            self._submit_to_master(spec, context)
+            self._submit_to_master(spec, arguments, context)
         else:
-            self._run_connected(spec, remote)
+            self._run_connected(arguments, remote)
 
-    def _run_connected(self, spec: JobSpec, remote: str) -> None:
+    def _run_connected(self, arguments: Sequence[str], remote: str) -> None:
         """Run the job's Python here, and its plan in the Spark Connect server `remote`."""
         ignored = [name for name in self._submit_arguments if name != "env_vars"]
         if ignored:
-            self.log.warning("%s: for spark-submit only, and left aside with Spark Connect", ", ".join(ignored))
-        hook = PersistHook(self.persist_conn_id)
+            self.log.warning("%s: for spark-submit only, ignored with Spark Connect", ", ".join(ignored))
         environment = {
             **os.environ,
             **spark_environment(os.environ),
-            **hook.get_environment(),
-            **location_environment(hook.get_location()),
-            **(self.env_vars or {}),
+            **self._variables(PersistHook(self.persist_conn_id)),
             **connect_environment(remote),
         }
-        self._connected_job = ConnectedJob(connect_command(spec), environment)
+        self._connected_job = ConnectedJob(connect_command(arguments), environment)
         self._connected_job.run(self.log.info)
+
+    def _variables(self, hook: PersistHook) -> dict[str, str]:
+        """The location, its credentials, and the user's own environment variables, for the job's driver."""
+        return {**hook.get_environment(), **location_environment(hook.get_location()), **(self.env_vars or {})}
 
     def on_kill(self) -> None:
         """End the job's process; what it has staged so far is garbage that nobody sees."""
@@ -187,41 +190,64 @@ class WriteBatchesOperator(SparkSubmitOperator):
         else:
             super().on_kill()
 
-    def _submit_to_master(self, spec: JobSpec, context: Context) -> None:
-        """Run the provider's operator for one job; what the user gave as `conf` and `env_vars` stays as it was."""
-        master = self._master_of_connection()
-        conf, env_vars = self.conf or {}, self.env_vars or {}
-        self._hook = None
-        self.application = str(job_path())
-        self.application_args = spec.to_argv()
+    def _submit_to_master(self, spec: JobSpec, arguments: Sequence[str], context: Context) -> None:
+        """Run the provider's operator for one job; the operator's own attributes stay as the user gave them."""
+        given = (self.conf, self.env_vars, self.properties_file)
+        master, deploy_mode = self._master_of_connection()
+        is_local = master == "local" or master.startswith("local[")  # "localhost" is a host
         hook = PersistHook(self.persist_conn_id)
-        location = hook.get_location()
-        local = local_environment(os.environ) if master.startswith("local") else {}
-        quiet = {"spark.log.level": "WARN"} if local else {}  # on a cluster the provider reads ids out of the log
-        tuned = {**quiet, **tuned_conf(master, spec.description.input_bytes), **conf}
+        quiet = {"spark.log.level": "WARN"} if is_local else {}  # on a cluster the provider reads ids in the log
+        conf = {**quiet, **tuned_conf(master, spec.description.input_bytes), **(self.conf or {})}
         if not self._brings_jars:
-            tuned = with_s3a_jars(tuned, location.blob_uri, os.environ, spark_home(os.environ) if local else None)
-        self.env_vars = {**local, **hook.get_environment(), **location_environment(location), **env_vars}
+            home = spark_home(os.environ) if is_local else None
+            conf = with_s3a_jars(conf, hook.get_location().blob_uri, os.environ, home)
+        handed = hand_over(self._variables(hook), master=master, deploy_mode=deploy_mode, conf=conf)
+        local = local_environment(os.environ) if is_local else {}
         try:
-            with class_data(tuned, os.environ if local else {}, spec.attempt) as self.conf:
-                # The undecorated method: Airflow warns where `execute` is called by anything but its task runner, and
+            self._hook = None
+            self._environment = {**os.environ, **local, **handed.environment}
+            self.application, self.application_args = str(job_path()), list(arguments)
+            self.env_vars = None  # the provider would put them on the command line
+            with (
+                properties_file(handed.properties, self._properties_base(handed.properties)) as file,
+                class_data({**conf, **handed.conf}, os.environ if is_local else {}, spec.attempt) as self.conf,
+            ):
+                if file is not None:
+                    self.properties_file = str(file)
+                # The undecorated method: Airflow warns if `execute` is called by anything but its task runner, and
                 # takes `super().execute()` (2.11) and a call by another task (3.x) for that.
                 inspect.unwrap(SparkSubmitOperator.execute)(self, context)
         finally:
-            self.conf, self.env_vars = conf, env_vars
+            self.conf, self.env_vars, self.properties_file = given
+            self._environment = {}
 
-    def _master_of_connection(self) -> str:
-        """The Spark connection's master; where there is no such connection, one for `local[*]` is made.
+    def _properties_base(self, properties: Mapping[str, str]) -> Path | None:
+        """The file whose properties a job's own file repeats: the user's, else Spark's defaults."""
+        if not properties:
+            return None
+        return Path(self.properties_file) if self.properties_file else spark_defaults(os.environ)
 
-        Made as an environment variable, Airflow's documented way for a process to bring a connection of its own: the
-        Spark hook would take a missing one for YARN.
+    def _get_hook(self) -> SparkSubmitHook:
+        """The provider's hook, which starts `spark-submit` in the environment of the current job."""
+        hook = super()._get_hook()
+        if self._environment:
+            vars(hook)["submit"] = functools.partial(hook.submit, env=self._environment)
+        return hook
+
+    def _master_of_connection(self) -> tuple[str, str | None]:
+        """The Spark connection's master and deploy mode (`None`: not given).
+
+        If there is no such connection, one for `local[*]` is made as an environment variable, Airflow's documented way
+        for a process to bring a connection of its own: the Spark hook would take a missing one for YARN.
         """
         try:
             connection = BaseHook.get_connection(self._conn_id)
         except AirflowNotFoundException:
             os.environ[f"AIRFLOW_CONN_{self._conn_id.upper()}"] = f'{{"conn_type": "spark", "host": "{LOCAL_MASTER}"}}'
             self.log.info("no Spark connection %r: running in %s", self._conn_id, LOCAL_MASTER)
-            return LOCAL_MASTER
-        host = connection.host or ""
-        # "localhost" is a host; "local", "local[2]" are masters
-        return host if host == "local" or host.startswith("local[") else f"{connection.conn_type}://{host}"
+            return LOCAL_MASTER, self._deploy_mode
+        host, port = connection.host or "", connection.port
+        is_url = connection.conn_type == SparkSubmitHook.conn_type and host and ("://" in host or not port)  # its rule
+        master = host if is_url else f"{connection.conn_type}://{host}"
+        deploy_mode = self._deploy_mode or connection.extra_dejson.get("deploy-mode")
+        return (f"{master}:{port}" if port else master), deploy_mode

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from persist_airflow.compat import DAG, TaskGroup, any_asset, interval_schedule, make_asset
-from persist_airflow.factory import RETRIES, RETRY_DELAY, ShardTasks, shard_tasks, stand_ins, start_of
+from persist_airflow.factory import RETRIES, RETRY_DELAY, ShardTasks, dags_of, shard_tasks, stand_ins, start_of
 from persist_airflow.hook import PersistHook
 from persist_airflow.links import shard_uri
 from persist_core.config.view import ON_INPUT, ViewConfig, load_views
@@ -71,8 +71,8 @@ def build_view_dags(folder: str | Path, *, collections: str | Path | None = None
     """
     folder = Path(folder).absolute()
     views, errors = load_views(folder, collections=Path(collections) if collections is not None else None)
-    dags = [build_view_dag(config, **options) for config in views]
-    return {dag.dag_id: dag for dag in (*dags, *stand_ins(errors, folder, DAG_PREFIX))}
+    dags, refused = dags_of(views, folder, lambda config: build_view_dag(config, **options))
+    return {dag.dag_id: dag for dag in (*dags, *stand_ins([*errors, *refused], folder, DAG_PREFIX))}
 
 
 def _schedule(config: ViewConfig, persist_conn_id: str) -> Any:

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import ENV_BLOB_URI, ENV_CONSENSUS_URI, PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import ENV_BLOB_URI, ENV_CONSENSUS_URI, PersistLocation
 from tests.servers.backends import blob_uri_beside
 from tests.spark.s3_store import s3_server
 
@@ -35,6 +36,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, at its import
     importlib.import_module("persist_airflow.factory")
 
+from tests.airflow.amazon import install  # noqa: E402 - it goes with the others
 from tests.airflow.fruit import Fruit  # noqa: E402 - it imports Airflow
 from tests.airflow.view_files import Views  # noqa: E402 - the same
 
@@ -45,6 +47,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here):
             item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning:airflow"))
+            # the Spark provider leaves the pipe of each spark-submit to the garbage collector
+            unclosed = r"ignore:Exception ignored in. <_io\.FileIO:pytest.PytestUnraisableExceptionWarning"
+            item.add_marker(pytest.mark.filterwarnings(unclosed))
 
 
 @pytest.fixture
@@ -65,6 +70,12 @@ def client(location: PersistLocation) -> Iterator[PersistClient]:
     """A client on `location`."""
     with open_location(location) as opened:
         yield PersistClient(opened)
+
+
+@pytest.fixture
+def amazon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the Amazon provider: see `tests.airflow.amazon`."""
+    install(monkeypatch)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.since import SinceHandle
 from persist_core.handles.write import WriteHandle
 from persist_core.location import FileBlob, S3Blob
-from persist_core.protocol import stages
+from persist_core.protocol import run, stages
 from tests.airflow.kill_in_job import dying, pass_on
 
 DURING_S = 4.0  # into a Spark job: the JVM is up, the parts are not yet staged
@@ -64,7 +64,7 @@ def install(folder: Path) -> None:
 
     around(stages, "mint", "mint.before", "mint.after")
     around(PersistClient, "ensure_shard", None, "mint.shard_made")
-    around(WriteBatchesOperator, "write", "write.before", "write.after")
+    around(run, "write_staged", "write.before", "write.after")
     around(WriteHandle, "compare_and_append", "append.before", "append.committed")
     around(stages, "append", None, "append.after")
     around(stages, "checkpoint", "checkpoint.before", "checkpoint.after")
@@ -78,16 +78,16 @@ def install(folder: Path) -> None:
 def _install_submit(folder: Path) -> None:
     inner = WriteBatchesOperator._submit
 
-    def submit(self: Any, spec: Any, context: Any) -> None:
+    def submit(self: Any, *arguments: Any) -> None:
         point = folder / "write.during"
         if point.exists():
             point.unlink()
             timer = threading.Timer(DURING_S, os.kill, (os.getpid(), signal.SIGKILL))
             timer.daemon = True
             timer.start()
-        inner(self, spec, context)
+        inner(self, *arguments)
 
-    WriteBatchesOperator._submit = submit  # type: ignore[method-assign] # that is what a fault point is
+    WriteBatchesOperator._submit = submit  # type: ignore[method-assign,assignment] # that is what a fault point is
 
 
 def _install_blob(die: Callable[[str], None]) -> None:
@@ -109,7 +109,7 @@ def _install_blob(die: Callable[[str], None]) -> None:
                 if part in f"/{key}" and ("/checkpoints/" in key or not point.startswith("checkpoint")):
                     die(point)
 
-        store.set = set_and_die  # type: ignore[method-assign] # that is what a fault point is
+        store.set = set_and_die  # type: ignore[method-assign,assignment] # that is what a fault point is
 
     install_on(FileBlob)
     install_on(S3Blob)

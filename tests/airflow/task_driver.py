@@ -23,6 +23,7 @@ class DagRunDriver:
     earlier_run: Any = None  # that is running
     xcoms: dict[str, Any] = field(default_factory=dict)
     events: dict[str, dict[str, Any]] = field(default_factory=dict)
+    executed: dict[str, Any] = field(default_factory=dict)  # the newest operator of each task, after its execution
 
     def context(self) -> dict[str, Any]:
         """What a task sees of its dag run."""
@@ -53,6 +54,7 @@ class DagRunDriver:
             setattr(task, name, value)
         context = self.context()
         task.render_template_fields(context)
+        self.executed[task_id] = task
         result = task.execute(context)
         self.xcoms[task_id] = result
         self.events[task_id] = {asset.uri: event.extra for asset, event in context["outlet_events"].items()}

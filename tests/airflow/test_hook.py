@@ -7,16 +7,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from persist_airflow import hook
 from persist_airflow.hook import PersistHook
 from persist_airflow.provider import get_provider_info
 from persist_core.errors import ConfigError
 from persist_core.handles.client import PersistClient
 from persist_core.location import S3Blob, S3Consensus
-from persist_core.location.open import ENV_BLOB_URI, ENV_CONSENSUS_URI, PersistLocation
+from persist_core.location.settings import ENV_BLOB_URI, ENV_CONSENSUS_URI, PersistLocation
 from tests.airflow.fruit import NAME
 
 pytestmark = pytest.mark.airflow_2_11
@@ -30,9 +30,16 @@ def _no_location_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         monkeypatch.delenv(name, raising=False)
 
 
-def connect(monkeypatch: pytest.MonkeyPatch, conn_id: str = "persist_default", **extra: str) -> None:
+def connect(
+    monkeypatch: pytest.MonkeyPatch,
+    conn_id: str = "persist_default",
+    login: str | None = None,
+    password: str | None = None,
+    **extra: str,
+) -> None:
     """An Airflow connection of type `persist`, as an environment variable."""
-    monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps({"conn_type": "persist", "extra": extra}))
+    connection = {"conn_type": "persist", "login": login, "password": password, "extra": extra}
+    monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps(connection))
 
 
 def test_the_location_comes_from_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,35 +117,70 @@ def test_the_test_button_prints_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert secret_uri == "hunter2" or "hunter2" not in message
 
 
+def test_login_and_password_go_into_the_consensus_uri_and_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    masked: list[str] = []
+    monkeypatch.setattr(hook, "mask_secret", masked.append)
+    uri = "postgresql://db.example.org:5433/x?sslmode=verify-full"
+    connect(monkeypatch, login="me", password="p/w@1", blob_uri="file:///blob", consensus_uri=uri)
+    location = PersistHook().get_location()
+    assert location.consensus_uri == "postgresql://me:p%2Fw%401@db.example.org:5433/x?sslmode=verify-full"
+    assert set(masked) == {"p/w@1", "p%2Fw%401"}
+    connect(monkeypatch, password="hunter2", blob_uri="file:///blob", consensus_uri="postgresql://me@db/x")
+    assert PersistHook().get_location().consensus_uri == "postgresql://me:hunter2@db/x"
+
+
+@pytest.mark.parametrize(
+    ("login", "consensus_uri", "told"),
+    [
+        ("me", "sqlite:////lake/c.db", "expected postgresql://host:port/database"),
+        ("me", "", "expected postgresql://host:port/database"),
+        ("me", "postgresql://other@db/x", "names a user or a password, and others were given"),
+        (None, "postgresql://db/x", "a password was given for it without a user"),
+    ],
+)
+def test_a_password_that_has_no_place_is_refused(
+    monkeypatch: pytest.MonkeyPatch, login: str | None, consensus_uri: str, told: str
+) -> None:
+    connect(monkeypatch, login=login, password="hunter2", blob_uri="file:///blob", consensus_uri=consensus_uri)
+    with pytest.raises(ConfigError, match=told) as caught:
+        PersistHook().get_location()
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "uri"),
+    [
+        ("consensus_uri", "postgresql://me:hunter2@db/x"),
+        ("consensus_uri", "postgresql://db/x?user=me&password=hunter2"),
+        ("consensus_uri", "postgresql://db/x?sslkey=client.key&sslpassword=hunter2"),
+        ("blob_uri", "s3://bucket/p?access_key_id=AKIA1&secret_access_key=hunter2"),
+        ("blob_uri", "s3://bucket/p?access_key_id=AKIA1&secret_access_key=x&session_token=hunter2"),
+    ],
+)
+def test_a_secret_in_extra_is_refused_and_masked(monkeypatch: pytest.MonkeyPatch, name: str, uri: str) -> None:
+    masked: list[str] = []
+    monkeypatch.setattr(hook, "mask_secret", masked.append)
+    uris = {"blob_uri": "file:///blob", "consensus_uri": "postgresql://db/x", name: uri}
+    connect(monkeypatch, **uris)
+    with pytest.raises(ConfigError, match=f"{name} is .* found a password or secret key in the extra field") as caught:
+        PersistHook().get_location()
+    assert "hunter2" not in str(caught.value)
+    assert "hunter2" in masked
+
+
+def test_users_and_key_files_in_a_uri_are_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = "postgresql://me@db/x?sslkey=client.key&passfile=pgpass"
+    connect(monkeypatch, blob_uri="s3://bucket/p?endpoint=http://host:9000", consensus_uri=uri)
+    assert PersistHook().get_location().consensus_uri == uri
+
+
 # credentials of an Airflow AWS connection
-
-
-class AwsBaseHook:
-    """The Amazon provider's, as far as we use it; the provider itself is optional, and not installed here."""
-
-    def __init__(self, aws_conn_id: str, client_type: str) -> None:
-        assert client_type == "s3"
-        if aws_conn_id == "broken":
-            raise ValueError("hunter2")
-        self.region_name = "eu-west-1" if aws_conn_id == "role" else None
-        self._token = "t0k3n" if aws_conn_id == "role" else None
-
-    def get_credentials(self) -> SimpleNamespace:
-        return SimpleNamespace(access_key="AKIA1", secret_key="hunter2", token=self._token)
-
-
-@pytest.fixture
-def _amazon(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["amazon", "amazon.aws", "amazon.aws.hooks", "amazon.aws.hooks.base_aws"]
-    for name in names:
-        monkeypatch.setitem(sys.modules, f"airflow.providers.{name}", ModuleType(name))
-    vars(sys.modules["airflow.providers.amazon.aws.hooks.base_aws"])["AwsBaseHook"] = AwsBaseHook
 
 
 S3 = {"blob_uri": "s3://bucket/p", "consensus_uri": "s3://bucket/p"}
 
 
-@pytest.mark.usefixtures("_amazon")
+@pytest.mark.usefixtures("amazon")
 def test_an_aws_connection_gives_the_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     before = dict(os.environ)
     connect(monkeypatch, "plain", **S3, aws_conn_id="keys")
@@ -159,7 +201,7 @@ def test_an_aws_connection_gives_the_credentials(monkeypatch: pytest.MonkeyPatch
     assert not added, "another task of this process may be another connection's"
 
 
-@pytest.mark.usefixtures("_amazon")
+@pytest.mark.usefixtures("amazon")
 def test_an_aws_connection_that_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch, **S3, aws_conn_id="broken")
     with pytest.raises(ConfigError, match=r"'broken' \(aws_conn_id\) gives no credentials: ValueError") as caught:
@@ -203,4 +245,5 @@ def test_airflow_finds_the_hook_the_form_the_link_and_the_notifier() -> None:
     assert "persist_airflow.links.ShardLink" in found["links"]
     assert "persist_airflow.notifications.LogConflictNotifier" in found["notifiers"]
     assert found["fields"] == [f"extra__persist__{name}" for name in ("aws_conn_id", "blob_uri", "consensus_uri")]
-    assert "password" in found["hidden"]
+    assert not {"login", "password"} & set(found["hidden"])
+    assert "extra" in found["hidden"]

@@ -18,7 +18,7 @@ from persist_airflow.factory import build_upsert_dag
 from persist_airflow.view_factory import build_view_dag
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation
+from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.conflicts import list_conflicts
 from persist_core.schema import CollectionSchema, Column

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from persist_airflow.embedded.home import EmbeddedAirflowError, LocalAirflow, free_port, main, project_airflow, psutil
-from persist_core.location.open import PersistLocation
+from persist_core.location.settings import PersistLocation
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ SCRIPT = """
 import json, signal, subprocess, sys, time
 from pathlib import Path
 from persist_airflow.embedded.home import LocalAirflow, psutil
-from persist_core.location.open import PersistLocation
+from persist_core.location.settings import PersistLocation
 
 class Sleeper(LocalAirflow):
     def start(self, components=()):

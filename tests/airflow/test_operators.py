@@ -20,10 +20,9 @@ import pytest
 from persist_airflow.compat import AirflowFailException, AirflowSkipException, BaseNotifier, Stats
 from persist_airflow.exceptions import PersistCasConflict
 from persist_airflow.factory import build_upsert_dag
-from persist_airflow.spark import WriteBatchesOperator
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
-from persist_core.protocol import stages
+from persist_core.protocol import run, stages
 from persist_core.protocol.conflicts import list_conflicts
 from tests.airflow.fruit import NAME, START_MS, Fruit, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
@@ -250,17 +249,17 @@ def test_a_heal_that_keeps_losing_gives_up_with_the_conflict(
     with pytest.raises(PersistCasConflict):
         loser.run(APPEND)
     days = itertools.count(1)
-    write = WriteBatchesOperator.write
+    write = run.write_staged
 
-    def beaten(self: Any, *arguments: Any) -> Any:
-        key = write(self, *arguments)
+    def beaten(*arguments: Any) -> Any:
+        key = write(*arguments)
         with monkeypatch.context() as undisturbed:
-            undisturbed.setattr(WriteBatchesOperator, "write", write)
+            undisturbed.setattr(run, "write_staged", write)
             DagRunDriver(dag, end_of(next(days)), "winner").run_all()
         return key
 
     with monkeypatch.context() as disturbed:
-        disturbed.setattr(WriteBatchesOperator, "write", beaten)
+        disturbed.setattr(run, "write_staged", beaten)
         with pytest.raises(PersistCasConflict):
             loser.run(APPEND)
     assert len(list_conflicts(client.blob, NAME)) == 1 + 5

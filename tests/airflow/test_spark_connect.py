@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import stat
@@ -22,10 +23,10 @@ from persist_airflow.spark_connect import ConnectedJob, connect_url
 from persist_core.config.view import load_view
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation
+from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
-from persist_core.protocol.run import bring_up_to_date, try_out
-from persist_core.spark_job.submit import SparkSettings
+from persist_core.protocol.run import bring_up_to_date, describe_trial
+from persist_core.spark_job.submit import SparkSettings, try_view, write_batch
 from tests.airflow.fruit import HISTORY, NAME, Fruit, check_history, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
 from tests.servers.lifeline import wait_until
@@ -68,20 +69,24 @@ def test_persist_run_keeps_a_collection_and_a_view_of_it_in_a_server(
     settings = SparkSettings(server.url)
 
     def up_to(config: Any, day: int) -> None:
-        bring_up_to_date(client, location, config, until=end_ms(day), settings=settings, say=print)
+        write = functools.partial(write_batch, client, location, config, settings)
+        bring_up_to_date(client, config, until=end_ms(day), write=write, say=print)
 
     path = fruit.dags / "names.yaml"
     path.write_text(f"query: SELECT name, count(*) AS n FROM {NAME} GROUP BY name\n")
     view = load_view(path, collections=fruit.dags / "collections")
     up_to(fruit.config(), 1)
-    trial = try_out(client, location, view, until=end_ms(1), settings=settings, say=print)
+    as_of, description = describe_trial(client, view, end_ms(1))
+    trial = try_view(client, location, view, settings, description, as_of)
     assert trial.stats["inserted"] == 3
     up_to(view, 1)
     rows = client.open_reader("names").snapshot().to_pylist()
     assert sorted((row["name"], row["n"]) for row in rows) == [("fig", 1), ("kiwi", 1), ("red apple", 1)]
     fruit.write_days(range(2, 3))
     settings = SparkSettings(server.url, {"spark.executor.memory": "2g"})
-    with pytest.raises(InvalidInput, match=r"spark\.executor\.memory for a Spark Connect server"):
+    with pytest.raises(
+        InvalidInput, match=r"--conf spark\.executor\.memory: a Spark Connect server takes its settings"
+    ):
         up_to(fruit.config(), 2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
 from persist_airflow.spark import WriteBatchesOperator
-from persist_core.location.open import ENV_BLOB_URI, ENV_CONSENSUS_URI
+from persist_core.location.settings import ENV_BLOB_URI, ENV_CONSENSUS_URI
 from persist_core.shard.batch import BatchDescription
 from persist_core.spark_job.jars import JARS_CONF, JARS_ENV
 from persist_core.spark_job.spec import JobSpec
@@ -23,12 +24,12 @@ DESCRIPTION = BatchDescription(NAME, 0, 1, "token", "checkpoint", 1, None, "test
 def submitted(fruit: Fruit, monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Configuration and environment of a job that is not run."""
     found: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    monkeypatch.setattr(SparkSubmitOperator, "execute", lambda self, _: found.append((self.conf, self.env_vars)))
+    monkeypatch.setattr(SparkSubmitOperator, "execute", lambda self, _: found.append((self.conf, self._environment)))
     operator = WriteBatchesOperator(task_id="write", config=fruit.config(), description=None, **arguments)
-    operator._submit(JobSpec(DESCRIPTION, fruit.config(), "attempt"), {})
-    assert not operator.env_vars, "what one job was told stays in the task"
-    ((conf, env_vars),) = found
-    return conf, env_vars
+    operator._submit(JobSpec(DESCRIPTION, fruit.config(), "attempt"), [], {})
+    assert not operator._environment, "what one job was told stays in the task"
+    ((conf, environment),) = found
+    return conf, environment
 
 
 @pytest.fixture(autouse=True)
@@ -43,11 +44,11 @@ def on_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_job_on_s3_gets_the_jars_and_its_keys_by_environment(
     fruit: Fruit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conf, env_vars = submitted(fruit, monkeypatch, conf={"spark.executor.memory": "2g"})
+    conf, environment = submitted(fruit, monkeypatch, conf={"spark.executor.memory": "2g"})
     assert conf[JARS_CONF] == f"{tmp_path}/jars/hadoop-aws-1.jar"
     assert conf["spark.executor.memory"] == "2g"
-    assert (env_vars["AWS_ACCESS_KEY_ID"], env_vars["AWS_SECRET_ACCESS_KEY"]) == ("me", "hush")
-    assert env_vars[ENV_BLOB_URI] == URI
+    assert (environment["AWS_ACCESS_KEY_ID"], environment["AWS_SECRET_ACCESS_KEY"]) == ("me", "hush")
+    assert environment[ENV_BLOB_URI] == URI
     assert "hush" not in str(conf)
 
 
@@ -58,6 +59,6 @@ def test_who_brings_packages_brings_hadoop_aws(fruit: Fruit, monkeypatch: pytest
 
 def test_a_job_in_a_folder_gets_neither(fruit: Fruit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV_BLOB_URI, f"file://{tmp_path}/blobs")
-    conf, env_vars = submitted(fruit, monkeypatch)
+    conf, environment = submitted(fruit, monkeypatch)
     assert JARS_CONF not in conf
-    assert not any(name.startswith("AWS_") for name in env_vars)
+    assert not any(name.startswith("AWS_") for name in environment.keys() - os.environ.keys())

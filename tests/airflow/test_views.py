@@ -38,9 +38,8 @@ def waits_for(dag: Any) -> set[str]:
     return {asset.uri for asset in condition.objects}
 
 
-def staged(self: Any, spec: Any, context: Any) -> None:
+def staged(self: Any, spec: Any, *_: Any) -> None:
     """Stands for the Spark job: stages an empty batch, or leaves a trial's report."""
-    del context
     client = self.test_client
     if spec.trial_as_of is not None:
         trial = Trial(spec.trial_as_of, {"inserted": 3, "updates": 3}, ({"_persist_diff": 1, "name": "fig"},))

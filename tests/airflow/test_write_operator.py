@@ -12,7 +12,7 @@ from persist_airflow.factory import build_upsert_dag
 from persist_airflow.spark import WriteBatchesOperator
 from persist_core.errors import OutdatedDescription, TooManyErrors
 from persist_core.handles.client import PersistClient
-from persist_core.shard.keys import failure_key
+from persist_core.spark_job.answer import record_failure
 from tests.airflow.fruit import NAME, Fruit, end_of
 from tests.airflow.task_driver import DagRunDriver
 
@@ -59,7 +59,7 @@ def test_a_job_that_dies_in_silence_is_tried_again(
     _fail_submit(monkeypatch, client, None)
     run = DagRunDriver(dag, end_of(0))
     run.run(MINT)
-    with pytest.raises(SparkJobFailed, match=r"died before it could say why.*exit code 137"):
+    with pytest.raises(SparkJobFailed, match=r"ended without an answer.*exit code 137"):
         run.run(WRITE)
 
 
@@ -68,8 +68,7 @@ def test_a_job_that_fails_after_it_has_staged_is_no_failure(
 ) -> None:
     fruit.write_days(range(1))
 
-    def submit(self: Any, spec: Any, context: Any) -> None:
-        del self, context
+    def submit(_self: Any, spec: Any, *_: Any) -> None:
         client.open_writer(NAME).stage(spec.description, spec.collection.collection_schema(), spec.attempt)
         raise AirflowException("exit code 134")
 
@@ -82,8 +81,8 @@ def test_a_job_that_fails_after_it_has_staged_is_no_failure(
     [
         (None, "local[*]"),
         ('{"conn_type": "spark", "host": "local[2]"}', "local[2]"),
-        ('{"conn_type": "spark", "host": "localhost", "port": 7077}', "spark://localhost"),
-        ('{"conn_type": "spark", "host": "yarn"}', "spark://yarn"),
+        ('{"conn_type": "spark", "host": "localhost", "port": 7077}', "spark://localhost:7077"),
+        ('{"conn_type": "spark", "host": "yarn"}', "yarn"),
     ],
 )
 def test_without_a_spark_connection_jobs_run_on_this_machine(
@@ -93,7 +92,7 @@ def test_without_a_spark_connection_jobs_run_on_this_machine(
     if connection is None:
         monkeypatch.delenv("AIRFLOW_CONN_SPARK_DEFAULT")
     write = dag.get_task(WRITE)
-    assert write._master_of_connection() == master
+    assert write._master_of_connection() == (master, None)
     if connection is None:
         assert write._get_hook()._connection["master"] == "local[*]", "the provider's hook would take YARN"
 
@@ -101,11 +100,9 @@ def test_without_a_spark_connection_jobs_run_on_this_machine(
 def _fail_submit(monkeypatch: pytest.MonkeyPatch, client: PersistClient, kind: str | None) -> None:
     """Let spark-submit fail, with a failure record of `kind` or none."""
 
-    def submit(self: Any, spec: Any, context: Any) -> None:
-        del self, context
+    def submit(_self: Any, spec: Any, *_: Any) -> None:
         if kind is not None:
-            record = f'{{"kind": "{kind}", "message": "the reason"}}'.encode()
-            client.blob.set(failure_key(NAME, spec.attempt), record)
+            record_failure(client.blob, spec, kind, "the reason")
         raise AirflowException("exit code 137")
 
     monkeypatch.setattr(WriteBatchesOperator, "_submit", submit)

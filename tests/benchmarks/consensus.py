@@ -27,7 +27,9 @@ from persist_core.cli.output import print_line, print_table
 from persist_core.handles.client import PersistClient
 from persist_core.location.consensus import CaSResult, Consensus, VersionedData
 from persist_core.location.finding import Erasable
-from persist_core.location.open import PersistLocation, open_consensus, open_location, redact_uri
+from persist_core.location.open import open_consensus, open_location
+from persist_core.location.settings import PersistLocation
+from persist_core.location.uri import redact_uri
 from persist_core.maintenance.doctor import quantile
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchDescription

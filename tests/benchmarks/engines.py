@@ -23,7 +23,7 @@ from persist_core.shard.batch import BatchDescription
 from persist_core.shard.keys import manifest_key
 from persist_core.shard.state import Committed
 from persist_spark import frame, snapshot
-from persist_spark.upsert.batch import WriteRequest, write_batch
+from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 from tests.benchmarks.workload import VALUE_COLUMNS, KeyType
 
 SHARD = "upl"
@@ -86,8 +86,8 @@ class Ours:
             input_bytes=events.stat().st_size,
         )
         attempt = self._client.ids.uuid7()
-        request = WriteRequest(description, self._schema, attempt, may_stash=False, is_columnar=True)
-        manifest = write_batch(self._spark, self._client, request, self._records(events))
+        request = UpsertRequest(description, self._schema, attempt, may_stash=False, is_columnar=True)
+        manifest = stage_upserts(self._spark, self._client, request, self._records(events))
         appended = self._client.open_writer(SHARD).compare_and_append(manifest, manifest_key(SHARD, attempt))
         if not isinstance(appended, Committed):
             raise AssertionError(f"round {number} was not committed: {appended}")

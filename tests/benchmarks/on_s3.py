@@ -9,6 +9,7 @@ children, without the server, and hold on a busy machine too.
 
 from __future__ import annotations
 
+import functools
 import resource
 import statistics
 import sys
@@ -19,9 +20,10 @@ from pathlib import Path
 
 from persist_core.config.collection import load_collection
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.protocol.run import bring_up_to_date
-from persist_core.spark_job.submit import SparkSettings
+from persist_core.spark_job.submit import SparkSettings, write_batch
 from persist_core.time_text import parse_time
 from tests.servers import s3
 
@@ -37,7 +39,8 @@ def run(location: PersistLocation) -> tuple[float, float]:
     with open_location(location) as opened:
         client = PersistClient(opened)
         began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        bring_up_to_date(client, location, config, until=until, settings=settings, say=lambda _: None)
+        write = functools.partial(write_batch, client, location, config, settings)
+        bring_up_to_date(client, config, until=until, write=write, say=lambda _: None)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         return time.perf_counter() - began, processor

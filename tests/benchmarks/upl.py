@@ -20,7 +20,8 @@ from typing import Any
 import click
 from pyspark.sql import SparkSession
 
-from persist_core.location.open import PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from tests.benchmarks.engines import Duck, Engine, Ours, Rewrite, consume
 from tests.benchmarks.workload import KeyType, Workload, write_base, write_round
 

@@ -23,7 +23,8 @@ from pyspark.sql import functions as F
 
 from persist_core.config.view import ViewConfig
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import OpenLocation, PersistLocation, open_location
+from persist_core.location.open import OpenLocation, open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted
 from persist_core.schema import CollectionSchema, Column
@@ -32,7 +33,7 @@ from persist_core.shard.keys import manifest_key
 from persist_core.shard.state import Committed
 from persist_core.spark_job.spec import JobSpec
 from persist_spark import frame, snapshot
-from persist_spark.upsert.batch import WriteRequest, write_batch
+from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 from persist_spark.view.job import run_view_job
 from persist_spark.view.rows import rows_of
 from tests.benchmarks.engines import consume
@@ -156,8 +157,8 @@ class World:
                 parent_id=None,
                 writer="benchmark",
             )
-            request = WriteRequest(description, schema, self.client.ids.uuid7(), may_stash=False)
-            manifest = write_batch(self.spark, self.client, request, self._records(table, keys))
+            request = UpsertRequest(description, schema, self.client.ids.uuid7(), may_stash=False)
+            manifest = stage_upserts(self.spark, self.client, request, self._records(table, keys))
             key = manifest_key(table, request.attempt)
             committed(self.client.open_writer(table).compare_and_append(manifest, key))
         self.round += 1

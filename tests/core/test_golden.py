@@ -14,10 +14,10 @@ import zstandard
 from persist_core.checkpoint.manifest import (
     CheckpointManifest,
     PartitionState,
+    SavedOperator,
     ShardPin,
     SourceOffsets,
 )
-from persist_core.checkpoint.manifest import OperatorState as SavedState
 from persist_core.errors import CorruptArtifact
 from persist_core.location.mem import MemBlob
 from persist_core.protocol.conflicts import ConflictRecord
@@ -39,6 +39,7 @@ from persist_core.shard.stats import Trial
 from persist_core.sources.files import FrozenInput, InputFile
 from persist_core.sources.ledger import Ledger
 from persist_core.sources.natural_order import natural_key
+from persist_core.sources.root import Place
 from persist_core.sources.shards import FrozenShards
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -80,7 +81,7 @@ CHECKPOINT = CheckpointManifest(
     epoch=5,
     timestamp_ms=6,
     operators={
-        STASH_OPERATOR: SavedState((PartitionState(0, True, "operators/x/partition-0.delta", 8, "e" * 64),), 8, True)
+        STASH_OPERATOR: SavedOperator((PartitionState(0, True, "operators/x/partition-0.delta", 8, "e" * 64),), 8, True)
     },
     source_offsets={"files": SourceOffsets("files", {"files": 1}, 5)},
     parent_id=A,
@@ -144,7 +145,7 @@ def test_golden_bytes_of_a_ledger_segment() -> None:
     segment = {"key": "s/any", "files": 2, "sha256": digest, "size_bytes": len(data)}
     files = {"a é.jsonl": (1, 2), "b.jsonl": (3, 4)}
     assert Ledger(blob, "s").consumed(SourceFrontier("files", {"segments": [segment]})) == files
-    frontier = Ledger(blob, "s").extend(None, files, base="/in")
+    frontier = Ledger(blob, "s").extend(None, files, place=Place("/in", "/in"))
     written = blob.get(frontier.offsets["segments"][0]["key"])
     assert written is not None
     assert zstandard.ZstdDecompressor().decompress(written) == golden

@@ -91,7 +91,8 @@ def tree(repo: Path, commit: str) -> Tree:
 def main(argv: Sequence[str]) -> int:
     """The command line: replay and compare, print what was done; 1 where table and git differ."""
     from persist_core.clock import SystemClock
-    from persist_core.location.open import PersistLocation, open_location
+    from persist_core.location.open import open_location
+    from persist_core.location.settings import PersistLocation
     from tests.e2e.git_replay import replay
     from tests.local_spark import local_spark
 

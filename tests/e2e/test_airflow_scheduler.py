@@ -20,7 +20,8 @@ import pytest
 from persist_airflow.class_data import FOLDER_ENV
 from persist_airflow.embedded.home import WITH_UI, EmbeddedAirflowError, LocalAirflow, psutil
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.conflicts import list_conflicts
 from tests import real_parts

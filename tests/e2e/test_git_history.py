@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from persist_core.location.open import OpenLocation, PersistLocation, open_location
+from persist_core.location.open import OpenLocation, open_location
+from persist_core.location.settings import PersistLocation
 from tests.e2e.git_feed import Tree, commits, path_text, records, tree
 from tests.e2e.git_replay import replay
 from tests.e2e.random_repo import make_random_repo

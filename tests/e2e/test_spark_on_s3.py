@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +14,11 @@ from persist_core.config.collection import load_collection
 from persist_core.config.view import load_view
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.run import RunReport, bring_up_to_date
-from persist_core.spark_job.submit import SparkSettings
+from persist_core.spark_job.submit import SparkSettings, write_batch
 from persist_core.time_text import parse_time
 from tests.servers import s3
 from tests.servers.certificates import TRUST_STORE_PASSWORD, Authority
@@ -50,7 +52,8 @@ def run(location: PersistLocation, settings: SparkSettings) -> RunReport:
     config = load_collection(ROOT / "dags" / "collections" / f"{SHARD}.yaml")
     with open_location(location) as opened:
         client = PersistClient(opened)
-        return bring_up_to_date(client, location, config, until=UNTIL_MS, settings=settings, say=lambda _: None)
+        write = functools.partial(write_batch, client, location, config, settings)
+        return bring_up_to_date(client, config, until=UNTIL_MS, write=write, say=lambda _: None)
 
 
 def run_view(location: PersistLocation, folder: Path, settings: SparkSettings) -> RunReport:
@@ -60,7 +63,8 @@ def run_view(location: PersistLocation, folder: Path, settings: SparkSettings) -
     config = load_view(path, collections=ROOT / "dags" / "collections")
     with open_location(location) as opened:
         client = PersistClient(opened)
-        return bring_up_to_date(client, location, config, until=None, settings=settings, say=lambda _: None)
+        write = functools.partial(write_batch, client, location, config, settings)
+        return bring_up_to_date(client, config, until=None, write=write, say=lambda _: None)
 
 
 def by_city(customers: list[dict[str, Any]]) -> list[str]:
@@ -80,7 +84,7 @@ def contents(location: PersistLocation) -> list[Any]:
     found: list[Any] = []
     with open_location(location) as opened:
         client = PersistClient(opened)
-        assert fsck(client, SHARD).findings == ()
+        assert fsck(client, SHARD).violations == ()
         reader = client.open_reader(SHARD)
         for end in range(START_MS + DAY_MS, UNTIL_MS + 1, DAY_MS):
             found.append(sorted(map(repr, reader.snapshot(end - 1).to_pylist())))

@@ -14,7 +14,8 @@ from persist_airflow.class_data import FOLDER_ENV
 from persist_airflow.embedded.home import LocalAirflow
 from persist_core.errors import ShardNotFound
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from tests import real_parts
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # s3_server.sh NAME: builds a real S3-speaking server for the tests, versitygw or minio, into .cache/servers.
-# One version each: its module's hash is checked here, and its go.sum, which that hash covers, vouches for the rest. The
-# machine's Go does it where it is new enough, else a toolchain from requirements/go.txt. Go's caches go afterwards: they
-# are ten times the server. Where it can't be built, the reason is left in NAME.failed for the tests' summary.
+# One version each. Its module's hash is checked here; the hash covers go.sum, which covers the dependencies. The machine's
+# Go is used if it is new enough, else a toolchain from requirements/go.txt. Go's caches are deleted afterwards, because they
+# are ten times as large as the server. If the build fails, the reason is written to NAME.failed for the tests' summary.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 name=$1
@@ -14,7 +14,7 @@ minio)
     module=github.com/minio/minio version=v0.0.0-20260212201848-7aac2a2c5b7c package=.
     sum=h1:/qdoYujxF5MBLDMVLeiYJ/7fBa1HikX39Dvzb9Ji8pA= ;;
 *)
-    echo "unknown server '$name'; wanted versitygw or minio" >&2
+    echo "unknown server '$name'; expected versitygw or minio" >&2
     exit 2 ;;
 esac
 minor=25  # both ask for Go 1.25 or less
@@ -41,11 +41,11 @@ if [ -z "$go" ] || ! new_enough "$go"; then
 fi
 
 export GOPATH=$work/path GOCACHE=$work/cache GOTOOLCHAIN=local GOFLAGS=-modcacherw GOWORK=off CGO_ENABLED=0
-echo "building $name $version with $("$go" env GOVERSION): takes a few minutes, once"
+echo "building $name $version with $("$go" env GOVERSION): this takes a few minutes, once"
 answer=$(cd "$work" && "$go" mod download -json "$module@$version" 2>"$work/log") ||
     failed "$module@$version can't be downloaded: $(tail -n 1 "$work/log")"
 field() { sed -nE "s/^[[:space:]]*\"$1\": \"(.*)\",?\$/\\1/p" <<<"$answer"; }
-[ "$(field Sum)" = "$sum" ] || failed "$module@$version has the hash $(field Sum); wanted $sum"
+[ "$(field Sum)" = "$sum" ] || failed "$module@$version has the hash $(field Sum); expected $sum"
 (cd "$(field Dir)" && "$go" build -trimpath -buildvcs=false -mod=readonly -ldflags='-s -w' -o "$work/server" "$package") \
     2>"$work/log" || failed "$name can't be built: $(tail -n 1 "$work/log")"
 echo "$version, built with $("$go" env GOVERSION)" >"$servers/$name.version"

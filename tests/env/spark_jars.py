@@ -28,12 +28,12 @@ from persist_core.spark_job.jars import hadoop_version
 ROOT = Path(__file__).resolve().parents[2]
 LISTS = ROOT / "requirements" / "spark-jars"
 JARS = ROOT / ".cache" / "spark-jars"
-MAX_SECONDS = 900  # about 50 small files from a repository; a slow mirror included
+MAX_SECONDS = 900  # about 50 small files from a repository; including a slow mirror
 
 # What a list is resolved from. Hadoop names the release of the AWS SDK that its S3A was built with; its `bundle` of all
-# services (600 MB) gives way to the few modules that S3A calls. spark-hadoop-cloud has the one class that lets Parquet
-# ask Hadoop for a committer. Not every Spark release is followed by one; the class calls Hadoop and Parquet only, so
-# that of a neighbouring release does, and the tests write with it.
+# services (600 MB) is replaced by the few modules that S3A calls. spark-hadoop-cloud has the class with which Parquet
+# asks Hadoop for a committer. It is not published for every Spark release. The class calls only Hadoop and Parquet, so
+# that of a neighboring release works, and the tests write with it.
 _SDK_2 = ("software.amazon.awssdk:s3", "software.amazon.awssdk:s3-transfer-manager", "software.amazon.awssdk:sts")
 _SDK_1 = ("com.amazonaws:aws-java-sdk-s3", "com.amazonaws:aws-java-sdk-sts", "com.amazonaws:aws-java-sdk-dynamodb")
 ROOTS = {
@@ -41,7 +41,7 @@ ROOTS = {
     "3.4.2": [*(f"{module}:2.29.52" for module in _SDK_2), "org.apache.spark:spark-hadoop-cloud_2.13:4.1.2"],
     "3.3.4": [*(f"{module}:1.12.262" for module in _SDK_1), "org.apache.spark:spark-hadoop-cloud_2.12:3.5.8"],
 }
-# Spark has these itself (another copy would be a second version on the class path), or S3A can do without.
+# Spark contains these (another copy would be a second version on the class path), or S3A does not need them.
 _LEFT_OUT = (
     "software.amazon.awssdk:bundle",
     "com.amazonaws:aws-java-sdk-bundle",
@@ -54,7 +54,7 @@ _LEFT_OUT = (
     "com.fasterxml.jackson.core:*",
     "org.wildfly.openssl:*",
 )
-_INTRANSITIVE = ("org.apache.spark:",)  # its dependencies are Spark itself, and the clouds of others
+_INTRANSITIVE = ("org.apache.spark:",)  # its dependencies are Spark and other cloud stores
 
 
 @dataclass(frozen=True, order=True)
@@ -85,7 +85,7 @@ def install(hadoop: str, spark_home: Path) -> Path:
         for jar in jars:
             if found.get(jar.file_name) != jar.sha256:
                 raise SystemExit(
-                    f"{jar.coordinates}: SHA-256 {found.get(jar.file_name)}; wanted {jar.sha256}, as"
+                    f"{jar.coordinates}: SHA-256 {found.get(jar.file_name)}; expected {jar.sha256}, as"
                     f" {list_path(hadoop).relative_to(ROOT)} says. Nothing was installed: look at what repository it"
                     " came from"
                 )
@@ -124,7 +124,7 @@ def list_path(hadoop: str) -> Path:
 
 
 def _ivy(spark_home: Path, roots: Sequence[str], excluded: Sequence[str], scratch: Path, into: Path) -> None:
-    """Fetch `roots`, and where something is excluded from them, all else that they need."""
+    """Fetch `roots`; if something is excluded from them, also everything else that they need."""
     module, settings = scratch / "ivy.xml", scratch / "settings.xml"
     module.write_text("\n".join(_module(roots, excluded)))
     command = [str(spark_home / "bin" / "spark-class"), "org.apache.ivy.Main", "-ivy", str(module)]
@@ -151,7 +151,7 @@ def _ivy(spark_home: Path, roots: Sequence[str], excluded: Sequence[str], scratc
 
 
 def _module(roots: Sequence[str], excluded: Sequence[str]) -> Iterator[str]:
-    """The Ivy file that asks for them."""
+    """The Ivy file that requests them."""
     yield '<ivy-module version="2.0"><info organisation="persist" module="spark-jars"/>'
     yield '<configurations><conf name="default"/></configurations><dependencies>'
     for root in roots:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from persist_core.clock import SystemClock
-from persist_core.spark_job.submit import spark_environment, spark_home
+from persist_core.spark_job.installation import spark_environment, spark_home
 from tests import real_parts
 
 HOSTS = ("127.0.0.1", "localhost")

@@ -9,15 +9,18 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.write import stage_manifest
 from persist_core.location.consensus import CaSResult, VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.maintenance.fsck import FsckReport, fsck
+from persist_core.maintenance.violations import Violation
 from persist_core.protocol import stages
+from persist_core.protocol.restore import NothingToRestore, plan_restore, restore
 from persist_core.protocol.stages import Conflict
 from persist_core.shard import state as transitions
 from persist_core.shard.batch import STASH_OPERATOR, BatchDescription
 from persist_core.shard.keys import CheckpointLayout
 from persist_core.shard.state import Committed, ShardState, UpperMismatch
-from tests.sim.simulator.actors import STAGING_INTENT_MS, Stages
 from tests.sim.simulator.simulation import Parts
 from tests.sim.simulator.workload import SHARD
+from tests.sim.simulator.world import STAGING_INTENT_MS, Stages
 from tests.sim.simulator.write_stage import write
 
 
@@ -145,6 +148,35 @@ def _expire_early(client: PersistClient, collected: set[str]) -> None:
     client.machine.apply(SHARD, lambda state: transitions.expire_leases(state, now_ms=soon_ms))
 
 
+def _restore_contents_only(client: PersistClient, checkpoint_id: str, writer: str) -> object:
+    """Goes back with the contents and leaves the progress where it is: what was consumed since is lost."""
+    plan = plan_restore(client, SHARD, checkpoint_id)
+    if isinstance(plan, NothingToRestore):
+        return plan
+    point = replace(plan.point, sources=client.state(SHARD).sources)
+    return restore(client, replace(plan, point=point), writer=writer)
+
+
+def _restore_without_stash(client: PersistClient, checkpoint_id: str, writer: str) -> object:
+    """Forgets what the checkpoint had put aside."""
+    plan = plan_restore(client, SHARD, checkpoint_id)
+    if isinstance(plan, NothingToRestore):
+        return plan
+    return restore(client, replace(plan, point=replace(plan.point, operators={})), writer=writer)
+
+
+def _scrub_unnamed(client: PersistClient, shard: str) -> FsckReport:
+    """Takes every attempt for damage that no commit names, though somebody is about to append it."""
+    report = fsck(client, shard)
+    named = {batch.manifest_key.rpartition("/")[0] for batch in client.state(shard).batches}
+    unnamed = [
+        Violation(shard, "unnamed", entry.key)
+        for entry in client.blob.list_keys_and_metadata(f"{shard}/batches/")
+        if "/".join(entry.key.split("/")[:3]) not in named
+    ]
+    return replace(report, violations=(*report.violations, *unnamed))
+
+
 PLANTED: dict[str, Parts] = {
     "consensus ignores what is expected": Parts(consensus=_Careless),
     "consensus shows old versions": Parts(consensus=_Stale),
@@ -158,4 +190,7 @@ PLANTED: dict[str, Parts] = {
     "pointer goes back": Parts(Stages(checkpoint=_pointer_always)),
     "collector reads the state first": Parts(Stages(collect=_collect_by_old_state)),
     "leases expire early": Parts(Stages(collect=_expire_early)),
+    "restore keeps the progress": Parts(Stages(restore=_restore_contents_only)),
+    "restore loses the stash": Parts(Stages(restore=_restore_without_stash)),
+    "scrub takes what is staged for damage": Parts(Stages(fsck=_scrub_unnamed)),
 }

@@ -13,7 +13,7 @@ from hypothesis import settings
 
 from persist_core.location.consensus import CaSResult, Consensus, VersionedData
 from persist_core.location.mem import MemConsensus
-from persist_core.location.sqlite import SqliteConsensus
+from persist_core.location.sqlite.consensus import SqliteConsensus
 from persist_core.shard.machine import Machine
 from persist_core.testing.faults import Outcome
 from tests.sim.append_history import AppendHistory, Told, append_history

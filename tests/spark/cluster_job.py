@@ -32,7 +32,7 @@ from persist_core.maintenance.fsck import fsck
 from persist_core.oracle.upsert import Record
 from persist_core.shard.keys import attempt_prefix
 from persist_spark import snapshot
-from persist_spark.upsert import batch as write_batch
+from persist_spark.upsert import batch as upsert_batch
 from persist_spark.upsert.plan import persistent_upsert
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import ONE_KEY
@@ -77,7 +77,7 @@ def stage(spark: SparkSession, uri: str, fault: str, marks: str) -> dict[str, An
     with closing(open_blob(uri)) as blob:
         shard = StagedShard(spark, blob, ONE_KEY)
         records = [Record((key,), (f"name {key}", key, None), None, (None, "f", 0, key)) for key in range(ROWS)]
-        with mock.patch.object(write_batch, "persistent_upsert", upsert):
+        with mock.patch.object(upsert_batch, "persistent_upsert", upsert):
             manifest = shard.commit(records, 10)
         prefix = f"{attempt_prefix(SHARD, shard.attempt)}/"
         return {
@@ -86,7 +86,7 @@ def stage(spark: SparkSession, uri: str, fault: str, marks: str) -> dict[str, An
             "counted": sum(part.rows or 0 for part in manifest.parts),
             "parts": sorted(part.key.removeprefix(prefix) for part in manifest.parts),
             "staged": shard.staged_keys(),
-            "findings": [finding.message for finding in fsck(shard.client, SHARD).findings],
+            "findings": [finding.message for finding in fsck(shard.client, SHARD).violations],
             "marks": sorted(path.name for path in Path(marks).glob(f"{fault} *")),
         }
 

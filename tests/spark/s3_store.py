@@ -10,8 +10,8 @@ import pytest
 
 from persist_core.location.blob import Blob
 from persist_core.location.open import open_blob
+from persist_core.spark_job.installation import spark_home
 from persist_core.spark_job.jars import s3a_jars
-from persist_core.spark_job.submit import spark_home
 from tests import real_parts
 from tests.servers.s3 import S3Server
 

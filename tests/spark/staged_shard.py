@@ -20,7 +20,7 @@ from persist_core.schema import CollectionSchema
 from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchManifest, StateArtifact
 from persist_core.shard.keys import attempt_prefix, manifest_key
 from persist_core.shard.state import Committed
-from persist_spark.upsert.batch import WriteRequest, write_batch
+from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 from tests.spark.upsert_cases import to_records
 
 SHARD = "things"
@@ -63,7 +63,9 @@ class StagedShard:
         self.attempt = options.pop("attempt", None) or self.client.ids.uuid7()
         schema = options.pop("schema", self.schema)
         frame = records if isinstance(records, DataFrame) else to_records(self.spark, schema, records)
-        return write_batch(self.spark, self.client, WriteRequest(description, schema, self.attempt, **options), frame)
+        return stage_upserts(
+            self.spark, self.client, UpsertRequest(description, schema, self.attempt, **options), frame
+        )
 
     def append(self, manifest: BatchManifest) -> None:
         result = self.client.open_writer(SHARD).compare_and_append(manifest, manifest_key(SHARD, self.attempt))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from datetime import date
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +11,7 @@ import pytest
 
 from persist_core.errors import InvalidInput
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME
-from persist_spark.frame import BAD_KEY, OP, ORDER
+from persist_spark.frame import BAD_KEY, OP
 from tests.spark.decode_feed import Feed, Record
 
 if TYPE_CHECKING:
@@ -213,135 +211,6 @@ def test_damaged_envelopes_are_errs_of_their_key(feed: Feed) -> None:
     ]  # fmt: skip
     assert "no row in after" in rows[0][ERR_MESSAGE]
     assert "'x'" in rows[2][ERR_MESSAGE]
-
-
-UNSCALED = [
-    0,
-    1,
-    -1,
-    127,
-    128,
-    -128,
-    -129,
-    12345,
-    -12345,
-    2**63 - 1,
-    -(2**63),
-    2**63,
-    10**37 + 7,
-    10**38 - 1,
-    1 - 10**38,
-]
-
-
-def test_precise_decimals_are_base64_to_the_last_digit(feed: Feed) -> None:
-    messages = [envelope("c", None, {"id": i, "d": base64_of(n)}) for i, n in enumerate(UNSCALED)]
-    rows = read(feed, messages, {"id": "int", "d": "decimal(38,3)"})
-    assert [row[ERR_KIND] for row in rows] == [None] * len(UNSCALED)
-    assert [row["d"] for row in rows] == [Decimal(f"{n}E-3") for n in UNSCALED]
-
-
-def test_decimals_by_their_kind_and_by_the_schema(feed: Feed) -> None:
-    scale2 = {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal", "parameters": {"scale": "2"}}
-    scale5 = {**scale2, "parameters": {"scale": "5"}}
-
-    def row(value: Any) -> dict[str, Any]:
-        return envelope("c", None, {"id": 1, "d": value})
-
-    variable = {"scale": 1, "value": base64_of(-15)}
-    cases: list[tuple[Any, Decimal | None]] = [
-        (row(12.50), Decimal("12.50")),
-        (row("12.50"), Decimal("12.50")),
-        (row("-3"), Decimal(-3)),
-        (row(base64_of(1250)), Decimal("12.50")),
-        (row(variable), Decimal("-1.50")),
-        (row(json.dumps(variable)), Decimal("-1.50")),
-        (connect([{**scale2, "field": "d"}], row(base64_of(1250))), Decimal("12.50")),
-        (connect([{**scale5, "field": "d"}], row(base64_of(1250000))), Decimal("12.50")),
-        (connect([{**scale5, "field": "d"}], row(base64_of(1250001))), None),
-        (connect([{**scale2, "field": "d"}], row(12.5)), Decimal("12.50")),
-        (connect([{"type": "string", "field": "d"}], row("1234")), Decimal(1234)),
-        (row("1234"), Decimal(int.from_bytes(base64.b64decode("1234"), "big", signed=True)).scaleb(-2)),
-        (row(base64_of(10**20)), None),
-        (row(base64.b64encode(b"\x01" * 17).decode()), None),
-        (row("a lot"), None),
-        (row(""), None),
-        (row(None), None),
-    ]
-    rows = read(feed, [message for message, _ in cases], {"id": "int", "d": "decimal(10,2)"})
-    assert [row["d"] for row in rows] == [wanted for _, wanted in cases]
-    assert [row[ERR_KIND] for row in rows][-5:] == ["value"] * 4 + [None]
-    assert rows[8][ERR_KIND] == "value"
-    texts = read(
-        feed, [row("1234"), row(base64_of(1250))], {"id": "int", "d": "decimal(10,2)"}, source={"decimals": "string"}
-    )
-    assert [(row["d"], row[ERR_KIND]) for row in texts] == [(Decimal(1234), None), (None, "value")]
-
-
-def test_integers_that_come_as_bytes_or_bits(feed: Feed) -> None:
-    decimal = {
-        "type": "bytes",
-        "name": "org.apache.kafka.connect.data.Decimal",
-        "parameters": {"scale": "0"},
-        "field": "n",
-    }
-    bits = {"type": "bytes", "name": "io.debezium.data.Bits", "parameters": {"length": "64"}, "field": "n"}
-
-    def row(value: Any) -> dict[str, Any]:
-        return envelope("c", None, {"id": 1, "n": value})
-
-    cases: list[tuple[Any, int | None]] = [
-        (row(5), 5),
-        (row(base64_of(-20_000_000_000)), -20_000_000_000),
-        (row("12345"), 12345),
-        (row("1234"), None),
-        (connect([decimal], row("1234")), int.from_bytes(base64.b64decode("1234"), "big", signed=True)),
-        (connect([bits], row("xwcAAAAAAAA=")), 1991),
-        (connect([{"type": "string", "field": "n"}], row("1234")), 1234),
-        (row(base64_of(2**64)), None),
-    ]
-    rows = read(feed, [message for message, _ in cases], {"id": "int", "n": "bigint"})
-    assert [row["n"] for row in rows] == [wanted for _, wanted in cases]
-    assert [row[ERR_KIND] for row in rows if row["n"] is None] == ["value", "value"]
-    assert "source.decimals" in rows[3][ERR_MESSAGE]
-
-
-TIMES: list[tuple[str | None, Any, str | None]] = [
-    ("io.debezium.time.Timestamp", 1679581805123, "2023-03-23 14:30:05.123"),
-    ("io.debezium.time.MicroTimestamp", 1679581805123456, "2023-03-23 14:30:05.123456"),
-    ("io.debezium.time.NanoTimestamp", 1679581805123456000, "2023-03-23 14:30:05.123456"),
-    ("io.debezium.time.NanoTimestamp", 1679581805123456001, None),
-    ("org.apache.kafka.connect.data.Timestamp", 0, "1970-01-01 00:00:00"),
-    ("io.debezium.time.ZonedTimestamp", "2023-03-23T15:30:05.123456+01:00", "2023-03-23 14:30:05.123456"),
-    ("io.debezium.time.Date", 19439, "2023-03-23 00:00:00"),
-    ("io.debezium.time.MicroTimestamp", 2**63 - 1, "+294247-01-10 04:00:54.775807"),
-    ("io.debezium.time.Timestamp", 2**63 - 1, None),
-    (None, 1679581805123, None),
-    (None, "2023-03-23T14:30:05Z", "2023-03-23 14:30:05"),
-]
-
-
-def test_times_as_the_schema_names_them(feed: Feed) -> None:
-    def message(name: str | None, value: Any) -> Any:
-        row = envelope("c", None, {"id": 1, "t": value})
-        return connect([{"type": "int64", "name": name, "field": "t"}], row) if name else row
-
-    feed.write("1.jsonl", "\n".join(json.dumps(message(name, value)) for name, value, _ in TIMES))
-    frame = feed.frame("debezium-json", {"id": "int", "t": "timestamp"}, order="position")
-    rows = frame.orderBy(ORDER).selectExpr("cast(t as string) t", ERR_KIND, ERR_MESSAGE).collect()
-    assert [row["t"] for row in rows] == [wanted for _, _, wanted in TIMES]
-    assert [row[ERR_KIND] for row in rows] == [None if wanted else "value" for _, _, wanted in TIMES]
-    assert "unit" in rows[9][ERR_MESSAGE]
-
-
-def test_dates_and_the_configured_unit(feed: Feed) -> None:
-    micros = {"type": "int64", "name": "io.debezium.time.MicroTimestamp", "field": "t"}
-    columns = {"id": "int", "d": "date", "t": {"type": "timestamp", "unit": "ms"}, "s": "string", "n": "bigint"}
-    row = {"id": 1, "d": 19439, "t": 1000, "s": 36803000000, "n": 36803000000}
-    rows = read(feed, [envelope("c", None, row), connect([micros], envelope("c", None, row))], columns)
-    assert [(row["d"], row["t"].timestamp(), row["s"], row["n"]) for row in rows] == [
-        (date(2023, 3, 23), 1.0, "36803000000", 36803000000)
-    ] * 2
 
 
 def test_order_auto_of_postgres_mysql_and_sqlserver(feed: Feed) -> None:

@@ -14,7 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 import persist_spark
 from persist_core.errors import InvalidInput, OutsideFrontiers, ShardNotFound
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.oracle.consolidate import canonical_bytes
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.keys import manifest_key

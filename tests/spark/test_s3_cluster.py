@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from persist_core.spark_job.installation import find_spark_submit, spark_environment, spark_home
 from persist_core.spark_job.jars import with_s3a_jars
-from persist_core.spark_job.submit import find_spark_submit, spark_environment, spark_home
 from tests.servers.s3 import S3Server
 from tests.servers.spark_cluster import CONF, SparkCluster, running
 from tests.spark.cluster_job import ROWS

@@ -13,14 +13,15 @@ from pyspark.sql import SparkSession
 from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolation, TooManyErrors
 from persist_core.location.blob import BlobMetadata
 from persist_core.location.mem import MemBlob
-from persist_core.location.open import PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.oracle.upsert import Err, Record
 from persist_core.schema import PART
 from persist_core.shard.keys import attempt_prefix, manifest_key
 from persist_spark import changes, s3a, snapshot
 from persist_spark.footers import rows_of
-from persist_spark.upsert.batch import WriteRequest, write_batch
+from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 from tests.spark.s3_store import s3_blob, s3_server
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import ONE_KEY, to_records
@@ -143,7 +144,7 @@ def test_a_file_that_the_driver_did_not_commit_fails_the_run(shard: StagedShard)
 
     records = to_records(shard.spark, ONE_KEY, _records(range(3), "second"))
     with pytest.raises(InvariantViolation, match=r"holds \d+ files of .*; the driver committed \d+ of"):
-        write_batch(shard.spark, shard.client, WriteRequest(description, ONE_KEY, attempt), records, intrude)
+        stage_upserts(shard.spark, shard.client, UpsertRequest(description, ONE_KEY, attempt), records, intrude)
     assert shard.blob.get(manifest_key(SHARD, attempt)) is None
 
 

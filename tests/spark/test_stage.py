@@ -32,7 +32,7 @@ from persist_core.shard.batch import STASH_OPERATOR, BatchCounts, BatchManifest,
 from persist_core.shard.keys import manifest_key
 from persist_core.shard.parts import updates_schema
 from persist_spark import stage
-from persist_spark.upsert import batch as write_batch
+from persist_spark.upsert import batch as upsert_batch
 from persist_spark.upsert.outcome import Emitted, Outcome, Read
 from tests.spark.s3_store import s3_blob
 from tests.spark.staged_shard import SHARD, StagedShard
@@ -193,7 +193,7 @@ def test_looking_up_only_the_batchs_slots_gives_the_same(shard: StagedShard, mon
     ]
     description = shard.description(30)
     whole = shard.write(records, description)
-    monkeypatch.setattr(write_batch, "SMALL_STATE_BYTES", 0)
+    monkeypatch.setattr(upsert_batch, "SMALL_STATE_BYTES", 0)
     keyed = shard.write(records, description)
     assert keyed.contents_digest == whole.contents_digest
     assert keyed.stats == whole.stats

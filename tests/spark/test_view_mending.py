@@ -46,7 +46,7 @@ def test_what_a_rogue_put_in_and_took_out_is_mended_and_counted(shards: ViewShar
     right = shards.rows("by_colour")
     rogue = [(("pink", 1), 5, 3), (("red", 5), 5, -1), (("never", 9), 6, -2)]
     shards.commit("by_colour", COLOURS, 7, rogue, [("mine", b"k", b"p", 5, 1)])
-    assert [finding.check for finding in fsck(shards.client, "by_colour").findings] == ["counts_not_negative"]
+    assert [finding.check for finding in fsck(shards.client, "by_colour").violations] == ["counts_not_negative"]
     shards.commit("items", ITEMS, 8, [((3, "red", 1), 7, 1)])
     stats = shards.refresh(BY_COLOUR).stats
     assert stats["corrections"] == 3 + 1 + 2 + 1

@@ -12,15 +12,18 @@ from pyspark.sql import SparkSession
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import CorruptArtifact, SourceChanged
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.protocol.stages import Minted
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.keys import failure_key, manifest_key
+from persist_core.shard.sealed import unseal
 from persist_core.shard.state import Committed
-from persist_core.spark_job.spec import JobSpec
+from persist_core.spark_job.answer import FAILURE_VERSION
+from persist_core.spark_job.spec import JobSpec, stored
 from persist_spark import __main__ as job
 from persist_spark import session
 from persist_spark.read.frames import snapshot
@@ -129,10 +132,11 @@ def test_failed_job_says_why(
     spec = collection.spec(collection.mint(DAY_MS))
     monkeypatch.setattr(session, "build_session", lambda _name: spark)
     monkeypatch.setattr(type(spark), "stop", lambda _self: None)
-    assert job.main(spec.to_argv(), collection.uris.to_env()) == 1
+    with stored(collection.location.blob, spec) as arguments:
+        assert job.main(arguments, collection.uris.to_env()) == 1
     found = collection.location.blob.get(failure_key("things", spec.attempt))
     assert found is not None
-    failure = json.loads(found)
-    assert failure["kind"] == "too_many_errors"
+    failure = unseal(found, kind="failure", version=FAILURE_VERSION, what="the record")
+    assert failure["error"] == "too_many_errors"
     assert "limits.max_errors" in failure["message"]
     assert "too_many_errors: 2 of 2 processed records" in capsys.readouterr().err

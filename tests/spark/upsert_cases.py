@@ -26,7 +26,7 @@ from persist_core.oracle.upsert import (
 )
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema, Column
 from persist_core.shard.batch import STASH_KIND
-from persist_spark.frame import BAD_KEY, OP, ORDER, part_frame, records_frame
+from persist_spark.frame import BAD_KEY, OP, ORDER, part_type, records_type
 
 ORDER_TYPE = T.StructType(
     [
@@ -145,13 +145,13 @@ class Feed:
 
 def to_records(spark: SparkSession, schema: CollectionSchema, records: Iterable[Record]) -> DataFrame:
     """The records frame of these records."""
-    frame = records_frame(schema, ORDER_TYPE)
+    frame = records_type(schema, ORDER_TYPE)
     rows = [_record_row(schema, record) for record in records]
     return spark.createDataFrame([tuple(row[name] for name in frame.names) for row in rows], frame)
 
 
 def _record_row(schema: CollectionSchema, record: Record) -> dict[str, Any]:
-    row: dict[str, Any] = dict.fromkeys(records_frame(schema, ORDER_TYPE).names)
+    row: dict[str, Any] = dict.fromkeys(records_type(schema, ORDER_TYPE).names)
     row[TIME], row[ORDER] = record.time, record.order
     row[OP] = record.value.value if isinstance(record.value, Mark) else "u"
     row |= _slot_cells(schema, record.slot)
@@ -164,7 +164,7 @@ def _record_row(schema: CollectionSchema, record: Record) -> dict[str, Any]:
 
 def to_state(spark: SparkSession, schema: CollectionSchema, updates: Iterable[UpsertDiff]) -> DataFrame:
     """Committed updates, as `persist_spark.read.parts` gives them: values of retracted oks are not read."""
-    frame = T.StructType([*part_frame(schema).fields, T.StructField(BAD_KEY, T.BinaryType())])
+    frame = T.StructType([*part_type(schema).fields, T.StructField(BAD_KEY, T.BinaryType())])
     rows = []
     for update in updates:
         row: dict[str, Any] = dict.fromkeys(frame.names) | _slot_cells(schema, update.slot)
@@ -195,7 +195,7 @@ class Written:
 
 
 def collected(schema: CollectionSchema, rows: Iterable[Row]) -> Written:
-    """The updates and the stash in the rows of `Drained.updates`; checks that each is in its part."""
+    """The updates and the stash in the rows of `PlannedUpsert.updates`; checks that each is in its part."""
     written = Written([], [])
     for row in rows:
         slot = _slot_of(schema, row)

@@ -4,12 +4,12 @@ A line is kept whole as the payload of its err, so line breaks within quoted fie
 comes as lines with an odd number of quotes, each an err. Quotes are doubled within quotes (RFC 4180).
 
 The first line of each file that is not blank is its header (`header: true`); any other line equal to it is one too.
-Columns are found by the header's names, exactly; more columns in a file are ignored, fewer are null, a key column less
-makes every line of that file an err. Without a header columns are in the order of `columns:`, or where `field` says
-(1 is the first); a line's number of fields must be that of the first line of its file.
+Columns are found by the header's names, exactly. Extra columns in a file are ignored, missing ones are null; if a key
+column is missing, every line of that file is an err. Without a header, columns are in the order of `columns:`, or at
+the number that `field` gives (1 is the first); a line must have as many fields as the first line of its file.
 
 An unquoted empty field is null and `""` an empty string in `csv`. In `dms-csv` the text NULL is null (the default of
-DMS) and an empty field an empty string, or null where the column is no string.
+DMS) and an empty field is an empty string, or null if the column is not a string.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from pyspark.sql import types as T
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import SourceChanged
+from persist_spark.decode.encoding import Encoding
 from persist_spark.decode.files import LINE, ReadableFile
 from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, order_of, row_op
 from persist_spark.decode.records import FAULT, FAULT_KIND, FILE_COLUMNS, RawRecords, fields_of, record_path
-from persist_spark.decode.values import Encoding
 
-_FIRST_LINE_BYTES = 1 << 20  # of a file, to find its first line in
-_NO_NULL = "\ufdd2"  # what no field holds, for "nothing else is null"
+_FIRST_LINE_BYTES = 1 << 20  # of a file, in which its first line must end
+_NO_NULL = "\ufdd2"  # a text that no field holds: only an empty field is null
 _DMS_NULL = "NULL"
 _SHOWN_CHARS = 200  # of a header, in a message
 _OPS = ("I", "U", "D")
 UNBALANCED = "an odd number of quotes: a field is not closed; line breaks within quoted fields are not supported"
-MISCOUNTED = "the line has another number of fields than its file's first line"
+MISCOUNTED = "the line does not have as many fields as its file's first line"
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ def first_line(file: ReadableFile) -> str | None:
             start = source.read(_FIRST_LINE_BYTES)
     except (OSError, EOFError, zstandard.ZstdError) as error:
         raise SourceChanged(
-            f"file {file.file.path} can't be read: {error}; nothing was committed: put a whole file in its place, or"
-            " take it away"
+            f"file {file.file.path} cannot be read: {error}. Nothing was committed: replace it with a complete file, or"
+            " remove it"
         ) from error
     for line in start.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
         if line.strip():
@@ -99,7 +99,7 @@ def _open(path: str, suffix: str) -> IO[bytes]:
 
 
 def _positional_names(config: CollectionConfig, first: tuple[str, ...]) -> tuple[str, ...]:
-    """Names for a file without a header: those of the columns in their order, `Op` before them where it is there."""
+    """Names for a file without a header: those of the columns in their order, after `Op` if the file has it."""
     columns = [column.field or name for name, column in config.columns.items()]
     if any(name.isdigit() for name in columns):
         return tuple(str(index + 1) for index in range(len(first)))
@@ -158,15 +158,15 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
         fault.alias(FAULT),
     )
     op = row_op(config, fields, has_marker=marker is not None and marker in at)
-    encoding = Encoding(marked=False, binary="hex" if is_dms else "base64")
+    encoding = Encoding.of(config, marked=False)
     return RawRecords(op.added(frame), fields, F.col(LINE), encoding, order_of(config, fields))
 
 
 def _fault(layout: Layout, row: SparkColumn, wanted: dict[str, str]) -> tuple[SparkColumn, SparkColumn]:
-    """Whether a line's key can be trusted, and what is wrong with the line or with its file, or null.
+    """Whether a line's key can be trusted, and what is wrong with the line or its file, or null.
 
-    In a line with too few or too many fields, or an open quote, a key is trusted where it stands first and something
-    follows it: then it is whole, and in its place.
+    In a line with too few or too many fields, or an open quote, a key is trusted if it comes first and another
+    field follows it: then it is complete and in its place.
     """
     keys = [name for raw, name in wanted.items() if raw.startswith("k")]
     lost = [name for name in keys if name not in layout.names]
@@ -175,7 +175,7 @@ def _fault(layout: Layout, row: SparkColumn, wanted: dict[str, str]) -> tuple[Sp
         shown = ", ".join(layout.names)[:_SHOWN_CHARS]
         return F.lit(False), F.lit(f"the file has no field {lost[0]!r} for the key; its fields are {shown}")
     if twice:
-        return F.lit(twice[0] not in keys), F.lit(f"the file's header names {twice[0]!r} twice; name its fields apart")
+        return F.lit(twice[0] not in keys), F.lit(f"the header has {twice[0]!r} twice; give its fields different names")
     quotes = F.length(F.regexp_replace(F.col(LINE), '[^"]+', ""))
     is_open = F.col(LINE).contains('"') & (quotes % 2 != 0)
     is_odd = row.getField("odd").isNotNull()

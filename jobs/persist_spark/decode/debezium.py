@@ -9,10 +9,10 @@ A line is one of
 1. op c, r, u: upsert of `after`; d: delete; t: truncate; m, transaction marks, heartbeats, schema changes: skip.
 2. The key is the message key's, else the key columns of `after`, else of `before`.
 3. Order `auto` is Postgres `lsn`, MySQL (number of the binlog file, `pos`, `row`), SQL Server (`commit_lsn`,
-   `change_lsn`, `event_serial_no`), else the position; `gtid` and `ts_ms` are not looked at. Missing is lowest: a
-   tombstone, which has no source, never beats the delete before it.
-4. With `time: {field: ..}` a tombstone is skipped: it has no time, and the delete event before it says the same. A
-   topic whose deletes are tombstones only needs `order: position` and another `time`.
+   `change_lsn`, `event_serial_no`), else the position; `gtid` and `ts_ms` are not looked at. A missing field is the
+   lowest: a tombstone, which has no source, never wins over the delete before it.
+4. With `time: {field: ..}` a tombstone is skipped: it has no time, and repeats the delete event before it. A topic
+   that deletes by tombstones alone needs `order: position` and another `time`.
 5. Paths in `order` and `time` start at the envelope (`source.ts_ms`, `after.version`), or are names of columns.
 """
 
@@ -29,8 +29,19 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.errors import InvalidInput
 from persist_core.schema import Column, decimal_of
 from persist_spark.compat import try_cast
+from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import LINE
-from persist_spark.decode.json import MARK, Path, Shape, envelope, parse_text, parsed, unmarked, without_mark
+from persist_spark.decode.json import (
+    MARK,
+    Path,
+    Shape,
+    document_text,
+    envelope,
+    parse_text,
+    parsed,
+    unmarked,
+    without_mark,
+)
 from persist_spark.decode.plain import NOT_JSON, ODD_JSON
 from persist_spark.decode.records import (
     FAULT,
@@ -45,7 +56,6 @@ from persist_spark.decode.records import (
     fields_of,
     record_path,
 )
-from persist_spark.decode.values import Encoding, Field
 from persist_spark.frame import DELETE, SKIP, TRUNCATE, UPSERT
 
 _STRUCTURE = ("before", "after", "source", "payload", "schema")  # objects of the format itself
@@ -82,13 +92,13 @@ _SCHEMA = T.StructType(
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What is wanted of a message, worked out once from the collection."""
+    """What the collection needs of a message, computed once."""
 
     config: CollectionConfig
     fields: Fields
     paths: dict[str, Path]  # of each raw field, within a row
-    flat: frozenset[str]  # raw names of those fields that an unwrapped record can hold without a clash
-    free: dict[str, Path]  # other texts wanted, by their raw name: paths from the envelope
+    flat: frozenset[str]  # raw names of the fields that an unwrapped record can hold without a clash
+    free: dict[str, Path]  # other texts needed, by their raw name: paths from the envelope
     row: Shape
     key_row: Shape
     source: Shape
@@ -111,7 +121,7 @@ def _wanted(config: CollectionConfig) -> _Wanted:
     free = {raw: tuple(name.split(".")) for raw, name in named.items() if fields.named(name) is None}
     for path in free.values():
         if len(path) == 1 and path[0] in _STRUCTURE:
-            raise InvalidInput(f"field {path[0]!r} of order or time is an object; name one in it, like {path[0]}.ts_ms")
+            raise InvalidInput(f"field {path[0]!r} of order or time is an object; name a field of it: {path[0]}.ts_ms")
 
     row, key_row, source, body = Shape(), Shape(), Shape(), Shape()
     row.need_all(paths.values())
@@ -138,19 +148,17 @@ def _wanted(config: CollectionConfig) -> _Wanted:
 
 
 def _needs_hint(config: CollectionConfig, column: Column) -> bool:
-    """True where the message's schema could say what the JSON value does not."""
+    """True if the message's schema may say what the JSON value does not."""
     if len(record_path(config, column)) > 1:
         return False
-    if decimal_of(column.type) or column.type in ("int", "bigint"):
-        return config.source.decimals == "precise"
-    return column.type in ("date", "timestamp") and config.columns[column.name].unit is None
+    return decimal_of(column.type) is not None or column.type in ("int", "bigint", "date", "timestamp", "binary")
 
 
 def debezium_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     """`debezium-json`: see the module's docstring."""
     wanted = _wanted(config)
-    frame = _raw(wanted, _told(wanted, _opened(wanted, lines)))
-    encoding = Encoding(decimals="precise" if config.source.decimals == "precise" else "text", bare_days=True)
+    frame = _raw(wanted, _with_body(wanted, _opened(wanted, lines)))
+    encoding = Encoding.of(config, marked=True)
     order = field_orders(config, wanted.fields)
     if config.order.by == "auto":
         order = tuple(OrderField(name, F.col(name)) for name in _auto_values(wanted))
@@ -194,15 +202,15 @@ def _opened(wanted: _Wanted, lines: DataFrame) -> DataFrame:
     )
 
 
-def _told(wanted: _Wanted, opened: DataFrame) -> DataFrame:
-    """The envelope of each document, whether in a `payload` or not, and what its schema says of the row's fields."""
+def _with_body(wanted: _Wanted, opened: DataFrame) -> DataFrame:
+    """The envelope of each document, in a `payload` or not, and what its schema says of the row's fields."""
     names = ("op", "before", "after", "source", *_CONTROL, *_UNWRAPPED)
-    told = opened.select("*", *[_body(wanted, (name,)).alias(name) for name in names])
+    found = opened.select("*", *[_body(wanted, (name,)).alias(name) for name in names])
     if not wanted.is_hinted:
-        return told
+        return found
     fields = wanted.document.object(F.col("document"), "schema").getField("fields")
     of_key = wanted.key_document.object(F.col("message_key"), "schema").getField("fields")
-    return told.select(
+    return found.select(
         "*",
         F.when(_is_envelope(), _pick(fields, "after").getField("fields"))
         .otherwise(_shallow(fields))
@@ -247,7 +255,7 @@ def _shallow(fields: SparkColumn) -> SparkColumn:
     return F.arrays_zip(*parts).cast(T.ArrayType(_CONNECT_FIELD))
 
 
-def _raw(wanted: _Wanted, told: DataFrame) -> DataFrame:
+def _raw(wanted: _Wanted, opened: DataFrame) -> DataFrame:
     """The raw frame: what each message does, the texts of its fields, hints, order, time."""
     texts = {field.raw: _row_text(wanted, field.raw, "after") for field in wanted.fields.values}
     texts |= _key_texts(wanted)
@@ -262,7 +270,7 @@ def _raw(wanted: _Wanted, told: DataFrame) -> DataFrame:
     if wanted.config.order.by == "auto":
         texts |= _auto_values(wanted)
     kind, fault = _faults()
-    return told.select(
+    return opened.select(
         *FILE_COLUMNS,
         _op(wanted.config).alias(RAW_OP),
         kind.alias(FAULT_KIND),
@@ -294,12 +302,12 @@ def _faults() -> tuple[SparkColumn, SparkColumn]:
     faults = [
         (is_value & F.col("document").isNull(), without_key, F.lit(NOT_JSON)),
         (is_value & op.isNull() & F.col("__deleted").isNull() & ~_is_control(), without_key, F.lit(NOT_DEBEZIUM)),
-        (~op.isin(*_OPS), F.lit("op"), F.concat(F.lit("op is '"), op, F.lit(f"'; wanted one of {', '.join(_OPS)}"))),
+        (~op.isin(*_OPS), F.lit("op"), F.concat(F.lit("op is '"), op, F.lit(f"'; expected one of {', '.join(_OPS)}"))),
         (F.col("odd"), F.lit("value"), F.lit(ODD_JSON)),
         (
             F.col("op").isin(*_UPSERTS) & F.col("after").isNull(),
             F.lit("value"),
-            F.concat(F.lit("op is '"), op, F.lit("' and there is no row in after")),
+            F.concat(F.lit("op is '"), op, F.lit("' but after holds no row")),
         ),
     ]
     kind, message = F.lit(None).cast("string"), F.lit(None).cast("string")
@@ -316,7 +324,7 @@ def _row_text(wanted: _Wanted, raw: str, part: str) -> SparkColumn:
 
 
 def _key_texts(wanted: _Wanted) -> dict[str, SparkColumn]:
-    """Of the message key where it has any of the key columns, else of `after`, else of `before`."""
+    """Of the message key if it has any of the key columns, else of `after`, else of `before`."""
     key, message_key = F.col("key"), F.col("message_key")
     paths = {field.raw: wanted.paths[field.raw] for field in wanted.fields.keys}
     payload = wanted.key_document.object(message_key, "payload")
@@ -328,7 +336,7 @@ def _key_texts(wanted: _Wanted) -> dict[str, SparkColumn]:
         text = F.when(F.coalesce(*inner.values()).isNotNull(), inner[raw])
         text = text.when(F.coalesce(*outer.values()).isNotNull(), outer[raw])
         if len(paths) == 1:  # a key that is no struct: the value itself
-            text = text.when(~key.startswith("{"), key)
+            text = text.when(~key.startswith("{"), document_text(key))
         in_before = _is_envelope() & F.coalesce(*after).isNull()
         found[raw] = text.when(in_before, _row_text(wanted, raw, "before")).otherwise(_row_text(wanted, raw, "after"))
     return found

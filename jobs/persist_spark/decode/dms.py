@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig
+from persist_spark.decode.encoding import Encoding
 from persist_spark.decode.files import LINE
 from persist_spark.decode.json import Path, Shape, envelope, parsed, unmarked
 from persist_spark.decode.plain import NOT_JSON, ODD_JSON, named_path
@@ -25,7 +26,6 @@ from persist_spark.decode.records import (
     fields_of,
 )
 from persist_spark.decode.records import record_path as path_in_row
-from persist_spark.decode.values import Encoding
 from persist_spark.frame import DELETE, SKIP, UPSERT
 
 NOT_DMS = "the line has no metadata with a record-type or an operation: not a DMS record"
@@ -35,7 +35,7 @@ _RECORD_TYPE: Path = ("metadata", "record-type")
 
 
 def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
-    """`dms-json`: see the module's docstring. Names of order and time are looked for in `data`, or start with
+    """`dms-json`: see the module's docstring. Names in order and time are fields of `data`, or start with
     `metadata.`."""
     fields = fields_of(config)
     paths = {field.raw: ("data", *path_in_row(config, field.column)) for field in fields.all}
@@ -69,7 +69,7 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
             F.concat(
                 F.lit("operation is '"),
                 F.coalesce(F.substring(operation, 1, 80), F.lit("missing")),
-                F.lit(f"'; wanted one of {', '.join(_UPSERTS)}, delete"),
+                F.lit(f"'; expected one of {', '.join(_UPSERTS)}, delete"),
             ),
         ),
         (F.col("odd"), "value", F.lit(ODD_JSON)),
@@ -80,7 +80,7 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
         message = F.when(condition, its_message).otherwise(message)
     op = F.when(is_control, SKIP).when(operation == "delete", DELETE).when(operation.isin(*_UPSERTS), UPSERT)
     frame = texts.withColumns({RAW_OP: op, FAULT_KIND: kind, FAULT: message})
-    return RawRecords(frame, fields, F.col(LINE), Encoding(), field_orders(config, fields))
+    return RawRecords(frame, fields, F.col(LINE), Encoding.of(config, marked=True), field_orders(config, fields))
 
 
 def _placed(config: CollectionConfig, name: str) -> Path:

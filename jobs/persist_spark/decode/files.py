@@ -5,8 +5,8 @@
 
 Position. `position` adds the row number to (FILE, BLOCK): comparing (file, block, row) is the order of lines in a file,
 since lines of one block are read by one task, one after the other, and blocks of a file start at ascending offsets.
-The row number is that of the record within its task: it says nothing across files, where FILE has already decided. A
-file is consumed once, so a record is never numbered twice; a redelivered description gives the same comparisons.
+The row number counts records within a task. Records of different files are compared by FILE alone, so it does not
+matter there. A redelivered description gives the same comparisons.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.errors import InvalidInput
-from persist_core.sources.files import InputFile
+from persist_core.sources.files import POSITION, InputFile
 from persist_spark.compat import READS_ZSTD_TEXT, is_valid_utf8
 
 LINE, FILE, DATE_MS, BLOCK = "line", "file", "date_ms", "block"
-BROKEN = "broken"  # boolean: the line is not well-formed UTF-8
+BROKEN = "broken"  # boolean: the record is not well-formed UTF-8
 
-_BLANK_BYTES = 256  # a line longer than this is parsed without asking first whether it is blank
-_FOLDED_FILES = 8  # up to here a lookup is cheaper as a literal than as a broadcast join
+_BLANK_BYTES = 256  # a longer line is parsed without a check whether it is blank
+_FOLDED_FILES = 8  # up to this many, a literal costs less than a broadcast join
 _ROW_BITS = 33  # of monotonically_increasing_id: below these, the number of the task
 _ZSTD = (".zst", ".zstd")
 _COPY_BYTES = 1 << 20
-_URI_PLAIN = frozenset("_-!.~'()*/;:@&=+$,")  # what java.net.URI leaves as it is in a path, beside letters and digits
+_URI_PLAIN = frozenset("_-!.~'()*/;:@&=+$,")  # what java.net.URI does not escape in a path, besides letters and digits
 _LINE_FACTS = T.StructType(
     [T.StructField("path", T.StringType()), T.StructField(FILE, T.StringType()), T.StructField(DATE_MS, T.LongType())]
 )
@@ -59,10 +59,10 @@ class ReadableFile:
 
 
 def readable(files: Sequence[InputFile], scratch: Path | None) -> list[ReadableFile]:
-    """Where to read each file. Empty files are left out: they hold no records.
+    """The path to read each file under. Empty files are left out: they hold no records.
 
     Names that Spark skips or can't open (`_x`, `.x`, `a:b`) get a symbolic link in `scratch`, zstd files a decompressed
-    copy where this Spark can't read them. Raises `InvalidInput` where that is needed and there is no `scratch`.
+    copy if this Spark cannot read them. Raises `InvalidInput` if that is needed and there is no `scratch`.
     """
     found = []
     for index, file in enumerate(files):
@@ -74,7 +74,7 @@ def readable(files: Sequence[InputFile], scratch: Path | None) -> list[ReadableF
             found.append(ReadableFile(file.path, file))
             continue
         if scratch is None:
-            raise InvalidInput(f"file {file.relative!r} can't be read by its name; give decode a scratch folder")
+            raise InvalidInput(f"file {file.relative!r} cannot be read under its name; give decode a scratch folder")
         folder = scratch / f"{index:06d}"
         folder.mkdir(parents=True, exist_ok=True)
         if is_foreign:
@@ -97,8 +97,8 @@ def _decompress(source: Path, target: Path) -> None:
 def text_lines(spark: SparkSession, files: Sequence[ReadableFile]) -> DataFrame:
     """One row per line that is not blank: `LINE`, `FILE`, `DATE_MS`, `BLOCK`, `BROKEN`.
 
-    `LINE` is a string of the line's very bytes without the line end, LF or CRLF. The paths are taken literally:
-    nothing in them is a glob.
+    `LINE` is a string of exactly the line's bytes without the line end, LF or CRLF. Paths are literal: nothing in
+    them is a glob.
     """
     if not files:
         return spark.createDataFrame([], NO_LINES)
@@ -114,7 +114,7 @@ def text_lines(spark: SparkSession, files: Sequence[ReadableFile]) -> DataFrame:
 
 
 def placed(spark: SparkSession, rows: DataFrame, files: Sequence[ReadableFile]) -> DataFrame:
-    """Add `FILE` and `DATE_MS` by the column `path`. A path that is not among `files` fails the job: never a guess."""
+    """Add `FILE` and `DATE_MS` by the column `path`. A path that is not among `files` fails the job."""
     if len(files) == 1:
         only = files[0].file
         return rows.withColumn(FILE, F.lit(only.order)).withColumn(DATE_MS, F.lit(only.date_ms).cast("bigint"))
@@ -136,7 +136,7 @@ def placed(spark: SparkSession, rows: DataFrame, files: Sequence[ReadableFile]) 
 
 
 def _uris(path: str) -> tuple[str, str]:
-    """What Spark may call this local path in `_metadata.file_path`: a URI, as java.net.URI writes one."""
+    """What Spark may call this local path in `_metadata.file_path`: a URI as java.net.URI writes it."""
     quoted = "".join(_quoted(char) for char in path)
     return f"file:{quoted}", f"file://{quoted}"
 
@@ -150,10 +150,11 @@ def _quoted(char: str) -> str:
 
 
 def row_number() -> SparkColumn:
-    """The number of a record within its task: ascending, in the order of the file, within one block of it."""
+    """The number of a record within its task: ascending in file order within a block."""
     return F.monotonically_increasing_id().bitwiseAND(F.lit((1 << _ROW_BITS) - 1))
 
 
 def position(row: SparkColumn) -> list[SparkColumn]:
-    """The last three fields of every order struct: `file`, `block`, `row`. See the module's docstring."""
-    return [F.col(FILE).alias("file"), F.col(BLOCK).alias("block"), row.alias("row")]
+    """The last fields of every order struct: a file source's position. See the module's docstring."""
+    values = (F.col(FILE), F.col(BLOCK), row)
+    return [value.cast(field.type).alias(field.name) for field, value in zip(POSITION, values, strict=True)]

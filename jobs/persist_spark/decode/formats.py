@@ -2,9 +2,9 @@
 
     files --decode_files--> lines --decode_<format>--> RawRecords --decode_records--> the records frame
 
-Bad input becomes errs in the frame, never a failed job; a file that can't be read at all (a truncated gzip, no Parquet,
-one that is gone) fails it, by name: it may be half written, and would be lost if it counted as read. No Spark job runs
-until somebody acts on the frame.
+Bad input becomes errs in the frame and never fails the job. A file that cannot be read at all (truncated gzip, not
+Parquet, missing) fails the job and is named: it may be half written, and would be lost if it counted as read. No Spark
+job runs until the caller acts on the frame.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from persist_spark.decode.files import BROKEN, LINE, ReadableFile, readable, tex
 from persist_spark.decode.json import has_half_surrogates
 from persist_spark.decode.parquet import parquet_records, schemas
 from persist_spark.decode.plain import json_records
-from persist_spark.decode.records import RawRecords, records_frame
+from persist_spark.decode.records import RawRecords, decoded
 
 _JSON_LINES = {"json": json_records, "debezium-json": debezium_records, "dms-json": dms_json_records}
 _MAX_LAYOUTS = 100  # of CSV headers or Parquet schemas in one batch: each is a branch of the plan
@@ -39,18 +39,18 @@ def decode(
     """The records frame of `files`, in no particular row order, lazily.
 
     `scratch` is a folder that the driver and all executors see, for files that Spark can't read under their own name;
-    it must live until the frame has been acted on. Raises `InvalidInput` where the session's time zone is not UTC
-    (texts without a zone are UTC), or where `scratch` is needed and not given; `SourceChanged` where a file's header or
-    footer can't be read.
+    it must exist until the action on the frame ends. Raises `InvalidInput` if the session's time zone is not UTC (texts
+    without a zone are UTC), or if `scratch` is needed and not given; `SourceChanged` if a file's header or footer
+    cannot be read.
     """
     zone = spark.conf.get("spark.sql.session.timeZone", None)
     if zone not in ("UTC", "Etc/UTC", "GMT", "Z", "+00:00"):
         raise InvalidInput(
-            f"spark.sql.session.timeZone is {zone!r}; wanted 'UTC': decode inside persist_spark's settings"
+            f"spark.sql.session.timeZone is {zone!r}; expected 'UTC': decode inside `persist_spark.session.settings`"
         )
     if not HAS_TRY_CAST and spark.conf.get("spark.sql.ansi.enabled", "false") == "true":
-        raise InvalidInput("spark.sql.ansi.enabled is true; wanted false on this release of Spark, or Spark 4")
-    parts = [records_frame(config, raw) for raw in _raw_records(spark, config, readable(files, scratch))]
+        raise InvalidInput("spark.sql.ansi.enabled is true; set it to false on this release of Spark, or use Spark 4")
+    parts = [decoded(config, raw) for raw in _raw_records(spark, config, readable(files, scratch))]
     return functools.reduce(DataFrame.unionByName, parts)
 
 
@@ -72,6 +72,6 @@ def _raw_records(spark: SparkSession, config: CollectionConfig, files: list[Read
 def _check_layouts(count: int) -> None:
     if count > _MAX_LAYOUTS:
         raise InvalidInput(
-            f"the input files have {count} different headers or schemas; wanted at most {_MAX_LAYOUTS} in one batch:"
-            " set limits.max_files lower, or mend the files"
+            f"the input files have {count} different headers or schemas; expected at most {_MAX_LAYOUTS} in one batch:"
+            " lower limits.max_files, or give the files one header or schema"
         )

@@ -4,14 +4,14 @@
 
 `from_json` alone would write 1.10 as 1.1 and round 19 digits to 17, and its text leaves no longer tell 5 from "5".
 So numbers are first turned into strings that start with `MARK`, by one regular expression that walks the line token by
-token (possessive, so that it neither backtracks nor recurses). The rewriting keeps valid lines valid and broken lines
-broken. `unmarked` takes the mark off again.
+token (possessive, so that it neither backtracks nor recurses). A valid line stays valid, a broken line stays broken.
+`unmarked` takes the mark off again.
 
 What `parse` makes of a line (`Parsed`):
 
 1. `row` is null unless the line is exactly one JSON object and nothing else: truncated lines, garbage, arrays, two
-   objects on one line and text behind the object are all refused.
-2. `is_odd` marks a row in which something is not of the kind wanted (a number where an object was looked for).
+   objects on one line and text behind the object are all rejected.
+2. `is_odd` marks a row in which a value is not of the kind expected (a number in place of an object).
 3. Of a field that occurs twice the last one counts, as in most JSON readers. A nested value, taken as a leaf, is
    compact JSON: blanks outside of strings are gone; order, digits and duplicates are kept.
 """
@@ -31,9 +31,10 @@ Path = tuple[str, ...]
 
 MARK = "\ufdd0"  # a noncharacter: never in interchanged text, and no JSON writer escapes it
 _NUMBER = r"-?(?:(?:0|[1-9]\d*+)(?:\.\d++)?+(?:[eE][+-]?\d++)?+|NaN|Infinity)"
+_WHOLE_NUMBER = rf"^{_NUMBER}$"
 # What stands between two numbers: anything but the start of a number, strings whole.
 _BETWEEN = r'\G((?:[^"\d\-NI]++|"(?:[^"\\]++|\\.)*+")*+)'
-# Only in the place of a value (never of a name), so that {1:2} stays as broken as it is.
+# Only in the place of a value, never of a name, so that {1:2} stays broken.
 _EXACT = _BETWEEN + "(" + _NUMBER + r")(?=\s*+[,\]}])"
 # An escaped half of a surrogate pair without its other half: Spark would silently write "?" for it.
 _HEX = "[0-9a-fA-F]"
@@ -50,7 +51,7 @@ _SENTINEL = "\ufdd1end"
 
 @dataclass
 class Shape:
-    """The fields wanted of a JSON object: a tree whose leaves are text. Build it with `need`, then read with `get`.
+    """The fields needed of a JSON object: a tree whose leaves are text. Build it with `need`, then read with `get`.
 
     Field names are compared exactly, case included.
     """
@@ -58,7 +59,7 @@ class Shape:
     fields: dict[str, Shape | T.DataType | None] = field(default_factory=dict)
 
     def need(self, path: Path) -> None:
-        """Want the value at `path`. Where a leaf is wanted at a prefix of it too, the leaf is parsed again by `get`."""
+        """Need the value at `path`. If a prefix of it is needed as a leaf too, `get` parses that leaf again."""
         name, rest = path[0], path[1:]
         if not rest:
             self.fields[name] = None
@@ -68,16 +69,16 @@ class Shape:
             child.need(rest)
 
     def need_all(self, paths: Iterable[Path]) -> None:
-        """Want all of `paths`, leaves first, so that the order of `paths` does not matter."""
+        """Need all of `paths`, leaves first, so that the order of `paths` does not matter."""
         for path in sorted(paths, key=len):
             self.need(path)
 
     def put(self, name: str, child: Shape | T.DataType) -> None:
-        """Want an object of this shape, or a value of exactly this type, under `name`."""
+        """Need an object of this shape, or a value of exactly this type, under `name`."""
         self.fields[name] = child
 
     def get(self, row: SparkColumn, path: Path) -> SparkColumn:
-        """The text at `path` of a row of this shape: null where it, or anything on the way, is missing or null."""
+        """The text at `path` of a row of this shape: null if it, or anything on the way, is missing or null."""
         name, rest = path[0], path[1:]
         child = self.fields[name]
         found = row.getField(self._inner_name(name))
@@ -90,11 +91,11 @@ class Shape:
         return again.get(parse_text(found, again), rest)
 
     def object(self, row: SparkColumn, name: str) -> SparkColumn:
-        """What `put` wanted under `name`: for a shape a struct, to be read by that shape's `get`."""
+        """What `put` needs under `name`: for a shape a struct, which that shape's `get` reads."""
         return row.getField(self._inner_name(name))
 
     def json_type(self) -> T.StructType:
-        """What `from_json` is told: the names as they stand in the record."""
+        """The type for `from_json`: the names as they are in the record."""
         return T.StructType([T.StructField(n, _type(c, Shape.json_type)) for n, c in self.fields.items()])
 
     def inner_type(self) -> T.StructType:
@@ -104,7 +105,7 @@ class Shape:
         )
 
     def has_clashes(self) -> bool:
-        """True where names differ only in case, which Spark can't tell: then rows must be cast to `inner_type`."""
+        """True if names differ only in case, which Spark ignores: then rows must be cast to `inner_type`."""
         here = len({name.lower() for name in self.fields}) < len(self.fields)
         return here or any(isinstance(child, Shape) and child.has_clashes() for child in self.fields.values())
 
@@ -145,12 +146,17 @@ def unmarked(text: SparkColumn) -> SparkColumn:
 
 
 def is_number(text: SparkColumn) -> SparkColumn:
-    """True where a leaf was a bare JSON number (NaN and Infinity count), false where it was quoted."""
+    """True if a leaf was a bare JSON number (NaN and Infinity count), false if it was quoted."""
     return text.startswith(MARK)
 
 
+def document_text(text: SparkColumn) -> SparkColumn:
+    """The leaf that a text holds as a JSON document of its own: a number if it is one, else the text itself."""
+    return F.when(text.rlike(_WHOLE_NUMBER), F.concat(F.lit(MARK), text)).otherwise(text)
+
+
 def has_half_surrogates(line: SparkColumn) -> SparkColumn:
-    """True where a text in the line is no Unicode: half a surrogate pair, escaped, which JSON allows."""
+    """True if a text in the line is not Unicode: half a surrogate pair, escaped, which JSON allows."""
     return (line.contains("\\ud") | line.contains("\\uD")) & line.rlike(_HALF)
 
 
@@ -161,7 +167,7 @@ def envelope_type(shape: Shape) -> T.StructType:
 
 
 def envelope(line: SparkColumn, shape: Shape) -> SparkColumn:
-    """Parse `line` wrapped in an array with a sentinel behind it; only a line that is one value lets it through."""
+    """Parse `line` in an array with a sentinel after it; the sentinel is found only if the line is one value."""
     wrapped = F.concat(F.lit('{"rows":['), exact_numbers(line), F.lit(f',{{"{_SENTINEL}":"1"}}]}}'))
     return F.from_json(wrapped, envelope_type(shape), _OPTIONS)
 
@@ -177,6 +183,6 @@ def parsed(envelope: SparkColumn, shape: Shape) -> Parsed:
 
 
 def parse_text(text: SparkColumn, shape: Shape) -> SparkColumn:
-    """Parse the text of a leaf that holds a JSON object, marked already or not; null where it is none."""
+    """Parse the text of a leaf that holds a JSON object, marked already or not; null if it does not hold one."""
     row = F.from_json(exact_numbers(text), shape.json_type(), _OPTIONS)
     return row.cast(shape.inner_type()) if shape.has_clashes() else row

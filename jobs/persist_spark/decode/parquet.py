@@ -1,12 +1,12 @@
 """Parquet files of any mix of schemas: `parquet` with a delete marker, `dms-parquet` with `Op`.
 
 Files are grouped by the schema in their footers (read by the driver, without a Spark job), so that each group is read
-under its own schema and every record is cast from what it is to what the collection wants. A cast that loses nothing is
-done directly; anything else goes through text, by the same strict rules as for text formats: what does not fit is an
-err, never null. A column that is not in a file is null; a key column that is not makes every record of it an err.
+under its own schema and every record is cast to the collection's types. A cast that loses nothing is done directly; any
+other goes through text, by the same strict rules as for text formats: what does not fit is an err, never null. A column
+that a file does not have is null; without a key column every record of the file is an err.
 
-The payload of an err is the row as JSON. Columns of types that Spark can't read (times of day, 256-bit decimals) are
-left out of it, and make an err where the collection wants them.
+The payload of an err is the row as JSON. Columns of types that Spark cannot read (times of day, 256-bit decimals) are
+left out of it, and are an err if the collection names them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from pyspark.sql import types as T
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import InvalidInput, SourceChanged
 from persist_core.schema import Column
+from persist_spark.compat import is_valid_utf8
+from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import BLOCK, BROKEN, LINE, NO_LINES, ReadableFile, placed
-from persist_spark.decode.json import Path
+from persist_spark.decode.json import MARK, Path
 from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, named_path, order_of, row_op
 from persist_spark.decode.records import (
     FAULT,
@@ -35,7 +37,6 @@ from persist_spark.decode.records import (
     fields_of,
     record_path,
 )
-from persist_spark.decode.values import Encoding, Field
 from persist_spark.frame import named, spark_type
 
 _ROW = "row_number"
@@ -56,7 +57,7 @@ _SIMPLE: dict[pa.DataType, T.DataType] = {
     pa.binary(): T.BinaryType(),
     pa.large_binary(): T.BinaryType(),
     pa.date32(): T.DateType(),
-    pa.null(): T.IntegerType(),  # how a column without a single value is stored
+    pa.null(): T.IntegerType(),  # a column without a single value
 }
 # What a cast keeps exactly, beside equal types: from these Spark types to those of ours.
 _LOSSLESS: dict[type[T.DataType], tuple[str, ...]] = {
@@ -73,7 +74,7 @@ _SHOWN_CHARS = 200  # of a file's columns, in a message
 
 @dataclass(frozen=True)
 class FileSchema:
-    """The columns of a file that Spark can read, those of them that count nanoseconds, and those that it can't read."""
+    """The columns of a file that Spark can read, which of them count nanoseconds, and those that it cannot read."""
 
     columns: tuple[tuple[str, T.DataType], ...]
     nanos: frozenset[str] = frozenset()
@@ -87,7 +88,7 @@ class FileSchema:
 def schemas(files: Sequence[ReadableFile]) -> list[tuple[FileSchema, list[ReadableFile]]]:
     """Files of equal schema together, at least one group. Reads the footers.
 
-    Raises `SourceChanged` for a file without one, and for one with names that Spark can't tell apart.
+    Raises `SourceChanged` for a file without one, and for names that Spark cannot distinguish.
     """
     found: dict[str, tuple[FileSchema, list[ReadableFile]]] = {}
     for file in files:
@@ -95,20 +96,20 @@ def schemas(files: Sequence[ReadableFile]) -> list[tuple[FileSchema, list[Readab
             schema = file_schema(pq.read_metadata(file.path))
         except (OSError, pa.ArrowException, InvalidInput) as error:
             raise SourceChanged(
-                f"file {file.file.path} can't be read as Parquet: {error}; nothing was committed: put a whole file in"
-                " its place, or take it away"
+                f"file {file.file.path} cannot be read as Parquet: {error}. Nothing was committed: replace it with a"
+                " complete file, or remove it"
             ) from error
         found.setdefault(repr(schema), (schema, []))[1].append(file)
     return list(found.values()) or [(FileSchema(()), [])]
 
 
 def file_schema(footer: pq.FileMetaData) -> FileSchema:
-    """What Spark reads of a file with this footer. Raises `InvalidInput` for names that it can't tell apart."""
+    """What Spark reads of a file with this footer. Raises `InvalidInput` for names that it cannot distinguish."""
     arrow = footer.schema.to_arrow_schema()
     lowered = [name.lower() for name in arrow.names]
     twice = next((name for name in arrow.names if lowered.count(name.lower()) > 1), None)
     if twice is not None:
-        raise InvalidInput(f"it has the column {twice!r} twice (case does not count); name its columns apart")
+        raise InvalidInput(f"it has the column {twice!r} twice (case does not count); give its columns different names")
     if "_metadata" in lowered:
         raise InvalidInput("it has a column '_metadata', a name that Spark keeps for itself; rename it")
     leaves = [footer.schema.column(index) for index in range(len(footer.schema))]
@@ -179,11 +180,12 @@ def parquet_records(
         F.lit(kind).cast("string").alias(FAULT_KIND),
         F.lit(message).cast("string").alias(FAULT),
     )
+    frame = frame.withColumn(BROKEN, _is_broken(config, schema, fields))
     return RawRecords(
         row_op(config, fields, has_marker=has_marker).added(frame),
         fields,
         F.to_json(F.struct(*payload), {"ignoreNullFields": "false"}) if payload else F.lit("{}"),
-        Encoding(marked=False),
+        Encoding.of(config, marked=False),
         order_of(config, fields),
         F.col(_ROW),
     )
@@ -200,7 +202,7 @@ def _rows(spark: SparkSession, schema: FileSchema, files: Sequence[ReadableFile]
         F.col("_metadata.file_path").alias("path"),
         F.col("_metadata.row_index").alias(_ROW),
     )
-    facts = {BLOCK: F.lit(0).cast("bigint"), BROKEN: F.lit(False), LINE: F.lit(None).cast("string")}
+    facts = {BLOCK: F.lit(0).cast("bigint"), LINE: F.lit(None).cast("string")}
     return placed(spark, rows, files).withColumns(facts)
 
 
@@ -219,7 +221,7 @@ def _find(schema: FileSchema, path: Path) -> tuple[SparkColumn, T.DataType] | No
 
 
 def _fitted(config: CollectionConfig, schema: FileSchema, field: Field) -> Field:
-    """`field`, typed where a plain cast loses nothing, and in nanoseconds where the file counts in them."""
+    """`field`, typed if a plain cast loses nothing, and in nanoseconds if the file counts in them."""
     path = record_path(config, field.column)
     found = _find(schema, path)
     if found is None:
@@ -239,7 +241,23 @@ def _is_lossless(source: T.DataType, column: Column) -> bool:
 def _raw(config: CollectionConfig, schema: FileSchema, field: Field) -> SparkColumn:
     path = record_path(config, field.column)
     found = _find(schema, path)
-    return found[0] if found is not None and field.is_typed else _text(schema, path)
+    if found is not None and field.is_typed:
+        return found[0]
+    text = _text(schema, path)
+    if found is None or field.column.type != "binary" or isinstance(found[1], T.StringType):
+        return text
+    return F.concat(F.lit(MARK), text)  # a number is not bytes, even if its digits look like base64 or hex
+
+
+def _is_broken(config: CollectionConfig, schema: FileSchema, fields: Fields) -> SparkColumn:
+    """True if a text is not well-formed UTF-8: Spark hands the bytes of any text column over unchecked."""
+    broken = F.lit(False)
+    for field in fields.all:
+        found = _find(schema, record_path(config, field.column))
+        is_typed_bytes = field.is_typed and field.column.type == "binary"
+        if found is not None and isinstance(found[1], T.StringType | T.BinaryType) and not is_typed_bytes:
+            broken = broken | ~F.coalesce(is_valid_utf8(found[0].cast("string")), F.lit(True))
+    return broken
 
 
 def _text(schema: FileSchema, path: Path) -> SparkColumn:
@@ -258,7 +276,7 @@ def _fault(config: CollectionConfig, schema: FileSchema, fields: Fields) -> tupl
         path = record_path(config, field.column)
         is_key = field in fields.keys
         if path[0] in unreadable:
-            reason = f"column {path[0]!r} of the file has the type {unreadable[path[0]]}, which can't be read"
+            reason = f"column {path[0]!r} of the file has the type {unreadable[path[0]]}, which Spark cannot read"
             return "key" if is_key else "value", reason
         if is_key and _find(schema, path) is None:
             shown = ", ".join(name for name, _ in schema.columns)[:_SHOWN_CHARS]

@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig
+from persist_spark.decode.encoding import Encoding
 from persist_spark.decode.files import FILE, LINE
 from persist_spark.decode.json import Path, Shape, envelope, parsed, unmarked
 from persist_spark.decode.records import (
@@ -24,11 +25,10 @@ from persist_spark.decode.records import (
     fields_of,
     record_path,
 )
-from persist_spark.decode.values import Encoding
 from persist_spark.frame import DELETE, UPSERT
 
 NOT_JSON = "the line is not one JSON object"
-ODD_JSON = "a field holds another kind of JSON value than the object that was looked for"
+ODD_JSON = "a field holds another kind of JSON value than the object expected"
 MARKER = "marker"  # text of the field that says what a row does
 DMS_OP = "Op"
 _DMS_UPSERTS = ("I", "U")
@@ -60,7 +60,7 @@ def json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
         FAULT,
     )
     op = row_op(config, fields, has_marker=MARKER in free)
-    return RawRecords(op.added(frame), fields, F.col(LINE), Encoding(), order_of(config, fields))
+    return RawRecords(op.added(frame), fields, F.col(LINE), Encoding.of(config, marked=True), order_of(config, fields))
 
 
 def json_rows(lines: DataFrame, shape: Shape) -> DataFrame:
@@ -78,7 +78,7 @@ def json_rows(lines: DataFrame, shape: Shape) -> DataFrame:
 
 
 def free_paths(config: CollectionConfig) -> dict[str, Path]:
-    """The fields wanted beside the columns, by their raw name: those of `order` and of `time`."""
+    """The fields needed besides the columns, by their raw name: those of `order` and of `time`."""
     found = {f"o{index}": named_path(config, name) for index, name in enumerate(config.order.fields)}
     return {**found, RAW_TIME: named_path(config, config.time.field)} if config.time.field else found
 
@@ -91,13 +91,13 @@ def free_text(shape: Shape, row: SparkColumn, name: str, path: Path) -> SparkCol
 
 @dataclass(frozen=True)
 class RowOp:
-    """What a row does, by its marker, where nothing worse is wrong with it."""
+    """What a row does, by its marker, unless something worse is wrong with it."""
 
     op: SparkColumn
     fault: SparkColumn
 
     def added(self, frame: DataFrame) -> DataFrame:
-        """`frame`, which has `FAULT_KIND` and `FAULT`, with `RAW_OP`, and with the marker's fault where it has one."""
+        """`frame`, which has `FAULT_KIND` and `FAULT`, with `RAW_OP`, and with the marker's fault if it has one."""
         is_lost = F.col(FAULT_KIND).isNotNull()
         is_key = F.col(FAULT_KIND).eqNullSafe("key")
         return frame.withColumns(
@@ -114,7 +114,7 @@ def row_op(config: CollectionConfig, fields: Fields, *, has_marker: bool) -> Row
     marker = F.col(MARKER) if has_marker else F.lit(None).cast("string")
     none = F.lit(None).cast("string")
     if config.source.format in ("dms-csv", "dms-parquet"):
-        wrong = F.concat(F.lit(f"{DMS_OP} is '"), marker, F.lit("'; wanted I, U or D"))
+        wrong = F.concat(F.lit(f"{DMS_OP} is '"), marker, F.lit("'; expected I, U or D"))
         known = F.coalesce(marker.isin(*_DMS_UPSERTS, "D"), F.lit(True))  # full-load rows have no Op
         return RowOp(F.when(known, F.when(marker == "D", DELETE).otherwise(UPSERT)), F.when(~known, wrong))
     if config.delete.column is not None:
@@ -131,7 +131,7 @@ def row_op(config: CollectionConfig, fields: Fields, *, has_marker: bool) -> Row
 
 
 def order_of(config: CollectionConfig, fields: Fields) -> tuple[OrderField, ...]:
-    """The order of rows: with `auto` DMS's full load comes before all changes, whatever its files are called."""
+    """The order of rows: with `auto`, DMS's full load comes before all changes, whatever the names of its files."""
     if config.order.by == "auto" and config.source.format in ("dms-csv", "dms-parquet"):
         return (OrderField("is_change", (~F.col(FILE).rlike(_FULL_LOAD)).cast("int")),)
     return field_orders(config, fields)

@@ -4,11 +4,12 @@
 
 A record is an err of kind
 
-    key     its key can't be had: the slot is the raw key, as JSON of the key columns' texts, where any of them was
-            there, else the whole record. A delete with a raw key is no err: it is a tombstone for the err in that slot
-    value   its key is good and a value is not, or the record as a whole is damaged
-    op      its key is good and what it does is not known
-    time    its key and values are good, its own time is missing or bad; it stands at the description's time
+    key     its key cannot be read: the slot is the raw key, as JSON of the key columns' texts, if any of them is
+            there, else the whole record. A delete with a raw key is not an err: it is a tombstone for the err in that
+            slot
+    value   its key is good, but a value is not, or the record as a whole is damaged
+    op      its key is good, but its operation is unknown
+    time    its key and values are good, but its own time is missing or bad; it takes the description's time
 """
 
 from __future__ import annotations
@@ -23,18 +24,20 @@ from pyspark.sql import functions as F
 from persist_core.config.collection import CollectionConfig
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, Column
 from persist_spark.compat import try_cast
+from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import BLOCK, BROKEN, DATE_MS, FILE, LINE, position, row_number
 from persist_spark.decode.json import MARK
-from persist_spark.decode.values import Encoding, Field, numbers, texts, time_ms, value
+from persist_spark.decode.times import time_ms
+from persist_spark.decode.values import numbers, remedy, texts, value
 from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, UPSERT, canonical_json, spark_type
 
 FILE_COLUMNS = (LINE, FILE, DATE_MS, BLOCK, BROKEN)  # what every line has, see `decode_files`
 FAULT_KIND, FAULT = "fault_kind", "fault"  # what is wrong with the record as a whole, or null
-RAW_OP = "raw_op"  # `u`, `d`, `t`, `s`; null where the fault says that it could not be told
+RAW_OP = "raw_op"  # `u`, `d`, `t`, `s`; null if the operation is unknown
 RAW_TIME = "raw_time"  # text of the record's own time; present only with `time: field`
 _SHOWN_CHARS = 80  # of a bad value, in a message
 _SET_UNIT = "for integers set the column's unit"
-BROKEN_TEXT = "the record is not well-formed UTF-8, or holds half a surrogate pair; mend its encoding"
+BROKEN_TEXT = "the record is not well-formed UTF-8, or holds half a surrogate pair; correct its encoding"
 _TEXT_DAMAGE = "[\ufffd?]"  # what undecodable bytes and lone surrogates become
 
 
@@ -50,7 +53,7 @@ class OrderField:
 class RawRecords:
     """What a format found: one row per record.
 
-    `frame` has `RAW_OP`, `FAULT_KIND`, `FAULT`, `BROKEN`, the files' columns, `RAW_TIME` where wanted, and the texts of
+    `frame` has `RAW_OP`, `FAULT_KIND`, `FAULT`, `BROKEN`, the files' columns, `RAW_TIME` if needed, and the texts of
     the fields: `k0..` for the key columns, `v0..` for the value columns; `hk0..`, `hv0..` (structs with type, name and
     parameters.scale) for those fields that are hinted. `payload` is the raw record, string or binary.
     """
@@ -60,12 +63,12 @@ class RawRecords:
     payload: SparkColumn
     encoding: Encoding
     order: tuple[OrderField, ...] = ()
-    row: SparkColumn | None = None  # the number of a record in its file, where that is known
+    row: SparkColumn | None = None  # the number of a record in its file, if known
 
 
 @dataclass(frozen=True)
 class Fields:
-    """The collection's columns and where they live in the raw frame."""
+    """The collection's columns and their places in the raw frame."""
 
     keys: tuple[Field, ...]
     values: tuple[Field, ...]
@@ -81,7 +84,7 @@ class Fields:
 
 
 def fields_of(config: CollectionConfig, is_hinted: Callable[[Column], bool] = lambda _: False) -> Fields:
-    """Where the columns of a collection live."""
+    """The places of a collection's columns."""
     schema = config.collection_schema()
 
     def field(raw: str, column: Column) -> Field:
@@ -94,12 +97,12 @@ def fields_of(config: CollectionConfig, is_hinted: Callable[[Column], bool] = la
 
 
 def record_path(config: CollectionConfig, column: Column) -> tuple[str, ...]:
-    """Where a column's value is found in a record: its `field`, dots meaning nesting; else its own name, literally."""
+    """The path of a column's value in a record: its `field`, dots meaning nesting; else its own name, literally."""
     field = config.columns[column.name].field
     return tuple(field.split(".")) if field else (column.name,)
 
 
-def records_frame(config: CollectionConfig, raw: RawRecords) -> DataFrame:
+def decoded(config: CollectionConfig, raw: RawRecords) -> DataFrame:
     """The records frame (docs/architecture.md)."""
     keys, values = raw.fields.keys, raw.fields.values
     judged = _judge(config, raw, _typed(config, raw))
@@ -129,8 +132,17 @@ def _typed(config: CollectionConfig, raw: RawRecords) -> DataFrame:
         frame = frame.withColumns(found) if found else frame
     final = {field.value: value(field, encoding) for field in raw.fields.all}
     if _has_own_time(config):
-        final[TIME] = time_ms(encoding.plain(F.col(RAW_TIME)), config.time.unit)
+        final[TIME] = _own_time(config, raw)
     return frame.withColumns(final)
+
+
+def _own_time(config: CollectionConfig, raw: RawRecords) -> SparkColumn:
+    """The record's own time in ms. A column that is a time already says what it is; `time.unit` is for all else."""
+    field = raw.fields.named(config.time.field or "")
+    if field is None or field.column.type not in ("timestamp", "date"):
+        return time_ms(raw.encoding.plain(F.col(RAW_TIME)), config.time.unit)
+    found = F.unix_millis(value(field, raw.encoding).cast("timestamp"))
+    return F.when(found >= 0, found)
 
 
 def _final(field: Field) -> SparkColumn:
@@ -180,11 +192,11 @@ def _judge(config: CollectionConfig, raw: RawRecords, frame: DataFrame) -> DataF
     message = (
         F.when(F.col(ERR_KIND).isNull(), None)
         .when(fault_kind.isNotNull(), F.col(FAULT))
-        .when(F.col(ERR_KIND) == "key", _first_fault(config, keys))
+        .when(F.col(ERR_KIND) == "key", _first_fault(config, raw, keys))
         .when(F.col(ERR_KIND) == "time", _time_message(config))
-        .when(op.isNull(), F.lit("what the record does can't be told"))
+        .when(op.isNull(), F.lit("unrecognized operation"))
         .when(broken, F.lit(BROKEN_TEXT))
-        .otherwise(_first_fault(config, values))
+        .otherwise(_first_fault(config, raw, values))
     )
     return judged.withColumns({OP: F.when(F.col(ERR_KIND).isNull(), op).otherwise(F.lit(UPSERT)), FAULT: message})
 
@@ -208,14 +220,15 @@ def _any(conditions: Sequence[SparkColumn]) -> SparkColumn:
     return found
 
 
-def _first_fault(config: CollectionConfig, fields: Sequence[Field]) -> SparkColumn:
+def _first_fault(config: CollectionConfig, raw: RawRecords, fields: Sequence[Field]) -> SparkColumn:
     """What is wrong with the first bad field, or null."""
     fault = F.lit(None).cast("string")
     for field in reversed(fields):
         start = f"column {field.column.name!r} is "
-        missing = "a key needs a value" if field.raw.startswith("k") else "wanted a value, since it is nullable: false"
+        missing = "a key needs a value" if field.raw.startswith("k") else "expected a value (nullable: false)"
         absent = F.lit(f"{start}missing or null; {missing}")
-        wrong = F.concat(F.lit(start), _shown(field.raw), F.lit(f"; wanted {_wanted(config, field.column)}"))
+        expected = F.lit(f"; expected {_expected(config, field.column)}")
+        wrong = F.concat(F.lit(start), _shown(field.raw), expected, remedy(field, raw.encoding))
         fault = F.when(_is_bad(field), F.coalesce(wrong, absent)).otherwise(fault)
     return fault
 
@@ -227,8 +240,8 @@ def _shown(name: str) -> SparkColumn:
     )
 
 
-def _wanted(config: CollectionConfig, column: Column) -> str:
-    """What a column takes, for messages."""
+def _expected(config: CollectionConfig, column: Column) -> str:
+    """What a column accepts, for messages."""
     unit = config.columns[column.name].unit
     if column.type.startswith("decimal"):
         return f"{column.type}, without rounding"
@@ -238,8 +251,6 @@ def _wanted(config: CollectionConfig, column: Column) -> str:
         )
     if column.type == "date":
         return f"an ISO date or {unit} since 1970" if unit else f"an ISO date; {_SET_UNIT}"
-    if column.type in ("int", "bigint") and config.source.decimals == "precise":
-        return f"{column.type}; where numbers are quoted set source.decimals: string"
     return column.type
 
 
@@ -252,9 +263,9 @@ def _time_kind(config: CollectionConfig) -> SparkColumn:
 def _time_message(config: CollectionConfig) -> SparkColumn:
     if not _has_own_time(config):
         return F.lit(None).cast("string")
-    wanted = f"; wanted {config.time.unit} since 1970 or an ISO timestamp, from 1970 on"
+    expected = f"; expected {config.time.unit} since 1970 or an ISO timestamp, from 1970 on"
     shown = F.coalesce(_shown(RAW_TIME), F.lit("missing or null"))
-    return F.concat(F.lit(f"time field {config.time.field!r} is "), shown, F.lit(wanted))
+    return F.concat(F.lit(f"time field {config.time.field!r} is "), shown, F.lit(expected))
 
 
 def free_order(name: str, raw: SparkColumn) -> list[OrderField]:

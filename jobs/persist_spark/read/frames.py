@@ -26,11 +26,12 @@ from persist_core.errors import InvalidInput, OutsideFrontiers
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import check_as_of
 from persist_core.location.blob import Blob
-from persist_core.location.open import OpenLocation, PersistLocation, open_location
+from persist_core.location.open import OpenLocation, open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
 from persist_core.shard.batch import BatchManifest, PartKind
 from persist_core.shard.state import ShardState
-from persist_spark.frame import ERR_COLUMNS, named, part_frame
+from persist_spark.frame import ERR_COLUMNS, named, part_type
 from persist_spark.read.parts import parts_of, scan
 
 # Retractions up to here are broadcast: about 100 MB of keys and times in each executor.
@@ -131,7 +132,7 @@ class _Reading:
 
     def updates(self, kind: PartKind) -> DataFrame:
         """The updates of one kind within the times wanted, all part columns."""
-        frame = part_frame(self.schema)
+        frame = part_type(self.schema)
         parts = parts_of(self.manifests, kind)
         found = scan(self.spark, self.blob, parts, frame) if parts else _nothing(self.spark, frame)
         return found.where(functools.reduce(operator.and_, list(self._wanted())))
@@ -159,10 +160,10 @@ def _open(
     finally:
         if opened is not location:
             opened.close()
-    return _Reading(spark, opened.blob, _schema_of(state), manifests, low, high)
+    return _Reading(spark, opened.blob, _known_schema(state), manifests, low, high)
 
 
-def _schema_of(state: ShardState) -> CollectionSchema:
+def _known_schema(state: ShardState) -> CollectionSchema:
     if state.schema is None:
         raise OutsideFrontiers(
             f"shard {state.shard} has no data yet (since {state.since}, upper {state.upper}); run its dag first"

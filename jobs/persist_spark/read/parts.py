@@ -23,7 +23,7 @@ from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ERR_KEY, ERR_PAYLOAD, TIME, CollectionSchema
 from persist_core.shard.batch import BatchManifest, Part, PartKind
 from persist_spark import s3a
-from persist_spark.frame import BAD_KEY, ERR_COLUMNS, err_null, named, null_of, part_frame
+from persist_spark.frame import BAD_KEY, ERR_COLUMNS, err_null, named, null_of, part_type
 from persist_spark.session import settings
 
 _READ_OPTIONS = {"mergeSchema": "false", "datetimeRebaseMode": "CORRECTED"}  # dates are read as they were written
@@ -42,7 +42,7 @@ def scan(spark: SparkSession, blob: Blob, parts: Sequence[Part], schema: T.Struc
 
 
 def scan_keys(spark: SparkSession, blob: Blob, keys: Sequence[str], schema: T.StructType) -> DataFrame:
-    """The Parquet files under these blob keys. A `[` or `{` in the location's own path is no pattern."""
+    """The Parquet files under these blob keys. A `[` or `{` in the location's own path is not a pattern."""
     paths = [_GLOB.sub(r"\\\g<0>", blob.uri_of(key)) for key in keys]
     options = {**_READ_OPTIONS, **s3a.access_options(blob.uri, os.environ)}
     with s3a.jars_present(), settings(spark, _listing(blob)):
@@ -50,7 +50,7 @@ def scan_keys(spark: SparkSession, blob: Blob, keys: Sequence[str], schema: T.St
 
 
 def _listing(blob: Blob) -> dict[str, str]:
-    """From how many files on Spark lists them by a job of its own, which on a file system costs more than it saves."""
+    """The number of files from which Spark lists them by a job, which costs more than it saves on a file system."""
     threshold = _ALWAYS_BY_THE_DRIVER if blob.uri.startswith("file:") else _DEFAULT_THRESHOLD
     return {"spark.sql.sources.parallelPartitionDiscovery.threshold": threshold}
 
@@ -63,10 +63,10 @@ def committed_updates(
     *,
     slots: DataFrame | None = None,
 ) -> DataFrame | None:
-    """The updates in these batches as `persistent_upsert` takes them, or `None` where there are none.
+    """The updates in these batches as `persistent_upsert` takes them, or `None` if there are none.
 
     Columns: the user's, time, diff, the err columns, `BAD_KEY`. Value columns of retractions are null. `slots` (key
-    columns and `BAD_KEY`, small enough to be broadcast) leaves only updates of these slots.
+    columns and `BAD_KEY`, small enough to be broadcast) selects only updates of these slots.
     """
     kinds = {kind: parts_of(manifests, kind) for kind in PartKind}
     frames = [
@@ -84,7 +84,7 @@ def _needed(kind: PartKind, schema: CollectionSchema) -> T.StructType:
         names.update(column.name for column in schema.values)
     if kind is PartKind.ERRS:
         names.update(ERR_COLUMNS)
-    return T.StructType([field for field in part_frame(schema).fields if field.name in names])
+    return T.StructType([field for field in part_type(schema).fields if field.name in names])
 
 
 def _updates(frame: DataFrame, kind: PartKind, schema: CollectionSchema) -> DataFrame:
@@ -101,13 +101,13 @@ def _updates(frame: DataFrame, kind: PartKind, schema: CollectionSchema) -> Data
 
 
 def bad_key_of_err(schema: CollectionSchema) -> SparkColumn:
-    """The slot of an err whose key could not be decoded: the raw key, or the payload where no key can be had."""
+    """The slot of an err whose key could not be decoded: the raw key, or the payload if there is no key."""
     has_key = functools.reduce(operator.or_, [named(name).isNotNull() for name in schema.key_names])
     return F.when(~has_key, F.coalesce(F.col(ERR_KEY), F.col(ERR_PAYLOAD)))
 
 
 def _restricted(updates: DataFrame, kind: PartKind, schema: CollectionSchema, slots: DataFrame | None) -> DataFrame:
-    """Only updates of `slots`. Oks have a key, so plain equality does, which joins faster than null-safe equality."""
+    """Only updates of `slots`. Oks have a key, so plain equality is enough; it joins faster than null-safe equality."""
     if slots is None:
         return updates
     names = [*schema.key_names, BAD_KEY] if kind is PartKind.ERRS else list(schema.key_names)

@@ -18,12 +18,12 @@ from persist_core.oracle.upsert import Late
 from persist_core.protocol.stages import check_not_outdated
 from persist_core.schema import CollectionSchema, check_compatible
 from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchManifest
-from persist_spark.frame import ORDER, named, records_frame, slot_names
+from persist_spark.frame import ORDER, named, records_type, slot_names
 from persist_spark.read.parts import committed_updates, scan_keys
 from persist_spark.session import settings, stage_settings
 from persist_spark.stage import stage
 from persist_spark.upsert.outcome import Outcome
-from persist_spark.upsert.plan import Drained, persistent_upsert
+from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
 
 # Reading a small shard whole costs less than the extra job that a broadcast of the batch's keys is.
 SMALL_STATE_BYTES = 8 << 20
@@ -32,7 +32,7 @@ MAX_BROADCAST_INPUT_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
-class WriteRequest:
+class UpsertRequest:
     """All that the write stage has to know, once the input is a records frame.
 
     `may_stash=False` promises that no record's time lies at or after the batch's upper. `is_columnar`: the input's keys
@@ -48,10 +48,10 @@ class WriteRequest:
     is_columnar: bool = False
 
 
-def write_batch(
+def stage_upserts(
     spark: SparkSession,
     client: PersistClient,
-    request: WriteRequest,
+    request: UpsertRequest,
     records: DataFrame,
     check_input: Callable[[], None] = lambda: None,
 ) -> BatchManifest:
@@ -74,9 +74,9 @@ def write_batch(
         if is_kept:
             records = records.persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            plans: list[Drained] = []
+            plans: list[PlannedUpsert] = []
 
-            def drain(is_thorough: bool) -> Drained:
+            def drain(is_thorough: bool) -> PlannedUpsert:
                 slots = _slots(records, stash, schema) if is_keyed and not is_thorough else None
                 drained = persistent_upsert(
                     records,
@@ -123,7 +123,7 @@ def _read_stash(
     chain = description.operators.get(STASH_OPERATOR)
     if not chain:
         return None
-    frame = records_frame(schema, records.schema[ORDER].dataType)
+    frame = records_type(schema, records.schema[ORDER].dataType)
     return scan_keys(spark, client.blob, [artifact.key for artifact in chain], frame)
 
 
@@ -143,7 +143,7 @@ def _check_errors(outcome: Outcome, description: BatchDescription, max_errors: i
         )
 
 
-def _check_history(drained: Drained, outcome: Outcome, description: BatchDescription) -> None:
+def _check_history(drained: PlannedUpsert, outcome: Outcome, description: BatchDescription) -> None:
     """What was looked up must be a history of at most one value per slot: nothing is picked silently."""
     if not outcome.read.broken:
         return

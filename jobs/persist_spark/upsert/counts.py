@@ -46,6 +46,7 @@ def read_counts() -> dict[str, str]:
     """What is counted of every row after the exchange. Names are the fields of `outcome.Read`."""
     is_record = f"{FROM} IN ({STASHED}, {ARRIVED})"
     is_live = f"({is_record} AND {PHASE} != {COUNTED})"
+    is_past = f"({is_record} AND {PHASE} = {COUNTED} AND {OP} != '{SKIP}')"
     is_expanded = f"{FROM} = {EXPANDED}"
     is_truncate = f"{OP} = '{TRUNCATE}'"
     winner = f"({is_live} AND {WINS} AND {PHASE} = {FINAL})"
@@ -55,9 +56,9 @@ def read_counts() -> dict[str, str]:
         "stash_before": f"{FROM} = {STASHED}",
         "truncated": is_expanded,
         "skipped": f"({is_record} AND {OP} = '{SKIP}') OR ({winner} AND {is_truncate})",
-        "already_persisted": f"{is_record} AND {PHASE} = {COUNTED} AND {OP} != '{SKIP}'",
-        "duplicates": f"({is_live} OR {is_expanded}) AND NOT {WINS}",
-        "order_ties": f"{is_live} AND {TIED}",
+        "already_persisted": f"{is_past} AND {WINS}",
+        "duplicates": f"({is_live} OR {is_past} OR {is_expanded}) AND NOT {WINS}",
+        "order_ties": f"({is_live} OR {is_past}) AND {TIED}",
         "truncates": f"{is_live} AND {is_truncate} AND {PHASE} = {FINAL}",
         "eligible": eligible,
         "stashed": f"{is_live} AND {WINS} AND {PHASE} = {PENDING}",

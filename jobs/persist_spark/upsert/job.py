@@ -1,4 +1,4 @@
-"""The write stage: a description and its frozen input become a staged batch (SEMANTICS, section 5).
+"""The write stage: a description and its frozen input become a staged batch (docs/semantics.md, section 5).
 
     JobSpec -> still valid? -> frozen input unchanged? -> decode -> upsert -> stage -> still unchanged? -> manifest
 
@@ -17,11 +17,12 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.open import OpenLocation
 from persist_core.protocol.stages import check_not_outdated, outdated_first
 from persist_core.shard.batch import BatchManifest
-from persist_core.sources.files import check_unchanged, load_frozen_files
+from persist_core.sources.files import FrozenInput, check_unchanged
+from persist_core.sources.frozen import load_frozen
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.decode.formats import decode
 from persist_spark.session import settings, stage_settings
-from persist_spark.upsert.batch import WriteRequest, write_batch
+from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 
 
 def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> BatchManifest:
@@ -32,7 +33,7 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
     """
     client = PersistClient(location)
     description, config = spec.description, spec.collection
-    request = WriteRequest(
+    request = UpsertRequest(
         description=description,
         schema=config.collection_schema(),
         attempt=spec.attempt,
@@ -42,7 +43,8 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
         is_columnar="parquet" in config.source.format,
     )
     check_not_outdated(client.state(description.shard), description)
-    frozen = load_frozen_files(client.blob, description.input_key)
+    key = description.input_key
+    frozen = FrozenInput(()) if key is None else load_frozen(client.blob, key, FrozenInput)
     check_unchanged(frozen)
     with (
         outdated_first(client, description),
@@ -50,4 +52,4 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
         settings(spark, stage_settings(description.input_bytes)),
     ):
         records = decode(spark, config, frozen.files, scratch=Path(scratch))
-        return write_batch(spark, client, request, records, lambda: check_unchanged(frozen))
+        return stage_upserts(spark, client, request, records, lambda: check_unchanged(frozen))

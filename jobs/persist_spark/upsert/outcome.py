@@ -1,4 +1,4 @@
-"""What one drain counted, and the identities that hold between the counts (SEMANTICS, section 4).
+"""What one drain counted, and the identities that hold between the counts (docs/semantics.md, section 4).
 
 Plain data: the driver makes it out of two observations of the action that wrote the batch.
 """

@@ -1,4 +1,4 @@
-"""`persistent_upsert`: records become differential updates (SEMANTICS, section 4), as one DataFrame expression.
+"""`persistent_upsert`: records become differential updates (docs/semantics.md, section 4), as one DataFrame expression.
 
     records ──┐ times, lateness                             keep the last         where a value differs from the
     stash   ──┼───────────────> one exchange by slot, sorted ───────────> winners ───────────────────────> updates
@@ -82,7 +82,10 @@ from persist_spark.upsert.rules import CANONICAL, UpsertRules
 
 VALUE = "_persist_value"  # struct of v0..: null for errs and tombstones, as `ERR` is for oks and tombstones
 VALUE_BEFORE, ERR_BEFORE = "_persist_value_before", "_persist_err_before"  # what the slot held just before
-_NEVER = -1  # the time of rows that are only counted
+_NEVER = -1  # the time of control records, which are only counted
+# What the original time of an already persisted record is subtracted from: the result is negative, so the record is
+# compared with no update, and one for each time, so only the last record of each key and time counts.
+_FIRST_PAST = -2
 _ERR_CELLS = ", ".join(f"'{name}', {name}" for name in ERR_COLUMNS)
 _ERR_STRUCT = f"CASE WHEN {ERR_KIND} IS NOT NULL THEN named_struct({_ERR_CELLS}) END AS {ERR}"
 _ERR_IDENTITY = (ERR_KIND, ERR_KEY, ERR_PAYLOAD)  # what makes two errs equal: the message is for people
@@ -90,7 +93,7 @@ _SKIP_SLOTS = 64  # control records have no key; spread, so that they don't all 
 
 
 @dataclass(frozen=True)
-class Drained:
+class PlannedUpsert:
     """What `persistent_upsert` returns. `updates` is for exactly one action; then ask for `outcome()`.
 
     `updates` has the user's columns, time, diff, the err columns, the stash's `OP`, `ORDER` and `BAD_KEY`, and `PART`
@@ -142,7 +145,7 @@ def persistent_upsert(
     is_delta: bool = False,
     may_stash: bool = True,
     is_thorough: bool = False,
-) -> Drained:
+) -> PlannedUpsert:
     """The updates that `records` (the records frame) make of `state`, for the batch `[lower, upper)`.
 
     `state`: committed updates (`persist_spark.read.parts`), all before `lower`, of at least every slot in the batch,
@@ -169,7 +172,7 @@ def persistent_upsert(
     read, emitted = Observation(), Observation()
     ranked = _ranked(chain, rules).observe(read, as_json(read_counts()))
     changes = _changes(ranked, rules).observe(emitted, as_json(emitted_counts()))
-    return Drained(_published(changes, rules), is_thorough, rules, chain, read, emitted)
+    return PlannedUpsert(_published(changes, rules), is_thorough, rules, chain, read, emitted)
 
 
 def _arrivals(records: DataFrame, origin: int, rules: UpsertRules) -> DataFrame:
@@ -180,16 +183,17 @@ def _arrivals(records: DataFrame, origin: int, rules: UpsertRules) -> DataFrame:
     at = f"coalesce({TIME}, {given}L)"
     is_late = f"{at} < {rules.lower}L"
     is_skip = f"{OP} = '{SKIP}'"
-    is_counted = f"{is_skip} OR {is_late}" if rules.late == "persisted" else is_skip
+    is_past = is_late if rules.late == "persisted" else "false"
     is_pending = "false" if rules.upper is None else f"{at} >= {rules.upper}L"
     spread = f"CAST(CAST(pmod(xxhash64({ORDER}), {_SKIP_SLOTS}) AS STRING) AS BINARY)"
     return records.selectExpr(
         *rules.key_columns,
         f"CASE WHEN {is_skip} THEN {spread} ELSE {BAD_KEY} END AS {BAD_KEY}",
-        f"CASE WHEN {is_counted} THEN {_NEVER}L ELSE greatest({at}, {rules.floor}L) END AS {TIME}",
+        f"CASE WHEN {is_skip} THEN {_NEVER}L WHEN {is_past} THEN {_FIRST_PAST}L - {at}"
+        f" ELSE greatest({at}, {rules.floor}L) END AS {TIME}",
         f"{at} AS {AT}",
         f"{origin} AS {FROM}",
-        f"CASE WHEN {is_counted} THEN {COUNTED} WHEN {is_pending} THEN {PENDING} ELSE {FINAL} END AS {PHASE}",
+        f"CASE WHEN {is_skip} OR {is_past} THEN {COUNTED} WHEN {is_pending} THEN {PENDING} ELSE {FINAL} END AS {PHASE}",
         f"{is_late} AS {LATE}",
         OP,
         ORDER,
@@ -248,7 +252,7 @@ def _ranked(chain: DataFrame, rules: UpsertRules) -> DataFrame:
 
 
 def _broken(chain: DataFrame, rules: UpsertRules) -> DataFrame:
-    """See `Drained.broken`."""
+    """See `PlannedUpsert.broken`."""
     value = f"coalesce(to_json({VALUE}), to_json({ERR}))"
     before = f"lag({value}) {rules.over(TIME, AT)}"
     committed = _ranked(chain.where(f"{FROM} = {COMMITTED}"), rules)
@@ -297,7 +301,7 @@ def _with_truncates(chain: DataFrame, rules: UpsertRules) -> DataFrame:
     cells = {name: name for name in chain.columns} | given
     expanded = slots.crossJoin(F.broadcast(truncates)).selectExpr(*[f"{sql} AS {name}" for name, sql in cells.items()])
     both = _with_canonical(chain.union(expanded), rules)
-    had = f"coalesce(lag({OP} = '{UPSERT}') {rules.by_rank}, false) AS {HAD}"
+    had = f"coalesce(lag({OP} = '{UPSERT}' AND {PHASE} != {COUNTED}) {rules.by_rank}, false) AS {HAD}"
     return both.selectExpr("*", had).where(f"{FROM} != {EXPANDED} OR {HAD}").drop(HAD)
 
 

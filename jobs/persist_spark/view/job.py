@@ -1,4 +1,4 @@
-"""The write stage of a view: a frozen time and its inputs become a staged batch (SEMANTICS, sections 5 and 6).
+"""The write stage of a view: a frozen time and its inputs become a staged batch (docs/semantics.md, sections 5 and 6).
 
     JobSpec -> still valid? -> inputs as of r -> query -> schema fits? -> difference to what is persisted -> stage
                                      └ errs as of r, kinds prefixed ─────────┘
@@ -31,9 +31,10 @@ from persist_core.shard.batch import BatchManifest, PartKind
 from persist_core.shard.keys import trial_key
 from persist_core.shard.state import ShardState
 from persist_core.shard.stats import Trial
-from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource, load_frozen
+from persist_core.sources.frozen import load_frozen
+from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource
 from persist_core.spark_job.spec import JobSpec
-from persist_spark.frame import ERR_COLUMNS, part_frame, quoted
+from persist_spark.frame import ERR_COLUMNS, part_type, quoted
 from persist_spark.read.frames import error_updates, snapshot
 from persist_spark.read.parts import parts_of, scan
 from persist_spark.session import settings, stage_settings
@@ -72,7 +73,7 @@ class _View:
 
     def persisted(self, schema: CollectionSchema) -> tuple[DataFrame | None, DataFrame | None]:
         """All updates of the target in its batches, oks and errs."""
-        frame = part_frame(schema)
+        frame = part_type(schema)
         kinds = ((PartKind.INSERTIONS, PartKind.RETRACTIONS), (PartKind.ERRS,))
         parts = [[part for kind in wanted for part in parts_of(self.manifests, kind)] for wanted in kinds]
         oks, errs = [scan(self.spark, self.client.blob, each, frame) if each else None for each in parts]
@@ -106,7 +107,7 @@ def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
         check_not_outdated(state, description)
         if description.input_key is None:
             raise InvalidInput(f"description {description.interval} of view {config.name} has no input to read")
-        frozen = load_frozen(client, description.input_key)
+        frozen = load_frozen(client.blob, description.input_key, FrozenShards)
     below = [batch for batch in state.batches if batch.lower < description.lower]
     manifests = client.open_reader(config.name).manifests(below) if below else []
     view = _View(spark, client, location, config, state, manifests)
@@ -156,7 +157,7 @@ def _corrections(view: _View, refresh: Refresh) -> int:
     if last is None:
         return refresh.misplaced
     try:
-        again = replace(load_frozen(view.client, last.input_key), as_of=last.as_of)
+        again = replace(load_frozen(view.client.blob, last.input_key, FrozenShards), as_of=last.as_of)
         _, installed = view.plan(again, again.as_of)
         run_without_output(installed.updates)
         found = installed.outcome()

@@ -42,7 +42,7 @@ _JSON_OPTIONS = (
 
 
 def rows_of(spark: SparkSession, view: str, definition: str, inputs: Mapping[str, DataFrame]) -> DataFrame:
-    """The rows as Spark has them. `definition`: `ViewConfig.definition`. Raises `ConfigError` where it is no query.
+    """The rows as Spark has them. `definition`: `ViewConfig.definition`. Raises `ConfigError` if it is not a query.
 
     Nothing is computed yet.
     """
@@ -50,13 +50,13 @@ def rows_of(spark: SparkSession, view: str, definition: str, inputs: Mapping[str
         return _called(spark, view, definition.removeprefix("function "), inputs)
     text = definition.strip().rstrip(";")
     with _temporary_views(inputs), refused(view, "the query"):
-        # In parentheses, so that it can be a query and nothing else: Spark would run a command at once.
+        # In parentheses, so that only a query is accepted: Spark runs a command immediately.
         return spark.sql(f"SELECT * FROM ({text}\n)")
 
 
 @contextmanager
 def _temporary_views(inputs: Mapping[str, DataFrame]) -> Iterator[None]:
-    """The inputs under their names, for as long as a query is analysed: the plan holds on to them by itself."""
+    """The inputs under their names while a query is analyzed; after that the plan refers to them directly."""
     made: list[tuple[SparkSession, str]] = []
     try:
         for name, frame in inputs.items():
@@ -74,7 +74,7 @@ def _called(spark: SparkSession, view: str, function: str, inputs: Mapping[str, 
         call: Callable[[SparkSession, dict[str, DataFrame]], object] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"view {view}: function: found {function!r}, which can't be imported by the Spark job ({error}); wanted"
+            f"view {view}: function: found {function!r}, which the Spark job cannot import ({error}); expected"
             " module:name of a module that is installed there or sent along (`persist run --conf"
             " spark.submit.pyFiles=FILE`, in Airflow spark={'py_files': FILE})"
         ) from error
@@ -88,13 +88,13 @@ def _called(spark: SparkSession, view: str, function: str, inputs: Mapping[str, 
                 f"view {view}: function {function} raised {type(error).__name__}: {error}. Nothing was committed"
             ) from error
     if not hasattr(found, "selectExpr"):
-        raise ConfigError(f"view {view}: function {function} returned {type(found).__name__}; wanted a DataFrame")
+        raise ConfigError(f"view {view}: function {function} returned {type(found).__name__}; expected a DataFrame")
     return found  # type: ignore[return-value] # - a DataFrame of either kind (classic, Connect): judged by what it does
 
 
 @contextmanager
 def refused(view: str, what: str) -> Iterator[None]:
-    """Turn what Spark says of a definition that can never work into `ConfigError`; what fails at work passes."""
+    """Turn Spark's rejection of a definition into `ConfigError`; errors at run time pass."""
     try:
         yield
     except AnalysisException as error:
@@ -127,8 +127,8 @@ def shaped(view: str, rows: DataFrame) -> tuple[CollectionSchema, DataFrame]:
     twice = next((name for name in names if lower.count(name.lower()) > 1), None)
     if twice is not None:
         raise ConfigError(
-            f"view {view}: found two columns named {twice!r} (case does not count), wanted different names; give one an"
-            " alias: ... AS other_name"
+            f"view {view}: found two columns named {twice!r} (case does not count), expected different names; give"
+            " one an alias: ... AS other_name"
         )
     columns: list[Column] = []
     expressions: list[str] = []
@@ -164,8 +164,8 @@ def _shape(view: str, field: T.StructField) -> tuple[str, str]:
     if widened is not None:
         return widened, f"CAST({name} AS INT)"
     raise ConfigError(
-        f"view {view}: column {field.name!r} has type {found.simpleString()}, which no shard has; cast it, e.g."
-        f" CAST({name} AS STRING), or AS TIMESTAMP"
+        f"view {view}: column {field.name!r} has type {found.simpleString()}, which shards do not support; cast it,"
+        f" e.g. CAST({name} AS STRING), or AS TIMESTAMP"
     )
 
 

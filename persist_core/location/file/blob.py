@@ -31,8 +31,8 @@ from persist_core.clock import Clock, SystemClock
 from persist_core.errors import Determinate, Indeterminate, InvalidName, InvalidUri
 from persist_core.ids import Ids, RandomIds
 from persist_core.location.blob import BlobMetadata, check_blob_data, check_blob_key, check_blob_prefix
+from persist_core.location.file.diagnosis import diagnose_file_system
 from persist_core.location.file.durable import create_directory, sync_directory
-from persist_core.location.file.file_system import diagnose_file_system
 from persist_core.location.finding import Finding
 
 TEMPORARY = ".persist-tmp"

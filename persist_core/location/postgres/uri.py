@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from persist_core.errors import InvalidUri
+from persist_core.location.uri import LocationUri
 
 DEFAULT_SCHEMA = "persist"
 DEFAULT_TABLE = "consensus"
@@ -68,12 +69,10 @@ class PostgresAddress:
         return f'"{self.schema}"."{self.table}"'
 
 
-def parse_postgres_uri(uri: str, text: str, parameters: Mapping[str, str]) -> PostgresAddress:
-    """The address that `uri` names; `text` is the URI redacted, `parameters` its query, decoded.
-
-    Raises `InvalidUri`, without quoting anything that may belong to a password.
-    """
-    _, slashes, rest = uri.partition("//")
+def parse_postgres_uri(uri: LocationUri) -> PostgresAddress:
+    """The address that `uri` names. Raises `InvalidUri`, without quoting anything that may belong to a password."""
+    text, parameters = uri.text, uri.parameters
+    _, slashes, rest = uri.uri.partition("//")
     authority = re.split(r"[/?]", rest, maxsplit=1)[0]
     if not slashes or rest.count("@") > (1 if "@" in authority else 0):
         raise InvalidUri(
@@ -96,7 +95,7 @@ def parse_postgres_uri(uri: str, text: str, parameters: Mapping[str, str]) -> Po
         parameters.get("schema", DEFAULT_SCHEMA),
         parameters.get("table", DEFAULT_TABLE),
         _statement_timeout_ms(text, parameters.get("statement_timeout_ms")),
-        _DEFAULTS | _read_by_libpq(uri, text) | {"client_encoding": "UTF8"},
+        _DEFAULTS | _read_by_libpq(uri.uri, text) | {"client_encoding": "UTF8"},
     )
 
 

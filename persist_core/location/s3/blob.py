@@ -26,8 +26,9 @@ from persist_core.location.blob import (
     check_blob_prefix,
 )
 from persist_core.location.finding import Finding
-from persist_core.location.s3.client import BLOB_TRIES, S3Client, S3Settings, Verdict, body_of, failures, verdict_on
+from persist_core.location.s3.client import BLOB_TRIES, S3Client, Verdict, body_of, failures, verdict_on
 from persist_core.location.s3.diagnosis import diagnose
+from persist_core.location.s3.uri import S3Settings
 
 # From this size on, in pieces side by side: a piece that fails is sent again alone. Below, one request is cheaper.
 MULTIPART_BYTES = 64 << 20

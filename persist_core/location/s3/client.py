@@ -17,11 +17,10 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote
 
 from persist_core.errors import Determinate, Indeterminate, InvalidUri, StorageError
+from persist_core.location.s3.uri import S3Settings
 
 CONNECT_TIMEOUT_S = 5.0
 # Longest silence on a connection. An upload of many MiB may take longer in all: each piece of it starts anew.
@@ -32,48 +31,6 @@ MAX_CONNECTIONS = 32  # of one client: more threads than that wait for a connect
 # By profile. Reading AWS's service descriptions takes longer than all the rest of making a client.
 _sessions: dict[str | None, Any] = {}
 _making = threading.Lock()
-
-
-@dataclass(frozen=True)
-class S3Settings:
-    """A bucket, a prefix in it (without slashes at its ends; may be empty), and how to get there."""
-
-    bucket: str
-    prefix: str = ""
-    endpoint: str | None = None
-    region: str | None = None
-    path_style: bool | None = None  # None: where an endpoint is given (few of those have a host name for each bucket)
-    profile: str | None = None
-    access_key_id: str | None = field(default=None, repr=False)
-    secret_access_key: str | None = field(default=None, repr=False)
-    session_token: str | None = field(default=None, repr=False)
-
-    @property
-    def uri(self) -> str:
-        """The URI without credentials: safe to print, and enough to open it again where the environment has them."""
-        shown = {"endpoint": self.endpoint, "region": self.region, "profile": self.profile}
-        query = [f"{name}={quote(value, safe='/:')}" for name, value in shown.items() if value is not None]
-        if self.path_style is not None:
-            query.append(f"path_style={str(self.path_style).lower()}")
-        path = f"/{quote(self.prefix)}" if self.prefix else ""
-        return f"s3://{self.bucket}{path}" + ("?" + "&".join(query) if query else "")
-
-    @property
-    def uses_path_style(self) -> bool:
-        """Whether requests go to `endpoint/bucket` rather than to `bucket.endpoint`."""
-        return self.endpoint is not None if self.path_style is None else self.path_style
-
-    def with_credentials_of(self, environment: Mapping[str, str]) -> S3Settings:
-        """These settings with what `environment` says in AWS's variables, where the URI did not say it itself."""
-        found: dict[str, Any] = {}
-        if self.access_key_id is None and self.profile is None and environment.get("AWS_ACCESS_KEY_ID"):
-            found = {
-                "access_key_id": environment["AWS_ACCESS_KEY_ID"],
-                "secret_access_key": environment.get("AWS_SECRET_ACCESS_KEY"),
-                "session_token": environment.get("AWS_SESSION_TOKEN") or None,
-            }
-        region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
-        return S3Settings(**{**self.__dict__, **found, "region": self.region or region or None})
 
 
 def _forget_locks() -> None:

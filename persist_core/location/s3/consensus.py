@@ -56,11 +56,11 @@ from persist_core.location.consensus import (
 )
 from persist_core.location.finding import Finding
 from persist_core.location.s3.blob import CONSENSUS_FOLDER
-from persist_core.location.s3.client import S3Settings
 from persist_core.location.s3.diagnosis import diagnose
 from persist_core.location.s3.entry import Entry, Header, entry_after, truncation_after
 from persist_core.location.s3.log import S3Logs
 from persist_core.location.s3.probe import probe_once
+from persist_core.location.s3.uri import S3Settings
 
 KEEP_MS = 24 * 3_600_000  # a truncated object stays this long, to be in the way of late writers
 TRUST_MS = 3_600_000  # an answer this long after the look it rests on needs no second look

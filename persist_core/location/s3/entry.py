@@ -1,8 +1,8 @@
 """What `S3Consensus` stores: one object per entry of a key's log, written once. Names and bytes, no requests.
 
     <prefix>/_consensus/<folder of the key>/<newest first>-<position>
-        persist-consensus-1 {"id": ..., "key": ..., "seqno": ..., ...}\\n
-        <the version's data>
+        persist-consensus-1 <SHA-256 of position and header> {"id": ..., "key": ..., "seqno": ..., "sha256": ...}\\n
+        <the version's data, whose SHA-256 the header has>
 
 The name's first half counts down, so that a listing begins with the newest entry. Its position, not its seqno, names
 an entry: seqnos may jump, and two writers that jump differently from one head must meet at one name. Positions have
@@ -65,7 +65,9 @@ class Entry:
         """The object's bytes."""
         body = {name: value for name, value in self.header.__dict__.items() if name != "position"}
         text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-        return _MAGIC + _FORMAT + b" " + text.encode() + b"\n" + self.data
+        header = text.encode()
+        digest = _digest_of_header(header, self.header.position)
+        return b" ".join((_MAGIC + _FORMAT, digest, header)) + b"\n" + self.data
 
 
 def entry_after(newest: Entry | None, key: str, new: VersionedData, write_id: str) -> Entry:
@@ -133,16 +135,25 @@ def position_of(name: str, where: str) -> int:
 def decode_header(data: bytes, position: int, where: str) -> Header:
     """The header at the beginning of an object's bytes. Raises `Corruption`, `UnknownVersion`."""
     line, newline, _ = data[:HEADER_BYTES].partition(b"\n")
-    magic, _, text = line.partition(b" ")
+    magic, _, rest = line.partition(b" ")
+    digest, _, text = rest.partition(b" ")
     if not magic.startswith(_MAGIC) or not newline:
-        raise Corruption(f"{where}: no header of a consensus entry: found {data[:40]!r}; restore the object")
+        raise Corruption(
+            f"{where}: found {data[:40]!r}; expected the header of a consensus entry; restore the object from a copy"
+        )
     if magic != _MAGIC + _FORMAT:
         raise UnknownVersion(f"{where}: format {magic.decode(errors='replace')}; upgrade airflow-persist")
-    try:
-        header = Header(position=position, **json.loads(text))
-    except (ValueError, TypeError) as error:
-        raise Corruption(f"{where}: the header can't be read ({error}); restore the object") from error
-    return header
+    expected = _digest_of_header(text, position)
+    if digest != expected:
+        raise Corruption(
+            f"{where}: found SHA-256 {digest[:80]!r} of the header; expected {expected!r} at position {position}:"
+            " the object is damaged, or was written as another entry; restore it from a copy"
+        )
+    return Header(position=position, **json.loads(text))
+
+
+def _digest_of_header(text: bytes, position: int) -> bytes:
+    return hashlib.sha256(b"%d %b" % (position, text)).hexdigest().encode()
 
 
 def decode_entry(data: bytes, position: int, where: str) -> Entry:
@@ -151,5 +162,7 @@ def decode_entry(data: bytes, position: int, where: str) -> Entry:
     payload = data[data.index(b"\n") + 1 :]
     digest = hashlib.sha256(payload).hexdigest()
     if digest != header.sha256:
-        raise Corruption(f"{where}: SHA-256 of the data is {digest}; wanted {header.sha256}; restore the object")
+        raise Corruption(
+            f"{where}: SHA-256 of the data is {digest}; expected {header.sha256}; restore the object from a copy"
+        )
     return Entry(header, payload)

@@ -19,7 +19,7 @@ from typing import Any
 from persist_core.clock import Clock
 from persist_core.errors import Determinate, StorageError
 from persist_core.ids import Ids
-from persist_core.location.s3.client import S3Client, S3Settings, Verdict, body_of, failures, verdict_on
+from persist_core.location.s3.client import S3Client, Verdict, body_of, failures, verdict_on
 from persist_core.location.s3.entry import (
     HEADER_BYTES,
     Entry,
@@ -32,6 +32,7 @@ from persist_core.location.s3.entry import (
     name_of,
     position_of,
 )
+from persist_core.location.s3.uri import S3Settings
 
 MAX_TRIES = 5  # of one request: with the backoff below up to about 3 s; a store that is down longer is reported
 BACKOFF_BASE_MS = 50

@@ -19,7 +19,8 @@ from typing import Any
 
 from persist_core.errors import Determinate, UnfitStore
 from persist_core.ids import Ids
-from persist_core.location.s3.client import S3Client, S3Settings, Verdict, body_of, described, failures, verdict_on
+from persist_core.location.s3.client import S3Client, Verdict, body_of, described, failures, verdict_on
+from persist_core.location.s3.uri import S3Settings
 
 PROBE_FOLDER = "=probe"  # beside the logs; no key's folder is called so
 RACERS = 6

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from urllib.parse import urlsplit
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urlsplit
 
 from persist_core.errors import InvalidUri
-from persist_core.location.s3.client import S3Settings
+from persist_core.location.uri import LocationUri
 
 PARAMETERS = frozenset(
     {"endpoint", "region", "path_style", "profile", "access_key_id", "secret_access_key", "session_token"}
@@ -17,11 +19,51 @@ MAX_PREFIX_BYTES = 512  # of the 1024 that a name may have; consensus takes up t
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
-def parse_s3_uri(path: str, parameters: Mapping[str, str], text: str) -> S3Settings:
-    """The settings that a URI's path (decoded, from `//` on) and query say.
+@dataclass(frozen=True)
+class S3Settings:
+    """A bucket, a prefix in it (without slashes at its ends; may be empty), and how to get there."""
 
-    `text` is the URI as it may be shown. Raises `InvalidUri`; no value of a parameter that may be a secret is shown.
-    """
+    bucket: str
+    prefix: str = ""
+    endpoint: str | None = None
+    region: str | None = None
+    path_style: bool | None = None  # None: where an endpoint is given (few of those have a host name for each bucket)
+    profile: str | None = None
+    access_key_id: str | None = field(default=None, repr=False)
+    secret_access_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+
+    @property
+    def uri(self) -> str:
+        """The URI without credentials: safe to print, and enough to open it again where the environment has them."""
+        shown = {"endpoint": self.endpoint, "region": self.region, "profile": self.profile}
+        query = [f"{name}={quote(value, safe='/:')}" for name, value in shown.items() if value is not None]
+        if self.path_style is not None:
+            query.append(f"path_style={str(self.path_style).lower()}")
+        path = f"/{quote(self.prefix)}" if self.prefix else ""
+        return f"s3://{self.bucket}{path}" + ("?" + "&".join(query) if query else "")
+
+    @property
+    def uses_path_style(self) -> bool:
+        """Whether requests go to `endpoint/bucket` rather than to `bucket.endpoint`."""
+        return self.endpoint is not None if self.path_style is None else self.path_style
+
+    def with_credentials_of(self, environment: Mapping[str, str]) -> S3Settings:
+        """These settings with what `environment` says in AWS's variables, where the URI did not say it itself."""
+        found: dict[str, Any] = {}
+        if self.access_key_id is None and self.profile is None and environment.get("AWS_ACCESS_KEY_ID"):
+            found = {
+                "access_key_id": environment["AWS_ACCESS_KEY_ID"],
+                "secret_access_key": environment.get("AWS_SECRET_ACCESS_KEY"),
+                "session_token": environment.get("AWS_SESSION_TOKEN") or None,
+            }
+        region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
+        return S3Settings(**{**self.__dict__, **found, "region": self.region or region or None})
+
+
+def parse_s3_uri(uri: LocationUri) -> S3Settings:
+    """The settings that `uri` says. Raises `InvalidUri`; no value of a parameter that may be a secret is shown."""
+    path, parameters, text = uri.path, uri.parameters, uri.text
     if not path.startswith("//"):
         raise InvalidUri(f"{text!r}: wanted s3://bucket/prefix")
     bucket, _, prefix = path[2:].partition("/")

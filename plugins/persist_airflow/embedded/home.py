@@ -39,7 +39,7 @@ from persist_airflow.class_data import FOLDER_ENV
 from persist_airflow.embedded.spark_connect import LocalSpark
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import PersistError
-from persist_core.location.open import PersistLocation
+from persist_core.location.settings import PersistLocation
 
 psutil: Any = importlib.import_module("psutil")  # comes with Airflow, without types
 

@@ -17,7 +17,8 @@ import secrets  # noqa: TID251 - a secret must be unpredictable, which ids and r
 from dataclasses import dataclass
 from pathlib import Path
 
-from persist_core.spark_job.submit import LOCAL_MASTER, find_spark_submit, local_environment, tuned_conf
+from persist_core.spark_job.installation import find_spark_submit, local_environment
+from persist_core.spark_job.submit import LOCAL_MASTER, tuned_conf
 
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _TOKEN_BYTES = 32

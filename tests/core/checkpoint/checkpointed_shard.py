@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
 from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain
-from persist_core.checkpoint.recovery import operator_chains
+from persist_core.checkpoint.recovery import recover
 from persist_core.clock import ManualClock
 from persist_core.config.shard import RetentionConfig
 from persist_core.errors import Indeterminate
@@ -122,7 +122,11 @@ class Shard:
     def checkpointer(self) -> BlobCheckpointer:
         return BlobCheckpointer(self.blob, "s")
 
+    def operators(self, checkpoint_id: str) -> Mapping[str, tuple[StateArtifact, ...]]:
+        """The chain of each operator as of a checkpoint."""
+        return recover(self.client, self.client.state("s"), checkpoint_id).operators
+
     def stash(self, checkpoint_id: str) -> list[bytes]:
         """What a run would start from: the artifacts' bytes, oldest first."""
-        artifacts = operator_chains(self.checkpointer, checkpoint_id).get("upsert", ())
+        artifacts = self.operators(checkpoint_id).get("upsert", ())
         return [data for data in (self.blob.get(artifact.key) for artifact in artifacts) if data is not None]

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer, Checkpointer
-from persist_core.checkpoint.manifest import CheckpointManifest, OperatorState
+from persist_core.checkpoint.manifest import CheckpointManifest, SavedOperator
 from persist_core.checkpoint.publish import publish_and_retain
-from persist_core.checkpoint.recovery import operator_chains
 from persist_core.checkpoint.retention import plan_retention
 from persist_core.config.shard import RetentionConfig
 from persist_core.errors import CorruptArtifact, Indeterminate, InvalidInput, UnknownVersion
@@ -162,8 +161,10 @@ def test_a_corrupt_artifact_stops_and_names_itself() -> None:
     shard = Shard()
     last = shard.commit()
     shard.publish()
-    (artifact,) = operator_chains(shard.checkpointer, last)["upsert"]
+    (artifact,) = shard.operators(last)["upsert"]
     shard.blob.set(artifact.key, b"rotten")
+    assert shard.stash(last) == [b"stash-1"], "its copy stands in for it"
+    shard.blob.delete(f"s/checkpoints/{last}/operators/upsert/partition-0.snap")
     with pytest.raises(CorruptArtifact, match=f"{artifact.key} in mem: has SHA-256"):
         shard.stash(last)
     shard.blob.delete(artifact.key)
@@ -177,7 +178,10 @@ def test_a_missing_link_of_the_chain_is_named() -> None:
     last = shard.commit(is_delta=True)
     shard.publish()
     shard.blob.delete(f"s/checkpoints/{first}/manifest.json")
-    with pytest.raises(CorruptArtifact, match=first):
+    assert shard.stash(last) == [b"stash-1", b"stash-2"], "the batch manifest says the same"
+    staged = shard.client.state("s").commits[0].manifest_key
+    shard.blob.delete(staged)
+    with pytest.raises(CorruptArtifact, match=staged):
         shard.stash(last)
 
 
@@ -255,9 +259,9 @@ def test_what_a_crashed_deletion_left_is_swept_and_what_is_being_published_is_no
     known = shard.commit()
     shard.publish()
     busy = shard.commit()
-    shard.checkpointer.save_artifact(busy, "offsets/files.json", b"half done")
+    shard.checkpointer.write_derived(busy, "offsets/files.json", b"half done")
     shard.blob.set("s/checkpoints/not-an-id/manifest.json", b"somebody else's")
-    assert shard.checkpointer.unfinished() == [busy]
+    assert shard.checkpointer.listing().unfinished == (busy,)
     assert shard.checkpointer.list_checkpoints() == [known]
 
 
@@ -348,7 +352,7 @@ def test_retention_keeps_what_it_promises(
                 IDS[number],
                 number + 1,
                 day * DAY_MS,
-                operators={"upsert": OperatorState((), 0, is_delta=is_delta and parent is not None)},
+                operators={"upsert": SavedOperator((), 0, is_delta=is_delta and parent is not None)},
                 parent_id=parent,
             )
         )

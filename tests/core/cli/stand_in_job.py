@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import replace
@@ -13,28 +12,29 @@ import pyarrow as pa
 from persist_core.config.view import ViewConfig
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import stage_manifest
-from persist_core.location.open import PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.schema import DIFF, TIME, CollectionSchema, Column
-from persist_core.shard.batch import BatchDescription, BatchManifest
-from persist_core.shard.keys import failure_key, trial_key
+from persist_core.shard.batch import BatchManifest
+from persist_core.shard.keys import trial_key
 from persist_core.shard.parts import updates_schema
 from persist_core.shard.stats import Trial
 from persist_core.sources.files import FrozenInput
-from persist_core.spark_job.spec import JobSpec
+from persist_core.spark_job.answer import record_failure
+from persist_core.spark_job.spec import JobSpec, load_spec
 
 
 def main(what: str) -> int:
-    """`stage`, `fail` or `race`: see `stand_in_spark_submit`. Returns the exit status."""
-    spec = JobSpec.from_argv(sys.argv[-2:])
+    """`stage`, `fail`, `race` or `beaten`: see `stand_in_spark_submit`. Returns the exit status."""
     location = PersistLocation(os.environ["PERSIST_BLOB_URI"], os.environ["PERSIST_CONSENSUS_URI"])
     with open_location(location) as opened:
         client = PersistClient(opened)
+        spec = load_spec(opened.blob, sys.argv[-4:])
         if what == "fail":
-            record = {"kind": os.environ["STAND_IN_KIND"], "message": "the job says why"}
-            client.blob.set(failure_key(spec.description.shard, spec.attempt), json.dumps(record).encode())
+            record_failure(opened.blob, spec, os.environ["STAND_IN_KIND"], "the job says why")
             return 1
-        if what == "race":
-            _win_once(client, spec)
+        if what == "beaten" or (what == "race" and not Path(os.environ["STAND_IN_NOTES"] + ".raced").exists()):
+            _win(client, spec)
         (_refresh if isinstance(spec.config, ViewConfig) else _stage)(client, spec)
     return 0
 
@@ -70,16 +70,11 @@ def _stage(client: PersistClient, spec: JobSpec) -> None:
     client.open_writer(description.shard).stage(description, schema, spec.attempt, table)
 
 
-def _win_once(client: PersistClient, spec: JobSpec) -> None:
-    """Another run commits an empty batch for half of the interval, while this one is still writing."""
-    mark = Path(os.environ["STAND_IN_NOTES"] + ".raced")
-    if mark.exists():
-        return
-    mark.touch()
-    description = BatchDescription.from_json(
-        {**spec.description.to_json(), "upper": spec.description.lower + 1, "token": "winner", "writer": "winner",
-         "sources": {}}
-    )  # fmt: skip
+def _win(client: PersistClient, spec: JobSpec) -> None:
+    """Another run commits an empty batch for a part of the interval, while this one is still writing."""
+    Path(os.environ["STAND_IN_NOTES"] + ".raced").touch()
+    lower = spec.description.lower
+    description = replace(spec.description, upper=lower + 1, token=f"winner of {lower}", writer="winner", sources={})
     schema = spec.collection.collection_schema()
     key = client.open_writer(description.shard).stage(description, schema, client.ids.uuid7())
     manifest = client.blob.get(key)

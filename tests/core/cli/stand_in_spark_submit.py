@@ -6,6 +6,7 @@ STAND_IN=die      print something and end with status 3
 STAND_IN=quiet    end well, but without a manifest
 STAND_IN=hang     never end, and hold a child that never ends
 STAND_IN=race     let another writer win the shard (once: a file marks it), then stage
+STAND_IN=beaten   the same each time
 STAND_IN_NOTES    a file that each call appends its arguments and its location to
 """
 
@@ -24,7 +25,7 @@ def main() -> int:
     """Do what the environment says; only what stages needs the project's own code, which takes a while to load."""
     what = os.environ["STAND_IN"]
     with Path(os.environ["STAND_IN_NOTES"]).open("a") as notes:
-        notes.write(json.dumps({"argv": sys.argv[1:-2], "pid": os.getpid()}) + "\n")
+        notes.write(json.dumps({"argv": sys.argv[1:-4], "pid": os.getpid()}) + "\n")
     if what == "hang":
         subprocess.run(["sleep", "600"], check=False)
     if what == "die":

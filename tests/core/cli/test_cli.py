@@ -20,7 +20,8 @@ from persist_core.cli.main import run_command
 from persist_core.cli.output import printable, show_bytes, show_time
 from persist_core.config.collection import CollectionConfig
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Conflict
 from persist_core.schema import CollectionSchema, Column

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from persist_core.cli.main import run_command
-from persist_core.location.open import PersistLocation
+from persist_core.location.settings import PersistLocation
 from persist_core.sources.natural_order import natural_key
 from tests.core.make_feed import DAYS, FOLDER, HEALED, STAYS_BAD, make_feed
 from tests.servers.backends import on_postgresql

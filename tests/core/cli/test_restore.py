@@ -50,7 +50,7 @@ def test_a_restore_from_the_command_line(persist: Persist) -> None:
     assert persist("fsck").code == 0
     shown = persist("restore", "orders", "--to", second).out
     assert "1 rows inserted, 1 retracted" in shown
-    assert "files consumed since, which the next run reads again if they are still there: 0" in shown
+    assert "inputs consumed since, which the next run reads again if they are still there: 0" in shown
     assert persist("snapshot", "orders", "--json").json[0]["price"] == "7.00"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import subprocess
 import sys
@@ -18,17 +19,14 @@ from persist_core.clock import SystemClock
 from persist_core.config.collection import CollectionConfig, load_collection
 from persist_core.errors import InvalidInput, OutdatedDescription, PersistError, RunFailed, TooManyErrors
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import PersistLocation, open_location
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.protocol import run as local_run
+from persist_core.protocol.conflicts import list_conflicts
 from persist_core.protocol.run import bring_up_to_date, default_until
-from persist_core.spark_job.submit import (
-    SparkSettings,
-    error_of_kind,
-    find_spark_submit,
-    job_path,
-    spark_environment,
-    tuned_conf,
-)
+from persist_core.spark_job.answer import error_of_kind
+from persist_core.spark_job.installation import find_spark_submit, job_path, spark_environment
+from persist_core.spark_job.submit import SparkSettings, tuned_conf, write_batch
 from persist_core.time_text import parse_time
 from tests.servers.backends import blob_uri_beside, on_each_consensus
 
@@ -77,7 +75,8 @@ class World:
     def run(self, config: CollectionConfig, until: int | None = UNTIL, **settings: Any) -> Any:
         spark = SparkSettings(master="local[1]", **settings)
         said: list[str] = []
-        return bring_up_to_date(self.client, self.location, config, until=until, settings=spark, say=said.append)
+        write = functools.partial(write_batch, self.client, self.location, config, spark)
+        return bring_up_to_date(self.client, config, until=until, write=write, say=said.append)
 
     def ids(self, as_of: int | None = None) -> list[int]:
         return sorted(self.client.open_reader("orders").snapshot(as_of)["id"].to_pylist())
@@ -136,11 +135,21 @@ def test_a_lost_append_is_minted_again_in_the_same_run(world: World) -> None:
 
 
 def test_a_writer_that_always_wins_ends_the_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_run, "MAX_CONFLICTS", 1)
+    monkeypatch.setattr(local_run, "MAX_CONFLICTS", 2)
+    world.drop("a.txt", 1)
+    world.spark_will("beaten")
+    with pytest.raises(RunFailed, match="shard orders: lost 2 appends to other writers"):
+        world.run(world.config())
+    assert len(list_conflicts(world.client.blob, "orders")) == 2
+
+
+def test_a_job_that_calls_a_valid_description_outdated_fails_the_run(world: World) -> None:
+    """Or an empty batch would be committed in its place, and its input would count as consumed."""
     world.drop("a.txt", 1)
     world.spark_will("fail", OutdatedDescription.kind)
-    with pytest.raises(RunFailed, match="lost 2 appends to shard orders"):
+    with pytest.raises(RunFailed, match="the upper of shard orders is still 0"):
         world.run(world.config())
+    assert world.client.state("orders").commits == ()
 
 
 @pytest.mark.parametrize("kind", [TooManyErrors, InvalidInput])
@@ -157,7 +166,7 @@ def test_an_error_of_a_kind_from_elsewhere_fails_the_run() -> None:
     assert str(error_of_kind("unexpected", "x")) == "unexpected: x"
 
 
-@pytest.mark.parametrize(("do", "told"), [("die", "status 3.*\n.*Java heap space"), ("quiet", "without a manifest")])
+@pytest.mark.parametrize(("do", "told"), [("die", "status is 3.*\n.*Java heap space"), ("quiet", "status is 0")])
 def test_a_job_that_dies_in_silence_shows_the_end_of_its_log(world: World, do: str, told: str) -> None:
     world.drop("a.txt", 1)
     world.spark_will(do)
@@ -252,10 +261,9 @@ def test_two_runs_at_once_end_in_the_same_contents(world: World) -> None:
     def run_one() -> None:
         try:
             with open_location(world.location) as opened:
-                settings = SparkSettings(master="local[1]")
-                bring_up_to_date(
-                    PersistClient(opened), world.location, config, until=UNTIL, settings=settings, say=said.append
-                )
+                client, settings = PersistClient(opened), SparkSettings(master="local[1]")
+                write = functools.partial(write_batch, client, world.location, config, settings)
+                bring_up_to_date(client, config, until=UNTIL, write=write, say=said.append)
         except BaseException as error:  # noqa: BLE001 - handed to the test's own thread
             errors.append(error)
 
@@ -270,7 +278,7 @@ def test_two_runs_at_once_end_in_the_same_contents(world: World) -> None:
 
 def test_closing_is_for_collections_that_end(world: World) -> None:
     world.drop("a.txt", 1)
-    with pytest.raises(InvalidInput, match="not to be closed; write end_of_input: close"):
+    with pytest.raises(InvalidInput, match=r"must not be closed: .* write end_of_input: close"):
         world.run(world.config(), None)
 
 

@@ -41,7 +41,7 @@ Contents = Counter[Row]
 
 @dataclass
 class Expected:
-    """All updates ever committed: rows with time and diff; an err's row is (key..., kind, message, key bytes, payload)."""
+    """All updates ever committed, with time and diff; an err's row is (key..., kind, message, key bytes, payload)."""
 
     schema: CollectionSchema
     oks: list[tuple[Row, int, int]] = field(default_factory=list)

@@ -150,8 +150,8 @@ def test_a_job_is_told_of_a_view_as_it_is(files: Files) -> None:
     description = BatchDescription("v", 0, 5, token="x", checkpoint_id="c", epoch=1, parent_id=None, writer="w")
     for trial in (None, 4):
         spec = JobSpec(description, view, "attempt", trial_as_of=trial)
-        again = JobSpec.from_argv(spec.to_argv())
+        again = JobSpec.decode(spec.encode())
         assert again == spec
         assert isinstance(again.config, ViewConfig)
-    with pytest.raises(InvalidInput, match="found a view, wanted a collection"):
+    with pytest.raises(InvalidInput, match="found a view, expected a collection"):
         assert again.collection

@@ -8,8 +8,8 @@ from persist_core.location import Blob
 from persist_core.testing.blob_conformance import HOSTILE_KEYS, BlobConformance, sizes
 from persist_core.testing.consensus_conformance import ConsensusConformance
 from persist_core.testing.race_conformance import keys
-from tests.core.conformance.s3_raw import S3BlobHooks, S3ConsensusHooks
 from tests.servers.s3 import S3Server
+from tests.servers.s3_raw import S3BlobHooks, S3ConsensusHooks
 
 
 class TestS3BlobOnVersitygw(S3BlobHooks, BlobConformance):

@@ -17,9 +17,9 @@ from persist_core.location import CaSResult, S3Consensus, VersionedData, open_co
 from persist_core.location.s3.consensus import KEEP_MS, TRUST_MS
 from persist_core.location.s3.log import MAX_TRIES
 from persist_core.location.s3.probe import probe_once
-from tests.core.conformance.s3_raw import raw_folder, raw_names
 from tests.core.location.s3_wire import Lost, Meanwhile, Wire
 from tests.servers.s3 import S3Server
+from tests.servers.s3_raw import raw_folder, raw_names
 
 COMMITTED, MISMATCH = CaSResult.COMMITTED, CaSResult.EXPECTATION_MISMATCH
 HOUR_MS = 3_600_000
@@ -292,8 +292,8 @@ def test_an_altered_entry_is_named(location: Location) -> None:
     path = location.path_of(1)
     for damaged, error, says in [
         (path.read_bytes() + b"x", Corruption, "SHA-256"),
-        (b"", Corruption, "no header"),
-        (b"persist-consensus-1 {}\n", Corruption, "can't be read"),
+        (b"", Corruption, "expected the header"),
+        (b"persist-consensus-1 {}\n", Corruption, "restore it from a copy"),
         (b"persist-consensus-2 {}\n", UnknownVersion, "upgrade"),
     ]:
         path.write_bytes(damaged)

@@ -39,7 +39,7 @@ from persist_core.oracle.upsert import (
     same_value,
 )
 from persist_core.shard.stats import DrainStats
-from persist_core.testing.strategies import (
+from tests.core.oracle.strategies import (
     KEYS,
     SCHEMA,
     History,

@@ -31,7 +31,7 @@ from persist_core.shard.keys import part_key
 from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.state import Committed
 from persist_core.sources.files import FrozenInput
-from persist_core.testing.strategies import SCHEMA
+from tests.core.oracle.strategies import SCHEMA
 from tests.sim.simulator.write_stage import ArrowParts
 
 SHARD = "things"
@@ -182,7 +182,7 @@ class Collection:
     def check(self) -> None:
         """`fsck` finds nothing."""
         report = fsck(self.client, self.shard)
-        assert report.is_clean, report.findings
+        assert report.is_clean, report.violations
 
 
 def contents(updates: Iterable[UpsertDiff], time: int) -> dict[Slot, Any]:

@@ -17,7 +17,7 @@ from persist_core.protocol import stages
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import NothingToRestore, plan_restore
 from persist_core.shard.batch import STASH_OPERATOR
-from persist_core.testing.strategies import MAX_WIDTH, SCHEMA, STRAY, History, histories
+from tests.core.oracle.strategies import MAX_WIDTH, SCHEMA, STRAY, History, histories
 from tests.core.protocol.restored_shard import SHARD, Collection, as_tables, contents
 
 A, B = ("eu", 1), ("eu", 2)
@@ -49,7 +49,7 @@ def test_a_restore_brings_back_contents_and_changes_no_earlier_time(history: His
             if isinstance(plan_restore(shard.client, SHARD, ids[target]), NothingToRestore):
                 continue
             before, upper = shard.updates(), shard.upper()
-            assert set(shard.plan(ids[target]).files_again or ()) == consumed[-1] - consumed[target]
+            assert set(shard.plan(ids[target]).inputs_again or ()) == consumed[-1] - consumed[target]
             done = shard.go_back(ids[target])
             assert (done.commit.lower, done.commit.upper, done.is_new) == (upper, upper + 1, True)
             after = shard.updates()
@@ -179,7 +179,7 @@ def test_going_forward_again_undoes_a_restore(shard: Collection) -> None:
     first, second = shard.run(10), shard.run(20)
     wanted = shard.contents(19)
     shard.go_back(first)
-    assert shard.plan(second).files_again == ()
+    assert shard.plan(second).inputs_again == ()
     shard.go_back(second)
     assert shard.contents(21) == wanted
     assert shard.mint(30).input_key is None
@@ -213,7 +213,7 @@ def test_mint_names_the_way_back_from_a_damaged_stash(shard: Collection, how_muc
             shard.client.blob.delete(key) if is_missing else shard.client.blob.set(key, b"rotten")
     with pytest.raises(CorruptArtifact, match=f"persist restore {SHARD} --to {first}.*upper 10"):
         shard.mint(30)
-    assert shard.plan(first).files_again == ("3.txt",)
+    assert shard.plan(first).inputs_again == ("3.txt",)
     shard.go_back(first)
     shard.run(30)
     assert shard.contents(29) == shard.read(29)
@@ -257,7 +257,7 @@ def test_a_damaged_ledger_of_now_stops_nobody_from_going_back(shard: Collection)
     *_, segment = shard.client.state(SHARD).sources["files"].offsets["segments"]
     shard.client.blob.delete(segment["key"])
     fresh = shard.beside(SHARD)
-    assert fresh.plan(first).files_again is None
+    assert fresh.plan(first).inputs_again is None
     fresh.go_back(first)
     assert fresh.files_of(fresh.mint(30)) == ["3.txt"]
 

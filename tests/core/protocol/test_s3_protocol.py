@@ -66,7 +66,7 @@ def test_days_on_s3(world: World) -> None:
         assert reader.snapshot(day * DAY_MS).to_pylist() == [{"id": day, "name": f"name {day}"}]
     assert len(reader.changes(0, DAYS * DAY_MS - 1)) == 2 * (DAYS - 1)
     found = fsck(world.client, "things")
-    assert found.is_clean, found.findings
+    assert found.is_clean, found.violations
     assert (found.batches, found.updates) == (DAYS, 2 * DAYS - 1)
     assert world.client.shards() == ["things"]
 
@@ -77,4 +77,4 @@ def test_a_part_that_something_else_deleted_is_found(world: World) -> None:
     assert isinstance(stages.append(world.client, description, key), Committed)
     (part,) = world.client.staged_manifest(key).parts
     world.blob.delete(part.key)
-    assert [finding.check for finding in fsck(world.client, "things").findings] == ["part"]
+    assert [finding.check for finding in fsck(world.client, "things").violations] == ["part"]

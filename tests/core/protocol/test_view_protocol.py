@@ -24,7 +24,8 @@ from persist_core.shard.batch import BatchCounts, BatchDescription, BatchManifes
 from persist_core.shard.parts import updates_schema
 from persist_core.shard.sealed import seal
 from persist_core.shard.state import Committed
-from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource, check_closable, load_frozen
+from persist_core.sources.frozen import load_frozen
+from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource, check_closable
 
 SCHEMA = CollectionSchema(key=(), values=(Column("n", "bigint"),))
 
@@ -106,7 +107,7 @@ def test_a_view_goes_as_far_as_its_inputs_and_until(world: World) -> None:
         "view v goes up to 7 and not to 9, as asked for: its input b has come no further",
     )
     assert minted.description.input_key is not None
-    frozen = load_frozen(world.client, minted.description.input_key)
+    frozen = load_frozen(world.client.blob, minted.description.input_key, FrozenShards)
     assert frozen == FrozenShards("SELECT * FROM a, b", 6, {"a": 10, "b": 7})
     refreshed = Refreshed.of(minted.description.sources)
     assert refreshed == Refreshed(6, minted.description.input_key, {"a": 10, "b": 7})
@@ -234,17 +235,14 @@ def test_a_damaged_frozen_input_is_named(world: World) -> None:
     assert isinstance(minted, Minted)
     key = minted.description.input_key
     assert key is not None
-    for data, error in ((b"{}", CorruptArtifact), (seal("frozen_shards", 9, {}), UnknownVersion)):
+    damaged = b"{}", seal("frozen_files", 1, {}), FrozenShards("SELECT 2", 6, {"a": 10}).encode()
+    for data, error in (*((data, CorruptArtifact) for data in damaged), (seal("frozen_shards", 9, {}), UnknownVersion)):
         world.blob.set(key, data)
-        with pytest.raises(error):
-            load_frozen(world.client, key)
-    other = FrozenShards("SELECT 2", 6, {"a": 10})
-    world.blob.set(key, other.encode())
-    with pytest.raises(CorruptArtifact, match="its key says otherwise"):
-        load_frozen(world.client, key)
+        with pytest.raises(error, match=key):
+            load_frozen(world.client.blob, key, FrozenShards)
     world.blob.delete(key)
     with pytest.raises(CorruptArtifact, match="is missing"):
-        load_frozen(world.client, key)
+        load_frozen(world.client.blob, key, FrozenShards)
 
 
 def test_fsck_finds_a_missing_frozen_input_and_rows_that_were_never_there(world: World) -> None:
@@ -252,11 +250,11 @@ def test_fsck_finds_a_missing_frozen_input_and_rows_that_were_never_there(world:
     assert fsck(world.client, "v").is_clean
     assert description.input_key is not None
     world.blob.delete(description.input_key)
-    assert [finding.check for finding in fsck(world.client, "v").findings] == ["source_progress"]
+    assert [finding.check for finding in fsck(world.client, "v").violations] == ["source_progress"]
     world.append("b", 9, 2, diff=-1)
     assert fsck(world.client, "b").is_clean
     world.append("b", 11, 2, diff=-1)
-    (finding,) = fsck(world.client, "b").findings
+    (finding,) = fsck(world.client, "b").violations
     assert finding.check == "counts_not_negative"
 
 

@@ -1,4 +1,4 @@
-"""Transitions of a shard's state, as SEMANTICS section 3 states them."""
+"""Transitions of a shard's state, as docs/semantics.md, section 3 states them."""
 
 from __future__ import annotations
 

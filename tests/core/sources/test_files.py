@@ -140,10 +140,9 @@ def test_frozen_input_has_canonical_bytes(tmp_path: Path) -> None:
     first = FileSource(collection(tmp_path), MemBlob()).freeze(None, until=None).frozen
     again = FileSource(collection(tmp_path), MemBlob()).freeze(None, until=None).frozen
     assert first.encode() == again.encode()
-    assert first.digest() == again.digest()
     assert FrozenInput.decode(first.encode()) == first
     other = FrozenInput(first.files[1:], first.base)
-    assert other.digest() != first.digest()
+    assert other.encode() != first.encode()
 
 
 def test_frozen_input_of_elsewhere_is_refused() -> None:
@@ -198,13 +197,3 @@ def test_another_pattern_over_the_same_files_reads_nothing_again(tmp_path: Path,
     after = wide.advance(frontier, freeze.frozen)
     assert names(wide.freeze(after, until=None)) == []
     assert names(narrow.freeze(after, until=None)) == []
-
-
-def test_a_tree_that_moved_is_known_by_its_relative_paths(tmp_path: Path) -> None:
-    drop(tmp_path, "old/a.jsonl", mtime_ms=1_000)
-    blob = MemBlob()
-    source = FileSource(collection(tmp_path / "old"), blob)
-    frontier = source.advance(None, source.freeze(None, until=None).frozen)
-    (tmp_path / "old").rename(tmp_path / "new")
-    moved = FileSource(collection(tmp_path / "new"), blob)
-    assert names(moved.freeze(frontier, until=None)) == []

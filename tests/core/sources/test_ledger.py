@@ -15,7 +15,8 @@ from persist_core.errors import CorruptArtifact, InvariantViolation
 from persist_core.location.mem import MemBlob
 from persist_core.shard.batch import SourceFrontier
 from persist_core.sources.files import FileSource, FrozenInput
-from persist_core.sources.ledger import Ledger, segment_keys, segments_of
+from persist_core.sources.ledger import FileProgress, Ledger, segments_of
+from persist_core.sources.root import Place
 from tests.core.sources.drop_folder import DAY_MS, collection, drop, names
 
 
@@ -26,7 +27,7 @@ def test_segments_stay_few_and_are_rewritten_seldom() -> None:
     commits = 600
     for number in range(commits):
         ledger = Ledger(blob, "orders")
-        frontier = ledger.extend(frontier, {f"{number}.jsonl": (1, 2)}, base="/in")
+        frontier = ledger.extend(frontier, {f"{number}.jsonl": (1, 2)}, place=Place("/in", "/in"))
         segments = segments_of(frontier)
         staged += segments[-1].files
         assert len(segments) <= (number + 1).bit_length()
@@ -35,7 +36,7 @@ def test_segments_stay_few_and_are_rewritten_seldom() -> None:
     assert frontier is not None
     assert Ledger(blob, "orders").consumed(frontier) == {f"{number}.jsonl": (1, 2) for number in range(commits)}
     assert staged <= commits * commits.bit_length()
-    assert segment_keys([frontier]) == {segment.key for segment in segments_of(frontier)}
+    assert FileProgress(blob, "orders", frontier).needed_keys() == {segment.key for segment in segments_of(frontier)}
 
 
 def test_damage_to_the_ledger_is_named(tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ def test_damage_to_the_ledger_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "frontier",
     [
-        SourceFrontier("kafka", {"segments": []}),
+        SourceFrontier("kafka", {"root": "/", "base": "/", "segments": []}),
         SourceFrontier("files", {}),
         SourceFrontier("files", {"segments": [1]}),
     ],

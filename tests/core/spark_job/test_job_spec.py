@@ -1,20 +1,20 @@
-"""What a job is told comes out as it went in."""
+"""What a job is told arrives as it was, whatever its size, or is refused."""
 
 from __future__ import annotations
 
-import base64
-import random
 import subprocess
 import sys
-import zlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from persist_core.config.collection import CollectionConfig
-from persist_core.errors import InvalidInput
-from persist_core.shard.batch import BatchDescription
-from persist_core.spark_job.spec import JobSpec
+from persist_core.errors import CorruptArtifact, InvalidInput, UnknownVersion
+from persist_core.location.mem import MemBlob
+from persist_core.shard.batch import BatchDescription, StateArtifact
+from persist_core.shard.sealed import seal
+from persist_core.spark_job.spec import SPEC_VERSION, JobSpec, load_spec, stored
 
 BODY: dict[str, Any] = {
     "name": "t",
@@ -25,47 +25,52 @@ BODY: dict[str, Any] = {
 }
 CONFIG = CollectionConfig.model_validate(BODY)
 DESCRIPTION = BatchDescription("t", 0, 5, token="x", checkpoint_id="c", epoch=1, parent_id=None, writer="w")
+SPEC = JobSpec(DESCRIPTION, CONFIG, "attempt")
 
 
-def test_a_spec_survives_argv_with_its_columns_in_the_files_order() -> None:
-    spec = JobSpec(DESCRIPTION, CONFIG, "attempt")
-    again = JobSpec.from_argv(spec.to_argv())
-    assert again == spec
+def test_a_spec_is_there_for_its_job_with_the_columns_in_the_files_order() -> None:
+    blob = MemBlob()
+    with stored(blob, SPEC) as argv:
+        again = load_spec(blob, argv)
+    assert again == SPEC
     assert [column.name for column in again.collection.collection_schema().columns] == ["z", "a", "m", "b"]
+    assert list(blob.list_keys_and_metadata("")) == [], "deleted when its job has ended"
 
 
-@pytest.mark.parametrize("argv", [[], ["--spec"], ["--other", "{}"], ["--spec", '{"version":2}']])
+def test_a_chain_of_5000_artifacts_goes_through_one_command_line() -> None:
+    chain = tuple(
+        StateArtifact(0, f"t/checkpoints/{number:032x}/operators/stash/partition-0", 10_000, "a" * 64)
+        for number in range(5_000)
+    )
+    blob = MemBlob()
+    spec = replace(SPEC, description=replace(DESCRIPTION, operators={"stash": chain}))
+    with stored(blob, spec) as argv:
+        command = [sys.executable, "-c", "import sys; print(*sys.argv[1:])", *argv]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert load_spec(blob, done.stdout.split()) == spec
+
+
+@pytest.mark.parametrize("argv", [[], ["--spec-key", "k"], ["--spec-key", "k", "--other", "0"], ["--spec", "{}"] * 2])
 def test_other_arguments_are_refused(argv: list[str]) -> None:
-    with pytest.raises(InvalidInput, match=r"wanted --spec|this release reads 1"):
-        JobSpec.from_argv(argv)
+    with pytest.raises(InvalidInput, match="expected --spec-key KEY --spec-sha256 HEX"):
+        load_spec(MemBlob(), argv)
 
 
-def test_a_collection_of_thousands_of_columns_fits_one_argument() -> None:
-    columns = {f"measurement_{index}_of_sensor": "double" for index in range(1_900)}
-    config = CollectionConfig.model_validate({**BODY, "columns": {**BODY["columns"], **columns}})
-    spec = JobSpec(DESCRIPTION, config, "attempt")
-    argv = spec.to_argv()
-    command = [sys.executable, "-c", "import sys; print(sys.argv[1])", *argv]
-    said = subprocess.run(command, capture_output=True, timeout=60, check=True)
-    assert said.stdout == b"--spec-zlib\n"
-    assert JobSpec.from_argv(argv) == spec
+def test_every_flipped_bit_is_found() -> None:
+    blob = MemBlob()
+    with stored(blob, SPEC) as argv:
+        data = SPEC.encode()
+        for bit in range(len(data) * 8):
+            damaged = bytearray(data)
+            damaged[bit // 8] ^= 1 << bit % 8
+            blob.set(SPEC.key, bytes(damaged))
+            with pytest.raises(CorruptArtifact, match=r"is damaged|found sha256"):
+                load_spec(blob, argv)
+    with pytest.raises(CorruptArtifact, match="not found"):
+        load_spec(blob, argv)
 
 
-@pytest.mark.parametrize("text", ["%%%", "bm8gemxpYg==", ""])
-def test_a_damaged_spec_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match="spec-zlib"):
-        JobSpec.from_argv(["--spec-zlib", text])
-
-
-def test_a_spec_that_is_cut_off_is_refused() -> None:
-    packed = base64.b64encode(zlib.compress(b'{"version":1}' * 100)[:-8]).decode()
-    with pytest.raises(InvalidInput, match="cut off"):
-        JobSpec.from_argv(["--spec-zlib", packed])
-
-
-def test_a_spec_that_no_argument_can_hold_is_refused_by_name() -> None:
-    dice = random.Random(1)
-    columns = {f"c{dice.getrandbits(480):0120x}": "double" for _ in range(1_900)}
-    config = CollectionConfig.model_validate({**BODY, "columns": {**BODY["columns"], **columns}})
-    with pytest.raises(InvalidInput, match="collection t: the job's spec takes"):
-        JobSpec(DESCRIPTION, config, "attempt").to_argv()
+def test_a_spec_of_another_release_names_both_versions() -> None:
+    later = seal("job_spec", SPEC_VERSION + 1, {})
+    with pytest.raises(UnknownVersion, match="has version 2; this release reads version 1"):
+        JobSpec.decode(later)

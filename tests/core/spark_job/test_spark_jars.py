@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from persist_core.errors import InvalidInput
-from persist_core.location.open import PersistLocation
+from persist_core.location.settings import PersistLocation
+from persist_core.spark_job.handover import location_environment
 from persist_core.spark_job.jars import JARS_CONF, JARS_ENV, PACKAGES_CONF, hadoop_version, s3a_jars, with_s3a_jars
-from persist_core.spark_job.submit import location_environment
 from tests.env import spark_jars
 
 S3 = "s3://bucket/prefix"

@@ -2,15 +2,18 @@
 
 1. Every version of the shard's state keeps `persist_core.shard.invariants`, and follows the one before it.
 2. A commit's manifest and parts are all there, and nothing deletes them afterwards.
-3. Every input file is consumed by exactly one commit, and stays consumed.
+3. Every input file is consumed by exactly one commit, and stays consumed; a restore sets progress back to what its
+   checkpoint's commit had consumed, and does nothing else to it.
 4. At every time that a commit makes final, the contents are those that `Expected` works out from the input.
 5. Bytes under a key are never replaced by others, `_latest` and the records of conflicts aside.
-6. `_latest` never names a checkpoint that is not whole, and goes back only where two publishers raced.
+6. `_latest` never names a checkpoint that is not whole, and never goes back for good: whoever was overtaken while it
+   published, and so moved it back, has put that right by the time its stage ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NoReturn
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified, manifest_chain
@@ -24,10 +27,19 @@ from persist_core.shard.codec import decode_state
 from persist_core.shard.invariants import check_step
 from persist_core.shard.state import Commit, ShardState
 from persist_core.sources.ledger import Ledger
-from tests.sim.simulator.workload import SHARD, Expected, Feed
+from tests.sim.simulator.workload import SHARD, Arrival, Expected, Feed
 from tests.sim.simulator.write_stage import read_updates
 
 Fail = Callable[[str, str], NoReturn]
+
+
+@dataclass(frozen=True)
+class _Point:
+    """What was so right after a commit."""
+
+    upper: int | None
+    arrivals: tuple[Arrival, ...]
+    consumed: frozenset[str]
 
 
 class Referee:
@@ -40,36 +52,28 @@ class Referee:
         self._who = who
         self._checkpointer = BlobCheckpointer(blob, SHARD)
         self._needed: set[str] = set()
-        self._moment = 0
-        self._latest_read: dict[str, int] = {}  # by whom, when
-        self._furthest = (0, (0, ""))  # when `_latest` was moved furthest, and to which epoch and id
+        self._furthest = (0, "")  # the epoch and id to which `_latest` was moved furthest
+        self._moved_back: tuple[str, tuple[int, str]] | None = None  # who has moved it back, and to what
         self._epochs: dict[str, int] = {}  # of checkpoints, by id
+        self._points: dict[str, _Point] = {}  # to which a restore may go back, by checkpoint id
         self.expected = Expected()
         self.contents: dict[Slot, Value] = {}
         self.consumed: set[str] = set()
         self.state: ShardState | None = None
 
-    def read(self, key: str) -> None:
-        self._moment += 1
-        if key == self._checkpointer.layout.latest:
-            self._latest_read[self._who()] = self._moment
-
     def wrote(self, key: str, before: bytes | None, data: bytes) -> None:
-        self._moment += 1
         if key == self._checkpointer.layout.latest:
             self._check_latest(moved_to=data.decode())
         elif before is not None and before != data and "/conflicts/" not in key:
             self._fail("replaced", f"{key} held {before[:80]!r}; {self._who()} wrote {data[:80]!r}")
 
     def deleted(self, key: str) -> None:
-        self._moment += 1
         if key in self._needed:
             self._fail("deleted", f"{self._who()} deleted {key}, which a commit needs")
         if key.startswith(self._checkpointer.layout.root):
             self._check_latest(moved_to=None)
 
     def committed(self, key: str, version: VersionedData) -> None:
-        self._moment += 1
         try:
             after = decode_state(version.data).state
             check_step(self.state, after)
@@ -78,6 +82,11 @@ class Referee:
         except PersistError as error:
             self._fail(type(error).__name__, f"{self._who()} committed version {version.seqno} of {key}: {error}")
         self.state = after
+
+    def stage_ended(self) -> None:
+        """Whoever is at work has come to the end of a stage, without an error."""
+        if self._moved_back is not None and self._moved_back[0] == self._who():
+            self._fail("latest", f"{self._who()} left _latest at {self._moved_back[1]}; it was at {self._furthest}")
 
     def _check_append(self, after: ShardState, commit: Commit) -> None:
         manifest = load_manifest(self._blob, commit.manifest_key)
@@ -109,13 +118,27 @@ class Referee:
     def _check_consumed(self, after: ShardState, manifest: BatchManifest) -> set[int]:
         """The times in this batch at which the contents may change."""
         consumed = {name for source in after.sources.values() for name in Ledger(self._blob, SHARD).consumed(source)}
-        lost, taken = self.consumed - consumed, consumed - self.consumed
-        if lost:
+        if manifest.restored is not None:
+            self._go_back(self._points[manifest.restored.checkpoint_id], manifest, consumed)
+        elif lost := self.consumed - consumed:
             self._fail("progress", f"{manifest.writer} forgot that {sorted(lost)} were consumed")
-        self.consumed = consumed
-        for name in sorted(taken):
+        for name in sorted(consumed - self.consumed):
             self.expected.consume(self._feed.known[name].records, manifest.lower)
+        self.consumed = consumed
+        point = _Point(manifest.upper, self.expected.so_far(), frozenset(consumed))
+        self._points[manifest.checkpoint_id] = point
         return {time for time in self.expected.times() if time >= manifest.lower}
+
+    def _go_back(self, point: _Point, manifest: BatchManifest, consumed: set[str]) -> None:
+        if consumed != point.consumed:
+            self._fail(
+                "progress",
+                f"{manifest.writer} restored {manifest.restored}, which had consumed {sorted(point.consumed)}; now"
+                f" {sorted(consumed)} are",
+            )
+        assert point.upper is not None  # no simulation closes its shard
+        self.expected.restore(point.arrivals, upper=point.upper, at=manifest.lower)
+        self.consumed = consumed
 
     def _apply(self, updates: list[UpsertDiff]) -> None:
         """Retractions first, each of what is there; then insertions, each where nothing is."""
@@ -133,13 +156,12 @@ class Referee:
         latest = moved_to or self._checkpointer.read_latest()
         if latest is None:
             return
-        moment, furthest = self._furthest
         position = (self._epochs.get(latest, 0), latest)
-        if moved_to is not None and position >= furthest:
-            self._furthest = self._moment, position
-        elif moved_to is not None and self._latest_read.get(self._who(), 0) > moment:
-            self._fail("latest", f"{self._who()} moved _latest back from {furthest} to {position}, and knew it")
-        if position < furthest:
+        if position >= self._furthest:
+            self._furthest, self._moved_back = position, None
+        elif moved_to is not None:
+            self._moved_back = self._who(), position
+        if position < self._furthest:
             return  # put back by a publisher that was overtaken: it may name what retention has taken since
         try:
             for manifest in manifest_chain(self._checkpointer, latest):

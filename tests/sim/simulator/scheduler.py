@@ -189,6 +189,16 @@ class Scheduler:
             self.die()
         return fate
 
+    def give_way(self) -> None:
+        """The current actor has nothing to do now: hand over to the first other one, if there is one."""
+        actor = self._current
+        if actor is None:
+            return
+        self._check_over()
+        other = next((name for name in self._actors if name != actor.name), None)
+        if other is not None:
+            self._hand_over(actor, other)
+
     def die(self) -> NoReturn:
         """End the current actor here."""
         if self._current is not None:

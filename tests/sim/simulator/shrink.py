@@ -7,7 +7,7 @@ left out, as long as a replay still ends in a finding of the same kind.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from tests.sim.simulator.script import FATES, Scenario, Script
 from tests.sim.simulator.simulation import Outcome, Parts, replay, simulate_seed
@@ -15,8 +15,6 @@ from tests.sim.simulator.simulation import Outcome, Parts, replay, simulate_seed
 MAX_REPLAYS = 600  # some 20 s of work; a script that is still long by then is short enough
 
 MAX_SHIFT_CALLS = 12  # what a failed call makes an actor do again is seldom more
-
-_LEAST = {"writers": 0, "readers": 0, "checkpointers": 0, "collectors": 0, "holders": 0, "files": 0}
 
 
 def shrink(outcome: Outcome, parts: Parts | None = None, *, max_replays: int = MAX_REPLAYS) -> Outcome:
@@ -64,9 +62,9 @@ def _shifted(script: Script) -> Iterator[Script]:
 
 
 def _smaller(scenario: Scenario) -> Iterator[Scenario]:
-    for name, least in _LEAST.items():
+    for name in (field.name for field in fields(scenario) if field.name != "seed"):
         count = getattr(scenario, name)
-        if count > least:
+        if count:
             yield replace(scenario, **{name: count - 1})
 
 

@@ -22,15 +22,9 @@ from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
-from tests.sim.simulator.actors import (
-    DagRuns,
-    Stages,
-    checkpoint_some,
-    collect_some,
-    ends_of,
-    hold_some,
-    read_some,
-)
+from tests.sim.simulator.actors import checkpoint_some, collect_some, hold_some, restore_some, scrub_some
+from tests.sim.simulator.dag_runs import DagRuns, ends_of
+from tests.sim.simulator.reading import read_some
 from tests.sim.simulator.referee import Referee
 from tests.sim.simulator.scheduler import (
     MAX_TRIES,
@@ -43,9 +37,11 @@ from tests.sim.simulator.scheduler import (
 from tests.sim.simulator.script import Scenario, Script
 from tests.sim.simulator.stores import SimulatedBlob, SimulatedConsensus
 from tests.sim.simulator.workload import CLOSING_ENDS, INTERVAL_ENDS, SHARD, Feed, ids_of, input_folder
+from tests.sim.simulator.world import Stages
 from tests.sim.simulator.write_stage import ArrowParts
 
 START_MS = 1_700_000_000_000
+SLOW_MINT_MS = 600_000
 
 
 @dataclass(frozen=True)
@@ -114,6 +110,14 @@ class _Simulation:
         location = OpenLocation(self.blob, self.consensus)
         return PersistClient(location, self.clock, ids, fetch_threads=1, part_format=ArrowParts())
 
+    def give_way(self) -> None:
+        self.scheduler.give_way()
+
+    def is_kept(self, checkpoint_id: str) -> bool:
+        return checkpoint_id in {
+            found.checkpoint_id for found in BlobCheckpointer(self._real_blob, SHARD).listing().manifests
+        }
+
     def fail(self, kind: str, message: str) -> NoReturn:
         self.scheduler.fail(kind, message)
 
@@ -121,11 +125,15 @@ class _Simulation:
         scenario, start = self.scenario, self.scheduler.start
         for number in range(1, scenario.writers + 1):
             self._start_writer(f"writer-{number}")
+        for number in range(1, scenario.slow_mints + 1):
+            start(f"slow-mint-{number}", partial(self._mint_slowly, number))
         for role, count, work, times in (
             ("reader", scenario.readers, read_some, 2),
             ("checkpointer", scenario.checkpointers, checkpoint_some, 2),
             ("collector", scenario.collectors, collect_some, 2),
             ("holder", scenario.holders, hold_some, 3),
+            ("restorer", scenario.restorers, restore_some, 2),
+            ("scrubber", scenario.scrubbers, scrub_some, 3),
         ):
             for number in range(1, count + 1):
                 name = f"{role}-{number}"
@@ -155,6 +163,12 @@ class _Simulation:
 
         begin()
 
+    def _mint_slowly(self, number: int) -> None:
+        """A zombie of all dag runs of a writer, which is slow after each mint and otherwise goes on like the writer."""
+        name = f"writer-{number}"
+        ends = ends_of(ids_of(self.scenario, f"{name} ends"), INTERVAL_ENDS)
+        DagRuns(self, name, ends, worker=f"slow-mint-{number}", after_mint_ms=SLOW_MINT_MS).work()
+
     def _drop_late_files(self) -> None:
         for file in self.feed.late:
             self.scheduler.call(f"drop {file.name}")
@@ -179,4 +193,4 @@ class _Simulation:
             self.fail("latest", f"in the end _latest is {latest}; the newest commit is {newest}")
         report = fsck(client, SHARD)
         if not report.is_clean:
-            self.fail("fsck", f"{report.findings}")
+            self.fail("fsck", f"{report.violations}")

@@ -23,10 +23,6 @@ Answer = TypeVar("Answer")
 class Witness(Protocol):
     """Sees what happens to the stores, and fails the simulation where it must not."""
 
-    def read(self, key: str) -> None:
-        """A blob was read."""
-        ...
-
     def wrote(self, key: str, before: bytes | None, data: bytes) -> None:
         """A blob was written; `before` is what it held."""
         ...
@@ -77,12 +73,7 @@ class SimulatedBlob:
         self._simulated = _Simulated(scheduler)
 
     def get(self, key: str) -> bytes | None:
-        def get() -> bytes | None:
-            data = self._inner.get(key)
-            self._witness.read(key)
-            return data
-
-        return self._simulated.call("get", key, get)
+        return self._simulated.call("get", key, lambda: self._inner.get(key))
 
     def set(self, key: str, data: bytes) -> None:
         def put() -> None:

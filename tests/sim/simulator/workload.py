@@ -8,7 +8,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -133,36 +133,66 @@ def input_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+Rank = tuple[int, int, object]  # the time that a record counts from, its own time, its order
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A record that was consumed; `value` is `None` for a tombstone."""
+
+    rank: Rank
+    slot: Slot
+    value: Value | None
+
+
 class Expected:
     """What the shard has to hold, worked out anew: of the records consumed, the greatest per slot and time.
 
-    A record counts from its own time on, or, where that was final when it was consumed, from the lower of the batch
+    A record counts from its own time on, or, if that was final when it was consumed, from the lower of the batch
     that consumed it. As of a time a slot holds the record with the greatest (time it counts from, own time, order).
+
+    A restore begins a new history: from its time on, only what the checkpoint's history held counts. What that history
+    had consumed but not made final by then (the stash) counts from after the restore at the earliest.
     """
 
     def __init__(self) -> None:
-        self._arrivals: list[tuple[tuple[int, int, object], Slot, Value | None]] = []
+        self._histories: list[tuple[int, list[Arrival]]] = [(0, [])]  # from which time on, and what was consumed
 
-    def consume(self, records: tuple[Record, ...], lower: int) -> list[int]:
-        """Add records that a batch with this lower has consumed; returns the times from which they count."""
-        times = []
+    def consume(self, records: tuple[Record, ...], lower: int) -> None:
+        """Add records that a batch with this lower has consumed."""
         for record in records:
             assert record.slot is not None
             assert record.time is not None
-            counts_from = max(record.time, lower)
             value = record.value if isinstance(record.value, tuple) else None
-            self._arrivals.append(((counts_from, record.time, record.order), record.slot, value))
-            times.append(counts_from)
-        return times
+            self.arrive(record.slot, value, max(record.time, lower), record.time, record.order)
+
+    def arrive(self, slot: Slot, value: Value | None, counts_from: int, time: int, order: object) -> None:
+        """Add one record."""
+        self._histories[-1][1].append(Arrival((counts_from, time, order), slot, value))
+
+    def so_far(self) -> tuple[Arrival, ...]:
+        """All that counts now, for a restore to come back to."""
+        return tuple(self._histories[-1][1])
+
+    def restore(self, arrivals: tuple[Arrival, ...], *, upper: int, at: int) -> None:
+        """Begin a new history at time `at`: that of a checkpoint, given as `so_far` was then and its upper."""
+        taken_over = []
+        for arrival in arrivals:
+            counts_from, time, order = arrival.rank
+            if counts_from >= upper:
+                counts_from = max(counts_from, at + 1)
+            taken_over.append(replace(arrival, rank=(counts_from, time, order)))
+        self._histories.append((at, taken_over))
 
     def times(self) -> set[int]:
-        """All times at which something may change."""
-        return {rank[0] for rank, _, _ in self._arrivals}
+        """All times at which something may change, since the newest restore."""
+        return {arrival.rank[0] for arrival in self._histories[-1][1]}
 
     def as_of(self, time: int) -> dict[Slot, Value]:
         """The contents as of `time`."""
-        newest: dict[Slot, tuple[tuple[int, int, object], Value | None]] = {}
-        for rank, slot, value in self._arrivals:
-            if rank[0] <= time and (slot not in newest or newest[slot][0] < rank):
-                newest[slot] = (rank, value)
-        return {slot: value for slot, (_, value) in newest.items() if value is not None}
+        arrivals = next(arrivals for begin, arrivals in reversed(self._histories) if begin <= time)
+        newest: dict[Slot, Arrival] = {}
+        for arrival in arrivals:
+            if arrival.rank[0] <= time and (arrival.slot not in newest or newest[arrival.slot].rank < arrival.rank):
+                newest[arrival.slot] = arrival
+        return {slot: arrival.value for slot, arrival in newest.items() if arrival.value is not None}

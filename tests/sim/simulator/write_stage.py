@@ -36,7 +36,8 @@ from persist_core.shard.batch import (
 )
 from persist_core.shard.keys import part_key
 from persist_core.shard.parts import updates_schema
-from persist_core.sources.files import check_unchanged, load_frozen_files
+from persist_core.sources.files import FrozenInput, check_unchanged
+from persist_core.sources.frozen import load_frozen
 from tests.sim.simulator.workload import read_records, row_of
 
 
@@ -67,7 +68,8 @@ def write(client: PersistClient, config: CollectionConfig, description: BatchDes
 def _write(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str:
     state = client.state(description.shard)
     stages.check_not_outdated(state, description)
-    frozen = load_frozen_files(client.blob, description.input_key)
+    key = description.input_key
+    frozen = FrozenInput(()) if key is None else load_frozen(client.blob, key, FrozenInput)
     check_unchanged(frozen)
     records = [record for file in frozen.files for record in read_records(file.path)]
     stash = [

@@ -70,7 +70,9 @@ class S3ConsensusHooks(ConsensusHooks):
         }
         position = newest["position"] + 1
         name = f"{raw_folder(consensus, key)}{2**63 - 1 - position:016x}-{position}"
-        body = b"persist-consensus-1 " + json.dumps(header).encode() + b"\n" + version.data
+        text = json.dumps(header)
+        digest = hashlib.sha256(f"{position} {text}".encode()).hexdigest()
+        body = f"persist-consensus-1 {digest} {text}\n".encode() + version.data
         self.server.raw.put_object(Bucket=_bucket(consensus), Key=name, Body=body)
 
     def address(self, consensus: Consensus) -> str | None:
@@ -99,7 +101,7 @@ def raw_log(server: S3Server, consensus: Consensus, key: str) -> list[tuple[dict
     for name in raw_names(server, consensus, key):
         body: bytes = server.raw.get_object(Bucket=_bucket(consensus), Key=name)["Body"].read()
         line, _, data = body.partition(b"\n")
-        header = json.loads(line.removeprefix(b"persist-consensus-1 "))
+        header = json.loads(line.split(b" ", 2)[2])
         log.append(({**header, "position": int(name.rpartition("-")[2])}, data))
     if not log:
         return []

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.servers.lifeline import any_alive, wait_until
 from tests.servers.postgres import PostgresServer
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 SESSION = """
 import sys
 from tests.servers.postgres import start_postgres

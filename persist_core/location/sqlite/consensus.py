@@ -38,8 +38,8 @@ from persist_core.location.consensus import (
     check_truncate,
 )
 from persist_core.location.file.durable import create_directory
-from persist_core.location.file.file_system import NETWORK_FILE_SYSTEMS, diagnose_file_system, file_system_of
-from persist_core.location.finding import Finding, grade_if
+from persist_core.location.finding import Finding
+from persist_core.location.sqlite.diagnosis import diagnose
 
 # How long a call waits for another process's transaction, in seconds. A transaction takes milliseconds; this leaves
 # room for a disk that stalls, and is still well below any task's own timeout.
@@ -131,15 +131,7 @@ class SqliteConsensus:
     def diagnose(self, clock: Clock) -> Iterator[Finding]:
         """See `persist_core.location.finding.Examinable`."""
         del clock  # it is ours
-        yield from diagnose_file_system(self._path)
-        kind = file_system_of(self._path)
-        yield grade_if(
-            kind in NETWORK_FILE_SYSTEMS,
-            "file_locks",
-            f"{self._path} is on {kind or 'an unknown file system'}",
-            wanted="a disk of this machine: SQLite's locks do not hold on network file systems",
-            remedy="keep the database on a local disk, or use postgresql: for several machines",
-        )
+        yield from diagnose(self._path)
 
     def close(self) -> None:
         """Nothing to let go of: no connection outlives its call."""

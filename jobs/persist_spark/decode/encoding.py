@@ -1,0 +1,101 @@
+"""How a format writes values, and what a message's own schema says of them: what `values` has to know of a field."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import Literal
+
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import functions as F
+
+from persist_core.config.collection import CollectionConfig, Unit
+from persist_core.schema import Column, decimal_of
+from persist_spark.decode.json import unmarked
+
+# What Debezium sends in place of a large value that the update did not change and the database did not log (TOAST).
+UNAVAILABLE = "__debezium_unavailable_value"
+UNAVAILABLE_BASE64 = base64.b64encode(UNAVAILABLE.encode()).decode()
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What a message says of a field, each null if it says nothing: Connect type, logical name, decimal scale."""
+
+    type: SparkColumn
+    name: SparkColumn
+    scale: SparkColumn
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How a format writes values.
+
+    `marked`: numbers are marked (`persist_spark.decode.json`). `decimals`: what a quoted number is if no schema says:
+    `precise` (base64 of the unscaled integer), `string` (its digits), `None` (unknown: an err if it may be base64).
+    `binary`: how bytes are written; `None`: base64, and an err if it may be hex. `unavailable`: a text that stands for
+    a value that was not sent.
+    """
+
+    marked: bool
+    decimals: Literal["precise", "string"] | None = "string"
+    binary: Literal["base64", "hex"] | None = None
+    unavailable: str | None = None
+
+    @classmethod
+    def of(cls, config: CollectionConfig, *, marked: bool) -> Encoding:
+        """The encoding of a collection's source."""
+        source = config.source
+        is_debezium = source.format == "debezium-json"
+        return cls(
+            marked=marked,
+            decimals=source.decimals if is_debezium else "string",
+            binary=source.binary or ("hex" if source.format.startswith("dms-") else None),
+            unavailable=UNAVAILABLE if is_debezium else None,
+        )
+
+    def plain(self, raw: SparkColumn) -> SparkColumn:
+        """The field's text as it stood in the record."""
+        return unmarked(raw) if self.marked else raw
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column of the collection in the raw frame: its text is in `raw`, a hint, if any, in `h<raw>`.
+
+    `is_typed`: `raw` is not text but a value that a plain cast turns into the column's type without loss, or into null.
+    """
+
+    column: Column
+    raw: str
+    unit: Unit | None = None
+    is_hinted: bool = False
+    is_typed: bool = False
+
+    @property
+    def value(self) -> str:
+        """The column that takes the typed value."""
+        return f"typed_{self.raw}"
+
+    @property
+    def hint(self) -> Hint | None:
+        """What the message says of it."""
+        if not self.is_hinted:
+            return None
+        found = F.col(f"h{self.raw}")
+        return Hint(found.getField("type"), found.getField("name"), found.getField("parameters").getField("scale"))
+
+    @property
+    def is_integer(self) -> bool:
+        """True for the integer types."""
+        return self.column.type in ("int", "bigint")
+
+    @property
+    def decimal(self) -> tuple[int, int] | None:
+        """Precision and scale of a decimal type."""
+        return decimal_of(self.column.type)
+
+    def may_be_base64(self, encoding: Encoding) -> bool:
+        """True if a quoted text may be the bytes of a number."""
+        is_exact = self.is_integer or self.decimal is not None
+        return is_exact and (self.is_hinted or encoding.decimals != "string")

@@ -1,0 +1,61 @@
+"""Exact numbers: decimal text without rounding, and integers of up to 16 bytes given as hex digits."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import functions as F
+
+from persist_spark.compat import try_cast
+
+_EXPONENT = r"^\s*[+-]?(\d*)\.?(\d*)[eE]([+-]?\d{1,4})\s*$"
+_MAX_HEX_DIGITS = 32  # 16 bytes, 127 bits and a sign: more than the 38 digits that a decimal can have
+
+
+def exact_decimal(text: SparkColumn, precision: int, scale: int) -> SparkColumn:
+    """`text` as a decimal, null if it had to be rounded: only zeros at the end may be dropped."""
+    found = try_cast(text, f"decimal({precision},{scale})")
+    plain = rf"^\s*[+-]?(?:\d+\.?\d{{0,{scale}}}0*|\.\d{{1,{max(scale, 1)}}}0*)\s*$"
+    return F.when(text.rlike(plain) | (text.rlike(_EXPONENT) & _fits(text, scale)), found)
+
+
+def _fits(text: SparkColumn, scale: int) -> SparkColumn:
+    """True if a number with an exponent has at most `scale` digits after the point."""
+    digits = F.concat(F.regexp_extract(text, _EXPONENT, 1), F.regexp_extract(text, _EXPONENT, 2))
+    fraction = F.length(F.regexp_extract(text, _EXPONENT, 2))
+    power = try_cast(F.regexp_extract(text, _EXPONENT, 3), "int")
+    significant = F.length(F.regexp_replace(digits, "0+$", ""))
+    return (significant == 0) | (fraction - power - (F.length(digits) - significant) <= scale)
+
+
+def signed_text(digits: SparkColumn) -> SparkColumn:
+    """Hex digits of a big-endian two's complement integer of 1 to 16 bytes as decimal digits, else null."""
+    size = F.length(digits)
+    short = F.conv(_sign_extended(digits, 16), 16, -10)
+    wide = _wide_text(_sign_extended(digits, _MAX_HEX_DIGITS), digits >= "8")
+    return F.when(size.between(1, 16), short).when(size.between(17, _MAX_HEX_DIGITS), wide)
+
+
+def _wide_text(digits: SparkColumn, is_negative: SparkColumn) -> SparkColumn:
+    """32 hex digits, two's complement, as decimal digits; null beyond 38 of them. -n is the complement of n, less 1."""
+    flipped = F.when(is_negative, F.translate(digits, "0123456789ABCDEF", "FEDCBA9876543210")).otherwise(digits)
+    one, shift = F.lit("1").cast("decimal(38,0)"), F.lit(str(2**32)).cast("decimal(10,0)")
+
+    def add_word(total: SparkColumn, word: SparkColumn) -> SparkColumn:
+        return F.try_add(F.try_multiply(total, shift), F.conv(word, 16, 10).cast("decimal(38,0)")).cast("decimal(38,0)")
+
+    def signed(total: SparkColumn) -> SparkColumn:
+        below_zero = F.concat(F.lit("-"), F.try_add(total, one).cast("string"))
+        return F.when(is_negative, below_zero).otherwise(total.cast("string"))
+
+    words = F.array(*[F.substring(flipped, 1 + 8 * index, 8) for index in range(4)])
+    return F.aggregate(words, F.lit("0").cast("decimal(38,0)"), add_word, signed)
+
+
+def _sign_extended(digits: SparkColumn, size: int) -> SparkColumn:
+    return F.when(digits >= "8", F.lpad(digits, size, "F")).otherwise(F.lpad(digits, size, "0"))
+
+
+def bits_text(digits: SparkColumn) -> SparkColumn:
+    """`io.debezium.data.Bits`: up to 64 bits, least significant byte first, as decimal digits."""
+    swapped = F.concat(*[F.substring(F.rpad(digits, 16, "0"), 15 - 2 * index, 2) for index in range(8)])
+    return F.when(F.length(digits).between(1, 16), F.conv(swapped, 16, 10))

@@ -1,0 +1,94 @@
+"""Texts to dates and times, strictly: ISO text, or a count since 1970 in a unit that is known. Null for anything else.
+
+A bare count says nothing of its unit: the message's schema names it, else the collection does, else it is not a time.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import functions as F
+
+from persist_core.config.collection import Unit
+from persist_spark.compat import try_cast, try_cast_integer, whole_to_bigint
+from persist_spark.decode.encoding import Hint
+from persist_spark.decode.exact import exact_decimal
+
+_MICROS: dict[Unit, int] = {"s": 1_000_000, "ms": 1_000, "us": 1, "days": 86_400_000_000}
+_DAY_MICROS = _MICROS["days"]
+_INTEGER = r"^\s*[+-]?\d{1,19}\s*$"
+_DATE = r"^[+-]?\d{4,7}-\d{2}-\d{2}(?:[T ]00:00(?::00(?:\.0+)?)?Z?)?$"
+_ZONE = r"(?: ?(?:Z|UTC|[+-]\d{2}(?::?\d{2})?))?"
+_TIMESTAMP = r"^[+-]?\d{4,6}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}:\d{2}(?:\.\d{1,6}0*)?" + _ZONE + ")?$"
+_MINUTES = r"^([+-]?\d{4,6}-\d{2}-\d{2}[T ]\d{2}:\d{2})(" + _ZONE + ")$"  # as Java writes a time without seconds
+# Names of Debezium's and Kafka Connect's logical types, and what they count in.
+_UNIT_NAMES: dict[Unit, tuple[str, ...]] = {
+    "days": ("io.debezium.time.Date", "org.apache.kafka.connect.data.Date"),
+    "ms": ("io.debezium.time.Timestamp", "org.apache.kafka.connect.data.Timestamp"),
+    "us": ("io.debezium.time.MicroTimestamp",),
+    "ns": ("io.debezium.time.NanoTimestamp",),
+}
+
+
+def time_ms(text: SparkColumn, unit: Unit) -> SparkColumn:
+    """A record's own time in ms: an integer in `unit` (rounded down), or ISO text. Null if it is neither."""
+    micros = _unit_micros(text, unit)
+    counted = _floor_ns(text, 1_000_000) if unit == "ns" else F.unix_millis(F.timestamp_micros(micros))
+    found = F.coalesce(counted, F.unix_millis(_iso_timestamp(text)))
+    return F.when(found >= 0, found)
+
+
+def date_of(text: SparkColumn, unit: Unit | None, hint: Hint | None) -> SparkColumn:
+    iso = F.when(text.rlike(_DATE), try_cast(F.substring_index(F.substring_index(text, "T", 1), " ", 1), "date"))
+    micros = _counted_micros(text, unit, hint)
+    if micros is None:
+        return iso
+    return F.coalesce(iso, F.when(micros % _DAY_MICROS == 0, F.timestamp_micros(micros).cast("date")))
+
+
+def timestamp_of(text: SparkColumn, unit: Unit | None, hint: Hint | None) -> SparkColumn:
+    micros = _counted_micros(text, unit, hint)
+    iso = _iso_timestamp(text)
+    return iso if micros is None else F.coalesce(iso, F.timestamp_micros(micros))
+
+
+def _iso_timestamp(text: SparkColumn) -> SparkColumn:
+    """ISO text; without a zone it is UTC, which is what the session's zone must be."""
+    return F.when(text.rlike(_TIMESTAMP), try_cast(text, "timestamp")).when(
+        text.rlike(_MINUTES), try_cast(F.regexp_replace(text, _MINUTES, "$1:00$2"), "timestamp")
+    )
+
+
+def _counted_micros(text: SparkColumn, unit: Unit | None, hint: Hint | None) -> SparkColumn | None:
+    """Microseconds by the unit that the message's schema names, else by the configured one; `None` without either."""
+    by_unit = None if unit is None else _unit_micros(text, unit)
+    if hint is None:
+        return by_unit
+    factor = F.when(hint.name.isin(*_UNIT_NAMES["days"]), F.lit(_MICROS["days"]).cast("bigint"))
+    for counted in ("ms", "us"):
+        factor = factor.when(hint.name.isin(*_UNIT_NAMES[counted]), F.lit(_MICROS[counted]).cast("bigint"))
+    nanos = F.when(hint.name.isin(*_UNIT_NAMES["ns"]), _unit_micros(text, "ns"))
+    by_schema = F.coalesce(F.try_multiply(try_cast_integer(text, "bigint"), factor), nanos)
+    if by_unit is None:
+        return by_schema
+    known = [name for names in _UNIT_NAMES.values() for name in names]
+    return F.when(hint.name.isin(*known), by_schema).otherwise(by_unit)
+
+
+def _unit_micros(text: SparkColumn, unit: Unit) -> SparkColumn:
+    """A count of `unit` as microseconds; null if it is not a number, too large, or finer than a microsecond."""
+    count = try_cast_integer(text, "bigint")
+    if unit == "ns":
+        return F.when(count % 1000 == 0, _floor_ns(text, 1000))
+    factor = F.lit(_MICROS[unit])
+    whole = F.try_multiply(count, factor.cast("bigint"))
+    if unit not in ("s", "ms"):
+        return whole
+    digits = 6 if unit == "s" else 3
+    parts = whole_to_bigint(exact_decimal(text, 19 + digits, digits) * factor.cast("decimal(7,0)"))
+    return F.coalesce(whole, F.when(text.rlike(r"^\s*-?\d+\.\d+\s*$"), parts))
+
+
+def _floor_ns(text: SparkColumn, divisor: int) -> SparkColumn:
+    """A count of nanoseconds divided by `divisor`, rounded down: in decimals, since `/` on integers is a double."""
+    count = F.when(text.rlike(_INTEGER), try_cast(text, "decimal(19,0)"))
+    return whole_to_bigint(F.floor(count / F.lit(divisor).cast("decimal(10,0)")))

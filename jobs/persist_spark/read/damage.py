@@ -1,0 +1,111 @@
+"""Damaged parts are an error that names the part, never data.
+
+    before a read    the size of every file that is to be read, against its manifest: `check_sizes`
+    during it        the checksum of every page, by Spark's Parquet reader (`parquet.page.verify-checksum.enabled`)
+    after a failure  the digest of the file that Spark names: damage is told from a store that did not answer
+
+Not found here: a footer damaged so that it still makes sense, and another file of the same size. Plain reads and
+`persist fsck` compare digests, and find both.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import unquote
+
+from persist_core.errors import CorruptArtifact
+from persist_core.location.blob import Blob, BlobMetadata
+from persist_core.schema import PART
+from persist_core.shard.batch import BatchManifest, Part, StateArtifact
+from persist_spark.compat import ENGINE_ERRORS
+from persist_spark.digests import THREADS, digests_of
+
+READ_OPTIONS = {"parquet.page.verify-checksum.enabled": "true"}
+_NAMED_FILE = re.compile(r"reading file:? (\S.*?\.parquet)")
+_REMEDY = "nothing was committed; `persist fsck` lists all damage, then copy the object back from a backup or restore"
+
+
+def check_sizes(blob: Blob, sizes: Mapping[str, int]) -> None:
+    """Raise `CorruptArtifact` naming a file that is missing or whose size is not the one given (bytes, by key).
+
+    Costs one `stat` a file in a file system, else one listing for each attempt that staged some of them.
+    """
+    found = _stored_sizes(blob, list(sizes))
+    for key, expected in sizes.items():
+        if found.get(key) != expected:
+            size = f"{found[key]} bytes" if key in found else "nothing"
+            raise CorruptArtifact(f"{key}: found {size}, expected {expected} bytes; {_REMEDY}")
+
+
+def part_sizes(manifests: list[BatchManifest]) -> dict[str, int]:
+    """The size of every part of these batches, by key."""
+    return {part.key: part.size_bytes for manifest in manifests for part in manifest.parts}
+
+
+def _stored_sizes(blob: Blob, keys: list[str]) -> dict[str, int]:
+    if blob.uri.startswith("file:"):
+        sizes = {}
+        for key in keys:
+            path = Path(blob.uri_of(key).removeprefix("file://"))
+            if path.is_file():
+                sizes[key] = path.stat().st_size
+        return sizes
+    folders = sorted({_attempt_folder(key) for key in keys})
+    with ThreadPoolExecutor(THREADS) as threads:
+        listings = threads.map(lambda folder: list(blob.list_keys_and_metadata(f"{folder}/")), folders)
+        return {file.key: file.size_bytes for listing in listings for file in listing}
+
+
+def _attempt_folder(key: str) -> str:
+    """Where the attempt that staged this file keeps all its files, its manifest too."""
+    return key.partition(f"/{PART}=")[0] if f"/{PART}=" in key else posixpath.dirname(key)
+
+
+@contextmanager
+def named_damage(blob: Blob) -> Iterator[None]:
+    """Around an action: raise `CorruptArtifact` if it failed at a staged file whose digest is not its manifest's."""
+    try:
+        yield
+    except ENGINE_ERRORS as error:
+        key = _named_key(str(error), blob)
+        if key is not None and _is_damaged(blob, key):
+            raise CorruptArtifact(f"{key} is damaged: its digest is not that of its manifest; {_REMEDY}") from error
+        raise
+
+
+def _named_key(message: str, blob: Blob) -> str | None:
+    """The key of the file below the location that a message of Spark names, or `None`."""
+    root = _path_in(blob.uri_of("x")).removesuffix("x")
+    for named in _NAMED_FILE.findall(message):
+        for path in (_path_in(named), _path_in(unquote(named))):
+            if path.startswith(root):
+                return path.removeprefix(root)
+    return None
+
+
+def _path_in(uri: str) -> str:
+    """`/bucket-or-folder/key`: Hadoop writes `file:/x` or `file:///x` as it likes."""
+    return "/" + re.sub(r"^[a-z0-9]+:", "", uri).lstrip("/")
+
+
+def _is_damaged(blob: Blob, key: str) -> bool:
+    """Whether a staged file is not what the manifest beside it says; False for a file that no manifest names."""
+    manifest_key = f"{_attempt_folder(key)}/manifest.json"
+    data = blob.get(manifest_key)
+    if data is None:
+        return False
+    manifest = BatchManifest.decode(data)
+    artifacts = [artifact for state in manifest.operators.values() for artifact in state.artifacts]
+    files: list[Part | StateArtifact] = [*manifest.parts, *artifacts]
+    for file in files:
+        if file.key == key:
+            try:
+                return digests_of(blob, [BlobMetadata(key, file.size_bytes)]) != [file.sha256]
+            except CorruptArtifact:
+                return True
+    return False

@@ -1,0 +1,53 @@
+"""Where damaged checkpoint manifests go: out of the way of every other checkpoint, and not lost.
+
+    checkpoints/<id>/manifest.json  --keep-->  checkpoints/quarantine/<id>/<sha256>.json
+
+The bytes stay there for a person to look at; nothing reads them again. The other objects of a checkpoint whose manifest
+was moved stay where they are until its entry leaves the quarantine, which keeps the newest `MAX_QUARANTINED`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from persist_core.location.blob import Blob
+from persist_core.shard.keys import CheckpointLayout, is_checkpoint_id
+
+MAX_QUARANTINED = 100  # objects of one shard; more would only say the same again
+
+
+class Quarantine:
+    """The damaged checkpoint manifests of one shard."""
+
+    def __init__(self, blob: Blob, layout: CheckpointLayout) -> None:
+        self._blob = blob
+        self._layout = layout
+
+    def copy(self, checkpoint_id: str) -> bool:
+        """Copy the bytes of a manifest into the quarantine. False if there are none. Safe to do again."""
+        data = self._blob.get(self._layout.manifest(checkpoint_id))
+        if data is None:
+            return False
+        self._blob.set(self._layout.quarantined(checkpoint_id, hashlib.sha256(data).hexdigest()), data)
+        self._trim()
+        return True
+
+    def move(self, checkpoint_id: str) -> None:
+        """Copy, then delete the manifest: the checkpoint is then no longer listed."""
+        if self.copy(checkpoint_id):
+            self._blob.delete(self._layout.manifest(checkpoint_id))
+
+    def ids(self) -> frozenset[str]:
+        """Ids of the checkpoints that have something in the quarantine."""
+        return frozenset(found for key in self._keys() if is_checkpoint_id(found := self._id_of(key)))
+
+    def _keys(self) -> list[str]:
+        return [entry.key for entry in self._blob.list_keys_and_metadata(self._layout.quarantine)]
+
+    def _id_of(self, key: str) -> str:
+        return key.removeprefix(self._layout.quarantine).partition("/")[0]
+
+    def _trim(self) -> None:
+        """Delete the oldest: keys are in the order of the checkpoint ids, which is that of their times."""
+        for key in self._keys()[:-MAX_QUARANTINED]:
+            self._blob.delete(key)

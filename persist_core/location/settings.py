@@ -1,0 +1,121 @@
+"""Which location is configured.
+
+    arguments > environment > config file --location_from--> PersistLocation
+
+A location is a pair, so it is always taken whole from one place: half of it from the environment and half from a
+file would join one store's state with another's data.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from persist_core.errors import ConfigError
+from persist_core.location.sqlite.uri import PARAMETERS as SQLITE_PARAMETERS
+from persist_core.location.sqlite.uri import parse_sqlite_uri
+from persist_core.location.uri import parse_uri, redact_uri
+
+ENV_BLOB_URI = "PERSIST_BLOB_URI"
+ENV_CONSENSUS_URI = "PERSIST_CONSENSUS_URI"
+CONFIG_FILE_NAME = "persist.toml"
+
+
+@dataclass(frozen=True)
+class PersistLocation:
+    """Where shards live: a blob URI and a consensus URI. Prints redacted; the URIs themselves may hold secrets."""
+
+    blob_uri: str
+    consensus_uri: str
+
+    def __repr__(self) -> str:
+        return (
+            f"PersistLocation(blob_uri={redact_uri(self.blob_uri)!r}, consensus_uri={redact_uri(self.consensus_uri)!r})"
+        )
+
+    def __str__(self) -> str:
+        return f"blob {redact_uri(self.blob_uri)}, consensus {redact_uri(self.consensus_uri)}"
+
+    def to_env(self) -> dict[str, str]:
+        """The environment variables that hand this location to another process, secrets included."""
+        return {ENV_BLOB_URI: self.blob_uri, ENV_CONSENSUS_URI: self.consensus_uri}
+
+
+def location_from(
+    blob_uri: str | None = None,
+    consensus_uri: str | None = None,
+    *,
+    env: Mapping[str, str] | None = None,
+    config_file: Path | None = None,
+) -> PersistLocation:
+    """The location that is configured, its `sqlite:` path made absolute so that every process means the same file.
+
+    Looked for in this order: the arguments; `PERSIST_BLOB_URI` and `PERSIST_CONSENSUS_URI` in `env` (default: this
+    process's); `config_file`, or else the first that exists of `./persist.toml` and `~/.config/persist/config.toml`
+    (TOML with `blob_uri` and `consensus_uri`; relative paths are relative to the file). Raises `ConfigError` where
+    none of them has it, or the one that counts has half of it, and `InvalidUri` for a URI that can't be opened.
+    """
+    env = os.environ if env is None else env
+    here = Path.cwd()
+    found = _whole_pair(blob_uri, consensus_uri, "the arguments", ("blob_uri", "consensus_uri"), here)
+    if found is None:
+        values = env.get(ENV_BLOB_URI) or None, env.get(ENV_CONSENSUS_URI) or None
+        found = _whole_pair(*values, "the environment", (ENV_BLOB_URI, ENV_CONSENSUS_URI), here)
+    if found is None:
+        found = _from_config_file(config_file, env)
+    if found is None:
+        raise ConfigError(
+            f"no location is configured: give blob_uri and consensus_uri, or set {ENV_BLOB_URI} and "
+            f"{ENV_CONSENSUS_URI}, or write them into {CONFIG_FILE_NAME} (blob_uri = 'file:///folder', "
+            "consensus_uri = 'sqlite:////folder/consensus.db')"
+        )
+    return found
+
+
+def _whole_pair(
+    blob_uri: str | None, consensus_uri: str | None, where: str, names: tuple[str, str], base: Path
+) -> PersistLocation | None:
+    """The location, `None` where neither half is given, `ConfigError` where one is; paths are relative to `base`."""
+    if blob_uri is None and consensus_uri is None:
+        return None
+    if blob_uri is None or consensus_uri is None:
+        has, lacks = names if consensus_uri is None else names[::-1]
+        raise ConfigError(f"{where}: {has} is given but {lacks} is not: a location is a pair, give both in one place")
+    return PersistLocation(blob_uri, _absolute(consensus_uri, base))
+
+
+def _absolute(consensus_uri: str, base: Path) -> str:
+    if not re.match(r"sqlite:", consensus_uri, re.IGNORECASE):
+        return consensus_uri
+    path = parse_sqlite_uri(parse_uri(consensus_uri, "consensus", {"sqlite": SQLITE_PARAMETERS}))
+    return f"sqlite:///{quote(str(base / path))}"
+
+
+def _from_config_file(config_file: Path | None, env: Mapping[str, str]) -> PersistLocation | None:
+    if config_file is None:
+        candidates = [Path.cwd() / CONFIG_FILE_NAME]
+        if home := env.get("HOME"):
+            candidates.append(Path(home) / ".config" / "persist" / "config.toml")
+        config_file = next((candidate for candidate in candidates if candidate.is_file()), None)
+        if config_file is None:
+            return None
+    try:
+        body: dict[str, Any] = tomllib.loads(config_file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{config_file}: no such file; wanted a TOML file with blob_uri and consensus_uri") from None
+    except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{config_file}: can't be read as TOML: {error}") from error
+    unknown = sorted(body.keys() - {"blob_uri", "consensus_uri"})
+    if unknown:
+        raise ConfigError(f"{config_file}: unknown key {', '.join(unknown)}; wanted blob_uri and consensus_uri")
+    for name, value in body.items():
+        if not isinstance(value, str) or not value:
+            raise ConfigError(f"{config_file}: {name}: found {type(value).__name__}; wanted a URI as a string")
+    values = body.get("blob_uri"), body.get("consensus_uri")
+    return _whole_pair(*values, str(config_file), ("blob_uri", "consensus_uri"), config_file.absolute().parent)

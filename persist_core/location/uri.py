@@ -1,0 +1,102 @@
+"""What the URIs of all backends share: `scheme:path?parameters`, percent-encoding, and what may be printed of them.
+
+Each backend's own `uri` module reads the path and the parameters of its scheme.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import unquote, unquote_to_bytes
+
+from persist_core.errors import InvalidUri
+
+_SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*")
+_BAD_PERCENT = re.compile(r"%(?![0-9a-fA-F]{2})")
+_SECRET_PARAMETER = re.compile(r"pass|pwd|secret|token|key|credential|sig", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class LocationUri:
+    """`scheme:path?parameters`, percent-decoded, the path with all its slashes; `text` is the redacted URI."""
+
+    scheme: str
+    path: str
+    text: str
+    uri: str = field(repr=False)  # as given, secrets included
+    parameters: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+def parse_uri(uri: str, role: str, schemes: Mapping[str, frozenset[str]]) -> LocationUri:
+    """`uri` in its pieces. `role` names it in errors; `schemes` are those allowed, with the parameters each takes.
+
+    Raises `InvalidUri` for an unknown scheme or parameter, a parameter given twice, a fragment, bad encoding.
+    """
+    text = redact_uri(uri)
+    listed = ", ".join(f"{scheme}:" for scheme in sorted(schemes))
+    scheme, colon, rest = uri.partition(":")
+    if not colon or not _SCHEME.fullmatch(scheme):
+        raise InvalidUri(f"{role} URI {text!r} has no scheme; wanted one of {listed}")
+    scheme = scheme.lower()
+    if scheme not in schemes:
+        raise InvalidUri(f"{role} URI {text!r}: unknown scheme {scheme!r}; wanted one of {listed}")
+    path, mark, query = rest.partition("?")
+    if "#" in rest:
+        raise InvalidUri(f"{role} URI {text!r} has a fragment; write '#' as %23")
+    where = f"{role} URI {text!r}"
+    if mark and "?" not in text:  # what looks like the query belongs to a password: it is not to be quoted
+        raise InvalidUri(f"{where}: in a user name or password write @ as %40, / as %2F, ? as %3F, # as %23, : as %3A")
+    parameters = _parameters(query, scheme, schemes[scheme], where) if mark else {}
+    return LocationUri(scheme, _decoded(path, where), text, uri, parameters)
+
+
+def redact_uri(uri: str) -> str:
+    """`uri` without user names, passwords and the values of query parameters that sound secret: safe to print.
+
+    Of a URI with user and password, everything up to the last `@` goes: a password may hold a raw `/`, `?` or `@`.
+    """
+    start = re.match(r"postgres(?:ql)?:/{0,2}|(?:[^/]*:)?//", uri, re.IGNORECASE)  # forgotten slashes must not tell
+    if start is not None:
+        rest = uri[start.end() :]
+        authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+        if "@" in rest and ("@" in authority or ":" in authority):
+            uri = f"{start.group()}***{rest[rest.rfind('@') :]}"
+    head, mark, query = uri.partition("?")
+    shown = []
+    for parameter in query.split("&"):
+        name, equals, value = parameter.partition("=")
+        shown.append(name + equals + ("***" if value and _hides(name, value) else value))
+    return head + mark + "&".join(shown)
+
+
+def _hides(name: str, value: str) -> bool:
+    """Whether a query parameter may hold a secret: by its name, or since its value is a URL with a user in it."""
+    return bool(_SECRET_PARAMETER.search(name)) or "@" in unquote(value)
+
+
+def _parameters(query: str, scheme: str, known: frozenset[str], where: str) -> dict[str, str]:
+    """The query's `name=value` pairs, decoded (`+` is a plus sign). Unknown and repeated names are refused."""
+    pairs = [pair.partition("=") for pair in query.split("&")]
+    names = [_decoded(name, where) for name, _, _ in pairs]
+    unknown = sorted({name or "(none)" for name in names if name not in known})
+    if unknown:
+        takes = f"takes {', '.join(sorted(known))}" if known else "takes none"
+        raise InvalidUri(f"{where}: unknown query parameter {', '.join(unknown)}; {scheme}: {takes}")
+    if len(set(names)) < len(names):
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        raise InvalidUri(f"{where}: query parameter {', '.join(repeated)} is given more than once")
+    return {name: _decoded(value, where) for name, (_, _, value) in zip(names, pairs, strict=True)}
+
+
+def _decoded(text: str, where: str) -> str:
+    """`text` percent-decoded; `InvalidUri` where that is no printable UTF-8."""
+    if _BAD_PERCENT.search(text):
+        raise InvalidUri(f"{where} has a bare '%'; write it as %25")
+    try:
+        decoded = unquote_to_bytes(text).decode("utf-8")
+    except UnicodeError:
+        raise InvalidUri(f"{where} is not UTF-8 after percent-decoding") from None
+    if any(ord(character) < 32 or ord(character) == 127 for character in decoded):
+        raise InvalidUri(f"{where} has a control character")
+    return decoded

@@ -1,0 +1,224 @@
+"""Checks of a shard's contents: the bytes of its parts, and the invariants of the updates in them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_core.handles.client import PersistClient
+from persist_core.handles.read import read_part
+from persist_core.maintenance.check_state import Examined
+from persist_core.maintenance.violations import MAX_SHOWN, Violations
+from persist_core.schema import DIFF, ENDED, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
+from persist_core.shard import pieces
+from persist_core.shard.batch import BatchCounts, BatchManifest, HollowBatch, Part, PartKind
+from persist_core.shard.parts import errs_schema, history_schema, updates_schema
+from persist_core.shard.pieces import Piece
+
+_BAD_SLOT = "_persist_bad_slot"  # what identifies an err whose key could not be decoded
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What was read: parts, their bytes as their manifests say, and updates."""
+
+    parts: int
+    size_bytes: int
+    updates: int
+
+
+def check_contents(examined: Examined, found: Violations) -> Counted:
+    """Read every part whose manifest can be read: size and digest, format, bounds, counts; then all updates together.
+
+    Invariants of the updates are checked only if all of them could be read: a missing batch breaks them all.
+    """
+    state, schema = examined.state, examined.state.schema
+    manifests = [examined.manifests.get(batch.manifest_key) for batch in state.batches]
+    parts = [part for manifest in manifests if manifest is not None for part in manifest.parts]
+    if schema is None:
+        return Counted(len(parts), sum(part.size_bytes for part in parts), 0)
+    oks, errs = _nullable(updates_schema(schema)), errs_schema(schema)
+    fields = dict.fromkeys(pieces.OKS, oks) | {PartKind.ERRS: errs, PartKind.HISTORY: history_schema(schema)}
+    read = _read(examined.client, parts, fields)
+    is_whole = True
+    for batch, manifest in zip(state.batches, manifests, strict=True):
+        before = len(found)
+        if manifest is not None:
+            _check_batch(batch, manifest, read, found)
+        is_whole = is_whole and manifest is not None and len(found) == before
+    known = [(batch, manifest) for batch, manifest in zip(state.batches, manifests, strict=True) if manifest]
+    all_oks = _taken(oks, (piece for batch, manifest in known for piece in pieces.all_oks(batch, manifest)), read)
+    all_errs = _taken(errs, (piece for batch, manifest in known for piece in pieces.all_errs(batch, manifest)), read)
+    if is_whole:
+        with found.checking("updates", f"the updates of shard {state.shard}"):
+            check_updates(all_oks, all_errs, schema, found)
+    return Counted(len(parts), sum(part.size_bytes for part in parts), len(all_oks) + len(all_errs))
+
+
+def _read(
+    client: PersistClient, parts: list[Part], fields: Mapping[PartKind, pa.Schema]
+) -> dict[str, pa.Table | Exception]:
+    """Every part's rows by its key, or what reading it has raised."""
+
+    def attempt(part: Part) -> pa.Table | Exception:
+        try:
+            return read_part(client.blob, part, fields[part.kind], client.part_format)
+        except Exception as error:  # noqa: BLE001 - damaged bytes can raise anything in a decoder; the caller reports it
+            return error
+
+    if client.fetch_threads == 1:
+        return {part.key: attempt(part) for part in parts}
+    with ThreadPoolExecutor(client.fetch_threads) as pool:
+        return dict(zip((part.key for part in parts), pool.map(attempt, parts), strict=True))
+
+
+def _taken(schema: pa.Schema, chosen: Iterable[Piece], read: Mapping[str, pa.Table | Exception]) -> pa.Table:
+    """What these pieces take of the files that could be read."""
+    tables = [schema.empty_table()]
+    for piece in chosen:
+        table = read[piece.part.key]
+        if not isinstance(table, Exception):
+            tables.append(piece.of(table).select(schema.names))
+    return pa.concat_tables(tables)
+
+
+def _is_err(part: Part) -> bool:
+    return part.kind is PartKind.ERRS
+
+
+def _check_batch(
+    batch: HollowBatch, manifest: BatchManifest, read: Mapping[str, pa.Table | Exception], found: Violations
+) -> None:
+    """What a batch's manifest and its parts say of its updates."""
+    found_counts = dict.fromkeys(vars(BatchCounts()), 0)
+    is_whole = True
+    for part in manifest.parts:
+        with found.checking("part", part.key):
+            table = read[part.key]
+            if isinstance(table, Exception):
+                is_whole = False
+                raise table
+            _check_part(part, table, manifest, found)
+            inserted = pc.sum(pc.greater(table[DIFF], 0)).as_py() or 0
+            if part.kind is PartKind.HISTORY:
+                found_counts["history"] += len(table)
+                continue
+            prefix = "err_" if _is_err(part) else ""
+            found_counts[f"{prefix}insertions"] += inserted
+            found_counts[f"{prefix}retractions"] += len(table) - inserted
+    if is_whole and BatchCounts(**found_counts) != manifest.counts:
+        found.add("counts", f"{batch.manifest_key}: found {BatchCounts(**found_counts)}, expected {manifest.counts}")
+
+
+def _check_part(part: Part, table: pa.Table, manifest: BatchManifest, found: Violations) -> None:
+    outside = table.filter(_is_outside(part, table, manifest))
+    if len(outside):
+        found.add(
+            "bounds",
+            f"{part.key}: {len(outside)} rows outside of [{manifest.lower}, {manifest.upper}) or later than the"
+            f" manifest says, the first {outside.slice(0, 1).to_pylist()[0]}",
+        )
+    if part.rows not in (None, len(table)):
+        found.add("counts", f"{part.key}: {len(table)} rows, expected {part.rows}")
+    expected = {PartKind.INSERTIONS: pc.greater, PartKind.RETRACTIONS: pc.less}.get(part.kind, pc.not_equal)
+    if ENDED in table.column_names:
+        expected = pc.greater
+    others = pc.sum(pc.invert(pc.fill_null(expected(table[DIFF], 0), False))).as_py() or 0
+    if others:
+        found.add("counts", f"{part.key}: {others} updates whose diffs are not those of {part.kind}")
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_nullable(True) for field in schema])
+
+
+def _is_outside(part: Part, table: pa.Table, manifest: BatchManifest) -> pa.ChunkedArray:
+    """Rows earlier than the batch, or later than the file's last time: readers skip files by it."""
+    latest = manifest.last_time if part.last_time is None else min(part.last_time, manifest.last_time)
+    outside = pc.or_(pc.less(table[TIME], manifest.lower), pc.greater(table[TIME], latest))
+    if ENDED in table.column_names:
+        wrong_end = pc.or_(pc.less_equal(table[ENDED], table[TIME]), pc.greater(table[ENDED], latest))
+        outside = pc.or_(outside, wrong_end)
+    return pc.fill_null(outside, True)
+
+
+def check_updates(oks: pa.Table, errs: pa.Table, schema: CollectionSchema, found: Violations) -> None:
+    """The invariants of a shard's contents at every time; for a multiset, that no row has a negative count.
+
+    For a keyed collection: at every time every diff is 1 or 0, and a key has at most one value. Sorted by slot, time
+    and diff, the updates of a slot must alternate: inserted, retracted, inserted ..., and a retraction must carry the
+    value that it retracts. `oks` and `errs` as `ReadHandle.all_updates` gives them.
+    """
+    if not schema.key:
+        _check_counts_not_negative(oks, found)
+        _check_counts_not_negative(errs.drop_columns([ERR_MESSAGE]), found)
+        return
+    slot = [*schema.key_names, _BAD_SLOT]
+    value = [*(column.name for column in schema.values), ERR_KIND, ERR_KEY, ERR_PAYLOAD]
+    everything = pa.concat_tables([oks, errs], promote_options="default")
+    keyless = pc.is_null(everything[schema.key_names[0]])
+    bad = pc.if_else(keyless, pc.coalesce(everything[ERR_KEY], everything[ERR_PAYLOAD]), None)
+    everything = everything.append_column(_BAD_SLOT, bad.cast(pa.binary())).sort_by(
+        [*((name, "ascending") for name in slot), (TIME, "ascending"), (DIFF, "ascending")]
+    )
+    everything = everything.combine_chunks()
+    if not len(everything):
+        return
+    before, after = everything.slice(0, len(everything) - 1), everything.slice(1)
+    same_slot = _all([_same(before[name], after[name]) for name in slot])
+    starts = pa.concat_arrays([pa.array([True]), pc.invert(same_slot)])
+    previous = pa.concat_arrays([pa.array([0], pa.int64()), before[DIFF].combine_chunks()])
+    expected = pc.if_else(starts, 1, pc.negate(previous))
+    alternates = pc.equal(everything[DIFF].combine_chunks(), expected)
+    same_value = pa.concat_arrays([pa.array([True]), _all([_same(before[name], after[name]) for name in value])])
+    carries = pc.or_(pc.equal(everything[DIFF].combine_chunks(), 1), same_value)
+    for check, holds in (("one_value_per_key", alternates), ("retraction_carries_its_value", carries)):
+        broken = pc.indices_nonzero(pc.invert(holds)).to_pylist()
+        for row in broken[:MAX_SHOWN]:
+            pair = everything.slice(max(row - 1, 0), 2 if row else 1).to_pylist()
+            found.add(check, f"does not hold at {pair[-1]}; the update before it is {pair[0]}")
+        found.count(check, len(broken[MAX_SHOWN:]))
+
+
+def _check_counts_not_negative(updates: pa.Table, found: Violations) -> None:
+    """Rows whose diffs add up to less than zero at some time."""
+    for row, count in _negative_counts(updates):
+        found.add("counts_not_negative", f"as of {row[TIME]} a row has the count {count}: {row}")
+
+
+def _negative_counts(updates: pa.Table) -> Iterator[tuple[dict[str, object], int]]:
+    names = [name for name in updates.column_names if name not in (TIME, DIFF)]
+    order = [(name, "ascending") for name in [*names, TIME]]
+    # One diff a row and time, so that the order of equal times says nothing.
+    summed = updates.group_by([*names, TIME], use_threads=False).aggregate([(DIFF, "sum")])
+    summed = summed.rename_columns([*names, TIME, DIFF]).sort_by(order).combine_chunks()
+    if not len(summed):
+        return
+    before, after = summed.slice(0, len(summed) - 1), summed.slice(1)
+    same_row = _all([_same(before[name], after[name]) for name in names])
+    count = 0
+    for number, (continues, diff) in enumerate(
+        zip([False, *same_row.to_pylist()], summed[DIFF].to_pylist(), strict=True)
+    ):
+        count = (count if continues else 0) + diff
+        if count < 0:
+            yield summed.slice(number, 1).to_pylist()[0], count
+
+
+def _same(left: pa.ChunkedArray, right: pa.ChunkedArray) -> pa.Array:
+    """Null equals null; NaN equals NaN."""
+    left, right = left.combine_chunks(), right.combine_chunks()
+    same = pc.equal(left, right)
+    if pa.types.is_floating(left.type):
+        same = pc.or_kleene(same, pc.and_(pc.is_nan(left), pc.is_nan(right)))
+    both_null = pc.and_(pc.is_null(left), pc.is_null(right))
+    return pc.or_(both_null, pc.fill_null(same, False))
+
+
+def _all(holds: list[pa.Array]) -> pa.Array:
+    return functools.reduce(pc.and_, holds)

@@ -1,0 +1,90 @@
+"""Checks of what is derived from commits: checkpoints, their copies of operator state, offsets files, `_latest`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from persist_core.checkpoint.checkpointer import BlobCheckpointer, Listing, manifest_chain
+from persist_core.checkpoint.manifest import CheckpointManifest
+from persist_core.checkpoint.publish import manifest_of
+from persist_core.errors import Corruption
+from persist_core.maintenance.check_state import Examined
+from persist_core.maintenance.violations import Violations
+from persist_core.shard.keys import offsets_path
+
+_MAX_LOOKS = 3  # at `_latest`, which publishers may move, and retention behind it
+
+
+def check_checkpoints(examined: Examined, found: Violations) -> None:
+    """Compare every checkpoint with the commit that it derives from, and every file in it with its manifest."""
+    checkpointer = BlobCheckpointer(examined.client.blob, examined.state.shard)
+    with found.checking("checkpoint", checkpointer.layout.root):
+        listing = checkpointer.listing()
+        commits = {commit.checkpoint_id: (commit, manifest) for commit, manifest in examined.committed()}
+        for checkpoint_id, error in listing.unreadable.items():
+            found.add("checkpoint", f"{checkpoint_id}: {error}")
+        for manifest in listing.manifests:
+            mine = commits.get(manifest.checkpoint_id)
+            expected = None if mine is None else manifest_of(mine[1], mine[0])
+            with found.checking("checkpoint", manifest.checkpoint_id):
+                differences = list(_differences(checkpointer, manifest, expected, examined.state.shard))
+                # Retention may have deleted it since it was listed; then there is nothing to say about it.
+                if differences and checkpointer.find_readable(manifest.checkpoint_id) is not None:
+                    for difference in differences:
+                        found.add("checkpoint", f"{manifest.checkpoint_id}: {difference}")
+        with found.checking("latest", checkpointer.layout.latest):
+            _check_latest(checkpointer, listing, examined, found)
+
+
+def _differences(
+    checkpointer: BlobCheckpointer, manifest: CheckpointManifest, expected: CheckpointManifest | None, shard: str
+) -> Iterator[str]:
+    checkpoint_id, layout = manifest.checkpoint_id, checkpointer.layout
+    if expected is not None:
+        for difference in expected.differences(manifest):
+            yield f"its manifest is not that of its commit: {difference}"
+    elif manifest.shard is not None and manifest.shard.shard != shard:
+        yield f"its manifest says that it is of shard {manifest.shard.shard}"
+    for name in manifest.operators:
+        for artifact in manifest.operators[name].partitions:
+            data = checkpointer.blob.get(layout.artifact(checkpoint_id, artifact.path))
+            digest = "nothing" if data is None else f"SHA-256 {hashlib.sha256(data).hexdigest()}"
+            if data is None or hashlib.sha256(data).hexdigest() != artifact.sha256:
+                yield f"{layout.artifact(checkpoint_id, artifact.path)}: found {digest}; expected {artifact.sha256}"
+    for name, offsets in manifest.source_offsets.items():
+        key = layout.artifact(checkpoint_id, offsets_path(name))
+        data = checkpointer.blob.get(key)
+        if data != offsets.encode():
+            yield f"{key}: found {'nothing' if data is None else data[:80]!r}; expected {offsets.encode()[:80]!r}"
+    try:
+        manifest_chain(checkpointer, checkpoint_id)
+    except Corruption as error:
+        yield str(error)
+
+
+def _check_latest(checkpointer: BlobCheckpointer, listing: Listing, examined: Examined, found: Violations) -> None:
+    """`_latest` names a checkpoint that is there, and none that is older than the newest that was published.
+
+    `listing` is older than what is read here, so a pointer that another task moves meanwhile is never too old.
+    """
+    readable = {manifest.checkpoint_id: manifest for manifest in listing.manifests}
+    published = [commit.checkpoint_id for commit in examined.state.commits if commit.checkpoint_id in readable]
+    newest = readable[published[-1]] if published else max(listing.manifests, key=_position, default=None)
+    expected = "no checkpoint is published" if newest is None else f"the newest checkpoint is {newest.checkpoint_id}"
+    key = checkpointer.layout.latest
+    for _ in range(_MAX_LOOKS):
+        latest = checkpointer.read_latest()
+        named = None if latest is None else readable.get(latest) or checkpointer.find_readable(latest)
+        if latest is None or named is not None:
+            break
+    if latest is None and newest is not None:
+        found.add("latest", f"{key} is missing; {expected}")
+    elif latest is not None and named is None:
+        found.add("latest", f"{key} names {latest}, which has no readable manifest; {expected}")
+    elif named is not None and newest is not None and named.position < newest.position:
+        found.add("latest", f"{key} names {latest} of epoch {named.epoch}; {expected}, of epoch {newest.epoch}")
+
+
+def _position(manifest: CheckpointManifest) -> tuple[int, str]:
+    return manifest.position

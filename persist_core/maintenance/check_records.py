@@ -1,0 +1,99 @@
+"""Checks of what else a shard keeps: progress of its sources, frozen inputs, records of forks and conflicts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.errors import Corruption
+from persist_core.location.blob import Blob
+from persist_core.maintenance.check_state import Examined
+from persist_core.maintenance.violations import Violations
+from persist_core.protocol.conflicts import ConflictRecord
+from persist_core.protocol.fork_records import ForkRecord, unrecorded
+from persist_core.shard.batch import SourceFrontier
+from persist_core.shard.keys import (
+    conflict_key,
+    conflicts_prefix,
+    forks_prefix,
+    input_key,
+    inputs_prefix,
+    ledger_prefix,
+    ledger_segment_key,
+    owner_of,
+)
+from persist_core.shard.sealed import verified_digest
+from persist_core.sources.registry import progress_of
+
+
+def check_records(examined: Examined, found: Violations) -> None:
+    """Every record beside the shard has its digest and its own key; what a fork shares is recorded beside its owner."""
+    client, state = examined.client, examined.state
+    _check_each(client.blob, forks_prefix(state.shard), "fork", _key_of_fork, found)
+    _check_each(client.blob, conflicts_prefix(state.shard), "conflict", _key_of_conflict, found)
+    with found.checking("fork", f"records of what {state.shard} shares"):
+        for key in unrecorded(client.blob, state.shard, state.batches):
+            found.add("fork", f"{key} is shared, and no record beside its shard says so; GC may delete it")
+
+
+def check_sources(examined: Examined, found: Violations) -> None:
+    """The progress in the state, that nothing which older commits and checkpoints name is gone, and what is stored."""
+    client, state = examined.client, examined.state
+    with found.checking("source_progress", f"the progress of shard {state.shard}"):
+        for progress in progress_of(client.blob, state.shard, state.sources).values():
+            for message in progress.verify():
+                found.add("source_progress", message)
+    _check_each(client.blob, inputs_prefix(state.shard), "source_progress", _key_of_input, found)
+    _check_each(client.blob, ledger_prefix(state.shard), "source_progress", _key_of_segment, found)
+    with found.checking("source_progress", f"the earlier progress of shard {state.shard}"):
+        missing = _earlier_needs(examined, found)
+        for owner in sorted({owner_of(key) for key in missing}):  # a fork's earlier progress is that of its origin
+            for prefix in (inputs_prefix(owner), ledger_prefix(owner)):
+                missing -= {entry.key for entry in client.blob.list_keys_and_metadata(prefix)}
+        for key in sorted(missing):
+            found.add("source_progress", f"{key} is missing; a commit or a checkpoint of shard {state.shard} needs it")
+
+
+def _earlier_needs(examined: Examined, found: Violations) -> set[str]:
+    """Blob keys that the progress in older commits and in checkpoints names."""
+    client, state = examined.client, examined.state
+    earlier = {commit.checkpoint_id: manifest.sources for commit, manifest in examined.committed()}
+    for checkpoint in BlobCheckpointer(client.blob, state.shard).listing().manifests:
+        earlier.setdefault(
+            checkpoint.checkpoint_id,
+            {name: SourceFrontier(each.source_type, each.offsets) for name, each in checkpoint.source_offsets.items()},
+        )
+    needs: set[str] = set()
+    for checkpoint_id, sources in earlier.items():
+        with found.checking("source_progress", f"the progress as of checkpoint {checkpoint_id}"):
+            for progress in progress_of(client.blob, state.shard, sources).values():
+                needs |= progress.needed_keys()
+    return needs
+
+
+def _check_each(blob: Blob, prefix: str, check: str, key_of: Callable[[bytes, str], str], found: Violations) -> None:
+    with found.checking(check, prefix):
+        for entry in blob.list_keys_and_metadata(prefix):
+            with found.checking(check, entry.key):
+                data = blob.get(entry.key)
+                found_key = entry.key if data is None else key_of(data, entry.key)
+                if found_key != entry.key:
+                    raise Corruption(f"{entry.key} holds the bytes of {found_key}: they are damaged or were replaced")
+
+
+def _key_of_fork(data: bytes, key: str) -> str:
+    return ForkRecord.decode(data, what=f"record of a fork {key}").key
+
+
+def _key_of_conflict(data: bytes, key: str) -> str:
+    record = ConflictRecord.decode(data, what=f"conflict record {key}")
+    return conflict_key(record.shard, record.conflict_id)
+
+
+def _key_of_input(data: bytes, key: str) -> str:
+    return input_key(owner_of(key), verified_digest(data, what=f"frozen input {key}"))
+
+
+def _key_of_segment(data: bytes, key: str) -> str:
+    return ledger_segment_key(owner_of(key), hashlib.sha256(data).hexdigest())

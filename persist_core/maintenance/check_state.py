@@ -1,0 +1,159 @@
+"""Checks of the authoritative objects: versions of the state, batch manifests, staged operator state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from persist_core.checkpoint.checkpointer import load_verified
+from persist_core.checkpoint.recovery import recover_newest
+from persist_core.errors import Corruption, ShardNotFound
+from persist_core.handles.client import PersistClient
+from persist_core.location.consensus import Consensus, VersionedData
+from persist_core.maintenance.violations import Violations
+from persist_core.shard.batch import BatchManifest, HollowBatch, SourceFrontier
+from persist_core.shard.codec import decode_state
+from persist_core.shard.invariants import check_step
+from persist_core.shard.state import Commit, ShardState
+
+_VERSIONS_AT_ONCE = 10  # a state can be megabytes
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What can be read of a shard. `state` is its newest readable version; `manifests` those that it names, by key."""
+
+    client: PersistClient
+    state: ShardState
+    manifests: Mapping[str, BatchManifest]
+
+    def committed(self) -> Iterator[tuple[Commit, BatchManifest]]:
+        """The commits that the state still lists and whose manifest can be read, oldest first."""
+        for commit in self.state.commits:
+            manifest = self.manifests.get(commit.manifest_key)
+            if manifest is not None:
+                yield commit, manifest
+
+
+def read_state(client: PersistClient, shard: str, found: Violations) -> ShardState | None:
+    """Check every version of the state that consensus holds; returns the newest one that can be read.
+
+    `ShardNotFound` if there is none at all.
+    """
+    newest: ShardState | None = None
+    count = 0
+    with found.checking("state", f"the state of shard {shard}"):
+        for version in _versions(client.location.consensus, shard):
+            count += 1
+            with found.checking("state", f"version {version.seqno} of the state of shard {shard}"):
+                state = decode_state(version.data, what=f"version {version.seqno} of the state of shard {shard}").state
+                if (state.shard, state.seqno) != (shard, version.seqno):
+                    raise Corruption(
+                        f"version {version.seqno} of the state of shard {shard} holds that of shard {state.shard},"
+                        f" version {state.seqno}"
+                    )
+                before, newest = newest, state
+                if before is not None and before.seqno + 1 == state.seqno:
+                    check_step(before, state)
+    if not count and not len(found):
+        raise ShardNotFound(f"no shard {shard!r} in {client.location.consensus.uri}; `persist shards` lists them")
+    return newest
+
+
+def _versions(consensus: Consensus, shard: str) -> Iterator[VersionedData]:
+    """All versions, oldest first; a commit made meanwhile may be among them. Truncation keeps about 100."""
+    seqno = 0
+    while versions := consensus.scan(shard, seqno, _VERSIONS_AT_ONCE):  # ends at the head: seqnos ascend
+        yield from versions
+        seqno = versions[-1].seqno + 1
+
+
+def read_manifests(client: PersistClient, state: ShardState, found: Violations) -> Examined:
+    """Check every batch manifest that the state names, in a batch or in a commit, against it."""
+    manifests: dict[str, BatchManifest] = {}
+    named: dict[str, HollowBatch | Commit] = {commit.manifest_key: commit for commit in state.commits}
+    named.update({batch.manifest_key: batch for batch in state.batches})
+    for key, each in named.items():
+        with found.checking("manifest", key):
+            manifests[key] = client.manifest(each)
+    for batch in state.batches:
+        manifest = manifests.get(batch.manifest_key)
+        if manifest is not None and (says := _as_shared(manifest, batch)) != batch:
+            found.add("manifest", f"{batch.manifest_key} says {says}; the state says {batch}")
+    examined = Examined(client, state, manifests)
+    previous: Commit | None = None
+    for commit, manifest in examined.committed():
+        for difference in _differences(commit, manifest, previous):
+            found.add("manifest", f"{commit.manifest_key}: {difference}")
+        previous = commit
+    _check_sources(examined, found)
+    return examined
+
+
+def _as_shared(manifest: BatchManifest, batch: HollowBatch) -> HollowBatch:
+    """What the manifest says of the batch; a fork shares a run only up to its checkpoint."""
+    says = manifest.hollow(batch.manifest_key)
+    return replace(says, upper=batch.upper) if manifest.run and batch.last_time < says.last_time else says
+
+
+def _differences(commit: Commit, manifest: BatchManifest, previous: Commit | None) -> Iterator[str]:
+    """Where a commit's manifest says something else than the commit in the state."""
+    restored_from = manifest.restored.checkpoint_id if manifest.restored else None
+    facts = {
+        "token": (manifest.token, commit.token),
+        "contents_digest": (manifest.contents_digest, commit.contents_digest),
+        "bounds": ((manifest.lower, manifest.upper), (commit.lower, commit.upper)),
+        "checkpoint_id": (manifest.checkpoint_id, commit.checkpoint_id),
+        "epoch": (manifest.epoch, commit.epoch),
+        "writer": (manifest.writer, commit.writer),
+        "restored_from": (restored_from, commit.restored_from),
+    }
+    if previous is not None and any(operator.is_delta for operator in manifest.operators.values()):
+        facts["parent_id"] = (manifest.parent_id, previous.checkpoint_id)
+    for name, (said, expected) in facts.items():
+        if said != expected:
+            yield f"{name} is {said!r}, in the state {expected!r}"
+    stats = manifest.stats
+    if {"inserts", "updates", "deletes", "output_count"} <= stats.keys():
+        written = stats["inserts"] + 2 * stats["updates"] + stats["deletes"]
+        if not stats["output_count"] == written == manifest.counts.updates:
+            yield (
+                f"the batch has {manifest.counts.updates} updates; its statistics say output_count"
+                f" {stats['output_count']}, and inserts + 2 x updates + deletes is {written}"
+            )
+
+
+def _check_sources(examined: Examined, found: Violations) -> None:
+    """The progress in the state is what its commits made it, as far back as every manifest can be read."""
+    state = examined.state
+    expected: dict[str, SourceFrontier] = {}
+    for commit in reversed(state.commits):
+        manifest = examined.manifests.get(commit.manifest_key)
+        if manifest is None:
+            break
+        expected = {**manifest.sources, **expected}
+        if manifest.restored:
+            break
+    for name, source in expected.items():
+        if state.sources.get(name) != source:
+            found.add(
+                "source_progress",
+                f"source {name}: the state says {state.sources.get(name)}, its commits say {source}",
+            )
+
+
+def check_operator_state(examined: Examined, found: Violations) -> None:
+    """Every artifact that commits since the newest restore have staged, and the chains that the next run starts from.
+
+    Nothing starts from what lies before a restore.
+    """
+    state = examined.state
+    commits = list(examined.committed())
+    restores = [number for number, (_, manifest) in enumerate(commits) if manifest.restored]
+    for _, manifest in commits[restores[-1] if restores else 0 :]:
+        for operator in manifest.operators.values():
+            for artifact in operator.artifacts:
+                with found.checking("operator_state", artifact.key):
+                    load_verified(examined.client.blob, artifact.key, artifact.sha256)
+    with found.checking("operator_state", f"the operator state of shard {state.shard}"):
+        recover_newest(examined.client, state)

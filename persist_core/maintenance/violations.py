@@ -1,0 +1,62 @@
+"""What fsck reports. No check stops another: whatever a check raises becomes a violation, and the next check runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from persist_core.errors import PersistError
+
+MAX_SHOWN = 20  # violations of one check; a broken shard repeats itself, so the rest is counted
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One broken promise of a shard: the check that found it, and what was found where."""
+
+    shard: str
+    check: str
+    message: str
+
+
+class Violations:
+    """Collects the violations of one shard."""
+
+    def __init__(self, shard: str) -> None:
+        self._shard = shard
+        self._shown: list[Violation] = []
+        self._counts: Counter[str] = Counter()
+
+    def add(self, check: str, message: str) -> None:
+        """Report one; beyond `MAX_SHOWN` of the same check it is only counted."""
+        self._counts[check] += 1
+        if self._counts[check] <= MAX_SHOWN:
+            self._shown.append(Violation(self._shard, check, message))
+
+    def count(self, check: str, number: int) -> None:
+        """Count as many more of this check, without messages."""
+        self._counts[check] += number
+
+    @contextmanager
+    def checking(self, check: str, what: str) -> Iterator[None]:
+        """Report whatever is raised inside, with `what` was being read, instead of raising it."""
+        try:
+            yield
+        except PersistError as error:
+            self.add(check, str(error))
+        except Exception as error:  # noqa: BLE001 - damaged bytes can raise anything in a decoder; fsck must go on
+            self.add(check, f"{what} cannot be read: {error!r}")
+
+    def __len__(self) -> int:
+        return self._counts.total()
+
+    def report(self) -> tuple[Violation, ...]:
+        """All of them, in the order in which they were found."""
+        more = [
+            Violation(self._shard, check, f"and {count - MAX_SHOWN} more")
+            for check, count in self._counts.items()
+            if count > MAX_SHOWN
+        ]
+        return (*self._shown, *more)

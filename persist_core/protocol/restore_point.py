@@ -1,0 +1,155 @@
+"""A checkpoint to go back to: found, all its digests verified. Restores and forks both start from one.
+
+    checkpoint ──> batches up to its upper            (the state)
+               ──> progress of every source           (the checkpoint, the manifests before it)
+               ──> operator state, verified           (the checkpoint's chain)
+
+Reads no data: the cost does not depend on the size of the shard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified
+from persist_core.checkpoint.manifest import CheckpointManifest
+from persist_core.checkpoint.recovery import recover
+from persist_core.errors import CheckpointNotFound, CorruptArtifact, InvalidInput, OutsideFrontiers
+from persist_core.frontier import Frontier
+from persist_core.handles.client import PersistClient
+from persist_core.handles.read import check_as_of
+from persist_core.shard.batch import (
+    STASH_KIND,
+    STASH_OPERATOR,
+    HollowBatch,
+    OperatorState,
+    SourceFrontier,
+    StateArtifact,
+    last_time,
+)
+from persist_core.shard.keys import part_key
+from persist_core.shard.state import ShardState
+from persist_core.sources.registry import progress_of
+
+
+@dataclass(frozen=True)
+class RestorePoint:
+    """A checkpoint to go back to, all digests verified. `batches` are those that it stands for.
+
+    `sources` is the progress then; `operators` the operator state then: each operator's artifacts, oldest first.
+    """
+
+    checkpoint: CheckpointManifest
+    batches: tuple[HollowBatch, ...]
+    sources: Mapping[str, SourceFrontier]
+    operators: Mapping[str, tuple[StateArtifact, ...]]
+
+    @property
+    def upper(self) -> int | None:
+        """The shard's upper then."""
+        return self.batches[-1].upper
+
+
+def point_of(client: PersistClient, state: ShardState, checkpoint_id: str) -> RestorePoint:
+    """Find and verify a checkpoint of the shard. Reads no data.
+
+    Raises `CheckpointNotFound`; `CorruptArtifact` naming what of it is missing or altered; `InvalidInput` for a view;
+    `OutsideFrontiers` where the shard can't be read at that time any more.
+    """
+    for progress in progress_of(client.blob, state.shard, state.sources).values():
+        progress.check_restorable()
+    if state.schema is not None and not state.schema.key:
+        raise InvalidInput(f"shard {state.shard} has no key; only a shard with a key can be restored or forked")
+    checkpointer = BlobCheckpointer(client.blob, state.shard)
+    if client.blob.get(checkpointer.layout.manifest(checkpoint_id)) is None:
+        raise CheckpointNotFound(
+            f"shard {state.shard} has no checkpoint {checkpoint_id}; `persist checkpoints {state.shard}` lists them"
+        )
+    checkpoint = checkpointer.load_manifest(checkpoint_id)
+    if checkpoint.shard is None or checkpoint.shard.shard != state.shard:
+        raise CorruptArtifact(
+            f"checkpoint {checkpoint_id} says it is of {checkpoint.shard and checkpoint.shard.shard!r}; wanted"
+            f" {state.shard!r}"
+        )
+    batches = _batches_until(state, checkpoint.shard.upper)
+    said = {
+        name: SourceFrontier(source.source_type, source.offsets) for name, source in checkpoint.source_offsets.items()
+    }
+    _check_as_committed(client, state, checkpoint_id, said)
+    sources = _progress(client, state, said, batches)
+    for progress in progress_of(client.blob, state.shard, sources).values():
+        for finding in progress.verify():
+            raise CorruptArtifact(f"checkpoint {checkpoint_id} of shard {state.shard}: {finding}")
+    return RestorePoint(checkpoint, batches, sources, recover(client, state, checkpoint_id).operators)
+
+
+def _batches_until(state: ShardState, upper: int | None) -> tuple[HollowBatch, ...]:
+    """The shard's batches up to the checkpoint's upper; of a run that goes on, what lies before it."""
+    check_as_of(state, last_time(upper))
+    batches = [batch for batch in state.batches if Frontier(batch.lower) < Frontier(upper)]
+    return (*batches[:-1], replace(batches[-1], upper=upper))
+
+
+def _check_as_committed(
+    client: PersistClient, state: ShardState, checkpoint_id: str, sources: Mapping[str, SourceFrontier]
+) -> None:
+    """The checkpoint is derived from its commit: where that is still known they must say the same."""
+    commit = next((commit for commit in state.commits if commit.checkpoint_id == checkpoint_id), None)
+    if commit is not None and client.manifest(commit).sources != sources:
+        raise CorruptArtifact(
+            f"the source progress in checkpoint {checkpoint_id} of shard {state.shard} is not that of its commit"
+            f" ({commit.manifest_key}); it was altered. Choose another checkpoint"
+        )
+
+
+def _progress(
+    client: PersistClient,
+    state: ShardState,
+    said: Mapping[str, SourceFrontier],
+    batches: tuple[HollowBatch, ...],
+) -> dict[str, SourceFrontier]:
+    """The whole progress at the end of `batches`: a writer other than mint says nothing of a source that it left alone.
+
+    Looks back for what is missing, as far as the restore before, if there is one: that says all there is.
+    """
+    sources, missing = dict(said), set(state.sources) - set(said)
+    for batch in reversed(batches):
+        if not missing:
+            break
+        manifest = client.manifest(batch)
+        if manifest.run is not None and manifest.last_time > batch.last_time:
+            raise OutsideFrontiers(
+                f"the checkpoint of shard {state.shard} at {batch.upper} does not say how far {sorted(missing)} had"
+                f" come, and its batch was merged with later ones, up to {manifest.upper}. Choose a newer checkpoint"
+            )
+        sources.update({name: source for name, source in manifest.sources.items() if name in missing})
+        missing -= set(manifest.sources)
+        if manifest.restored:
+            break
+    return sources
+
+
+def restore_token(*identity: object) -> str:
+    """The token of a restore or a fork: of what it does, never of who does it."""
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+
+
+def copy_operators(client: PersistClient, point: RestorePoint, shard: str, attempt: str) -> dict[str, OperatorState]:
+    """Stage each operator's whole chain for `attempt` on `shard`, in its order, as its full state."""
+    return {name: _copied(client, chain, shard, attempt, name) for name, chain in point.operators.items()}
+
+
+def _copied(
+    client: PersistClient, chain: tuple[StateArtifact, ...], shard: str, attempt: str, operator: str
+) -> OperatorState:
+    kind = STASH_KIND if operator == STASH_OPERATOR else operator
+    staged = []
+    for number, artifact in enumerate(chain):
+        data = load_verified(client.blob, artifact.key, artifact.sha256)
+        key = part_key(shard, attempt, kind, number)
+        client.blob.set(key, data)
+        staged.append(replace(artifact, partition_id=number, key=key))
+    return OperatorState(is_delta=False, artifacts=tuple(staged))

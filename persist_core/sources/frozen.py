@@ -1,0 +1,50 @@
+"""Frozen inputs in blob storage: the one way to store and to load them, whatever the source.
+
+A frozen input is a sealed object under the key that names its digest (`persist_core.shard.keys.input_key`): equal
+inputs are stored once, and a key never gets other bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, Self, TypeVar
+
+from persist_core.errors import CorruptArtifact
+from persist_core.location.blob import Blob
+from persist_core.shard.keys import digest_in, input_key
+from persist_core.shard.sealed import sealed_digest
+
+
+class Frozen(Protocol):
+    """The input of one description. Equal inputs have equal bytes."""
+
+    def encode(self) -> bytes:
+        """The bytes to store, sealed."""
+        ...
+
+    @classmethod
+    def decode(cls, data: bytes, *, what: str) -> Self:
+        """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
+        ...
+
+
+F = TypeVar("F", bound=Frozen)
+
+
+def stage_frozen(blob: Blob, shard: str, frozen: Frozen) -> str:
+    """Store a frozen input of a shard; its key. Doing it again changes nothing."""
+    data = frozen.encode()
+    key = input_key(shard, sealed_digest(data))
+    blob.set(key, data)
+    return key
+
+
+def load_frozen(blob: Blob, key: str, kind: type[F]) -> F:
+    """The frozen input under `key`. Raises `CorruptArtifact` if it is missing, damaged or another one."""
+    data = blob.get(key)
+    if data is None:
+        raise CorruptArtifact(f"frozen input {key} is missing; mint again")
+    frozen = kind.decode(data, what=f"frozen input {key}")
+    found, expected = sealed_digest(data), digest_in(key)
+    if found != expected:
+        raise CorruptArtifact(f"frozen input {key} has SHA-256 {found}, expected {expected}; mint again")
+    return frozen

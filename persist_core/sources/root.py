@@ -1,0 +1,75 @@
+"""The folder that a collection's files belong to: part of the identity of each file.
+
+    source.path --parse--> root of now ──┐
+    stored progress ──> Place(root, base)┴─ place_after ──> Place, and which files have other paths now
+
+1. A file is its path. The ledger stores paths relative to `base`, the root of the first commit.
+2. A root inside the stored root or `base`, or around one of them, is the same tree. `base` stays, so that names in the
+   ledger and their order stay.
+3. Any other root is refused until the collection says which files it holds: `source.moved_from` (the same files: each
+   consumed path below the old root becomes one below the new root) or `source.replaces` (other files: consumed paths
+   stay as they are). Both name the old root, so they have no effect on any later change.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from persist_core.config.collection import CollectionConfig
+from persist_core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Place:
+    """`root`: the folder that `source.path` starts at. `base`: what names in the ledger are relative to."""
+
+    root: str
+    base: str
+
+
+@dataclass(frozen=True)
+class Move:
+    """Files below the folder `old` are below `new` now. Both are absolute paths."""
+
+    old: str
+    new: str
+
+    def path(self, path: str) -> str:
+        """Where the file or folder `path` is now."""
+        return join(self.new, os.path.relpath(path, self.old)) if holds(self.old, path) else path
+
+
+def place_after(config: CollectionConfig, known: Place | None) -> tuple[Place, Move | None]:
+    """Where the collection reads from now, given where it has read from.
+
+    Raises `ConfigError` if that is another folder tree and the collection does not say which files it holds.
+    """
+    root = config.source_pattern().root
+    if known is None:
+        return Place(root, root), None
+    if root == known.root:
+        return known, None
+    if known.root in map(config.source_folder, config.source.moved_from):
+        move = Move(known.root, root)
+        return Place(root, move.path(known.base)), move
+    is_new = known.root in map(config.source_folder, config.source.replaces)
+    if is_new or any(holds(root, folder) or holds(folder, root) for folder in (known.root, known.base)):
+        return Place(root, known.base), None
+    raise ConfigError(
+        f"collection {config.name}: source.path: found {root!a} as the folder that it starts at, expected"
+        f" {known.root!a}, where the files consumed so far are. Say in the collection file which files the new folder"
+        f" holds: `moved_from: {known.root}` under `source:` if they are the same files in another place (consumed"
+        f" files are not read again); `replaces: {known.root}` if they are other files (all are read)"
+    )
+
+
+def join(base: str, relative: str) -> str:
+    """An absolute path, without looking at the file system: `..` removes a folder of `base`."""
+    joined = f"{base.rstrip('/')}/{relative}"
+    return os.path.normpath(joined) if relative.startswith(".") else joined
+
+
+def holds(folder: str, other: str) -> bool:
+    """True if `other` is `folder` or lies below it."""
+    return other == folder or other.startswith(f"{folder.rstrip('/')}/")

@@ -1,0 +1,55 @@
+"""How a Spark job answers: a manifest or a trial's report (exit code 0), or a failure record (any other exit code).
+
+the job: record_failure -> <attempt>/failure.json -> the starter: job_failure -> the error to raise
+"""
+
+from __future__ import annotations
+
+from persist_core.errors import PersistError, RunFailed
+from persist_core.handles.client import PersistClient
+from persist_core.location.blob import Blob
+from persist_core.shard.keys import failure_key
+from persist_core.shard.sealed import seal, unseal
+from persist_core.shard.stats import Trial
+from persist_core.spark_job.spec import JobSpec
+
+FAILURE_VERSION = 1
+_SEAL = "failure"
+_MAX_MESSAGE_CHARS = 20_000  # Spark's messages may hold whole plans
+
+
+def record_failure(blob: Blob, spec: JobSpec, kind: str, message: str) -> None:
+    """Store why the attempt failed. `kind` is that of a `PersistError`, or any word for other errors."""
+    body = {"error": kind, "message": message[:_MAX_MESSAGE_CHARS]}
+    blob.set(failure_key(spec.description.shard, spec.attempt), seal(_SEAL, FAILURE_VERSION, body))
+
+
+def job_failure(client: PersistClient, spec: JobSpec, cause: str) -> PersistError:
+    """The error that the job's failure record names, else `RunFailed` with `cause` (what its starter saw)."""
+    description = spec.description
+    key = failure_key(description.shard, spec.attempt)
+    data = client.blob.get(key)
+    if data is not None:
+        record = unseal(data, kind=_SEAL, version=FAILURE_VERSION, what=key)
+        return error_of_kind(str(record["error"]), str(record["message"]))
+    return RunFailed(
+        f"the Spark job for {description.interval} of shard {description.shard} (attempt {spec.attempt}) ended without"
+        f" an answer; nothing was committed. {cause}"
+    )
+
+
+def error_of_kind(kind: str, message: str) -> PersistError:
+    """An error of the class with this `kind` and message; `RunFailed` for an unknown kind."""
+    pending: list[type[PersistError]] = [PersistError]
+    while pending:  # bounded: a tree of classes
+        candidate = pending.pop()
+        if candidate.kind == kind:
+            return candidate(message)
+        pending += candidate.__subclasses__()
+    return RunFailed(f"{kind}: {message}")
+
+
+def take_trial(client: PersistClient, key: str, data: bytes) -> Trial:
+    """Decode a trial's report and delete it from blob storage."""
+    client.blob.delete(key)
+    return Trial.decode(data)

@@ -1,0 +1,59 @@
+"""What may be printed of a URI."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persist_core.errors import InvalidUri
+from persist_core.location import PersistLocation, open_consensus, redact_uri
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("postgresql://user:pw@host:5432/db", "postgresql://***@host:5432/db"),
+        ("postgresql://user@host/db", "postgresql://***@host/db"),
+        ("postgresql://u:p@ss@host/db", "postgresql://***@host/db"),
+        ("postgresql://u:p/w@host/db", "postgresql://***@host/db"),
+        ("postgresql://u:p?w@host/db", "postgresql://***@host/db"),
+        ("postgresql://u:p#w@host/db", "postgresql://***@host/db"),
+        ("postgresql://u:8/w@host/db", "postgresql://***@host/db"),
+        ("postgresql://u:8@a/b@host/db?password=x", "postgresql://***@host/db?password=***"),
+        ("postgresql:u:pw@host/db", "postgresql:***@host/db"),
+        ("Postgres:/u:pw@host/db", "Postgres:/***@host/db"),
+        ("s3://host:9000/pre@fix", "s3://***@fix"),
+        ("//u:pw@host", "//***@host"),
+        ("s3://bucket/pre@fix", "s3://bucket/pre@fix"),
+        ("s3://b/p?endpoint=h&secret_access_key=x&Password=y&token=", "s3://b/p?endpoint=h&secret_access_key=***&Password=***&token="),
+        ("postgresql://host:5432/db?sslmode=require", "postgresql://host:5432/db?sslmode=require"),
+        ("file:///home/me@work/x", "file:///home/me@work/x"),
+        ("sqlite:////a/b.db", "sqlite:////a/b.db"),
+        ("mem:x", "mem:x"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_redacted_uris(uri: str, shown: str) -> None:
+    assert redact_uri(uri) == shown
+
+
+@given(
+    password=st.text("Q1:/?#@&=\\% \n\u00e9", min_size=1).map(lambda text: f"{text}Q"),
+    scheme=st.sampled_from(["postgresql", "s3", "x+y", ""]),
+    user=st.sampled_from(["me", ""]),
+)
+def test_a_password_is_never_shown_whatever_it_holds(password: str, scheme: str, user: str) -> None:
+    uri = f"{scheme}:" * bool(scheme) + f"//{user}:{password}@host/db"
+    assert redact_uri(uri).endswith("***@host/db")
+    assert "Q" not in redact_uri(uri)
+    location = PersistLocation(uri, uri)
+    assert "Q" not in f"{location!r} {location}"
+    try:
+        with closing(open_consensus(uri)) as consensus:
+            shown = f"{consensus!r} {consensus.uri}"
+    except InvalidUri as error:
+        shown = str(error)
+    assert "Q" not in shown

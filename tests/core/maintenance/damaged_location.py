@@ -1,0 +1,300 @@
+"""A small but complete location, raw access to every object that it stores, and what its readers are answered.
+
+Complete: a collection with operator state, several checkpoints, a ledger, frozen inputs and a lost append; a fork of
+it; a view of it. Raw access goes past the code under test as far as each backend lets it.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from persist_core.config.view import ViewConfig
+from persist_core.handles.client import PersistClient
+from persist_core.location.consensus import VersionedData
+from persist_core.location.mem import MemConsensus
+from persist_core.location.open import OpenLocation, open_location
+from persist_core.location.settings import PersistLocation
+from persist_core.oracle.upsert import TOMBSTONE, Record
+from persist_core.protocol import stages
+from persist_core.protocol.conflicts import list_conflicts
+from persist_core.protocol.fork import fork
+from persist_core.protocol.fork_records import list_forks
+from persist_core.protocol.restore import RestorePlan, plan_restore
+from persist_core.protocol.stages import Conflict, Minted
+from persist_core.schema import CollectionSchema
+from persist_core.shard.keys import attempt_of, attempt_prefix
+from persist_core.shard.parts import updates_schema
+from persist_core.shard.state import Commit, Committed
+from persist_core.sources.files import FrozenInput
+from persist_core.sources.frozen import load_frozen
+from tests.core.oracle.strategies import SCHEMA
+from tests.core.protocol.restored_shard import SHARD, Collection
+from tests.servers.postgres import PostgresServer
+from tests.servers.s3 import S3Server
+
+FORK, VIEW = "twin", "names"
+SHARDS = (SHARD, FORK, VIEW)
+UPTO = 50  # where the collection's contents end
+_KINDS = {
+    "state": r"state:.*",
+    "batch manifest": r".*/batches/[^/]+/manifest\.json",
+    "part": r".*/_persist_part=(insertions|retractions|errs)/.*",
+    "operator state": r".*/_persist_part=stash/.*",
+    "checkpoint manifest": r".*/checkpoints/[^/]+/manifest\.json",
+    "copy of operator state": r".*/checkpoints/[^/]+/operators/.*",
+    "offsets file": r".*/offsets/.*",
+    "latest": r".*/checkpoints/_latest",
+    "ledger segment": r".*/sources/files/.*",
+    "frozen input": r".*/inputs/.*",
+    "fork record": r".*/forks/.*",
+    "conflict record": r".*/conflicts/.*",
+}
+
+
+def kind_of(name: str) -> str:
+    """Which kind of object has this name."""
+    return next(kind for kind, pattern in _KINDS.items() if re.fullmatch(pattern, name))
+
+
+KINDS = frozenset(_KINDS)
+
+
+class Stored(Protocol):
+    """Every stored object of a location, by name: `state:...` for what consensus holds, `blob:<key>` for the rest."""
+
+    location: OpenLocation
+
+    def names(self) -> list[str]:
+        """Names of all objects."""
+        ...
+
+    def read(self, name: str) -> bytes:
+        """The object's bytes."""
+        ...
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replace the object's bytes."""
+        ...
+
+
+class _ByBlob:
+    """Blobs through the store itself, which keeps them as they are; versions of states in another way."""
+
+    def __init__(self, location: OpenLocation) -> None:
+        self.location = location
+
+    def names(self) -> list[str]:
+        blobs = [f"blob:{entry.key}" for entry in self.location.blob.list_keys_and_metadata("")]
+        return [*blobs, *(f"state:{key}:{seqno}" for key, seqno in self.versions())]
+
+    def read(self, name: str) -> bytes:
+        kind, _, rest = name.partition(":")
+        if kind == "blob":
+            data = self.location.blob.get(rest)
+            assert data is not None, name
+            return data
+        key, _, seqno = rest.rpartition(":")
+        return self.read_version(key, int(seqno))
+
+    def write(self, name: str, data: bytes) -> None:
+        kind, _, rest = name.partition(":")
+        if kind == "blob":
+            self.location.blob.set(rest, data)
+        else:
+            key, _, seqno = rest.rpartition(":")
+            self.write_version(key, int(seqno), data)
+
+    def versions(self) -> list[tuple[str, int]]:
+        consensus = self.location.consensus
+        return [(key, version.seqno) for key in sorted(consensus.list_keys()) for version in consensus.scan(key, 0)]
+
+    def read_version(self, key: str, seqno: int) -> bytes:
+        return self.location.consensus.scan(key, seqno, 1)[0].data
+
+    def write_version(self, key: str, seqno: int, data: bytes) -> None:
+        raise AssertionError(f"each backend has its own way: {key} {seqno} {len(data)}")
+
+
+class InMemory(_ByBlob):
+    """`mem:`."""
+
+    def __init__(self, folder: Path) -> None:
+        assert folder.is_dir()
+        super().__init__(open_location(PersistLocation("mem:", "mem:")))
+
+    def write_version(self, key: str, seqno: int, data: bytes) -> None:
+        consensus = self.location.consensus
+        assert isinstance(consensus, MemConsensus)
+        versions = consensus._store.versions
+        versions[key] = [VersionedData(seqno, data) if v.seqno == seqno else v for v in versions[key]]
+
+
+class FilesAndSqlite(_ByBlob):
+    """The embedded default."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "consensus.db"
+        super().__init__(open_location(PersistLocation(f"file://{folder}/blobs", f"sqlite:///{self._path}")))
+
+    def write_version(self, key: str, seqno: int, data: bytes) -> None:
+        connection = sqlite3.connect(self._path)
+        with connection:
+            connection.execute("UPDATE consensus SET data = ? WHERE key = ? AND seqno = ?", (data, key, seqno))
+        connection.close()
+
+
+class FilesAndPostgres(_ByBlob):
+    """PostgreSQL, with files beside it."""
+
+    def __init__(self, folder: Path, server: PostgresServer) -> None:
+        self._server, self._schema = server, server.new_schema()
+        super().__init__(open_location(PersistLocation(f"file://{folder}/blobs", server.uri(schema=self._schema))))
+
+    def write_version(self, key: str, seqno: int, data: bytes) -> None:
+        self._server.query(
+            f"UPDATE {self._schema}.consensus SET data = %s WHERE key = %s AND seqno = %s", (data, key, seqno)
+        )
+
+
+class AllOnS3:
+    """Blobs and consensus in one bucket: every object of it, the log entries of the consensus whole."""
+
+    def __init__(self, server: S3Server) -> None:
+        self._server, self._bucket = server, server.make_bucket()
+        uri = server.uri(f"{self._bucket}/p")
+        self.location = open_location(PersistLocation(uri, uri))
+
+    def names(self) -> list[str]:
+        pages = self._server.raw.get_paginator("list_objects_v2").paginate(Bucket=self._bucket)
+        keys = [found["Key"].removeprefix("p/") for page in pages for found in page.get("Contents", ())]
+        return [f"state:{key}" if key.startswith("_consensus/") else f"blob:{key}" for key in keys]
+
+    def read(self, name: str) -> bytes:
+        data: bytes = self._server.raw.get_object(Bucket=self._bucket, Key=self._key(name))["Body"].read()
+        return data
+
+    def write(self, name: str, data: bytes) -> None:
+        self._server.raw.put_object(Bucket=self._bucket, Key=self._key(name), Body=data)
+
+    def _key(self, name: str) -> str:
+        return f"p/{name.partition(':')[2]}"
+
+
+class Complete:
+    """The location, filled. `answers` asks everything that a reader, a run or a restore can ask."""
+
+    def __init__(self, stored: Stored, folder: Path) -> None:
+        self.stored = stored
+        (folder / "drop").mkdir()
+        self.things = Collection(folder / "drop", stored.location)
+        # Parquet, as every real shard has it.
+        self.things.client = PersistClient(stored.location, self.things.clock, self.things.client.ids, fetch_threads=1)
+        self.client = self.things.client
+        self.view = ViewConfig.model_validate({"name": VIEW, "query": f"SELECT name FROM {SHARD}", "inputs": [SHARD]})
+        self._fill()
+        self.minted = {config.name: self._mint(config) for config in (self.things.config, self.view)}
+        self.input_key = self.minted[SHARD].description.input_key or ""
+        self.names = stored.names()
+        self.commits: tuple[Commit, ...] = self.client.state(SHARD).commits
+
+    def _fill(self) -> None:
+        things = self.things
+        for number in range(4):
+            time = 10 * number
+            things.drop(f"{number}.txt", _records(number, time))
+            things.run(time + 10)
+        self._lose_an_append(UPTO)
+        self._refresh()
+        things.run(UPTO)
+        fork(self.client, SHARD, things.checkpointer.list_checkpoints()[2], FORK, writer="test")
+        things.drop("pending.txt", _records(9, UPTO))
+
+    def _refresh(self) -> None:
+        """What the Spark job of a view does; the rows are invented."""
+        description, schema = self._mint(self.view).description, CollectionSchema(key=(), values=SCHEMA.values[:1])
+        assert description.upper is not None
+        oks = pa.table([["a", "b"], [description.upper - 1] * 2, [1, 3]], schema=updates_schema(schema))
+        key = self.client.open_writer(VIEW).stage(description, schema, self.client.ids.uuid7(), oks)
+        assert isinstance(stages.append(self.client, description, key), Committed)
+        stages.checkpoint(self.client, self.view)
+
+    def _lose_an_append(self, until: int) -> None:
+        """A slow dag run: its description is outdated when it appends. What it staged is deleted, as GC would."""
+        slow = stages.mint(self.client, self.things.config, until=until - 1, writer="slow")
+        assert isinstance(slow, Minted)
+        key = self.things.write(slow.description)
+        self.things.run(until - 5)
+        assert isinstance(stages.append(self.client, slow.description, key), Conflict)
+        attempt = attempt_of(key)
+        assert attempt is not None
+        for entry in list(self.client.blob.list_keys_and_metadata(f"{attempt_prefix(SHARD, attempt)}/")):
+            self.client.blob.delete(entry.key)
+
+    def _mint(self, config: Any) -> Minted:
+        minted = stages.mint(self.client, config, until=UPTO + 10, writer="dag/next")
+        assert isinstance(minted, Minted), minted
+        return minted
+
+    def answers(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """What is asked, by name. Every answer can be compared; what a mint stages is content-addressed."""
+        for shard in SHARDS:
+            yield from self._reads(shard)
+        yield "conflicts", lambda: list_conflicts(self.client.blob, SHARD)
+        yield "forks", lambda: list_forks(self.client.blob, SHARD)
+        yield "frozen files", lambda: load_frozen(self.client.blob, self.input_key, FrozenInput)
+        for config in (self.things.config, self.view):
+            yield f"mint {config.name}", partial(self._minted, config)
+        for commit in self.commits[:-1]:
+            yield f"restore {commit.epoch}", partial(self._plan, commit.checkpoint_id)
+
+    def _reads(self, shard: str) -> Iterator[tuple[str, Callable[[], Any]]]:
+        def reader() -> Any:
+            return self.client.open_reader(shard)
+
+        yield f"{shard}: errors", lambda: reader().errors().to_pylist()
+        for time in {SHARD: (5, 25, UPTO - 1), FORK: (5,)}.get(shard, ()):
+            yield f"{shard}: snapshot {time}", partial(_snapshot, reader, time)
+        yield f"{shard}: snapshot", lambda: _rows(reader().snapshot())
+        yield f"{shard}: changes", lambda: _rows(reader().changes(2))
+        yield f"{shard}: error changes", lambda: _rows(reader().error_changes(2))
+
+    def _minted(self, config: Any) -> Any:
+        """The description, with operator state by its digests: a copy may stand in for an artifact."""
+        description = self._mint(config).description
+        state = {name: [each.sha256 for each in chain] for name, chain in description.operators.items()}
+        return {**description.to_json(), "operators": state, "checkpoint_id": None}
+
+    def _plan(self, checkpoint_id: str) -> Any:
+        plan = plan_restore(self.client, SHARD, checkpoint_id)
+        assert isinstance(plan, RestorePlan)
+        state = {name: [each.sha256 for each in chain] for name, chain in plan.point.operators.items()}
+        return _rows(plan.oks), _rows(plan.errs), plan.point.sources, state, plan.inputs_again
+
+
+def _snapshot(reader: Callable[[], Any], time: int) -> Any:
+    return _rows(reader().snapshot(time))
+
+
+def _records(number: int, time: int) -> list[Record]:
+    """Inserts, an update, a delete, and one record that is too early for its run: it goes into the stash."""
+
+    def ok(key: int, name: str, at: int) -> Record:
+        return Record(("eu", key), (name, key, 0.5), at, (number, "f", 0, key))
+
+    return [
+        ok(number, f"new {number}", time + 1),
+        ok(0, f"changed {number}", time + 2),
+        Record(("eu", number - 1), TOMBSTONE, time + 3, (number, "f", 0, 99)),
+        ok(100 + number, f"later {number}", time + 25),
+    ]
+
+
+def _rows(table: pa.Table) -> list[str]:
+    return sorted(map(repr, table.to_pylist()))

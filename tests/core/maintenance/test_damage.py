@@ -1,0 +1,174 @@
+"""Nothing damaged is ever read as data: one flipped bit in any stored object, on every backend.
+
+For each flip: whatever is asked of the location either has the same answer as before, or is a `PersistError`; fsck
+never raises; and if anything was refused, fsck is not clean. A session tries a seeded sample of every kind of object;
+`PERSIST_PROFILE=nightly` tries every bit of small objects and more of the others. Counts are printed (`pytest -s`, or
+the report of a failure).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from persist_core.errors import CorruptArtifact, PersistError
+from persist_core.maintenance.fsck import fsck
+from persist_core.shard.sealed import is_sealed, unseal
+from tests.core.maintenance.damaged_location import (
+    KINDS,
+    SHARDS,
+    AllOnS3,
+    Complete,
+    FilesAndPostgres,
+    FilesAndSqlite,
+    InMemory,
+    Stored,
+    kind_of,
+)
+
+SMALL_BYTES = 64  # objects up to this size are tried bit by bit at night
+FLIPS = {"dev": 12, "ci": 12, "nightly": 400}  # of each kind of object
+FLIPS_ON_SERVERS = {"dev": 2, "ci": 2, "nightly": 40}
+
+
+class Tally:
+    """What became of the flips."""
+
+    def __init__(self) -> None:
+        self.tried: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.found: Counter[str] = Counter()
+        self.harmless: defaultdict[str, list[str]] = defaultdict(list)
+        self.wrong: list[str] = []
+
+    def __str__(self) -> str:
+        lines = [f"{'kind':<24}{'flips':>7}{'refused':>9}{'by fsck':>9}{'harmless':>10}"]
+        for kind in sorted(self.tried):
+            numbers = (self.tried[kind], self.refused[kind], self.found[kind], len(self.harmless[kind]))
+            lines.append("{:<24}{:>7}{:>9}{:>9}{:>10}".format(kind, *numbers))
+        totals = (self.tried.total(), self.refused.total(), self.found.total(), sum(map(len, self.harmless.values())))
+        lines.append("{:<24}{:>7}{:>9}{:>9}{:>10}".format("all", *totals))
+        return "\n".join(lines)
+
+
+def flips(complete: Complete, count: int, dice: random.Random) -> Iterator[tuple[str, int]]:
+    """`count` flips of each kind of object, spread over its objects; every bit of a small one at night."""
+    by_kind: defaultdict[str, list[str]] = defaultdict(list)
+    for name in complete.names:
+        by_kind[kind_of(name)].append(name)
+    assert set(by_kind) == KINDS, "the location has every kind of object"
+    for kind in sorted(by_kind):
+        sizes = {name: 8 * len(complete.stored.read(name)) for name in by_kind[kind]}
+        for name, bits in sizes.items():
+            if count >= FLIPS["nightly"] and bits <= 8 * SMALL_BYTES:
+                yield from ((name, bit) for bit in range(bits))
+        for number in range(count):
+            name = by_kind[kind][number % len(by_kind[kind])]
+            yield name, dice.randrange(sizes[name])
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def try_flips(complete: Complete, count: int, seed: int) -> Tally:
+    """Flip, ask everything, flip back."""
+    tally = Tally()
+    asked = list(complete.answers())
+    before = {name: ask() for name, ask in asked}
+    assert all(fsck(complete.client, shard).is_clean for shard in SHARDS)
+    for name, bit in flips(complete, count, random.Random(seed)):
+        whole = complete.stored.read(name)
+        complete.stored.write(name, flipped(whole, bit))
+        try:
+            one_flip(complete, tally, f"bit {bit} of {name}", kind_of(name), asked, before)
+        finally:
+            complete.stored.write(name, whole)
+    assert {name: ask() for name, ask in asked} == before
+    assert all(fsck(complete.client, shard).is_clean for shard in SHARDS)
+    return tally
+
+
+def one_flip(
+    complete: Complete,
+    tally: Tally,
+    what: str,
+    kind: str,
+    asked: list[tuple[str, Callable[[], object]]],
+    before: dict[str, object],
+) -> None:
+    is_clean = all(fsck(complete.client, shard).is_clean for shard in SHARDS)
+    refused = []
+    for question, ask in asked:
+        try:
+            answer = ask()
+        except PersistError:
+            refused.append(question)
+            continue
+        if answer != before[question]:
+            tally.wrong.append(f"{what}: {question} has another answer ({'clean' if is_clean else 'fsck finds it'})")
+    tally.tried[kind] += 1
+    tally.refused[kind] += bool(refused)
+    tally.found[kind] += not is_clean
+    if is_clean and refused:
+        tally.wrong.append(f"{what}: {refused} refused, and fsck finds nothing")
+    if is_clean and not refused:
+        tally.harmless[kind].append(what)
+
+
+def check(stored: Stored, folder: Path, count: int, seed: int) -> None:
+    tally = try_flips(Complete(stored, folder), count, seed)
+    stored.location.close()
+    print(f"\n{type(stored).__name__}\n{tally}")  # noqa: T201 - the counts are the result
+    assert tally.wrong == []
+    assert dict(tally.harmless) == {}, "every flip is found; one that changes nothing has to be explained here"
+
+
+def profile() -> str:
+    return settings.get_current_profile_name() or "dev"
+
+
+def test_flips_in_memory(tmp_path: Path, persist_seed: int) -> None:
+    check(InMemory(tmp_path), tmp_path, FLIPS[profile()], persist_seed)
+
+
+def test_flips_in_files_and_sqlite(tmp_path: Path, persist_seed: int) -> None:
+    check(FilesAndSqlite(tmp_path), tmp_path, FLIPS[profile()] // 2, persist_seed)
+
+
+def test_flips_on_postgresql(tmp_path: Path, persist_seed: int, request: pytest.FixtureRequest) -> None:
+    server = request.getfixturevalue("postgres")
+    check(FilesAndPostgres(tmp_path, server), tmp_path, FLIPS_ON_SERVERS[profile()], persist_seed)
+
+
+def test_flips_on_s3(tmp_path: Path, persist_seed: int, request: pytest.FixtureRequest) -> None:
+    server = request.getfixturevalue("versitygw")
+    check(AllOnS3(server), tmp_path, FLIPS_ON_SERVERS[profile()], persist_seed)
+
+
+def test_every_bit_of_every_sealed_object_is_sealed(tmp_path: Path) -> None:
+    """Without a reader in between: the seal finds each single flip, so that a sample is enough above it."""
+    complete = Complete(InMemory(tmp_path), tmp_path)
+    tried: Counter[str] = Counter()
+    for name in complete.names:
+        data, kind = complete.stored.read(name), kind_of(name)
+        if not is_sealed(data) or tried[kind] > 50_000:
+            continue
+        facts = {"kind": data[data.index(b'"kind":"') + 8 :].partition(b'"')[0].decode(), "what": name}
+        version = 2 if kind == "checkpoint manifest" else 1
+        unseal(data, version=version, **facts)
+        for bit in range(8 * len(data)):
+            with pytest.raises(CorruptArtifact):
+                unseal(flipped(data, bit), version=version, **facts)
+            tried[kind] += 1
+    assert tried.keys() == {
+        "state", "batch manifest", "checkpoint manifest", "offsets file", "frozen input", "fork record",
+        "conflict record",
+    }  # fmt: skip

@@ -1,0 +1,164 @@
+"""The root of `source.path` belongs to a file's identity: what happens if it changes."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persist_core.config.collection import CollectionConfig
+from persist_core.errors import ConfigError
+from persist_core.location.mem import MemBlob
+from persist_core.shard.batch import SourceFrontier
+from persist_core.sources.files import FileSource
+from persist_core.sources.ledger import Ledger
+from tests.core.sources.drop_folder import collection, drop
+
+
+class Tree:
+    """A collection over folders below one temporary folder; `consume` is one commit."""
+
+    def __init__(self, top: Path) -> None:
+        self.top, self.blob = top, MemBlob()
+        self.frontier: SourceFrontier | None = None
+
+    def config(self, path: str, **said: str | list[str]) -> CollectionConfig:
+        source: dict[str, Any] = {"path": path, "format": "debezium-json", **said}
+        return collection(self.top, source=source)
+
+    def pending(self, path: str, **said: str | list[str]) -> list[str]:
+        """Files that the next commit consumes, as paths below `top`."""
+        freeze = FileSource(self.config(path, **said), self.blob).freeze(self.frontier, until=None)
+        return sorted(str(Path(file.path).relative_to(self.top)) for file in freeze.frozen.files)
+
+    def consume(self, path: str, **said: str | list[str]) -> list[str]:
+        source = FileSource(self.config(path, **said), self.blob)
+        frozen = source.freeze(self.frontier, until=None).frozen
+        self.frontier = source.advance(self.frontier, frozen)
+        return sorted(str(Path(file.path).relative_to(self.top)) for file in frozen.files)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    """One consumed file, `old/a.jsonl`."""
+    tree = Tree(tmp_path)
+    drop(tmp_path, "old/a.jsonl")
+    assert tree.consume("old/*.jsonl") == ["old/a.jsonl"]
+    return tree
+
+
+def test_another_root_is_refused_with_both_roots_and_what_to_write(tree: Tree) -> None:
+    drop(tree.top, "new/a.jsonl")
+    with pytest.raises(ConfigError) as caught:
+        tree.pending("new/*.jsonl")
+    text = str(caught.value)
+    assert "collection orders: source.path: found" in text
+    for part in (f"{tree.top}/new", f"`moved_from: {tree.top}/old`", f"`replaces: {tree.top}/old`"):
+        assert part in text
+
+
+def test_moved_files_are_not_read_again(tree: Tree) -> None:
+    (tree.top / "old").rename(tree.top / "new")
+    drop(tree.top, "new/b.jsonl")
+    assert tree.consume("new/*.jsonl", moved_from="old") == ["new/b.jsonl"]
+    drop(tree.top, "new/c.jsonl")
+    assert tree.consume("new/*.jsonl", moved_from="old") == ["new/c.jsonl"]  # the field may stay
+    assert tree.pending("new/*.jsonl") == []  # or go
+
+
+def test_other_files_are_all_read_and_the_old_ones_stay_known(tree: Tree) -> None:
+    drop(tree.top, "new/a.jsonl")
+    assert tree.consume("new/*.jsonl", replaces=f"{tree.top}/old") == ["new/a.jsonl"]
+    assert tree.pending("new/*.jsonl", replaces="old") == []
+    drop(tree.top, "old/b.jsonl")
+    assert tree.consume("old/*.jsonl", replaces=["old", "new"]) == ["old/b.jsonl"]
+
+
+def test_what_is_said_of_one_root_says_nothing_of_the_next(tree: Tree) -> None:
+    (tree.top / "old").rename(tree.top / "new")
+    tree.consume("new/*.jsonl", moved_from="old")
+    drop(tree.top, "third/a.jsonl")
+    for said in ({}, {"moved_from": "old"}, {"replaces": "old"}):
+        with pytest.raises(ConfigError, match=f"`moved_from: {tree.top}/new`"):
+            tree.pending("third/*.jsonl", **said)
+
+
+def test_files_moved_within_their_tree(tree: Tree) -> None:
+    (tree.top / "old" / "in").mkdir()
+    (tree.top / "old" / "a.jsonl").rename(tree.top / "old" / "in" / "a.jsonl")
+    assert tree.pending("old/in/*.jsonl") == ["old/in/a.jsonl"]  # another path: another file
+    assert tree.pending("old/in/*.jsonl", moved_from="old") == []
+
+
+def test_a_wider_and_then_a_narrower_path_needs_no_word(tree: Tree) -> None:
+    drop(tree.top, "old/x/b.jsonl")
+    assert tree.consume("**/*.jsonl") == ["old/x/b.jsonl"]
+    drop(tree.top, "old/x/c.jsonl")
+    assert tree.consume("old/x/*.jsonl") == ["old/x/c.jsonl"]
+    assert tree.pending("**/*.jsonl") == []
+
+
+def test_a_link_that_points_elsewhere_is_the_same_root(tmp_path: Path) -> None:
+    drop(tmp_path, "v1/a.jsonl")
+    (tmp_path / "current").symlink_to("v1")
+    tree = Tree(tmp_path)
+    tree.consume("current/*.jsonl")
+    drop(tmp_path, "v2/a.jsonl")
+    drop(tmp_path, "v2/b.jsonl")
+    (tmp_path / "current").unlink()
+    (tmp_path / "current").symlink_to("v2")
+    assert tree.pending("current/*.jsonl") == ["current/b.jsonl"]
+
+
+def test_a_move_without_new_files_is_committed_too(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    drop(tmp_path, "old/a.jsonl")
+    tree.consume("old/*.jsonl")
+    (tmp_path / "old").rename(tmp_path / "new")
+    source = FileSource(tree.config("new/*.jsonl", moved_from="old"), tree.blob)
+    assert source.has_other_place(tree.frontier)
+    assert tree.consume("new/*.jsonl", moved_from="old") == []
+    assert not source.has_other_place(tree.frontier)
+    assert tree.frontier is not None
+    assert tree.frontier.offsets["root"] == f"{tmp_path}/new"
+
+
+@pytest.mark.parametrize("field", ["moved_from", "replaces"])
+@pytest.mark.parametrize("folder", ["", "a/*", "{date:%Y}", "s3://bucket/x", "~/x", "a\nb"])
+def test_folders_that_no_path_starts_at(tmp_path: Path, field: str, folder: str) -> None:
+    with pytest.raises(ValueError, match=r"found .*, wanted .*; "):
+        Tree(tmp_path).config("*.jsonl", **{field: folder})
+
+
+def test_a_folder_can_not_be_both(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="each folder in moved_from or in replaces"):
+        Tree(tmp_path).config("*.jsonl", moved_from="a", replaces="a")
+
+
+@given(st.lists(st.sampled_from(["drop", "commit", "move", "replace", "return"]), max_size=30))
+def test_every_file_is_consumed_once_wherever_its_folder_goes(steps: list[str]) -> None:
+    """Each file holds its own number, so that a moved file is known by its contents."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree, consumed = Tree(Path(folder)), list[bytes]()
+        now, abandoned = "f0", list[str]()
+        said: dict[str, str | list[str]] = {}
+        for number, step in enumerate([*steps, "commit"], start=1):
+            (tree.top / now).mkdir(exist_ok=True)
+            if step == "drop":
+                drop(tree.top, f"{now}/{number % 3}.jsonl.{number}", str(number).encode())
+                continue
+            consumed += [(tree.top / name).read_bytes() for name in tree.consume(f"{now}/*.jsonl.*", **said)]
+            before = now
+            if step == "move":
+                now, said = f"f{number}", {"moved_from": before}
+                (tree.top / before).rename(tree.top / now)
+            elif step == "replace" or (step == "return" and abandoned):
+                now, said = abandoned.pop() if step == "return" else f"f{number}", {"replaces": before}
+                abandoned.append(before)
+        dropped = [str(number).encode() for number, step in enumerate(steps, start=1) if step == "drop"]
+        assert sorted(consumed) == sorted(dropped)
+        assert len(Ledger(tree.blob, "orders").consumed(tree.frontier)) == len(dropped)

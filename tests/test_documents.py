@@ -1,0 +1,134 @@
+"""What documents and code say of each other is there: links, cited documents, sections and headings."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from persist_core.errors import Corruption, Determinate, Indeterminate, PersistError, RunFailed
+from tests.env.reference import family, pages
+from tests.test_house import files, report, text_files
+
+ROOT = Path(__file__).resolve().parents[1]
+OF_THE_USER = ("dags/collections/", "dags/views/")  # example files that a reader of the documents writes
+_LINK = re.compile(r"(?:\]\(|src=\")([^)\"\s]+)")
+# docs/NAME.md, then perhaps `, section 4`, `, sections 5 and 6` or `, "A heading"`, perhaps after a line break.
+_CITATION = re.compile(
+    r"(?P<document>docs/[\w/-]+\.md)(?:,?[\s#*]+(?:sections?\s+(?P<sections>\d+(?:(?:\s+and\s+|,\s+)\d+)*)|\"(?P<heading>[^\"\n]+)\"))?"
+)
+_HEADING_IN = re.compile(r"`(?P<heading>[^`\n]+)` in (?P<document>docs/[\w/-]+\.md)")
+
+
+@cache
+def headings(document: Path) -> tuple[str, ...]:
+    """The headings of a document (relative to the root), without their marks."""
+    text = re.sub(r"^```.*?^```", "", (ROOT / document).read_text(), flags=re.MULTILINE | re.DOTALL)
+    return tuple(re.findall(r"^#+ (.+)$", text, re.MULTILINE))
+
+
+def anchor(heading: str) -> str:
+    """The fragment by which a page's heading is linked to, as Git hosts make it."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def test_links_lead_to_files_and_headings_that_exist() -> None:
+    found = []
+    for path in files():
+        if path.suffix != ".md":
+            continue
+        for link in _LINK.findall((ROOT / path).read_text()):
+            target, _, fragment = link.partition("#")
+            if re.match(r"[a-z]+:", link):
+                continue
+            document = path if not target else Path((ROOT / path.parent / target).resolve().relative_to(ROOT))
+            if not (ROOT / document).exists():
+                found.append(f"{path}: {link}")
+            elif fragment and fragment not in map(anchor, headings(document)):
+                found.append(f"{path}: {link} has no such heading")
+    report(found, "links to nowhere")
+
+
+def faults_of_citations(text: str) -> list[str]:
+    """What a text cites of the documents and is not there."""
+    found = []
+    for cited in _CITATION.finditer(text):
+        document = Path(cited["document"])
+        if not (ROOT / document).is_file():
+            found.append(f"{document} does not exist")
+            continue
+        for section in re.findall(r"\d+", cited["sections"] or ""):
+            if not any(heading.startswith(f"{section}. ") for heading in headings(document)):
+                found.append(f"{document} has no section {section}")
+    for cited in [*_CITATION.finditer(text), *_HEADING_IN.finditer(text)]:
+        document, heading = Path(cited["document"]), cited["heading"]
+        if heading and (ROOT / document).is_file() and heading not in headings(document):
+            found.append(f'{document} has no heading "{heading}"')
+    return found
+
+
+def test_cited_documents_sections_and_headings_exist() -> None:
+    """Design notes that are not in the repository are not cited either."""
+    found = [
+        f"{path}: {fault}"
+        for path, text in text_files()
+        if path != Path("tests/test_documents.py")
+        for fault in [*faults_of_citations(text), *re.findall(r"\b(?:SEMANTICS|PLATFORM)\b", text)]
+    ]
+    report(found, "citations of what is not in the repository")
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("See docs/semantics.md, sections 5 and 6, and docs/semantics.md.", []),
+        ('as docs/architecture.md, "Parts" says', []),
+        ("docs/semantics.md, section 4 and 77", ["docs/semantics.md has no section 77"]),
+        ("# docs/semantics.md,\n# section 88", ["docs/semantics.md has no section 88"]),
+        ("docs/nothing.md, section 1", ["docs/nothing.md does not exist"]),
+        ("`Damage` in docs/operations.md", []),
+        ("`Harm` in docs/operations.md", ['docs/operations.md has no heading "Harm"']),
+        ('docs/architecture.md, "Pieces"', ['docs/architecture.md has no heading "Pieces"']),
+    ],
+)
+def test_a_citation_of_nothing_is_found(text: str, faults: list[str]) -> None:
+    assert faults_of_citations(text) == faults
+
+
+def test_pages_made_from_the_code_are_current() -> None:
+    stale = [str(path.relative_to(ROOT)) for path, text in pages().items() if path.read_text() != text]
+    report(stale, "pages that are not what the code says (make docs writes them)")
+
+
+def test_the_layers_of_the_architecture_are_those_that_import_linter_checks() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract.get("containers") == ["persist_core"])
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("| layer |")[2].partition("\n\n")[0]
+    named = [re.findall(r"`(\w+)`", row.split("|")[1]) for row in table.splitlines()[2:]]
+    assert named == [layer.split(" : ") for layer in layers]
+
+
+def test_the_operators_table_names_each_error_as_a_log_does() -> None:
+    """By kind and class, and no failure of a run is missing."""
+    table = (ROOT / "docs" / "operations.md").read_text().partition("| kind (class) |")[2].partition("\n\n")[0]
+    named = dict(re.findall(r"`(\w+)` \(`(\w+)`\)", table))
+    known = {kind.kind: kind.__name__ for kind in family(PersistError)}
+    assert named == {kind: known[kind] for kind in named}
+    ends_a_run = {kind.kind for group in (RunFailed, Corruption, Determinate, Indeterminate) for kind in family(group)}
+    assert ends_a_run - named.keys() == set()
+
+
+def test_paths_in_documents_exist() -> None:
+    """A name in backticks that begins with one of our folders and has a slash is a path, perhaps with wildcards."""
+    pattern = re.compile(r"`((?:persist_core|jobs|plugins|tests|dags|requirements)/[\w./*-]+)`")
+    found = [
+        f"{path}: {name}"
+        for path in files()
+        if path.suffix == ".md"
+        for name in pattern.findall((ROOT / path).read_text())
+        if not any(ROOT.glob(name.rstrip("/"))) and not name.startswith(OF_THE_USER)
+    ]
+    report(found, "paths to nowhere")
