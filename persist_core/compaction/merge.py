@@ -86,13 +86,12 @@ class Merge:
         """The files of history that go into the run as they are, given how many rows of new history there are.
 
         From the smallest file on, each that is not much larger than what is rewritten anyway is rewritten too. Files of
-        another shard (in a fork) and files with versions that the state clips are always rewritten.
+        another shard (in a fork, which may clip them) are always rewritten.
         """
         files = sorted(self.history(), key=lambda each: (each[2].rows or 0, each[2].key))
         kept: list[Part] = []
-        for batch, _, part in files:
-            is_whole = part.last_time is not None and part.last_time <= batch.last_time
-            if (part.rows or 0) >= CARRIED_SHARE * rewritten and is_whole and owner_of(part.key) == self.shard:
+        for _, _, part in files:
+            if (part.rows or 0) >= CARRIED_SHARE * rewritten and owner_of(part.key) == self.shard:
                 kept.append(part)
             else:
                 rewritten += part.rows or 0

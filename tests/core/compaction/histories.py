@@ -102,7 +102,7 @@ class History:
         origin: History | None = None,
     ) -> None:
         self.chance = random.Random(f"{shard} {seed}")
-        self.client = origin.client if origin else _client(location, seed)
+        self.client: PersistClient = origin.client if origin else _client(location, seed)
         self.shard, self.schema, self.seed = shard, schema, seed
         self.expected = Expected(schema)
         self.checkpoints: list[tuple[str, int]] = []
@@ -242,7 +242,7 @@ class History:
         for reader in (self.client.open_reader(self.shard), *self.old_readers):
             self._check_reads(reader)
         report = fsck(self.client, self.shard)
-        assert report.is_clean, report.findings
+        assert report.is_clean, report.violations
 
     def _check_reads(self, reader: ReadHandle) -> None:
         state = reader.state()

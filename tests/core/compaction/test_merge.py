@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from persist_core.location.mem import MemBlob, MemConsensus
-from persist_core.location.open import OpenLocation, PersistLocation, open_location
+from persist_core.location.open import OpenLocation, open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.schema import CollectionSchema
 from tests.core.compaction.histories import KEYED, MULTISET, History
 
