@@ -2,6 +2,6 @@
 
 from pathlib import Path
 
-from persist_airflow.view_factory import build_view_dags
+from persist_airflow.factory import build_view_dags
 
 globals().update(build_view_dags(Path(__file__).parent / "views"))

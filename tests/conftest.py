@@ -22,7 +22,6 @@ from tests.servers import s3
 from tests.servers.backends import consensus_uri
 from tests.servers.postgres import own_postgres, pgbouncer, postgres
 from tests.servers.postgres_store import one_thread, other_client, postgres_store
-from tests.servers.stored_bytes import stored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,7 +35,6 @@ __all__ = [
     "pgbouncer",
     "postgres",
     "postgres_store",
-    "stored",
 ]
 
 CI_SEED = 20261121  # a submission must not fail for a dice that the one before it did not throw; nightly runs throw new

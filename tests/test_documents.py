@@ -20,6 +20,7 @@ _LINK = re.compile(r"(?:\]\(|src=\")([^)\"\s]+)")
 _CITATION = re.compile(
     r"(?P<document>docs/[\w/-]+\.md)(?:,?[\s#*]+(?:sections?\s+(?P<sections>\d+(?:(?:\s+and\s+|,\s+)\d+)*)|\"(?P<heading>[^\"\n]+)\"))?"
 )
+_NAME = re.compile(r"`(\w+)`")
 _HEADING_IN = re.compile(r"`(?P<heading>[^`\n]+)` in (?P<document>docs/[\w/-]+\.md)")
 
 
@@ -122,8 +123,8 @@ def test_the_operators_table_names_each_error_as_a_log_does() -> None:
 
 
 def test_paths_in_documents_exist() -> None:
-    """A name in backticks that begins with one of our folders and has a slash is a path, perhaps with wildcards."""
-    pattern = re.compile(r"`((?:persist_core|jobs|plugins|tests|dags|requirements)/[\w./*-]+)`")
+    """A name in backticks that begins with one of our folders, or is a test module. It may contain wildcards."""
+    pattern = re.compile(r"`((?:(?:persist_core|jobs|plugins|tests|dags|requirements)/|test_)[\w./*-]+)`")
     found = [
         f"{path}: {name}"
         for path in files()
@@ -132,3 +133,16 @@ def test_paths_in_documents_exist() -> None:
         if not any(ROOT.glob(name.rstrip("/"))) and not name.startswith(OF_THE_USER)
     ]
     report(found, "paths to nowhere")
+
+
+def test_the_operators_table_names_every_check_of_fsck() -> None:
+    table = (ROOT / "docs" / "operations.md").read_text().partition("| check | what is damaged |")[2]
+    named = {name for row in table.partition("\n\n")[0].splitlines()[2:] for name in _NAME.findall(row.split("|")[1])}
+    modules = ROOT.glob("persist_core/maintenance/[!d]*.py")  # all but doctor.py, which examines stores
+    code = "".join(module.read_text() for module in modules)
+    calls = (
+        r"(?:checking|\.add)\(\s*\"(\w+)\"",
+        r"\(\"(\w+)\", (?:alternates|carries|check_\w+)\)",
+        r"\"(\w+)\", _key_of_\w+",
+    )
+    assert named == {check for call in calls for check in re.findall(call, code)}

@@ -30,7 +30,7 @@ def test_code_is_read_for_docstrings_comments_and_texts() -> None:
         'def nobody():\n    """Nobody, at\n    once."""\n    nobody = "nobody"  # mend it\n'
         '    raise E(f"{a} is no file; mend {b}")\n'
     )
-    assert sorted(_phrases(text, "persist_core/a.py")) == ["Nobody", "at once", "mend", "mend"]
+    assert sorted(_phrases(text, "persist_core/a.py")) == ["Nobody", "at once", "is no file", "mend", "mend"]
     assert sorted(_phrases(text, "tests/a.py")) == ["Nobody", "at once", "mend"]
 
 

@@ -212,10 +212,9 @@ class BlobCheckpointer:
         """Ids of the checkpoint and of those that its delta chains need, as far as their manifests can be read."""
         needed = {checkpoint_id}
         try:
-            for manifest, _ in walk(self.load_manifest(checkpoint_id), self.load_manifest):
-                needed.add(manifest.checkpoint_id)
-                if manifest.is_delta and manifest.parent_id is not None:
-                    needed.add(manifest.parent_id)
+            for manifest, names in walk(self.load_manifest(checkpoint_id), self.load_manifest):
+                if manifest.parent_id is not None and any(manifest.operators[name].is_delta for name in names):
+                    needed.add(manifest.parent_id)  # even if its own manifest cannot be read
         except Corruption:
             return frozenset(needed)
         return frozenset(needed)

@@ -57,12 +57,16 @@ class CheckpointReport:
 
 @dataclass(frozen=True)
 class CheckpointRepair:
-    """What `repair_checkpoints` did. The fields are those of `CheckpointReport`."""
+    """What `repair_checkpoints` did.
+
+    `published`: ids of checkpoints that were missing. `repaired`: keys of objects that were written again.
+    `quarantined`: ids of checkpoints whose manifest was moved aside. `not_repaired`: what is left, one message each.
+    """
 
     published: tuple[str, ...]
     repaired: tuple[str, ...]
     quarantined: tuple[str, ...]
-    damaged: tuple[str, ...]
+    not_repaired: tuple[str, ...]
 
 
 def manifest_of(manifest: BatchManifest, commit: Commit) -> CheckpointManifest:
@@ -129,6 +133,7 @@ def publish_missing(client: PersistClient, state: ShardState) -> tuple[str, ...]
     """
     task = _Publication(client, state)
     task.publish_missing()
+    task.settle()
     return tuple(task.published)
 
 
@@ -242,8 +247,6 @@ class _Publication:
         for commit in missing:
             if self._publish(commit, is_newest=commit == self._state.newest_commit):
                 self.published.append(commit.checkpoint_id)
-        if missing:
-            settle_latest(self._client, self._state.shard)
 
     def repair(self, listing: Listing, *, thorough: bool = False) -> bool:
         """Write damaged checkpoints again from their commits; move the manifests of others aside. True if it did.
@@ -251,23 +254,34 @@ class _Publication:
         Finds manifests that cannot be read, and artifacts of another size; if `thorough`, any difference to the commit.
         """
         for manifest in listing.manifests:
-            commit = self._commits.get(manifest.checkpoint_id)
-            has_other_sizes = self._has_other_sizes(manifest, listing)
-            if commit is not None and (thorough or has_other_sizes):
-                self._publish(commit)
-            elif has_other_sizes:
-                self.damaged.append(
-                    f"checkpoint {manifest.checkpoint_id}: a copy of operator state is missing or has another size, and"
-                    " its commit is no longer known"
-                )
+            is_damaged = self._has_other_sizes(manifest, listing)
+            if is_damaged or (thorough and manifest.checkpoint_id in self._commits):
+                self._repair(manifest.checkpoint_id, f"checkpoint {manifest.checkpoint_id}: a copy has another size")
         for checkpoint_id, error in listing.unreadable.items():
-            commit = self._commits.get(checkpoint_id)
-            if not isinstance(error, CorruptArtifact):
+            if isinstance(error, CorruptArtifact):
+                self._repair(checkpoint_id, str(error))
+            else:
                 self.damaged.append(str(error))  # of a newer release: not damaged, and not ours to move
-            elif commit is None or not self._publish(commit):
-                self._quarantine.move(checkpoint_id)
-                self.quarantined.append(checkpoint_id)
         return bool(self.repaired or self.quarantined)
+
+    def _repair(self, checkpoint_id: str, damage: str) -> None:
+        """Publish the checkpoint again. If that cannot be and it is not whole, move its manifest aside."""
+        newest, commit = self._state.newest_commit, self._commits.get(checkpoint_id)
+        if commit is not None and self._publish(commit):
+            return
+        if commit is None:
+            self.damaged.append(f"{damage}, and its commit is no longer known")
+        is_newest = newest is not None and newest.checkpoint_id == checkpoint_id
+        if not is_newest and not self._is_whole(checkpoint_id) and self._quarantine.move(checkpoint_id):
+            self.quarantined.append(checkpoint_id)
+
+    def _is_whole(self, checkpoint_id: str) -> bool:
+        try:
+            for artifact in self.checkpointer.load_manifest(checkpoint_id).artifacts:
+                self.checkpointer.load_artifact(checkpoint_id, artifact)
+        except Corruption:
+            return False
+        return True
 
     def settle(self, *, anew: bool = False) -> None:
         """Move `_latest`: needed after a crash just before it, and after a race with a slower publisher.

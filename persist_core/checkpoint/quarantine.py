@@ -32,10 +32,12 @@ class Quarantine:
         self._trim()
         return True
 
-    def move(self, checkpoint_id: str) -> None:
-        """Copy, then delete the manifest: the checkpoint is then no longer listed."""
-        if self.copy(checkpoint_id):
-            self._blob.delete(self._layout.manifest(checkpoint_id))
+    def move(self, checkpoint_id: str) -> bool:
+        """Copy, then delete the manifest: the checkpoint is then no longer listed. False if there is none."""
+        if not self.copy(checkpoint_id):
+            return False
+        self._blob.delete(self._layout.manifest(checkpoint_id))
+        return True
 
     def ids(self) -> frozenset[str]:
         """Ids of the checkpoints that have something in the quarantine."""

@@ -36,6 +36,7 @@ _DIGESTS = ("contents_0", "contents_1")  # among a view's stats; of use to nobod
 @click.command()
 @click.argument("name")
 @click.option("--until", help="The input's frontier: files and records before it are final (default: now).")
+@click.option("--force", is_flag=True, help="Accept a --until more than an hour from now. See docs/operations.md.")
 @click.option("--close", is_flag=True, help="The input has ended: take all of it and close the shard.")
 @click.option("--read-only", is_flag=True, help="Of a view: say what a refresh would write, and write nothing.")
 @click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files.")
@@ -48,6 +49,7 @@ def run(
     session: Session,
     name: str,
     until: str | None,
+    force: bool,
     close: bool,
     read_only: bool,
     collections: Path | None,
@@ -72,7 +74,7 @@ def run(
     if frontier is None and not close:
         frontier = default_until(config, session.client.clock.now_ms())
     write = functools.partial(_write, session, config, settings)
-    report = bring_up_to_date(session.client, config, until=frontier, write=write, say=session.say)
+    report = bring_up_to_date(session.client, config, until=frontier, write=write, say=session.say, is_forced=force)
     _print_run(session, config, report)
 
 

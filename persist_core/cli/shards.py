@@ -14,7 +14,7 @@ from persist_core.cli import output
 from persist_core.cli.session import Session, with_session
 from persist_core.errors import Corruption
 from persist_core.handles.client import PersistClient
-from persist_core.maintenance.fsck import FsckReport, fsck
+from persist_core.maintenance.fsck import CheckpointRepair, FsckReport, fsck, repair
 from persist_core.protocol.conflicts import list_conflicts
 from persist_core.shard.keys import check_shard_name
 from persist_core.shard.state import ShardState
@@ -215,27 +215,38 @@ def conflicts(session: Session, shard: str) -> None:
 
 @click.command("fsck")
 @click.argument("shard", required=False)
+@click.option(
+    "--repair",
+    "with_repair",
+    is_flag=True,
+    help="First write again what commits determine: checkpoints, copies of operator state, _latest. Nothing else.",
+)
 @with_session
-def check(session: Session, shard: str | None) -> None:
-    """Check SHARD, or all shards, whole: state, manifests, parts, digests, invariants. Exit code 4 on findings."""
+def check(session: Session, shard: str | None, with_repair: bool) -> None:
+    """Check SHARD, or all shards: every stored byte, and the invariants. Exit code 4 if anything is wrong."""
     names = session.client.shards() if shard is None else [check_shard_name(shard)]
     is_clean = True
     for name in names:
+        repaired = repair(session.client, name) if with_repair else None
         report = fsck(session.client, name)
         is_clean = is_clean and report.is_clean
-        _print_report(session, report)
+        _print_report(session, report, repaired)
     if not is_clean:
         raise SystemExit(4)
 
 
-def _print_report(session: Session, report: FsckReport) -> None:
+def _print_report(session: Session, report: FsckReport, repaired: CheckpointRepair | None) -> None:
     if session.as_json:
-        output.print_json({**asdict(report), "is_clean": report.is_clean})
+        body = {**asdict(report), "is_clean": report.is_clean}
+        output.print_json(body if repaired is None else {**body, "repair": asdict(repaired)})
         return
     verdict = "clean" if report.is_clean else f"{len(report.violations)} violations"
     output.print_line(
         f"{report.shard}: {verdict} ({report.batches} batches, {report.parts} parts, {report.updates} updates,"
         f" {output.show_bytes(report.size_bytes)})"
     )
+    for name, done in [] if repaired is None else asdict(repaired).items():
+        for each in done:
+            output.print_line(f"  {name}: {each}")
     for violation in report.violations:
         output.print_line(f"  {violation.check}: {violation.message}")

@@ -13,11 +13,11 @@ from persist_core.errors import InvalidName, InvalidTime
 from persist_core.schema import MAX_NAME_CHARS, RESERVED_PREFIX, SIMPLE_TYPES, arrow_type
 from persist_core.time_text import parse_time
 
-_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})  # general categories nobody can see in a name
+_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})  # Unicode categories that are not visible in a name
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}")
 _OTHER_TYPE_NAMES = {
     "bool": "boolean", "integer": "int", "int32": "int", "smallint": "int", "long": "bigint", "int64": "bigint",
-    "real": "float", "numeric": "decimal(12,2), say", "decimal": "decimal(12,2), say", "text": "string",
+    "real": "float", "numeric": "decimal(12,2)", "decimal": "decimal(12,2)", "text": "string",
     "varchar": "string", "char": "string", "uuid": "string", "time": "string", "bytes": "binary", "bytea": "binary",
     "datetime": "timestamp", "timestamptz": "timestamp", "jsonb": "json", "map": "json", "struct": "json",
     "array": "json",
@@ -25,19 +25,19 @@ _OTHER_TYPE_NAMES = {
 
 
 def column_name(name: str, *, at: Sequence[str | int]) -> None:
-    """A column's name: visible, in one Unicode form, not reserved. SQL and blanks inside are harmless: we quote."""
+    """A column's name: visible, in one Unicode form, not reserved. SQL and blanks are allowed."""
     _visible(name, at=at)
     if name.lower().startswith(RESERVED_PREFIX):
         raise refuse(name, f"a name that does not start with {RESERVED_PREFIX}", "rename it; use field: for the"
                      " record's name", at=at)  # fmt: skip
     normal = unicodedata.normalize("NFC", name)
     if normal != name:
-        raise refuse(name, f"its composed Unicode form, {normal!a} and not {name!a}", "write that; use field:"
+        raise refuse(name, f"the composed Unicode form {normal!a}, not {name!a}", "write that form; use field:"
                      " for the record's name", at=at)  # fmt: skip
 
 
 def field_name(name: str, *, at: Sequence[str | int] = ()) -> str:
-    """The name of a field in a record: as a column's, but any prefix and Unicode form will do."""
+    """The name of a field in a record: as for a column, but with any prefix and Unicode form."""
     _visible(name, at=at)
     return name
 
@@ -53,7 +53,7 @@ def _visible(name: str, *, at: Sequence[str | int]) -> None:
 
 
 def distinct(names: Sequence[str], *, at: Sequence[str | int]) -> None:
-    """Refuse a name that stands there twice."""
+    """Refuse a name that is in the list twice."""
     for index, name in enumerate(names):
         if name in names[:index]:
             raise refuse(name, "each name once", "remove one", at=[*at, index])
@@ -79,8 +79,8 @@ def source_path(path: str) -> str:
     try:
         parse_pattern(path, "/")
     except BadPattern as error:
-        wanted, _, remedy = str(error).partition("; ")
-        raise refuse(path, wanted.removeprefix("wanted "), remedy or "correct the path") from None
+        expected, _, remedy = str(error).partition("; ")
+        raise refuse(path, expected.removeprefix("expected "), remedy or "correct the path") from None
     return path
 
 
@@ -89,10 +89,10 @@ def source_folder(path: str) -> str:
     try:
         segments = parse_pattern(f"{path.rstrip('/')}/*", "/").segments if path else ()
     except BadPattern as error:
-        wanted, _, remedy = str(error).partition("; ")
-        raise refuse(path, wanted.removeprefix("wanted "), remedy or "correct the folder") from None
+        expected, _, remedy = str(error).partition("; ")
+        raise refuse(path, expected.removeprefix("expected "), remedy or "correct the folder") from None
     if len(segments) != 1:
-        raise refuse(path, "a folder without wildcards", "write the folder that the error message names")
+        raise refuse(path, "a folder without wildcards", "write the folder that source.path started at before")
     return path
 
 
@@ -103,21 +103,26 @@ def folder(path: str) -> str:
     return path
 
 
+def rule_of(error: InvalidName) -> str:
+    """What a name must be, out of `... name 'x': expected <rule>`."""
+    return str(error).rpartition(": ")[2].partition(" ")[2]
+
+
 def scalar_text(value: Any) -> Any:
-    """A number or boolean as the text that records are compared with; anything else as it is."""
+    """A number or boolean as the text that records are compared with; any other value unchanged."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int) else value
 
 
 def start_date(text: str) -> str:
-    """An ISO date or datetime; a bare number is no date."""
+    """An ISO date or datetime; a bare number is not a date."""
     try:
         if "-" not in text:
             raise InvalidTime("a number")
         parse_time(text)
     except InvalidTime:
-        raise refuse(text, "an ISO date or datetime from 1970 on", "write 2026-01-31, say") from None
+        raise refuse(text, "an ISO date or datetime from 1970 on", "for example 2026-01-31") from None
     return text
 
 

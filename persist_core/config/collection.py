@@ -2,7 +2,7 @@
 
     dags/collections/<name>.yaml --yaml_text--> plain data --the models here--> CollectionConfig --> CollectionSchema
 
-A file has a long form (the models below) and shorthands for what is said most: `key: id`, `columns: {id: bigint}`,
+A file has a long form (the models below) and shorthands for common settings: `key: id`, `columns: {id: bigint}`,
 `order: position`, `order: [lsn, seq]`, `time: path`, `time: {field: ts_ms}`, `delete: none`.
 """
 
@@ -27,8 +27,8 @@ from persist_core.schema import MAX_COLUMNS, CollectionSchema, Column
 Format = Literal["debezium-json", "dms-csv", "dms-parquet", "dms-json", "json", "csv", "parquet"]
 Unit = Literal["s", "ms", "us", "ns", "days"]
 
-PLAIN_FORMATS = ("json", "csv", "parquet")  # formats that do not say by themselves what a delete is
-PATH_FIELDS = ("path", "moved_from", "replaces")  # of source: where `${VAR}` stands for the environment's
+PLAIN_FORMATS = ("json", "csv", "parquet")  # formats that do not mark deletes
+PATH_FIELDS = ("path", "moved_from", "replaces")  # fields of `source` in which `${VAR}` is expanded
 NEVER_KEYS = ("float", "double", "json")
 
 
@@ -142,7 +142,7 @@ class OrderConfig(ConfigModel):
         if self.by == "fields" and not self.fields:
             raise refuse(None, "the fields that order the records", "write order: [lsn, seq]", at=["fields"])
         if self.by != "fields" and self.fields:
-            raise refuse(self.by, "by: fields where fields are given", "remove one of the two", at=["by"])
+            raise refuse(self.by, "by: fields if fields are given", "remove one of the two", at=["by"])
         checks.distinct(self.fields, at=["fields"])
         for name in self.fields:
             checks.field_name(name, at=["fields"])
@@ -150,7 +150,7 @@ class OrderConfig(ConfigModel):
 
 
 class TimeConfig(ConfigModel):
-    """Where a record's time comes from; `late` says what to do with one that lies before the batch's lower."""
+    """Where a record's time comes from. `late`: what happens to a time before the batch's lower."""
 
     source: Literal["description", "path", "field"] = "description"
     field: str | None = None
@@ -208,18 +208,18 @@ class DeleteConfig(ConfigModel):
     @model_validator(mode="after")
     def _check_marker(self) -> DeleteConfig:
         if self.column is not None and not self.values:
-            raise refuse(None, "the values that mark a delete", "write values: [D], say", at=["values"])
+            raise refuse(None, "the values that mark a delete", "for example values: [D]", at=["values"])
         if self.values and self.column is None:
-            raise refuse(None, "the column that holds the values", "write column: op, say", at=["column"])
+            raise refuse(None, "the column that holds the values", "for example column: op", at=["column"])
         if self.column is not None:
             checks.field_name(self.column, at=["column"])
         if self.never and (self.null_value or self.column is not None):
-            raise refuse("none", "no marker beside it", "remove one of the two", at=["never"])
+            raise refuse("none", "either none or a marker", "remove one of the two", at=["never"])
         return self
 
 
 class LimitsConfig(ConfigModel):
-    """Bounds of one run. `max_errors=None` is no bound."""
+    """Bounds of one run. `None`: no bound."""
 
     max_errors: Annotated[int, Field(ge=0)] | None = 1000
     max_files: Annotated[int, Field(ge=1)] = 100_000
@@ -254,14 +254,14 @@ class CollectionConfig(ShardConfig):
             other = seen.setdefault(name.lower(), name)
             if other != name:
                 raise refuse(
-                    name, f"one column of that name (case does not count; {other!r} is there)", "rename one", at=[name]
+                    name, f"each name once, ignoring case ({other!r} is a column too)", "rename one", at=[name]
                 )
         return columns
 
     @model_validator(mode="after")
     def _check_together(self) -> CollectionConfig:
         if not self.key:
-            raise refuse(None, "the columns that name a row", "write key: id, say", at=["key"])
+            raise refuse(None, "the columns that name a row", "for example key: id", at=["key"])
         checks.distinct(self.key, at=["key"])
         for index, name in enumerate(self.key):
             if name not in self.columns:
@@ -269,7 +269,7 @@ class CollectionConfig(ShardConfig):
                 raise refuse(name, "the name of a column", remedy, at=["key", index])
             if self.columns[name].type in NEVER_KEYS:
                 type_name = self.columns[name].type
-                raise refuse(name, f"a key column whose values compare exactly, not {type_name}",
+                raise refuse(name, f"a key column of another type: a {type_name} column cannot be a key",
                              "use another column or type", at=["key", index])  # fmt: skip
         if self.time.source == "path" and self.source_pattern().date_format is None:
             raise refuse(self.source.path, "a {date:...} in it, for time: path", "write date={date:%Y-%m-%d}/ in it",
@@ -277,11 +277,11 @@ class CollectionConfig(ShardConfig):
         plain = self.source.format in PLAIN_FORMATS
         marked = self.delete.column is not None or self.delete.null_value
         if plain and not marked and not self.delete.never:
-            raise refuse(None, f"what marks a delete in {self.source.format}",
+            raise refuse(None, f"a marker of deletes for {self.source.format}",
                          "write delete: {column: op, values: [D]}, delete: {null_value: true} or delete: none",
                          at=["delete"])  # fmt: skip
         if marked and not plain:
-            raise refuse(self.delete.column, f"no marker: {self.source.format} says itself what a delete is",
+            raise refuse(self.delete.column, f"no marker: {self.source.format} marks its deletes",
                          "remove it", at=["delete"])  # fmt: skip
         return self
 
@@ -312,7 +312,7 @@ def load_collection(path: Path, base_dir: Path | None = None) -> CollectionConfi
     """Parse and check one file. Its name without the suffix is the collection's, and the shard's.
 
     A relative `source.path` lies below `base_dir` (default: the file's folder; the file's own `base_dir:` lies below
-    that in turn). Raises `ConfigError`: one line per mistake, naming file, field, what was found and what is wanted.
+    that in turn). Raises `ConfigError`: one line per mistake, with file, field, value found and value expected.
     """
     body = read_mapping(path, base_dir, first_fields="source:, key:, columns:")
     if isinstance(body.get("source"), dict):
@@ -336,5 +336,5 @@ def _expanded(file: Path, name: Any, value: Any) -> Any:
 
 
 def load_collections(folder: Path) -> tuple[list[CollectionConfig], list[ConfigError]]:
-    """Every collection file in `folder`, by name, and an error for each that is wrong (`config_files.load_folder`)."""
+    """Every collection file in `folder`, by name, and an error for each invalid file. See `load_folder`."""
     return load_folder(folder, load_collection, what="collection")

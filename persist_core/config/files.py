@@ -1,4 +1,4 @@
-"""From a folder of YAML files to configs: one mapping a file, one error a wrong file."""
+"""From a folder of YAML files to configs: one mapping per file, one error per invalid file."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from persist_core.config.problems import refuse, show
 from persist_core.config.yaml_text import MAX_BYTES, YamlError, parse_yaml
 from persist_core.errors import ConfigError
 
-MAX_FILES = 10_000  # in one folder; more is another folder than meant
+MAX_FILES = 10_000  # in one folder; more means that the folder is the wrong one
 SUFFIXES = (".yaml", ".yml")
 
 C = TypeVar("C")
 
 
 def read_mapping(path: Path, base_dir: Path | None, *, first_fields: str) -> dict[str, Any]:
-    """The file's fields, with its name and the absolute `base_dir` put in.
+    """The file's fields, with its name and the absolute `base_dir` added.
 
     `base_dir` is what the file's own `base_dir:` lies below (default: the file's folder). Raises `ConfigError`.
     """
@@ -26,14 +26,14 @@ def read_mapping(path: Path, base_dir: Path | None, *, first_fields: str) -> dic
     try:
         size_bytes = path.stat().st_size
         if size_bytes > MAX_BYTES:
-            raise ConfigError(f"{file}: the file: found {size_bytes} bytes, wanted at most {MAX_BYTES}; split it")
+            raise ConfigError(f"{file}: the file: found {size_bytes} bytes, expected at most {MAX_BYTES}; split it")
         body = parse_yaml(path.read_bytes())
     except OSError as error:
-        raise ConfigError(f"{file}: the file: found {error.strerror or error}, wanted a readable file") from None
+        raise ConfigError(f"{file}: the file: found {error.strerror or error}, expected a readable file") from None
     except YamlError as error:
         raise ConfigError(f"{file}: {error}") from None
     if not isinstance(body, dict):
-        raise ConfigError(f"{file}: the file: found {show(body)}, wanted a mapping; start with {first_fields}")
+        raise ConfigError(f"{file}: the file: found {show(body)}, expected a mapping; start with {first_fields}")
     name, base = body.get("name", path.stem), body.get("base_dir", ".")
     body = {**body, "name": name}
     if isinstance(name, str) and name != path.stem:
@@ -46,23 +46,23 @@ def read_mapping(path: Path, base_dir: Path | None, *, first_fields: str) -> dic
 
 
 def config_files(folder: Path) -> list[Path]:
-    """The files of a folder by name; those that start with a dot are left alone. Raises `OSError`."""
+    """The files of a folder by name; files that start with a dot are skipped. Raises `OSError`."""
     return sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and not path.name.startswith("."))
 
 
 def load_folder(folder: Path, load: Callable[[Path], C], *, what: str) -> tuple[list[C], list[ConfigError]]:
-    """Every `*.yaml` and `*.yml` in `folder`, by name, and an error for each file that is wrong; never raises one.
+    """Every `*.yaml` and `*.yml` in `folder`, by name, and an error for each invalid file; raises none.
 
-    Two files of one name (case does not count: shards are folders, and some file systems do not tell them apart) are
-    an error of the second. `what` they describe, for messages.
+    Two files of one name (case does not count: shards are folders, and some file systems ignore case) are an
+    error of the second. `what` they describe, for messages.
     """
     try:
         files = config_files(folder)
     except OSError as error:
         reason = error.strerror or error
-        return [], [ConfigError(f"{folder}: the folder: found {reason}, wanted a folder of {what} files")]
+        return [], [ConfigError(f"{folder}: the folder: found {reason}, expected a folder of {what} files")]
     if len(files) > MAX_FILES:
-        return [], [ConfigError(f"{folder}: the folder: found {len(files)} files, wanted at most {MAX_FILES}")]
+        return [], [ConfigError(f"{folder}: the folder: found {len(files)} files, expected at most {MAX_FILES}")]
     configs: list[C] = []
     errors: list[ConfigError] = []
     first: dict[str, Path] = {}

@@ -5,8 +5,8 @@
 
 Within one segment `*`, `?` and `[...]` are the shell's; the segment `**` is any number of folders. `{date:...}` takes
 `%Y %m %d %H` and literal text, which may hold `/` (`{date:year=%Y/month=%m}`). A path is looked up in two steps: a
-*loose* match takes anything where the date stands, then the date is parsed *strictly*. So a file whose date is
-misspelt is found and can be reported, instead of silently never matching.
+*loose* match takes anything in place of the date, then the date is parsed *strictly*. So a file whose date is
+misspelled is found and reported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class BadPattern(InvalidInput):
-    """A `source.path` that can't be used; the message says `wanted ...; <remedy>`."""
+    """A `source.path` that can't be used. The message is `expected ...; <remedy>`."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class PathPattern:
     date_format: str | None
 
     def date_ms(self, below_root: str) -> int | None:
-        """When the file at this path (relative to `root`) is dated, or `None` where its date does not parse."""
+        """When the file at this path (relative to `root`) is dated, or `None` if its date does not parse."""
         found = self.strict.fullmatch(below_root) if self.strict else None
         if found is None:
             return None
@@ -66,7 +66,7 @@ class PathPattern:
 
 @dataclass(frozen=True)
 class _Token:
-    """A piece of one segment: regex for the strict and for the loose match; `literal` where it is plain text."""
+    """A piece of one segment: regex for the strict and for the loose match; `literal` if it is plain text."""
 
     strict: str
     loose: str
@@ -81,7 +81,7 @@ def parse_pattern(path: str, base_dir: str) -> PathPattern:
     _check_text(path)
     dates = _DATE.findall(path)
     if len(dates) > 1:
-        raise BadPattern("wanted at most one {date:...}; write one with literals in it, as {date:year=%Y/month=%m}")
+        raise BadPattern("expected at most one {date:...}; write one with literals in it, as {date:year=%Y/month=%m}")
     root = PurePosixPath("/" if path.startswith("/") else base_dir)
     segments: list[list[_Token]] = []
     for tokens in _split(path):
@@ -89,7 +89,7 @@ def parse_pattern(path: str, base_dir: str) -> PathPattern:
         fixed = all(token.literal is not None for token in tokens)
         if fixed and name == "..":
             if segments:
-                raise BadPattern("wanted '..' only before the first wildcard; write the folder out")
+                raise BadPattern("expected '..' only before the first wildcard; write the path without it")
             root = root.parent if root.is_absolute() or root.name not in ("", "..") else root / ".."
         elif fixed and not segments:
             root = root / name
@@ -100,26 +100,26 @@ def parse_pattern(path: str, base_dir: str) -> PathPattern:
         root = root.parent
     last = segments[-1]
     if _is_any_depth(last):
-        raise BadPattern("wanted a file name after '**'; write **/*.jsonl, say")
+        raise BadPattern("expected a file name after '**'; for example **/*.jsonl")
     if last[0].literal is not None and last[0].literal.startswith(HIDDEN):
-        raise BadPattern("wanted a file name that starts with neither '.' nor '_': such files count as unfinished")
+        raise BadPattern("expected a file name that starts with neither '.' nor '_': such files count as unfinished")
     strict = re.compile(_strict(segments)) if dates else None
     return PathPattern(path, str(root), tuple(_segment(s) for s in segments), strict, dates[0] if dates else None)
 
 
 def _check_text(path: str) -> None:
     if not path or len(path) > MAX_PATTERN_CHARS:
-        raise BadPattern(f"wanted 1 to {MAX_PATTERN_CHARS} characters")
+        raise BadPattern(f"expected 1 to {MAX_PATTERN_CHARS} characters")
     if any(ord(c) < 32 or c in "\\\x7f" or 0xD800 <= ord(c) < 0xE000 for c in path):
-        raise BadPattern("wanted no control characters and no backslash; use '/' between folders, [*] for a plain *")
+        raise BadPattern("expected no control characters and no backslash; use '/' between folders, [*] for a plain *")
     if _SCHEME.match(path):
-        raise BadPattern("wanted a path on this machine's file system, without a scheme; mount the folder")
+        raise BadPattern("expected a path on this machine's file system, without a scheme; mount the folder")
     if path.startswith("~"):
-        raise BadPattern("wanted no '~'; write ${HOME}/...")
+        raise BadPattern("expected no '~'; write ${HOME}/...")
     if path.endswith("/"):
-        raise BadPattern("wanted a pattern for files, not a folder; add *.jsonl, say")
+        raise BadPattern("expected a pattern for files, not a folder; for example add *.jsonl")
     if set("{}") & set(_DATE.sub("", path)):
-        raise BadPattern("wanted braces only as {date:...}, as in {date:%Y-%m-%d}")
+        raise BadPattern("expected braces only as {date:...}, as in {date:%Y-%m-%d}")
 
 
 def _split(path: str) -> list[list[_Token]]:
@@ -154,7 +154,7 @@ def _token(path: str, position: int) -> tuple[_Token, int]:
     if char == "[":
         end = path.find("]", position + 2)
         if end < 0 or "/" in path[position:end]:
-            raise BadPattern("wanted a ']' for each '['; write [[] for a plain [")
+            raise BadPattern("expected a ']' for each '['; write [[] for a plain [")
         inside = path[position + 1 : end]
         negated = inside.startswith(("!", "^"))
         members = re.sub(r"([\\\[\]^&~|])", r"\\\1", inside[1:] if negated else inside)
@@ -162,7 +162,7 @@ def _token(path: str, position: int) -> tuple[_Token, int]:
         try:
             re.compile(regex)
         except re.error:
-            raise BadPattern(f"wanted a set of characters, found {path[position : end + 1]!r}") from None
+            raise BadPattern(f"expected a set of characters, found {path[position : end + 1]!r}") from None
         return _Token(regex, regex), end + 1
     return _Token(re.escape(char), re.escape(char), char), position + 1
 
@@ -176,8 +176,8 @@ def _date_pieces(text: str, seen: set[str]) -> list[_Token]:
         if char == "%":
             directive = text[position + 1 : position + 2]
             if directive not in _DIRECTIVES:
-                raise BadPattern(f"wanted only %Y, %m, %d and %H in {{date:...}}, found {'%' + directive!r}")
-            # the same directive twice must say the same (year=2026/2026-01-31)
+                raise BadPattern(f"expected only %Y, %m, %d and %H in {{date:...}}, found {'%' + directive!r}")
+            # the same directive twice must have the same value (year=2026/2026-01-31)
             pieces[-1] += f"(?P={directive})" if directive in seen else f"(?P<{directive}>{_DIRECTIVES[directive]})"
             seen.add(directive)
             position += 2
@@ -189,9 +189,9 @@ def _date_pieces(text: str, seen: set[str]) -> list[_Token]:
             position += 1
     finest = max((index for index, directive in enumerate("YmdH") if directive in seen), default=-1)
     if not set("YmdH"[: finest + 1]) <= seen or finest < 0:
-        raise BadPattern("wanted a date that starts at the year: %Y, %Y %m, %Y %m %d or %Y %m %d %H, in any order")
+        raise BadPattern("expected a date that starts at the year: %Y, %Y %m, %Y %m %d or %Y %m %d %H, in any order")
     if not all(pieces):
-        raise BadPattern("wanted no empty folder name in {date:...}; remove the extra '/'")
+        raise BadPattern("expected no empty folder name in {date:...}; remove the extra '/'")
     return [_Token(piece, "[^/]*") for piece in pieces]
 
 

@@ -1,6 +1,6 @@
-"""How a wrong collection file is told: `<file>: <dotted field>: found <value>, wanted <what>; <remedy>`.
+"""Errors in a collection file: `<file>: <dotted field>: found <value>, expected <what>; <remedy>`.
 
-pydantic finds what is wrong; this file says it in the user's words. `refuse` makes an error inside a validator,
+pydantic finds the mistakes; this module words the messages. `refuse` makes an error inside a validator,
 `explain` turns a `ValidationError` into lines.
 """
 
@@ -18,8 +18,8 @@ from pydantic_core import PydanticCustomError
 MAX_LINES = 20  # more errors than that are one mistake many times
 _MAX_FOUND_CHARS = 80
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_TYPES: Mapping[str, tuple[str, str]] = {  # pydantic's error type -> (wanted, remedy)
-    "string_type": ("a text", "put it in quotes"),
+_TYPES: Mapping[str, tuple[str, str]] = {  # pydantic's error type -> (expected, remedy)
+    "string_type": ("text", "put it in quotes"),
     "bool_type": ("true or false", "write one of the two"),
     "bool_parsing": ("true or false", "write one of the two"),
     "int_type": ("a whole number", "write digits only"),
@@ -33,10 +33,10 @@ _TYPES: Mapping[str, tuple[str, str]] = {  # pydantic's error type -> (wanted, r
 _BOUNDS = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at most", "le")}
 
 
-def refuse(found: object, wanted: str, remedy: str, *, at: Sequence[str | int] = ()) -> PydanticCustomError:
-    """The error for a validator to raise; `at` is the field below the one that the validator stands on."""
-    context = {"found": show(found), "wanted": wanted, "remedy": remedy, "at": list(at)}
-    return PydanticCustomError("persist", "found {found}, wanted {wanted}; {remedy}", context)
+def refuse(found: object, expected: str, remedy: str, *, at: Sequence[str | int] = ()) -> PydanticCustomError:
+    """The error for a validator to raise; `at` is the field below the field of the validator."""
+    context = {"found": show(found), "expected": expected, "remedy": remedy, "at": list(at)}
+    return PydanticCustomError("persist", "found {found}, expected {expected}; {remedy}", context)
 
 
 def show(value: object) -> str:
@@ -94,24 +94,24 @@ def _sentence(detail: Mapping[str, Any], context: Mapping[str, Any], model: type
     if kind == "persist":
         return str(detail["msg"])
     if kind == "missing":
-        return "found nothing, wanted this field; add it"
+        return "found nothing, expected this field; add it"
     if kind == "extra_forbidden":
         fields = list(_model_at(model, detail["loc"][:-1]).model_fields)
         remedy = nearest(last, fields) or "remove it"
-        return f"found an unknown field, wanted one of {', '.join(fields)}; {remedy}"
+        return f"found an unknown field, expected one of {', '.join(fields)}; {remedy}"
     if kind == "literal_error":
-        wanted = str(context["expected"])
-        remedy = nearest(detail["input"], re.findall(r"'([^']*)'", wanted)) or _write(wanted)
-        return f"found {found}, wanted {_one_of(wanted)}; {remedy}"
+        expected = str(context["expected"])
+        remedy = nearest(detail["input"], re.findall(r"'([^']*)'", expected)) or _write(expected)
+        return f"found {found}, expected {_one_of(expected)}; {remedy}"
     if kind in _BOUNDS:
         words, bound = _BOUNDS[kind]
-        return f"found {found}, wanted {words} {context[bound]}; change the number"
-    wanted, remedy = _TYPES.get(kind, (f"what fits ({detail['msg']})", "correct the value"))
-    return f"found {found}, wanted {wanted}; {remedy}"
+        return f"found {found}, expected {words} {context[bound]}; change the number"
+    expected, remedy = _TYPES.get(kind, (f"a valid value ({detail['msg']})", "correct the value"))
+    return f"found {found}, expected {expected}; {remedy}"
 
 
 def _write(expected: str) -> str:
-    return "write one of them" if " or " in expected else f"write {expected}: this release knows nothing else"
+    return "write one of them" if " or " in expected else f"write {expected}: this release supports no other value"
 
 
 def _one_of(expected: str) -> str:

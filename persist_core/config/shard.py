@@ -13,13 +13,13 @@ from persist_core.shard.keys import check_shard_name
 
 
 class ConfigModel(BaseModel):
-    """Frozen, and strict about names: an unknown field is a mistake."""
+    """Frozen; an unknown field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
 
 class RetentionConfig(ConfigModel):
-    """Checkpoints to keep, and how often operator state is saved whole."""
+    """Checkpoints to keep, and how often operator state is saved in full."""
 
     keep_last: Annotated[int, Field(ge=1, le=1000)] = 10
     keep_daily: Annotated[int, Field(ge=0, le=366)] = 7
@@ -28,7 +28,7 @@ class RetentionConfig(ConfigModel):
 
 
 class ShardConfig(ConfigModel):
-    """What the write protocol, the operators and checkpoints ask of a shard's file, whatever feeds the shard."""
+    """The fields of a shard's file that do not depend on its source."""
 
     name: str
     description: Annotated[str, Field(max_length=10_000)] = ""
@@ -43,7 +43,7 @@ class ShardConfig(ConfigModel):
         try:
             return check_shard_name(name)
         except InvalidName as error:
-            raise refuse(name, str(error).partition("wanted ")[2], "rename the file") from None
+            raise refuse(name, checks.rule_of(error), "rename the file") from None
 
     @field_validator("schedule")
     @classmethod

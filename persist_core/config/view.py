@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from persist_core.config.view_query import ParsedQuery
 
 ON_INPUT = "on_input"
-MAX_INPUTS = 100  # more inputs than that are a schema, not a query
+MAX_INPUTS = 100  # a query over more inputs is not supported
 COLLECTIONS_FOLDER = "collections"  # beside the folder of views
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 class ViewLimits(ConfigModel):
-    """Bounds of one refresh, `None` is no bound: updates that it may write, rows that the view may hold."""
+    """Bounds of one refresh: updates that it may write, rows that the view may hold. `None`: no bound."""
 
     max_updates: Annotated[int, Field(ge=0)] | None = None
     max_rows: Annotated[int, Field(ge=0)] | None = None
 
 
 class ViewConfig(ShardConfig):
-    """A whole view file. Exactly one of `query` (Spark SQL) and `function` (`module:name`) says what the rows are.
+    """A whole view file. Exactly one of `query` (Spark SQL) and `function` (`module:name`) defines the rows.
 
     `function` is called with the Spark session and a dict of the inputs' DataFrames by name, and returns a DataFrame.
     """
@@ -65,15 +65,15 @@ class ViewConfig(ShardConfig):
         try:
             return checks.schedule(schedule)
         except PydanticCustomError as error:
-            told = error.context or {}
-            remedy = nearest(schedule, [ON_INPUT]) or str(told["remedy"])
-            raise refuse(schedule, f"{ON_INPUT} or {told['wanted']}", remedy) from None
+            context = error.context or {}
+            remedy = nearest(schedule, [ON_INPUT]) or str(context["remedy"])
+            raise refuse(schedule, f"{ON_INPUT} or {context['expected']}", remedy) from None
 
     @field_validator("function")
     @classmethod
     def _check_function(cls, function: str | None) -> str | None:
         if function is not None and not _FUNCTION.fullmatch(function):
-            raise refuse(function, "module:name of a Python function", "write my_package.views:orders_by_city, say")
+            raise refuse(function, "module:name of a Python function", "for example my_package.views:orders_by_city")
         return function
 
     @field_validator("inputs", mode="before")
@@ -84,12 +84,12 @@ class ViewConfig(ShardConfig):
     @field_validator("inputs")
     @classmethod
     def _check_inputs(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        checks.distinct([name.lower() for name in names], at=[])  # SQL does not tell them apart
+        checks.distinct([name.lower() for name in names], at=[])  # SQL ignores case
         for index, name in enumerate(names):
             try:
                 check_shard_name(name)
             except InvalidName as error:
-                raise refuse(name, str(error).partition("wanted ")[2], "name a shard", at=[index]) from None
+                raise refuse(name, checks.rule_of(error), "name a shard", at=[index]) from None
         return names
 
     @model_validator(mode="after")
@@ -132,7 +132,7 @@ class _Known:
         ]
 
     def columns(self, name: str) -> Sequence[str] | None:
-        """The columns of a collection, or of a view whose query names them all; `None` where only Spark can tell."""
+        """The columns of a collection, or of a view whose query names them all; `None` if only Spark knows them."""
         if name not in self._columns:
             self._columns[name] = self._read_columns(name)
         return self._columns[name]
@@ -147,10 +147,10 @@ class _Known:
             query = None if view is None else _fields(view).get("query")
             return view_query.parse(query).outputs if isinstance(query, str) else None
         except (ConfigError, view_query.BadQuery):
-            return None  # that file has its own error, told when it is loaded itself
+            return None  # loading that file reports its error
 
     def view_inputs(self, name: str) -> tuple[str, ...]:
-        """The inputs of another view's file; none where it is no view or can't be read."""
+        """The inputs of another view's file; none if it is not a view or can't be read."""
         from persist_core.config import view_query
 
         if name not in self._view_inputs:
@@ -158,7 +158,7 @@ class _Known:
             try:
                 self._view_inputs[name] = () if path is None else _inputs_of(_fields(path))
             except (ConfigError, view_query.BadQuery):
-                self._view_inputs[name] = ()  # that file has its own error, told when it is loaded itself
+                self._view_inputs[name] = ()  # loading that file reports its error
         return self._view_inputs[name]
 
 
@@ -167,13 +167,13 @@ def load_view(path: Path, *, collections: Path | None = None) -> ViewConfig:
 
     `collections` is the folder whose files may be inputs (default: `collections` beside the file's folder); other view
     files beside it may be too. Raises `ConfigError`: one line per mistake, naming file, field, what was found (in a
-    query with line and column) and what is wanted.
+    query with line and column) and what was expected.
     """
     return _load_view(path, _known(path.parent, collections))
 
 
 def load_views(folder: Path, *, collections: Path | None = None) -> tuple[list[ViewConfig], list[ConfigError]]:
-    """Every view file in `folder`, inputs before the views that read them, and an error for each that is wrong."""
+    """Every view file in `folder`, inputs before the views that read them, and an error for each invalid file."""
     known = _known(folder, collections)
     views, errors = load_folder(folder, lambda path: _load_view(path, known), what="view")
     by_name = {view.name: view for view in views}
@@ -212,7 +212,7 @@ def _inputs_of(body: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _with_inputs(path: Path, body: dict[str, Any], known: _Known) -> dict[str, Any]:
-    """The fields, with `inputs` out of the query where the file does not name them itself."""
+    """The fields, with `inputs` taken from the query if the file does not name them."""
     query = body.get("query")
     if not isinstance(query, str):
         return body
@@ -220,7 +220,7 @@ def _with_inputs(path: Path, body: dict[str, Any], known: _Known) -> dict[str, A
         from persist_core.config import view_query
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"{path}: query: found no {error.name}, wanted it installed; install airflow-persist[views]"
+            f"{path}: query: found no {error.name}, expected it installed; install airflow-persist[views]"
         ) from error
     try:
         parsed = view_query.parse(query)
@@ -237,7 +237,7 @@ def _with_inputs(path: Path, body: dict[str, Any], known: _Known) -> dict[str, A
 
 
 def _check_tables(parsed: ParsedQuery, given: Any, known: _Known) -> None:
-    """Refuse a table that no file stands for, or that is not among the inputs where the file names them."""
+    """Refuse a table that is neither a collection nor a view, or that is not in `inputs` if the file has them."""
     from persist_core.config.view_query import BadQuery
 
     names = [str(name) for name in ([given] if isinstance(given, str) else given or ())]
@@ -255,7 +255,7 @@ def _check_tables(parsed: ParsedQuery, given: Any, known: _Known) -> None:
 
 
 def _check_no_cycle(path: Path, config: ViewConfig, known: _Known) -> None:
-    """Refuse a view that reads itself through other views, naming the way."""
+    """Refuse a view that reads itself through other views, naming the cycle."""
     graph: dict[str, tuple[str, ...]] = {config.name: config.inputs}
     pending = list(config.inputs)
     while pending:  # bounded: each file once
@@ -267,7 +267,7 @@ def _check_no_cycle(path: Path, config: ViewConfig, known: _Known) -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         way = " -> ".join(error.args[1])
-        problem = refuse(way, "inputs that don't read this view", "take one of them out of a query")
+        problem = refuse(way, "inputs that do not read this view", "take one of them out of a query")
         if config.name in error.args[1]:
             raise ConfigError(f"{path}: query: {problem.message()}") from None
 

@@ -1,9 +1,9 @@
-"""What can be known of a view's query without Spark: its inputs, and mistakes in it that are certain.
+"""A view's query without Spark: its inputs, and the mistakes that are certain.
 
-    text --sqlglot--> one query? -> deterministic? -> inputs (tables that are no CTEs) -> columns that can't be there
+    text --sqlglot--> one query? -> deterministic? -> inputs (tables that are not CTEs) -> columns that can't exist
 
-Spark has the last word: what is doubtful here is left to its analysis, so that no valid query is refused. What *is*
-refused would commit another answer each time it is asked (`rand()`, `LIMIT` without `ORDER BY`), or is certain to fail.
+Spark decides about everything else, so that no valid query is refused here. What is refused would give another answer
+each time (`rand()`, `LIMIT` without `ORDER BY`), or is certain to fail.
 
 This is the one module that imports sqlglot (extra `views`); it is imported where a view file is loaded, and by nothing
 that a task of a running dag needs.
@@ -25,7 +25,7 @@ from sqlglot.optimizer.scope import Scope, ScopeType, traverse_scope
 from persist_core.config.problems import nearest
 
 DIALECT = "spark"
-MAX_QUERY_CHARS = 100_000  # a longer query is generated code, and no parser should be asked to recurse through it
+MAX_QUERY_CHARS = 100_000  # the parser is recursive
 
 # As people write them; each gives another answer for another time, run, user, machine or split of the work.
 _VARYING = frozenset({
@@ -41,18 +41,18 @@ _ANY_ORDER = frozenset({"collect_list", "collect_set", "array_agg", "listagg", "
 _ORDER_DOES_NOT_MATTER = frozenset(
     {"sort_array", "array_sort", "size", "cardinality", "array_size", "array_contains", "array_max", "array_min"}
 )
-# Texts that Spark reads as a time of its own clock, wherever it makes a date or a timestamp of them.
+# Texts that Spark replaces by the time of its clock when it casts them to a date or a timestamp.
 _CLOCK_WORDS = frozenset({"now", "today", "tomorrow", "yesterday"})
 _TO_TIME = (exp.TsOrDsToDate, exp.TsOrDsToTimestamp, exp.StrToDate, exp.StrToTime, exp.Date, exp.Timestamp)
 _QUERIES = (exp.Query, exp.Values)
 
 
 class BadQuery(Exception):
-    """What is wrong: `found`, `wanted` and `remedy` for the config's error; the place is part of `found`."""
+    """What is wrong: `found`, `expected` and `remedy` for the config's error; the place is part of `found`."""
 
-    def __init__(self, found: str, wanted: str, remedy: str) -> None:
-        super().__init__(f"found {found}, wanted {wanted}; {remedy}")
-        self.found, self.wanted, self.remedy = found, wanted, remedy
+    def __init__(self, found: str, expected: str, remedy: str) -> None:
+        super().__init__(f"found {found}, expected {expected}; {remedy}")
+        self.found, self.expected, self.remedy = found, expected, remedy
 
 
 class UnknownSyntax(BadQuery):
@@ -61,7 +61,7 @@ class UnknownSyntax(BadQuery):
 
 @dataclass(frozen=True)
 class ParsedQuery:
-    """A query that passed. `inputs` in order of first mention; `outputs` are `None` where only Spark can tell."""
+    """A query that passed. `inputs` in order of first mention; `outputs` are `None` if only Spark knows them."""
 
     text: str
     inputs: tuple[str, ...]
@@ -81,7 +81,7 @@ class ParsedQuery:
 
 
 def parse(text: str) -> ParsedQuery:
-    """Parse `text`. Raises `UnknownSyntax` where the parser gives up, `BadQuery` for what no view can be."""
+    """Parse `text`. Raises `UnknownSyntax` if the parser fails, `BadQuery` for a query that can't be a view."""
     if not 1 <= len(text.strip()) <= MAX_QUERY_CHARS:
         raise BadQuery(f"{len(text)} characters", f"a query of 1 to {MAX_QUERY_CHARS} characters", "write SELECT ...")
     statements = _statements(text)
@@ -103,7 +103,7 @@ def parse(text: str) -> ParsedQuery:
 
 def _statements(text: str) -> list[exp.Expr]:
     quiet = logging.getLogger("sqlglot")
-    level, quiet.level = quiet.level, logging.ERROR  # it warns where it falls back to "some command"
+    level, quiet.level = quiet.level, logging.ERROR  # it warns if it falls back to "some command"
     try:
         return [tree for tree in sqlglot.parse(text, dialect=DIALECT) if tree is not None]
     except ParseError as error:
@@ -124,7 +124,7 @@ def _unknown_syntax(found: str) -> UnknownSyntax:
 
 
 def _place(text: str, node: exp.Expr | None) -> str:
-    """Where a node starts, counted from 1, as far as the parser knows."""
+    """Where a node starts, counted from 1, if the parser knows."""
     start = node.meta.get("start") if node is not None else None
     if start is None and isinstance(node, exp.Func):  # CURRENT_DATE and its like, written without parentheses
         bare = re.search(rf"\b{re.escape(node.sql_name())}\b", text, re.IGNORECASE)
@@ -178,8 +178,8 @@ def _clock_word(text: str, node: exp.Expr) -> BadQuery | None:
     word = node.this
     if not makes_time or not isinstance(word, exp.Literal) or word.name.strip().lower() not in _CLOCK_WORDS:
         return None
-    remedy = "take it from a column, or write the date: each refresh asks again"
-    return BadQuery(f"{word.name!r} as a time{_place(text, word)}", "a time that stands still", remedy)
+    remedy = "take it from a column, or write the date: each refresh evaluates it again"
+    return BadQuery(f"{word.name!r} as a time{_place(text, word)}", "a fixed time", remedy)
 
 
 def _is_cut_anywhere(window: exp.Window) -> bool:
@@ -195,14 +195,14 @@ def _varying_call(text: str, call: exp.Func) -> BadQuery | None:
     found = f"{name}{'' if name.startswith('current_') else '()'}{_place(text, call)}"
     if name in _VARYING or (name in _FROM_CLOCK_WITHOUT_ARGUMENTS and _has_no_arguments(text, call)):
         return BadQuery(
-            found, "a function of the inputs alone", "take it from a column, or a literal: each refresh asks again"
+            found,
+            "a function of the inputs alone",
+            "take it from a column, or write a literal: each refresh evaluates it again",
         )
     if name in _ANY_ROW and not _is_ordered(call):
         return BadQuery(found, "one certain value", f"write max_by({_argument(call)}, <column>), min or max")
     if name == "mode" and not _is_ordered(call) and call.args.get("deterministic") is None:
-        return BadQuery(
-            found, "one certain value where several are as frequent", f"write mode({_argument(call)}, true)"
-        )
+        return BadQuery(found, "one certain value if several are as frequent", f"write mode({_argument(call)}, true)")
     if name in _ANY_ORDER and not _is_ordered(call) and not _is_sorted(text, call):
         remedy = f"write sort_array({name}(...))" if name.startswith(("collect", "array")) else "add WITHIN GROUP"
         return BadQuery(found, "one certain order", remedy)
@@ -232,7 +232,7 @@ def _is_ordered(call: exp.Func) -> bool:
 
 
 def _is_sorted(text: str, call: exp.Func) -> bool:
-    """True where the list goes straight into a function to which its order does not matter."""
+    """True if the list is the argument of a function that ignores its order."""
     around = call.parent
     while isinstance(around, exp.Filter | exp.Distinct | exp.Paren):  # bounded: a path up the tree
         around = around.parent
@@ -240,7 +240,7 @@ def _is_sorted(text: str, call: exp.Func) -> bool:
 
 
 def _inputs(text: str, tree: exp.Expr) -> Iterator[str]:
-    """Names of the tables that are no CTEs, in the order of the text."""
+    """Names of the tables that are not CTEs, in the order of the text."""
     found = [table for table in tree.find_all(exp.Table) if isinstance(table.this, exp.Identifier)]
     for table in sorted(found, key=lambda table: table.this.meta.get("start", 0)):
         if _is_cte(table):
@@ -256,10 +256,10 @@ def _inputs(text: str, tree: exp.Expr) -> Iterator[str]:
 
 
 def _is_cte(table: exp.Table) -> bool:
-    """True where a WITH around the table defines its name. A CTE sees those before it, and itself if recursive."""
+    """True if a WITH around the table defines its name. A CTE sees those before it, and itself if recursive."""
     if table.db:
         return False
-    wanted = table.name.lower()
+    expected = table.name.lower()
     child: exp.Expr = table
     around = table.parent
     own: exp.CTE | None = None
@@ -268,13 +268,13 @@ def _is_cte(table: exp.Table) -> bool:
             own = around
         if isinstance(around, exp.With):
             before = [cte for cte in around.expressions if _precedes(cte, own, around)]
-            if any(cte.alias.lower() == wanted for cte in before):
+            if any(cte.alias.lower() == expected for cte in before):
                 return True
         clause = around.args.get("with_") or around.args.get("with")
         if (
             isinstance(clause, exp.With)
             and child is not clause
-            and any(cte.alias.lower() == wanted for cte in clause.expressions)
+            and any(cte.alias.lower() == expected for cte in clause.expressions)
         ):
             return True
         child, around = around, around.parent
@@ -290,7 +290,7 @@ def _precedes(cte: exp.CTE, own: exp.CTE | None, clause: exp.With) -> bool:
 
 
 def _outputs(tree: exp.Expr) -> tuple[str, ...] | None:
-    """The names of the result's columns, where each is said in the text."""
+    """The names of the result's columns, if the text names all of them."""
     if not isinstance(tree, exp.Query):
         return None
     selects = tree.selects
@@ -299,7 +299,7 @@ def _outputs(tree: exp.Expr) -> tuple[str, ...] | None:
 
 
 def _check_scope(text: str, scope: Scope, columns_of: Callable[[str], Sequence[str] | None]) -> None:
-    """Columns of one SELECT: with a qualifier that is an input, or bare where nothing but inputs is in sight."""
+    """Columns of one SELECT: with a qualifier that is an input, or without one if only inputs are in scope."""
     inputs: dict[str, Sequence[str]] = {}
     for alias, source in scope.sources.items():
         if isinstance(source, exp.Table) and isinstance(source.this, exp.Identifier) and not source.args.get("pivots"):

@@ -1,8 +1,8 @@
-"""YAML text -> plain data, strictly and within bounds. Knows nothing of what the data means.
+"""YAML text -> plain data, strictly and within bounds.
 
 The reading is YAML 1.2's core schema without floats and dates: only `true`/`false` are booleans, so a column may be
 called `no` or `on`; `007` and `2026-01-01` stay text. Refused, with line and column: duplicate keys, several
-documents, tags, keys that are no text, recursion, and more than the bounds below (so that neither deep nesting nor
+documents, tags, keys that are not text, recursion, and more than the bounds below (so that neither deep nesting nor
 aliases of aliases cost more than reading the file).
 """
 
@@ -22,7 +22,7 @@ MAX_NODES = 50_000  # after aliases and merge keys are expanded
 
 
 class YamlError(InvalidInput):
-    """The text is not the YAML wanted. The message starts with `line L, column C: ` where that is known."""
+    """The text is not the YAML expected. The message starts with `line L, column C: ` if they are known."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -39,13 +39,13 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile(r"<<\Z"), ["
 def parse_yaml(data: bytes) -> Any:
     """The one document in `data`. Raises `YamlError`; never runs code, never takes more than the bounds."""
     if len(data) > MAX_BYTES:
-        raise YamlError(f"found {len(data)} bytes, wanted at most {MAX_BYTES}")
+        raise YamlError(f"found {len(data)} bytes, expected at most {MAX_BYTES}")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise YamlError(
-            f"line {line}: found the byte 0x{data[error.start]:02x}, wanted UTF-8 text; save it as UTF-8"
+            f"line {line}: found the byte 0x{data[error.start]:02x}, expected UTF-8 text; save it as UTF-8"
         ) from None
     try:
         _check_events(text)
@@ -63,7 +63,7 @@ def parse_yaml(data: bytes) -> Any:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         found = f"U+{ord(text[error.position]):04X}" if error.position < len(text) else "a broken character"
-        raise YamlError(f"line {line}: found the character {found}, wanted printable text; remove it") from None
+        raise YamlError(f"line {line}: found the character {found}, expected printable text; remove it") from None
 
 
 def _check_events(text: str) -> None:
@@ -77,19 +77,20 @@ def _check_events(text: str) -> None:
         if depth > MAX_DEPTH or count > 2 * MAX_NODES:
             limit = f"{MAX_DEPTH} levels" if depth > MAX_DEPTH else f"{MAX_NODES} values"
             raise YamlError(
-                _place(event.start_mark) + f"found more than {limit}, wanted a collection file; write it flat"
+                _place(event.start_mark) + f"found more than {limit}, expected a collection file; remove the nesting"
             )
 
 
 def _check_node(root: yaml.Node) -> None:
-    """Refuse duplicate keys, keys that are no text, tags, cycles, and too much after expansion of aliases."""
+    """Refuse duplicate keys, keys that are not text, tags, cycles, and too much after expansion of aliases."""
     sizes: dict[int, int] = {}
     open_nodes: set[int] = set()
 
     def size(node: yaml.Node) -> int:
         if id(node) in open_nodes:
             raise YamlError(
-                _place(node.start_mark) + "found an anchor that contains itself, wanted plain data; write it out"
+                _place(node.start_mark)
+                + "found an anchor that contains itself, expected plain data; remove the reference"
             )
         if id(node) in sizes:
             return sizes[id(node)]
@@ -105,7 +106,8 @@ def _check_node(root: yaml.Node) -> None:
         sizes[id(node)] = total
         if total > MAX_NODES:
             raise YamlError(
-                _place(node.start_mark) + f"found aliases of over {MAX_NODES} values, wanted less; write it out"
+                _place(node.start_mark)
+                + f"found aliases of over {MAX_NODES} values, expected at most that; write the values out"
             )
         return total
 
@@ -118,7 +120,7 @@ _TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", 
 def _check_tag(node: yaml.Node) -> None:
     if node.tag not in _TAGS:
         raise YamlError(
-            _place(node.start_mark) + f"found the tag {node.tag!r}, wanted plain data without tags; remove it"
+            _place(node.start_mark) + f"found the tag {node.tag!r}, expected plain data without tags; remove it"
         )
 
 
@@ -127,12 +129,12 @@ def _check_keys(node: yaml.MappingNode) -> None:
     for key, _value in node.value:
         if not isinstance(key, yaml.ScalarNode) or key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
             found = repr(key.value)[:80] if isinstance(key, yaml.ScalarNode) else "a list or mapping"
-            raise YamlError(_place(key.start_mark) + f"found the key {found}, wanted a text; put it in quotes")
+            raise YamlError(_place(key.start_mark) + f"found the key {found}, expected text; put it in quotes")
         if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
             first = seen[key.value].line + 1
             raise YamlError(
                 _place(key.start_mark) + f"found the key {key.value[:80]!r} a second time (first on line {first}),"
-                " wanted it once; remove one"
+                " expected each key once; remove one"
             )
         seen[key.value] = key.start_mark
 
@@ -156,6 +158,6 @@ def _problem(error: yaml.MarkedYAMLError) -> str:
     problem, context = str(error.problem or "bad YAML"), str(error.context or "")
     parts = _EXPECTED.fullmatch(problem)
     found = parts[2] if parts else problem
-    wanted = (parts[1] if parts else None) or (context.removeprefix("expected ") if "expected " in context else "")
+    expected = (parts[1] if parts else None) or (context.removeprefix("expected ") if "expected " in context else "")
     where = f" ({context})" if context.startswith("while ") else ""
-    return f"found {found}{where}, wanted {wanted or 'valid YAML'}; correct the text there"
+    return f"found {found}{where}, expected {expected or 'valid YAML'}; correct the text there"

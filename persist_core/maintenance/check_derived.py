@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer, Listing, manifest_chain
+from persist_core.checkpoint.chains import walk
+from persist_core.checkpoint.checkpointer import BlobCheckpointer, Listing
 from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.checkpoint.publish import manifest_of
 from persist_core.errors import Corruption
@@ -24,11 +25,14 @@ def check_checkpoints(examined: Examined, found: Violations) -> None:
         commits = {commit.checkpoint_id: (commit, manifest) for commit, manifest in examined.committed()}
         for checkpoint_id, error in listing.unreadable.items():
             found.add("checkpoint", f"{checkpoint_id}: {error}")
+        ancestors, broken = _chains(checkpointer, listing)
         for manifest in listing.manifests:
             mine = commits.get(manifest.checkpoint_id)
             expected = None if mine is None else manifest_of(mine[1], mine[0])
             with found.checking("checkpoint", manifest.checkpoint_id):
                 differences = list(_differences(checkpointer, manifest, expected, examined.state.shard))
+                if manifest.checkpoint_id not in ancestors and manifest.checkpoint_id in broken:
+                    differences.append(str(broken[manifest.checkpoint_id]))
                 # Retention may have deleted it since it was listed; then there is nothing to say about it.
                 if differences and checkpointer.find_readable(manifest.checkpoint_id) is not None:
                     for difference in differences:
@@ -57,10 +61,29 @@ def _differences(
         data = checkpointer.blob.get(key)
         if data != offsets.encode():
             yield f"{key}: found {'nothing' if data is None else data[:80]!r}; expected {offsets.encode()[:80]!r}"
-    try:
-        manifest_chain(checkpointer, checkpoint_id)
-    except Corruption as error:
-        yield str(error)
+
+
+def _chains(checkpointer: BlobCheckpointer, listing: Listing) -> tuple[set[str], dict[str, Corruption]]:
+    """Checkpoints that a newer one builds on, and those whose own chain of some operator is broken, with the reason.
+
+    Retention may keep a checkpoint only because a newer one needs one operator of it. Then the chains of its other
+    operators may rightly be gone.
+    """
+    by_id = {manifest.checkpoint_id: manifest for manifest in listing.manifests}
+
+    def load(checkpoint_id: str) -> CheckpointManifest:
+        return by_id.get(checkpoint_id) or checkpointer.load_manifest(checkpoint_id)
+
+    ancestors: set[str] = set()
+    broken: dict[str, Corruption] = {}
+    for manifest in listing.manifests:
+        try:
+            chain = [link.checkpoint_id for link, _ in walk(manifest, load)]
+        except Corruption as error:
+            broken[manifest.checkpoint_id] = error
+        else:
+            ancestors.update(chain[1:])
+    return ancestors, broken
 
 
 def _check_latest(checkpointer: BlobCheckpointer, listing: Listing, examined: Examined, found: Violations) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
-from persist_core.errors import Corruption
+from persist_core.errors import Corruption, InvalidInput
 from persist_core.location.blob import Blob
 from persist_core.maintenance.check_state import Examined
 from persist_core.maintenance.violations import Violations
@@ -56,7 +57,7 @@ def check_sources(examined: Examined, found: Violations) -> None:
 
 
 def _earlier_needs(examined: Examined, found: Violations) -> set[str]:
-    """Blob keys that the progress in older commits and in checkpoints names."""
+    """Blob keys that the progress in older commits and in checkpoints names, if a shard can go back to it."""
     client, state = examined.client, examined.state
     earlier = {commit.checkpoint_id: manifest.sources for commit, manifest in examined.committed()}
     for checkpoint in BlobCheckpointer(client.blob, state.shard).listing().manifests:
@@ -68,7 +69,11 @@ def _earlier_needs(examined: Examined, found: Violations) -> set[str]:
     for checkpoint_id, sources in earlier.items():
         with found.checking("source_progress", f"the progress as of checkpoint {checkpoint_id}"):
             for progress in progress_of(client.blob, state.shard, sources).values():
-                needs |= progress.needed_keys()
+                with suppress(
+                    InvalidInput
+                ):  # a view never goes back, so it needs only what its newest refresh has read
+                    progress.check_restorable()
+                    needs |= progress.needed_keys()
     return needs
 
 

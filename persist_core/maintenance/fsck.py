@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from persist_core.checkpoint.publish import CheckpointRepair, repair_checkpoints
+from persist_core.errors import Corruption
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance.check_contents import Counted, check_contents
 from persist_core.maintenance.check_derived import check_checkpoints
@@ -65,9 +66,12 @@ def fsck(client: PersistClient, shard: str) -> FsckReport:
 def repair(client: PersistClient, shard: str) -> CheckpointRepair:
     """Write again what can be derived from the shard's commits; nothing else. `fsck` afterwards says what is left.
 
-    Safe at any time, beside runs of the shard. Raises `Corruption` if the state itself cannot be read.
+    Safe at any time, beside runs of the shard.
     """
-    return repair_checkpoints(client, shard)
+    try:
+        return repair_checkpoints(client, shard)
+    except Corruption as error:  # of the state itself: there is nothing to derive from
+        return CheckpointRepair((), (), (), (str(error),))
 
 
 __all__ = ["CheckpointRepair", "FsckReport", "Violation", "fsck", "repair"]

@@ -4,9 +4,9 @@
                  ──> records of what is shared (`fork_records`)     ├─> one compare-and-set makes the new shard
                  ──> a manifest without parts: the one commit       ┘
 
-No data is read, so that it costs the same for shards of any size and works where later parts are damaged. The new
-shard's upper and progress are the checkpoint's own: all that came since is consumed again, at its right times. From
-there on the two have nothing to do with each other but the parts that they share, which neither ever changes.
+A fork reads no data, so its cost does not depend on the size of the shard, and it works if later parts are damaged. The
+new shard has the upper and the progress of the checkpoint: it consumes again, at the correct times, all input since.
+After that the two shards only share parts, which neither of them changes.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from persist_core.sources.registry import progress_of
 
 
 def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, *, writer: str) -> Committed:
-    """Make `new_shard` of the shard's checkpoint; the same again is the first one's answer.
+    """Create `new_shard` from the shard's checkpoint. Idempotent: a second call returns the first result.
 
-    Raises what `point_of` does; `InvalidInput` where `new_shard` holds data already; `RunFailed` where the batches were
-    merged meanwhile. Nothing was changed then that a reader sees.
+    Raises what `point_of` does; `InvalidInput` if `new_shard` already holds data; `RunFailed` if the batches were
+    merged in the meantime. Then nothing has changed for readers.
     """
     check_shard_name(new_shard)
     if new_shard == shard:
-        raise InvalidInput(f"a fork of {shard} needs a name of its own; without --as the shard itself is restored")
+        raise InvalidInput(f"a fork of {shard} needs another name; to restore the shard itself, leave out --as")
     state = client.state(shard)
     point = point_of(client, state, checkpoint_id)
     token = restore_token("fork", shard, checkpoint_id, new_shard)
@@ -63,9 +63,9 @@ def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, 
         checkpoint_id=checkpoint_id,
         made_ms=client.clock.now_ms(),
     )
-    state = client.state(shard)  # read after the records are there: see persist_core.protocol.fork_records
+    state = client.state(shard)  # read after the records were written: see persist_core.protocol.fork_records
     if not set(names) <= {batch.manifest_key for batch in state.batches}:
-        raise RunFailed(f"batches of shard {shard} were merged meanwhile; {new_shard} was not made. Try again")
+        raise RunFailed(f"batches of shard {shard} were merged in the meantime; {new_shard} was not created. Try again")
     key = stage_manifest(client.blob, manifest, attempt)
     _, result = client.machine.apply(
         new_shard,

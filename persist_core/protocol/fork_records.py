@@ -1,14 +1,15 @@
-"""What a fork shares with the shard that it comes from, written down beside that shard: GC reads it there.
+"""What a fork shares with its origin. The records are stored with the shard that owns the keys, so that GC finds them.
 
     <shard>/forks/<fork>/<sha256>.json   sealed {"shard", "fork", "checkpoint_id", "made_ms", "keys": [...]}
 
-`keys` are batch manifests of `<shard>` (each stands for its parts too) and segments of its ledger. Why GC and a fork
-can't miss each other, though no compare-and-set spans two shards: a fork first writes its record, then makes sure that
-the shard's state still names all of `keys`. GC first reads the shard's state, then lists the records. What a state that
-GC has read names no more, a fork that has no record by then can't find there either.
+`keys` are batch manifests of `<shard>` (each stands for its parts too) and segments of its ledger. No
+compare-and-set spans two shards, so the order makes this safe: a fork first writes its record, then checks that the
+shard's state still names all of `keys`. GC first reads the shard's state, then lists the records. If the state that GC
+read does not name a key and GC finds no record, then the fork's later check does not find the key either, and the fork
+fails.
 
-A record is void once its fork's state names none of its keys, or once it is older than any staging intent and its fork
-was never made.
+A record has no effect if the fork's state names none of its keys, or if it is older than any staging intent and the
+fork was never created.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ class ForkRecord:
 
     @property
     def key(self) -> str:
-        """Where it is kept."""
+        """Where it is stored."""
         return fork_key(self.shard, self.fork, sealed_digest(self.encode()))
 
 
 def record_fork(blob: Blob, fork: str, keys: Iterable[str], *, checkpoint_id: str, made_ms: int) -> None:
-    """Write a record beside each shard that some of `keys` belong to: a fork of a fork shares with both."""
+    """Write a record for each shard that owns some of `keys`: a fork of a fork shares with both."""
     by_owner: dict[str, set[str]] = {}
     for key in keys:
         by_owner.setdefault(owner_of(key), set()).add(key)
@@ -64,7 +65,7 @@ def record_fork(blob: Blob, fork: str, keys: Iterable[str], *, checkpoint_id: st
 
 
 def list_forks(blob: Blob, shard: str) -> list[ForkRecord]:
-    """All records beside a shard, oldest first. Raises `CorruptArtifact` naming one that can't be read."""
+    """All records of a shard, oldest first. Raises `CorruptArtifact` naming one that can't be read."""
     records = []
     for entry in blob.list_keys_and_metadata(forks_prefix(shard)):
         data = blob.get(entry.key)
@@ -78,7 +79,7 @@ def list_forks(blob: Blob, shard: str) -> list[ForkRecord]:
 
 
 def unrecorded(blob: Blob, fork: str, batches: Iterable[HollowBatch]) -> list[str]:
-    """Manifests of other shards that `fork` names and no record beside them does: GC might take them."""
+    """Manifests of other shards that `fork` names without a record: GC might delete them."""
     foreign = [batch.manifest_key for batch in batches if owner_of(batch.manifest_key) != fork]
     recorded = {
         key

@@ -9,8 +9,8 @@
    is that of the changes, whatever the shard's size.
 3. Operator state is copied whole, its digests verified, and the copy is named by the commit: retention may take the
    checkpoint at any time after.
-4. The input consumed since is consumed again by the next run, if it is still there. Its own times lie before the new
-   upper by then, so they are lifted (docs/semantics.md, section 4), as are those of the stash: `Restored.watermark`.
+4. The next run consumes again the input consumed since, if it is still there. Its own times are before the new upper,
+   so they are lifted (docs/semantics.md, section 4), as are those of the stash (`Restored.watermark`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RestorePlan:
 
     @property
     def upper(self) -> int:
-        """One step: no more of the future is made final than is needed."""
+        """One step: the restore makes no later time final."""
         return self.lower + 1
 
     @property
@@ -69,7 +69,7 @@ class RestorePlan:
 
 @dataclass(frozen=True)
 class NothingToRestore:
-    """The shard is as of that checkpoint already: nothing was committed since, or it was restored to it last."""
+    """The shard has the contents of that checkpoint: nothing was committed since, or the newest commit restored it."""
 
     reason: str
 
@@ -79,8 +79,8 @@ def plan_restore(
 ) -> RestorePlan | NothingToRestore:
     """What it takes to go back to a checkpoint; writes nothing.
 
-    Raises what `point_of` does, and `InvalidInput` where the shard is closed, or has changed too much since to be
-    undone in this process.
+    Raises what `point_of` does, and `InvalidInput` if the shard is closed, or has changed too much since then for
+    one process.
     """
     state = client.state(shard)
     newest = state.newest_commit
@@ -91,14 +91,14 @@ def plan_restore(
         return NothingToRestore(f"nothing was committed to {shard} since checkpoint {checkpoint_id}")
     fork = f"fork it instead, which reads no data: `persist restore {shard} --to {checkpoint_id} --as NEW_SHARD`"
     if state.upper.time is None or state.upper.time == MAX_TIME or state.schema is None:
-        raise InvalidInput(f"shard {shard} is closed (upper {state.upper}): it takes no more commits; {fork}")
+        raise InvalidInput(f"shard {shard} is closed (upper {state.upper}): it accepts no commits; {fork}")
     reader, after = client.open_reader(shard), last_time(point.upper)
     updates, size_bytes = _changed_since(reader, state, after)
     if max(updates, size_bytes // BYTES_OF_AN_UPDATE) > max_updates:
         raise InvalidInput(
-            f"shard {shard} has changed by {updates} updates ({size_bytes} bytes) since checkpoint {checkpoint_id}; at"
-            f" most {max_updates} ({max_updates * BYTES_OF_AN_UPDATE} bytes) are undone in one process. Raise"
-            f" --max-updates where there is memory (1.2 KiB an update), or {fork}"
+            f"shard {shard} has changed by {updates} updates ({size_bytes} bytes) since checkpoint {checkpoint_id}; the"
+            f" limit is {max_updates} ({max_updates * BYTES_OF_AN_UPDATE} bytes). If there is memory for them (1.2 KiB"
+            f" per update), raise --max-updates; or {fork}"
         )
     lower = state.upper.time
     oks, errs = reader.changes(after, lower - 1), reader.error_changes(after, lower - 1)
@@ -125,13 +125,13 @@ def _changed_since(reader: ReadHandle, state: ShardState, after: int) -> tuple[i
 
 
 def _undone(updates: pa.Table, identity: list[str], schema: pa.Schema, time: int, fork: str) -> pa.Table:
-    """Updates at `time` that take back what these have come to."""
+    """Updates at `time` that undo the sum of `updates`."""
     summed = sum_diffs(updates, identity)
     broken = summed.filter(pc.greater(pc.abs(summed[DIFF]), 1))
     if len(broken):
         raise InvariantViolation(
-            f"since the checkpoint {broken.slice(0, 1).to_pylist()[0]} has come or gone more than once; a key has at"
-            f" most one value. Nothing was committed; run `persist fsck`, or {fork}"
+            f"since the checkpoint {broken.slice(0, 1).to_pylist()[0]} was inserted or retracted more than once; a key"
+            f" has at most one value. Nothing was committed; run `persist fsck`, or {fork}"
         )
     negated = summed.set_column(summed.column_names.index(DIFF), DIFF, pc.negate(summed[DIFF]))
     timed = negated.set_column(negated.column_names.index(TIME), TIME, pa.repeat(time, len(negated)))
@@ -149,14 +149,14 @@ def _inputs_again(client: PersistClient, state: ShardState, point: RestorePoint)
 
 
 def restore(client: PersistClient, plan: RestorePlan, *, writer: str) -> Committed | Conflict:
-    """Stage the plan and append it; then publish its checkpoint. `writer` names who did it, for people.
+    """Stage the plan and append it; then publish its checkpoint. `writer` names the caller, for users.
 
-    A lost race is a `Conflict`, recorded like any other. Raises `CorruptArtifact` where retention has taken the
-    checkpoint since it was planned. Trying again is safe after any error.
+    A lost race is a `Conflict`, recorded like any other. Raises `CorruptArtifact` if retention has deleted the
+    checkpoint since then. Trying again is safe after any error.
     """
     state = client.state(plan.shard)
     checkpoint = plan.point.checkpoint
-    with suppress(Corruption, InvalidInput):  # what can still be published is a checkpoint to go forward to again
+    with suppress(Corruption, InvalidInput):  # these checkpoints allow to undo the restore
         publish_missing(client, state)
     parent, attempt = state.newest_commit, client.ids.uuid7()
     description = BatchDescription(

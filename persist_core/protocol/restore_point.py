@@ -57,7 +57,7 @@ def point_of(client: PersistClient, state: ShardState, checkpoint_id: str) -> Re
     """Find and verify a checkpoint of the shard. Reads no data.
 
     Raises `CheckpointNotFound`; `CorruptArtifact` naming what of it is missing or altered; `InvalidInput` for a view;
-    `OutsideFrontiers` where the shard can't be read at that time any more.
+    `OutsideFrontiers` if the shard can no longer be read at that time.
     """
     for progress in progress_of(client.blob, state.shard, state.sources).values():
         progress.check_restorable()
@@ -71,7 +71,7 @@ def point_of(client: PersistClient, state: ShardState, checkpoint_id: str) -> Re
     checkpoint = checkpointer.load_manifest(checkpoint_id)
     if checkpoint.shard is None or checkpoint.shard.shard != state.shard:
         raise CorruptArtifact(
-            f"checkpoint {checkpoint_id} says it is of {checkpoint.shard and checkpoint.shard.shard!r}; wanted"
+            f"checkpoint {checkpoint_id} says it is of {checkpoint.shard and checkpoint.shard.shard!r}; expected"
             f" {state.shard!r}"
         )
     batches = _batches_until(state, checkpoint.shard.upper)
@@ -96,7 +96,7 @@ def _batches_until(state: ShardState, upper: int | None) -> tuple[HollowBatch, .
 def _check_as_committed(
     client: PersistClient, state: ShardState, checkpoint_id: str, sources: Mapping[str, SourceFrontier]
 ) -> None:
-    """The checkpoint is derived from its commit: where that is still known they must say the same."""
+    """The checkpoint is derived from its commit. If the state still has the commit, their progress must be equal."""
     commit = next((commit for commit in state.commits if commit.checkpoint_id == checkpoint_id), None)
     if commit is not None and client.manifest(commit).sources != sources:
         raise CorruptArtifact(
@@ -111,9 +111,9 @@ def _progress(
     said: Mapping[str, SourceFrontier],
     batches: tuple[HollowBatch, ...],
 ) -> dict[str, SourceFrontier]:
-    """The whole progress at the end of `batches`: a writer other than mint says nothing of a source that it left alone.
+    """The whole progress at the end of `batches`: a commit of a plain writer names only the sources that it changed.
 
-    Looks back for what is missing, as far as the restore before, if there is one: that says all there is.
+    Looks for the other sources in earlier commits, up to the last restore, which names all sources.
     """
     sources, missing = dict(said), set(state.sources) - set(said)
     for batch in reversed(batches):
@@ -133,7 +133,7 @@ def _progress(
 
 
 def restore_token(*identity: object) -> str:
-    """The token of a restore or a fork: of what it does, never of who does it."""
+    """The token of a restore or a fork. It depends on what is done, not on the caller."""
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 

@@ -73,15 +73,16 @@ def rounds(
     writer: str,
     write: Write,
     max_conflicts: int,
+    is_forced: bool = False,
 ) -> Iterator[Step]:
-    """Yield each step of bringing the shard up to `until` (ms; `None`: see `stages.mint`).
+    """Yield each step of bringing the shard up to `until` (ms; `None` and `is_forced`: see `stages.mint`).
 
     The last step is `NothingToDo`, or the conflict that is one too many (`max_conflicts`); the caller may stop after
     any step. Commits made before stay. Raises what the stages and `write` raise, and `RunFailed` after `MAX_ROUNDS`.
     """
     conflicts = 0
     for _ in range(MAX_ROUNDS):
-        minted = stages.mint(client, config, until=until, writer=writer)
+        minted = stages.mint(client, config, until=until, writer=writer, is_forced=is_forced)
         yield minted
         if isinstance(minted, NothingToDo):
             return
@@ -128,6 +129,7 @@ def bring_up_to_date(
     until: int | None,
     write: Write,
     say: Callable[[str], None],
+    is_forced: bool = False,
 ) -> RunReport:
     """Bring the shard of a collection or view up to `until` (ms), with a checkpoint after each commit.
 
@@ -142,7 +144,9 @@ def bring_up_to_date(
     done: list[Round] = []
     conflicts = 0
     writer = f"cli/{client.ids.uuid7()}"
-    for step in rounds(client, config, until=until, writer=writer, write=write, max_conflicts=MAX_CONFLICTS):
+    for step in rounds(
+        client, config, until=until, writer=writer, write=write, max_conflicts=MAX_CONFLICTS, is_forced=is_forced
+    ):
         for line in _lines(config, step):
             say(line)
         if isinstance(step, Conflict):
@@ -171,7 +175,9 @@ def _lines(config: ShardConfig, step: Step) -> list[str]:
     if isinstance(step, Round):
         corrected = correction_notice(config.name, step.stats)
         return [f"committed {step.interval} to {config.name}", *filter(None, [corrected])]
-    return [str(step.record)] if isinstance(step, Conflict) else []
+    if isinstance(step, Conflict):
+        return [str(step.record)]
+    return [] if step.pending == 0 else [f"warning: {step.reason}"]
 
 
 def describe_trial(client: PersistClient, config: ViewConfig, until: int | None) -> tuple[int, BatchDescription]:

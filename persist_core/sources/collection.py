@@ -14,19 +14,19 @@ FILES = "files"  # the name of a collection's one source
 
 
 class CollectionSource:
-    """`persist_core.sources.files` as mint wants it."""
+    """`Source` of a collection: file drops."""
 
     def __init__(self, config: CollectionConfig, blob: Blob) -> None:
         self._config = config
         self._blob = blob
 
     def check(self, state: ShardState) -> None:
-        """The collection says its schema itself, so it is compared before anything is listed."""
+        """The collection file has the schema, so it is compared before files are listed."""
         if state.schema is not None:
             check_compatible(state.schema, self._config.collection_schema())
 
     def freeze(self, state: ShardState, *, lower: int, until: int | None) -> Intake:
-        """All files that are due. Without any there is still an intake: the upper advances."""
+        """All files that are due. Without files there is still an intake: the upper advances."""
         source = FileSource(self._config, self._blob)
         consumed = state.sources.get(FILES)
         freeze = source.freeze(consumed, until=until, lower=lower)
@@ -50,8 +50,8 @@ class CollectionSource:
         return len(freeze.frozen.files) + freeze.left_over
 
     def schema(self, state: ShardState) -> CollectionSchema:  # noqa: ARG002 - the contract's: a view needs the state
-        """The collection's."""
+        """The collection file's."""
         return self._config.collection_schema()
 
     def settle(self, state: ShardState) -> None:
-        """Files are held by nobody."""
+        """No-op: files need no hold."""

@@ -1,11 +1,11 @@
-"""One look at a folder tree: which files match a pattern, and which ones look as if they should.
+"""One listing of a folder tree: files that match a pattern, and files that look like input but are skipped.
 
-Nothing that matches loosely is dropped in silence: it is found, or it is listed as unmatched with the reason, or it
-counts as unfinished. Unfinished are files whose names writers use before they rename them: names that start with `.`
-or `_`, and the suffixes in `UNFINISHED_SUFFIXES`. Folders whose names start with `.` or `_` are not entered, unless the
-pattern spells them out before its first wildcard.
+Every file that matches loosely is reported: as found, as unmatched with the reason, or as unfinished. Unfinished files
+have names that writers use before they rename them: names that start with `.` or `_`, and the suffixes in
+`UNFINISHED_SUFFIXES`. Folders whose names start with `.` or `_` are not entered, unless the pattern spells them out
+before its first wildcard.
 
-A symbolic link is followed only within the pattern's root: a drop folder must not be a way to read other files.
+A symbolic link is followed only within the pattern's root: a drop folder must not give access to other files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from persist_core.errors import Determinate
 UNFINISHED_SUFFIXES = (
     ".tmp", ".temp", ".part", ".partial", ".filepart", ".inprogress", ".crdownload", ".crc", ".swp", "._COPYING_", "~",
 )  # fmt: skip
-MAX_DEPTH = 64  # folders below the root; deeper is a mistake or a trap
+MAX_DEPTH = 64  # folders below the root; a deeper tree is a mistake
 MAX_ENTRIES = 20_000_000  # names looked at in one scan: minutes of listing; more needs a narrower pattern
 
 
@@ -45,12 +45,12 @@ class UnmatchedFile:
     reason: str
 
     def __str__(self) -> str:
-        return f"{ascii(self.path)[1:-1]}: {self.reason}; it was left unread"
+        return f"{ascii(self.path)[1:-1]}: {self.reason}; skipped"
 
 
 @dataclass
 class Scan:
-    """What one look found, in no particular order."""
+    """The result of one scan, unordered."""
 
     found: list[FoundFile] = field(default_factory=list)
     unmatched: list[UnmatchedFile] = field(default_factory=list)
@@ -70,7 +70,7 @@ class _Folder:
 
 
 def scan(pattern: PathPattern) -> Scan:
-    """Look at every file below `pattern.root` once. Raises `Determinate` where a folder can't be listed."""
+    """Look at every file below `pattern.root` once. Raises `Determinate` if a folder can't be listed."""
     return _Scanner(pattern).run()
 
 
@@ -90,7 +90,7 @@ class _Scanner:
             raise Determinate(f"source folder {root}: {error.strerror}; give this user access to it") from error
         if not is_folder:
             raise Determinate(
-                f"source folder {root} (of source.path {self._pattern.text!r}) does not exist or is no folder;"
+                f"source folder {root} (of source.path {self._pattern.text!r}) does not exist or is not a folder;"
                 " create or mount it, or correct source.path"
             )
         pending = [_Folder(root, "", self._closure({0}), self._real_root, (), 0)]
@@ -100,14 +100,14 @@ class _Scanner:
             for entry in _list(folder.path, is_root=folder.depth == 0):
                 entries += 1
                 if entries > MAX_ENTRIES:
-                    raise Determinate(f"{root} holds more than {MAX_ENTRIES} names; make source.path narrower")
+                    raise Determinate(f"{root} holds more than {MAX_ENTRIES} names; narrow source.path")
                 below = self._look(folder, entry)
                 if below is not None:
                     pending.append(below)
         return self._result
 
     def _look(self, folder: _Folder, entry: os.DirEntry[str]) -> _Folder | None:
-        """Take note of a file; return a folder that is to be entered."""
+        """Record a file; return a folder to enter."""
         below_root = f"{folder.below_root}{entry.name}"
         is_match = any(
             state == self._last and self._segments[state].loose.fullmatch(entry.name) for state in folder.states
@@ -121,7 +121,7 @@ class _Scanner:
             if is_match:
                 self._take(entry, below_root)
         except FileNotFoundError:
-            pass  # moved away while we looked: whoever moved it puts it where a later scan finds it
+            pass  # it was moved during the scan; a later scan finds it in its new place
         except OSError as error:
             if error.errno == errno.ELOOP:
                 if is_match:
@@ -163,7 +163,7 @@ class _Scanner:
                 self._reject(below_root, "it is a symbolic link to nothing")
             return
         if not stat.S_ISREG(facts.st_mode):
-            self._reject(below_root, "it is no regular file")
+            self._reject(below_root, "it is not a regular file")
         elif any(c < " " or c in "\\\x7f" or "\ud800" <= c <= "\udfff" for c in below_root):
             self._reject(below_root, "its name holds a control character, a backslash or bytes that are not UTF-8")
         else:

@@ -95,7 +95,7 @@ class FrozenInput:
 
 @dataclass(frozen=True, slots=True)
 class ChangedFile:
-    """A file that was consumed and is another one now."""
+    """A file that has changed since it was consumed."""
 
     relative: str
     old_size_bytes: int
@@ -106,7 +106,7 @@ class ChangedFile:
     def __str__(self) -> str:
         return (
             f"{ascii(self.relative)[1:-1]}: changed after it was consumed ({self.old_size_bytes} bytes at"
-            f" {self.old_mtime_ms}, now {self.new_size_bytes} bytes at {self.new_mtime_ms}); it was not read again:"
+            f" {self.old_mtime_ms}, now {self.new_size_bytes} bytes at {self.new_mtime_ms}); it is not read again:"
             " drop its new records as a new file"
         )
 
@@ -129,7 +129,7 @@ class Freeze:
 
     def notices(self) -> tuple[str, ...]:
         """One line for each thing that a user should know, bounded."""
-        lines = [*_first(self.changed, "consumed files changed"), *_first(self.unmatched, "files were left unread")]
+        lines = [*_first(self.changed, "consumed files changed"), *_first(self.unmatched, "files were skipped")]
         if self.not_due:
             lines.append(f"{self.not_due} files are dated at or after this run's end: left for later runs")
         if self.left_over:
@@ -140,7 +140,7 @@ class Freeze:
                 " allow, but they can't be split: one file, one date, or the end of the input"
             )
         if self.unfinished:
-            lines.append(f"{self.unfinished} files have names of unfinished files (.x, _x, x.tmp ...): left alone")
+            lines.append(f"{self.unfinished} files have names of unfinished files (.x, _x, x.tmp ...): skipped")
         return tuple(lines)
 
 
@@ -156,8 +156,8 @@ class FileSource:
         """All files that `consumed` has not, dated before `until` (ms; `None`: all), within the collection's limits.
 
         `lower` is the shard's upper: files dated before it belong to one time. Reads names and facts, no contents; the
-        same tree gives the same answer. Raises `Determinate` where a folder can't be listed, `CorruptArtifact` where
-        the ledger is damaged.
+        same tree gives the same answer. Raises `Determinate` if a folder can't be listed, `CorruptArtifact` if the
+        ledger is damaged.
         """
         place, known = self._known(consumed)
         base = place.base
@@ -219,7 +219,7 @@ class FileSource:
     ) -> tuple[list[InputFile], list[InputFile]]:
         """The first files that fit, at least one (with `time: path`: at least one date), and those left.
 
-        Where the shard is to be closed and times do not come from the path, there is no later run: all are taken.
+        If the run closes the shard and times do not come from the path, there is no later run: all are taken.
         """
         groups: list[list[InputFile]]
         if self._config.time.source == "path":
@@ -260,8 +260,8 @@ def check_unchanged(frozen: FrozenInput) -> None:
             facts = Path(file.path).stat()
         except OSError as error:
             raise SourceChanged(
-                f"input file {file.path} can't be read any more ({error.strerror}); nothing was committed: put it back"
-                " or let the next run mint without it"
+                f"input file {file.path} can no longer be read ({error.strerror}); nothing was committed: put it back,"
+                " or start a new run, which mints without it"
             ) from error
         size_bytes, mtime_ms = facts.st_size, facts.st_mtime_ns // 1_000_000
         if (size_bytes, mtime_ms) != (file.size_bytes, file.mtime_ms):
@@ -273,7 +273,7 @@ def check_unchanged(frozen: FrozenInput) -> None:
 
 
 class _Naming:
-    """Relative paths, fast where the root lies in the base (the usual case)."""
+    """Relative paths, fast if the root is in the base (the usual case)."""
 
     def __init__(self, root: str, base: str) -> None:
         self._root = root

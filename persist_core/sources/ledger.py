@@ -52,14 +52,14 @@ class Ledger:
         self._read: dict[str, Consumed] = {}
 
     def consumed(self, frontier: SourceFrontier | None) -> Consumed:
-        """All files that `frontier` has consumed. Raises `CorruptArtifact` naming a segment that is not whole."""
+        """All files that `frontier` has consumed. Raises `CorruptArtifact` naming a damaged segment."""
         every: Consumed = {}
         for segment in segments_of(frontier):
             every.update(self.read(segment))
-        wanted = sum(segment.files for segment in segments_of(frontier))
-        if len(every) != wanted:
+        expected = sum(segment.files for segment in segments_of(frontier))
+        if len(every) != expected:
             raise InvariantViolation(
-                f"the ledger of shard {self._shard} names {len(every)} different files, wanted {wanted}: some are in"
+                f"the ledger of shard {self._shard} has {len(every)} different files, expected {expected}: a file is in"
                 " two segments; run `persist fsck`"
             )
         return every
@@ -107,10 +107,10 @@ class Ledger:
         data = self._blob.get(segment.key)
         name = f"ledger segment {segment.key} in {self._blob.uri}"
         if data is None:
-            raise CorruptArtifact(f"{name} is missing: which files were consumed is not known; run `persist fsck`")
+            raise CorruptArtifact(f"{name} is missing, so the consumed files are not known; run `persist fsck`")
         found = hashlib.sha256(data).hexdigest()
         if found != segment.sha256:
-            raise CorruptArtifact(f"{name} has the digest {found}, wanted {segment.sha256}; run `persist fsck`")
+            raise CorruptArtifact(f"{name} has the digest {found}, expected {segment.sha256}; run `persist fsck`")
         try:
             unpacked = zstandard.ZstdDecompressor().decompress(data)
             body = unseal(unpacked, kind=_SEGMENT, version=SEGMENT_VERSION, what=name)
@@ -118,23 +118,23 @@ class Ledger:
         except (ValueError, KeyError, TypeError, zstandard.ZstdError) as error:
             raise CorruptArtifact(f"{name} can't be read: {error!r}; run `persist fsck`") from error
         if len(files) != segment.files:
-            raise CorruptArtifact(f"{name} holds {len(files)} files, wanted {segment.files}; run `persist fsck`")
+            raise CorruptArtifact(f"{name} holds {len(files)} files, expected {segment.files}; run `persist fsck`")
         self._read[segment.key] = files
         return files
 
 
 def place_of(frontier: SourceFrontier | None) -> Place | None:
-    """Where the files of a frontier were read from; `None` if none were. `InvariantViolation` as `segments_of`."""
+    """Where the files of a frontier were read from; `None` if none were. Raises `InvariantViolation`."""
     if frontier is None:
         return None
     try:
         return Place(frontier.offsets["root"], frontier.offsets["base"])
     except (KeyError, TypeError) as error:
-        raise InvariantViolation(f"the source frontier names no folder: {error!r}; run `persist fsck`") from error
+        raise InvariantViolation(f"the source progress names no folder: {error!r}; run `persist fsck`") from error
 
 
 def segments_of(frontier: SourceFrontier | None) -> tuple[LedgerSegment, ...]:
-    """The segments that a frontier names, largest first. `InvariantViolation` where it is no frontier of files."""
+    """The segments that a frontier names, largest first. Raises `InvariantViolation` if they are not files."""
     if frontier is None:
         return ()
     try:
@@ -142,7 +142,9 @@ def segments_of(frontier: SourceFrontier | None) -> tuple[LedgerSegment, ...]:
             raise ValueError(f"source type {frontier.source_type!r}")
         return tuple(LedgerSegment(**segment) for segment in frontier.offsets["segments"])
     except (ValueError, KeyError, TypeError) as error:
-        raise InvariantViolation(f"the source frontier is none of {SOURCE_TYPE!r}: {error!r}") from error
+        raise InvariantViolation(
+            f"the source progress is not of type {SOURCE_TYPE!r}: {error!r}; run `persist fsck`"
+        ) from error
 
 
 class FileProgress:

@@ -24,7 +24,7 @@ def source_of(client: PersistClient, config: ShardConfig) -> Source:
         return CollectionSource(config, client.blob)
     if isinstance(config, ViewConfig):
         return ShardSource(config, client)
-    raise InvalidInput(f"{config.name}: {type(config).__name__} describes no input; wanted a collection or a view")
+    raise InvalidInput(f"{config.name}: {type(config).__name__} has no input; expected a collection or a view")
 
 
 def progress_of(blob: Blob, shard: str, sources: Mapping[str, SourceFrontier]) -> dict[str, Progress]:

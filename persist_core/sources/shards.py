@@ -5,10 +5,10 @@
 1. All inputs are read as of the same time, so a view is consistent across them; `upper` is at most the smallest upper.
 2. An input whose `since` has passed that time is an error, never an approximation. The hold `view/<name>` on each input
    keeps its `since` back for as long as the newest refresh may have to be evaluated again.
-3. A view gives nothing of its inputs up by itself: a hold is moved only as far as holds of others than views have gone.
-   History is for whoever set a retention to end, not for whoever reads it.
-4. Where neither the definition nor any input has changed since the newest refresh, there is nothing to read: the
-   description is a seal.
+3. A view does not shorten the history of its inputs: its hold moves only as far as holds of others than views have
+   moved. Retention decides about history, not readers.
+4. If neither the definition nor any input has changed since the newest refresh, the description is a seal: it reads
+   nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SHARDS = "shards"  # the name of a view's one source, and its type
 HOLDER_PREFIX = "view/"
 FROZEN_VERSION = 1
 _FROZEN = "frozen_shards"
-NO_COLUMNS = CollectionSchema(key=())  # of a view that was never refreshed with any input
+NO_COLUMNS = CollectionSchema(key=())  # of a view without a refresh
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Refreshed:
 
     @classmethod
     def of(cls, sources: Mapping[str, SourceFrontier]) -> Refreshed | None:
-        """Out of a state's or a manifest's sources; `None` where there was no refresh."""
+        """From the sources of a state or a manifest; `None` before the first refresh."""
         source = sources.get(SHARDS)
         if source is None:
             return None
@@ -141,12 +141,12 @@ class ShardSource:
         self._client = client
 
     def check(self, state: ShardState) -> None:
-        """Nothing to say yet: the schema is the query's result, which only Spark knows. The job compares it."""
+        """No-op: only Spark knows the schema of the query's result. The job compares it."""
 
     def freeze(self, state: ShardState, *, lower: int, until: int | None) -> Intake | NotYet:
         """The inputs as of the last time that all of them, and `until`, have reached. Takes the view's holds.
 
-        Raises `OutsideFrontiers` where an input's `since` has passed that time.
+        Raises `OutsideFrontiers` if the `since` of an input is after that time.
         """
         inputs: dict[str, ShardState] = {}
         for name in self._config.inputs:
@@ -159,14 +159,14 @@ class ShardSource:
         behind = min(inputs.values(), key=lambda each: each.upper)
         if upper <= Frontier(lower):
             return NotYet(
-                f"view {self._config.name} is as far as its inputs are: it holds everything before {lower}, and its"
-                f" input {behind.shard} has come to {behind.upper}"
+                f"view {self._config.name} is up to date with its inputs: it holds everything before {lower}, and the"
+                f" upper of its input {behind.shard} is {behind.upper}"
             )
         notices = []
         if until is not None and upper < Frontier(until):
             notices.append(
-                f"view {self._config.name} goes up to {upper} and not to {until}, as asked for: its input"
-                f" {behind.shard} has come no further"
+                f"view {self._config.name} goes up to {upper}, not to {until}: that is the upper of its input"
+                f" {behind.shard}"
             )
         as_of = MAX_TIME if upper.time is None else upper.time - 1
         frozen = self._frozen(inputs, as_of)
@@ -180,7 +180,7 @@ class ShardSource:
         return Intake(upper.time, sources, key, len(inputs), _bytes_of(inputs.values()), tuple(notices))
 
     def pending(self, state: ShardState, *, until: int | None) -> int:  # noqa: ARG002 - the contract's
-        """None: what the inputs hold before the view's upper is in the view."""
+        """Always 0: the view has all that its inputs hold before its upper."""
         return 0
 
     def schema(self, state: ShardState) -> CollectionSchema:
@@ -190,7 +190,7 @@ class ShardSource:
     def settle(self, state: ShardState) -> None:
         """Move the holds up, as far as the newest refresh and the holds of others allow (see the module, 2 and 3).
 
-        An input that the refresh before has read, and this one no more, is let go.
+        The hold on an input that only the refresh before has read is released.
         """
         last = Refreshed.of(state.sources)
         if last is None:
@@ -207,10 +207,10 @@ class ShardSource:
                 target = min(Frontier(last.as_of), *others)
                 hold = self._hold(name)
                 if hold.hold.since < target:
-                    hold.downgrade(target)  # a mismatch: another checkpoint of this view was faster
+                    hold.downgrade(target)  # a mismatch means that another checkpoint of this view has moved it
 
     def trial_time(self, until: int | None) -> int:
-        """The last time before `until` that all inputs have reached. Raises `OutsideFrontiers` where there is none."""
+        """The last time before `until` that all inputs have reached. Raises `OutsideFrontiers` if there is none."""
         bounds = [CLOSED if until is None else Frontier(until)]
         for name in self._config.inputs:
             try:
@@ -224,7 +224,7 @@ class ShardSource:
         return MAX_TIME if first.time is None else first.time - 1
 
     def frozen_at(self, as_of: int) -> FrozenShards:
-        """What a refresh at `as_of` would freeze, staged nowhere. Raises as `freeze` does."""
+        """What a refresh at `as_of` would freeze. Stages nothing. Raises as `freeze` does."""
         return self._frozen({name: self._client.state(name) for name in self._config.inputs}, as_of)
 
     def _frozen(self, inputs: Mapping[str, ShardState], as_of: int) -> FrozenShards:
@@ -239,7 +239,7 @@ class ShardSource:
         return FrozenShards(self._config.definition, as_of, uppers)
 
     def _is_unchanged(self, state: ShardState, last: Refreshed, inputs: Mapping[str, ShardState], as_of: int) -> bool:
-        """True where the newest commit is this view's, of the same definition, and no input was appended to since."""
+        """True if the newest commit is this view's, with the same definition, and no input was appended to since."""
         newest = state.newest_commit
         if newest is None or set(last.uppers) != set(inputs):
             return False
@@ -249,7 +249,7 @@ class ShardSource:
             if load_frozen(self._client.blob, last.input_key, FrozenShards).definition != self._config.definition:
                 return False
         except (CorruptArtifact, UnknownVersion):
-            return False  # fsck names it; a whole refresh needs nothing of the last one
+            return False  # fsck reports it; a full refresh does not need the last one
         return not any(
             batch.lower <= as_of and batch.changed_at is not None and batch.changed_at > last.as_of
             for each in inputs.values()
@@ -257,7 +257,7 @@ class ShardSource:
         )
 
     def _given_up(self, state: ShardState) -> list[str]:
-        """Inputs of the commit before the newest that are held still and read no more."""
+        """Inputs of the commit before the newest that are no longer read but still held."""
         before = Refreshed.of(self._client.manifest(state.commits[-2]).sources) if state.commits[1:] else None
         names = [] if before is None else sorted(set(before.uppers) - set(self._config.inputs))
         holder = f"{HOLDER_PREFIX}{self._config.name}"

@@ -49,7 +49,7 @@ class Intake:
 
 @dataclass(frozen=True)
 class NotYet:
-    """There is nothing to take in: the reason, for people."""
+    """There is no input to take in; `reason` is for users."""
 
     reason: str
 
@@ -58,7 +58,7 @@ class Source(Protocol):
     """The input of one shard."""
 
     def check(self, state: ShardState) -> None:
-        """Raise `SchemaMismatch` where it is known before reading that the input does not fit the shard."""
+        """Raise `SchemaMismatch` if it is known before reading that the input does not fit the shard."""
         ...
 
     def freeze(self, state: ShardState, *, lower: int, until: int | None) -> Intake | NotYet:
@@ -77,7 +77,7 @@ class Source(Protocol):
         ...
 
     def settle(self, state: ShardState) -> None:
-        """Give up what the shard no longer needs of its input after its newest commit. Safe to do again."""
+        """Release what the shard no longer needs of its input after its newest commit. Idempotent."""
         ...
 
 

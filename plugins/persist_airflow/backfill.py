@@ -164,10 +164,10 @@ def close_ended(dag_id: str) -> None:
 
 
 def fail_unended(dag_id: str) -> None:
-    """End the DAG's open backfills as failed: their dag runs and tasks belong to a scheduler that is gone.
+    """End the DAG's open backfills and unended dag runs as failed: they belong to a scheduler that is gone.
 
     Only for an Airflow that does not run: a scheduler would find out for itself, after minutes, and a task that is
-    still at work would not be stopped. What its tasks have committed stays; created anew with `reset_dagruns`, the
+    still at work would not be stopped. What the tasks have committed stays. Created anew with `reset_dagruns`, a
     backfill runs all its intervals again, and skips those that the shard covers.
     """
     from airflow.models.backfill import Backfill
@@ -180,10 +180,7 @@ def fail_unended(dag_id: str) -> None:
     is_open = (Backfill.dag_id == dag_id, Backfill.completed_at.is_(None))
     quietly = {"synchronize_session": False}
     with create_session() as session:
-        of_open = select(Backfill.id).where(*is_open)
-        runs = session.scalars(
-            select(DagRun.run_id).where(DagRun.backfill_id.in_(of_open), DagRun.state.not_in(ENDED))
-        ).all()
+        runs = session.scalars(select(DagRun.run_id).where(DagRun.dag_id == dag_id, DagRun.state.not_in(ENDED))).all()
         unended = or_(TaskInstance.state.is_(None), TaskInstance.state.in_([str(s) for s in State.unfinished if s]))
         of_runs = (TaskInstance.dag_id == dag_id, TaskInstance.run_id.in_(runs))
         end = {"state": "failed", "end_date": _now()}

@@ -1,25 +1,27 @@
-"""From a collection to its tasks, a task group or a whole DAG.
+"""From a collection or view to its tasks, a task group or a whole DAG.
 
-    shard_tasks(config)        the four tasks of a collection or view, in the DAG or group that is open
-    upsert_tasks(config)       those of a collection
-    upsert_task_group(config)  the same inside a task group
-    build_upsert_dag(config)   DAG persist_upsert__<name>
-    build_dags(folder)         one DAG per collection file; a wrong file becomes an import error under its own path
+    shard_tasks(config)                    the four tasks, in the DAG or group that is open
+    upsert_task_group(config)              the same inside a task group; `view_task_group` for views
+    build_upsert_dag(config)               DAG persist_upsert__<name>; `build_view_dag`: persist_view__<name>
+    build_dags(folder), build_view_dags    one DAG per file of a folder; a wrong file becomes an import error of its own
 
-Views: persist_airflow.view_factory. Parsing touches no store and no network and imports no Spark.
+One factory makes both kinds. What differs between them is in `_collection_face` and `_view_face`.
+
+A view whose schedule is `on_input` waits for the assets of its inputs, which their append tasks update. So collections,
+views and views of views chain by themselves. Parsing touches no store and no network and imports no Spark.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, Unpack
 
-from persist_airflow.compat import DAG, TaskGroup, file_import_error, interval_schedule
+from persist_airflow.compat import DAG, TaskGroup, any_asset, interval_schedule, make_asset
 from persist_airflow.hook import PersistHook
+from persist_airflow.links import shard_uri
 from persist_airflow.notifications import ConflictCallback
 from persist_airflow.operators import (
     AppendBatchesOperator,
@@ -27,17 +29,35 @@ from persist_airflow.operators import (
     MintBatchDescriptionsOperator,
     WriteBatchesOperator,
 )
+from persist_airflow.wrong_files import stand_ins
 from persist_core.config.collection import CollectionConfig, load_collections
 from persist_core.config.files import config_files
 from persist_core.config.shard import ShardConfig
+from persist_core.config.view import ON_INPUT, ViewConfig, load_views
 from persist_core.errors import ConfigError
 from persist_core.time_text import parse_time
 
-DAG_PREFIX = "persist_upsert__"
+UPSERT_PREFIX = "persist_upsert__"
+VIEW_PREFIX = "persist_view__"
 RETRIES = 3
 RETRY_DELAY = timedelta(seconds=10)
-C = TypeVar("C", bound=ShardConfig)
 APPEND_RETRIES = 6  # a conflict costs a try, and so does a worker that dies
+
+
+class TaskOptions(TypedDict, total=False):
+    """The options of `shard_tasks`, for what passes them on."""
+
+    persist_conn_id: str
+    spark_conn_id: str
+    on_cas_conflict: Sequence[ConflictCallback] | ConflictCallback
+    spark: Mapping[str, Any] | None
+
+
+class DagOptions(TaskOptions, total=False):
+    """Those, and Airflow's own arguments for the DAG, which go over the factory's."""
+
+    default_args: Mapping[str, Any]
+    dag_args: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -62,14 +82,10 @@ def shard_tasks(
 
     `spark` are further arguments for the provider's SparkSubmitOperator (`conf`, `packages`, `executor_memory`, ...).
     """
-    common: dict[str, Any] = {"config": config, "persist_conn_id": persist_conn_id}
-    mint = MintBatchDescriptionsOperator(task_id="mint_batch_descriptions", **common)
+    shared: dict[str, Any] = {"config": config, "persist_conn_id": persist_conn_id}
+    mint = MintBatchDescriptionsOperator(task_id="mint_batch_descriptions", **shared)
     write = WriteBatchesOperator(
-        task_id="write_batches",
-        description=mint.output,
-        spark_conn_id=spark_conn_id,
-        **common,
-        **(spark or {}),
+        task_id="write_batches", description=mint.output, spark_conn_id=spark_conn_id, **shared, **(spark or {})
     )
     append = AppendBatchesOperator(
         task_id="append_batches",
@@ -77,107 +93,117 @@ def shard_tasks(
         write_task_id=write.task_id,
         on_cas_conflict=on_cas_conflict,
         retries=APPEND_RETRIES,
-        **common,
+        **shared,
     )
-    checkpoint = CheckpointManifestOperator(task_id="checkpoint_manifest", **common)
+    checkpoint = CheckpointManifestOperator(task_id="checkpoint_manifest", **shared)
     mint >> write >> append >> checkpoint
     return ShardTasks(mint, write, append, checkpoint)
 
 
-def upsert_tasks(config: CollectionConfig, **options: Any) -> ShardTasks:
-    """The four tasks of one collection. `options` are those of `shard_tasks`."""
-    return shard_tasks(config, **options)
-
-
-def upsert_task_group(config: CollectionConfig, *, group_id: str | None = None, **options: Any) -> TaskGroup:
-    """The four tasks inside a task group (default id: the collection's name). `options` are those of `shard_tasks`."""
+def shard_task_group(config: ShardConfig, *, group_id: str | None = None, **options: Unpack[TaskOptions]) -> TaskGroup:
+    """The four tasks inside a task group (default id: the shard's name). `options` are those of `shard_tasks`."""
     with TaskGroup(group_id or config.name) as group:
-        upsert_tasks(config, **options)
+        shard_tasks(config, **options)
     return group
 
 
-def build_upsert_dag(
-    config: CollectionConfig,
+def build_dag(
+    config: ShardConfig,
     *,
     default_args: Mapping[str, Any] | None = None,
     dag_args: Mapping[str, Any] | None = None,
-    **options: Any,
+    **options: Unpack[TaskOptions],
 ) -> DAG:
-    """DAG `persist_upsert__<name>`. `options` are those of `shard_tasks`; `dag_args` go over the defaults below.
+    """The DAG of a collection or view. `options` are those of `shard_tasks`; `dag_args` go over the defaults below.
 
-    Its runs have real data intervals in UTC. There is no catch-up: an ordinary run takes all that is due, whatever
-    was missed; history in steps is what backfills are for.
+    With a cron schedule its runs have real data intervals in UTC. There is no catch-up: an ordinary run takes all input
+    that is due, and a backfill makes history in steps. A view that refreshes `on_input` goes as far as its inputs.
     """
+    face = _face(config)
     arguments: dict[str, Any] = {
-        "dag_id": f"{DAG_PREFIX}{config.name}",
-        "description": config.description or f"Change feed {config.source.path} -> shard {config.name}",
-        "schedule": interval_schedule(config.schedule),
-        "start_date": start_of(config),
+        "dag_id": f"{face.prefix}{config.name}",
+        "description": config.description or face.description,
+        "schedule": _schedule(config, options.get("persist_conn_id", PersistHook.default_conn_name)),
+        "start_date": _start_of(config),
         "catchup": False,
         "max_active_runs": 1,
-        "tags": ["persist", "upsert"],
-        "doc_md": _document(config),
+        "tags": ["persist", face.tag],
+        "doc_md": face.document,
         "default_args": {"retries": RETRIES, "retry_delay": RETRY_DELAY, **(default_args or {})},
     }
     with DAG(**{**arguments, **(dag_args or {})}) as dag:
-        upsert_tasks(config, **options)
+        shard_tasks(config, **options)
     return dag
 
 
-def build_dags(folder: str | Path, **options: Any) -> dict[str, DAG]:
-    """A DAG for every `*.yaml` in `folder`, by DAG id: `globals().update(...)`. `options`: see `build_upsert_dag`."""
+upsert_task_group = view_task_group = shard_task_group
+build_upsert_dag = build_view_dag = build_dag
+
+
+def build_dags(folder: str | Path, **options: Unpack[DagOptions]) -> dict[str, DAG]:
+    """A DAG for every collection file in `folder`, by DAG id: `globals().update(...)`. `options`: see `build_dag`."""
     folder = Path(folder).absolute()
-    collections, errors = load_collections(folder)
-    dags, refused = dags_of(collections, folder, lambda config: build_upsert_dag(config, **options))
-    return {dag.dag_id: dag for dag in (*dags, *stand_ins([*errors, *refused], folder, DAG_PREFIX))}
+    return _dags(*load_collections(folder), folder, UPSERT_PREFIX, options)
 
 
-def dags_of(configs: Sequence[C], folder: Path, build: Callable[[C], DAG]) -> tuple[list[DAG], list[ConfigError]]:
-    """The DAG of each file of `folder`, and an error for each file whose schedule Airflow refuses."""
-    dags, errors = [], []
+def build_view_dags(
+    folder: str | Path, *, collections: str | Path | None = None, **options: Unpack[DagOptions]
+) -> dict[str, DAG]:
+    """A DAG for every view file in `folder`, by DAG id: `globals().update(...)`. `options`: see `build_dag`.
+
+    `collections` is the folder of the collections that views may read (default: `collections` beside `folder`).
+    """
+    folder = Path(folder).absolute()
+    loaded = load_views(folder, collections=Path(collections) if collections is not None else None)
+    return _dags(*loaded, folder, VIEW_PREFIX, options)
+
+
+def _dags(
+    configs: Sequence[ShardConfig], errors: Sequence[ConfigError], folder: Path, prefix: str, options: DagOptions
+) -> dict[str, DAG]:
+    dags, wrong = [], list(errors)
     for config in configs:
         try:
-            dags.append(build(config))
-        except ConfigError as error:
+            dags.append(build_dag(config, **options))
+        except ConfigError as error:  # a schedule that Airflow refuses
             file = next(file for file in config_files(folder) if file.stem == config.name)
-            errors.append(ConfigError(f"{file}: {error}"))
-    return dags, errors
+            wrong.append(ConfigError(f"{file}: {error}"))
+    return {dag.dag_id: dag for dag in (*dags, *stand_ins(wrong, folder, prefix))}
 
 
-def stand_ins(errors: Sequence[ConfigError], folder: Path, prefix: str) -> list[DAG]:
-    """A DAG for each wrong file of `folder`, which leaves an import error under the file's own path."""
-    return [_WrongFile(_named_file(error, folder), str(error), prefix) for error in errors]
+def _schedule(config: ShardConfig, persist_conn_id: str) -> Any:
+    if isinstance(config, ViewConfig) and config.schedule == ON_INPUT:
+        return any_asset([make_asset(shard_uri(persist_conn_id, name)) for name in config.inputs])
+    return interval_schedule(config.schedule)
 
 
-def _named_file(error: ConfigError, folder: Path) -> Path:
-    """The file that the error's message starts with; the folder where it is the folder that is wrong."""
-    files = folder.iterdir() if folder.is_dir() else ()
-    return next((file for file in files if str(error).startswith(f"{file}: ")), folder)
-
-
-class _WrongFile(DAG):
-    """Stands for a file that is wrong: never bagged, it leaves an import error under the file's path."""
-
-    def __init__(self, path: Path, message: str, prefix: str) -> None:
-        super().__init__(dag_id=f"{prefix}wrong_file__{re.sub(r'[^A-Za-z0-9_.-]', '_', path.name)}", schedule=None)
-        self.wrong_path = path
-        self.wrong_message = message
-
-    def validate(self) -> None:
-        """Called while Airflow fills its bag of DAGs."""
-        file_import_error(self.wrong_path, self.wrong_message)
-        raise ConfigError(self.wrong_message)
-
-
-def start_of(config: ShardConfig) -> datetime:
-    """The start that the file says, else the epoch: a backfill may then cover any day."""
+def _start_of(config: ShardConfig) -> datetime:
+    """The start in the file, else the epoch: a backfill may then cover any day."""
     start_ms = parse_time(config.start_date, what="start_date") if config.start_date else 0
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=start_ms)
 
 
-def _document(config: CollectionConfig) -> str:
+@dataclass(frozen=True)
+class _Face:
+    """What a DAG shows of its kind of shard. `document` is Markdown."""
+
+    prefix: str
+    tag: str
+    description: str
+    document: str
+
+
+def _face(config: ShardConfig) -> _Face:
+    if isinstance(config, ViewConfig):
+        return _view_face(config)
+    if isinstance(config, CollectionConfig):
+        return _collection_face(config)
+    raise ConfigError(f"{config.name}: found a {type(config).__name__}, expected a collection or a view")
+
+
+def _collection_face(config: CollectionConfig) -> _Face:
     key, columns = ", ".join(config.key), ", ".join(config.columns)
-    return f"""{config.description}
+    document = f"""{config.description}
 
 | | |
 | --- | --- |
@@ -188,3 +214,24 @@ def _document(config: CollectionConfig) -> str:
 
 `persist describe {config.name}` prints its frontiers, `persist snapshot {config.name}` the table.
 """
+    return _Face(UPSERT_PREFIX, "upsert", f"Change feed {config.source.path} -> shard {config.name}", document)
+
+
+def _view_face(config: ViewConfig) -> _Face:
+    inputs = ", ".join(f"`{name}`" for name in config.inputs)
+    query = config.query if config.query is not None else config.definition
+    document = f"""{config.description}
+
+| | |
+| --- | --- |
+| shard | `{config.name}` |
+| inputs | {inputs} |
+| read-only | {"yes: it reports what it would write, and writes nothing" if config.read_only else "no"} |
+
+```sql
+{query.strip()}
+```
+
+`persist snapshot {config.name}` prints its rows, `persist changes {config.name} --after ...` what changed.
+"""
+    return _Face(VIEW_PREFIX, "view", f"View of {', '.join(config.inputs)} -> shard {config.name}", document)

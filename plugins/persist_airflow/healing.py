@@ -29,7 +29,16 @@ def heal(
 
     `on_step` sees each step first. Raises `PersistCasConflict` after `MAX_HEALS` lost appends.
     """
-    for step in rounds(client, config, until=lost.upper, writer=lost.writer, write=write, max_conflicts=MAX_HEALS):
+    steps = rounds(
+        client,
+        config,
+        until=lost.upper,
+        writer=lost.writer,
+        write=write,
+        max_conflicts=MAX_HEALS,
+        is_forced=True,  # the mint that made `lost` has checked its end
+    )
+    for step in steps:
         on_step(step)
         if isinstance(step, Round | NothingToDo):
             return step

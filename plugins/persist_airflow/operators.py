@@ -97,8 +97,11 @@ class MintBatchDescriptionsOperator(_PersistOperator):
                 return _trial(client, self.config, until)
             if isinstance(self.config, ViewConfig) and not _follows_inputs(self.config):
                 after_earlier_runs(context, client.clock, self.log)
-            minted = stages.mint(client, self.config, until=until, writer=writer_of(context))
+            is_forced = _asks_for(context, "force")
+            minted = stages.mint(client, self.config, until=until, writer=writer_of(context), is_forced=is_forced)
         if isinstance(minted, NothingToDo):
+            if minted.pending != 0:
+                self.log.warning("%s", minted.reason)
             raise AirflowSkipException(minted.reason)
         for notice in minted.notices:
             self.log.warning("%s", notice)
@@ -223,8 +226,13 @@ class CheckpointManifestOperator(_PersistOperator):
 
 def is_read_only(config: ViewConfig, context: Context) -> bool:
     """Whether this dag run may only try the view: by its file, or by the run's conf `{"read_only": true}`."""
+    return config.read_only or _asks_for(context, "read_only")
+
+
+def _asks_for(context: Context, name: str) -> bool:
+    """Whether the dag run's conf has `name`: true."""
     asked: Any = context["dag_run"].conf or {}
-    return config.read_only or asked.get("read_only") is True
+    return asked.get(name) is True
 
 
 def _follows_inputs(config: ShardConfig) -> bool:

@@ -87,7 +87,7 @@ def _install_submit(folder: Path) -> None:
             timer.start()
         inner(self, *arguments)
 
-    WriteBatchesOperator._submit = submit  # type: ignore[method-assign,assignment] # that is what a fault point is
+    WriteBatchesOperator._submit = submit  # type: ignore[method-assign] # that is what a fault point is
 
 
 def _install_blob(die: Callable[[str], None]) -> None:
@@ -109,7 +109,7 @@ def _install_blob(die: Callable[[str], None]) -> None:
                 if part in f"/{key}" and ("/checkpoints/" in key or not point.startswith("checkpoint")):
                     die(point)
 
-        store.set = set_and_die  # type: ignore[method-assign,assignment] # that is what a fault point is
+        store.set = set_and_die  # type: ignore[method-assign] # that is what a fault point is
 
     install_on(FileBlob)
     install_on(S3Blob)

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from persist_airflow.compat import AirflowSkipException
-from persist_airflow.factory import build_upsert_dag
-from persist_airflow.view_factory import build_view_dag
+from persist_airflow.factory import build_upsert_dag, build_view_dag
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.location.settings import PersistLocation

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from persist_airflow.embedded.home import EmbeddedAirflowError, LocalAirflow, free_port, main, project_airflow, psutil
+from persist_airflow.embedded.__main__ import main
+from persist_airflow.embedded.home import EmbeddedAirflowError, LocalAirflow, free_port, project_airflow, psutil
 from persist_core.location.settings import PersistLocation
 
 
@@ -54,12 +55,12 @@ def test_stop_ends_a_stubborn_process_and_its_children(
     record(airflow, child)
     (grandchild,) = psutil.Process(child.pid).children()
     assert airflow.is_running()
-    assert airflow.recorded_url() == "http://127.0.0.1:1"
+    assert LocalAirflow(airflow.home, airflow.dags, airflow.location).url == "http://127.0.0.1:1"
     assert airflow.stop() == ["scheduler"]
     assert child.wait(10) is not None
     assert not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE
     assert not airflow.is_running()
-    assert airflow.recorded_url() is None
+    assert LocalAirflow(airflow.home, airflow.dags, airflow.location).port > 1
 
 
 def test_a_pid_that_belongs_to_somebody_else_by_now_is_left_alone(
@@ -110,13 +111,15 @@ def test_the_project_keeps_everything_below_the_clone(tmp_path: Path) -> None:
 
 
 def test_an_unknown_command_prints_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sideways"]) == 2
-    assert "demo|up|down" in capsys.readouterr().err
+    for arguments in ([], ["sideways"], ["up", "again"]):
+        assert main(arguments) == 2
+        assert "up|down|demo" in capsys.readouterr().err
 
 
 SCRIPT = """
 import json, signal, subprocess, sys, time
 from pathlib import Path
+from persist_airflow.embedded.__main__ import main
 from persist_airflow.embedded.home import LocalAirflow, psutil
 from persist_core.location.settings import PersistLocation
 

@@ -89,6 +89,40 @@ def test_a_manual_run_without_interval_goes_up_to_run_after_or_now(
         assert upper == START_MS + (33 * 24 * 3600 + 4 * 3600 + 5 * 60 + 6) * 1000 + 789
 
 
+def test_an_end_in_the_future_needs_force_in_the_runs_conf(dag: Any, client: PersistClient) -> None:
+    end = datetime(2099, 1, 1, tzinfo=UTC)
+    with pytest.raises(AirflowFailException, match="an hour from now"):
+        DagRunDriver(dag, end).run(MINT)
+    with pytest.raises(AirflowFailException, match="an hour from now"):
+        DagRunDriver(dag, end, conf={"force": "yes"}).run(MINT)
+    assert NAME not in client.shards()
+    assert DagRunDriver(dag, end, "forced", conf={"force": True}).run_all()["result"] == "committed"
+    assert client.state(NAME).upper.time == int(end.timestamp()) * 1000
+
+
+def test_a_forced_run_that_lost_its_append_heals_to_its_own_end(dag: Any, client: PersistClient) -> None:
+    end = datetime(2099, 1, 1, tzinfo=UTC)
+    loser = DagRunDriver(dag, end, "loser", conf={"force": True})
+    loser.run(MINT)
+    loser.run(WRITE)
+    DagRunDriver(dag, end_of(0), "winner").run_all()
+    with pytest.raises(PersistCasConflict):
+        loser.run(APPEND)
+    assert loser.run(APPEND)["result"] == "healed"
+    assert client.state(NAME).upper.time == int(end.timestamp()) * 1000
+
+
+def test_a_skip_that_leaves_input_pending_warns(
+    fruit: Fruit, dag: Any, client: PersistClient, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    DagRunDriver(dag, end_of(2)).run_all()
+    fruit.write_days(range(1))
+    with caplog.at_level(logging.WARNING), pytest.raises(AirflowSkipException, match="1 inputs are pending"):
+        DagRunDriver(dag, end_of(1), "late").run(MINT)
+    assert "1 inputs are pending" in caplog.text + capsys.readouterr().out
+    assert client.state(NAME).upper == Frontier(end_ms(2))
+
+
 def test_every_task_may_run_again(dag: Any, client: PersistClient) -> None:
     run = DagRunDriver(dag, end_of(0))
     for task in (MINT, MINT, WRITE, WRITE, APPEND):

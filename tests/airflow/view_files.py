@@ -9,7 +9,7 @@ DAG_MODULE = "views_dag"
 _DAG_FILE = """
 # airflow DAG
 from pathlib import Path
-from persist_airflow.view_factory import build_view_dags
+from persist_airflow.factory import build_view_dags
 globals().update(build_view_dags(Path(__file__).parent / "views"))
 """
 

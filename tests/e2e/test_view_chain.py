@@ -32,7 +32,7 @@ DAGS = """
 from datetime import timedelta
 from pathlib import Path
 from persist_airflow.factory import build_dags
-from persist_airflow.view_factory import build_view_dags
+from persist_airflow.factory import build_view_dags
 here, quick = Path(__file__).parent, {"retries": 3, "retry_delay": timedelta(seconds=1)}
 globals().update(build_dags(here / "collections", default_args=quick))
 globals().update(build_view_dags(here / "views", default_args=quick))

@@ -9,8 +9,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.write import stage_manifest
 from persist_core.location.consensus import CaSResult, VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
-from persist_core.maintenance.fsck import FsckReport, fsck
-from persist_core.maintenance.violations import Violation
+from persist_core.maintenance.fsck import FsckReport, Violation, fsck
 from persist_core.protocol import stages
 from persist_core.protocol.restore import NothingToRestore, plan_restore, restore
 from persist_core.protocol.stages import Conflict
@@ -20,7 +19,7 @@ from persist_core.shard.keys import CheckpointLayout
 from persist_core.shard.state import Committed, ShardState, UpperMismatch
 from tests.sim.simulator.simulation import Parts
 from tests.sim.simulator.workload import SHARD
-from tests.sim.simulator.world import STAGING_INTENT_MS, Stages
+from tests.sim.simulator.world import STAGING_INTENT_MS, Stages, append_row, write_plainly
 from tests.sim.simulator.write_stage import write
 
 
@@ -148,6 +147,17 @@ def _expire_early(client: PersistClient, collected: set[str]) -> None:
     client.machine.apply(SHARD, lambda state: transitions.expire_leases(state, now_ms=soon_ms))
 
 
+def _write_plainly_over_stash(
+    client: PersistClient, config: CollectionConfig, writer: str
+) -> Committed | UpperMismatch:
+    """Says that it has read the operator state, and saves none."""
+    state = client.state(SHARD)
+    minted = stages.mint(client, config, until=(state.upper.time or 0) + 1, writer=writer)
+    if not isinstance(minted, stages.Minted):
+        return write_plainly(client, config, writer)
+    return append_row(client, config, replace(minted.description, input_key=None, sources={}))
+
+
 def _restore_contents_only(client: PersistClient, checkpoint_id: str, writer: str) -> object:
     """Goes back with the contents and leaves the progress where it is: what was consumed since is lost."""
     plan = plan_restore(client, SHARD, checkpoint_id)
@@ -192,5 +202,6 @@ PLANTED: dict[str, Parts] = {
     "leases expire early": Parts(Stages(collect=_expire_early)),
     "restore keeps the progress": Parts(Stages(restore=_restore_contents_only)),
     "restore loses the stash": Parts(Stages(restore=_restore_without_stash)),
+    "plain writer ends the stash": Parts(Stages(write_plainly=_write_plainly_over_stash)),
     "scrub takes what is staged for damage": Parts(Stages(fsck=_scrub_unnamed)),
 }

@@ -29,7 +29,17 @@ SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
 def full_scenarios(persist_seed: int) -> Iterator[Scenario]:
     """Scenarios in which everybody takes part, so that every planted defect can do its harm."""
     for seed in range(persist_seed, persist_seed + MAX_SIMULATIONS_TO_FIND):
-        yield Scenario(seed, writers=2, readers=2, checkpointers=1, collectors=2, restorers=1, scrubbers=1, files=3)
+        yield Scenario(
+            seed,
+            writers=2,
+            readers=2,
+            checkpointers=1,
+            collectors=2,
+            plain_writers=1,
+            restorers=1,
+            scrubbers=1,
+            files=3,
+        )
 
 
 def calls_of(outcome: Outcome) -> list[tuple[str, str]]:

@@ -1,7 +1,9 @@
-"""`make demo`, `make up`, `make down`: the whole path on this machine, and what it made, printed.
+"""`make demo`: the whole path on this machine, and what it made, printed.
 
 seven days of a change feed -> a real scheduler runs one dag run per day -> the table as of two days, the changelog
 between them, the errors, frontiers, checkpoints, how the last day flowed into a view, and what to try next
+
+    backfill customers, days 1 to 6 -> backfill cities -> refresh the view -> customers, day 7 -> refresh the view
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import io
 import os
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,14 +21,8 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from persist_airflow.embedded.home import (
-    UI_PORT,
-    WITH_UI,
-    EmbeddedAirflowError,
-    LocalAirflow,
-    free_port,
-    project_airflow,
-)
+from persist_airflow.backfill import ENDED, POLL_MS, Follower, create, fail_unended
+from persist_airflow.embedded.home import EmbeddedAirflowError, LocalAirflow, project_airflow
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
 from persist_core.config.collection import CollectionConfig, load_collection
 from persist_core.errors import ShardNotFound
@@ -37,64 +34,55 @@ from persist_core.time_text import format_time, parse_time
 COLLECTION = "customers"
 DIMENSION = "cities"
 VIEW = "regions"
+UPSERT, VIEWS = "persist_upsert__", "persist_view__"  # of DAG ids; the factory has them, and would import Airflow here
 DAYS = 7
-VIEW_DAYS = 2  # the view is refreshed at the end of the last days only: two suffice to show changes
 DAY_MS = 24 * 3_600_000
 FOLLOW_TIMEOUT_S = 900
 MAX_ROWS = 12  # of a table that is printed
 MAX_CELL_CHARS = 32
 _FAILED_TASKS = "select run_id, task_id from task_instance where state = 'failed' order by run_id limit 20"
-SCHEDULE_OFF = {"AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False"}  # only the backfill runs: the feed ends in January
+SCHEDULE_OFF = {"AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False"}  # the demo starts what runs: the feed ends in January
+
+
+@dataclass(frozen=True)
+class Step:
+    """A backfill of a DAG's days `first_ms` to `last_ms` (both included), or, without days, one manual dag run."""
+
+    dag_id: str
+    first_ms: int | None = None
+    last_ms: int | None = None
+
+
+def steps_from(first_ms: int) -> tuple[Step, ...]:
+    """What the demo runs, one after the other."""
+    last_ms = first_ms + (DAYS - 1) * DAY_MS
+    customers, cities, view = f"{UPSERT}{COLLECTION}", f"{UPSERT}{DIMENSION}", f"{VIEWS}{VIEW}"
+    return (
+        Step(customers, first_ms, last_ms - DAY_MS),
+        Step(cities, last_ms, last_ms),  # times are the files' own, so one run takes all days
+        Step(view),  # where the schedule is on, each append to an input starts it
+        Step(customers, last_ms, last_ms),
+        Step(view),
+    )
 
 
 def run_demo(root: Path) -> int:
-    """Run the backfill over the bundled feed and print what came of it; says so at once where that was done before."""
+    """Run the feed through Airflow and print the results; only print them if an earlier demo has run it already."""
     console = Console()
     config = load_collection(root / "dags" / "collections" / f"{COLLECTION}.yaml")
     first_ms = parse_time(config.start_date or "2026-01-01", what="start_date")
     end_ms = first_ms + DAYS * DAY_MS
-    steps = (
-        (f"persist_upsert__{COLLECTION}", DAYS),
-        (f"persist_upsert__{DIMENSION}", 1),  # times are the files' own, so one run takes all days
-        (f"persist_view__{VIEW}", VIEW_DAYS),
-    )
     airflow = project_airflow(root, settings=SCHEDULE_OFF)
     with open_location(airflow.location) as location:
         client = PersistClient(location)
         shards = (COLLECTION, DIMENSION, VIEW)
         if all(_upper(client, shard) >= end_ms for shard in shards):
             console.print(f"[green]all is up to date:[/] {', '.join(shards)} hold everything before {_day(end_ms)}")
-        else:
-            exit_code = _backfill(console, airflow, steps, end_ms)
-            if exit_code:
-                return exit_code
+        elif not _run_steps(console, airflow, steps_from(first_ms)):
+            return 1
         _print_results(console, client, config, first_ms, end_ms)
         _print_view(console, client, end_ms)
     _print_next(console, airflow)
-    return 0
-
-
-def up(root: Path) -> int:
-    """Start Airflow with its UI in the background."""
-    console = Console()
-    airflow = project_airflow(root, port=free_port(UI_PORT))
-    if url := airflow.recorded_url():
-        console.print(f"Airflow is running already: {url}")
-        return 0
-    with console.status("starting Airflow"):
-        airflow.prepare()
-        airflow.start(WITH_UI)
-    passwords = airflow.home / "simple_auth_manager_passwords.json.generated"
-    console.print(
-        f"Airflow: {airflow.url}   user admin, password in {passwords}   `make down` stops it", soft_wrap=True
-    )
-    return 0
-
-
-def down(root: Path) -> int:
-    """Stop what `up` (or a demo that was killed) left running."""
-    stopped = project_airflow(root).stop()
-    Console().print(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
     return 0
 
 
@@ -105,53 +93,56 @@ def _upper(client: PersistClient, shard: str) -> int:
         return 0
 
 
-def _backfill(console: Console, airflow: LocalAirflow, steps: Sequence[tuple[str, int]], end_ms: int) -> int:
-    """Backfills through a real scheduler, each of a DAG's last days, one after the other; the exit code."""
+def _run_steps(console: Console, airflow: LocalAirflow, steps: Sequence[Step]) -> bool:
+    """All steps through a real scheduler; whether every dag run succeeded."""
     if airflow.is_running():
         raise EmbeddedAirflowError(
-            "Airflow is running already, so the demo would start a second scheduler: `make down`"
+            "Airflow is running already, and the demo would start a second scheduler; stop it with `make down`"
         )
     with airflow.stopping():
         with console.status("preparing an Airflow home and its database"):
-            airflow.launch_spark()  # it is up by the time that the first job wants it
+            airflow.launch_spark()  # it is up when the first job needs it
             airflow.prepare()
         os.environ.update(airflow.environment())  # before this process imports Airflow
-        from persist_airflow.backfill import Follower, fail_unended
-
-        for dag_id, _ in steps:
+        for dag_id in {step.dag_id for step in steps}:
             fail_unended(dag_id)  # of a demo that was interrupted; nothing runs now
-        first, *rest = steps
-        backfill_id = _create(console, *first, end_ms)
-        with console.status("starting scheduler and API server"):
+        with console.status("starting API server and scheduler"):
             airflow.launch()
         follower = Follower(console, airflow.check)
-        result = follower.follow(backfill_id, timeout_s=FOLLOW_TIMEOUT_S)
-        for step in rest:  # a view can only be refreshed as far as its inputs are, so they come first
-            if not result.is_over or result.runs["failed"]:
-                break
-            result = follower.follow(_create(console, *step, end_ms), timeout_s=FOLLOW_TIMEOUT_S)
-        if result.is_over and not result.runs["failed"]:
-            return 0
-    console.print(f"[red]not all dag runs succeeded:[/] {dict(result.runs)}", soft_wrap=True)
+        if all(_run_step(console, airflow, follower, step) for step in steps):
+            return True
+    console.print("[red]a dag run failed; its failed tasks:[/]")
     for run_id, task_id in airflow.query(_FAILED_TASKS):
         console.print(f"  {run_id}: {task_id}", highlight=False)
-    console.print(f"their logs are below {airflow.logs}; run it again to go on where it stopped", soft_wrap=True)
-    return 1
+    console.print(
+        f"Their logs are below {airflow.logs}. `make demo` again goes on where this one stopped", soft_wrap=True
+    )
+    return False
 
 
-def _create(console: Console, dag_id: str, days: int, end_ms: int) -> int:
-    """Queue a backfill of the DAG's last days, one dag run each."""
-    from persist_airflow.backfill import create
+def _run_step(console: Console, airflow: LocalAirflow, follower: Follower, step: Step) -> bool:
+    """One step to its end; whether all its dag runs succeeded."""
+    if step.first_ms is None or step.last_ms is None:
+        return _run_once(console, airflow, step.dag_id)
+    days = (step.last_ms - step.first_ms) // DAY_MS + 1
+    backfill_id = _create_backfill(step.dag_id, step.first_ms, step.last_ms)
+    console.print(
+        f"backfill {backfill_id} of DAG {step.dag_id}: {days} {'days, one dag run each' if days > 1 else 'day'}"
+    )
+    result = follower.follow(backfill_id, timeout_s=FOLLOW_TIMEOUT_S)
+    return result.is_over and not result.runs["failed"]
 
+
+def _create_backfill(dag_id: str, first_ms: int, last_ms: int) -> int:
     arguments = Namespace(
         subcommand="backfill",
         dag_id=dag_id,
-        start_date=_moment(end_ms - days * DAY_MS),
-        end_date=_moment(end_ms - DAY_MS),
+        start_date=_moment(first_ms),
+        end_date=_moment(last_ms),
         conf=None,
         dry_run=False,
         run_backwards=False,
-        reset_dagruns=True,  # an earlier demo's runs may be there whose data was deleted
+        reset_dagruns=True,  # runs of an earlier demo may be there whose data was deleted
         rerun_failed_tasks=False,
         max_active_runs=1,
     )
@@ -159,8 +150,25 @@ def _create(console: Console, dag_id: str, days: int, end_ms: int) -> int:
         backfill_id = create(arguments, default_max_active_runs=1)
     if backfill_id is None:
         raise EmbeddedAirflowError("Airflow created no backfill")
-    console.print(f"backfill {backfill_id} of DAG {dag_id}: {days} {'days, one dag run each' if days > 1 else 'day'}")
     return backfill_id
+
+
+def _run_once(console: Console, airflow: LocalAirflow, dag_id: str) -> bool:
+    """One manual dag run, to its end."""
+    from airflow.api.common.trigger_dag import trigger_dag
+    from airflow.utils.types import DagRunTriggeredByType
+
+    clock = airflow.clock
+    run_id, deadline_ms = f"demo__{clock.now_ms()}", clock.now_ms() + FOLLOW_TIMEOUT_S * 1000
+    trigger_dag(dag_id, triggered_by=DagRunTriggeredByType.CLI, run_id=run_id)
+    with console.status(f"dag run {run_id} of DAG {dag_id}"):
+        state = "queued"
+        while state not in ENDED and clock.now_ms() < deadline_ms:
+            airflow.check()
+            clock.sleep_ms(POLL_MS)
+            ((state,),) = airflow.query("select state from dag_run where dag_id = ? and run_id = ?", dag_id, run_id)
+    console.print(f"dag run {run_id} of DAG {dag_id}: {state}")
+    return bool(state == "success")
 
 
 def _print_results(
@@ -236,16 +244,18 @@ def _print_next(console: Console, airflow: LocalAirflow) -> None:
     console.print("\n[bold]What to do next[/]", highlight=False)
     for name, value in airflow.location.to_env().items():
         console.print(f"  export {name}={value}", highlight=False, soft_wrap=True)
-    for line in (
-        f"  .venv/bin/persist snapshot {COLLECTION} --as-of 2026-01-03     the table as of any time",
-        f"  .venv/bin/persist changes {COLLECTION} --after 2026-01-02 --through 2026-01-04",
-        f"  .venv/bin/persist errors {COLLECTION}                          what could not be read, byte for byte",
-        f"  .venv/bin/persist fsck {COLLECTION}                            checks every promise against what is stored",
-        f"  .venv/bin/persist run {VIEW} --read-only               what a refresh of the view would write",
-        "  make up                                             Airflow's UI with these DAGs",
-        "  write dags/collections/<name>.yaml                  a table of your own",
+    persist = ".venv/bin/persist"
+    for command, what in (
+        (f"{persist} snapshot {COLLECTION} --as-of 2026-01-03", "the table as of any time"),
+        (f"{persist} changes {COLLECTION} --after 2026-01-02 --through 2026-01-04", "what changed between two times"),
+        (f"{persist} errors {COLLECTION}", "what could not be read, byte for byte"),
+        (f"{persist} fsck {COLLECTION}", "checks what is stored, digests included"),
+        (f"{persist} run {VIEW} --read-only", "what a refresh of the view would write"),
+        ("make up", "Airflow's UI with these DAGs"),
+        (f"make airflow ARGS='dags details {UPSERT}{COLLECTION}'", "Airflow's own command line"),
     ):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(f"  {command:<72} # {what}", highlight=False, soft_wrap=True, markup=False)
+    console.print("A table of your own: write dags/collections/<name>.yaml", highlight=False, markup=False)
 
 
 def _moment(time_ms: int) -> datetime:

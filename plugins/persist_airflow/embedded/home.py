@@ -1,19 +1,17 @@
 """An embedded Airflow: a home folder, a scheduler and an API server on 127.0.0.1, started and stopped as one.
 
-    python -m persist_airflow.embedded.home demo|up|down
-
     LocalAirflow(home, dags, location)
         .prepare()   make the home, migrate its database, read the DAG files
-        .start(...)  api-server, scheduler, more if asked   -> <home>/processes.json
+        .start(...)  api-server, then scheduler, more if asked   -> <home>/processes.json
         .check()     all of them are alive
         .stop()      the processes named there, by pid and start time
 
-For one machine: SQLite, LocalExecutor. Nothing listens on any other interface. Whoever starts it stops it: `with
-airflow.running():` does so on every way out, Ctrl-C and SIGTERM included; what a killed starter left behind is found
-in `processes.json` and ended by the next start or by `down`.
+For one machine: SQLite, LocalExecutor. Nothing listens on any other interface. The process that starts it stops it:
+`with airflow.running():` does so on every way out, Ctrl-C and SIGTERM included. The next start, or `down`, ends what a
+killed starter left running, which it finds in `processes.json`.
 
 With `has_spark` jobs share a Spark Connect server (`embedded.spark_connect`), which starts while the rest is
-prepared; without, each starts a Spark of its own.
+prepared. Without it, each job starts a Spark of its own.
 """
 
 from __future__ import annotations
@@ -44,13 +42,15 @@ from persist_core.location.settings import PersistLocation
 psutil: Any = importlib.import_module("psutil")  # comes with Airflow, without types
 
 SPARK = "spark-connect"
-HEADLESS = ("api-server", "scheduler")  # what running a backfill takes
-WITH_UI = ("api-server", "scheduler", "dag-processor", "triggerer")
+API_SERVER = "api-server"
+HEADLESS = (API_SERVER, "scheduler")  # what running a backfill takes, in the order of their start
+WITH_UI = (API_SERVER, "scheduler", "dag-processor", "triggerer")
 HEALTHY_TIMEOUT_MS = 240_000  # 12 s on an idle machine with 2 cores
 STOP_TIMEOUT_S = 4.0  # then by force: a scheduler waits for its tasks, an API server for open connections
 KILL_TIMEOUT_S = 10.0
 COMMAND_TIMEOUT_S = 300.0
 UI_PORT = 8080
+PASSWORDS = "simple_auth_manager_passwords.json.generated"  # Airflow's name for it
 
 # Each task is a fork of the scheduler's worker: what is imported there is not imported again in every task.
 _PRELOAD = """import sys
@@ -81,9 +81,9 @@ class LocalAirflow:
 
     def __post_init__(self) -> None:
         self.home, self.dags = self.home.absolute(), self.dags.absolute()
-        if not self.port:
-            self.port = free_port()
-        self._spark = LocalSpark(self.home, free_port()) if self.has_spark else None
+        ports = self._ports() if self.is_running() else {}
+        self.port = self.port or ports.get("port") or free_port()
+        self._spark = LocalSpark(self.home, ports.get("spark_port") or free_port()) if self.has_spark else None
 
     @property
     def url(self) -> str:
@@ -119,13 +119,23 @@ class LocalAirflow:
             "NO_PROXY": loopback,
             "no_proxy": loopback,
             FOLDER_ENV: str(self.home / "class-data"),
-            **({} if self._spark is None else {"AIRFLOW_CONN_SPARK_DEFAULT": self._spark.connection()}),
+            **self._spark_connection(),
             **self.location.to_env(),
             **self.settings,
         }
 
+    def _spark_connection(self) -> dict[str, str]:
+        """The connection to the Spark Connect server while it runs; without it jobs start a Spark of their own."""
+        is_there = any(entry["name"] == SPARK and _alive(entry) is not None for entry in self._recorded())
+        return {"AIRFLOW_CONN_SPARK_DEFAULT": self._spark.connection()} if self._spark and is_there else {}
+
     def prepare(self) -> None:
-        """Make the home, migrate its database (once for each version of Airflow), read the DAG files."""
+        """Make the home, migrate its database, read the DAG files."""
+        self.migrate()
+        self.command("dags", "reserialize")
+
+    def migrate(self) -> None:
+        """Make the home and migrate its database, once for each version of Airflow."""
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.logs.mkdir(exist_ok=True)
         (self.home / "config").mkdir(exist_ok=True)
@@ -134,7 +144,6 @@ class LocalAirflow:
         if not stamp.exists() or stamp.read_text() != version:
             self.command("db", "migrate")
             stamp.write_text(version)
-        self.command("dags", "reserialize")
 
     def command(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """Run `airflow ARGUMENTS` to its end; its output. Raises `EmbeddedAirflowError` with the end of that."""
@@ -173,14 +182,16 @@ class LocalAirflow:
             self._spawn(SPARK, self._spark.command(), self._spark.environment())
 
     def launch(self, components: Sequence[str] = HEADLESS) -> None:
-        """Start processes beside those that run, and return when the API server answers.
+        """Start processes beside those that run: the API server, and the others when it answers.
 
-        Raises `EmbeddedAirflowError` where one dies or does not become healthy; what runs is the caller's to stop.
+        Tasks report to the API server; if the scheduler started them earlier, their first tries would fail. Raises
+        `EmbeddedAirflowError` if a process dies or does not become healthy; the caller stops what runs.
         """
         for name in components:
             arguments = self._arguments(name, headless="dag-processor" not in components)
             self._spawn(name, [sys.executable, "-m", "airflow", *arguments], self.environment())
-        self._wait_until_healthy(f"{self.url}/execution/health")
+            if name == API_SERVER:
+                self._wait_until_healthy(f"{self.url}/execution/health")
 
     def _spawn(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start one process, and write down that it is ours."""
@@ -196,11 +207,12 @@ class LocalAirflow:
             )
         self._children.append(process)
         started = {"name": name, "pid": process.pid, "created": psutil.Process(process.pid).create_time()}
-        recorded = {"port": self.port, "processes": [*self._recorded(), started]}
+        ports = {"port": self.port, "spark_port": self._spark.port if self._spark else None}
+        recorded = {**ports, "processes": [*self._recorded(), started]}
         self._processes_file.write_text(json.dumps(recorded))
 
     def _arguments(self, name: str, *, headless: bool) -> list[str]:
-        if name == "api-server":
+        if name == API_SERVER:
             only = ["--apps", "execution"] if headless else []
             return [name, "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1", *only]
         # Logs are read from the shared folder; the log servers would listen on every interface.
@@ -215,9 +227,7 @@ class LocalAirflow:
                     return
             self.check()
             self.clock.sleep_ms(100)
-        raise EmbeddedAirflowError(
-            f"{url} does not answer after {HEALTHY_TIMEOUT_MS} ms:\n{self.log_tail('api-server')}"
-        )
+        raise EmbeddedAirflowError(f"{url} does not answer after {HEALTHY_TIMEOUT_MS} ms:\n{self.log_tail(API_SERVER)}")
 
     def check(self) -> None:
         """Raise `EmbeddedAirflowError` with the end of its log where a process has died."""
@@ -287,11 +297,17 @@ class LocalAirflow:
         """True where at least one recorded process lives."""
         return any(_alive(entry) is not None for entry in self._recorded())
 
-    def recorded_url(self) -> str | None:
-        """Where the running API server listens, as its starter wrote it down."""
-        if not self.is_running():
-            return None
-        return f"http://127.0.0.1:{json.loads(self._processes_file.read_text())['port']}"
+    def passwords(self) -> dict[str, str]:
+        """The UI's users and their passwords, which Airflow draws when its API server first starts."""
+        with contextlib.suppress(OSError, ValueError):
+            found: dict[str, str] = json.loads((self.home / PASSWORDS).read_text())
+            return found
+        return {}
+
+    def _ports(self) -> dict[str, int]:
+        """Where the processes that run listen, as their starter wrote it down."""
+        ports: dict[str, int] = json.loads(self._processes_file.read_text())
+        return {name: port for name, port in ports.items() if name in ("port", "spark_port") and port}
 
 
 def free_port(wanted: int = 0) -> int:
@@ -342,25 +358,3 @@ def project_airflow(root: Path, *, port: int = 0, settings: Mapping[str, str] | 
     location = PersistLocation(f"file://{data / 'blob'}", f"sqlite:///{data / 'consensus.db'}")
     cache = {FOLDER_ENV: str(root / ".cache" / "class-data")}
     return LocalAirflow(root / ".airflow", root / "dags", location, {**cache, **(settings or {})}, port, has_spark=True)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """`demo`, `up` or `down`; the exit code."""
-    from persist_airflow.embedded import demo
-
-    commands = {"demo": demo.run_demo, "up": demo.up, "down": demo.down}
-    if len(arguments) != 1 or arguments[0] not in commands:
-        sys.stderr.write("usage: python -m persist_airflow.embedded.home demo|up|down\n")
-        return 2
-    try:
-        return commands[arguments[0]](Path.cwd())
-    except EmbeddedAirflowError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted; everything that was started is stopped\n")
-        return 130
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

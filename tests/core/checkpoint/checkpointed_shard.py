@@ -21,11 +21,13 @@ from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchDescription, OperatorState, SourceFrontier, StateArtifact
+from persist_core.shard.state import Committed
 
 SCHEMA = CollectionSchema(key=(Column("id", "bigint", nullable=False),))
 KEEP_ALL = RetentionConfig(keep_last=1000)
 KEEP_ONE = RetentionConfig(keep_last=1, keep_daily=0, keep_weekly=0)
 DAY_MS = 86_400_000
+NO_FILES = {"root": "/in", "base": "/in", "files": 0, "size_bytes": 0, "segments": []}
 
 R = TypeVar("R")
 
@@ -75,12 +77,19 @@ class Shard:
         self.writer = self.client.open_writer("s")
         self.epoch = 0
         self.parent: str | None = None
-        self.chain: tuple[StateArtifact, ...] = ()
+        self.chains: dict[str, tuple[StateArtifact, ...]] = {}
 
     def commit(
         self, *, is_delta: bool = False, state: bytes | None = b"stash", days: int = 1, is_empty: bool = False
     ) -> str:
         """Append a batch with one artifact (or none); `is_empty`: no operator state is left after it."""
+        builds = is_delta and "upsert" in self.chains
+        data = None if state is None else b"%s-%d" % (state, self.epoch + 1)
+        left = not is_empty and (builds or data is not None)
+        return self.commit_states({"upsert": (builds, data)} if left else {}, days=days)
+
+    def commit_states(self, states: Mapping[str, tuple[bool, bytes | None]], *, days: int = 1) -> str:
+        """Append a batch; `states`: for each operator whether it is a delta, and the bytes of its one artifact."""
         self.clock.sleep_ms(days * DAY_MS)
         self.epoch += 1
         description = BatchDescription(
@@ -92,25 +101,24 @@ class Shard:
             epoch=self.epoch,
             parent_id=self.parent,
             writer="w",
-            operators={"upsert": self.chain} if self.chain else {},
-            saves_deltas=is_delta,
-            sources={"files": SourceFrontier("files", {"files": self.epoch})},
+            operators=self.chains,
+            sources={"files": SourceFrontier("files", {**NO_FILES, "files": self.epoch})},
         )
         attempt = self.client.ids.uuid7()
         manifest = self.client.staged_manifest(self.writer.stage(description, SCHEMA, attempt))
-        added: tuple[StateArtifact, ...] = ()
-        if state is not None:
-            data = b"%s-%d" % (state, self.epoch)
-            key = f"s/batches/{attempt}/stash.parquet"
-            self.blob.set(key, data)
-            added = (StateArtifact(0, key, len(data), hashlib.sha256(data).hexdigest()),)
-        builds = is_delta and bool(self.chain)
-        self.chain = () if is_empty else (*self.chain, *added) if builds else added
-        if self.chain:
-            manifest = replace(manifest, operators={"upsert": OperatorState(builds, added)})
-        key = stage_manifest(self.blob, manifest, self.client.ids.uuid7())
-        self.writer.compare_and_append(manifest, key)
-        self.parent = description.checkpoint_id
+        staged, chains = {}, {}
+        for name, (is_delta, data) in states.items():
+            added: tuple[StateArtifact, ...] = ()
+            if data is not None:
+                key = f"s/batches/{attempt}/{name}.bin"
+                self.blob.set(key, data)
+                added = (StateArtifact(0, key, len(data), hashlib.sha256(data).hexdigest()),)
+            staged[name] = OperatorState(is_delta, added)
+            chains[name] = (*self.chains[name], *added) if is_delta else added
+        key = stage_manifest(self.blob, replace(manifest, operators=staged), attempt)
+        result = self.writer.compare_and_append(self.client.staged_manifest(key), key)
+        assert isinstance(result, Committed), result
+        self.chains, self.parent = chains, description.checkpoint_id
         return description.checkpoint_id
 
     def publish(self, retention: RetentionConfig = KEEP_ALL) -> CheckpointReport:
@@ -128,5 +136,9 @@ class Shard:
 
     def stash(self, checkpoint_id: str) -> list[bytes]:
         """What a run would start from: the artifacts' bytes, oldest first."""
-        artifacts = self.operators(checkpoint_id).get("upsert", ())
+        return self.state_of("upsert", checkpoint_id)
+
+    def state_of(self, operator: str, checkpoint_id: str) -> list[bytes]:
+        """The bytes of one operator's chain as of a checkpoint, oldest first."""
+        artifacts = self.operators(checkpoint_id).get(operator, ())
         return [data for data in (self.blob.get(artifact.key) for artifact in artifacts) if data is not None]

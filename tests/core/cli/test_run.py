@@ -303,6 +303,15 @@ def test_the_command(world: World, capsys: pytest.CaptureFixture[str], monkeypat
     assert run_command(["run", "orders", "--conf", "nonsense"]) == 2
 
 
+def test_a_time_in_the_future_needs_force(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.drop("a.txt", 1)
+    command = ["run", str(world.write_config()), "--until", "2099-01-01"]
+    assert run_command(command) == 2
+    assert "run it with --force" in capsys.readouterr().err
+    assert run_command([*command, "--force"]) == 0
+    assert world.client.state("orders").upper.time == parse_time("2099-01-01")
+
+
 def test_by_default_the_input_is_final_up_to_the_current_period(world: World) -> None:
     now = parse_time("2026-03-04T05:06:07.008Z")
     assert default_until(world.config(), now) == now

@@ -56,7 +56,7 @@ def test_a_view_is_run_and_read_like_a_collection(world: World, capsys: pytest.C
     assert described["holds"] == [{"holder": "view/ids", "since": 0}]
     (again,) = printed(capsys, "run", "ids")
     assert again["status"] == "up_to_date"
-    assert "as far as its inputs are" in again["reason"]
+    assert "up to date with its inputs" in again["reason"]
     assert len(world.calls()) == 2
 
 

@@ -33,11 +33,11 @@ def test_broken_file_is_refused_with_its_text(path: Path, monkeypatch: pytest.Mo
     assert text == wanted.read_text(encoding="utf-8")
 
 
-def test_every_text_names_the_file_what_was_found_and_what_is_wanted() -> None:
+def test_every_text_names_the_file_what_was_found_and_what_is_expected() -> None:
     for path in CASES:
         for line in path.with_suffix(".txt").read_text(encoding="utf-8").splitlines():
             assert line.startswith(f"{path.name}: ")
-            assert ("found" in line and "wanted" in line and ";" in line) or "more errors" in line
+            assert ("found" in line and "expected" in line and ";" in line) or "more errors" in line
 
 
 def test_the_corpus_is_not_thinned_out() -> None:

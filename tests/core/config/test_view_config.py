@@ -1,4 +1,4 @@
-"""View files: what they may say, and how a wrong one is told: file, field, what was found and what is wanted."""
+"""View files: what they may say, and how a wrong one is told: file, field, what was found and what is expected."""
 
 from __future__ import annotations
 
@@ -58,46 +58,46 @@ def test_a_view_is_a_query_and_finds_its_inputs(files: Files) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
-        ("", "w.yaml: the file: found nothing, wanted a mapping; start with query:"),
-        ("description: x", "w.yaml: query: found nothing, wanted exactly one of query and function"),
-        ("query: SELECT * FROM orders\nfunction: a:b", "query: found 'query and function', wanted exactly one"),
-        ("function: nonsense\ninputs: orders", "function: found 'nonsense', wanted module:name"),
-        ("function: a:b", "inputs: found 0, wanted 1 to 100 inputs"),
-        ("query: SELECT 1 AS x", "query: found no table, wanted a query over at least one shard; name a collection"),
-        ("query: 5", "query: found 5, wanted a text"),
+        ("", "w.yaml: the file: found nothing, expected a mapping; start with query:"),
+        ("description: x", "w.yaml: query: found nothing, expected exactly one of query and function"),
+        ("query: SELECT * FROM orders\nfunction: a:b", "query: found 'query and function', expected exactly one"),
+        ("function: nonsense\ninputs: orders", "function: found 'nonsense', expected module:name"),
+        ("function: a:b", "inputs: found 0, expected 1 to 100 inputs"),
+        ("query: SELECT 1 AS x", "query: found no table, expected a query over at least one shard; name a collection"),
+        ("query: 5", "query: found 5, expected text"),
         ("query: SELECT * FROM orders\nshedule: '@daily'", "shedule: found an unknown field.*did you mean 'schedule'"),
         ("query: SELECT * FROM orders\nschedule: on_imput", "schedule: found 'on_imput', .*did you mean 'on_input'"),
         (
             "query: SELECT * FROM orders\nschedule: often",
-            "schedule: found 'often', wanted on_input or five cron fields",
+            "schedule: found 'often', expected on_input or five cron fields",
         ),
-        ("query: SELECT * FROM orders\nlimits: {max_rows: -1}", "limits.max_rows: found -1, wanted at least 0"),
+        ("query: SELECT * FROM orders\nlimits: {max_rows: -1}", "limits.max_rows: found -1, expected at least 0"),
         ("query: SELECT * FROM orders\nstart_date: 5", "start_date: found"),
         ("query: SELECT * FROM ordrs", r"query: found table ordrs \(line 1, column 15\), .*did you mean 'orders'"),
         (
             "query: SELECT * FROM orders\ninputs: [orders, ../x]",
-            r"inputs\[1\]: found '\.\./x', wanted 1 to 128 letters",
+            r"inputs\[1\]: found '\.\./x', expected 1 to 128 letters",
         ),
-        ("query: SELECT * FROM orders\ninputs: [orders, orders]", "wanted each name once"),
-        ("query: SELECT * FROM orders\ninputs: [orders, ORDERS]", "wanted each name once"),
+        ("query: SELECT * FROM orders\ninputs: [orders, orders]", "expected each name once"),
+        ("query: SELECT * FROM orders\ninputs: [orders, ORDERS]", "expected each name once"),
         (
             "query: SELECT * FROM orders JOIN stores USING (id)\ninputs: [orders, shops]",
-            r"query: found table stores \(line 1, column 27\), wanted one of inputs \(orders, shops\); .* add it",
+            r"query: found table stores \(line 1, column 27\), expected one of inputs \(orders, shops\); .* add it",
         ),
         ("query: SELECT * FROM orders\ninputs: {a: b}", "inputs"),
-        ("query: SELECT * FROM orders\ninputs: []", "inputs: found 0, wanted 1 to 100 inputs"),
+        ("query: SELECT * FROM orders\ninputs: []", "inputs: found 0, expected 1 to 100 inputs"),
         ("query: SELECT citty FROM orders", r"query: found column citty \(line 1, column 8\), .*did you mean 'city'"),
         ("query: SELECT rand() FROM orders", r"query: found rand\(\) \(line 1, column 8\)"),
-        ("query: SELEC 1 FROM orders", "query: .*wanted a query that parses; .*inputs:"),
-        ("query: SELECT * FROM w", "inputs: found 'w', wanted inputs other than the view itself"),
+        ("query: SELEC 1 FROM orders", "query: .*expected a query that parses; .*inputs:"),
+        ("query: SELECT * FROM w", "inputs: found 'w', expected inputs other than the view itself"),
         ("query: |\n  SELECT id\n  FROM orders\n  LIMIT 1\n", r"LIMIT without ORDER BY \(line 3, column 7\)"),
     ],
 )
-def test_a_wrong_file_says_what_where_and_what_to_do(files: Files, text: str, wanted: str) -> None:
+def test_a_wrong_file_says_what_where_and_what_to_do(files: Files, text: str, expected: str) -> None:
     told = files.told("w", text)
-    assert re.search(wanted, told, re.DOTALL), told
+    assert re.search(expected, told, re.DOTALL), told
     assert told.startswith("w.yaml: ")
 
 
@@ -133,14 +133,14 @@ def test_a_cycle_is_named(files: Files) -> None:
     views, errors = load_views(files.views)
     assert len(errors) == 3
     for error in errors:
-        way = re.search(r"query: found '(.*)', wanted inputs that don't read this view", str(error))
+        way = re.search(r"query: found '(.*)', expected inputs that do not read this view", str(error))
         assert way is not None
         assert sorted(set(way[1].split(" -> "))) == ["a", "b", "c"]
     assert [view.name for view in views] == ["beside"]
 
 
 def test_a_view_and_a_collection_cant_share_a_shard(files: Files) -> None:
-    assert "name: found 'orders', wanted a name that no collection has" in files.told(
+    assert "name: found 'orders', expected a name that no collection has" in files.told(
         "orders", "query: SELECT * FROM daily\ninputs: [daily]"
     )
 

@@ -7,10 +7,14 @@ import pytest
 from persist_core.errors import Corruption
 from persist_core.location.consensus import VersionedData
 from persist_core.location.s3.entry import Entry, decode_entry, decode_header, entry_after, truncation_after
-from tests.servers.stored_bytes import flipped
 
 FIRST = entry_after(None, "k\u00e9\n", VersionedData(5, b"data"), "id-1")
 TRUNCATION = truncation_after(entry_after(FIRST, "k\u00e9\n", VersionedData(9, b""), "id-2"), FIRST.header, "id-3")
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    byte, mask = divmod(bit, 8)
+    return data[:byte] + bytes([data[byte] ^ 1 << mask]) + data[byte + 1 :]
 
 
 def test_golden_bytes() -> None:

@@ -181,6 +181,11 @@ class Corrupting(MemBlob):
         return None if data is None else data[:-1] + b"?"
 
 
+class Haunted(MemBlob):
+    def list_keys_and_metadata(self, prefix: str) -> Iterator[BlobMetadata]:
+        return iter([BlobMetadata(f"{prefix}stranger", 1), *super().list_keys_and_metadata(prefix)])
+
+
 class Unsorted(MemBlob):
     def list_keys_and_metadata(self, prefix: str) -> Iterator[BlobMetadata]:
         return reversed(list(super().list_keys_and_metadata(prefix)))
@@ -192,7 +197,8 @@ class Undeletable(MemBlob):
 
 
 @pytest.mark.parametrize(
-    ("kind", "check"), [(Corrupting, "throughput"), (Unsorted, "small_blobs"), (Undeletable, "clean_up")]
+    ("kind", "check"),
+    [(Haunted, "reachable"), (Corrupting, "throughput"), (Unsorted, "small_blobs"), (Undeletable, "clean_up")],
 )
 def test_a_sick_blob_store_is_found_out(kind: type[MemBlob], check: str) -> None:
     assert sick(examine_blob(kind()))[check] is Grade.PROBLEM

@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from persist_core.clock import ManualClock
-from persist_core.errors import CorruptArtifact
+from persist_core.errors import CorruptArtifact, Indeterminate
 from persist_core.handles.client import PersistClient
 from persist_core.ids import SeededIds
+from persist_core.location.blob import BlobMetadata
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.fsck import fsck
+from persist_core.maintenance.violations import MAX_SHOWN
 from persist_core.protocol.fork import fork
 from persist_core.protocol.fork_records import list_forks
 from persist_core.shard.batch import BatchDescription, SourceFrontier
-from persist_core.shard.parts import errs_schema, updates_schema
+from persist_core.shard.parts import PARQUET, errs_schema, updates_schema
 from tests.core.handles.test_read import SCHEMA, history, table
 from tests.core.protocol.restored_shard import SHARD, Collection
 
 Row = tuple[Any, ...]
+
+
+class PartFormatOf:
+    """A part format whose bytes are always the same."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def encode(self, table: pa.Table) -> bytes:
+        assert len(table)
+        return self._data
+
+    def decode(self, data: bytes, columns: list[str]) -> pa.Table:
+        raise AssertionError(f"not read with this format: {len(data)} {columns}")
 
 
 class Location:
@@ -57,7 +75,7 @@ class Location:
         writer.compare_and_append(self.client.staged_manifest(key), key)
 
     def checks(self) -> set[str]:
-        return {finding.check for finding in fsck(self.client, "s").violations}
+        return {violation.check for violation in fsck(self.client, "s").violations}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -125,6 +143,84 @@ def test_missing_and_altered_files_are_found() -> None:
     assert location.checks() == {"state", "manifest"}, "the version before it is still examined"
 
 
+def test_no_damage_hides_another_and_nothing_is_raised() -> None:
+    location = Location()
+    for n in range(4):
+        location.append(n, n + 1, [(n, "eu", None, "a", n, 1)])
+    parts = [entry.key for entry in location.blob.list_keys_and_metadata("s/batches/") if "part=" in entry.key]
+    manifests = [batch.manifest_key for batch in location.client.state("s").batches]
+    of_manifest = {key.partition("/_persist_part")[0]: key for key in parts}
+    first, second, third = (of_manifest[key.removesuffix("/manifest.json")] for key in manifests[:3])
+    location.blob.set(first, b"")
+    location.blob.delete(second)
+    location.blob.set(third, b"PAR1" + bytes(100))
+    location.blob.set(manifests[3], b'{"version": 1}')
+    location.blob.set("s/conflicts/x.json", b"\xff")
+    location.blob.set("s/forks/twin/x.json", b"[]")
+    location.blob.set("s/inputs/x.json", b"{}")
+    location.blob.set("s/checkpoints/_latest", b"\xff\xfe")
+    location.blob.set("s/sources/files/x.json.zst", b"zst")
+    messages = [violation.message for violation in fsck(location.client, "s").violations]
+    for damaged in (
+        first,
+        second,
+        third,
+        manifests[3],
+        "x.json",
+        "twin/x.json",
+        "inputs/x.json",
+        "_latest",
+        "x.json.zst",
+    ):
+        assert any(damaged in message for message in messages), damaged
+    assert len(messages) == 9
+
+
+def test_a_part_with_the_digest_of_its_manifest_and_no_rows_is_found() -> None:
+    """Its writer staged bytes that are no Parquet: the digest holds, and only decoding can tell."""
+    location = Location()
+    garbage = PartFormatOf(b"PAR1 this is no Parquet file PAR1")
+    location.client.part_format = garbage
+    location.append(0, 9, [(1, "eu", None, "a", 0, 1)])
+    location.client.part_format = PARQUET
+    (violation,) = fsck(location.client, "s").violations
+    assert violation.check == "part"
+
+
+def test_an_old_version_of_the_state_is_examined_too() -> None:
+    location = Location()
+    location.append(0, 9, [(1, "eu", None, "a", 0, 1)])
+    location.append(9, 10, [])
+    versions = location.consensus._store.versions
+    versions["s"] = [VersionedData(0, b"garbage"), *versions["s"][1:]]
+    (violation,) = fsck(location.client, "s").violations
+    assert (violation.check, "version 0 of the state" in violation.message) == ("state", True)
+
+
+def test_a_store_that_fails_is_a_violation() -> None:
+    location = Location()
+    location.append(0, 9, [(1, "eu", None, "a", 0, 1)])
+
+    class Down(MemBlob):
+        def get(self, key: str) -> bytes | None:
+            raise Indeterminate(f"no answer for {key}")
+
+        def list_keys_and_metadata(self, prefix: str) -> Iterator[BlobMetadata]:
+            raise Indeterminate(f"no answer for {prefix}")
+
+    down = PersistClient(OpenLocation(Down(), location.consensus), location.client.clock, location.client.ids)
+    report = fsck(down, "s")
+    assert {"manifest", "source_progress", "fork", "conflict", "checkpoint"} <= {v.check for v in report.violations}
+
+
+def test_violations_of_one_check_are_counted_beyond_the_first() -> None:
+    location = Location()
+    location.append(0, 9, [(n, "eu", None, "a", 0, -1) for n in range(MAX_SHOWN + 5)])
+    shown = [v.message for v in fsck(location.client, "s").violations if v.check == "one_value_per_key"]
+    assert len(shown) == MAX_SHOWN + 1
+    assert shown[-1] == "and 5 more"
+
+
 def test_a_damaged_ledger_and_a_damaged_checkpoint_are_found() -> None:
     location = Location()
     segment = {"key": "s/sources/files/0.json.zst", "files": 1, "sha256": "0" * 64, "size_bytes": 1}
@@ -153,9 +249,9 @@ def test_a_fork_whose_record_is_gone_is_found(tmp_path: Path) -> None:
     ]
     assert done.commit.restored_from == first
     shard.client.blob.delete(next(record.key for record in records if record.fork == "twin"))
-    assert [finding.check for finding in fsck(shard.client, "twin").violations] == ["fork"]
+    assert [violation.check for violation in fsck(shard.client, "twin").violations] == ["fork"]
     assert fsck(shard.client, "third").is_clean
     shard.client.blob.set(records[0].key, b"{}")
     with pytest.raises(CorruptArtifact, match="record of a fork"):
         list_forks(shard.client.blob, SHARD)
-    assert [finding.check for finding in fsck(shard.client, "third").violations] == ["fork"]
+    assert [violation.check for violation in fsck(shard.client, "third").violations] == ["fork"]

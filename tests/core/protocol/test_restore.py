@@ -202,6 +202,24 @@ def damaged(shard: Collection, checkpoint_id: str) -> list[str]:
     return [*staged, *(entry.key for entry in shard.client.blob.list_keys_and_metadata(folder))]
 
 
+def holds_state(key: str) -> bool:
+    """Whether this is operator state, as a commit staged it or as its checkpoint has a copy."""
+    return "/operators/" in key or "part=stash" in key
+
+
+@pytest.mark.parametrize("of", ["/operators/", "part=stash"], ids=["copy", "staged"])
+def test_one_damaged_copy_of_operator_state_stops_no_run(shard: Collection, of: str) -> None:
+    shard.run(10)
+    shard.drop("3.txt", [ok(A, "three", 25), ok(B, "four", 12)])
+    second = shard.run(20)
+    for key in damaged(shard, second):
+        if of in key:
+            shard.client.blob.set(key, b"rotten")
+    shard.run(30)
+    assert shard.contents(29) == shard.read(29)
+    assert set(shard.contents(29)) == {A, B}
+
+
 @pytest.mark.parametrize("is_missing", [True, False], ids=["missing", "altered"])
 @pytest.mark.parametrize("how_much", ["operators", "everything"])
 def test_mint_names_the_way_back_from_a_damaged_stash(shard: Collection, how_much: str, is_missing: bool) -> None:
@@ -209,7 +227,7 @@ def test_mint_names_the_way_back_from_a_damaged_stash(shard: Collection, how_muc
     shard.drop("3.txt", [ok(A, "three", 25), ok(B, "four", 12)])
     second = shard.run(20)
     for key in damaged(shard, second):
-        if how_much == "everything" or "/operators/" in key:
+        if how_much == "everything" or holds_state(key):
             shard.client.blob.delete(key) if is_missing else shard.client.blob.set(key, b"rotten")
     with pytest.raises(CorruptArtifact, match=f"persist restore {SHARD} --to {first}.*upper 10"):
         shard.mint(30)
@@ -225,12 +243,12 @@ def test_mint_names_the_way_back_from_a_damaged_stash(shard: Collection, how_muc
 def test_where_no_checkpoint_is_whole_mint_says_so(shard: Collection) -> None:
     first = shard.run(10)
     for key in damaged(shard, first):
-        if "/operators/" in key:
+        if holds_state(key):
             shard.client.blob.delete(key)
     with pytest.raises(CorruptArtifact, match="no other checkpoint of this shard is whole"):
         shard.mint(20)
     shard.drop("3.txt", [])
-    with pytest.raises(CorruptArtifact, match=r"partition-0\.snap is missing"):
+    with pytest.raises(CorruptArtifact, match=r"part-0\.parquet is missing.*partition-0\.snap is missing or damaged"):
         plan_restore(shard.client, SHARD, first)
 
 
@@ -281,7 +299,7 @@ def test_what_can_not_be_restored_says_why_and_changes_nothing(shard: Collection
     state = shard.client.state(SHARD)
     with pytest.raises(CheckpointNotFound, match=f"persist checkpoints {SHARD}"):
         plan_restore(shard.client, SHARD, shard.client.ids.uuid7())
-    with pytest.raises(InvalidInput, match=f"changed by 5 updates.*at most 3.*--max-updates.*--to {first} --as"):
+    with pytest.raises(InvalidInput, match=f"changed by 5 updates.*limit is 3.*--max-updates.*--to {first} --as"):
         plan_restore(shard.client, SHARD, first, max_updates=3)
     assert shard.client.state(SHARD) == state
     hold = shard.client.open_since(SHARD, "h")

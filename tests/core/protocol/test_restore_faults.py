@@ -236,7 +236,7 @@ def test_a_fork_into_a_shard_that_holds_data_is_refused(tmp_path: Path) -> None:
     assert (again.is_new, shard.client.state("twin")) == (False, twin)
     with pytest.raises(InvalidInput, match="twin is there already"):
         fork(shard.client, SHARD, shard.checkpointer.list_checkpoints()[-1], "twin", writer="test")
-    with pytest.raises(InvalidInput, match="needs a name of its own"):
+    with pytest.raises(InvalidInput, match="needs another name"):
         fork(shard.client, SHARD, first, SHARD, writer="test")
 
 
@@ -260,7 +260,7 @@ def test_a_fork_gives_up_where_its_batches_are_merged_meanwhile(
         merge(shard)
 
     monkeypatch.setattr("persist_core.protocol.fork.record_fork", recorded)
-    with pytest.raises(RunFailed, match="were merged meanwhile; twin was not made"):
+    with pytest.raises(RunFailed, match="were merged in the meantime; twin was not created"):
         forked(shard.client, first)
     assert shard.client.shards() == [SHARD]
 

@@ -104,7 +104,7 @@ def test_a_view_goes_as_far_as_its_inputs_and_until(world: World) -> None:
     assert isinstance(short, Minted)
     assert (short.description.upper, *short.notices) == (
         7,
-        "view v goes up to 7 and not to 9, as asked for: its input b has come no further",
+        "view v goes up to 7, not to 9: that is the upper of its input b",
     )
     assert minted.description.input_key is not None
     frozen = load_frozen(world.client.blob, minted.description.input_key, FrozenShards)
@@ -125,7 +125,7 @@ def test_nothing_to_do_names_the_input_that_is_behind(world: World) -> None:
     world.append("a", 20)
     nothing = world.mint()
     assert isinstance(nothing, NothingToDo)
-    assert "holds everything before 7, and its input b has come to 7" in nothing.reason
+    assert "holds everything before 7, and the upper of its input b is 7" in nothing.reason
     covered = world.mint(6)
     assert isinstance(covered, NothingToDo)
     assert "covered by an earlier commit" in covered.reason

@@ -49,14 +49,14 @@ def test_damage_to_the_ledger_is_named(tmp_path: Path) -> None:
     whole = blob.get(segment.key)
     assert whole is not None
     blob.set(segment.key, whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(CorruptArtifact, match=f"{segment.key}.*has the digest .*, wanted {segment.sha256}"):
+    with pytest.raises(CorruptArtifact, match=f"{segment.key}.*has the digest .*, expected {segment.sha256}"):
         FileSource(config, blob).freeze(frontier, until=None)
     blob.delete(segment.key)
     with pytest.raises(CorruptArtifact, match=f"{segment.key}.*is missing"):
         FileSource(config, blob).freeze(frontier, until=None)
     offsets = {**frontier.offsets, "segments": [{**frontier.offsets["segments"][0], "files": 2}]}
     blob.set(segment.key, whole)
-    with pytest.raises(CorruptArtifact, match="holds 1 files, wanted 2"):
+    with pytest.raises(CorruptArtifact, match="holds 1 files, expected 2"):
         FileSource(config, blob).freeze(SourceFrontier("files", offsets), until=None)
 
 
@@ -69,7 +69,7 @@ def test_damage_to_the_ledger_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_frontier_of_something_else_is_refused(tmp_path: Path, frontier: SourceFrontier) -> None:
-    with pytest.raises(InvariantViolation, match="source frontier is none of 'files'"):
+    with pytest.raises(InvariantViolation, match="source progress is not of type 'files'"):
         FileSource(collection(tmp_path), MemBlob()).freeze(frontier, until=None)
 
 

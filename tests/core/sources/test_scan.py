@@ -36,7 +36,7 @@ def test_dates_that_do_not_parse_are_reported_not_dropped(tmp_path: Path) -> Non
     assert sorted(file.path for file in freeze.unmatched) == [
         "date=2026-02-30/b.jsonl", "date=2026-1-1/d.jsonl", "date=monday/c.jsonl",
     ]  # fmt: skip
-    assert all("its date can't be read as %Y-%m-%d; it was left unread" in line for line in freeze.notices())
+    assert all("its date can't be read as %Y-%m-%d; skipped" in line for line in freeze.notices())
 
 
 def test_unfinished_files_are_left_alone_and_counted(tmp_path: Path) -> None:
@@ -138,12 +138,12 @@ def test_folders_and_pipes_that_match_are_reported(tmp_path: Path) -> None:
     freeze = FileSource(collection(tmp_path), MemBlob()).freeze(None, until=None)
     assert {file.path: file.reason for file in freeze.unmatched} == {
         "spark.jsonl": "it is a folder; end source.path in /* to read the files in it",
-        "pipe.jsonl": "it is no regular file",
+        "pipe.jsonl": "it is not a regular file",
     }
 
 
 def test_a_source_folder_that_is_missing_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(Determinate, match=r"none.*does not exist or is no folder; create or mount it"):
+    with pytest.raises(Determinate, match=r"none.*does not exist or is not a folder; create or mount it"):
         FileSource(collection(tmp_path, "none/*.jsonl"), MemBlob()).freeze(None, until=None)
 
 

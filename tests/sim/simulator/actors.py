@@ -5,7 +5,14 @@ faults but by what it raises.
 from __future__ import annotations
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
-from persist_core.errors import CheckpointNotFound, Corruption, OutsideFrontiers, ShardNotFound, StorageError
+from persist_core.errors import (
+    CheckpointNotFound,
+    Corruption,
+    OutsideFrontiers,
+    ShardNotFound,
+    StateNotRead,
+    StorageError,
+)
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.shard.state import HoldMismatch
@@ -78,19 +85,30 @@ def restore_some(world: World, name: str, times: int) -> None:
 
 def _restore(world: World, client: PersistClient, name: str) -> None:
     checkpointer = BlobCheckpointer(client.blob, SHARD)
-    manifests = checkpointer.listing().manifests
-    if not manifests:
+    there = checkpointer.list_checkpoints()
+    if not there:
         return
-    older = manifests[:-1] or manifests  # to go back to the newest changes nothing
-    checkpoint_id = older[int(client.ids.jitter() * len(older))].checkpoint_id
+    older = there[:-1] or there  # to go back to the newest changes nothing
+    checkpoint_id = older[int(client.ids.jitter() * len(older))]
     try:
         world.stages.restore(client, checkpoint_id, name)
         world.referee.stage_ended()
     except OutsideFrontiers:
         client.clock.sleep_ms(1_000)  # `since` has passed it
     except (CheckpointNotFound, Corruption):
-        if world.is_kept(checkpoint_id):
-            raise  # else retention has taken it meanwhile
+        if checkpoint_id not in world.referee.deleted_checkpoints:
+            raise  # else retention has taken it, and a slow publisher may have put back its manifest
+
+
+def write_some(world: World, name: str, times: int) -> None:
+    """A program that appends rows and knows nothing of operator state: it is refused where there is any."""
+    client = world.client(name)
+    for _ in range(times):
+        _wait_for_a_commit(world, client)
+        try:
+            world.stages.write_plainly(client, world.config, name)
+        except (StateNotRead, StorageError, ShardNotFound):
+            client.clock.sleep_ms(1_000)
 
 
 def scrub_some(world: World, name: str, times: int) -> None:

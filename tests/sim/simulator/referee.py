@@ -27,7 +27,7 @@ from persist_core.shard.codec import decode_state
 from persist_core.shard.invariants import check_step
 from persist_core.shard.state import Commit, ShardState
 from persist_core.sources.ledger import Ledger
-from tests.sim.simulator.workload import SHARD, Arrival, Expected, Feed
+from tests.sim.simulator.workload import SHARD, Arrival, Expected, Feed, is_plain
 from tests.sim.simulator.write_stage import read_updates
 
 Fail = Callable[[str, str], NoReturn]
@@ -56,6 +56,7 @@ class Referee:
         self._moved_back: tuple[str, tuple[int, str]] | None = None  # who has moved it back, and to what
         self._epochs: dict[str, int] = {}  # of checkpoints, by id
         self._points: dict[str, _Point] = {}  # to which a restore may go back, by checkpoint id
+        self.deleted_checkpoints: set[str] = set()  # by id: those that something was ever deleted of
         self.expected = Expected()
         self.contents: dict[Slot, Value] = {}
         self.consumed: set[str] = set()
@@ -71,6 +72,7 @@ class Referee:
         if key in self._needed:
             self._fail("deleted", f"{self._who()} deleted {key}, which a commit needs")
         if key.startswith(self._checkpointer.layout.root):
+            self.deleted_checkpoints.add(key.removeprefix(self._checkpointer.layout.root).strip("/").split("/")[0])
             self._check_latest(moved_to=None)
 
     def committed(self, key: str, version: VersionedData) -> None:
@@ -93,8 +95,9 @@ class Referee:
         if manifest.hollow(commit.manifest_key) != after.batches[-1]:
             self._fail("manifest", f"{commit.manifest_key} says {manifest}; the state says {after.batches[-1]}")
         self._epochs[commit.checkpoint_id] = commit.epoch
-        times = self._check_consumed(after, manifest)
         updates = read_updates(self._blob, manifest)
+        self._check_operators(manifest, updates)
+        times = self._check_consumed(after, manifest)
         self._needed |= {commit.manifest_key, *(part.key for part in manifest.parts)}
         artifacts = [artifact for state in manifest.operators.values() for artifact in state.artifacts]
         self._needed |= {artifact.key for artifact in artifacts}
@@ -114,6 +117,16 @@ class Referee:
                     f"{commit.writer} committed [{commit.lower}, {upper}): as of {time} the shard holds"
                     f" {self.contents}; the input says {wanted}",
                 )
+
+    def _check_operators(self, manifest: BatchManifest, updates: list[UpsertDiff]) -> None:
+        """Operator state goes on from what there was, except at a restore; a plain writer has never read any."""
+        there = dict(self.state.operators) if self.state else {}
+        if not manifest.restored and manifest.read_operators != there:
+            self._fail("operators", f"{manifest.writer} read {manifest.read_operators}; the shard had {there}")
+        if not manifest.restored:
+            for update in updates:
+                if is_plain(update.slot):
+                    self.expected.arrive(update.slot, update.value, update.time, update.time, ())
 
     def _check_consumed(self, after: ShardState, manifest: BatchManifest) -> set[int]:
         """The times in this batch at which the contents may change."""

@@ -53,6 +53,7 @@ class Scenario:
     collectors: int = 1
     holders: int = 0
     slow_mints: int = 0
+    plain_writers: int = 0
     restorers: int = 0
     scrubbers: int = 0
     files: int = 4
@@ -82,6 +83,7 @@ class Scenario:
             checkpointers=one_of(0, 0, 1),
             collectors=one_of(0, 0, 1),
             holders=one_of(0, 0, 0, 1),
+            plain_writers=one_of(0, 0, 0, 1),
             restorers=one_of(0, 0, 0, 1),
             scrubbers=one_of(0, 0, 0, 1),
             files=one_of(1, 2, 3, 4),

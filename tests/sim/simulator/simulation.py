@@ -22,7 +22,7 @@ from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
-from tests.sim.simulator.actors import checkpoint_some, collect_some, hold_some, restore_some, scrub_some
+from tests.sim.simulator.actors import checkpoint_some, collect_some, hold_some, restore_some, scrub_some, write_some
 from tests.sim.simulator.dag_runs import DagRuns, ends_of
 from tests.sim.simulator.reading import read_some
 from tests.sim.simulator.referee import Referee
@@ -113,11 +113,6 @@ class _Simulation:
     def give_way(self) -> None:
         self.scheduler.give_way()
 
-    def is_kept(self, checkpoint_id: str) -> bool:
-        return checkpoint_id in {
-            found.checkpoint_id for found in BlobCheckpointer(self._real_blob, SHARD).listing().manifests
-        }
-
     def fail(self, kind: str, message: str) -> NoReturn:
         self.scheduler.fail(kind, message)
 
@@ -132,6 +127,7 @@ class _Simulation:
             ("checkpointer", scenario.checkpointers, checkpoint_some, 2),
             ("collector", scenario.collectors, collect_some, 2),
             ("holder", scenario.holders, hold_some, 3),
+            ("plain-writer", scenario.plain_writers, write_some, 2),
             ("restorer", scenario.restorers, restore_some, 2),
             ("scrubber", scenario.scrubbers, scrub_some, 3),
         ):

@@ -25,6 +25,7 @@ SHARD = "things"
 INTERVAL_ENDS = (15, 30, 40)  # of the dag runs; times are small so that records meet
 CLOSING_ENDS = tuple(range(50, 71))  # beyond all times of records; several, for limits leave files over: one a run
 _KEYS = 3  # few, so that records of a key meet in many orders
+FIRST_PLAIN_ID = 1_000  # of rows that no input has: a plain writer's; the id says at what time it was appended
 _MAX_RECORDS = 4  # of a file
 _EARLY_FILES = 1  # there before anybody starts; the others are dropped one by one
 _MTIME_S = 1_000_000_000  # of every file: the real one would make no two simulations the same
@@ -75,6 +76,11 @@ def row_of(slot: Slot, value: Value) -> dict[str, Any]:
     assert isinstance(slot, tuple)
     assert isinstance(value, tuple)
     return {"id": slot[0], "name": value[0]}
+
+
+def is_plain(slot: Slot) -> bool:
+    """Whether a row of this slot comes from a plain writer."""
+    return isinstance(slot, tuple) and isinstance(slot[0], int) and slot[0] >= FIRST_PLAIN_ID
 
 
 def read_records(path: str) -> list[Record]:

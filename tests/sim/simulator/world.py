@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
+import pyarrow as pa
+
 from persist_core.config.collection import CollectionConfig
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
@@ -14,11 +16,13 @@ from persist_core.maintenance.fsck import FsckReport, fsck
 from persist_core.protocol import stages
 from persist_core.protocol.restore import NothingToRestore, plan_restore, restore
 from persist_core.protocol.stages import Conflict, NothingToDo
+from persist_core.schema import DIFF, TIME
 from persist_core.shard import state as transitions
 from persist_core.shard.batch import BatchDescription, BatchManifest
-from persist_core.shard.state import Committed
+from persist_core.shard.parts import updates_schema
+from persist_core.shard.state import Committed, UpperMismatch
 from tests.sim.simulator.referee import Referee
-from tests.sim.simulator.workload import SHARD
+from tests.sim.simulator.workload import FIRST_PLAIN_ID, SHARD
 from tests.sim.simulator.write_stage import write
 
 STAGING_INTENT_MS = 3_600_000  # younger attempts are nobody's garbage
@@ -64,6 +68,41 @@ def restore_to(client: PersistClient, checkpoint_id: str, writer: str) -> Commit
     return plan if isinstance(plan, NothingToRestore) else restore(client, plan, writer=writer)
 
 
+def write_plainly(client: PersistClient, config: CollectionConfig, writer: str) -> Committed | UpperMismatch:
+    """Append one row by a `WriteHandle`, as a program does that knows nothing of input or operator state."""
+    lower = client.state(SHARD).upper.time
+    assert lower is not None  # no simulation closes its shard
+    description = BatchDescription(
+        shard=SHARD,
+        lower=lower,
+        upper=lower + 1,
+        token=client.ids.uuid7(),
+        checkpoint_id=client.ids.uuid7(),
+        epoch=next_epoch(client),
+        parent_id=None,
+        writer=writer,
+    )
+    return append_row(client, config, description)
+
+
+def append_row(
+    client: PersistClient, config: CollectionConfig, description: BatchDescription
+) -> Committed | UpperMismatch:
+    """Stage a row of a key that no input has, and append it. Raises `StateNotRead` where there is operator state."""
+    schema, lower = config.collection_schema(), description.lower
+    row = {"id": FIRST_PLAIN_ID + lower, "name": description.writer, TIME: lower, DIFF: 1}
+    oks = pa.Table.from_pylist([row], schema=updates_schema(schema))
+    handle = client.open_writer(SHARD)
+    key = handle.stage(description, schema, client.ids.uuid7(), oks)
+    return handle.compare_and_append(client.staged_manifest(key), key)
+
+
+def next_epoch(client: PersistClient) -> int:
+    """The epoch of the next commit."""
+    newest = client.state(SHARD).newest_commit
+    return newest.epoch + 1 if newest else 1
+
+
 @dataclass(frozen=True)
 class Stages:
     """The parts of the protocol, so that a test can plant a defect in one of them."""
@@ -74,6 +113,7 @@ class Stages:
     checkpoint: Callable[[PersistClient, CollectionConfig], object] = stages.checkpoint
     collect: Callable[[PersistClient, set[str]], None] = collect
     restore: Callable[[PersistClient, str, str], object] = restore_to
+    write_plainly: Callable[[PersistClient, CollectionConfig, str], Committed | UpperMismatch] = write_plainly
     fsck: Callable[[PersistClient, str], FsckReport] = fsck
 
 
@@ -91,10 +131,6 @@ class World(Protocol):
 
     def give_way(self) -> None:
         """Let somebody else go on."""
-        ...
-
-    def is_kept(self, checkpoint_id: str) -> bool:
-        """Whether this checkpoint is there now, in truth."""
         ...
 
     def fail(self, kind: str, message: str) -> NoReturn:

@@ -1,0 +1,167 @@
+"""A second operator, invented here, whose deltas and snapshots have another rhythm than the stash's.
+
+Nothing in the core knows operators by anything but their names, so both go through commit, publication, retention,
+recovery, restore and fork alike.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from persist_core.checkpoint.chains import walk
+from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState, SavedOperator
+from persist_core.checkpoint.recovery import recover, recover_newest
+from persist_core.checkpoint.retention import plan_retention
+from persist_core.errors import CorruptArtifact, InvalidInput, StateNotRead
+from persist_core.maintenance.fsck import fsck
+from persist_core.protocol.fork import fork
+from persist_core.protocol.restore import RestorePlan, plan_restore, restore
+from persist_core.shard.batch import BatchDescription, chain_digest
+from persist_core.shard.state import Committed
+from persist_core.testing.checkpoint_conformance import checkpoint_ids
+from tests.core.checkpoint.checkpointed_shard import KEEP_ONE, SCHEMA, Shard
+
+STASH_EVERY, INDEX_EVERY = 2, 5
+
+
+def rhythms(count: int) -> tuple[Shard, list[str]]:
+    """`count` commits: the stash is whole in every second, the index in every fifth, and unchanged in every third."""
+    shard, ids = Shard(), []
+    for n in range(count):
+        index = None if n % 3 == 2 and n % INDEX_EVERY else b"index %d" % n
+        ids.append(
+            shard.commit_states(
+                {"upsert": (n % STASH_EVERY != 0, b"stash %d" % n), "index": (n % INDEX_EVERY != 0, index)}
+            )
+        )
+    return shard, ids
+
+
+def expected(newest: int) -> dict[str, list[bytes]]:
+    """The chains after commit `newest`."""
+    stash = range(newest - newest % STASH_EVERY, newest + 1)
+    index = range(newest - newest % INDEX_EVERY, newest + 1)
+    return {
+        "index": [b"index %d" % n for n in index if not (n % 3 == 2 and n % INDEX_EVERY)],
+        "upsert": [b"stash %d" % n for n in stash],
+    }
+
+
+def found(shard: Shard, checkpoint_id: str) -> dict[str, list[bytes]]:
+    return {name: shard.state_of(name, checkpoint_id) for name in shard.operators(checkpoint_id)}
+
+
+def test_each_operator_has_its_own_chain() -> None:
+    shard, ids = rhythms(12)
+    for n, checkpoint_id in enumerate(ids):
+        assert found(shard, checkpoint_id) == expected(n)
+    state = shard.client.state("s")
+    chains = recover_newest(shard.client, state).operators
+    assert {name: chain_digest(chain) for name, chain in chains.items()} == state.operators
+    shard.publish()
+    assert fsck(shard.client, "s").is_clean
+
+
+@pytest.mark.parametrize("count", range(1, 12))
+def test_retention_keeps_the_ancestors_of_every_operator(count: int) -> None:
+    shard, ids = rhythms(count)
+    shard.publish(KEEP_ONE)
+    oldest = min(count - 1 - (count - 1) % every for every in (STASH_EVERY, INDEX_EVERY))
+    assert shard.checkpointer.list_checkpoints() == ids[oldest:]
+    assert found(shard, ids[-1]) == expected(count - 1)
+    assert fsck(shard.client, "s").is_clean
+
+
+def test_copies_alone_give_the_same_chains() -> None:
+    """With every staged artifact gone, as with a commit that the state no longer lists."""
+    shard, ids = rhythms(9)
+    shard.publish(KEEP_ONE)
+    for entry in list(shard.blob.list_keys_and_metadata("s/batches/")):
+        if entry.key.endswith(".bin"):
+            shard.blob.delete(entry.key)
+    assert found(shard, ids[-1]) == expected(8)
+    notices = recover_newest(shard.client, shard.client.state("s")).notices
+    assert len(notices) == sum(map(len, expected(8).values()))
+
+
+def test_a_restore_and_a_fork_bring_back_every_operator() -> None:
+    shard, ids = rhythms(9)
+    shard.publish()
+    fork(shard.client, "s", ids[6], "twin", writer="test")
+    twin = shard.client.state("twin")
+    newest = twin.newest_commit
+    assert newest is not None
+    chains = recover(shard.client, twin, newest.checkpoint_id).operators
+    assert {name: [shard.blob.get(each.key) for each in chain] for name, chain in chains.items()} == expected(6)
+    plan = plan_restore(shard.client, "s", ids[3])
+    assert isinstance(plan, RestorePlan)
+    done = restore(shard.client, plan, writer="test")
+    assert isinstance(done, Committed)
+    assert found(shard, done.commit.checkpoint_id) == expected(3)
+    for name in ("s", "twin"):
+        assert fsck(shard.client, name).is_clean, fsck(shard.client, name).violations
+
+
+def test_a_batch_that_did_not_read_one_of_the_operators_is_refused() -> None:
+    shard, _ = rhythms(3)
+    description = BatchDescription(
+        "s", 3, 4, token="other", checkpoint_id=shard.client.ids.uuid7(), epoch=4, parent_id=shard.parent, writer="w",
+        operators={"upsert": shard.chains["upsert"]},
+    )  # fmt: skip
+    key = shard.writer.stage(description, SCHEMA, shard.client.ids.uuid7())
+    with pytest.raises(StateNotRead, match="index"):
+        shard.writer.compare_and_append(shard.client.staged_manifest(key), key)
+
+
+def manifest(number: int, **rhythm: bool) -> CheckpointManifest:
+    """The `number`th of a chain; `rhythm` says for each operator whether it is a delta."""
+    part = PartitionState(0, True, "x", 1, "00")
+    return CheckpointManifest(
+        IDS[number],
+        number + 1,
+        1000 * number,
+        operators={name: SavedOperator((part,), 1, is_delta) for name, is_delta in rhythm.items()},
+        parent_id=IDS[number - 1] if number else None,
+    )
+
+
+def test_a_chain_without_a_full_snapshot_is_corrupt_and_names_the_operator() -> None:
+    by_id = {m.checkpoint_id: m for m in (manifest(0, a=False), manifest(1, a=True, b=True), manifest(2, a=True))}
+    assert [(link.checkpoint_id, set(names)) for link, names in walk(by_id[IDS[2]], by_id.__getitem__)] == [
+        (IDS[2], {"a"}), (IDS[1], {"a"}), (IDS[0], {"a"}),
+    ]  # fmt: skip
+    with pytest.raises(CorruptArtifact, match=f"{IDS[0]} has no state of b"):
+        list(walk(by_id[IDS[1]], by_id.__getitem__))
+    endless = {IDS[0]: manifest(0, a=False), IDS[1]: manifest(1, a=True)}
+    endless[IDS[0]] = CheckpointManifest(IDS[0], 1, 0, operators=endless[IDS[1]].operators, parent_id=IDS[1])
+    with pytest.raises(CorruptArtifact, match="no full snapshot of a"):
+        list(walk(endless[IDS[1]], endless.__getitem__))
+
+
+def test_retention_keeps_all_that_a_broken_chain_may_need() -> None:
+    """The manifest in the middle of the chain cannot be read: which older ones it needs is not known."""
+    chain = [manifest(0, a=False), manifest(1, a=False), manifest(3, a=True), manifest(4, a=False)]
+    assert plan_retention(chain, keep_last=1, keep_daily=0, keep_weekly=0, latest_id=None, pinned=[IDS[3]]) == []
+    whole = [chain[0], chain[1], manifest(2, a=False), *chain[2:]]
+    doomed = plan_retention(whole, keep_last=1, keep_daily=0, keep_weekly=0, latest_id=None, pinned=[IDS[3]])
+    assert doomed == [IDS[1], IDS[0]]
+
+
+def test_the_root_of_a_pinned_chain_cannot_be_deleted() -> None:
+    shard, ids = rhythms(9)
+    shard.publish()
+    shard.checkpointer.pin(ids[3])
+    for needed in (0, 1, 2):
+        with pytest.raises(InvalidInput, match=f"{ids[3]}, which is pinned, builds on it"):
+            shard.checkpointer.delete_checkpoint(ids[needed])
+    with pytest.raises(InvalidInput, match="is pinned"):
+        shard.checkpointer.delete_checkpoint(ids[3])
+    assert shard.checkpointer.delete_checkpoint(ids[4]), "no pinned one and not the latest builds on it"
+    shard.publish(KEEP_ONE)
+    assert shard.checkpointer.list_checkpoints() == [*ids[:4], *ids[5:]]
+    shard.checkpointer.unpin(ids[3])
+    shard.publish(KEEP_ONE)
+    assert shard.checkpointer.list_checkpoints() == ids[5:]
+
+
+IDS = checkpoint_ids(6)

@@ -1,0 +1,80 @@
+"""How a location reaches a job's driver, for each kind of master, and the file that carries it."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from persist_core.errors import InvalidInput
+from persist_core.location.credentials import secrets_of, with_login
+from persist_core.spark_job.handover import hand_over, properties_file
+
+LOCATION = {"PERSIST_BLOB_URI": "s3://b/p", "PERSIST_CONSENSUS_URI": "postgresql://me:hush@db/x"}
+CLUSTER = {"spark.submit.deployMode": "cluster"}
+
+
+@pytest.mark.parametrize("master", ["local[2]", "local", "spark://h:7077", "yarn", "k8s://https://h"])
+def test_a_driver_in_this_process_gets_its_environment_alone(master: str) -> None:
+    given = hand_over(LOCATION, master=master, deploy_mode=None, conf={})
+    assert (given.environment, given.properties, given.conf) == (LOCATION, {}, {})
+    assert "hush" not in repr(given)
+
+
+def test_yarn_in_cluster_mode_gets_a_file_and_hides_it_from_its_ui() -> None:
+    given = hand_over(LOCATION, master="yarn", deploy_mode=None, conf=CLUSTER)
+    assert given.properties == {f"spark.yarn.appMasterEnv.{name}": value for name, value in LOCATION.items()}
+    assert given.conf["spark.redaction.regex"].startswith("(?i)secret|password|token|access[.]?key|PERSIST_BLOB_URI|")
+    assert "hush" not in repr(given)
+
+
+def test_kubernetes_in_cluster_mode_gets_no_secret() -> None:
+    with pytest.raises(InvalidInput, match=r"secretKeyRef\.PERSIST_CONSENSUS_URI=<secret>:<key>") as caught:
+        hand_over(LOCATION, master="k8s://https://h", deploy_mode="cluster", conf={})
+    assert "hush" not in str(caught.value)
+    conf = {"spark.kubernetes.driver.secretKeyRef.PERSIST_CONSENSUS_URI": "persist:uri"}
+    given = hand_over(LOCATION, master="k8s://https://h", deploy_mode="cluster", conf=conf)
+    assert given.properties == {"spark.kubernetes.driverEnv.PERSIST_BLOB_URI": "s3://b/p"}
+
+
+@pytest.mark.parametrize("master", ["spark://h:7077", "mesos://h"])
+def test_other_clusters_are_refused(master: str) -> None:
+    with pytest.raises(InvalidInput, match="use deploy mode client"):
+        hand_over(LOCATION, master=master, deploy_mode="cluster", conf={})
+
+
+def test_the_file_is_its_owners_alone_and_does_not_outlive_the_job(tmp_path: Path) -> None:
+    base = tmp_path / "spark-defaults.conf"
+    base.write_text("spark.a 1")
+    values = {"plain": "x=y z", "path": "C:\\new", "lines": "a\nb", "led": " =x"}
+    with properties_file(values, base) as path:
+        assert path is not None
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        text = path.read_text()
+    assert not path.exists()
+    assert text == "spark.a 1\nplain x=y z\npath C:\\\\new\nlines a\\nb\nled \\ =x\n"
+    with properties_file({}, base) as none:
+        assert none is None
+
+
+@pytest.mark.parametrize(
+    ("uri", "secrets"),
+    [
+        ("file:///data", ()),
+        ("sqlite:////data/a@b:c.db", ()),
+        ("postgresql://db/x", ()),
+        ("postgresql://me@db/x?sslkey=/me/key.pem", ()),
+        ("postgresql://me:p%40ss@db/x", ("p%40ss", "p@ss")),
+        ("postgresql://me:p/s@s@db/x", ("p/s@s",)),
+        ("postgresql://db/x?password=hush", ("hush",)),
+        ("s3://b/p?access_key_id=me&secret_access_key=hush&session_token=t", ("hush", "t")),
+    ],
+)
+def test_the_secrets_in_a_uri(uri: str, secrets: tuple[str, ...]) -> None:
+    assert secrets_of(uri) == secrets
+
+
+def test_a_login_goes_into_the_uri_percent_encoded() -> None:
+    assert with_login("postgresql://h:1,h2:2/x?a=b", "m@e", "p/w") == "postgresql://m%40e:p%2Fw@h:1,h2:2/x?a=b"
+    assert with_login("sqlite:////x", None, "") == "sqlite:////x"
