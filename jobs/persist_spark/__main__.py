@@ -1,6 +1,6 @@
 """The spark-submit entry point: `--spec-key KEY --spec-sha256 HEX`, the location in the environment.
 
-Exit code 0: the manifest is staged. Anything else: it is not, and `failure.json` of the attempt says why where the
+Exit code 0: the manifest is staged. Anything else: it is not, and `failure.json` of the attempt says why, if the
 location could still be reached.
 """
 
@@ -56,7 +56,7 @@ def _run(spec: JobSpec, location: OpenLocation) -> None:
 
 
 def _record_failure(location: OpenLocation, spec: JobSpec, kind: str, message: str) -> None:
-    """Best effort: the store may be the very thing that failed, and the first error is the one to report."""
+    """Best effort: the store itself may have failed, and the first error is the one to report."""
     try:
         record_failure(location.blob, spec, kind, message)
     except StorageError as error:

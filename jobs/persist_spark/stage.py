@@ -1,33 +1,32 @@
 """Stage a planned batch: one Spark action, then a manifest (docs/semantics.md, sections 3 and 5).
 
     Planned.updates --one action--> batches/<attempt>/_persist_part=<kind>/part-*.parquet
-                                         │ list, count rows, make durable, digest the stash
+                                         │ list, count rows, make durable, digest
                                     batches/<attempt>/manifest.json, last
 
-What is staged is not visible: dying at any point here leaves garbage that GC takes, and nothing else. Files reach their
-final names when the whole action commits, so that what a failed or speculative task wrote is never listed: in a file
-system by the file committer's first algorithm, on S3 by the magic committer (`persist_spark.s3a`). The rows of all
-listed files must then add up to what the action counted.
+A row's kind is a `PartKind`, or the name of an operator whose state it is (`Planned.operators`).
+
+What is staged is not visible: a crash at any point here leaves only garbage, which GC deletes. Files get their final
+names when the whole action commits, so what a failed or speculative task wrote is never listed: in a file system by the
+file committer's first algorithm, on S3 by the magic committer (`persist_spark.s3a`). The rows of all listed files must
+then add up to what the action counted.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from pyspark.sql import DataFrame
 
-from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolation
+from persist_core.errors import InvalidInput, InvariantViolation
 from persist_core.handles.write import manifest_for, stage_manifest
 from persist_core.location.blob import Blob, BlobMetadata
 from persist_core.schema import PART, CollectionSchema
 from persist_core.shard.batch import (
-    STASH_KIND,
-    STASH_OPERATOR,
     BatchCounts,
     BatchDescription,
     BatchManifest,
@@ -38,14 +37,17 @@ from persist_core.shard.batch import (
 )
 from persist_core.shard.keys import attempt_prefix
 from persist_spark import s3a
+from persist_spark.digests import digests_of
 from persist_spark.footers import rows_of
+from persist_spark.read.damage import named_damage
 
 MAX_PLANS = 2  # the normal plan, then at most once the thorough one
 
 _WRITE_OPTIONS = {
     "compression": "zstd",
-    # Keys and measures hardly repeat within a batch: give their dictionaries up soon. They cost more than all else.
+    # Keys and measures hardly repeat within a batch: give up their dictionaries early. They are the largest cost.
     "parquet.dictionary.page.size": str(64 << 10),
+    "parquet.page.write-checksum.enabled": "true",  # readers verify it (`persist_spark.read.damage`)
     # A task's files appear only when the whole job commits; version 2 would publish them task by task.
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
@@ -60,12 +62,20 @@ class Stats(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class StateRows:
+    """How many rows of an operator's state a batch writes, and how many there are after it, earlier deltas included."""
+
+    written: int
+    held: int
+
+
 class Counted(Protocol):
-    """What the action that wrote a batch counted: rows by kind, and a digest of all updates whatever their order."""
+    """What the action that wrote a batch counted: rows by kind, and an order-independent digest of all updates."""
 
     @property
     def needs_thorough_plan(self) -> bool:
-        """True where what was written must be thrown away."""
+        """True if what was written must be discarded."""
         ...
 
     @property
@@ -74,13 +84,8 @@ class Counted(Protocol):
         ...
 
     @property
-    def stash_rows(self) -> int:
-        """Rows of operator state."""
-        ...
-
-    @property
-    def stashed(self) -> int:
-        """Records that the stash holds after the batch, those of its chain included."""
+    def state_rows(self) -> Mapping[str, StateRows]:
+        """The rows of each operator's state, by operator."""
         ...
 
     @property
@@ -103,21 +108,27 @@ class Planned(Protocol[Counts]):
 
     @property
     def updates(self) -> DataFrame:
-        """The part columns and `PART`."""
+        """The part columns, those of operators' state, and `PART`."""
+        ...
+
+    @property
+    def operators(self) -> Mapping[str, bool]:
+        """The operators whose state is among the updates, and whether each adds a delta to its chain."""
         ...
 
     def outcome(self) -> Counts:
-        """To be called only after the action has succeeded."""
+        """What the action counted; call it only after the action has succeeded."""
         ...
 
 
 @dataclass(frozen=True)
 class StagedFile:
-    """One file of the attempt, by what is in it."""
+    """One file of the attempt, and what it holds."""
 
     kind: str
     key: str
     size_bytes: int
+    sha256: str
     rows: int | None
 
 
@@ -132,46 +143,53 @@ def stage(
 ) -> BatchManifest:
     """Write the batch and return its manifest, which is then in blob storage too.
 
-    `plan(is_thorough)` plans the batch; it is asked for the thorough plan only where the normal one turns out not to
-    do. `check` gets what the action counted, when all input has been read. `attempt` must never have been
-    used. Raises what `check` raises, and `InvariantViolation`; no manifest is written then.
+    `plan(is_thorough)` plans the batch; it is called for the thorough plan only if the normal one is not enough.
+    `check` gets what the action counted, after all input was read. `attempt` must be unused. Raises what `check`
+    raises, `InvariantViolation`, and `CorruptArtifact` for a damaged part that was read; no manifest is written then.
     """
     prefix = attempt_prefix(description.shard, attempt)
     if any(True for _ in blob.list_keys_and_metadata(f"{prefix}/")):
-        raise InvalidInput(f"attempt {attempt} of shard {description.shard} was used before; wanted a fresh id")
-    options = {**_WRITE_OPTIONS, **s3a.access_options(blob.uri, os.environ), **s3a.commit_options(blob.uri)}
-    for number in range(MAX_PLANS):
-        planned = plan(number > 0)
-        writer = planned.updates.write.partitionBy(PART).mode("error" if number == 0 else "append")
-        with s3a.jars_present():
-            writer.options(**options).parquet(blob.uri_of(prefix))
-        outcome = planned.outcome()
-        if not outcome.needs_thorough_plan:
-            break
-        for file in _list(blob, prefix):
-            blob.delete(file.key)
+        raise InvalidInput(f"attempt {attempt} of shard {description.shard} was used before; expected a fresh id")
+    planned, outcome = _write(blob, prefix, plan)
     check(outcome)
     listed = _list(blob, prefix)
     s3a.check_commit(blob, prefix, {file.key: file.size_bytes for file in listed})
-    files = _count(blob, prefix, listed)
+    files = _described(blob, prefix, listed)
     check_rows(files, outcome, prefix)
     blob.make_durable(f"{prefix}/")
+    kinds = {kind.value for kind in PartKind}
     parts = tuple(
-        Part(file.key, PartKind(file.kind), file.size_bytes, _digest(blob, file), file.rows)
+        Part(file.key, PartKind(file.kind), file.size_bytes, file.sha256, file.rows)
         for file in files
-        if file.kind != STASH_KIND
+        if file.kind in kinds
     )
     manifest = replace(
         manifest_for(description, schema, parts, outcome.counts, rows=outcome.rows_digest),
-        operators=_operators(blob, files, outcome, description),
+        operators=dict(_states(files, planned.operators, outcome)),
         stats=outcome.stats.to_json(),
     )
     stage_manifest(blob, manifest, attempt)
     return manifest
 
 
+def _write(blob: Blob, prefix: str, plan: Callable[[bool], Planned[C]]) -> tuple[Planned[C], C]:
+    """Run the action of the plan that turns out to be enough."""
+    options = {**_WRITE_OPTIONS, **s3a.access_options(blob.uri, os.environ), **s3a.commit_options(blob.uri)}
+    for number in range(MAX_PLANS):
+        planned = plan(number > 0)
+        writer = planned.updates.write.partitionBy(PART).mode("error" if number == 0 else "append")
+        with s3a.jars_present(), named_damage(blob):
+            writer.options(**options).parquet(blob.uri_of(prefix))
+        outcome = planned.outcome()
+        if not outcome.needs_thorough_plan:
+            break
+        for file in _list(blob, prefix):
+            blob.delete(file.key)
+    return planned, outcome
+
+
 def _list(blob: Blob, prefix: str) -> list[BlobMetadata]:
-    """The Parquet files of the attempt. Names with a dot or an underscore first are Hadoop's own."""
+    """The Parquet files of the attempt. Names that start with a dot or an underscore are Hadoop's own."""
     found = []
     for file in blob.list_keys_and_metadata(f"{prefix}/{PART}="):
         name = posixpath.basename(file.key)
@@ -180,50 +198,39 @@ def _list(blob: Blob, prefix: str) -> list[BlobMetadata]:
     return found
 
 
-def _count(blob: Blob, prefix: str, files: Sequence[BlobMetadata]) -> list[StagedFile]:
-    """The same with their kinds, which their folders say, and their rows."""
+def _described(blob: Blob, prefix: str, files: list[BlobMetadata]) -> list[StagedFile]:
+    """The same with their kinds, which their folders name, their digests and their rows."""
     kinds = [file.key.removeprefix(f"{prefix}/{PART}=").partition("/")[0] for file in files]
-    return [
-        StagedFile(kind, file.key, file.size_bytes, rows)
-        for kind, file, rows in zip(kinds, files, rows_of(blob, files), strict=True)
-    ]
+    found = zip(kinds, files, digests_of(blob, files), rows_of(blob, files), strict=True)
+    return [StagedFile(kind, file.key, file.size_bytes, sha256, rows) for kind, file, sha256, rows in found]
 
 
 def check_rows(files: list[StagedFile], outcome: Counted, prefix: str) -> None:
-    """What is listed must be what was written, no more and no less; else `InvariantViolation`."""
+    """Raise `InvariantViolation` unless the files hold exactly the rows that the action counted."""
     counts = outcome.counts
-    wanted = {
+    expected = {
         PartKind.INSERTIONS.value: counts.insertions,
         PartKind.RETRACTIONS.value: counts.retractions,
         PartKind.ERRS.value: counts.err_insertions + counts.err_retractions,
-        STASH_KIND: outcome.stash_rows,
+        **{operator: rows.written for operator, rows in outcome.state_rows.items()},
     }
-    for kind, rows in wanted.items():
+    for kind in sorted({*expected, *(file.kind for file in files)}):
         counted = [file.rows for file in files if file.kind == kind]
         known = [rows for rows in counted if rows is not None]
-        if len(known) == len(counted) and sum(known) != rows:
+        if len(known) == len(counted) and sum(known) != expected.get(kind, 0):
             raise InvariantViolation(
-                f"{prefix}: the {kind} files hold {sum(known)} rows; the action counted {rows}. Nothing was committed:"
-                " try again under a new attempt"
+                f"{prefix}: the {kind} files hold {sum(known)} rows; the action counted {expected.get(kind, 0)}."
+                " Nothing was committed: try again under a new attempt"
             )
 
 
-def _operators(
-    blob: Blob, files: list[StagedFile], outcome: Counted, description: BatchDescription
-) -> dict[str, OperatorState]:
-    """The stash's files, in the order of their keys, as operator state; nothing if no record is left in the stash."""
-    if not outcome.stashed:
-        return {}
-    stash = sorted((file for file in files if file.kind == STASH_KIND), key=lambda file: file.key)
-    artifacts = tuple(
-        StateArtifact(number, file.key, file.size_bytes, _digest(blob, file)) for number, file in enumerate(stash)
-    )
-    return {STASH_OPERATOR: OperatorState(description.saves_delta(STASH_OPERATOR), artifacts)}
-
-
-def _digest(blob: Blob, file: StagedFile) -> str:
-    data = blob.get(file.key)
-    if data is None or len(data) != file.size_bytes:
-        found = "nothing" if data is None else f"{len(data)} bytes"
-        raise CorruptArtifact(f"{file.key}: found {found}, expected the {file.size_bytes} bytes just staged; try again")
-    return hashlib.sha256(data).hexdigest()
+def _states(
+    files: list[StagedFile], operators: Mapping[str, bool], outcome: Counted
+) -> Iterator[tuple[str, OperatorState]]:
+    """The state of each operator that has any after the batch, its files in the order of their keys."""
+    for operator, is_delta in operators.items():
+        if not outcome.state_rows[operator].held:
+            continue
+        state = sorted((file for file in files if file.kind == operator), key=lambda file: file.key)
+        artifacts = [StateArtifact(number, f.key, f.size_bytes, f.sha256) for number, f in enumerate(state)]
+        yield operator, OperatorState(is_delta, tuple(artifacts))

@@ -110,7 +110,7 @@ class ReadHandle:
         Raises `OutsideFrontiers` unless `since <= as_of < upper`.
         """
         state = self.state()
-        schema = _schema_of(state)
+        schema = schema_of(state)
         time = check_as_of(state, as_of)
         batches = [batch for batch in state.batches if batch.lower <= time]
         oks = self.read(batches, updates_schema(schema), lambda b, m: pieces.oks_as_of(b, m, time))
@@ -126,10 +126,10 @@ class ReadHandle:
     def errors(self, as_of: int | None = None) -> pa.Table:
         """The errs as of `as_of`: key columns (null where undecodable), kind, message, key bytes, payload, time."""
         state = self.state()
-        schema = _schema_of(state)
+        schema = schema_of(state)
         time = check_as_of(state, as_of)
         batches = [batch for batch in state.batches if batch.lower <= time]
-        updates = self.read(batches, errs_schema(schema), lambda b, m: pieces.errs_between(b, m, -1, time))
+        updates = self.read(batches, errs_schema(schema), lambda b, m: pieces.errs_as_of(b, m, time))
         return self._repeated(updates, list(ERR_IDENTITY), time).drop_columns([DIFF])
 
     def changes(self, after: int, through: int | None = None) -> pa.Table:
@@ -148,12 +148,12 @@ class ReadHandle:
 
     def all_updates(self, state: ShardState) -> tuple[pa.Table, pa.Table]:
         """Every update that the shard still has, oks and errs. For `fsck`."""
-        return self.updates_of(list(state.batches), _schema_of(state))
+        return self.updates_of(list(state.batches), schema_of(state))
 
     def updates_of(self, batches: list[HollowBatch], schema: CollectionSchema) -> tuple[pa.Table, pa.Table]:
         """Every update that these batches still have, oks and errs."""
         oks = self.read(batches, updates_schema(schema), pieces.all_oks)
-        errs = self.read(batches, errs_schema(schema), lambda b, m: pieces.errs_between(b, m, m.lower - 1, b.last_time))
+        errs = self.read(batches, errs_schema(schema), pieces.all_errs)
         return oks, errs
 
     def manifests(self, batches: Iterable[HollowBatch]) -> list[BatchManifest]:
@@ -177,7 +177,7 @@ class ReadHandle:
 
     def _range(self, after: int, through: int | None) -> tuple[list[HollowBatch], CollectionSchema, int, int]:
         state = self.state()
-        schema = _schema_of(state)
+        schema = schema_of(state)
         high = check_as_of(state, through)
         low = check_as_of(state, after)
         if low > high:
@@ -335,7 +335,8 @@ def check_as_of(state: ShardState, as_of: int | None) -> int:
     return as_of
 
 
-def _schema_of(state: ShardState) -> CollectionSchema:
+def schema_of(state: ShardState) -> CollectionSchema:
+    """The shard's schema, or `OutsideFrontiers` if nothing was committed yet."""
     if state.schema is None:
         raise OutsideFrontiers(
             f"shard {state.shard} has no data yet (since {state.since}, upper {state.upper}); run its dag first"

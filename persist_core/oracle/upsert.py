@@ -196,15 +196,19 @@ class _Drain:
         for arrivals in stashed.values():
             self.counts["stash_before"] += 1
             self._classify(max(arrivals, key=self._precedence))
+        persisted: dict[tuple[int, Slot | None], list[_Arrival]] = defaultdict(list)
         for record in records:
             self.counts["records_read"] += 1
             arrival = self._settled(record, self.late)
             if record.value is SKIP:
                 self.counts["skipped"] += 1
             elif arrival.at < self.lower and self.late == "persisted":
-                self.counts["already_persisted"] += 1
+                persisted[arrival.at, record.slot].append(arrival)
             else:
                 self._classify(arrival)
+        for arrivals in persisted.values():
+            self._winner(arrivals)
+            self.counts["already_persisted"] += 1
 
     def run(self, contents: dict[Slot, Value]) -> Drained:
         """Process all final times, oldest first; `contents` are those just before `lower`."""

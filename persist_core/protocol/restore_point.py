@@ -22,8 +22,6 @@ from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import check_as_of
 from persist_core.shard.batch import (
-    STASH_KIND,
-    STASH_OPERATOR,
     HollowBatch,
     OperatorState,
     SourceFrontier,
@@ -145,11 +143,10 @@ def copy_operators(client: PersistClient, point: RestorePoint, shard: str, attem
 def _copied(
     client: PersistClient, chain: tuple[StateArtifact, ...], shard: str, attempt: str, operator: str
 ) -> OperatorState:
-    kind = STASH_KIND if operator == STASH_OPERATOR else operator
     staged = []
     for number, artifact in enumerate(chain):
         data = load_verified(client.blob, artifact.key, artifact.sha256)
-        key = part_key(shard, attempt, kind, number)
+        key = part_key(shard, attempt, operator, number)
         client.blob.set(key, data)
         staged.append(replace(artifact, partition_id=number, key=key))
     return OperatorState(is_delta=False, artifacts=tuple(staged))

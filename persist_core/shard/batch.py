@@ -37,7 +37,6 @@ class PartKind(enum.StrEnum):
     HISTORY = "history"
 
 
-STASH_KIND = "stash"  # the write stage's fourth output; operator state, not a part
 STASH_OPERATOR = "upsert-stash"  # the operator whose state the stash is
 
 

@@ -92,7 +92,7 @@ def attempt_prefix(shard: str, attempt: str) -> str:
 
 
 def part_key(shard: str, attempt: str, kind: str, number: int, suffix: str = "parquet") -> str:
-    """A file of one kind of output (a `PartKind`, or `STASH_KIND`) of an attempt, in the folder that Spark makes."""
+    """An output file of an attempt, in the folder that Spark makes; its kind is a `PartKind` or an operator's name."""
     return f"{part_folder(shard, attempt)}{kind}/part-{number}.{suffix}"
 
 

@@ -64,7 +64,7 @@ class ParquetParts:
 
     def encode(self, table: pa.Table) -> bytes:
         out = io.BytesIO()
-        pq.write_table(table, out, compression="zstd")
+        pq.write_table(table, out, compression="zstd", write_page_checksum=True)  # Spark verifies pages
         return out.getvalue()
 
     def decode(self, data: bytes, columns: list[str]) -> pa.Table:

@@ -116,6 +116,11 @@ def errs_between(batch: HollowBatch, manifest: BatchManifest, after: int, throug
             yield Piece(part, Take.ROWS, manifest.lower, low, high)
 
 
+def errs_as_of(batch: HollowBatch, manifest: BatchManifest, time: int) -> Iterator[Piece]:
+    """The pieces whose sum is what the batch contributes to the errs as of `time`."""
+    return errs_between(batch, manifest, manifest.lower - 1, time)
+
+
 def all_errs(batch: HollowBatch, manifest: BatchManifest) -> Iterator[Piece]:
     """The pieces that hold every update of the errs that the batch still has."""
     return errs_between(batch, manifest, manifest.lower - 1, batch.last_time)

@@ -90,6 +90,7 @@ def test_manifest_says_what_is_there(shard: StagedShard) -> None:
         data = shard.blob.get(part.key)
         assert data is not None
         assert (len(data), f"/{PART}={part.kind}/" in part.key) == (part.size_bytes, True)
+        assert hashlib.sha256(data).hexdigest() == part.sha256
     (artifact,) = manifest.operators[STASH_OPERATOR].artifacts
     stash = shard.blob.get(artifact.key)
     assert stash is not None
@@ -240,7 +241,7 @@ def test_rows_that_nobody_counted_fail_the_run() -> None:
     read = Read(**dict.fromkeys(Read.__dataclass_fields__, 0))
     emitted = replace(Emitted(**dict.fromkeys(Emitted.__dataclass_fields__, 0)), insertions=1)
     outcome = Outcome(read, emitted, is_thorough=False)
-    files = [stage.StagedFile("insertions", f"x/{name}.parquet", 10, 1) for name in ("task", "speculative-task")]
+    files = [stage.StagedFile("insertions", f"x/{name}.parquet", 10, "", 1) for name in ("task", "speculative-task")]
     stage.check_rows(files[:1], outcome, "x")
     with pytest.raises(InvariantViolation, match="the insertions files hold 2 rows; the action counted 1"):
         stage.check_rows(files, outcome, "x")

@@ -126,6 +126,16 @@ def test_late_records_are_the_oracles(spark: SparkSession, dice: random.Random, 
         assert (outcome.read.late_times if late == "error" else outcome.read.already_persisted) > 0
 
 
+def test_redelivered_records_are_counted_once_for_each_key_and_time(spark: SparkSession, dice: random.Random) -> None:
+    feed, shard = Feed(ONE_KEY_DOMAIN, dice, WORLDS), Shard(spark, ONE_KEY_DOMAIN)
+    first = feed.records(PER_BATCH, 0, 3)
+    shard.drain(first, 0, 3)
+    again = [*first, *feed.records(PER_BATCH, 3, 6, truncates=2)]
+    _, outcome = shard.drain(again, 3, 6, late="persisted")
+    assert 0 < outcome.stats.already_persisted < len(first)
+    assert outcome.is_thorough
+
+
 @pytest.mark.parametrize("late", ["lift", "error"])
 def test_a_stash_that_a_restore_brought_back_is_the_oracles(
     spark: SparkSession, dice: random.Random, late: Late

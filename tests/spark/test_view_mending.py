@@ -182,7 +182,7 @@ def test_a_trial_says_what_would_change_and_changes_nothing(shards: ViewShards) 
         ("SELECT 1 AS x) SELECT (2", ConfigError, "refused by Spark"),
         ("SELECT id, id FROM items", ConfigError, "found two columns named 'id'"),
         ("SELECT id, n AS ID FROM items", ConfigError, "found two columns named"),
-        ("SELECT NULL AS nothing FROM items", ConfigError, "column 'nothing' has type void, which no shard has; cast"),
+        ("SELECT NULL AS nothing FROM items", ConfigError, "has type void, which shards do not support; cast"),
         ("SELECT INTERVAL 1 DAY AS d FROM items", ConfigError, "column 'd' has type interval day"),
         ("SELECT array(NULL) AS a FROM items", ConfigError, "column 'a' has type array<void>"),
         ("SELECT TIMESTAMP_NTZ'2026-01-01' AS t FROM items", ConfigError, "type timestamp_ntz.*cast it"),
@@ -207,7 +207,7 @@ def test_a_wrong_query_says_so_and_commits_nothing(
 def test_limits_bound_a_refresh(shards: ViewShards) -> None:
     for limit in ("max_updates", "max_rows"):
         config = view("few", "SELECT * FROM items", ["items"], limits={limit: 1})
-        with pytest.raises(TooManyUpdates, match=rf"comes to 2 {limit[4:]}; at most 1 are allowed \(limits\.{limit}\)"):
+        with pytest.raises(TooManyUpdates, match=rf"has 2 {limit[4:]}; at most 1 are allowed \(limits\.{limit}\)"):
             shards.refresh(config)
     assert not shards.client.state("few").commits
 
@@ -249,9 +249,9 @@ def test_a_function_may_stand_for_the_query(shards: ViewShards) -> None:
     assert shards.refresh(config).stats["rows"] == 1
     assert shards.rows("reds") == {row(id=1): 1}
     for function, error, said in (
-        (f"{module}:missing", ConfigError, "can't be imported"),
-        ("no_such_module:x", ConfigError, r"can't be imported.*spark\.submit\.pyFiles=FILE"),
-        (f"{module}:nothing_of_use", ConfigError, "returned int; wanted a DataFrame"),
+        (f"{module}:missing", ConfigError, "which the Spark job cannot import"),
+        ("no_such_module:x", ConfigError, r"cannot import.*spark\.submit\.pyFiles=FILE"),
+        (f"{module}:nothing_of_use", ConfigError, "returned int; expected a DataFrame"),
         (f"{module}:asking_for_too_much", ConfigError, r"asking_for_too_much is refused by Spark: .*nope"),
         (f"{module}:stumbling", RunFailed, "view wrong: function .*stumbling raised KeyError: 'itms'. Nothing was"),
     ):

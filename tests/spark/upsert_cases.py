@@ -25,7 +25,7 @@ from persist_core.oracle.upsert import (
     Record,
 )
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema, Column
-from persist_core.shard.batch import STASH_KIND
+from persist_core.shard.batch import STASH_OPERATOR
 from persist_spark.frame import BAD_KEY, OP, ORDER, part_type, records_type
 
 ORDER_TYPE = T.StructType(
@@ -199,7 +199,7 @@ def collected(schema: CollectionSchema, rows: Iterable[Row]) -> Written:
     written = Written([], [])
     for row in rows:
         slot = _slot_of(schema, row)
-        if row[PART] == STASH_KIND:
+        if row[PART] == STASH_OPERATOR:
             mark = {"d": TOMBSTONE, "t": TRUNCATE}.get(row[OP])
             kept = None if mark is TRUNCATE else slot
             written.stash.append(Record(kept, mark or _value_of(schema, row), row[TIME], tuple(row[ORDER])))
@@ -215,7 +215,7 @@ def _slot_of(schema: CollectionSchema, row: Row) -> Slot:
     key = tuple(_python(row[name]) for name in schema.key_names)
     if None not in key:
         return key
-    bad_key = row[BAD_KEY] if row[PART] == STASH_KIND else None
+    bad_key = row[BAD_KEY] if row[PART] == STASH_OPERATOR else None
     found = bad_key if bad_key is not None else row[ERR_KEY] if row[ERR_KEY] is not None else row[ERR_PAYLOAD]
     return bytes(found) if found is not None else b"no slot"
 

@@ -17,26 +17,28 @@ from persist_core.handles.client import PersistClient
 from persist_core.oracle.upsert import Late
 from persist_core.protocol.stages import check_not_outdated
 from persist_core.schema import CollectionSchema, check_compatible
-from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchManifest
+from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchManifest, PartKind
 from persist_spark.frame import ORDER, named, records_type, slot_names
+from persist_spark.read.damage import check_sizes, part_sizes
 from persist_spark.read.parts import committed_updates, scan_keys
 from persist_spark.session import settings, stage_settings
 from persist_spark.stage import stage
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
 
-# Reading a small shard whole costs less than the extra job that a broadcast of the batch's keys is.
+# Reading a small shard whole costs less than the extra job to broadcast the batch's keys.
 SMALL_STATE_BYTES = 8 << 20
-# Above this the keys of a batch no longer fit a broadcast; the state then goes through the exchange whole.
+_LOOKED_UP = (PartKind.INSERTIONS, PartKind.RETRACTIONS, PartKind.ERRS)
+# Above this the keys of a batch do not fit a broadcast; the whole state then goes through the exchange.
 MAX_BROADCAST_INPUT_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
 class UpsertRequest:
-    """All that the write stage has to know, once the input is a records frame.
+    """All that the write stage needs to know, once the input is a records frame.
 
     `may_stash=False` promises that no record's time lies at or after the batch's upper. `is_columnar`: the input's keys
-    can be read without the rest, so that reading them twice costs less than keeping all records in memory.
+    can be read without the rest, so reading them twice costs less than keeping all records in memory.
     """
 
     description: BatchDescription
@@ -66,8 +68,14 @@ def stage_upserts(
         check_compatible(state.schema, schema)
     below = [batch for batch in state.batches if batch.lower < description.lower]
     manifests = client.open_reader(description.shard).manifests(below)
-    state_bytes = sum(manifest.size_bytes for manifest in manifests)
-    stash = _read_stash(spark, client, description, schema, records)
+    chain = description.operators.get(STASH_OPERATOR, ())
+    check_sizes(client.blob, part_sizes(manifests) | {artifact.key: artifact.size_bytes for artifact in chain})
+    committed = list(zip(below, manifests, strict=True))
+    state_bytes = sum(part.size_bytes for manifest in manifests for part in manifest.parts if part.kind in _LOOKED_UP)
+    stash = None
+    if chain:  # not consolidated
+        stash_type = records_type(schema, records.schema[ORDER].dataType)
+        stash = scan_keys(spark, client.blob, [artifact.key for artifact in chain], stash_type)
     is_keyed = state_bytes > SMALL_STATE_BYTES and description.input_bytes <= MAX_BROADCAST_INPUT_BYTES
     is_kept = is_keyed and not request.is_columnar
     with settings(spark, stage_settings(description.input_bytes + (0 if is_keyed else state_bytes))):
@@ -80,7 +88,7 @@ def stage_upserts(
                 slots = _slots(records, stash, schema) if is_keyed and not is_thorough else None
                 drained = persistent_upsert(
                     records,
-                    committed_updates(spark, client.blob, manifests, schema, slots=slots),
+                    committed_updates(spark, client.blob, committed, schema, slots=slots),
                     schema=schema,
                     lower=description.lower,
                     upper=description.upper,
@@ -112,21 +120,6 @@ def stage_upserts(
                 records.unpersist()
 
 
-def _read_stash(
-    spark: SparkSession,
-    client: PersistClient,
-    description: BatchDescription,
-    schema: CollectionSchema,
-    records: DataFrame,
-) -> DataFrame | None:
-    """The artifacts of the stash before this batch, unconsolidated; `None` where there is no stash."""
-    chain = description.operators.get(STASH_OPERATOR)
-    if not chain:
-        return None
-    frame = records_type(schema, records.schema[ORDER].dataType)
-    return scan_keys(spark, client.blob, [artifact.key for artifact in chain], frame)
-
-
 def _slots(records: DataFrame, stash: DataFrame | None, schema: CollectionSchema) -> DataFrame:
     names = [named(name) for name in slot_names(schema)]
     slots = records.select(*names)
@@ -138,13 +131,13 @@ def _check_errors(outcome: Outcome, description: BatchDescription, max_errors: i
     if max_errors is not None and errors > max_errors:
         raise TooManyErrors(
             f"{errors} of {outcome.read.eligible} processed records of {description.shard} {description.interval} are"
-            f" errors; at most {max_errors} are allowed (limits.max_errors). Nothing was committed: mend the input, or"
-            " raise the limit if these errors are to be kept as data"
+            f" errors; at most {max_errors} are allowed (limits.max_errors). Nothing was committed: correct the"
+            " input or the column types, or raise the limit to keep these errors as data"
         )
 
 
 def _check_history(drained: PlannedUpsert, outcome: Outcome, description: BatchDescription) -> None:
-    """What was looked up must be a history of at most one value per slot: nothing is picked silently."""
+    """Raise `InvariantViolation` unless what was looked up is a history of at most one value per slot."""
     if not outcome.read.broken:
         return
     row = drained.broken().orderBy("slot", "time", "diff").limit(1).collect()[0]

@@ -1,7 +1,7 @@
 """What `persistent_upsert` counts while it runs, as SQL over the columns that live only between its steps.
 
-Counted behind the exchange, in the stage that writes: task retries can't count a row twice.
-`persist_spark.upsert.outcome` holds the counts once they are there, and asserts what must hold between them.
+Counted after the exchange, in the stage that writes: a retried task does not count a row twice.
+`persist_spark.upsert.outcome` holds the counts after the action, and checks that they add up.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from persist_core.schema import PART
-from persist_core.shard.batch import STASH_KIND, PartKind
+from persist_core.shard.batch import STASH_OPERATOR, PartKind
 from persist_spark.frame import OP, SKIP, TRUNCATE
 
 # Columns that live only between the steps of an upsert.
@@ -22,7 +22,7 @@ COMMITTED, STASHED, ARRIVED, EXPANDED = 0, 1, 2, 3
 PHASE = "_persist_phase"  # int: what becomes of a record, one of the three below
 FINAL, PENDING, COUNTED = 0, 1, 2  # processed now, kept in the stash, only counted
 LATE = "_persist_late"  # boolean: the record's own time lies before `lower`
-ERR = "_persist_err"  # struct of the err columns: null where all is well
+ERR = "_persist_err"  # struct of the err columns: null for a good record
 WINS = "_persist_wins"  # boolean: the last row of its slot and time
 TIED = "_persist_tied"
 BROKEN = "_persist_broken"
@@ -86,7 +86,7 @@ def emitted_counts() -> dict[str, str]:
         "retractions": f"{PART} = '{PartKind.RETRACTIONS}'",
         "err_insertions": f"{PART} = '{PartKind.ERRS}' AND {SIDE} = {COMES}",
         "err_retractions": f"{PART} = '{PartKind.ERRS}' AND {SIDE} = {GOES}",
-        "stash_rows": f"{PART} = '{STASH_KIND}'",
+        "stash_rows": f"{PART} = '{STASH_OPERATOR}'",
     }
     counts = {name: f"count_if({condition})" for name, condition in conditions.items()}
     for i, name in enumerate(HASHES):

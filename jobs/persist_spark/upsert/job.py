@@ -3,7 +3,7 @@
     JobSpec -> still valid? -> frozen input unchanged? -> decode -> upsert -> stage -> still unchanged? -> manifest
 
 May run any number of times, at the same time, anywhere, and may die at any point: it changes nothing that a reader
-sees. The result is a function of the description, the frozen input and the shard's batches below `lower`.
+sees. The result depends only on the description, the frozen input and the shard's batches below `lower`.
 """
 
 from __future__ import annotations

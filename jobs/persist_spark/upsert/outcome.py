@@ -1,6 +1,6 @@
 """What one drain counted, and the identities that hold between the counts (docs/semantics.md, section 4).
 
-Plain data: the driver makes it out of two observations of the action that wrote the batch.
+Plain data that the driver makes of two observations of the action that wrote the batch.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from persist_core.errors import InvariantViolation
-from persist_core.shard.batch import BatchCounts
+from persist_core.shard.batch import STASH_OPERATOR, BatchCounts
 from persist_core.shard.stats import DrainStats
+from persist_spark.stage import StateRows
 
 
 @dataclass(frozen=True)
 class Read:
-    """Counts of what came in, after the exchange by slot. See `upsert._read_metrics`."""
+    """Counts of what came in, after the exchange by slot. See `counts.read_counts`."""
 
     records_read: int
     stash_before: int
@@ -35,7 +36,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Emitted:
-    """Counts of what goes out, and its digest. See `upsert._emitted_metrics`."""
+    """Counts of what goes out, and its digest. See `counts.emitted_counts`."""
 
     output_count: int
     inserts: int
@@ -63,9 +64,9 @@ class Outcome:
 
     @classmethod
     def observed(cls, read: Mapping[str, Any], emitted: Mapping[str, Any], *, is_thorough: bool) -> Outcome:
-        """From the two observations. Raises `InvariantViolation` naming both sides where counts don't add up.
+        """From the two observations. Raises `InvariantViolation` naming both sides if the counts do not add up.
 
-        Counts of a plan whose output is to be thrown away (`needs_thorough_plan`) are not asked to.
+        Counts of a plan whose output is discarded (`needs_thorough_plan`) are not checked.
         """
         outcome = cls(
             read=Read(**{name: int(value or 0) for name, value in read.items()}),
@@ -78,18 +79,13 @@ class Outcome:
 
     @property
     def needs_thorough_plan(self) -> bool:
-        """True where the normal plan met what only the thorough one gets right: throw its output away."""
+        """True if the normal plan met what only the thorough one handles: discard its output."""
         return not self.is_thorough and (self.read.truncates > 0 or self.read.order_ties > 0)
 
     @property
-    def stash_rows(self) -> int:
-        """Rows of operator state."""
-        return self.emitted.stash_rows
-
-    @property
-    def stashed(self) -> int:
-        """Records that the stash holds after the batch."""
-        return self.read.stashed
+    def state_rows(self) -> dict[str, StateRows]:
+        """The rows of the stash."""
+        return {STASH_OPERATOR: StateRows(self.emitted.stash_rows, self.read.stashed)}
 
     @property
     def counts(self) -> BatchCounts:

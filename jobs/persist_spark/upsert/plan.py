@@ -1,27 +1,26 @@
 """`persistent_upsert`: records become differential updates (docs/semantics.md, section 4), as one DataFrame expression.
 
-    records ──┐ times, lateness                             keep the last         where a value differs from the
+    records ──┐ times, lateness                             keep the last         if a value differs from the
     stash   ──┼───────────────> one exchange by slot, sorted ───────────> winners ───────────────────────> updates
     state   ──┘                 by (time, original time, order)  of a time            one before it
                                                  │ observed: `outcome.Read`           │ observed: `outcome.Emitted`
 
-The trick that keeps this to a single exchange and a single sort: what is committed is a history of the same shape as
-the input. A committed insertion is an upsert at its time, a committed retraction a tombstone; so the previous value of
-a record is the row before it in its slot, whether that row comes from the shard or from the same batch.
+One exchange and one sort are enough because what is committed is a history of the same shape as the input. A committed
+insertion is an upsert at its time, a committed retraction a tombstone; so the previous value of a record is the row
+before it in its slot, whether that row comes from the shard or from the same batch.
 
 Invariants a reader may rely on:
 
 1. Nothing here starts a Spark job, knows a session or a location, or calls a Python function per row.
-2. Every count is observed after the exchange, in the stage that writes: task retries can't count a row twice.
-3. The normal plan neither expands truncates nor breaks ties of equal orders; it counts them. Where either count is not
-   zero its output must be thrown away and `is_thorough=True` asked for (`Outcome.needs_thorough_plan`).
+2. Every count is observed after the exchange, in the stage that writes: a retried task does not count a row twice.
+3. The normal plan neither expands truncates nor breaks ties of equal orders; it counts them. If either count is
+   not zero, discard its output and plan again with `is_thorough=True` (`Outcome.needs_thorough_plan`).
 4. The bounds of the batch occur in `_arrivals` and right before it only. Spark compiles numbers into the code it
-   generates: anywhere else they would make every batch run code that was never run before, and so was never optimised
-   by the JVM.
+   generates: anywhere else they would make every batch run new code, which the JVM has not optimized yet.
 
-Expressions are SQL texts, since each call of the Column API costs a dozen messages to the JVM, and there would be a
-thousand. Key columns are k0.. in them, and the value columns are v0.. within one struct: no name can clash or break
-out, and a value goes through the windows in one piece.
+Expressions are SQL texts, since each of a thousand calls of the Column API would cost a dozen messages to the JVM.
+Key columns are k0.. in them, and value columns are v0.. within one struct: no name can clash or break out, and a value
+goes through the windows in one piece.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ from pyspark.sql import functions as F
 from persist_core.errors import BadBounds, InvariantViolation
 from persist_core.oracle.upsert import LATE_TIME, Late
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema
-from persist_core.shard.batch import STASH_KIND, PartKind
+from persist_core.shard.batch import STASH_OPERATOR, PartKind
+from persist_core.shard.parts import ERR_IDENTITY
 from persist_spark.frame import (
     BAD_KEY,
     DELETE,
@@ -88,7 +88,6 @@ _NEVER = -1  # the time of control records, which are only counted
 _FIRST_PAST = -2
 _ERR_CELLS = ", ".join(f"'{name}', {name}" for name in ERR_COLUMNS)
 _ERR_STRUCT = f"CASE WHEN {ERR_KIND} IS NOT NULL THEN named_struct({_ERR_CELLS}) END AS {ERR}"
-_ERR_IDENTITY = (ERR_KIND, ERR_KEY, ERR_PAYLOAD)  # what makes two errs equal: the message is for people
 _SKIP_SLOTS = 64  # control records have no key; spread, so that they don't all land in one task
 
 
@@ -97,7 +96,7 @@ class PlannedUpsert:
     """What `persistent_upsert` returns. `updates` is for exactly one action; then ask for `outcome()`.
 
     `updates` has the user's columns, time, diff, the err columns, the stash's `OP`, `ORDER` and `BAD_KEY`, and `PART`
-    (`insertions`, `retractions`, `errs`, `stash`).
+    (a `PartKind`, or the name of the stash's operator).
     """
 
     updates: DataFrame
@@ -107,10 +106,15 @@ class PlannedUpsert:
     _read: Observation
     _emitted: Observation
 
+    @property
+    def operators(self) -> dict[str, bool]:
+        """The stash, and whether only what is new in it is written."""
+        return {STASH_OPERATOR: self._rules.is_delta} if self._rules.may_stash else {}
+
     def outcome(self) -> Outcome:
         """What the action observed. Call it only after the action has succeeded: it waits for the counts.
 
-        Raises `InvariantViolation` where two counts that must agree don't, or records were stashed against the promise.
+        Raises `InvariantViolation` if the counts do not add up, or if records were stashed against the promise.
         """
         outcome = Outcome.observed(
             json.loads(self._read.get["counts"]), json.loads(self._emitted.get["counts"]), is_thorough=self.is_thorough
@@ -118,7 +122,7 @@ class PlannedUpsert:
         if outcome.emitted.stash_rows and not self._rules.may_stash:
             raise InvariantViolation(
                 f"{outcome.emitted.stash_rows} records have times at or after the upper {self._rules.upper};"
-                " wanted none (may_stash=False). Nothing was committed; this is a defect, please report it with the"
+                " expected none (may_stash=False). Nothing was committed; this is a defect, please report it with the"
                 " job's log"
             )
         return outcome
@@ -126,7 +130,7 @@ class PlannedUpsert:
     def broken(self) -> DataFrame:
         """One row `slot, time, diff, value, before` per committed update that breaks its slot's history.
 
-        To be run only where `outcome().read.broken` is not zero, for the error message.
+        Run it only if `outcome().read.broken` is not zero, for the error message.
         """
         return _broken(self._chain, self._rules)
 
@@ -160,7 +164,7 @@ def persistent_upsert(
     """
     floor = lower if as_of_frontier is None else max(lower, as_of_frontier)
     if upper is not None and floor >= upper:
-        raise BadBounds(f"times can't be advanced to {floor} in a batch [{lower}, {upper}); wanted less than its upper")
+        raise BadBounds(f"times cannot advance to {floor} in a batch [{lower}, {upper}); expected less than its upper")
     rules = UpsertRules(schema, lower, upper, floor, late, is_delta, may_stash, is_thorough)
     chain = _arrivals(records, ARRIVED, rules)
     if stash is not None:
@@ -203,7 +207,7 @@ def _arrivals(records: DataFrame, origin: int, rules: UpsertRules) -> DataFrame:
 
 
 def _with_late_errs(records: DataFrame, rules: UpsertRules) -> DataFrame:
-    """Make each record before `lower` an err of its slot. The raw record is not at hand: its values stand in for it."""
+    """Make each record before `lower` an err of its slot. Its payload is its values: the raw record is not kept."""
     is_good = F.col(ERR_KIND).isNull() & ~F.col(OP).isin(TRUNCATE, SKIP)
     refused = F.coalesce((F.col(TIME) < rules.lower) & is_good, F.lit(False))
     err = {
@@ -271,7 +275,7 @@ def _with_canonical(chain: DataFrame, rules: UpsertRules) -> DataFrame:
 def _stashed(stash: DataFrame, frontier: int, rules: UpsertRules) -> DataFrame:
     """The stash as it was left: a chain of deltas holds records that later ones beat, or that were processed since.
 
-    What a restore has brought back may lie before `lower`. It came in time, so it is lifted whatever `late` says.
+    What a restore has brought back may lie before `lower`. It arrived in time, so it is always lifted.
     """
     waiting = stash.where(f"{TIME} >= {frontier}L")
     live = _with_canonical(_arrivals(waiting, STASHED, replace(rules, late="lift")), rules)
@@ -320,7 +324,7 @@ def _changes(ranked: DataFrame, rules: UpsertRules) -> DataFrame:
         f"lag({VALUE}) {window} AS {VALUE_BEFORE}",
         f"lag({ERR}) {window} AS {ERR_BEFORE}",
     )
-    same = [f"{VALUE} <=> {VALUE_BEFORE}", *[f"{ERR}.{name} <=> {ERR_BEFORE}.{name}" for name in _ERR_IDENTITY]]
+    same = [f"{VALUE} <=> {VALUE_BEFORE}", *[f"{ERR}.{name} <=> {ERR_BEFORE}.{name}" for name in ERR_IDENTITY]]
     is_same = " AND ".join(same)
     stashable = f"{FROM} = {ARRIVED}" if rules.is_delta else "true"
     sides = (
@@ -343,7 +347,7 @@ def _flat(sided: DataFrame, rules: UpsertRules) -> DataFrame:
         f"CASE WHEN {SIDE} = {GOES} THEN {ERR_BEFORE} ELSE {ERR} END AS {ERR}",
     )
     part = (
-        f"CASE WHEN {SIDE} = {STAYS_OUT} THEN '{STASH_KIND}' WHEN {SIDE} = {STAYS} THEN NULL"
+        f"CASE WHEN {SIDE} = {STAYS_OUT} THEN '{STASH_OPERATOR}' WHEN {SIDE} = {STAYS} THEN NULL"
         f" WHEN {ERR} IS NOT NULL THEN '{PartKind.ERRS}'"
         f" WHEN {SIDE} = {COMES} THEN '{PartKind.INSERTIONS}' ELSE '{PartKind.RETRACTIONS}' END"
     )

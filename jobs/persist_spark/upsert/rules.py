@@ -1,4 +1,4 @@
-"""What one upsert is told, and the plain names of its columns: k0.. for keys, v0.. within one struct for values.
+"""The arguments of one upsert, and the plain names of its columns: k0.. for keys, v0.. within one struct for values.
 
 So no name of a user's column can clash with ours, or break out of an SQL text.
 """
@@ -66,5 +66,5 @@ class UpsertRules:
 
     @property
     def by_rank(self) -> str:
-        """The rows of a slot in the order in which they count: the last of a time is its winner."""
+        """The rows of a slot in order: the last of a time is its winner."""
         return self.over(TIME, AT, ORDER, *([CANONICAL] if self.is_thorough else []))

@@ -5,12 +5,12 @@
     persisted (-1) ┘                │ observed: contents before and after, what goes out
 
 Persisted updates need not be consolidated: their diffs add up like everything else. So the difference is taken against
-what the target really holds, whatever that is, and the next refresh mends it. Rows are compared null-safe, after floats
+what the target really holds, and each refresh corrects it. Rows are compared null-safe, after floats
 were brought to one encoding (`canonical`). Errs go the same way beside them; their message is not compared.
 
-Nothing here starts a Spark job or knows a location. Every count is observed behind the exchange, in the stage that
-writes: task retries can't count a row twice. Expressions are SQL texts with flat column names, so no name of a user's
-column can clash or break out.
+Nothing here starts a Spark job or knows a location. Every count is observed after the exchange, in the stage that
+writes: a retried task does not count a row twice. Expressions are SQL texts with flat column names, so no name of a
+user's column can clash or break out.
 """
 
 from __future__ import annotations
@@ -18,27 +18,29 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
-from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema, Column
+from persist_core.schema import DIFF, ERR_MESSAGE, PART, TIME, CollectionSchema, Column
 from persist_core.shard.batch import BatchCounts, PartKind
+from persist_core.shard.parts import ERR_IDENTITY
 from persist_core.shard.stats import ViewStats
 from persist_spark.frame import ERR_COLUMNS, err_type, quoted, spark_type
+from persist_spark.stage import StateRows
 from persist_spark.upsert.counts import HASHES, as_json
 
-WANTED = "_persist_wanted"  # bigint: how often the row is to be there
+WANTED = "_persist_wanted"  # bigint: how often the row should be there
 FOUND = "_persist_found"  # bigint: how often it is
-_ERR_IDENTITY = (ERR_KIND, ERR_KEY, ERR_PAYLOAD)
 _63_BITS = (1 << 63) - 1
 _PART_OF_OK = f"CASE WHEN {DIFF} > 0 THEN '{PartKind.INSERTIONS}' ELSE '{PartKind.RETRACTIONS}' END"
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a multiset holds: rows and errs as often as they are there, and an order-independent digest of them."""
+    """What a multiset holds: the numbers of rows and errs, repeated ones included, and an order-independent digest."""
 
     rows: int
     errs: int
@@ -64,8 +66,7 @@ class Refresh:
     corrections: int = 0
 
     needs_thorough_plan = False
-    stash_rows = 0
-    stashed = 0
+    state_rows: ClassVar[Mapping[str, StateRows]] = {}  # a view has no operator state
 
     @property
     def stats(self) -> ViewStats:
@@ -115,8 +116,8 @@ def install_desired_into_persist(
 ) -> Installed:
     """The updates, all at time `at`, after which the target's shard holds the desired oks and errs and nothing else.
 
-    `desired_oks` has the columns of `schema`, in any order, a row as often as it is wanted; `desired_errs` the err
-    columns and `DIFF`. `persisted_*` have the same columns and `DIFF`: the target's updates, all before `at`. `None` is
+    `desired_oks` has the columns of `schema`, in any order, with repeated rows; `desired_errs` the err columns and
+    `DIFF`. `persisted_*` have the same columns and `DIFF`: the target's updates, all before `at`. `None` is
     an empty frame. `schema` has no key: a view is a multiset.
     """
     flat = [f"c{i}" for i in range(len(schema.columns))]
@@ -134,7 +135,7 @@ def install_desired_into_persist(
     errs = _errs(desired_errs, persisted_errs)
     if errs is None:
         return Installed(updates, (observed,))
-    changed_errs, observed_errs = _changed(errs, list(_ERR_IDENTITY), is_err=True)
+    changed_errs, observed_errs = _changed(errs, list(ERR_IDENTITY), is_err=True)
     no_values = [f"CAST(NULL AS {_sql_type(column)}) AS {quoted(column.name)}" for column in schema.columns]
     err_updates = changed_errs.selectExpr(*no_values, f"{at}L AS {TIME}", DIFF, *ERR_COLUMNS, PART)
     return Installed(updates.union(err_updates), (observed, observed_errs))
@@ -161,16 +162,16 @@ def _canonical(column: Column) -> str:
 
 
 def _errs(desired: DataFrame | None, persisted: DataFrame | None) -> DataFrame | None:
-    """Errs summed by what makes them equal, or `None` where there are none on either side."""
+    """Errs summed by what makes them equal, or `None` if there are none on either side."""
     sides = []
     if desired is not None:
-        sides.append(desired.selectExpr(*_ERR_IDENTITY, ERR_MESSAGE, f"{DIFF} AS {WANTED}", f"0L AS {FOUND}"))
+        sides.append(desired.selectExpr(*ERR_IDENTITY, ERR_MESSAGE, f"{DIFF} AS {WANTED}", f"0L AS {FOUND}"))
     if persisted is not None:
-        sides.append(persisted.selectExpr(*_ERR_IDENTITY, ERR_MESSAGE, f"0L AS {WANTED}", f"{DIFF} AS {FOUND}"))
+        sides.append(persisted.selectExpr(*ERR_IDENTITY, ERR_MESSAGE, f"0L AS {WANTED}", f"{DIFF} AS {FOUND}"))
     if not sides:
         return None
     both = sides[0] if len(sides) == 1 else sides[0].union(sides[1])
-    return both.groupBy(*_ERR_IDENTITY).agg(*_sums(), F.expr(f"max({ERR_MESSAGE}) AS {ERR_MESSAGE}"))
+    return both.groupBy(*ERR_IDENTITY).agg(*_sums(), F.expr(f"max({ERR_MESSAGE}) AS {ERR_MESSAGE}"))
 
 
 def _changed(summed: DataFrame, identity: Sequence[str], *, is_err: bool) -> tuple[DataFrame, Observation]:

@@ -2,7 +2,7 @@
 
     JobSpec -> still valid? -> inputs as of r -> query -> schema fits? -> difference to what is persisted -> stage
                                      └ errs as of r, kinds prefixed ─────────┘
-    what is persisted, digested in the same action == what the last refresh left?   no: count the corrections
+    digest of what is persisted, by the same action == digest that the last refresh left?   no: count the corrections
 
 May run any number of times, at the same time, anywhere, and may die at any point. A trial (read-only) does the same,
 and stages nothing.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,36 +27,38 @@ from persist_core.location.open import OpenLocation
 from persist_core.oracle.view import ERR_KIND_SEPARATOR
 from persist_core.protocol.stages import check_not_outdated
 from persist_core.schema import DIFF, ERR_KIND, CollectionSchema, check_compatible
-from persist_core.shard.batch import BatchManifest, PartKind
+from persist_core.shard.batch import BatchManifest, HollowBatch
 from persist_core.shard.keys import trial_key
+from persist_core.shard.pieces import all_errs, oks_as_of
 from persist_core.shard.state import ShardState
 from persist_core.shard.stats import Trial
 from persist_core.sources.frozen import load_frozen
 from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.frame import ERR_COLUMNS, part_type, quoted
+from persist_spark.read.damage import check_sizes, named_damage, part_sizes
 from persist_spark.read.frames import error_updates, snapshot
-from persist_spark.read.parts import parts_of, scan
+from persist_spark.read.parts import scan_pieces
 from persist_spark.session import settings, stage_settings
 from persist_spark.stage import stage
 from persist_spark.view.difference import EMPTY, Contents, Installed, Refresh, install_desired_into_persist
 from persist_spark.view.rows import failed, refused, rows_of, shaped
 
 SAMPLE_ROWS = 20  # of a trial
-# A query may join anything: what is small enough to be broadcast is Spark's to find out, not ours.
+# A query may join anything, so Spark decides what to broadcast.
 _JOINS = {"spark.sql.autoBroadcastJoinThreshold": "10485760"}
 
 
 @dataclass(frozen=True)
 class _View:
-    """One refresh: what is there, and what is wanted."""
+    """One refresh: what the target holds, and what it should hold."""
 
     spark: SparkSession
     client: PersistClient
     location: OpenLocation
     config: ViewConfig
     state: ShardState
-    manifests: Sequence[BatchManifest]
+    committed: Sequence[tuple[HollowBatch, BatchManifest]]
 
     def desired(self, frozen: FrozenShards) -> tuple[CollectionSchema, DataFrame, DataFrame | None]:
         """Schema, rows and errs at the frozen time."""
@@ -74,13 +76,13 @@ class _View:
     def persisted(self, schema: CollectionSchema) -> tuple[DataFrame | None, DataFrame | None]:
         """All updates of the target in its batches, oks and errs."""
         frame = part_type(schema)
-        kinds = ((PartKind.INSERTIONS, PartKind.RETRACTIONS), (PartKind.ERRS,))
-        parts = [[part for kind in wanted for part in parts_of(self.manifests, kind)] for wanted in kinds]
-        oks, errs = [scan(self.spark, self.client.blob, each, frame) if each else None for each in parts]
-        return oks, errs
+        blob = self.client.blob
+        oks = [piece for batch, manifest in self.committed for piece in oks_as_of(batch, manifest, batch.last_time)]
+        errs = [piece for batch, manifest in self.committed for piece in all_errs(batch, manifest)]
+        return scan_pieces(self.spark, blob, oks, frame), scan_pieces(self.spark, blob, errs, frame)
 
     def plan(self, frozen: FrozenShards, at: int) -> tuple[CollectionSchema, Installed]:
-        """The updates at time `at`. Raises `SchemaMismatch` where the rows don't fit the shard."""
+        """The updates at time `at`. Raises `SchemaMismatch` if the rows do not fit the shard."""
         schema, rows, errs = self.desired(frozen)
         if self.state.schema is not None and self.state.schema.columns:
             check_compatible(self.state.schema, schema)
@@ -97,7 +99,7 @@ def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
     """
     config = spec.config
     if not isinstance(config, ViewConfig):
-        raise InvalidInput(f"job spec of {config.name}: found a {type(config).__name__}, wanted a view")
+        raise InvalidInput(f"job spec of {config.name}: found a {type(config).__name__}, expected a view")
     client, description = PersistClient(location), spec.description
     if spec.trial_as_of is not None:
         frozen = ShardSource(config, client).frozen_at(spec.trial_as_of)
@@ -110,10 +112,11 @@ def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
         frozen = load_frozen(client.blob, description.input_key, FrozenShards)
     below = [batch for batch in state.batches if batch.lower < description.lower]
     manifests = client.open_reader(config.name).manifests(below) if below else []
-    view = _View(spark, client, location, config, state, manifests)
+    check_sizes(client.blob, part_sizes(manifests))
+    view = _View(spark, client, location, config, state, list(zip(below, manifests, strict=True)))
     moved_bytes = description.input_bytes + sum(manifest.size_bytes for manifest in manifests)
     wanted = {**stage_settings(moved_bytes), **_JOINS}
-    with settings(spark, wanted), failed(config.name, f"the refresh at {frozen.as_of}"):
+    with settings(spark, wanted), failed(config.name, f"the refresh at {frozen.as_of}"), named_damage(client.blob):
         schema, installed = view.plan(frozen, frozen.as_of)
         if spec.trial_as_of is not None:
             trial = _try(view, schema, installed, frozen.as_of)
@@ -124,14 +127,14 @@ def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
             description,
             schema,
             spec.attempt,
-            lambda _: _Mended(view, installed),
+            lambda _: _Corrected(view, installed),
             check=lambda refresh: check_limits(config, refresh),
         )
 
 
 @dataclass(frozen=True)
-class _Mended:
-    """A planned refresh whose counts say how much of it is mending."""
+class _Corrected:
+    """A planned refresh whose counts say how many of its updates are corrections."""
 
     view: _View
     installed: Installed
@@ -140,16 +143,20 @@ class _Mended:
     def updates(self) -> DataFrame:
         return self.installed.updates
 
+    @property
+    def operators(self) -> Mapping[str, bool]:
+        return {}
+
     def outcome(self) -> Refresh:
         refresh = self.installed.outcome()
         return replace(refresh, corrections=_corrections(self.view, refresh))
 
 
 def _corrections(view: _View, refresh: Refresh) -> int:
-    """Rows that the target held in excess of, or short of, what the last refresh had left; usually 0, for nothing.
+    """Rows that the target held more or fewer of than the last refresh left: usually 0, at no cost.
 
-    Where the digests differ the last refresh is evaluated again and compared. Where that can't be done any more, the
-    difference of the counts is the least that must have gone wrong.
+    If the digests differ, the last refresh is evaluated again and compared. If that is no longer possible, the
+    difference of the counts is a lower bound.
     """
     last, left = Refreshed.of(view.state.sources), _left(view)
     if refresh.before == left:
@@ -163,7 +170,7 @@ def _corrections(view: _View, refresh: Refresh) -> int:
         found = installed.outcome()
         differing = found.inserted + found.retracted + found.errs_inserted + found.errs_retracted
     except (NotReadable, CorruptArtifact, InvalidInput) as error:
-        sys.stderr.write(f"the last refresh can't be evaluated again: {error}\n")
+        sys.stderr.write(f"the last refresh cannot be evaluated again: {error}\n")
         before = left or EMPTY
         differing = abs(refresh.before.rows - before.rows) + abs(refresh.before.errs - before.errs)
         differing = max(differing, 0 if left is None else 1)
@@ -171,7 +178,7 @@ def _corrections(view: _View, refresh: Refresh) -> int:
 
 
 def _left(view: _View) -> Contents | None:
-    """What the newest refresh has left, as its manifest says; nothing before the first. `None`: it is forgotten."""
+    """What the newest refresh has left, as its manifest says; empty before the first. `None`: it is no longer known."""
     for commit in reversed(view.state.commits):
         stats = view.client.manifest(commit).stats
         if "contents_0" in stats:
@@ -185,7 +192,7 @@ def run_without_output(frame: DataFrame) -> None:
 
 
 def check_limits(config: ViewConfig, refresh: Refresh) -> None:
-    """Raise `TooManyUpdates` where the refresh goes beyond the view's limits."""
+    """Raise `TooManyUpdates` if the refresh exceeds the view's limits."""
     limits, stats = config.limits, refresh.stats
     for what, found, most in (
         ("updates", stats.updates, limits.max_updates),
@@ -193,7 +200,7 @@ def check_limits(config: ViewConfig, refresh: Refresh) -> None:
     ):
         if most is not None and found > most:
             raise TooManyUpdates(
-                f"view {config.name}: the refresh comes to {found} {what}; at most {most} are allowed"
+                f"view {config.name}: the refresh has {found} {what}; at most {most} are allowed"
                 f" (limits.max_{what}). Nothing was committed: look at it with `persist run {config.name} --read-only`,"
                 " then correct the query or raise the limit"
             )
@@ -202,7 +209,7 @@ def check_limits(config: ViewConfig, refresh: Refresh) -> None:
 def _try(view: _View, schema: CollectionSchema, installed: Installed, as_of: int) -> Trial:
     """Compute the refresh, and keep its counts and some of its updates."""
     run_without_output(installed.updates)
-    stats = _Mended(view, installed).outcome().stats
+    stats = _Corrected(view, installed).outcome().stats
     _, again = view.plan(ShardSource(view.config, view.client).frozen_at(as_of), as_of)
     columns = [quoted(column.name) for column in schema.columns]
     shown = [DIFF, *columns, *ERR_COLUMNS]
@@ -214,6 +221,6 @@ def _try(view: _View, schema: CollectionSchema, installed: Installed, as_of: int
 
 
 def _for_people(update: dict[str, Any]) -> dict[str, Any]:
-    """Without the half that is empty anyhow: an update is of a row, or of an err."""
+    """Without the half that is always empty: an update is of a row or of an err."""
     is_err = update[ERR_KIND] is not None
     return {name: value for name, value in update.items() if name == DIFF or (name in ERR_COLUMNS) == is_err}

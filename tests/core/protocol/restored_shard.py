@@ -26,7 +26,7 @@ from persist_core.protocol import stages
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.protocol.stages import Minted
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME
-from persist_core.shard.batch import STASH_KIND, STASH_OPERATOR, BatchDescription, OperatorState, StateArtifact
+from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, OperatorState, StateArtifact
 from persist_core.shard.keys import part_key
 from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.state import Committed
@@ -129,7 +129,7 @@ class Collection:
             return {STASH_OPERATOR: OperatorState(is_delta, ())}
         data = repr(records).encode()
         self.stashed[data] = records
-        key = part_key(self.shard, attempt, STASH_KIND, 0)
+        key = part_key(self.shard, attempt, STASH_OPERATOR, 0)
         self.client.blob.set(key, data)
         digest = hashlib.sha256(data).hexdigest()
         return {STASH_OPERATOR: OperatorState(is_delta, (StateArtifact(0, key, len(data), digest),))}

@@ -19,7 +19,7 @@ from persist_core.location.open import OpenLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted
-from persist_core.shard.batch import STASH_KIND, STASH_OPERATOR, BatchDescription, OperatorState, StateArtifact
+from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, OperatorState, StateArtifact
 from persist_core.shard.keys import part_key
 from persist_core.shard.state import Committed
 
@@ -61,7 +61,7 @@ class Runs:
         artifacts: tuple[StateArtifact, ...] = ()
         is_delta = description.saves_delta(STASH_OPERATOR)
         if stash is not None:
-            key = part_key("things", attempt, STASH_KIND, 0)
+            key = part_key("things", attempt, STASH_OPERATOR, 0)
             self.blob.set(key, stash)
             digest = hashlib.sha256(stash).hexdigest()
             artifacts = (StateArtifact(0, key, len(stash), digest),)

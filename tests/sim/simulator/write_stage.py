@@ -27,7 +27,6 @@ from persist_core.oracle.upsert import (
 from persist_core.protocol import stages
 from persist_core.schema import DIFF, TIME
 from persist_core.shard.batch import (
-    STASH_KIND,
     STASH_OPERATOR,
     BatchDescription,
     BatchManifest,
@@ -124,7 +123,7 @@ def _stage(
     stashed = [record for record in drained.stash if repr(record) not in known]
     artifacts: tuple[StateArtifact, ...] = ()
     if stashed:
-        key = part_key(description.shard, attempt, STASH_KIND, 0, "jsonl")
+        key = part_key(description.shard, attempt, STASH_OPERATOR, 0, "jsonl")
         data = _encode_stash(stashed)
         client.blob.set(key, data)
         digest = hashlib.sha256(data).hexdigest()

@@ -1,0 +1,162 @@
+"""Damaged parts: whatever reads them by Spark stops with an error that names the part, and commits nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from persist_core.errors import CorruptArtifact
+from persist_core.location.file.blob import FileBlob
+from persist_core.oracle.upsert import Record
+from persist_core.schema import TIME
+from persist_core.shard.batch import STASH_OPERATOR, BatchManifest, PartKind
+from persist_core.shard.parts import updates_schema
+from persist_spark.compat import ENGINE_ERRORS
+from persist_spark.digests import digests_of
+from persist_spark.read import damage
+from persist_spark.read.frames import snapshot
+from tests.spark.s3_store import s3_blob
+from tests.spark.staged_shard import SHARD, StagedShard
+from tests.spark.upsert_cases import ONE_KEY
+
+FLIPS = 12
+
+
+def _record(key: int, name: str, row: int, time: int | None = None) -> Record:
+    return Record((key,), (name, None, None), time, (None, "f", 0, row))
+
+
+@pytest.fixture(params=["file", "s3"])
+def shard(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[StagedShard]:
+    with closing(FileBlob(tmp_path) if request.param == "file" else s3_blob(request)) as blob:
+        yield StagedShard(spark, blob, ONE_KEY)
+
+
+def _insertions(shard: StagedShard, manifest: BatchManifest) -> tuple[str, bytes]:
+    """The largest part of insertions of a batch, without the checksum file that Hadoop keeps beside it."""
+    part = max((part for part in manifest.parts if part.kind is PartKind.INSERTIONS), key=lambda part: part.size_bytes)
+    folder, _, name = part.key.rpartition("/")
+    for file in list(shard.blob.list_keys_and_metadata(f"{folder}/.{name}")):
+        shard.blob.delete(file.key)
+    data = shard.blob.get(part.key)
+    assert data is not None
+    return part.key, data
+
+
+def _chunks(data: bytes) -> dict[str, range]:
+    """The places of a Parquet file that hold the pages of each column."""
+    group = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0)
+    columns = [group.column(index) for index in range(group.num_columns)]
+    starts = {c.path_in_schema: c.dictionary_page_offset or c.data_page_offset for c in columns}
+    return {c.path_in_schema: range(starts[c.path_in_schema], starts[c.path_in_schema] + c.total_compressed_size)
+            for c in columns}  # fmt: skip
+
+
+def _last_value(data: bytes, column: str) -> int:
+    """A place within the values of a column's last page."""
+    return _chunks(data)[column][-2]
+
+
+def _flipped(data: bytes, at: int, bit: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+
+
+def test_a_flipped_bit_in_a_page_is_an_error_and_never_data(shard: StagedShard, persist_seed: int) -> None:
+    dice = random.Random(persist_seed)
+    manifest = shard.commit([_record(key, f"name {key}", key) for key in range(300)], 10)
+    key, data = _insertions(shard, manifest)
+    good = sorted(snapshot(shard.spark, shard.location, SHARD).collect())
+    chunks = _chunks(data)
+    places = [place for name in ("id", "name", TIME) for place in chunks[name]]
+    messages = []
+    for at in dice.sample(places, FLIPS):
+        shard.blob.set(key, _flipped(data, at, dice.randrange(8)))
+        try:
+            # A few bits of a page's header mean nothing to a reader.
+            assert sorted(snapshot(shard.spark, shard.location, SHARD).collect()) == good
+        except ENGINE_ERRORS as error:
+            messages.append(str(error))
+    assert len(messages) > FLIPS / 2
+    assert all(key.rpartition("/")[2] in message for message in messages)
+
+
+def test_a_damaged_part_fails_the_write_job_by_its_name(shard: StagedShard) -> None:
+    manifest = shard.commit([_record(key, f"name {key}", key) for key in range(300)], 10)
+    key, data = _insertions(shard, manifest)
+    shard.blob.set(key, _flipped(data, _last_value(data, "name"), 3))
+    with pytest.raises(CorruptArtifact, match=f"{key} is damaged"):
+        shard.write([_record(1, "new", 1)], shard.description(20))
+    assert "manifest.json" not in shard.staged_keys()
+    shard.blob.set(key, data)
+    assert shard.write([_record(1, "new", 1)], shard.description(20)).stats["updates"] == 1
+
+
+def test_a_part_of_another_size_or_none_at_all_stops_a_read_before_it_begins(shard: StagedShard) -> None:
+    manifest = shard.commit([_record(key, "a", key) for key in range(20)], 10)
+    key, data = _insertions(shard, manifest)
+    for damaged, found in ((data[:-1], f"{len(data) - 1} bytes"), (b"", "0 bytes"), (None, "nothing")):
+        shard.blob.delete(key)
+        if damaged is not None:
+            shard.blob.set(key, damaged)
+        match = f"{key}: found {found}, expected {len(data)} bytes"
+        with pytest.raises(CorruptArtifact, match=match):
+            snapshot(shard.spark, shard.location, SHARD)
+        with pytest.raises(CorruptArtifact, match=match):
+            shard.write([_record(1, "new", 1)], shard.description(20))
+
+
+def test_a_damaged_stash_stops_the_batch_that_reads_it(shard: StagedShard) -> None:
+    manifest = shard.commit([_record(key, "later", key, time=50) for key in range(50)], 10)
+    (artifact, *_) = manifest.operators[STASH_OPERATOR].artifacts
+    folder, _, name = artifact.key.rpartition("/")
+    for file in list(shard.blob.list_keys_and_metadata(f"{folder}/.{name}")):
+        shard.blob.delete(file.key)
+    data = shard.blob.get(artifact.key)
+    assert data is not None
+    shard.blob.set(artifact.key, _flipped(data, _last_value(data, "id"), 3))
+    with pytest.raises(CorruptArtifact, match=artifact.key):
+        shard.write([], shard.description(60))
+    shard.blob.set(artifact.key, data[:-2])
+    with pytest.raises(CorruptArtifact, match=f"{artifact.key}: found {len(data) - 2} bytes"):
+        shard.write([], shard.description(60))
+
+
+def test_pages_that_the_plain_writer_wrote_are_verified_too(shard: StagedShard) -> None:
+    rows = {"id": range(500), "name": [f"name {n}" for n in range(500)], "amount": [None] * 500, "rate": [None] * 500}
+    oks = pa.table({**rows, "_persist_time": [1] * 500, "_persist_diff": [1] * 500}).cast(updates_schema(ONE_KEY))
+    shard.attempt = shard.client.ids.uuid7()
+    key = shard.client.open_writer(SHARD).stage(shard.description(10), ONE_KEY, shard.attempt, oks)
+    manifest = shard.client.staged_manifest(key)
+    shard.append(manifest)
+    part, data = _insertions(shard, manifest)
+    shard.blob.set(part, _flipped(data, _last_value(data, "name"), 3))
+    with pytest.raises(ENGINE_ERRORS, match=part.rpartition("/")[2]):
+        snapshot(shard.spark, shard.location, SHARD).collect()
+
+
+def test_an_error_at_a_whole_part_stays_what_it_is(shard: StagedShard) -> None:
+    manifest = shard.commit([_record(1, "a", 1)], 10)
+    key, data = _insertions(shard, manifest)
+    named = shard.spark.range(1).selectExpr(
+        f"raise_error('Encountered error while reading file {shard.blob.uri_of(key)}')"
+    )
+    with pytest.raises(ENGINE_ERRORS), damage.named_damage(shard.blob):
+        named.collect()
+    shard.blob.set(key, data[:-1])
+    with pytest.raises(CorruptArtifact, match=key), damage.named_damage(shard.blob):
+        named.collect()
+
+
+def test_digests_of_files_in_chunks(shard: StagedShard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("persist_spark.digests._CHUNK_BYTES", 1000)
+    manifest = shard.write([_record(key, f"name {key}", key) for key in range(500)], shard.description(10))
+    files = [file for file in shard.blob.list_keys_and_metadata("") if file.key.endswith(".parquet")]
+    by_key = dict(zip([file.key for file in files], digests_of(shard.blob, files), strict=True))
+    assert by_key == {part.key: part.sha256 for part in manifest.parts}
