@@ -155,6 +155,12 @@ class OutdatedDescription(RunFailed):
     kind: ClassVar[str] = "outdated_description"
 
 
+class AlreadyCommitted(OutdatedDescription):
+    """The description is a commit already: nothing is left to write, and append answers with that commit."""
+
+    kind: ClassVar[str] = "already_committed"
+
+
 class TooManyErrors(RunFailed):
     """More than `max_errors` of the processed winners were errors."""
 

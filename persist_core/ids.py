@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import uuid
 from typing import Protocol
@@ -29,6 +30,12 @@ def _uuid7(now_ms: int, bits: int) -> str:
     value |= 0b10 << 62
     value |= bits & ((1 << 62) - 1)
     return str(uuid.UUID(int=value))
+
+
+def uuid7_of(time_ms: int, name: str) -> str:
+    """The UUIDv7 of a name: the same for the same arguments. Times beyond 48 bits count as the last one there is."""
+    bits = int.from_bytes(hashlib.sha256(name.encode()).digest()[:10])
+    return _uuid7(min(time_ms, (1 << 48) - 1), bits & ((1 << 74) - 1))
 
 
 class RandomIds:

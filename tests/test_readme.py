@@ -204,3 +204,19 @@ def test_dag_examples_build(document: str, block: str, workplace: Path) -> None:
 def test_every_kind_of_example_is_shown() -> None:
     assert len(READS_A_TABLE) == 3
     assert {document for document, _ in BUILDS_A_DAG} == {"docs/reference/airflow.md", "docs/views.md"}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_commands_and_options_exist(document: str) -> None:
+    """Every `persist COMMAND --option` that a document names in code."""
+    code = re.findall(r"^ *```.*?^ *```|`[^`]+`", DOCUMENTS[document], re.MULTILINE | re.DOTALL)
+    missing = []
+    for line in "\n".join(code).replace("\\\n", " ").splitlines():
+        for name, rest in re.findall(r"(?:^|[`$/ ])persist ([a-z]+)([^`;|]*)", line):
+            command = persist.commands.get(name)
+            options = {option for parameter in getattr(command, "params", ()) for option in parameter.opts}
+            missing += [f"persist {name}"] * (command is None)
+            missing += [
+                f"persist {name} {option}" for option in re.findall(r"--[a-z-]+", rest) if option not in options
+            ]
+    assert missing == []

@@ -1,4 +1,4 @@
-"""`persist doctor`: is this location fit to be trusted?"""
+"""`persist doctor`: does this location keep what it promises?"""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def doctor(
 ) -> None:
     """Examine the stores that the URIs name, or the configured location: rights, races, clocks, speed, settings.
 
-    Writes under keys of its own and removes them. Exit status 1 where there is a problem.
+    Writes under keys of its own and removes them. Exit status 1 if there is a problem.
     """
     if uris:
         stores = [(role, uri) for uri in uris for role in roles_of(uri)]
@@ -73,10 +73,10 @@ def _print_json(role: str, uri: str, findings: Iterable[Finding]) -> None:
 
 
 def _print_table(role: str, uri: str, findings: Iterable[Finding]) -> None:
-    """One line a finding; below those that are not well, what is wanted and what to do."""
+    """One line per finding; below each that is not OK, what is expected and what to do."""
     output.print_line(f"{role} {uri}")
     for finding in findings:
         output.print_line(f"  {finding.grade.value:<8} {finding.check:<19} {finding.found}")
         if finding.grade is not Grade.OK:
-            output.print_line(f"  {'':<8} {'':<19} wanted: {finding.wanted}")
+            output.print_line(f"  {'':<8} {'':<19} expected: {finding.wanted}")
             output.print_line(f"  {'':<8} {'':<19} do: {finding.remedy}")

@@ -28,18 +28,18 @@ from persist_core.errors import InvalidInput, PersistError
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, RESERVED_PREFIX, TIME
 from persist_core.time_text import parse_time
 
-DEFAULT_ROWS = 100  # rows of a table that people get without --limit; JSON has all
-_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+DEFAULT_ROWS = 100  # rows of a table printed for people without --limit; JSON has all
+_INTERRUPTED = 130  # 128 + SIGINT, as in shells
 _TERMINATED = 143  # 128 + SIGTERM
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="airflow-persist", prog_name="persist")
 def persist() -> None:
-    """Right, incremental, replayable tables out of change feeds.
+    """Correct, incremental, replayable tables from change feeds.
 
     The location is taken from --blob-uri and --consensus-uri, or PERSIST_BLOB_URI and PERSIST_CONSENSUS_URI, or
-    ./persist.toml. Times are ISO (2026-01-31, 2026-01-31T12:00:00Z; UTC where no offset is given) or integers
+    ./persist.toml. Times are ISO (2026-01-31, 2026-01-31T12:00:00Z; UTC if no offset is given) or integers
     (milliseconds since 1970).
 
     \b

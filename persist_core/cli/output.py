@@ -1,7 +1,7 @@
 """What the command line prints: tables for people, JSON for programs, errors as one line and an exit code.
 
 1. With `--json` stdout holds JSON alone: one object, or one object a line (NDJSON). Field names are stable.
-2. Nothing that was stored can move the cursor, colour or retitle the terminal: what is not printable is escaped.
+2. Nothing that was stored can move the cursor, color or retitle the terminal: what is not printable is escaped.
 3. Errors go to stderr; the exit code says what to do next (`exit_code`).
 """
 
@@ -54,12 +54,12 @@ def print_error(error: PersistError, *, as_json: bool) -> None:
 
 
 def printable(text: str) -> str:
-    """`text` with everything escaped that a terminal would act upon (controls, direction marks, line ends)."""
+    """`text` with everything escaped that would control a terminal (controls, direction marks, line ends)."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def show_time(time: int | None) -> str:
-    """A time for people: ISO where it is a clock time, else the integer."""
+    """A time for people: ISO if it is a clock time, else the integer."""
     if time is None:
         return "closed"
     return str(time) if time < _DAY_MS else format_time(time)
@@ -97,7 +97,7 @@ def json_value(value: Any) -> Any:
 
 
 def rows_of(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """The rows as JSON objects. Error keys and payloads are bytes: text where they are UTF-8, else `{"hex": ...}`."""
+    """The rows as JSON objects. Error keys and payloads are bytes: text if they are UTF-8, else `{"hex": ...}`."""
     for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE):
         columns = [_column(field, column) for field, column in zip(batch.schema, batch.columns, strict=True)]
         for values in zip(*columns, strict=True):
@@ -144,13 +144,13 @@ def _write_line(stream: TextIO, body: Mapping[str, Any]) -> None:
 
 
 def console() -> Console:
-    """The console for people's output on stdout; styles only where a terminal is there."""
+    """The console for people's output on stdout; styles only in a terminal."""
     width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
     return Console(markup=False, emoji=False, highlight=False, soft_wrap=False, width=width)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "", empty: str = "") -> None:
-    """A table for people; `empty` is said where there are no rows. Numbers stand right, nulls are dim."""
+    """A table for people; `empty` is printed if there are no rows. Numbers are aligned right, nulls are dim."""
     drawn = Table(title=Text(printable(title)) if title else None, title_justify="left", header_style="bold")
     for name in columns:
         drawn.add_column(Text(printable(name)), overflow="fold")

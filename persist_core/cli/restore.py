@@ -145,9 +145,9 @@ def _print_fork(session: Session, shard: str, done: Committed, new_shard: str) -
 @click.argument("checkpoint_id")
 @with_session
 def pin_command(session: Session, shard: str, checkpoint_id: str) -> None:
-    """Keep a checkpoint of SHARD for ever, whatever retention says: to be able to restore it."""
+    """Keep a checkpoint of SHARD until `persist unpin`, so that it can be restored; retention skips it."""
     _find(session, shard, checkpoint_id).pin(checkpoint_id)
-    _print_pin(session, shard, checkpoint_id, is_pinned=True, said="pinned: retention leaves it alone")
+    _print_pin(session, shard, checkpoint_id, is_pinned=True, said="pinned: retention skips it")
 
 
 @click.command("unpin")

@@ -1,4 +1,4 @@
-"""`persist run`: one collection or view brought up to date, or a view tried, and what that came to."""
+"""`persist run`: bring one collection or view up to date, or try a view, and print the result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENV_SPARK_MASTER = "PERSIST_SPARK_MASTER"
 DEFAULT_COLLECTIONS = Path("dags") / "collections"
 VIEWS_FOLDER = "views"  # beside the folder of collections
 TRIAL_COUNTS = ("inserted", "retracted", "errs_inserted", "errs_retracted", "corrections", "rows", "errs")
-_DIGESTS = ("contents_0", "contents_1")  # among a view's stats; of use to nobody but the next refresh
+_DIGESTS = ("contents_0", "contents_1")  # among a view's stats; only the next refresh uses them
 
 
 @click.command()
@@ -38,7 +38,7 @@ _DIGESTS = ("contents_0", "contents_1")  # among a view's stats; of use to nobod
 @click.option("--until", help="The input's frontier: files and records before it are final (default: now).")
 @click.option("--force", is_flag=True, help="Accept a --until more than an hour from now. See docs/operations.md.")
 @click.option("--close", is_flag=True, help="The input has ended: take all of it and close the shard.")
-@click.option("--read-only", is_flag=True, help="Of a view: say what a refresh would write, and write nothing.")
+@click.option("--read-only", is_flag=True, help="For a view: print what a refresh would write, and write nothing.")
 @click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files.")
 @click.option("--views", type=click.Path(path_type=Path), help="Folder of view files (default: `views` beside it).")
 @click.option("--master", help=f"Spark master (default: {ENV_SPARK_MASTER}, or {LOCAL_MASTER}).")
@@ -60,13 +60,13 @@ def run(
 ) -> None:
     """Bring NAME (a collection or view in the folders of files, or a file) up to date, without Airflow."""
     if close and until is not None:
-        raise InvalidInput("--close and --until exclude each other: a closed shard has no more times")
+        raise InvalidInput("--close and --until exclude each other: after --close the shard takes no later times")
     config = find_config(name, collections, views)
     frontier = None if until is None else parse_time(until, what="--until")
     settings = _settings(master, conf, logs)
     if read_only or (isinstance(config, ViewConfig) and config.read_only):
         if not isinstance(config, ViewConfig):
-            raise InvalidInput(f"--read-only is for views, and {config.name} is a collection")
+            raise InvalidInput(f"--read-only: {config.name} is a collection; expected a view")
         _print_trial(session, config, _try_out(session, config, frontier, settings))
         return
     if close and isinstance(config, ViewConfig):
@@ -95,7 +95,7 @@ def _settings(master: str | None, conf: tuple[str, ...], logs: Path | None) -> S
     pairs = [pair.partition("=") for pair in conf]
     bad = next((name for name, equals, _ in pairs if not (name and equals)), None)
     if bad is not None:
-        raise InvalidInput(f"--conf {bad}: wanted NAME=VALUE")
+        raise InvalidInput(f"--conf {bad}: expected NAME=VALUE")
     return SparkSettings(
         master=master or os.environ.get(ENV_SPARK_MASTER) or LOCAL_MASTER,
         conf={name: value for name, _, value in pairs},
@@ -104,7 +104,7 @@ def _settings(master: str | None, conf: tuple[str, ...], logs: Path | None) -> S
 
 
 def find_config(name: str, collections: Path | None, views: Path | None) -> ShardConfig:
-    """The collection or view meant by a name or a path. A file with a query or a function is a view's."""
+    """The collection or view meant by a name or a path. A file with a query or a function is that of a view."""
     collections = collections or Path(os.environ.get(ENV_COLLECTIONS) or DEFAULT_COLLECTIONS)
     views = views or Path(os.environ.get(ENV_VIEWS) or collections.parent / VIEWS_FOLDER)
     if name.endswith(SUFFIXES) or "/" in name:
@@ -136,9 +136,7 @@ def _print_trial(session: Session, config: ViewConfig, trial: Trial) -> None:
         )
         return
     counts = ", ".join(f"{name} {trial.stats.get(name, 0)}" for name in TRIAL_COUNTS)
-    output.print_line(
-        f"{config.name} as of {output.show_time(trial.as_of)} would come to: {counts}. Nothing was written"
-    )
+    output.print_line(f"{config.name} as of {output.show_time(trial.as_of)} would write: {counts}. Nothing was written")
     for update in trial.sample:
         output.print_line("  " + json.dumps(update, ensure_ascii=False))
     more = trial.stats.get("updates", 0) - len(trial.sample)

@@ -44,7 +44,7 @@ def with_session(command: Callable[..., None]) -> Callable[..., None]:
                 command(Session(PersistClient(opened), location, as_json), **arguments)
                 sys.stdout.flush()
             except BrokenPipeError:
-                # whoever read our output has seen enough; keep Python from failing again on its last flush
+                # the reader of our output has closed it; keep Python from failing again on its last flush
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     return location_options(in_session)

@@ -30,7 +30,7 @@ MAX_INPUTS = 64  # of one merge: a shard that was never merged catches up in sev
 def next_merge(batches: Sequence[HollowBatch]) -> tuple[HollowBatch, ...] | None:
     """The neighbors to merge next, or `None` if nothing is due. At least two and at most `MAX_INPUTS`."""
     closed = list(batches)
-    while closed and not closed[-1].counts.rows:
+    while closed and closed[-1].is_empty:
         closed.pop()
     if len(closed) < 2:
         return None

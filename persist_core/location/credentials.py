@@ -10,11 +10,12 @@ from persist_core.location.uri import redact_uri
 
 _SECRET_PARAMETERS = frozenset({"password", "sslpassword", "secret_access_key", "session_token"})
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:/{0,2}", re.IGNORECASE)
+_IS_FILE = re.compile(r"(?:file|sqlite|mem):", re.IGNORECASE)  # an @ in a path ends no password
 _POSTGRES = re.compile(r"(postgres(?:ql)?://)(?:([^/?#@]*)@)?(?=[^@]*$)", re.IGNORECASE)
 
 
 def secrets_of(uri: str) -> tuple[str, ...]:
-    """The passwords, secret keys and tokens in `uri`, each as written and percent-decoded. Empty if there are none.
+    """The passwords, secret keys and tokens in `uri`, each as written and percent-decoded.
 
     A user name, an access key id and the path of a key file are not secrets.
     """
@@ -22,7 +23,7 @@ def secrets_of(uri: str) -> tuple[str, ...]:
     scheme = _SCHEME.match(uri)
     rest = uri[scheme.end() :] if scheme else uri
     head, _, query = rest.partition("?")
-    if "@" in head:  # a password may hold a raw `/` or `@`: it ends at the last one
+    if "@" in head and not _IS_FILE.match(uri):  # a password may hold a raw `/` or `@`: it ends at the last one
         found.append(head[: head.rfind("@")].partition(":")[2])
     for parameter in query.split("&"):
         name, _, value = parameter.partition("=")

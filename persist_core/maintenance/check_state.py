@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from persist_core.checkpoint.checkpointer import load_verified
 from persist_core.checkpoint.recovery import recover_newest
@@ -78,8 +78,11 @@ def read_manifests(client: PersistClient, state: ShardState, found: Violations) 
             manifests[key] = client.manifest(each)
     for batch in state.batches:
         manifest = manifests.get(batch.manifest_key)
-        if manifest is not None and (says := _as_shared(manifest, batch)) != batch:
-            found.add("manifest", f"{batch.manifest_key} says {says}; the state says {batch}")
+        if manifest is not None and not batch.is_of(manifest):
+            found.add(
+                "manifest",
+                f"{batch.manifest_key} says {manifest.hollow(batch.manifest_key)}; the state says {batch}",
+            )
     examined = Examined(client, state, manifests)
     previous: Commit | None = None
     for commit, manifest in examined.committed():
@@ -88,12 +91,6 @@ def read_manifests(client: PersistClient, state: ShardState, found: Violations) 
         previous = commit
     _check_sources(examined, found)
     return examined
-
-
-def _as_shared(manifest: BatchManifest, batch: HollowBatch) -> HollowBatch:
-    """What the manifest says of the batch; a fork shares a run only up to its checkpoint."""
-    says = manifest.hollow(batch.manifest_key)
-    return replace(says, upper=batch.upper) if manifest.run and batch.last_time < says.last_time else says
 
 
 def _differences(commit: Commit, manifest: BatchManifest, previous: Commit | None) -> Iterator[str]:

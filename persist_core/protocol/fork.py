@@ -17,6 +17,7 @@ from persist_core.checkpoint.publish import publish_missing
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import manifest_for, stage_manifest
+from persist_core.ids import uuid7_of
 from persist_core.protocol.fork_records import record_fork
 from persist_core.protocol.restore_point import RestorePoint, copy_operators, point_of, restore_token
 from persist_core.shard import state as transitions
@@ -85,7 +86,7 @@ def _manifest(client: PersistClient, point: RestorePoint, new_shard: str, token:
         lower=point.batches[0].lower,
         upper=point.upper,
         token=token,
-        checkpoint_id=client.ids.uuid7(),
+        checkpoint_id=uuid7_of(point.batches[0].lower, token),
         epoch=point.checkpoint.epoch,
         parent_id=None,
         writer=writer,

@@ -26,6 +26,7 @@ from persist_core.errors import Corruption, InvalidInput, InvariantViolation
 from persist_core.frontier import MAX_TIME
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import ReadHandle
+from persist_core.ids import uuid7_of
 from persist_core.protocol.restore_point import RestorePoint, copy_operators, point_of, restore_token
 from persist_core.protocol.stages import Conflict, append
 from persist_core.schema import DIFF, TIME, CollectionSchema
@@ -159,12 +160,13 @@ def restore(client: PersistClient, plan: RestorePlan, *, writer: str) -> Committ
     with suppress(Corruption, InvalidInput):  # these checkpoints allow to undo the restore
         publish_missing(client, state)
     parent, attempt = state.newest_commit, client.ids.uuid7()
+    token = restore_token("restore", plan.shard, plan.lower, checkpoint.checkpoint_id)
     description = BatchDescription(
         shard=plan.shard,
         lower=plan.lower,
         upper=plan.upper,
-        token=restore_token("restore", plan.shard, plan.lower, checkpoint.checkpoint_id),
-        checkpoint_id=client.ids.uuid7(),
+        token=token,
+        checkpoint_id=uuid7_of(plan.lower, token),
         epoch=(parent.epoch if parent else 0) + 1,
         parent_id=parent.checkpoint_id if parent else None,
         writer=writer,

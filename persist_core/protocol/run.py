@@ -195,10 +195,10 @@ def input_noun(config: ShardConfig) -> str:
 
 
 def default_until(config: ShardConfig, now_ms: int) -> int | None:
-    """Up to when the input is final by now: now; where times come from the path, the start of the current period.
+    """The time before which the input is final: now, or the start of the current period if times come from the path.
 
-    So the files of a day (hour, month) are taken when it is over, and none of them is late. A view: `None`, as far as
-    its inputs are.
+    So the files of a day (hour, month) are read when it is over, and no file is late. `None` for a view: it goes as far
+    as its inputs.
     """
     if not isinstance(config, CollectionConfig):
         return None

@@ -25,6 +25,7 @@ from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain
 from persist_core.checkpoint.recovery import recover_newest
 from persist_core.config.shard import ShardConfig
 from persist_core.errors import (
+    AlreadyCommitted,
     CorruptArtifact,
     InvalidInput,
     OutdatedDescription,
@@ -35,6 +36,7 @@ from persist_core.errors import (
 from persist_core.frontier import MAX_TIME, Frontier, interval
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import WriteHandle, manifest_for, stage_manifest
+from persist_core.ids import uuid7_of
 from persist_core.protocol.conflicts import ConflictRecord, record_conflict
 from persist_core.schema import CollectionSchema
 from persist_core.shard.batch import (
@@ -116,9 +118,11 @@ def _mint(
         reason = f"shard {config.name} is closed: nothing more will ever come"
         return _with_pending(reason, source, state, until, client.clock.now_ms())
     if until is not None and until <= lower:
+        own = next((commit for commit in state.commits if (commit.writer, commit.upper) == (writer, until)), None)
+        covered = "was covered by an earlier commit" if own is None else f"is already committed, at {own.committed_ms}"
         reason = (
             f"everything before {until} is already in shard {config.name} (upper {state.upper}): this run's interval"
-            " was covered by an earlier commit"
+            f" {covered}"
         )
         return _with_pending(reason, source, state, until, client.clock.now_ms())
     source.check(state)
@@ -188,12 +192,13 @@ def _describe(
     parent = state.newest_commit
     epoch = parent.epoch + 1 if parent else 1
     identity = json.dumps([config.name, lower, intake.upper, intake.input_key, writer])
+    token = hashlib.sha256(identity.encode()).hexdigest()
     return BatchDescription(
         shard=config.name,
         lower=lower,
         upper=intake.upper,
-        token=hashlib.sha256(identity.encode()).hexdigest(),
-        checkpoint_id=client.ids.uuid7(),
+        token=token,
+        checkpoint_id=uuid7_of(lower, token),
         epoch=epoch,
         parent_id=parent.checkpoint_id if parent else None,
         writer=writer,
@@ -235,9 +240,9 @@ def manifest_of_outdated(client: PersistClient, config: ShardConfig, description
     append can only be refused, and an empty batch is enough to find out by whom.
     """
     state = client.state(description.shard)
-    for commit in state.commits:
-        if commit.token == description.token:
-            return commit.manifest_key
+    commit = _commit_of(state, description)
+    if commit is not None:
+        return commit.manifest_key
     if state.upper == Frontier(description.lower):
         raise RunFailed(
             f"the write stage called {description.interval} outdated, but the upper of shard {description.shard} is"
@@ -255,19 +260,27 @@ def _stage_empty(
 
 
 def check_not_outdated(state: ShardState, description: BatchDescription) -> None:
-    """Raise `OutdatedDescription` unless the description is still valid or is itself the commit that stands."""
-    if state.upper == Frontier(description.lower):
-        return
-    if any(commit.token == description.token for commit in state.commits):
-        return
-    raise _outdated(description, state.upper)
+    """Raise `OutdatedDescription` unless the description is still valid.
+
+    `AlreadyCommitted`, which is one, if it is itself a commit: nothing is left to write, whatever became of its input.
+    """
+    if _commit_of(state, description) is not None or state.upper != Frontier(description.lower):
+        raise _outdated(state, description)
 
 
-def _outdated(description: BatchDescription, upper: Frontier) -> OutdatedDescription:
-    return OutdatedDescription(
-        f"description {description.interval} of shard {description.shard} is outdated: the upper is {upper}."
-        " Nothing was staged; mint again"
-    )
+def _commit_of(state: ShardState, description: BatchDescription) -> Commit | None:
+    return next((commit for commit in state.commits if commit.token == description.token), None)
+
+
+def _outdated(state: ShardState, description: BatchDescription) -> OutdatedDescription:
+    what = f"description {description.interval} of shard {description.shard}"
+    commit = _commit_of(state, description)
+    if commit is not None:
+        return AlreadyCommitted(
+            f"{what} is already committed, at {commit.committed_ms} as epoch {commit.epoch}. Nothing was staged; append"
+            " finds the commit"
+        )
+    return OutdatedDescription(f"{what} is outdated: the upper is {state.upper}. Nothing was staged; mint again")
 
 
 @contextmanager
@@ -281,16 +294,25 @@ def outdated_first(client: PersistClient, description: BatchDescription) -> Iter
         yield
     except Exception as error:
         with suppress(StorageError):  # then the error at hand says more
-            upper = client.state(description.shard).upper
-            if upper != Frontier(description.lower):
-                raise _outdated(description, upper) from error
+            state = client.state(description.shard)
+            if state.upper != Frontier(description.lower):
+                raise _outdated(state, description) from error
         raise
 
 
 def append(client: PersistClient, description: BatchDescription, manifest_key: str) -> Committed | Conflict:
-    """Append the staged batch. A lost race is a `Conflict`, recorded once; nothing is lost or doubled by it."""
-    manifest = client.staged_manifest(manifest_key)
-    check_manifest(manifest, description)
+    """Append the staged batch. A lost race is a `Conflict`, recorded once; nothing is lost or doubled by it.
+
+    A description that is committed is `Committed`, also if its staged batch is gone by now.
+    """
+    try:
+        manifest = client.staged_manifest(manifest_key)
+        check_manifest(manifest, description)
+    except (CorruptArtifact, InvalidInput):
+        commit = _commit_of(client.state(description.shard), description)
+        if commit is None:
+            raise
+        return Committed(commit, is_new=False)
     # Not by `open_writer`: minting has made the shard, and another look at it is another request on a remote store.
     writer = WriteHandle(client.machine, client.blob, client.clock, description.shard)
     result = writer.compare_and_append(manifest, manifest_key)

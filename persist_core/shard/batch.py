@@ -11,7 +11,7 @@ import enum
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -204,6 +204,7 @@ class Run:
 class HollowBatch:
     """A batch as the state holds it: bounds, where its manifest is and its digest, counts and bytes of its parts.
 
+    An empty batch may stand for several that were appended one after the other. Its manifest is then the newest one's.
     `upper` is lower than the manifest's for a run that a fork shares up to its checkpoint: what is later is not there.
     `run_changed_at` is a run's `Run.changed_at`.
     """
@@ -227,6 +228,22 @@ class HollowBatch:
         if self.run_changed_at is not None:
             return min(self.run_changed_at, self.last_time)
         return self.last_time if self.counts.updates else None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing changed in it. A run may hold no rows and not be empty."""
+        return self.changed_at is None
+
+    def is_of(self, manifest: BatchManifest) -> bool:
+        """Whether this is what the state may say of the manifest.
+
+        The bounds of an empty batch may be others, and a fork may share less of a run.
+        """
+        hollow = manifest.hollow(self.manifest_key)
+        if hollow.is_empty:
+            return self == replace(hollow, lower=self.lower, upper=self.upper)
+        is_clipped = manifest.run is not None and self.last_time < hollow.last_time
+        return self == (replace(hollow, upper=self.upper) if is_clipped else hollow)
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,18 @@
     {"sha256": ..., "kind": "shard_state", "version": 1, "write_id": <uuid7>, "written_ms": ..., "state": {...}}
 
 The write id makes every version's bytes unique: that is how a lost answer of a compare-and-set is resolved by reading
-back. Batches are the one part that grows, so each is a row, and what follows from its neighbor is left out:
+back. Batches are the one part that grows, so each is one line of text, with what follows from its neighbor left out:
 
-    [upper, attempt, manifest_sha256, size_bytes, insertions, retractions, err_insertions, err_retractions, history,
-     changed]
+    upper manifest_sha256 size_bytes insertions retractions err_insertions err_retractions history changed_at attempt
 
-The lower is the upper of the row before (`first_lower` for the first). The attempt stands for the manifest's key; a
-manifest elsewhere (of another shard, in a fork) has its whole key. `changed` is 1 more than a run's `run_changed_at`, 0
-for any other batch. Trailing zeros are left out.
+The lower is the upper of the line before (`first_lower` for the first); a closed upper is `-`. `changed_at` is a run's
+`run_changed_at`, else `-`. The attempt stands for the manifest's key; a manifest elsewhere (of another shard, in a
+fork) has its whole key. A batch keeps the line that it was decoded from, so that an append encodes one line, not all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,9 +29,9 @@ from persist_core.shard.state import Commit, Hold, Lease, ShardState
 
 STATE_VERSION = 1
 _STATE = "shard_state"
-_NAMED = 3  # what every row has: upper, attempt, digest
-_NUMBERS = 7  # what follows; trailing zeros are left out
-_ZEROS = (0,) * _NUMBERS
+_FIELDS = 10  # of a batch's line
+_CLOSED = _NONE = "-"
+_LINE = "_line"  # where a batch keeps its shard and its line; no field, so that it is neither compared nor copied
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def encode_state(version: StateVersion) -> bytes:
             "upper": state.upper.time,
             "schema": state.schema.to_json() if state.schema else None,
             "first_lower": state.batches[0].lower if state.batches else None,
-            "batches": _rows(state.shard, state.batches),
+            "batches": _lines(state.shard, state.batches),
             "commits": [vars(commit) for commit in state.commits],
             "leases": {
                 name: {"since": lease.since.time, "heartbeat_ms": lease.heartbeat_ms, "duration_ms": lease.duration_ms}
@@ -101,43 +100,42 @@ def _decoded(body: dict[str, Any]) -> ShardState:
     )
 
 
-def _rows(shard: str, batches: Iterable[HollowBatch]) -> list[list[Any]]:
+def _lines(shard: str, batches: Iterable[HollowBatch]) -> list[str]:
     front, back = _around_attempt(shard)
-    rows = []
+    lines = []
     for batch in batches:
-        key, counts = batch.manifest_key, batch.counts
-        if key.startswith(front) and key.endswith(back) and "/" not in key[len(front) : -len(back)]:
-            key = key[len(front) : -len(back)]
-        row = [
-            batch.upper,
-            key,
-            batch.manifest_sha256,
-            batch.size_bytes,
-            counts.insertions,
-            counts.retractions,
-            counts.err_insertions,
-            counts.err_retractions,
-            counts.history,
-            0 if batch.run_changed_at is None else batch.run_changed_at + 1,
-        ]
-        while len(row) > _NAMED and not row[-1]:
-            row.pop()
-        rows.append(row)
-    return rows
+        known: tuple[str, str] | None = vars(batch).get(_LINE)
+        if known is None or known[0] != shard:  # the same line says another key in another shard
+            known = vars(batch)[_LINE] = shard, _line(batch, front, back)
+        lines.append(known[1])
+    return lines
 
 
-def _batches(shard: str, lower: int, rows: Sequence[Sequence[Any]]) -> tuple[HollowBatch, ...]:
+def _line(batch: HollowBatch, front: str, back: str) -> str:
+    key, counts = batch.manifest_key, batch.counts
+    if key.startswith(front) and key.endswith(back) and "/" not in key[len(front) : -len(back)]:
+        key = key[len(front) : -len(back)]
+    return (
+        f"{_CLOSED if batch.upper is None else batch.upper} {batch.manifest_sha256} {batch.size_bytes}"
+        f" {counts.insertions} {counts.retractions} {counts.err_insertions} {counts.err_retractions} {counts.history}"
+        f" {_NONE if batch.run_changed_at is None else batch.run_changed_at} {key}"
+    )
+
+
+def _batches(shard: str, lower: int, lines: Iterable[str]) -> tuple[HollowBatch, ...]:
     front, back = _around_attempt(shard)
     batches = []
-    for row in rows:
-        upper, key, sha256 = row[:_NAMED]
-        numbers = [*row[_NAMED:], *_ZEROS[len(row) - _NAMED :]]
+    for line in lines:
+        end, sha256, size, *counted, key = line.split(" ", _FIELDS - 1)
+        upper = None if end == _CLOSED else int(end)
         if "/" not in key:
             key = f"{front}{key}{back}"
-        size_bytes, *counts, changed = numbers
-        run_changed_at = changed - 1 if changed else None
-        batches.append(HollowBatch(lower, upper, key, sha256, BatchCounts(*counts), size_bytes, run_changed_at))
-        lower = upper
+        *counts, changed = counted
+        run_changed_at = None if changed == _NONE else int(changed)
+        batch = HollowBatch(lower, upper, key, sha256, BatchCounts(*map(int, counts)), int(size), run_changed_at)
+        vars(batch)[_LINE] = shard, line
+        batches.append(batch)
+        lower = -1 if upper is None else upper  # nothing follows a closed batch
     return tuple(batches)
 
 

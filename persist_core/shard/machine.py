@@ -22,7 +22,7 @@ from persist_core.ids import Ids
 from persist_core.location.consensus import CaSResult, Consensus, VersionedData
 from persist_core.shard.codec import StateVersion, decode_state, encode_state
 from persist_core.shard.invariants import check_step
-from persist_core.shard.state import ShardState
+from persist_core.shard.state import ShardState, expire_leases
 
 R = TypeVar("R")
 Transition = Callable[[ShardState], tuple[ShardState, R]]
@@ -49,7 +49,8 @@ class Machine:
     def apply(self, shard: str, transition: Transition[R], *, create: bool = False) -> tuple[ShardState, R]:
         """Run `transition` on the newest state and commit what it makes; returns the version that then stands.
 
-        A transition that returns the same state commits nothing. With `create` a missing shard starts out empty;
+        A transition that returns the same state commits nothing. Any other also takes leases out that have expired, so
+        that none holds `since` longer than until the next change. With `create` a missing shard starts out empty;
         else it is `ShardNotFound`. Raises `StorageError` where the store stays down; `Indeterminate` then means that
         the command may yet have happened, and giving it again is safe.
         """
@@ -61,6 +62,7 @@ class Machine:
             after, result = transition(ShardState(shard) if before is None else before)
             if before is not None and after is before:
                 return after, result
+            after, _ = expire_leases(after, now_ms=self._clock.now_ms())
             after = replace(after, seqno=after.seqno + 1)
             check_step(before, after)
             if self._commit(before, after):

@@ -22,7 +22,7 @@ from persist_core.shard.batch import BatchManifest, HollowBatch, SourceFrontier,
 
 MIN_COMMITS_KEPT = 128  # tokens that stay idempotent; docs/semantics.md, section 3
 MAX_COMMITS_KEPT = 192  # trimmed down to the minimum when this is passed, so that not every commit rewrites the list
-MAX_HOLDERS = 10_000  # leases and holds: more is a leak in the caller
+MAX_HOLDERS = 10_000  # leases, and as many holds: more is a leak in the caller
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,12 @@ class ShardState:
     def is_dropped(self) -> bool:
         """True where both frontiers are closed: this version is the shard's gravestone."""
         return self.since.is_closed and self.upper.is_closed
+
+    @property
+    def manifest_keys(self) -> frozenset[str]:
+        """Every manifest that this state names: of batches, and of commits whose empty batches were merged."""
+        batches = {batch.manifest_key for batch in self.batches}
+        return frozenset(batches | {commit.manifest_key for commit in self.commits})
 
     @property
     def newest_commit(self) -> Commit | None:
@@ -167,7 +173,7 @@ def compare_and_append(
         state,
         upper=Frontier(manifest.upper),
         schema=schema,
-        batches=(*state.batches, manifest.hollow(manifest_key)),
+        batches=_with_batch(state, manifest, manifest_key),
         commits=commits,
         # A restore's progress is all there is: what was first consumed after its checkpoint is not consumed any more.
         sources=manifest.sources if manifest.restored else {**state.sources, **manifest.sources},
@@ -218,6 +224,31 @@ def check_can_be_fork(state: ShardState, since: Frontier) -> None:
             f"shard {state.shard} is held at {min(held)}, and a fork can be read from since {since} on; release its"
             " leases and holds, or fork into another name"
         )
+
+
+def _with_batch(state: ShardState, manifest: BatchManifest, manifest_key: str) -> tuple[HollowBatch, ...]:
+    """The batches after the append. Two empty ones in a row become one, so that a state does not grow by seals.
+
+    Only if the new manifest says all that the one that it replaces said: a restore's says more, and so may one with
+    another schema, or one whose writer left out the progress of a source.
+    """
+    batch = manifest.hollow(manifest_key)
+    last = state.batches[-1] if state.batches else None
+    newest = state.newest_commit
+    merges = (
+        last is not None
+        and newest is not None
+        and last.is_empty
+        and batch.is_empty
+        and newest.manifest_key == last.manifest_key
+        and newest.restored_from is None
+        and manifest.restored is None
+        and manifest.schema == state.schema
+        and state.sources.keys() <= manifest.sources.keys()
+    )
+    if last is None or not merges:
+        return (*state.batches, batch)
+    return (*state.batches[:-1], replace(batch, lower=last.lower))
 
 
 def _check_operators_read(state: ShardState, manifest: BatchManifest) -> None:
@@ -276,7 +307,8 @@ def register_lease(
     since = state.since if since is None else since
     if since < state.since:
         raise NotReadable(f"shard {state.shard}: since is {state.since}; wanted a hold at {since}, which is gone")
-    _check_room(state)
+    state, _ = expire_leases(state, now_ms=now_ms)
+    _check_room(state, len(state.leases), "leases that have not expired")
     lease = Lease(since=since, heartbeat_ms=now_ms, duration_ms=duration_ms)
     return replace(state, leases={**state.leases, reader: lease}), lease
 
@@ -307,7 +339,7 @@ def release_lease(state: ShardState, reader: str) -> tuple[ShardState, bool]:
 
 
 def expire_leases(state: ShardState, *, now_ms: int) -> tuple[ShardState, tuple[str, ...]]:
-    """Take out every lease that has run out; returns whose."""
+    """Take out every lease that has run out; returns whose. The machine does this with every change."""
     expired = tuple(sorted(name for name, lease in state.leases.items() if lease.has_expired(now_ms)))
     if not expired:
         return state, ()
@@ -320,7 +352,7 @@ def register_hold(state: ShardState, holder: str, *, opaque: str) -> tuple[Shard
     known = state.holds.get(holder)
     if known is not None:
         return state, known
-    _check_room(state)
+    _check_room(state, len(state.holds), "critical holds")
     hold = Hold(since=state.since, opaque=opaque)
     return replace(state, holds={**state.holds, holder: hold}), hold
 
@@ -359,10 +391,11 @@ def _advance_since(state: ShardState) -> ShardState:
     return replace(state, since=max(state.since, min(held)))
 
 
-def _check_room(state: ShardState) -> None:
-    if len(state.leases) + len(state.holds) >= MAX_HOLDERS:
+def _check_room(state: ShardState, held: int, what: str) -> None:
+    if held >= MAX_HOLDERS:
         raise InvalidInput(
-            f"shard {state.shard} has {MAX_HOLDERS} leases and holds already; release or expire some first"
+            f"shard {state.shard} has {held} {what}, and at most {MAX_HOLDERS} are allowed. Close readers and release"
+            " holds that are not used any more; `persist describe` lists them"
         )
 
 

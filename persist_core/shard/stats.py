@@ -18,8 +18,9 @@ class DrainStats:
     """What one drain counted, all after consolidation, oks and errs alike (docs/semantics.md, section 4).
 
     `eligible`: winners processed, expanded truncates included. `result_count`: of these, those whose slot held a value
-    just before. `truncated`: tombstones that truncates expanded to; the truncate itself is `skipped`. `stashed`: what
-    the stash holds at the end. `order_ties`: records that lost by canonical bytes alone.
+    just before. `already_persisted`: redelivered winners of a (slot, original time) before the batch's lower; what they
+    beat is in `duplicates`, as everywhere. `truncated`: tombstones that truncates expanded to; the truncate itself is
+    `skipped`. `stashed`: what the stash holds at the end. `order_ties`: records that lost by canonical bytes alone.
     """
 
     records_read: int = 0

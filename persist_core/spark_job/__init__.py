@@ -1,1 +1,1 @@
-"""The write stage's Spark job as the core sees it: what it is told, and how it is started."""
+"""The write stage's Spark job as the core sees it: its spec, how it starts, and how it answers."""

@@ -18,7 +18,7 @@ def find_spark_submit(environment: Mapping[str, str]) -> Path:
     if home:
         found = Path(home) / "bin" / "spark-submit"
         if not found.is_file():
-            raise InvalidInput(f"SPARK_HOME is {home!r}, but there is no {found}; correct SPARK_HOME or unset it")
+            raise InvalidInput(f"SPARK_HOME is {home!r}, and there is no {found}; correct SPARK_HOME or unset it")
         return found
     beside = Path(sys.executable).with_name("spark-submit")
     if beside.is_file():
@@ -26,14 +26,14 @@ def find_spark_submit(environment: Mapping[str, str]) -> Path:
     on_path = shutil.which("spark-submit", path=environment.get("PATH"))
     if on_path is None:
         raise InvalidInput(
-            "no spark-submit: SPARK_HOME is not set, and there is none beside this Python or on PATH; install"
+            "no spark-submit: SPARK_HOME is not set, and neither the folder of this Python nor PATH has one; install"
             " airflow-persist[spark] or set SPARK_HOME"
         )
     return Path(on_path)
 
 
 def spark_home(environment: Mapping[str, str]) -> Path | None:
-    """The folder of the Spark that `find_spark_submit` finds; `None` where that is a script that stands alone."""
+    """The folder of the Spark that `find_spark_submit` finds; `None` if that script stands alone."""
     script = find_spark_submit(environment)
     packaged = importlib.util.find_spec("pyspark")
     if script.parent == Path(sys.executable).parent and packaged is not None and packaged.origin is not None:
@@ -51,13 +51,13 @@ def job_path() -> Path:
 
 
 def spark_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What Spark needs to run the job with this very Python, unless the user said otherwise."""
+    """What makes Spark run the job with this same Python, unless the user chose another."""
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     return {name: value for name, value in python.items() if name not in environment}
 
 
 def local_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """For Spark on this machine: this very Python, and the `spark-submit` that belongs to it first on PATH."""
+    """For Spark on this machine: this same Python, and the `spark-submit` that belongs to it first on PATH."""
     folder = str(find_spark_submit(environment).parent)
     path = os.pathsep.join([folder, environment.get("PATH", os.defpath)])
     return {**spark_environment(environment), "PATH": path}

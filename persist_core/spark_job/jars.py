@@ -1,15 +1,15 @@
-"""Where the jars are with which Spark reads and writes S3, and what a job is told of them.
+"""Where the jars are with which Spark reads and writes S3, and how a job gets them.
 
-Spark itself cannot speak to S3: that takes hadoop-aws of exactly the Hadoop version that Spark was built with, and the
-AWS SDK. They are looked for, in this order,
+Spark alone cannot use S3: it needs hadoop-aws of exactly the Hadoop version that Spark was built with, and the AWS SDK.
+They are looked for in this order:
 
     spark.jars.packages that names hadoop-aws            Spark fetches them itself
     <Spark>/jars/hadoop-aws-*.jar                        the cluster has them
     PERSIST_SPARK_JARS                                   a folder of jars
     <checkout>/.cache/spark-jars/<Hadoop version>        what `make spark-jars` brought
 
-and if they are nowhere, the job says so when it comes to them (`persist_spark.s3a`): a class path may have more ways.
-Locations that are not on S3 need none of this.
+If no place has them, the job fails with a remedy when it first uses S3 (`persist_spark.s3a`), because a class path can
+get jars in other ways. Locations that are not on S3 need no jars.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def with_s3a_jars(
 ) -> dict[str, str]:
     """`conf` with the jars that a job on this location needs beyond what it has; unchanged unless it is on S3.
 
-    Raises `InvalidInput` where `PERSIST_SPARK_JARS` names no folder with hadoop-aws in it.
+    Raises `InvalidInput` if `PERSIST_SPARK_JARS` names a folder without hadoop-aws.
     """
     if not blob_uri.lower().startswith("s3:") or "hadoop-aws" in conf.get(PACKAGES_CONF, ""):
         return dict(conf)
@@ -44,7 +44,7 @@ def with_s3a_jars(
 
 
 def s3a_jars(environment: Mapping[str, str], spark_home: Path | None) -> list[Path]:
-    """The jars to add to a job's class path, sorted; none where Spark has them itself, or nobody has."""
+    """The jars to add to a job's class path, sorted; empty if Spark has them itself, or no place has them."""
     named = environment.get(JARS_ENV)
     if named:
         jars = sorted(Path(named).glob("*.jar"))
@@ -60,6 +60,6 @@ def s3a_jars(environment: Mapping[str, str], spark_home: Path | None) -> list[Pa
 
 
 def hadoop_version(spark_home: Path) -> str | None:
-    """The Hadoop version that this Spark brings, such as `3.5.0`; `None` where it brings none."""
+    """The Hadoop version of this Spark, such as `3.5.0`; `None` if it has no Hadoop."""
     found = (_HADOOP.fullmatch(path.name) for path in (spark_home / "jars").glob("hadoop-client-api-*.jar"))
     return next((match[1] for match in found if match), None)

@@ -1,4 +1,4 @@
-"""What a Spark job is told, and how the job gets it. The meeting point of persist_airflow and persist_spark.
+"""The spec of a Spark job, and how the job gets it. The meeting point of persist_airflow and persist_spark.
 
     JobSpec --stored--> jobs/<attempt>.json --argv: key and SHA-256--> the job --load_spec--> JobSpec
 

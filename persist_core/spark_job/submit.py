@@ -42,7 +42,7 @@ CONNECT_SCHEME = "sc://"
 SMALL_INPUT_BYTES = 64 << 20  # up to here the JVM's start-up costs more than its better compiler would win
 JOB_TIMEOUT_MS = 24 * 3_600_000  # a bound, not an expectation
 _STOP_SECONDS = 10  # between asking a job to stop and killing it
-_TAIL_BYTES = 8_000  # of the job's log, shown where it died without a failure record
+_TAIL_BYTES = 8_000  # of the job's log, shown if it left no failure record
 
 
 @dataclass(frozen=True)

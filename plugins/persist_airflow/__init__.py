@@ -5,8 +5,8 @@
       mint_batch_descriptions --description--> write_batches --manifest key--> append_batches --> checkpoint_manifest
            protocol.mint                        spark-submit                   protocol.append     protocol.checkpoint
 
-What the reader may ignore here: whether a commit is right. Every task may be killed and tried again at any point; that
-no update is doubled or lost is the promise of `persist_core.protocol.stages`, not of Airflow.
+What the reader may ignore here: whether a commit is correct. Every task may be killed and tried again at any point;
+`persist_core.protocol.stages`, not Airflow, ensures that no update is doubled or lost.
 
-Nothing is imported here, so that Airflow can read `persist_airflow.provider` while it still configures itself.
+This module imports nothing, so that Airflow can read `persist_airflow.provider` while it still configures itself.
 """

@@ -49,13 +49,13 @@ class BackfillStatus:
 
     @property
     def is_over(self) -> bool:
-        """True where none is left."""
+        """True if all have ended."""
         return self.ended == self.total
 
 
 @dataclass
 class Follower:
-    """Draws progress on `console`; `check`, called at every look, may raise to give up."""
+    """Draws progress on `console`; `check`, called at every look, may raise to stop following."""
 
     console: Console = field(default_factory=Console)
     check: Callable[[], None] = lambda: None
@@ -97,7 +97,7 @@ class Follower:
 
 
 def backfill(args: Namespace) -> None:
-    """The command. Exits with 1 where a dag run failed, none could be created, or nothing is there to run them."""
+    """The command. Exits with 1 if a dag run failed, if no dag run could be created, or if no scheduler runs them."""
     console = Console()
     if args.start_date is None and args.end_date is None:
         raise SystemExit("give --start-date, --end-date or both")
@@ -120,7 +120,7 @@ def backfill(args: Namespace) -> None:
 
 
 def create(args: Namespace, *, default_max_active_runs: int) -> int | None:
-    """Let Airflow create the backfill; its id, `None` after a dry run. Raises `SystemExit` where there can't be one."""
+    """Let Airflow create the backfill; its id, `None` after a dry run. Raises `SystemExit` if Airflow refuses it."""
     from airflow.cli.commands.backfill_command import create_backfill
     from airflow.models.backfill import AlreadyRunningBackfill
 
@@ -166,9 +166,9 @@ def close_ended(dag_id: str) -> None:
 def fail_unended(dag_id: str) -> None:
     """End the DAG's open backfills and unended dag runs as failed: they belong to a scheduler that is gone.
 
-    Only for an Airflow that does not run: a scheduler would find out for itself, after minutes, and a task that is
-    still at work would not be stopped. What the tasks have committed stays. Created anew with `reset_dagruns`, a
-    backfill runs all its intervals again, and skips those that the shard covers.
+    Only for an Airflow that does not run: a scheduler would notice by itself after minutes, and this does not stop a
+    task that still runs. What the tasks have committed stays. A backfill that is created again with `reset_dagruns`
+    runs all its intervals again, and skips those that the shard covers.
     """
     from airflow.models.backfill import Backfill
     from airflow.models.dagrun import DagRun
@@ -265,11 +265,13 @@ def _newest_backfill(dag_id: str) -> int:
 
 
 def _conclude(console: Console, status: BackfillStatus) -> int:
-    """Say how it ended; the exit code."""
+    """Print how it ended; the exit code."""
     counted = ", ".join(f"{count} {state}" for state, count in sorted(status.runs.items())) or "no new dag runs"
     existing = "".join(f", {count} not created ({reason})" for reason, count in sorted(status.existing.items()))
     console.print(f"backfill {status.backfill_id} of {status.dag_id}: {counted}{existing}", soft_wrap=True)
     if not status.is_over:
-        reason = "time is up" if status.has_scheduler else "no scheduler is running; start `airflow scheduler`"
+        reason = (
+            "the timeout has passed" if status.has_scheduler else "no scheduler is running; start `airflow scheduler`"
+        )
         console.print(f"stopped following: {reason}. The backfill stays queued", soft_wrap=True)
     return 0 if status.is_over and not status.runs["failed"] else 1

@@ -3,10 +3,10 @@
     first job   -XX:ArchiveClassesAtExit=<folder>/<name>.<attempt>  --done--> <folder>/<name>.jsa
     next jobs   -XX:SharedArchiveFile=<folder>/<name>.jsa
 
-About 155 MB, made once for each Spark version; the JVM itself checks whether an archive fits it and does without where
-not. Off unless `PERSIST_CLASS_DATA_FOLDER` names a folder: it pays where many small jobs run on one machine. Off too
-where Spark's configuration folder holds files: it is on the class path, and a JVM that is told to make an archive then
-ends with an error, after the job's work is done.
+About 155 MB, made once for each Spark version. The JVM checks whether an archive fits, and starts without it if not.
+Off unless `PERSIST_CLASS_DATA_FOLDER` names a folder: it pays if many small jobs run on one machine. Also off if
+Spark's configuration folder holds files: that folder is on the class path, and a JVM that makes an archive then ends
+with an error after the job's work is done.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def class_data(conf: Mapping[str, str], environment: Mapping[str, str], attempt:
 
 
 def _has_configuration(environment: Mapping[str, str]) -> bool:
-    """True where Spark's configuration folder, which is on its class path, is not empty."""
+    """True if Spark's configuration folder, which is on its class path, is not empty."""
     spark = importlib.util.find_spec("pyspark")
     beside = Path(spark.origin).parent if spark and spark.origin else Path()
     conf = Path(environment.get("SPARK_CONF_DIR") or Path(environment.get("SPARK_HOME") or beside) / "conf")

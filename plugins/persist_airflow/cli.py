@@ -1,9 +1,9 @@
-"""Commands for Airflow 3: `airflow dags backfill` as people know it from 2.x, and `airflow persist backfill`, the same.
+"""Commands for Airflow 3: `airflow dags backfill` as in 2.x, and `airflow persist backfill`, the same.
 
 3.x has only `airflow backfill create`, which queues and returns. The command here creates the same backfill and then
 follows it until it ends. Airflow lets a provider add top-level commands, not extend one of its groups; a command of the
-name `dags` would be refused as a duplicate. So the group is extended in Airflow's list of commands while that is being
-built; where this list is not found as expected, nothing is touched, and `airflow persist backfill` remains.
+name `dags` would be refused as a duplicate. So the group is extended in Airflow's list of commands while it is being
+built. If this list is not as expected, it is left as it is, and `airflow persist backfill` remains.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from airflow.cli import cli_config
 from airflow.cli.cli_config import ActionCommand, GroupCommand, lazy_load_command
 
-_config: Any = cli_config  # Airflow leaves these without types
+_config: Any = cli_config  # Airflow has no types for these
 Arg, parsedate, positive_int = _config.Arg, _config.parsedate, _config.positive_int
 
 _ARGS = (
@@ -29,7 +29,7 @@ _ARGS = (
     Arg(
         ("--max-active-runs",),
         type=positive_int(allow_zero=False),
-        help="How many dag runs at once; default: the DAG's own max_active_runs",
+        help="How many dag runs at the same time; default: the DAG's own max_active_runs",
     ),
     Arg(
         ("--timeout-s",),
@@ -37,7 +37,7 @@ _ARGS = (
         default=7 * 24 * 3600,
         help="Stop following after so many seconds; the backfill itself goes on (default: %(default)s, a week)",
     ),
-    Arg(("-y", "--yes"), action="store_true", help="Accepted for old scripts; nothing is ever asked"),
+    Arg(("-y", "--yes"), action="store_true", help="Accepted for old scripts; this command asks no questions"),
 )
 
 
@@ -58,7 +58,7 @@ def get_cli_commands() -> list[GroupCommand]:
 
 
 def _extend_group(name: str, command: ActionCommand) -> None:
-    """Replace the group in the parser's own copy of the list by one with `command`; Airflow's constants stay as are."""
+    """Replace the group in the parser's own copy of the list by one with `command`; Airflow's constants stay."""
     commands = getattr(sys.modules.get("airflow.cli.cli_parser"), "airflow_commands", None)
     if not isinstance(commands, list):
         return

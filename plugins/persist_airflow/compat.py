@@ -91,10 +91,11 @@ def interval_end_ms(context: Context, clock: Clock) -> int:
 
 
 def after_earlier_runs(context: Context, clock: Clock, log: Any) -> None:
-    """Put the task off, at the cost of no try, while an earlier dag run of its DAG is at work.
+    """Reschedule the task, without using up a try, while an earlier dag run of its DAG is running.
 
-    A backfill on 3.x goes by a limit of its own, 10 at once unless told, and not by the DAG's `max_active_runs`, by
-    which 2.11 goes. Earlier runs that only wait to be started are passed over: they may be waiting for this one.
+    A backfill on 3.x has a limit of its own, by default 10 dag runs at the same time, and ignores the DAG's
+    `max_active_runs`, which 2.11 respects. Earlier runs that only wait to be started do not count: they may be waiting
+    for this one.
     """
     ti: Any = context["ti"]
     earlier: Any = ti.get_previous_dagrun(state="running") if AIRFLOW_V_3_0_PLUS else None
@@ -103,7 +104,7 @@ def after_earlier_runs(context: Context, clock: Clock, log: Any) -> None:
     if earlier is None or (started is not None and now - started > _EARLIER_RUNS_PATIENCE):
         return
     log.info(
-        "dag run %s is earlier and at work; looking again in %s. A backfill with --max-active-runs 1 has no need to",
+        "dag run %s is earlier and still running; looking again in %s. A backfill with --max-active-runs 1 avoids this",
         earlier.run_id,
         _EARLIER_RUNS_POLL,
     )
@@ -141,9 +142,9 @@ def asset_link(uri: str) -> str:
 
 
 def submit_once() -> dict[str, Any]:
-    """Arguments that make SparkSubmitOperator submit anew on a retry instead of looking for the job of the last try.
+    """Arguments that make SparkSubmitOperator submit again on a retry instead of looking for the job of the last try.
 
-    A try stages under an id of its own, so the job of an earlier try is of no use to a later one.
+    A try stages under an id of its own, so a later try cannot use the job of an earlier one.
     """
     return {"durable": False} if AIRFLOW_V_3_3_PLUS else {}
 
@@ -153,8 +154,8 @@ def file_import_error(path: Path, message: str) -> None:
 
     Airflow takes import errors per Python file, and holds one against every DAG of that file: on 3.x they all go
     stale, on 2.11 they are no longer scheduled. One wrong collection must not stop the others, so the error is put
-    under the collection's own path in the bag that is just being filled: found two frames up, since Airflow hands it
-    to nobody. Where no bag is found, nothing is done and the caller has to raise.
+    under the collection's own path in the bag that is just being filled: found two frames up, since Airflow passes
+    it to no one. If no bag is found, this does nothing and the caller has to raise.
     """
     bag: Any = sys._getframe(2).f_locals.get("self")
     if not isinstance(bag, _bag_class()):

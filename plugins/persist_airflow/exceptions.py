@@ -18,4 +18,4 @@ class PersistCasConflict(AirflowException):
 
 
 class SparkJobFailed(AirflowException):
-    """The write stage failed in a way that another try may mend. Nothing that a reader sees was changed."""
+    """The write stage failed, and another try may succeed. Nothing that a reader sees was changed."""

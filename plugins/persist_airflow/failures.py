@@ -1,4 +1,4 @@
-"""From the core's errors to Airflow's: what a retry can mend is retried, what it can't fails at once, both clearly."""
+"""From the core's errors to Airflow's: errors that a retry cannot correct fail the task without further tries."""
 
 from __future__ import annotations
 
@@ -16,12 +16,18 @@ from persist_core.errors import (
     TooManyUpdates,
 )
 
-HOPELESS = (InvalidInput, Corruption, TooManyErrors, TooManyUpdates, SourceChanged)  # the same again on the next try
+HOPELESS = (
+    InvalidInput,
+    Corruption,
+    TooManyErrors,
+    TooManyUpdates,
+    SourceChanged,
+)  # the next try would fail in the same way
 
 
 @contextmanager
-def hopeless_fails_at_once() -> Iterator[None]:
-    """Turn errors that no retry can mend into `AirflowFailException`; others pass, and Airflow tries again."""
+def fail_without_retry() -> Iterator[None]:
+    """Turn errors that no retry can correct into `AirflowFailException`; others pass, and Airflow tries again."""
     try:
         yield
     except HOPELESS as error:
@@ -29,6 +35,6 @@ def hopeless_fails_at_once() -> Iterator[None]:
 
 
 def airflow_error(error: PersistError) -> AirflowException:
-    """What a task raises for it: `AirflowFailException` (no retry) or `SparkJobFailed` (another try)."""
+    """What a task raises for an error: `AirflowFailException` (no retry) or `SparkJobFailed` (another try)."""
     message = f"{error.kind}: {error}"
     return AirflowFailException(message) if isinstance(error, HOPELESS) else SparkJobFailed(message)

@@ -25,7 +25,7 @@ from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation, location_from
 from persist_core.location.uri import redact_uri
 
-_TEST_PREFIX = "_connection_test"  # starts with "_", so it can be no shard's name
+_TEST_PREFIX = "_connection_test"  # starts with "_", so no shard can have this name
 
 
 class PersistHook(BaseHook):
@@ -51,9 +51,10 @@ class PersistHook(BaseHook):
         return form_widgets(FORM_FIELDS)
 
     def get_location(self) -> PersistLocation:
-        """The pair of URIs, from the connection or, where there is none, from the environment or the config file.
+        """The pair of URIs, from the connection or, without a connection, from the environment or the config file.
 
-        Raises `ConfigError` naming what is missing and where it may be said, `InvalidUri` for a URI that is malformed.
+        Raises `ConfigError` naming what is missing and where to configure it, or a URI that is malformed or holds a
+        secret that does not belong there.
         """
         connection = self._connection()
         extra = {} if connection is None else connection.extra_dejson
@@ -75,8 +76,8 @@ class PersistHook(BaseHook):
     def get_environment(self) -> dict[str, str]:
         """The AWS variables for this location, secrets included: for the environment of a process, nowhere else.
 
-        Empty where the connection names no Airflow AWS connection (extra `aws_conn_id`): then AWS's own places count.
-        Raises `ConfigError` where it names one that can't be used.
+        Empty if the connection names no Airflow AWS connection (extra `aws_conn_id`): then AWS's default credential
+        chain counts. Raises `ConfigError` if it names one that can't be used.
         """
         connection = self._connection()
         aws_conn_id = None if connection is None else connection.extra_dejson.get("aws_conn_id")
@@ -130,15 +131,15 @@ def _mask(*secrets: str) -> None:
 def aws_environment(aws_conn_id: str) -> dict[str, str]:
     """The credentials and the region of an Airflow AWS connection, as the variables that boto3 and Spark read.
 
-    Whatever that connection does (keys, profiles, assumed roles) is Airflow's Amazon provider's to know. The
-    credentials of a role end after an hour or so: they are asked for anew by each task. Raises `ConfigError`.
+    Airflow's Amazon provider knows how (keys, profiles, assumed roles). The credentials of a role expire after about an
+    hour, so each task asks for them again. Raises `ConfigError`.
     """
     try:
         from airflow.providers.amazon.aws.hooks.base_aws import AwsBaseHook
     except ImportError:
         raise ConfigError(
             f"the Airflow AWS connection {aws_conn_id!r} (aws_conn_id) needs apache-airflow-providers-amazon:"
-            " install it, or leave aws_conn_id out and give credentials where AWS's tools look for them"
+            " install it, or leave aws_conn_id out and give credentials to AWS's default credential chain"
         ) from None
     try:
         hook = AwsBaseHook(aws_conn_id=aws_conn_id, client_type="s3")
@@ -147,7 +148,7 @@ def aws_environment(aws_conn_id: str) -> dict[str, str]:
         raise ConfigError(
             f"the Airflow AWS connection {aws_conn_id!r} (aws_conn_id) gives no credentials: {type(error).__name__};"
             " test that connection by itself"
-        ) from None  # its text may say more than is good in a log
+        ) from None  # its text may hold a secret
     _mask(*filter(None, (credentials.secret_key, credentials.token)))
     environment = {
         "AWS_ACCESS_KEY_ID": credentials.access_key,
@@ -160,9 +161,9 @@ def aws_environment(aws_conn_id: str) -> dict[str, str]:
 
 
 def _round_trip(location: OpenLocation) -> str:
-    """Write, read and delete a blob; ask consensus for a compare-and-set that can only be refused, and read back.
+    """Write, read and delete a blob; make a compare-and-set that consensus must refuse, and read back.
 
-    A refused one goes the whole way to the store and creates no key, so that no shard of that name ever appears.
+    A refused compare-and-set reaches the store and creates no key, so that no shard of that name appears.
     """
     key, data = f"{_TEST_PREFIX}/{RandomIds().uuid7()}", b"persist"
     location.blob.set(key, data)
@@ -172,5 +173,7 @@ def _round_trip(location: OpenLocation) -> str:
         raise PersistError(f"{location.blob.uri}: wrote {len(data)} bytes, read back {found!r}")
     result = location.consensus.compare_and_set(_TEST_PREFIX, 0, VersionedData(1, b""))
     if result is not CaSResult.EXPECTATION_MISMATCH or location.consensus.head(_TEST_PREFIX) is not None:
-        raise PersistError(f"{location.consensus.uri}: accepted a compare-and-set that had to be refused")
+        raise PersistError(
+            f"{location.consensus.uri}: accepted a compare-and-set that it must refuse; run `persist doctor`"
+        )
     return f"wrote, read and deleted a blob in {location.blob.uri}; reached consensus in {location.consensus.uri}"

@@ -1,7 +1,7 @@
 """The extra link from a task to its shard: the asset's page in Airflow's own UI.
 
 The events on that page carry upper, since, counts and checkpoint of every commit, so it shows the shard's history
-without a page (and a login) of our own.
+without a page and a login of this project.
 """
 
 from __future__ import annotations
@@ -22,6 +22,6 @@ class ShardLink(BaseOperatorLink):
     name = "Shard"
 
     def get_link(self, operator: BaseOperator, *, ti_key: Any) -> str:  # noqa: ARG002 - Airflow's signature
-        """A URL of Airflow's UI; empty where the operator has no shard."""
+        """A URL of Airflow's UI; empty if the operator has no shard."""
         shard = getattr(operator, "shard", None)
         return asset_link(shard_uri(getattr(operator, "persist_conn_id", ""), shard)) if shard else ""

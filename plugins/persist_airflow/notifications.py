@@ -1,7 +1,7 @@
-"""Who is told of a conflict, and how often: once for each conflict, whatever retries and zombies do.
+"""Who is notified of a conflict, and how often: once for each conflict, whatever retries and zombies do.
 
 The conflict's record is keyed by the description that lost, so a second try finds it there. A marker beside it says
-that the notifiers have run. It is written after them: a worker killed in between tells twice rather than never.
+that the notifiers have run. It is written after them: if a worker is killed in between, they run twice, not never.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class LogConflictNotifier(BaseNotifier):
 def alert(
     client: PersistClient, record: ConflictRecord, callbacks: Iterable[ConflictCallback], context: Context
 ) -> bool:
-    """Count the conflict and call every callback with the context plus `persist_conflict`; False where that was done.
+    """Count the conflict and call every callback with the context plus `persist_conflict`; False if it was done.
 
-    A callback that fails is logged and does not keep the others from running, nor the conflict from healing.
+    If a callback fails, that is logged; the others run, and the conflict is healed.
     """
     marker = conflict_alert_key(record.shard, record.conflict_id)
     if client.blob.get(marker) is not None:
@@ -60,7 +60,7 @@ def alert(
     told["persist_conflict"] = asdict(record)
     for callback in callbacks:
         try:
-            # A notifier renders its templates in place, once and for all: give each conflict a copy of its own.
+            # A notifier renders its templates in place, so each conflict gets a copy of its own.
             (copy.copy(callback) if isinstance(callback, BaseNotifier) else callback)(told)
         except Exception:  # noqa: BLE001 - whatever a user's callback raises, the conflict must still heal
             _log.exception("on_cas_conflict callback %r failed for conflict %s", callback, record.conflict_id)

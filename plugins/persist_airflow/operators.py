@@ -3,10 +3,10 @@
     mint --description (XCom)--> write --description, manifest key (XCom)--> append --> checkpoint
 
 1. Each task may be killed at any point and tried again: the contents come out the same.
-2. A dag run that has nothing to do is skipped by mint, green and explained.
-3. A conflict fails the append's try with `PersistCasConflict`, alerts once, and heals on the next try: what is still
-   missing of the interval is minted from the new upper, written and appended.
-4. None of these tasks but write imports Spark or pandas; nothing here touches a store before `execute`.
+2. Mint skips a dag run that has nothing to do, with the reason.
+3. A conflict fails the append's try with `PersistCasConflict` and alerts once. The next try heals: it mints what is
+   still missing of the interval from the new upper, writes and appends it.
+4. Only the write task imports Spark; nothing here touches a store before `execute`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from persist_airflow.compat import (
     set_event_extra,
 )
 from persist_airflow.exceptions import PersistCasConflict
-from persist_airflow.failures import hopeless_fails_at_once
+from persist_airflow.failures import fail_without_retry
 from persist_airflow.healing import heal
 from persist_airflow.hook import PersistHook
 from persist_airflow.links import ShardLink, shard_uri
@@ -66,7 +66,7 @@ class _PersistOperator(BaseOperator):
 
     @contextmanager
     def _client(self) -> Iterator[PersistClient]:
-        with hopeless_fails_at_once():
+        with fail_without_retry():
             client = PersistHook(self.persist_conn_id).get_conn()
             try:
                 yield client
@@ -77,11 +77,12 @@ class _PersistOperator(BaseOperator):
 class MintBatchDescriptionsOperator(_PersistOperator):
     """Describe the batch of this dag run: `[shard's upper, end of the data interval)` and all unread input that is due.
 
-    A view that refreshes on input goes as far as its inputs, whatever the interval; one with a cron schedule waits for
-    earlier dag runs that are at work, so that it is refreshed at the end of each interval, in order. Returns
+    A view that refreshes on input goes as far as its inputs, whatever the interval. One with a cron schedule waits for
+    earlier dag runs that still run, so that it is refreshed at the end of each interval, in order. `{"force": true}` in
+    the dag run's conf accepts an end more than an hour from now. Returns
     `BatchDescription.to_json()`; of a read-only view (`read_only` in its file, or in the dag run's conf)
-    `{"trial_as_of": ..., "description": ...}`, minting nothing. Skips where the interval is already in the shard, or
-    the inputs have not come further.
+    `{"trial_as_of": ..., "description": ...}`, minting nothing. Skips if the interval is already in the shard, or the
+    inputs have not advanced.
 
     :param config: the collection or view
     :param persist_conn_id: the location (templated)
@@ -90,7 +91,7 @@ class MintBatchDescriptionsOperator(_PersistOperator):
     ui_color = "#cfe3f5"
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Mint. Raises `AirflowSkipException` where there is nothing to do."""
+        """Mint. Raises `AirflowSkipException` if there is nothing to do."""
         with self._client() as client:
             until = None if _follows_inputs(self.config) else interval_end_ms(context, client.clock)
             if isinstance(self.config, ViewConfig) and is_read_only(self.config, context):
@@ -118,7 +119,7 @@ class MintBatchDescriptionsOperator(_PersistOperator):
 
 
 class AppendBatchesOperator(_PersistOperator):
-    """Append the staged batch by compare-and-set, and heal where that was lost to somebody else.
+    """Append the staged batch by compare-and-set, and heal if another writer was faster.
 
     Returns `{"result": ..., "lower": ..., "upper": ..., "since": ..., "stats": {...}, ...}`; the shard's asset event
     carries the same. `result` is `committed`, `already committed` (an earlier try had done it), `healed` (minted and
@@ -212,7 +213,7 @@ class CheckpointManifestOperator(_PersistOperator):
         self.outlets = [*self.outlets, self.asset]
 
     def execute(self, context: Context) -> dict[str, Any] | None:
-        """Publish. Returns what was published, `None` where nothing was committed yet."""
+        """Publish. Returns what was published, `None` if nothing was committed yet."""
         with self._client() as client:
             published = stages.checkpoint(client, self.config)
             if published is None:
@@ -225,7 +226,7 @@ class CheckpointManifestOperator(_PersistOperator):
 
 
 def is_read_only(config: ViewConfig, context: Context) -> bool:
-    """Whether this dag run may only try the view: by its file, or by the run's conf `{"read_only": true}`."""
+    """Whether this dag run only tries the view: by its file, or by the run's conf `{"read_only": true}`."""
     return config.read_only or _asks_for(context, "read_only")
 
 
@@ -236,12 +237,12 @@ def _asks_for(context: Context, name: str) -> bool:
 
 
 def _follows_inputs(config: ShardConfig) -> bool:
-    """Whether a dag run's interval says nothing: it is run when an input was appended to, or by hand."""
+    """Whether a dag run's interval means nothing: the run was started by an append to an input, or by hand."""
     return isinstance(config, ViewConfig) and config.schedule in (None, ON_INPUT)
 
 
 def _trial(client: PersistClient, config: ViewConfig, until: int | None) -> dict[str, Any]:
-    """What write is told where it is only to try the view. Raises `AirflowSkipException` before there is any input."""
+    """What the write task gets for a trial of the view. Raises `AirflowSkipException` before there is any input."""
     try:
         as_of, description = run.describe_trial(client, config, until)
     except NotReadable as error:
@@ -250,7 +251,7 @@ def _trial(client: PersistClient, config: ViewConfig, until: int | None) -> dict
 
 
 def writer_of(context: Context) -> str:
-    """Who mints: the dag run, never the try."""
+    """The writer that mints: the dag run, never the try."""
     return f"{context['dag_run'].dag_id}/{context['run_id']}"
 
 

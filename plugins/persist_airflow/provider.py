@@ -1,4 +1,4 @@
-"""What Airflow is told about this package (entry point group `apache_airflow_provider`).
+"""The metadata of this package for Airflow (entry point group `apache_airflow_provider`).
 
 Airflow calls `get_provider_info` while it is still reading its own configuration, so nothing of Airflow may be
 imported here: every class is named by its path and loaded when it is first needed.

@@ -23,7 +23,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 
 from persist_airflow.class_data import class_data
 from persist_airflow.compat import AirflowException, AirflowNotFoundException, BaseHook, Context, submit_once
-from persist_airflow.failures import airflow_error, hopeless_fails_at_once
+from persist_airflow.failures import airflow_error, fail_without_retry
 from persist_airflow.hook import PersistHook
 from persist_airflow.spark_connect import ConnectedJob, connect_url
 from persist_core.config.shard import ShardConfig
@@ -44,13 +44,13 @@ from persist_core.time_text import format_time
 class WriteBatchesOperator(SparkSubmitOperator):
     """Stage the batch of `description` with Spark.
 
-    Returns `{"description": ..., "manifest_key": ...}`; the key is `None` where the description was outdated, so that
-    nothing was staged: the append task then finds out by whom, and heals. Of a read-only view it stages nothing, and
-    adds `"trial"`: what a refresh would write, counted and sampled.
+    Returns `{"description": ..., "manifest_key": ...}`. The key is `None` if the description was outdated and nothing
+    was staged: the append task then records the conflict, and heals. For a read-only view it stages nothing, and adds
+    `"trial"`: what a refresh would write, counted and sampled.
 
     All arguments of the provider's SparkSubmitOperator may be given, `conf` goes over the tuned defaults. Without a
     Spark connection of that id the job runs in `local[*]`. A description with neither input nor stash needs no Spark.
-    A Spark Connect server has its settings already: there `conf` and the like are left aside, with a warning.
+    A Spark Connect server has its own settings: there `conf` and similar arguments are ignored, with a warning.
 
     :param config: the collection or view
     :param description: `BatchDescription.to_json()`, as mint returns it (templated)
@@ -91,7 +91,7 @@ class WriteBatchesOperator(SparkSubmitOperator):
 
     def execute(self, context: Context) -> Any:
         """Stage once. Raises `AirflowFailException` if another try would fail as well, else `SparkJobFailed`."""
-        with hopeless_fails_at_once():
+        with fail_without_retry():
             client = PersistHook(self.persist_conn_id).get_conn()
             try:
                 if "trial_as_of" in self.description:
@@ -158,7 +158,7 @@ class WriteBatchesOperator(SparkSubmitOperator):
         raise airflow_error(failure) from failed
 
     def _submit(self, spec: JobSpec, arguments: Sequence[str], context: Context) -> None:
-        """Run the job to its end where the Spark connection says. Raises `AirflowException` if it fails."""
+        """Run the job to its end in the Spark that the connection names. Raises `AirflowException` if it fails."""
         remote = connect_url(self._conn_id)
         if remote is None:
             self._submit_to_master(spec, arguments, context)
@@ -184,7 +184,7 @@ class WriteBatchesOperator(SparkSubmitOperator):
         return {**hook.get_environment(), **location_environment(hook.get_location()), **(self.env_vars or {})}
 
     def on_kill(self) -> None:
-        """End the job's process; what it has staged so far is garbage that nobody sees."""
+        """End the job's process; what it has staged so far is garbage that no reader sees."""
         if self._connected_job is not None:
             self._connected_job.stop()
         else:

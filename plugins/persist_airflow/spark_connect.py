@@ -15,7 +15,7 @@ from persist_core.spark_job.submit import stop_process_group
 
 
 def connect_url(conn_id: str) -> str | None:
-    """The server's URL, with its token, where `conn_id` is a connection of type `spark_connect`; else `None`."""
+    """The server's URL, with its token, if `conn_id` is a connection of type `spark_connect`; else `None`."""
     try:
         connection = BaseHook.get_connection(conn_id)
     except AirflowNotFoundException:
@@ -56,6 +56,6 @@ class ConnectedJob:
             raise AirflowException(f"the job's process ended with exit status {exit_status}; its output is above")
 
     def stop(self) -> None:
-        """End the process where it still runs. Harmless twice, and from another thread."""
+        """End the process if it still runs. May be called twice, and from another thread."""
         if self._process is not None:
             stop_process_group(self._process)

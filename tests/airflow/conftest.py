@@ -42,7 +42,7 @@ from tests.airflow.view_files import Views  # noqa: E402 - the same
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Warnings that Airflow gives about itself are not ours to mend."""
+    """Warnings that Airflow gives about itself are not ours to correct."""
     here = Path(__file__).parent
     for item in items:
         if item.path.is_relative_to(here):

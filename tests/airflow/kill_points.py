@@ -41,7 +41,7 @@ def arm(folder: Path, point: str) -> None:
 
 
 def armed(folder: Path) -> list[str]:
-    """Points that nobody has reached yet."""
+    """Points that no process has reached yet."""
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 
@@ -87,7 +87,7 @@ def _install_submit(folder: Path) -> None:
             timer.start()
         inner(self, *arguments)
 
-    WriteBatchesOperator._submit = submit  # type: ignore[method-assign] # that is what a fault point is
+    WriteBatchesOperator._submit = submit  # type: ignore[method-assign,assignment] # that is what a fault point is
 
 
 def _install_blob(die: Callable[[str], None]) -> None:

@@ -130,7 +130,7 @@ def test_kills_at_every_point_of_days_without_input_change_nothing(
 def test_kills_at_every_point_of_a_view_change_nothing(
     fruit: Fruit, views: Views, client: PersistClient, location: PersistLocation, tmp_path: Path
 ) -> None:
-    """The view's first refresh, of a shard into which somebody has put rows; its input holds an err."""
+    """The view's first refresh, of a shard into which another writer has put rows; its input holds an err."""
     config = views.write(VIEW, VIEW_FILE)
     at = end_ms(0) - 1
     rows = [(row, at, 1) for row in enumerate(("apple", "apricot", "fig", None))]

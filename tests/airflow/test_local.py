@@ -77,7 +77,7 @@ def test_a_process_that_died_is_reported_with_the_end_of_its_log(airflow: LocalA
         created = psutil.Process(process.pid).create_time()
     record(airflow, process, created)
     (airflow.logs / "scheduler.log").write_text("no space left")
-    with pytest.raises(EmbeddedAirflowError, match=r"scheduler has ended by itself:\nno space left"):
+    with pytest.raises(EmbeddedAirflowError, match=r"scheduler has ended unexpectedly:\nno space left"):
         airflow.check()
 
 

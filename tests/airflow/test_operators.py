@@ -205,7 +205,7 @@ def test_a_cleared_run_whose_write_is_outdated_finds_its_own_commit(dag: Any, cl
 
 
 class Notifier(BaseNotifier):
-    """Keeps what it was told, after rendering."""
+    """Keeps its messages, after rendering."""
 
     template_fields = ("message",)
     told: list[str] = []  # noqa: RUF012 - shared on purpose: Airflow copies operators

@@ -125,13 +125,13 @@ def test_a_scheduled_run_refreshes_at_the_end_of_its_interval(
 
 @pytest.mark.usefixtures("spark")
 def test_a_scheduled_run_lets_earlier_ones_end_first(fruit: Fruit, views: Views, client: PersistClient) -> None:
-    """As many runs of a backfill as Airflow likes at once: the view is still refreshed at the end of each interval."""
+    """Airflow may start any number of runs of a backfill: the view is refreshed at the end of each interval."""
     DagRunDriver(build_upsert_dag(fruit.config()), end_of(3)).run_all()
     text = "query: SELECT name FROM fruit\n"
     daily = build_view_dag(views.write("names", text + "schedule: '@daily'\n"))
     earlier = SimpleNamespace(run_id="backfill__2026-01-02")
     waiting = DagRunDriver(daily, end_of(2), "later", earlier_run=earlier)
-    if IS_AIRFLOW_3:  # 2.11 starts no more runs at once than the DAG allows
+    if IS_AIRFLOW_3:  # 2.11 starts no more concurrent runs than the DAG allows
         with pytest.raises(AirflowException) as put_off:
             waiting.run(MINT)
         assert type(put_off.value).__name__ == "AirflowRescheduleException"

@@ -1,4 +1,4 @@
-"""The history of a git repository as a change feed, and back: the largest real test that everybody has at hand.
+"""The history of a git repository as a change feed, and back: the largest real test data that every developer has.
 
     git rev-list --first-parent  ->  commits 1, 2, 3 ...          one commit = one time
     git diff-tree                ->  records {time, path, mode, blob}; a removed path is a record with `deleted`

@@ -13,7 +13,7 @@ NAMES = (
 )  # fmt: skip
 MODES = ("100644", "100644", "100644", "100755", "120000", "160000")  # files, programs, links, submodules
 MAX_DEPTH = 3
-_FOUNDING_DAY = 1_700_000_000  # seconds; what git asks for and nobody reads
+_FOUNDING_DAY = 1_700_000_000  # seconds; git requires it, no test reads it
 
 
 def _quoted(path: bytes) -> bytes:

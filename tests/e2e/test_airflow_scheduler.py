@@ -1,4 +1,4 @@
-"""A real scheduler (SQLite, LocalExecutor, 127.0.0.1) runs backfills: undisturbed, through kill -9, two at once.
+"""A real scheduler (SQLite, LocalExecutor, 127.0.0.1) runs backfills: undisturbed, through kill -9, two concurrently.
 
 On the embedded default, on PostgreSQL with a folder, and on S3 alone: one test each, since each takes a scheduler.
 """
@@ -116,7 +116,7 @@ def check_asset_events(airflow: LocalAirflow, client: PersistClient) -> None:
 def test_two_backfills_over_the_same_days_at_once_whose_tasks_are_killed(
     airflow: LocalAirflow, client: PersistClient, tmp_path: Path
 ) -> None:
-    """On S3 alone. Whoever comes first to a point is killed there, and Airflow's own retry goes on.
+    """On S3 alone. The first process to reach a point is killed there, and Airflow's own retry goes on.
 
     Airflow allows one backfill per DAG, so the second one is another DAG's, of the same collection and shard.
     """

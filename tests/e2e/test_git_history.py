@@ -35,7 +35,7 @@ def random_repo(tmp_path: Path, persist_seed: int) -> Path:
 
 
 def test_the_feed_says_what_git_says(random_repo: Path) -> None:
-    """The feed itself is right: applied record by record it gives the tree of every single commit."""
+    """The feed itself is correct: applied record by record it gives the tree of every single commit."""
     history = commits(random_repo)
     feed = list(records(random_repo, history))
     state: Tree = {}

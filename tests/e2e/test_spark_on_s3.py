@@ -94,7 +94,7 @@ def contents(location: PersistLocation) -> list[Any]:
 
 @pytest.fixture
 def tls_server(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    """One that speaks TLS by a certificate of a private authority, which Python and Java have been told to trust."""
+    """One that speaks TLS by a certificate of a private authority, which Python and Java are configured to trust."""
     authority = Authority(tmp_path)
     trust = {"trustStore": authority.java_trust_store, "trustStorePassword": TRUST_STORE_PASSWORD}
     options = " ".join(f"-Djavax.net.ssl.{name}={value}" for name, value in trust.items())

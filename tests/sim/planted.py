@@ -9,7 +9,8 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.write import stage_manifest
 from persist_core.location.consensus import CaSResult, VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
-from persist_core.maintenance.fsck import FsckReport, Violation, fsck
+from persist_core.maintenance.fsck import FsckReport, fsck
+from persist_core.maintenance.violations import Violation
 from persist_core.protocol import stages
 from persist_core.protocol.restore import NothingToRestore, plan_restore, restore
 from persist_core.protocol.stages import Conflict

@@ -60,7 +60,7 @@ def steps_from(first_ms: int) -> tuple[Step, ...]:
     return (
         Step(customers, first_ms, last_ms - DAY_MS),
         Step(cities, last_ms, last_ms),  # times are the files' own, so one run takes all days
-        Step(view),  # where the schedule is on, each append to an input starts it
+        Step(view),  # with the schedule on, each append to an input starts it
         Step(customers, last_ms, last_ms),
         Step(view),
     )

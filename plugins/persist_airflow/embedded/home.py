@@ -164,9 +164,9 @@ class LocalAirflow:
         return done.stdout
 
     def start(self, components: Sequence[str] = HEADLESS) -> None:
-        """Start the processes and return when the API server answers; what an earlier start left behind goes first.
+        """Start the processes and stop first what an earlier start left running.
 
-        Raises `EmbeddedAirflowError` where a process dies or does not become healthy; everything is stopped again then.
+        Raises `EmbeddedAirflowError` if a process dies or does not become healthy; then everything is stopped again.
         """
         self.stop()
         try:
@@ -230,10 +230,10 @@ class LocalAirflow:
         raise EmbeddedAirflowError(f"{url} does not answer after {HEALTHY_TIMEOUT_MS} ms:\n{self.log_tail(API_SERVER)}")
 
     def check(self) -> None:
-        """Raise `EmbeddedAirflowError` with the end of its log where a process has died."""
+        """Raise `EmbeddedAirflowError` with the end of its log if a process has died."""
         dead = [process["name"] for process in self._recorded() if _alive(process) is None]
         if dead:
-            raise EmbeddedAirflowError(f"{dead[0]} has ended by itself:\n{self.log_tail(dead[0])}")
+            raise EmbeddedAirflowError(f"{dead[0]} has ended unexpectedly:\n{self.log_tail(dead[0])}")
 
     def log_tail(self, name: str) -> str:
         """The end of a process's log, for error messages."""
@@ -294,7 +294,7 @@ class LocalAirflow:
             return database.execute(sql, parameters).fetchall()
 
     def is_running(self) -> bool:
-        """True where at least one recorded process lives."""
+        """True if at least one recorded process lives."""
         return any(_alive(entry) is not None for entry in self._recorded())
 
     def passwords(self) -> dict[str, str]:
@@ -310,9 +310,9 @@ class LocalAirflow:
         return {name: port for name, port in ports.items() if name in ("port", "spark_port") and port}
 
 
-def free_port(wanted: int = 0) -> int:
-    """`wanted` where it is free on 127.0.0.1, else one that is."""
-    for port in (wanted, 0):
+def free_port(preferred: int = 0) -> int:
+    """`preferred` if it is free on 127.0.0.1, else one that is."""
+    for port in (preferred, 0):
         with contextlib.suppress(OSError), socket.socket() as listener:
             listener.bind(("127.0.0.1", port))
             found: int = listener.getsockname()[1]
@@ -321,7 +321,7 @@ def free_port(wanted: int = 0) -> int:
 
 
 def _alive(entry: Mapping[str, Any]) -> Any:
-    """The `psutil.Process` that was recorded, `None` where it has ended or its pid belongs to another one by now."""
+    """The `psutil.Process` that was recorded, `None` if it has ended or its pid belongs to another one by now."""
     try:
         process = psutil.Process(entry["pid"])
         same = abs(process.create_time() - entry["created"]) < 1 and process.status() != psutil.STATUS_ZOMBIE

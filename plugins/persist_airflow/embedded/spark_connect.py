@@ -5,8 +5,8 @@
         .environment()   what the server needs: its token
         .connection()    Airflow's connection to it
 
-Whoever reaches a Spark Connect server may run what he likes as its user, and 127.0.0.1 is open to all users of the
-machine. So the server wants a token, which is in a file that only its owner can read.
+A client of a Spark Connect server can run any code as its user, and all users of the machine can reach 127.0.0.1. So
+the server requires a token, which is in a file that only its owner can read.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class LocalSpark:
         return {**local_environment(os.environ), "SPARK_CONNECT_AUTHENTICATE_TOKEN": self._token()}
 
     def connection(self) -> str:
-        """An Airflow connection as JSON. By this very host name a client sends the token without TLS: it stays here."""
+        """An Airflow connection as JSON. A client sends the token without TLS only to this host name."""
         return json.dumps(
             {"conn_type": "spark_connect", "host": "localhost", "port": self.port, "password": self._token()}
         )
 
     def _token(self) -> str:
-        """The server's token, drawn when it is first asked for."""
+        """The server's token, made when it is first needed."""
         path = self.home / "spark-connect-token"
         if not path.exists():
             self.home.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -144,8 +144,8 @@ def test_a_manifest_with_other_facts_than_its_commit_is_replaced() -> None:
     body = json.loads(shard.blob.get(manifest_key(first)) or b"")
     for name in ("sha256", "kind", "version"):
         del body[name]
-    facts: dict[str, object]
-    for facts in ({"epoch": 9}, {"watermark": 7}, {"operators": {}}, {"parent_id": first}):
+    others: list[dict[str, object]] = [{"epoch": 9}, {"watermark": 7}, {"operators": {}}, {"parent_id": first}]
+    for facts in others:
         shard.blob.set(manifest_key(first), seal("checkpoint_manifest", 2, {**body, **facts}))
         (violation,) = fsck(shard.client, "s").violations
         assert next(iter(facts)) in violation.message

@@ -35,7 +35,7 @@ STAND_IN = Path(__file__).with_name("stand_in_spark_submit.py")
 
 
 class World:
-    """A location, a collection with its drop folder, and a Spark that is none."""
+    """A location, a collection with its drop folder, and a stand-in for Spark."""
 
     def __init__(self, folder: Path, consensus_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -206,7 +206,7 @@ def wait_for(holds: Callable[[], bool]) -> None:
 
 
 def alive_in_group(group: int) -> list[str]:
-    """Processes of a group that are more than zombies (nobody may be there to bury those)."""
+    """Processes of a group that are more than zombies (there may be no parent to reap those)."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

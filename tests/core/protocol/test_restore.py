@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from persist_core.errors import CheckpointNotFound, CorruptArtifact, InvalidInput, InvariantViolation, OutsideFrontiers
 from persist_core.frontier import Frontier
+from persist_core.maintenance.fsck import fsck
 from persist_core.oracle.upsert import TOMBSTONE, Record, UpsertDiff
 from persist_core.protocol import stages
 from persist_core.protocol.fork import fork
@@ -369,3 +370,27 @@ def test_deletes_are_undone_too(shard: Collection) -> None:
     assert (plan.counts.insertions, plan.counts.retractions) == (1, 1)
     shard.go_back(first)
     assert A in shard.read(20)
+
+
+def test_a_checkpoint_inside_a_merged_empty_batch_is_restored_and_forked(shard: Collection) -> None:
+    shard.run(10)
+    shard.run(20)
+    inside = shard.run(30)
+    last = shard.run(40)
+    shard.drop("3.txt", [ok(A, "newer", 45, row=9)])
+    shard.run(50)
+    bounds = [(batch.lower, batch.upper) for batch in shard.client.state(SHARD).batches]
+    assert bounds == [(0, 10), (10, 20), (20, 40), (40, 50)]
+    wanted = shard.contents(29)
+    for checkpoint, upper in ((inside, 30), (last, 40)):
+        name = f"twin-{upper}"
+        fork(shard.client, SHARD, checkpoint, name, writer="test")
+        twin = shard.client.state(name)
+        assert (twin.upper, twin.batches[-1].upper) == (Frontier(upper), upper)
+        assert shard.beside(name).contents(upper - 1) == wanted
+        found = fsck(shard.client, name)
+        assert found.is_clean, found.findings
+    shard.go_back(inside)
+    assert shard.contents(50) == wanted
+    assert fsck(shard.client, SHARD).is_clean
+    assert shard.files_of(shard.mint(60)) == ["3.txt"]

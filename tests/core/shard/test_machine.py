@@ -10,6 +10,7 @@ import pytest
 
 from persist_core.clock import ManualClock, SystemClock
 from persist_core.errors import Corruption, Determinate, Indeterminate, ShardNotFound, StorageError
+from persist_core.frontier import Frontier
 from persist_core.ids import RandomIds, SeededIds
 from persist_core.location.consensus import CaSResult, VersionedData
 from persist_core.location.mem import MemConsensus
@@ -194,3 +195,25 @@ def test_many_writers_lose_nothing_and_need_few_tries() -> None:
     assert isinstance(state, ShardState)
     assert state.upper.time == 160
     assert len(state.batches) == 160
+
+
+def test_an_expired_lease_holds_since_no_longer_than_until_the_next_change() -> None:
+    clock = ManualClock()
+    on = Machine(Scripted(), clock, SeededIds(1, clock))
+    append(on, manifest(0, 10, "a"))
+    on.apply("s", lambda state: transitions.register_hold(state, "h", opaque="o"))
+    on.apply("s", lambda state: transitions.register_lease(state, "r", now_ms=clock.now_ms(), duration_ms=50))
+    on.apply(
+        "s",
+        lambda state: transitions.compare_and_downgrade_hold(
+            state, "h", expected_opaque="o", opaque="p", since=Frontier(8)
+        ),
+    )
+    clock.sleep_ms(51)
+    found = on.fetch("s")
+    assert found is not None
+    assert (found.since, list(found.leases)) == (Frontier(0), ["r"])
+    append(on, manifest(10, 20, "b"))
+    found = on.fetch("s")
+    assert found is not None
+    assert (found.since, list(found.leases)) == (Frontier(8), [])

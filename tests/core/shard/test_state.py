@@ -15,6 +15,7 @@ from persist_core.errors import (
     LeaseExpired,
     NotReadable,
     SchemaMismatch,
+    StateNotRead,
     TokenReuse,
 )
 from persist_core.frontier import CLOSED, ZERO, Frontier
@@ -22,8 +23,11 @@ from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import (
     BatchCounts,
     BatchManifest,
+    OperatorState,
     Restored,
     SourceFrontier,
+    StateArtifact,
+    chain_digest,
 )
 from persist_core.shard.invariants import check_state, check_step
 from persist_core.shard.state import (
@@ -315,3 +319,60 @@ def test_a_fork_starts_only_in_a_shard_that_is_empty_and_not_held_below_its_sinc
     held, _ = register_hold(ShardState("f"), "view/v", opaque="o")
     with pytest.raises(InvalidInput, match="is held at 0"):
         start(held)
+
+
+FIRST, SECOND = StateArtifact(0, "a", 1, "11"), StateArtifact(0, "b", 1, "22")
+
+
+def with_operators(state: ShardState, upper: int, read: dict[str, str], after: dict[str, OperatorState]) -> ShardState:
+    batch = replace(manifest(state.upper.time or 0, upper, f"t{upper}"), read_operators=read, operators=after)
+    return append(state, batch)[0]
+
+
+def test_the_state_binds_the_digest_of_each_operator_s_chain() -> None:
+    state = with_operators(
+        ShardState("s"), 1, {}, {"x": OperatorState(False, (FIRST,)), "y": OperatorState(False, (SECOND,))}
+    )
+    one, other = chain_digest((FIRST,)), chain_digest((SECOND,))
+    assert state.operators == {"x": one, "y": other}
+    read = dict(state.operators)
+    longer = with_operators(state, 2, read, {"x": OperatorState(True, (SECOND,)), "y": OperatorState(True, ())})
+    assert longer.operators == {"x": chain_digest((FIRST, SECOND)), "y": other}
+    full = with_operators(state, 2, read, {"x": OperatorState(False, (SECOND,))})
+    assert full.operators == {"x": other}, "an operator that is not named has no state any more"
+
+
+@pytest.mark.parametrize("read", [{}, {"x": "other"}, {"x": chain_digest((FIRST,)), "y": "more"}, {"y": "more"}])
+def test_a_batch_that_did_not_read_the_operator_state_is_refused(read: dict[str, str]) -> None:
+    state = with_operators(ShardState("s"), 1, {}, {"x": OperatorState(False, (FIRST,))})
+    with pytest.raises(StateNotRead, match="started from other operator state"):
+        with_operators(state, 2, read, {})
+    stale = replace(manifest(0, 2, "stale"), read_operators=read)
+    assert isinstance(append(state, stale)[1], UpperMismatch), "who comes too late is told so first"
+
+
+def test_a_restore_reads_no_operator_state_and_replaces_it() -> None:
+    state = with_operators(ShardState("s"), 1, {}, {"x": OperatorState(False, (FIRST,))})
+    back = replace(manifest(1, 2, "back"), restored=Restored("s", "older", 1))
+    assert append(state, back)[0].operators == {}
+    with pytest.raises(InvalidInput, match="operator x saved a delta"):
+        append(state, replace(back, operators={"x": OperatorState(True, (SECOND,))}))
+    with pytest.raises(InvalidInput, match="operator y saved a delta"):
+        with_operators(state, 2, dict(state.operators), {"y": OperatorState(True, (SECOND,))})
+    with pytest.raises(InvalidInput, match="without artifacts"):
+        OperatorState(False, ())
+
+
+def test_expired_leases_leave_room_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("persist_core.shard.state.MAX_HOLDERS", 2)
+    state = ShardState("s")
+    for reader in ("a", "b"):
+        state, _ = register_lease(state, reader, now_ms=0, duration_ms=10)
+    with pytest.raises(InvalidInput, match="has 2 leases that have not expired, and at most 2"):
+        register_lease(state, "c", now_ms=10, duration_ms=10)
+    state, _ = register_lease(state, "c", now_ms=11, duration_ms=10)
+    assert list(state.leases) == ["c"]
+    for holder in ("h", "i"):
+        state, _ = register_hold(state, holder, opaque="o")
+    with pytest.raises(InvalidInput, match="has 2 critical holds, and at most 2"):
+        register_hold(state, "j", opaque="o")

@@ -62,7 +62,7 @@ def test_the_file_is_its_owners_alone_and_does_not_outlive_the_job(tmp_path: Pat
     ("uri", "secrets"),
     [
         ("file:///data", ()),
-        ("sqlite:////data/a@b:c.db", ()),
+        ("sqlite:////data/a:b@c.db", ()),
         ("postgresql://db/x", ()),
         ("postgresql://me@db/x?sslkey=/me/key.pem", ()),
         ("postgresql://me:p%40ss@db/x", ("p%40ss", "p@ss")),

@@ -1,4 +1,4 @@
-"""What a job is told arrives as it was, whatever its size, or is refused."""
+"""A job's spec arrives as it was, whatever its size, or is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a job's jars for S3 come from, what it is told of the location, and the locked lists."""
+"""Where a job's jars for S3 come from, its variables for the location, and the locked lists."""
 
 from __future__ import annotations
 

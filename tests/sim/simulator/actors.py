@@ -16,6 +16,7 @@ from persist_core.errors import (
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.shard.state import HoldMismatch
+from tests.sim.simulator.stores import BY_SIMULATION
 from tests.sim.simulator.workload import SHARD
 from tests.sim.simulator.world import World
 
@@ -121,5 +122,9 @@ def scrub_some(world: World, name: str, times: int) -> None:
         except (StorageError, ShardNotFound):
             client.clock.sleep_ms(1_000)
             continue
-        if not report.is_clean:
-            world.fail("scrub", f"{name} found {report.violations}")
+        if any(BY_SIMULATION in violation.message for violation in report.violations):
+            continue  # what it could not read it cannot judge
+        # A publisher that is at work, or died, leaves `_latest` older: the referee holds it to putting that right.
+        found = [violation for violation in report.violations if violation.check != "latest"]
+        if found:
+            world.fail("scrub", f"{name} found {found}")

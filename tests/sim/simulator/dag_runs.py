@@ -95,9 +95,11 @@ class DagRuns:
         if task.name == "append":
             assert task.manifest_key is not None
             result = stages.append(client, description, task.manifest_key)
-            logged = [c for c in self._commits() if c.checkpoint_id == description.checkpoint_id]
+            logged = [c for c in self._commits() if c.token == description.token]
             if isinstance(result, Committed) and result.commit not in logged:
                 world.fail("not committed", f"{self._worker} was told {result}; the log has {logged}")
+            if isinstance(result, Committed):
+                world.committed[description.token] = description
             if isinstance(result, Conflict) and logged:
                 world.fail(
                     "own conflict", f"{self._worker} was told {result.record}, and it is its own commit {logged}"

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
 from persist_core.clock import ManualClock
+from persist_core.errors import OutdatedDescription
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.location.blob import Blob
@@ -22,6 +23,8 @@ from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
+from persist_core.shard.batch import BatchDescription
+from persist_core.shard.state import Committed
 from tests.sim.simulator.actors import checkpoint_some, collect_some, hold_some, restore_some, scrub_some, write_some
 from tests.sim.simulator.dag_runs import DagRuns, ends_of
 from tests.sim.simulator.reading import read_some
@@ -99,6 +102,7 @@ class _Simulation:
         self.feed = Feed(scenario, folder)
         self.config = self.feed.config
         self.collected: set[str] = set()
+        self.committed: dict[str, BatchDescription] = {}
         self._real_blob = MemBlob()
         self.scheduler = Scheduler(decisions or SeededDecisions(ids_of(scenario, "decisions")), self.clock)
         self.referee = Referee(self._real_blob, self.feed, self.fail, lambda: self.scheduler.current)
@@ -190,3 +194,16 @@ class _Simulation:
         report = fsck(client, SHARD)
         if not report.is_clean:
             self.fail("fsck", f"{report.violations}")
+        self._retry_all(client)
+
+    def _retry_all(self, client: PersistClient) -> None:
+        """Every committed description is tried again, when its input is long gone: it must end as already committed."""
+        self.feed.archive()
+        for token, description in self.committed.items():
+            try:
+                key = self.stages.write(client, self.config, description)
+            except OutdatedDescription:
+                key = stages.manifest_of_outdated(client, self.config, description)
+            result = self.stages.append(client, description, key)
+            if not isinstance(result, Committed) or result.commit.token != token:
+                self.fail("retry", f"{description} is committed; another try of it ended in {result}")

@@ -19,6 +19,8 @@ from tests.sim.simulator.script import Action
 
 Answer = TypeVar("Answer")
 
+BY_SIMULATION = "by the simulation"  # in the message of every error that the simulation makes up
+
 
 class Witness(Protocol):
     """Sees what happens to the stores, and fails the simulation where it must not."""
@@ -47,7 +49,7 @@ class _Simulated:
         text = f"{operation} {key}"
         fate = self._scheduler.call(text)
         if fate is Action.REFUSE:
-            raise Determinate(f"{text} was refused by the simulation; nothing was changed")
+            raise Determinate(f"{text} was refused {BY_SIMULATION}; nothing was changed")
         if fate is Action.LATE and may_be_late:
             self._late += 1
             self._scheduler.start(f"{self._scheduler.current}-late-{self._late}", partial(_do, action))
@@ -57,7 +59,7 @@ class _Simulated:
                 return answer
             if fate is Action.CRASH_AFTER:
                 self._scheduler.die()
-        raise Indeterminate(f"{text} went unanswered by the simulation; it may have happened")
+        raise Indeterminate(f"{text} went unanswered {BY_SIMULATION}; it may have happened")
 
 
 def _do(action: Callable[[], object]) -> None:

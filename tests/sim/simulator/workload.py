@@ -130,6 +130,11 @@ class Feed:
         path.write_text(file.text)
         os.utime(path, (_MTIME_S, _MTIME_S))
 
+    def archive(self) -> None:
+        """Take all files out of the folder."""
+        for file in self.files:
+            (self._folder / file.name).unlink(missing_ok=True)
+
 
 @contextmanager
 def input_folder() -> Iterator[Path]:

@@ -41,7 +41,7 @@ def collect(client: PersistClient, collected: set[str]) -> None:
     listed = [entry.key for entry in client.blob.list_keys_and_metadata(f"{SHARD}/batches/")]
     state = client.state(SHARD)  # read after the listing: no commit of a listed attempt is missed
     client.location.consensus.truncate(SHARD, state.seqno)
-    named = {_attempt(batch.manifest_key) for batch in state.batches}
+    named = {_attempt(key) for key in state.manifest_keys}
     for key in listed:
         attempt = _attempt(key)
         if not key.endswith("/manifest.json") or attempt in named or _age_ms(attempt, now_ms) <= STAGING_INTENT_MS:
@@ -124,6 +124,7 @@ class World(Protocol):
     stages: Stages
     referee: Referee
     collected: set[str]
+    committed: dict[str, BatchDescription]  # what dag runs were told to be committed, by token
 
     def client(self, name: str) -> PersistClient:
         """A client of one's own, with its own chance, on the simulated stores."""
