@@ -41,7 +41,7 @@ class CheckpointReport:
 
     `repaired`: keys of damaged objects that were written again from their commit. `quarantined`: ids of checkpoints
     whose unreadable manifest was moved aside. `damaged`: what could not be repaired, one message each; the shard and
-    its newest state are not affected.
+    its newest state are not affected. `maintained`: what merging batches after the checkpoint did, or why it failed.
     """
 
     checkpoint_id: str
@@ -53,6 +53,7 @@ class CheckpointReport:
     repaired: tuple[str, ...] = ()
     quarantined: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
+    maintained: str | None = None
 
 
 @dataclass(frozen=True)

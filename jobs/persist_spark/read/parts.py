@@ -61,7 +61,8 @@ def _taken(
     has_ends = take in (Take.ALIVE, Take.UPDATES)
     found = scan_keys(spark, blob, keys, T.StructType([*schema.fields, *_ENDED] if has_ends else schema.fields))
     if take is Take.ALIVE:
-        return found.where((F.col(TIME) <= through) & (F.col(ENDED) > through)).drop(ENDED)
+        time = F.lit(through)
+        return found.where((F.col(TIME) <= time) & (F.col(ENDED) > time)).drop(ENDED)
     if take is Take.UPDATES:
         inserted = F.struct(F.col(TIME).alias("time"), F.col(DIFF).alias("diff"))
         retracted = F.struct(F.col(ENDED).alias("time"), (-F.col(DIFF)).alias("diff"))
