@@ -5,7 +5,7 @@
               └────> history: carried over as files, or rewritten ┘
 
 The files are an attempt like any other: nothing that a reader sees changes before the one compare-and-set, and a merge
-that dies leaves garbage. Any number of merges may run side by side; of two that share an input, one is `InputsGone`.
+that dies leaves garbage. Any number of merges may run side by side; of two that share an input, one is `NotReplaced`.
 
 History is append-only by nature: a file of it is carried into the run as it is, unless the history rewritten by this
 merge is more than half its size. So a shard that keeps its history for ever rewrites each of its rows only
@@ -31,7 +31,7 @@ from persist_core.shard import pieces
 from persist_core.shard.batch import BatchCounts, BatchManifest, HollowBatch, Part, PartKind, Run, SourceFrontier
 from persist_core.shard.keys import owner_of
 from persist_core.shard.parts import ERR_IDENTITY, errs_schema, history_schema, part_schema, updates_schema
-from persist_core.shard.replace import InputsGone, Replaced, replace_batches
+from persist_core.shard.replace import NotReplaced, Replaced, replace_batches
 from persist_core.shard.state import ShardState
 from persist_core.shard.versions import Versions, at_time, fold_errs, resolve, sum_diffs
 
@@ -128,15 +128,19 @@ class Merge:
         )
 
 
-def merge_here(client: PersistClient, merge: Merge, *, attempt: str) -> Replaced | InputsGone:
+def merge_here(client: PersistClient, merge: Merge, *, attempt: str) -> Replaced | NotReplaced:
     """Do the merge in this process, in memory. `attempt` is a fresh UUIDv7.
 
     Raises `InvariantViolation` if the updates of a key do not alternate, `CorruptArtifact` naming a damaged file;
     nothing is changed then.
     """
+    began_ms = client.clock.now_ms()
     manifest = _staged(client, merge, attempt)
     key = stage_manifest(client.blob, manifest, attempt)
-    _, result = client.machine.apply(merge.shard, lambda state: replace_batches(state, manifest, key))
+    _, result = client.machine.apply(
+        merge.shard,
+        lambda state: replace_batches(state, manifest, key, staged_ms=began_ms, now_ms=client.clock.now_ms()),
+    )
     return result
 
 

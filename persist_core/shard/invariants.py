@@ -72,7 +72,10 @@ def upper_moves_by_one_batch(before: ShardState, after: ShardState) -> bool:
 
 
 def batches_change_only_by_an_append_or_a_merge(before: ShardState, after: ShardState) -> bool:
-    """No boundary between batches is new, but for that of an append; a merge changes nothing but batches."""
+    """No boundary between batches is new, but for that of an append; a merge changes nothing else.
+
+    Leases aside, which the machine expires with every change.
+    """
     if not before.batches or before.batches == after.batches:
         return True
     bounds = {batch.lower for batch in before.batches} | {batch.upper for batch in before.batches}
@@ -81,7 +84,8 @@ def batches_change_only_by_an_append_or_a_merge(before: ShardState, after: Shard
     )
     if before.upper != after.upper:
         return kept
-    return kept and replace(after, seqno=before.seqno, batches=before.batches) == before
+    others = replace(after, seqno=before.seqno, since=before.since, leases=before.leases, batches=before.batches)
+    return kept and others == before
 
 
 def progress_moves_with_data(before: ShardState, after: ShardState) -> bool:

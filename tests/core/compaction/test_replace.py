@@ -15,8 +15,8 @@ from persist_core.location.open import OpenLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.shard.batch import BatchCounts, BatchManifest
 from persist_core.shard.invariants import check_step
-from persist_core.shard.replace import InputsGone, Replaced, replace_batches
-from persist_core.shard.state import Committed, ShardState, compare_and_append
+from persist_core.shard.replace import MAX_MERGE_MS, NotReplaced, Replaced, replace_batches
+from persist_core.shard.state import Committed, Hold, ShardState, compare_and_append
 from tests.core.compaction.histories import KEYED, MULTISET, History
 
 
@@ -48,7 +48,9 @@ def test_an_append_between_staging_and_replacing_changes_nothing() -> None:
     run, key = staged(made, 0, 4)
     made.append()
     made.append()
-    state, result = made.client.machine.apply("s", lambda state: replace_batches(state, run, key))
+    state, result = made.client.machine.apply(
+        "s", lambda state: replace_batches(state, run, key, staged_ms=0, now_ms=0)
+    )
     assert isinstance(result, Replaced)
     assert len(state.batches) == 3
     made.check()
@@ -61,7 +63,7 @@ def test_a_batch_that_was_staged_before_a_merge_is_appended_after_it() -> None:
     manifest, key = made.client.manifest(made.state.batches[-1]), made.state.batches[-1].manifest_key
     merge = Merge.of(made.client, before, before.batches)
     run = merge.manifest((), BatchCounts())
-    merged, _ = replace_batches(before, run, "s/batches/m/manifest.json")
+    merged, _ = replace_batches(before, run, "s/batches/m/manifest.json", staged_ms=0, now_ms=0)
     after, result = compare_and_append(merged, manifest, key, expected_upper=manifest.lower, now_ms=0)
     assert isinstance(result, Committed)
     assert [batch.upper for batch in after.batches] == [before.upper.time, manifest.upper]
@@ -71,17 +73,31 @@ def test_a_second_try_finds_the_run_and_another_merge_finds_its_inputs_gone() ->
     made = history()
     run, key = staged(made, 1, 2)
     other, other_key = staged(made, 2, 2)
-    state, first = made.client.machine.apply("s", lambda state: replace_batches(state, run, key))
-    again, second = made.client.machine.apply("s", lambda state: replace_batches(state, run, key))
+    state, first = made.client.machine.apply("s", lambda state: replace_batches(state, run, key, staged_ms=0, now_ms=0))
+    again, second = made.client.machine.apply(
+        "s", lambda state: replace_batches(state, run, key, staged_ms=0, now_ms=0)
+    )
     assert isinstance(first, Replaced)
     assert first.is_new
     assert isinstance(second, Replaced)
     assert not second.is_new
     assert again.seqno == state.seqno
-    last, third = made.client.machine.apply("s", lambda state: replace_batches(state, other, other_key))
-    assert isinstance(third, InputsGone)
+    last, third = made.client.machine.apply(
+        "s", lambda state: replace_batches(state, other, other_key, staged_ms=0, now_ms=0)
+    )
+    assert isinstance(third, NotReplaced)
     assert last.batches == state.batches
     made.check()
+
+
+def test_a_merge_that_took_longer_than_garbage_lives_is_not_applied() -> None:
+    made = history()
+    run, key = staged(made, 0, 4)
+    state, result = replace_batches(made.state, run, key, staged_ms=0, now_ms=MAX_MERGE_MS + 1)
+    assert isinstance(result, NotReplaced)
+    assert state == made.state
+    _, result = replace_batches(made.state, run, key, staged_ms=0, now_ms=MAX_MERGE_MS)
+    assert isinstance(result, Replaced)
 
 
 def test_a_run_is_never_appended_and_a_batch_never_takes_a_place() -> None:
@@ -91,11 +107,11 @@ def test_a_run_is_never_appended_and_a_batch_never_takes_a_place() -> None:
         compare_and_append(made.state, run, key, expected_upper=run.lower, now_ms=0)
     raw = made.client.manifest(made.state.batches[0])
     with pytest.raises(InvalidInput, match="not a run"):
-        replace_batches(made.state, raw, key)
+        replace_batches(made.state, raw, key, staged_ms=0, now_ms=0)
     assert run.run is not None
     greedy = replace(run, run=replace(run.run, since=10**6))
     with pytest.raises(InvalidInput, match="can be read from since"):
-        replace_batches(made.state, greedy, key)
+        replace_batches(made.state, greedy, key, staged_ms=0, now_ms=0)
 
 
 def read_everything(made: History) -> None:
@@ -121,15 +137,15 @@ def test_neighbors_only() -> None:
         ),
         lambda state: replace(state, batches=state.batches[1:]),
         lambda state: replace(state, sources={"files": None}),
-        lambda state: replace(state, since=Frontier(1)),
+        lambda state: replace(state, holds={"h": Hold(Frontier(10**6), "o")}),
     ],
-    ids=["a new boundary", "a batch is lost", "progress changes", "since moves"],
+    ids=["a new boundary", "a batch is lost", "progress changes", "a hold appears"],
 )
 def test_a_merge_that_changes_anything_else_is_not_written(broken: Callable[[ShardState], ShardState]) -> None:
     made = history()
     run, key = staged(made, 1, 3)
     before = made.state
-    after, _ = replace_batches(before, run, key)
+    after, _ = replace_batches(before, run, key, staged_ms=0, now_ms=0)
     check_step(before, replace(after, seqno=before.seqno + 1))
     with pytest.raises(InvariantViolation):
         check_step(before, broken(replace(after, seqno=before.seqno + 1)))
