@@ -29,7 +29,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to: `sleep_ms` advances it at once."""
+    """A clock that only `sleep_ms` advances, immediately."""
 
     def __init__(self, start_ms: int = 0) -> None:
         self._now_ms = start_ms

@@ -4,12 +4,12 @@
       InvalidInput      the call is wrong: change the arguments, retrying is useless
       NotReadable       the data asked for is not (or no longer) there: ask for other times
       Corruption        stored bytes break a promise: stop, run `persist fsck`, restore
-      RunFailed         this run may not commit: nothing was committed, mend the input and run again
+      RunFailed         this run may not commit: nothing was committed; correct the input and run again
       StorageError      the store did not do it (Determinate) or did not answer (Indeterminate)
 
 A lost race is no error: compare-and-set mismatches, upper mismatches and conflicts are values.
 Each class has a stable `kind` (for metrics, JSON output and failure records); messages name the thing, the value
-found, the value wanted and what to do next. Nothing in a message may be a secret: URIs are redacted first.
+found, the value expected and what to do next. Nothing in a message may be a secret: URIs are redacted first.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ class SchemaMismatch(InvalidInput):
 
 
 class ConfigError(InvalidInput):
-    """A collection file is wrong. The message names file, field, what was found and what is wanted."""
+    """A collection file is wrong. The message names file, field, what was found and what was expected."""
 
     kind: ClassVar[str] = "config"
 
 
 class NotReadable(PersistError):
-    """What was asked for can't be read. Nothing was changed; other times or another shard may be readable."""
+    """What was asked for cannot be read. Nothing was changed; other times or another shard may be readable."""
 
     kind: ClassVar[str] = "not_readable"
 
@@ -150,7 +150,7 @@ class RunFailed(PersistError):
 
 
 class OutdatedDescription(RunFailed):
-    """Somebody else advanced the shard past the description's lower: stop early and mint again."""
+    """Another writer advanced the shard past the description's lower: stop early and mint again."""
 
     kind: ClassVar[str] = "outdated_description"
 

@@ -18,7 +18,7 @@ MAX_TIME = 2**63 - 1
 def check_time(value: object, *, what: str = "time") -> int:
     """Return `value` if it is a timestamp, else raise `InvalidTime` naming `what`."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TIME:
-        raise InvalidTime(f"{what} is {value!r}; wanted an integer in [0, {MAX_TIME}]")
+        raise InvalidTime(f"{what} is {value!r}; expected an integer in [0, {MAX_TIME}]")
     return value
 
 
@@ -35,11 +35,11 @@ class Frontier:
 
     @property
     def is_closed(self) -> bool:
-        """True where nothing more will ever come."""
+        """True if no more times will come."""
         return self.time is None
 
     def is_past(self, time: int) -> bool:
-        """True where `time` is final: this frontier lies strictly beyond it."""
+        """True if `time` is final: this frontier lies strictly beyond it."""
         return self.time is None or time < self.time
 
     def __lt__(self, other: object) -> bool:

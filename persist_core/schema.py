@@ -2,7 +2,7 @@
 
 A part is a Parquet file with the user's columns under their own names, then the system columns below. All parts of
 one manifest share one superset schema; oks leave the `_persist_err_*` columns null; errs leave the value columns null,
-and the key columns too where the key could not be decoded (then `_persist_err_key` is the raw key).
+and the key columns too if the key could not be decoded (then `_persist_err_key` is the raw key).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TIME = "_persist_time"  # int64, milliseconds
 DIFF = "_persist_diff"  # int64
 ENDED = "_persist_ended"  # int64, milliseconds: when a version in the history of a keyed shard ended
 ERR_KIND = "_persist_err_kind"  # string
-ERR_KEY = "_persist_err_key"  # binary, null where no key could be had
+ERR_KEY = "_persist_err_key"  # binary, null if no key could be read
 ERR_PAYLOAD = "_persist_err_payload"  # binary: the raw record
 ERR_MESSAGE = "_persist_err_message"  # string, for people; never compared
 PART = "_persist_part"  # which kind of part a row belongs to: a folder's name once staged, never a column of a file
@@ -57,7 +57,7 @@ def arrow_type(type_name: str) -> pa.DataType:
     decimal = decimal_of(type_name)
     if decimal and 1 <= decimal[0] <= 38 and decimal[1] <= decimal[0]:
         return pa.decimal128(*decimal)
-    raise InvalidName(f"unknown column type {type_name!r}; wanted one of {', '.join(_SIMPLE)}, decimal(p,s)")
+    raise InvalidName(f"unknown column type {type_name!r}; expected one of {', '.join(_SIMPLE)}, decimal(p,s)")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Column:
     def __post_init__(self) -> None:
         bad = not self.name or len(self.name) > MAX_NAME_CHARS or any(ord(c) < 32 or ord(c) == 127 for c in self.name)
         if bad:
-            raise InvalidName(f"column name {self.name[:80]!r}: wanted 1 to {MAX_NAME_CHARS} printable characters")
+            raise InvalidName(f"column name {self.name[:80]!r}: expected 1 to {MAX_NAME_CHARS} printable characters")
         if self.name.lower().startswith(RESERVED_PREFIX):
             raise InvalidName(f"column name {self.name!r}: names starting with {RESERVED_PREFIX!r} are reserved")
         arrow_type(self.type)
@@ -90,12 +90,12 @@ class CollectionSchema:
         if twice:
             raise InvalidName(f"columns named twice (case does not count): {', '.join(twice)}")
         if len(names) > MAX_COLUMNS:
-            raise InvalidName(f"{len(names)} columns; wanted at most {MAX_COLUMNS}")
+            raise InvalidName(f"{len(names)} columns; expected at most {MAX_COLUMNS}")
         floats = [column.name for column in self.key if column.type in ("float", "double", "json")]
         if floats:
-            raise InvalidName(f"key column {floats[0]!r}: float, double and json can't be keys")
+            raise InvalidName(f"key column {floats[0]!r}: float, double and json columns cannot be keys")
         if any(column.nullable for column in self.key):
-            raise InvalidName("key columns can't be nullable")
+            raise InvalidName("key columns cannot be nullable")
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -156,5 +156,5 @@ def check_compatible(current: CollectionSchema, wanted: CollectionSchema) -> Col
     table = "\n".join(f"  {a:<{width}}  {'   ' if a == b else '!= '}{b}" for a, b in zip(left, right, strict=True))
     raise SchemaMismatch(
         f"the schema does not fit the shard's: only nullable value columns may be added, at the end."
-        f" The shard has (left), the collection wants (right):\n{table}"
+        f" The shard has (left), the collection has (right):\n{table}"
     )

@@ -33,20 +33,20 @@ def parse_time(text: str, *, what: str = "time") -> int:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidTime(
-            f"{what} is {text[:_MAX_CHARS]!r}; wanted an ISO date (2026-01-31), an ISO datetime (2026-01-31T12:00:00Z)"
-            f" or an integer in [0, {MAX_TIME}]"
+            f"{what} is {text[:_MAX_CHARS]!r}; expected an ISO date (2026-01-31), an ISO datetime"
+            f" (2026-01-31T12:00:00Z) or an integer in [0, {MAX_TIME}]"
         ) from None
     since_epoch = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
     time, rest = divmod(since_epoch, timedelta(milliseconds=1))
     if rest:
-        raise InvalidTime(f"{what} is {text!r}; wanted at most 3 digits after the second: times are milliseconds")
+        raise InvalidTime(f"{what} is {text!r}; expected at most 3 digits after the second: times are milliseconds")
     if time < 0:
-        raise InvalidTime(f"{what} is {text!r}; wanted a time at or after 1970-01-01T00:00:00Z")
+        raise InvalidTime(f"{what} is {text!r}; expected a time at or after 1970-01-01T00:00:00Z")
     return time
 
 
 def format_time(time: int) -> str:
-    """`time` (ms) as ISO 8601 in UTC, or as the integer where ISO has no year for it. `parse_time` reads it back."""
+    """`time` (ms) as ISO 8601 in UTC, or as the integer if ISO has no year for it. `parse_time` reads it back."""
     check_time(time)
     if time > _LAST_ISO_MS:
         return str(time)

@@ -3,5 +3,5 @@
     commit (in the shard) --publish--> checkpoints/<id>/{operators/..., offsets/..., manifest.json} --> _latest
 
 The commit point is the shard's compare-and-set, which names the checkpoint id. All that is written here can be written
-again by anybody from the commit's batch manifest; a crash at any point loses nothing.
+again by anyone from the commit's batch manifest; a crash at any point loses nothing.
 """

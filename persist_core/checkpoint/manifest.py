@@ -1,9 +1,9 @@
 """The checkpoint manifest, version 2: what a checkpoint is made of.
 
-Readers accept missing optional fields, and keep fields they don't know, at every level, when they write a manifest
-again. They accept a manifest without digest, as other writers write it. This project's additions are the digest and
-kind of `shard.sealed`, `shard` (the version that the checkpoint pins), an operator's `is_delta` (its state builds on
-the parent's, also if it adds no artifact to it) and `restored_from` (the checkpoint that a restore went back to, whose
+Readers accept missing optional fields. When they write a manifest again, they keep fields that they do not know, at
+every level. They accept a manifest without a digest, which is what other writers write. This project adds the digest
+and kind of `shard.sealed`, `shard` (the version that the checkpoint pins), each operator's `is_delta` (its state builds
+on the parent's, even if it adds no artifact) and `restored_from` (the checkpoint that a restore went back to, whose
 watermark it has).
 """
 
@@ -27,7 +27,7 @@ _OFFSETS = "source_offsets"
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
-    """Whatever has fields: those that this release doesn't know are kept as they are."""
+    """Whatever has fields: those that this release does not know are kept as they are."""
 
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
@@ -123,7 +123,7 @@ class CheckpointManifest(_Entry):
         return tuple(part for operator in self.operators.values() for part in operator.partitions)
 
     def facts(self) -> dict[str, Any]:
-        """All fields but those that this release doesn't know, as plain data."""
+        """All fields but those that this release does not know, as plain data."""
         return {**_plain(self, keep_unknown=False), "version": MANIFEST_VERSION}
 
     def differences(self, found: CheckpointManifest) -> list[str]:
@@ -172,9 +172,9 @@ def _foreign(data: bytes, what: str) -> dict[str, Any]:
         body: dict[str, Any] = json.loads(data)
         version = body.pop("version")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CorruptArtifact(f"{what} can't be read: {error!r}") from error
+        raise CorruptArtifact(f"{what} cannot be read: {error!r}") from error
     if "kind" in body or "sha256" in body:  # only this project writes these, and always both
-        raise CorruptArtifact(f"{what} is damaged: its digest can't be found")
+        raise CorruptArtifact(f"{what} is damaged: its digest cannot be found")
     if version != MANIFEST_VERSION:
         raise UnknownVersion(f"{what} has version {version!r}; this release reads {MANIFEST_VERSION}")
     return body

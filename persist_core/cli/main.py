@@ -110,7 +110,7 @@ def _print_rows(session: Session, table: pa.Table, limit: int | None, empty: str
 
 
 def _row_for_people(row: Mapping[str, Any]) -> list[Any]:
-    """Times as ISO, bytes that are no text as hex; a raw key that is the whole record is not shown twice."""
+    """Times as ISO, bytes that are not text as hex; a raw key that is the whole record is not shown twice."""
     shown = {name: value["hex"] if isinstance(value, dict) else value for name, value in row.items()}
     if TIME in shown:
         shown[TIME] = output.show_time(shown[TIME])

@@ -46,11 +46,11 @@ class PersistClient:
         return self.location.blob
 
     def shards(self) -> list[str]:
-        """Names of all shards ever created here, gravestones included, sorted."""
+        """Names of all shards ever created here, dropped ones included, sorted."""
         return sorted(self.location.consensus.list_keys())
 
     def state(self, shard: str) -> ShardState:
-        """The shard's newest state; `ShardNotFound` where it was never created."""
+        """The shard's newest state; `ShardNotFound` if it was never created."""
         state = self.machine.fetch(check_shard_name(shard))
         if state is None:
             raise ShardNotFound(
@@ -59,7 +59,7 @@ class PersistClient:
         return state
 
     def ensure_shard(self, shard: str) -> ShardState:
-        """Like `state`, but creates an empty shard (`[0, 0)`) where there is none."""
+        """Like `state`, but creates an empty shard (`[0, 0)`) if there is none."""
         state, _ = self.machine.apply(check_shard_name(shard), lambda state: (state, None), create=True)
         return state
 
@@ -94,10 +94,10 @@ class PersistClient:
         return handle
 
     def open_since(self, shard: str, holder: str) -> SinceHandle:
-        """The critical hold `holder` on the shard's `since`, registered where it is new."""
+        """The critical hold `holder` on the shard's `since`, registered if it is new."""
         return SinceHandle.open(self.machine, self.ids, check_shard_name(shard), holder)
 
     def open_writer(self, shard: str) -> WriteHandle:
-        """A writer of the shard, which is created where it is new."""
+        """A writer of the shard, which is created if it is new."""
         self.ensure_shard(shard)
         return WriteHandle(self.machine, self.blob, self.clock, shard, part_format=self.part_format)

@@ -1,6 +1,6 @@
 """`ReadHandle`: snapshots and changes of a shard as Arrow tables.
 
-    head -> state -> hollow batches that overlap the times wanted -> manifests -> parts -> one Arrow table
+    head -> state -> hollow batches that overlap the requested times -> manifests -> parts -> one Arrow table
 
 A keyed shard is read by its invariants (docs/architecture.md, "Parts"): an insertion is live as of `t` iff no
 retraction of its key has `insertion.time < retraction.time <= t`; so only keys and times are compared, never whole
@@ -69,7 +69,7 @@ class ReadHandle:
         self.shard = shard
 
     def state(self) -> ShardState:
-        """The newest state; with a lease, `LeaseExpired` where it has run out."""
+        """The newest state; with a lease, `LeaseExpired` if it has expired."""
         if self._reader is not None:
             return self.heartbeat()
         state, _ = self._machine.apply(self.shard, lambda state: (state, None))
@@ -84,7 +84,7 @@ class ReadHandle:
         )
 
     def heartbeat(self, since: Frontier | None = None) -> ShardState:
-        """Keep the lease for another `lease_ms`, and move its hold up to `since` where given."""
+        """Keep the lease for another `lease_ms`, and move its hold up to `since` if given."""
         return self._apply_lease(
             lambda state, reader: transitions.renew_lease(state, reader, now_ms=self._clock.now_ms(), since=since)
         )
@@ -181,7 +181,7 @@ class ReadHandle:
         high = check_as_of(state, through)
         low = check_as_of(state, after)
         if low > high:
-            raise InvalidInput(f"changes after {low} through {high}: wanted after <= through")
+            raise InvalidInput(f"changes after {low} through {high}: expected after <= through")
         batches = [b for b in state.batches if b.lower <= high and (b.upper is None or b.upper > low + 1)]
         return batches, schema, low, high
 
@@ -209,7 +209,7 @@ class ReadHandle:
             return list(pool.map(fetch, items))
 
     def _live(self, updates: pa.Table, keys: tuple[str, ...], time: int, schema: CollectionSchema) -> pa.Table:
-        """The rows of a snapshot. `InvariantViolation` with the row where a count is not one that a shard may hold."""
+        """The rows of a snapshot. `InvariantViolation` with the row if a count is not one that a shard may hold."""
         if not keys:
             return self._repeated(updates, schema.arrow().names, time)
         odd = updates.filter(pc.and_(pc.not_equal(updates[DIFF], 1), pc.not_equal(updates[DIFF], -1)))
@@ -316,7 +316,7 @@ def read_part(blob: Blob, part: Part, schema: pa.Schema, part_format: PartFormat
         return pa.table(columns, schema=schema)
     except Exception as error:
         raise CorruptArtifact(
-            f"part {part.key} in {blob.uri} has the bytes that its writer staged, but can't be read:"
+            f"part {part.key} in {blob.uri} has the bytes that its writer staged, but cannot be read:"
             f" {error!r}. Run `persist fsck`"
         ) from error
 
@@ -330,7 +330,7 @@ def check_as_of(state: ShardState, as_of: int | None) -> int:
     if as_of is None or not (state.since <= Frontier(check_time(as_of, what="as_of")) and state.upper.is_past(as_of)):
         raise OutsideFrontiers(
             f"shard {state.shard} can be read at times in [since {state.since}, upper {state.upper});"
-            f" wanted {'the newest time' if as_of is None else as_of}"
+            f" expected {'the newest time' if as_of is None else as_of}"
         )
     return as_of
 

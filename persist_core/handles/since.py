@@ -1,4 +1,4 @@
-"""`SinceHandle`: a critical hold on a shard's `since`, kept for ever, moved by compare-and-downgrade."""
+"""`SinceHandle`: a critical hold on a shard's `since`, kept permanent, moved by compare-and-downgrade."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class SinceHandle:
 
     @classmethod
     def open(cls, machine: Machine, ids: Ids, shard: str, holder: str) -> SinceHandle:
-        """Register the hold, or find it as it is."""
+        """Register the hold, or find the existing one."""
         opaque = ids.uuid7()
         _, hold = machine.apply(shard, lambda state: transitions.register_hold(state, holder, opaque=opaque))
         return cls(machine, ids, shard, holder, hold)
 
     def downgrade(self, since: Frontier) -> Hold | HoldMismatch:
-        """Give up all times before `since`. `HoldMismatch` (a value) where another owner has moved the hold."""
+        """Give up all times before `since`. `HoldMismatch` (a value) if another owner has moved the hold."""
         expected, opaque = self.hold.opaque, self._ids.uuid7()
         _, result = self._machine.apply(
             self.shard,
@@ -40,6 +40,6 @@ class SinceHandle:
         return result
 
     def release(self) -> bool:
-        """Let go for good. False where it was gone already."""
+        """Release the hold. False if it was gone already."""
         _, released = self._machine.apply(self.shard, lambda state: transitions.release_hold(state, self.holder))
         return released

@@ -35,7 +35,7 @@ from persist_core.shard.state import Committed, UpperMismatch
 
 
 class WriteHandle:
-    """Writes one shard. Any number of handles, threads and machines may do so at once."""
+    """Writes one shard. Any number of handles, threads and machines may do so concurrently."""
 
     def __init__(
         self, machine: Machine, blob: Blob, clock: Clock, shard: str, *, part_format: PartFormat = PARQUET
@@ -64,7 +64,7 @@ class WriteHandle:
         bounds (`BadBounds`), diffs not zero. `attempt` is a fresh UUIDv7. `operators`: their state after the batch, its
         artifacts staged already; `stats`: `DrainStats.to_json()`; `restored`: what a restore goes back to.
 
-        Raises `SchemaMismatch` before anything is staged where `schema` does not fit the shard's.
+        Raises `SchemaMismatch` before anything is staged if `schema` does not fit the shard's.
         """
         state = self._machine.fetch(self.shard)
         if state is not None and state.schema is not None:
@@ -167,7 +167,7 @@ def _checked(table: pa.Table | None, schema: pa.Schema, description: BatchDescri
     if table is None:
         return pa.table([pa.array([], field.type) for field in schema], schema=schema)
     if table.column_names != schema.names:
-        raise SchemaMismatch(f"columns {table.column_names}; wanted {schema.names}")
+        raise SchemaMismatch(f"columns {table.column_names}; expected {schema.names}")
     table = table.cast(schema)
     if len(table):
         low, high = pc.min(table[TIME]).as_py(), pc.max(table[TIME]).as_py()

@@ -57,7 +57,7 @@ class Blob(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of connections. The object is not usable afterwards."""
+        """Close connections. The object is not usable afterwards."""
         ...
 
     @property
@@ -86,7 +86,7 @@ def check_blob_key(key: str) -> str:
     except UnicodeEncodeError:
         raise InvalidName(f"blob key {key!r} is not valid Unicode") from None
     if not 0 < size_bytes <= MAX_KEY_BYTES:
-        raise InvalidName(f"blob key of {size_bytes} bytes; wanted 1 to {MAX_KEY_BYTES}: {key[:80]!r}")
+        raise InvalidName(f"blob key of {size_bytes} bytes; expected 1 to {MAX_KEY_BYTES}: {key[:80]!r}")
     if _has_illegal_character(key):
         raise InvalidName(f"blob key {key!r} has a control character or a backslash")
     if any(segment in ("", ".", "..") for segment in key.split("/")):
@@ -102,14 +102,14 @@ def check_blob_prefix(prefix: str) -> str:
     except UnicodeEncodeError:
         raise InvalidName(f"blob prefix {prefix!r} is not valid Unicode") from None
     if size_bytes > MAX_KEY_BYTES or _has_illegal_character(prefix) or any(s in ("", ".", "..") for s in segments):
-        raise InvalidName(f"blob prefix {prefix[:80]!r}: no legal key starts with it; wanted the beginning of a key")
+        raise InvalidName(f"blob prefix {prefix[:80]!r}: no legal key starts with it; expected the beginning of a key")
     return prefix
 
 
 def check_blob_data(key: str, data: bytes) -> bytes:
     """Return `data` if it is `bytes`, else raise `InvalidInput`: a str or a list must not be stored by accident."""
     if not isinstance(data, bytes):
-        raise InvalidInput(f"blob {key!r}: wanted bytes, found {type(data).__name__}")
+        raise InvalidInput(f"blob {key!r}: expected bytes, found {type(data).__name__}")
     return data
 
 

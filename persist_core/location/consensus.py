@@ -64,7 +64,7 @@ class Consensus(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of connections. The object is not usable afterwards."""
+        """Close connections. The object is not usable afterwards."""
         ...
 
     @property
@@ -80,14 +80,14 @@ def check_consensus_key(key: str) -> str:
     except UnicodeEncodeError:
         raise InvalidName(f"consensus key {key!r} is not valid Unicode") from None
     if not 0 < size_bytes <= MAX_KEY_BYTES or any(ord(c) < 32 or ord(c) == 127 for c in key):
-        raise InvalidName(f"consensus key {key[:80]!r}: wanted 1 to {MAX_KEY_BYTES} bytes, no control characters")
+        raise InvalidName(f"consensus key {key[:80]!r}: expected 1 to {MAX_KEY_BYTES} bytes, no control characters")
     return key
 
 
 def check_seqno(seqno: int, *, what: str = "seqno") -> int:
     """Return `seqno` if it lies in `[0, 2**63 - 1]`, else raise `InvalidSeqNo`."""
     if isinstance(seqno, bool) or not isinstance(seqno, int) or not 0 <= seqno <= MAX_SEQNO:
-        raise InvalidSeqNo(f"{what} is {seqno!r}; wanted an integer in [0, {MAX_SEQNO}]")
+        raise InvalidSeqNo(f"{what} is {seqno!r}; expected an integer in [0, {MAX_SEQNO}]")
     return seqno
 
 
@@ -95,7 +95,7 @@ def check_cas(expected: int | None, new: VersionedData) -> None:
     """The argument checks that every backend makes before it touches its store."""
     check_seqno(new.seqno, what="new.seqno")
     if not isinstance(new.data, bytes):
-        raise InvalidInput(f"new.data: wanted bytes, found {type(new.data).__name__}")
+        raise InvalidInput(f"new.data: expected bytes, found {type(new.data).__name__}")
     if expected is not None:
         check_seqno(expected, what="expected")
         if new.seqno <= expected:
@@ -105,7 +105,7 @@ def check_cas(expected: int | None, new: VersionedData) -> None:
 def check_limit(limit: int) -> int:
     """Return `limit` if it is an integer >= 0, else raise `InvalidInput`."""
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-        raise InvalidInput(f"limit is {limit!r}; wanted an integer >= 0, or SCAN_ALL")
+        raise InvalidInput(f"limit is {limit!r}; expected an integer >= 0, or SCAN_ALL")
     return min(limit, SCAN_ALL)
 
 
@@ -114,4 +114,6 @@ def check_truncate(key: str, seqno: int, head: int | None) -> None:
     if head is None:
         raise InvalidSeqNo(f"consensus key {key!r} has no data: there is nothing to truncate")
     if seqno > head:
-        raise InvalidSeqNo(f"consensus key {key!r}: truncate at {seqno} is past the head {head}; wanted at most {head}")
+        raise InvalidSeqNo(
+            f"consensus key {key!r}: truncate at {seqno} is past the head {head}; expected at most {head}"
+        )

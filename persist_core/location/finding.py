@@ -1,4 +1,4 @@
-"""What `persist doctor` finds out about a store, and what a backend can add to it.
+"""What `persist doctor` reports about a store, and what a backend can add to the report.
 
 A backend that knows more of its store than the contract shows implements `Examinable`; `maintenance.doctor` asks it.
 """
@@ -17,16 +17,16 @@ MAX_CLOCK_OFFSET_MS = 2_000
 
 
 class Grade(enum.Enum):
-    """How a finding is to be taken. The values are stable: programs read them."""
+    """How serious a finding is. The values are stable: programs read them."""
 
     OK = "ok"
-    WARNING = "warning"  # works, but will bite some day
+    WARNING = "warning"  # works now, but can fail later
     PROBLEM = "problem"  # data can be lost, or a run will fail
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at: what was found, and where that is not well, what is wanted and what to do."""
+    """One check: what was found and, if that is not good, what is expected and what to do."""
 
     check: str  # stable, snake_case
     grade: Grade
@@ -36,7 +36,7 @@ class Finding:
 
 
 def grade_if(bad: bool, check: str, found: str, *, wanted: str, remedy: str, grade: Grade = Grade.PROBLEM) -> Finding:
-    """The finding: of `grade` and with its remedy where `bad`, else `OK`."""
+    """The finding: of `grade` and with its remedy if `bad`, else `OK`."""
     return Finding(check, grade, found, wanted, remedy) if bad else Finding(check, Grade.OK, found)
 
 
@@ -47,25 +47,25 @@ def clock_offset(store_ms: float, before_ms: int, after_ms: int) -> Finding:
     return grade_if(
         abs(offset_ms) - unsure_ms > MAX_CLOCK_OFFSET_MS,
         "clock",
-        f"the store's clock is {offset_ms / 1000:+.3f} s from ours (within {unsure_ms / 1000:.3f} s)",
+        f"the store's clock differs from this machine's by {offset_ms / 1000:+.3f} s (within {unsure_ms / 1000:.3f} s)",
         wanted=f"at most {MAX_CLOCK_OFFSET_MS / 1000:g} s",
-        remedy="synchronise both clocks (NTP): commits are dated by the writer's clock",
+        remedy="synchronize both clocks (NTP): commits are dated by the writer's clock",
         grade=Grade.WARNING,
     )
 
 
 @runtime_checkable
 class Examinable(Protocol):
-    """A backend that can be asked about its store. Both are for `persist doctor` alone."""
+    """A backend that can report on its store. Only `persist doctor` calls this."""
 
     def diagnose(self, clock: Clock) -> Iterator[Finding]:
-        """What only this kind of store has: settings, rights, rules that would bite. Changes nothing."""
+        """Settings, rights and rules that only this kind of store has. Changes nothing."""
         ...
 
 
 @runtime_checkable
 class Erasable(Protocol):
-    """A consensus that can forget a key as if it had never been, so that probing it leaves nothing behind."""
+    """A consensus that can remove a key without a trace, so that probing it leaves nothing behind."""
 
     def erase(self, key: str) -> None:
         """Remove `key` with all its versions. Only for keys that no shard uses: a late writer could win again."""

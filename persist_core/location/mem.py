@@ -1,7 +1,7 @@
 """`mem:` backends: a dict under a lock. For tests and for trying things out; gone when the process ends.
 
 `mem:name` is one store for the whole process, so that two opens share it; a bare `mem:` is a fresh private one. A
-forked child works on a copy, and Spark can't reach either.
+forked child works on a copy, and Spark cannot reach either.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 def parse_mem_uri(uri: LocationUri) -> str:
     """The store's name, empty for a private one. Raises `InvalidUri`."""
     if uri.path and not _NAME.fullmatch(uri.path):
-        raise InvalidUri(f"{uri.text!r}: wanted mem: or mem:name, a name of up to 100 of A-Z a-z 0-9 . _ -")
+        raise InvalidUri(f"{uri.text!r}: expected mem: or mem:name, a name of up to 100 of A-Z a-z 0-9 . _ -")
     return uri.path
 
 
@@ -101,13 +101,13 @@ class MemBlob:
 
     def uri_of(self, key: str) -> str:
         check_blob_key(key)
-        raise InvalidInput(f"{self.uri} is this process's memory: Spark can't reach {key!r}; use a file: location")
+        raise InvalidInput(f"{self.uri} is this process's memory: Spark cannot reach {key!r}; use a file: location")
 
     def make_durable(self, prefix: str) -> None:
         check_blob_prefix(prefix)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """No-op: there are no connections."""
 
     @property
     def uri(self) -> str:
@@ -171,7 +171,7 @@ class MemConsensus:
             self._store.versions.pop(key, None)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """No-op: there are no connections."""
 
     @property
     def uri(self) -> str:

@@ -1,13 +1,13 @@
-"""From URIs to backends: the one place that knows them all.
+"""From URIs to backends: the only module that imports all of them.
 
     PersistLocation --open_location--> OpenLocation(blob, consensus)
 
 | URI | what |
 | --- | --- |
-| `mem:`, `mem:name` | this process's memory; private, or shared by all who name it |
+| `mem:`, `mem:name` | this process's memory; private, or shared by everything that uses the name |
 | `file:///absolute/folder` | blobs as files (percent-encoding as in any URI; `localhost` or no host) |
 | `sqlite:////absolute/file.db` | consensus in SQLite; as in SQLAlchemy, the path is what follows `sqlite:///` |
-| `sqlite:///relative/file.db` | the same, relative to the working directory or to the config file that says so |
+| `sqlite:///relative/file.db` | the same, relative to the working directory, or to the config file that it stands in |
 | `s3://bucket/prefix?endpoint=...` | blobs, or consensus, in an S3 bucket (docs/locations-s3.md has the parameters) |
 | `postgresql://user:password@host/database` | consensus in a table of PostgreSQL; `postgres:` is the same |
 """
@@ -74,7 +74,7 @@ class OpenLocation(AbstractContextManager["OpenLocation"]):
 def open_blob(uri: str, environment: Environment | None = None) -> Blob:
     """The `Blob` that `uri` names. Raises `InvalidUri`. Nothing is created or connected before its first use.
 
-    `environment` has credentials under AWS's names, where they are others than this process's own.
+    `environment` has credentials under AWS's names, if they differ from this process's own.
     """
     return _open(uri, "blob", _blobs(environment))
 
@@ -102,7 +102,7 @@ def s3_settings(uri: str, environment: Environment | None = None) -> S3Settings 
 
 
 def roles_of(uri: str) -> list[str]:
-    """What `uri`'s scheme can be: "blob", "consensus" or both. Raises `InvalidUri` where it is none."""
+    """What `uri`'s scheme can be: "blob", "consensus" or both. Raises `InvalidUri` for an unknown scheme."""
     known = {"blob": list(_blobs(None)), "consensus": list(_consensuses(None))}
     scheme = uri.partition(":")[0].lower()
     roles = [role for role, schemes in known.items() if scheme in schemes]

@@ -54,12 +54,12 @@ def location_from(
     env: Mapping[str, str] | None = None,
     config_file: Path | None = None,
 ) -> PersistLocation:
-    """The location that is configured, its `sqlite:` path made absolute so that every process means the same file.
+    """The location that is configured, its `sqlite:` path made absolute so that every process uses the same file.
 
     Looked for in this order: the arguments; `PERSIST_BLOB_URI` and `PERSIST_CONSENSUS_URI` in `env` (default: this
     process's); `config_file`, or else the first that exists of `./persist.toml` and `~/.config/persist/config.toml`
     (TOML with `blob_uri` and `consensus_uri`; relative paths are relative to the file). Raises `ConfigError` where
-    none of them has it, or the one that counts has half of it, and `InvalidUri` for a URI that can't be opened.
+    none of them has it, or the first that does has only half of it, and `InvalidUri` for a URI that cannot be opened.
     """
     env = os.environ if env is None else env
     here = Path.cwd()
@@ -72,7 +72,7 @@ def location_from(
     if found is None:
         raise ConfigError(
             f"no location is configured: give blob_uri and consensus_uri, or set {ENV_BLOB_URI} and "
-            f"{ENV_CONSENSUS_URI}, or write them into {CONFIG_FILE_NAME} (blob_uri = 'file:///folder', "
+            f"{ENV_CONSENSUS_URI}, or put them into {CONFIG_FILE_NAME} (blob_uri = 'file:///folder', "
             "consensus_uri = 'sqlite:////folder/consensus.db')"
         )
     return found
@@ -86,7 +86,9 @@ def _whole_pair(
         return None
     if blob_uri is None or consensus_uri is None:
         has, lacks = names if consensus_uri is None else names[::-1]
-        raise ConfigError(f"{where}: {has} is given but {lacks} is not: a location is a pair, give both in one place")
+        raise ConfigError(
+            f"{where}: {has} is given but {lacks} is not: a location is a pair: set both in the same place"
+        )
     return PersistLocation(blob_uri, _absolute(consensus_uri, base))
 
 
@@ -108,14 +110,16 @@ def _from_config_file(config_file: Path | None, env: Mapping[str, str]) -> Persi
     try:
         body: dict[str, Any] = tomllib.loads(config_file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{config_file}: no such file; wanted a TOML file with blob_uri and consensus_uri") from None
+        raise ConfigError(
+            f"{config_file}: no such file; expected a TOML file with blob_uri and consensus_uri"
+        ) from None
     except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{config_file}: can't be read as TOML: {error}") from error
+        raise ConfigError(f"{config_file}: cannot be read as TOML: {error}") from error
     unknown = sorted(body.keys() - {"blob_uri", "consensus_uri"})
     if unknown:
-        raise ConfigError(f"{config_file}: unknown key {', '.join(unknown)}; wanted blob_uri and consensus_uri")
+        raise ConfigError(f"{config_file}: unknown key {', '.join(unknown)}; expected blob_uri and consensus_uri")
     for name, value in body.items():
         if not isinstance(value, str) or not value:
-            raise ConfigError(f"{config_file}: {name}: found {type(value).__name__}; wanted a URI as a string")
+            raise ConfigError(f"{config_file}: {name}: found {type(value).__name__}; expected a URI as a string")
     values = body.get("blob_uri"), body.get("consensus_uri")
     return _whole_pair(*values, str(config_file), ("blob_uri", "consensus_uri"), config_file.absolute().parent)

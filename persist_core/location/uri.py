@@ -37,26 +37,26 @@ def parse_uri(uri: str, role: str, schemes: Mapping[str, frozenset[str]]) -> Loc
     listed = ", ".join(f"{scheme}:" for scheme in sorted(schemes))
     scheme, colon, rest = uri.partition(":")
     if not colon or not _SCHEME.fullmatch(scheme):
-        raise InvalidUri(f"{role} URI {text!r} has no scheme; wanted one of {listed}")
+        raise InvalidUri(f"{role} URI {text!r} has no scheme; expected one of {listed}")
     scheme = scheme.lower()
     if scheme not in schemes:
-        raise InvalidUri(f"{role} URI {text!r}: unknown scheme {scheme!r}; wanted one of {listed}")
+        raise InvalidUri(f"{role} URI {text!r}: unknown scheme {scheme!r}; expected one of {listed}")
     path, mark, query = rest.partition("?")
     if "#" in rest:
         raise InvalidUri(f"{role} URI {text!r} has a fragment; write '#' as %23")
     where = f"{role} URI {text!r}"
-    if mark and "?" not in text:  # what looks like the query belongs to a password: it is not to be quoted
+    if mark and "?" not in text:  # what looks like the query belongs to a password: do not quote it
         raise InvalidUri(f"{where}: in a user name or password write @ as %40, / as %2F, ? as %3F, # as %23, : as %3A")
     parameters = _parameters(query, scheme, schemes[scheme], where) if mark else {}
     return LocationUri(scheme, _decoded(path, where), text, uri, parameters)
 
 
 def redact_uri(uri: str) -> str:
-    """`uri` without user names, passwords and the values of query parameters that sound secret: safe to print.
+    """`uri` without user names, passwords and the values of query parameters that look secret: safe to print.
 
     Of a URI with user and password, everything up to the last `@` goes: a password may hold a raw `/`, `?` or `@`.
     """
-    start = re.match(r"postgres(?:ql)?:/{0,2}|(?:[^/]*:)?//", uri, re.IGNORECASE)  # forgotten slashes must not tell
+    start = re.match(r"postgres(?:ql)?:/{0,2}|(?:[^/]*:)?//", uri, re.IGNORECASE)  # missing slashes must not reveal it
     if start is not None:
         rest = uri[start.end() :]
         authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
@@ -90,9 +90,9 @@ def _parameters(query: str, scheme: str, known: frozenset[str], where: str) -> d
 
 
 def _decoded(text: str, where: str) -> str:
-    """`text` percent-decoded; `InvalidUri` where that is no printable UTF-8."""
+    """`text` percent-decoded; `InvalidUri` where that is not printable UTF-8."""
     if _BAD_PERCENT.search(text):
-        raise InvalidUri(f"{where} has a bare '%'; write it as %25")
+        raise InvalidUri(f"{where} has a '%' that starts no escape; write it as %25")
     try:
         decoded = unquote_to_bytes(text).decode("utf-8")
     except UnicodeError:

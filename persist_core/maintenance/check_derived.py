@@ -89,7 +89,8 @@ def _chains(checkpointer: BlobCheckpointer, listing: Listing) -> tuple[set[str],
 def _check_latest(checkpointer: BlobCheckpointer, listing: Listing, examined: Examined, found: Violations) -> None:
     """`_latest` names a checkpoint that is there, and none that is older than the newest that was published.
 
-    `listing` is older than what is read here, so a pointer that another task moves meanwhile is never too old.
+    `listing` is older than what is read here, so a pointer that another task moves meanwhile is never too old. It is
+    too old while a publisher is between its manifest and the pointer; if it died there, the next one moves the pointer.
     """
     readable = {manifest.checkpoint_id: manifest for manifest in listing.manifests}
     published = [commit.checkpoint_id for commit in examined.state.commits if commit.checkpoint_id in readable]

@@ -69,9 +69,7 @@ def _earlier_needs(examined: Examined, found: Violations) -> set[str]:
     for checkpoint_id, sources in earlier.items():
         with found.checking("source_progress", f"the progress as of checkpoint {checkpoint_id}"):
             for progress in progress_of(client.blob, state.shard, sources).values():
-                with suppress(
-                    InvalidInput
-                ):  # a view never goes back, so it needs only what its newest refresh has read
+                with suppress(InvalidInput):  # a view never goes back: it needs only what its newest refresh has read
                     progress.check_restorable()
                     needs |= progress.needed_keys()
     return needs

@@ -1,10 +1,10 @@
-"""`persist doctor`: whether a store does what the contracts promise, asked of the store itself.
+"""`persist doctor`: whether a store keeps the contracts of a location. It asks the store and tries it.
 
     reachable -> what the backend knows of its store (`Examinable.diagnose`) -> what a probe finds by trying
 
-Probes use keys that nobody else has, and remove them: also after an error. They are honest work in small (a race of
+Probes use keys of their own and remove them, also after an error. They do what runs do, on a small scale (a race of
 threads for one seqno, commits one after the other, blobs written, listed, read, deleted), so what they measure is what
-a run will feel. A store that can't be reached is a finding, not an exception.
+a run has to expect. A store that cannot be reached is a finding, not an exception.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Examiner:
             if isinstance(consensus, Erasable):
                 self._probe_consensus(consensus, consensus, findings)
             else:
-                found = "not probed: this backend can't remove what a probe writes"
+                found = "not probed: this backend cannot remove what a probe writes"
                 findings.append(Finding("probe", Grade.WARNING, found, "an Erasable", "examine it by a run"))
         return findings
 
@@ -90,7 +90,7 @@ class Examiner:
     def _probe_consensus(self, consensus: Consensus, erasable: Erasable, findings: list[Finding]) -> None:
         key = f"{PREFIX}-{self.ids.uuid7()}"
         with _collecting(findings, "clean_up"):
-            erasable.erase(key)  # it holds nothing yet: who may not erase must not begin
+            erasable.erase(key)  # it holds nothing yet: without the right to erase, do not begin
             try:
                 with _collecting(findings, "commit"):
                     head = self._race(consensus, key, findings)
@@ -125,12 +125,14 @@ class Examiner:
                 "race",
                 "; ".join(wrong) or f"{RACERS} writers, {RACE_ROUNDS} rounds: one winner each time",
                 wanted="one winner a round, and its bytes stored",
-                remedy="don't use this store: two writers can both believe that they committed",
+                remedy="do not use this store: two writers can both conclude that they committed",
             )
         )
         if unanswered:
             found = f"{unanswered} of {RACERS * RACE_ROUNDS} commits of the race went without an answer"
-            findings.append(Finding("answers", Grade.WARNING, found, "an answer each time", "look at the network"))
+            findings.append(
+                Finding("answers", Grade.WARNING, found, "an answer each time", "check network connectivity")
+            )
         return -1 if head is None else head
 
     def _commit(self, consensus: Consensus, key: str, head: int, findings: list[Finding]) -> int:
@@ -148,8 +150,8 @@ class Examiner:
                 lost > 0,
                 "commit",
                 f"{lost} of {self.commits} commits were refused" if lost else f"{self.commits} commits in a row",
-                wanted="none refused where nobody competes",
-                remedy="don't use this store: it forgets what it was told",
+                wanted="no commit refused without a competing writer",
+                remedy="do not use this store: it lost acknowledged writes",
             )
         )
         findings.append(
@@ -172,15 +174,15 @@ class Examiner:
                 left != [head],
                 "truncate",
                 f"deleted {deleted} versions, left {len(left)}",
-                wanted="the newest left, alone",
-                remedy="don't use this store: old versions stay, or new ones go",
+                wanted="only the newest version left",
+                remedy="do not use this store: truncation keeps old versions or deletes new ones",
             )
         )
 
     def _probe_blob(self, blob: Blob, prefix: str, findings: list[Finding]) -> None:
         keys = [f"{prefix}large", *(f"{prefix}small/{number:03d}" for number in range(SMALL_BLOBS))]
         with _collecting(findings, "clean_up"):
-            blob.delete(keys[0])  # it is not there yet: who may not delete must not begin
+            blob.delete(keys[0])  # it is not there yet: without the right to delete, do not begin
             try:
                 with _collecting(findings, "blobs"):
                     self._large_blob(blob, keys[0], findings)
@@ -203,8 +205,8 @@ class Examiner:
                 f"writes {_rate(len(data), written - start)}, reads {_rate(len(data), read - written)}"
                 if back == data
                 else f"{len(data)} bytes written, {'none' if back is None else len(back)} read, or others",
-                wanted="what was written is read",
-                remedy="don't use this store",
+                wanted="the bytes that were written",
+                remedy="do not use this store",
             )
         )
 
@@ -220,22 +222,22 @@ class Examiner:
         sizes = [blob.delete(key) for key in keys]
         left = sum(1 for _ in blob.list_keys_and_metadata(f"{prefix}small/"))
         deleted = len(sizes) - sizes.count(None)
-        right = listed == keys and sizes == [len(key) for key in keys] and not left
+        is_right = listed == keys and sizes == [len(key) for key in keys] and not left
         findings.append(
             grade_if(
-                not right,
+                not is_right,
                 "small_blobs",
                 f"a write takes {quantile(times_ms, 0.5):.1f} ms (p50), a listing of {len(keys)} {list_ms:.1f} ms"
-                if right
+                if is_right
                 else f"{len(keys)} written, {len(listed)} listed, {deleted} deleted, {left} left",
                 wanted="all listed in order, all deleted",
-                remedy="don't use this store",
+                remedy="do not use this store",
             )
         )
 
 
 def quantile(values: list[float], share: float) -> float:
-    """The value below which `share` of `values` lie (nearest rank); 0 where there are none."""
+    """The value below which `share` of `values` lie (nearest rank); 0 for no values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
@@ -254,7 +256,11 @@ def _collecting(findings: list[Finding], check: str) -> Iterator[None]:
     try:
         yield
     except PersistError as error:
-        remedy = "the message says what to do" if isinstance(error, StorageError) else "correct the URI"
+        remedy = (
+            "correct what the message names, then run doctor again"
+            if isinstance(error, StorageError)
+            else "correct the URI"
+        )
         findings.append(Finding(check, Grade.PROBLEM, str(error), "no error", remedy))
 
 

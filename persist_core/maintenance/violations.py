@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from persist_core.errors import PersistError
+from persist_core.errors import PersistError, StorageError
 
+STORAGE = "storage"  # the check of violations that say nothing of the shard: its store did not answer
 MAX_SHOWN = 20  # violations of one check; a broken shard repeats itself, so the rest is counted
 
 
@@ -41,9 +42,14 @@ class Violations:
 
     @contextmanager
     def checking(self, check: str, what: str) -> Iterator[None]:
-        """Report whatever is raised inside, with `what` was being read, instead of raising it."""
+        """Report whatever is raised inside, with `what` was being read, instead of raising it.
+
+        A store that fails is reported under `storage`: the object may be whole, but that is not known.
+        """
         try:
             yield
+        except StorageError as error:
+            self.add(STORAGE, f"{what} could not be checked: {error}; run fsck again")
         except PersistError as error:
             self.add(check, str(error))
         except Exception as error:  # noqa: BLE001 - damaged bytes can raise anything in a decoder; fsck must go on

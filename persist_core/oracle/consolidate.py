@@ -93,18 +93,18 @@ def consolidate(updates: Iterable[UpsertDiff]) -> list[UpsertDiff]:
 
 
 def as_of(updates: Iterable[UpsertDiff], time: int) -> dict[Slot, Value]:
-    """The contents as of `time`. Raises `InvariantViolation` where a diff is not 1 or a slot has two values."""
+    """The contents as of `time`. Raises `InvariantViolation` if a diff is not 1 or a slot has two values."""
     contents: dict[Slot, Value] = {}
     for update in consolidate(replace(u, time=0) for u in updates if u.time <= time):
         if update.diff != 1:
             raise InvariantViolation(
-                f"slot {update.slot!r} holds {update.value!r} with diff {update.diff} as of {time}; wanted 1."
+                f"slot {update.slot!r} holds {update.value!r} with diff {update.diff} as of {time}; expected 1."
                 " Run `persist fsck`"
             )
         if update.slot in contents:
             raise InvariantViolation(
                 f"slot {update.slot!r} holds two values as of {time}: {contents[update.slot]!r} and {update.value!r};"
-                " wanted at most one. Run `persist fsck`"
+                " expected at most one. Run `persist fsck`"
             )
         contents[update.slot] = update.value
     return contents

@@ -41,7 +41,7 @@ from persist_core.shard.stats import DrainStats
 
 Late = Literal["lift", "error", "persisted"]
 
-LATE_TIME = "late_time"  # the err kind of a record before `lower`, where the collection wants an err
+LATE_TIME = "late_time"  # the err kind of a record before `lower`, if the collection asks for an err
 
 
 class Mark(enum.Enum):
@@ -57,7 +57,7 @@ TOMBSTONE, TRUNCATE, SKIP = Mark.TOMBSTONE, Mark.TRUNCATE, Mark.SKIP
 
 @dataclass(frozen=True)
 class Record:
-    """One record read or stashed. `time` is its own (ms), `None` where the description gives it.
+    """One record read or stashed. `time` is its own (ms), `None` if the description gives it.
 
     `order` is compared as Spark compares structs: field by field, null first. It ends with the source position.
     """
@@ -115,7 +115,7 @@ def drain_sealed_input(
     committed = list(state)
     if any(update.time >= lower for update in committed):
         newest = max(update.time for update in committed)
-        raise BadBounds(f"the state has updates up to {newest}; wanted only times before the batch's lower {lower}")
+        raise BadBounds(f"the state has updates up to {newest}; expected only times before the batch's lower {lower}")
     check_collection(committed)
     drain.take((record for record in stash if record.time is None or record.time >= processed), records)
     return drain.run(as_of(committed, lower))
@@ -152,7 +152,9 @@ def _floor(lower: int, upper: int | None, as_of_frontier: int | None) -> int:
     """The least time that an update may get."""
     floor = max(check_time(lower, what="lower"), 0 if as_of_frontier is None else check_time(as_of_frontier))
     if upper is not None and floor >= check_time(upper, what="upper"):
-        raise BadBounds(f"times can't be advanced to {floor} in a batch [{lower}, {upper}); wanted less than its upper")
+        raise BadBounds(
+            f"times cannot be advanced to {floor} in a batch [{lower}, {upper}); expected less than its upper"
+        )
     return floor
 
 
@@ -285,7 +287,7 @@ class _Drain:
         return (arrival.rank, 1, self._canonical(value)) if isinstance(value, tuple) else (arrival.rank, 0, b"")
 
     def _canonical(self, value: tuple[Any, ...] | None) -> bytes:
-        """Canonical bytes of a value; of nulls where there is none."""
+        """Canonical bytes of a value; of nulls if there is none."""
         width = len(self.schema.values) if self.schema else len(value or ())
         return canonical_bytes(value or (None,) * width, self._names("value", width))
 

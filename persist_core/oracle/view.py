@@ -22,7 +22,7 @@ ERR_KIND_SEPARATOR = "/"  # between an input's name and the kind of its err: `or
 
 @dataclass(frozen=True)
 class ViewUpdate:
-    """`diff` copies of `row` came (or went, where it is negative) at `time`."""
+    """`diff` copies of `row` came (or went, if it is negative) at `time`."""
 
     row: Row
     time: int
@@ -39,7 +39,7 @@ def identity(row: Row) -> tuple[Any, ...]:
 def install_desired(desired: Iterable[Row], persisted: Iterable[ViewUpdate], *, at: int) -> list[ViewUpdate]:
     """The updates at time `at` after which the target holds `desired`, whatever it held before.
 
-    `persisted` are the target's updates, all before `at`; they need not be consolidated, nor right.
+    `persisted` are the target's updates, all before `at`; they need not be consolidated or correct.
     """
     sums: Counter[tuple[Any, ...]] = Counter()
     examples: dict[tuple[Any, ...], Row] = {}

@@ -22,7 +22,7 @@ _CONFLICT = "conflict"
 
 @dataclass(frozen=True)
 class ConflictRecord:
-    """Both sides of a lost append. `winner` is the writer whose commit covers the expected upper, where still known."""
+    """Both sides of a lost append. `winner` is the writer whose commit covers the expected upper, if still known."""
 
     conflict_id: str
     shard: str
@@ -57,7 +57,7 @@ class ConflictRecord:
 def record_conflict(
     blob: Blob, clock: Clock, description: BatchDescription, mismatch: UpperMismatch
 ) -> tuple[ConflictRecord, bool]:
-    """Write the record of this conflict, or find it; True where it is new."""
+    """Write the record of this conflict, or find it; True if it is new."""
     conflict_id = hashlib.sha256(description.token.encode()).hexdigest()[:32]
     key = conflict_key(description.shard, conflict_id)
     known = blob.get(key)

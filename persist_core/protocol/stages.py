@@ -3,7 +3,7 @@
     mint   ->  BatchDescription | NothingToDo         reads the shard and lists the input; freezes it
     write  ->  BatchManifest, staged                  Spark (persist_spark.upsert.job), or `write_without_input` here
     append ->  Committed | Conflict                   the one compare-and-set
-    checkpoint -> CheckpointReport                    derived from the newest commit; anybody may do it again
+    checkpoint -> CheckpointReport                    derived from the newest commit; any process may repeat it
 
 Invariants, which let a caller retry any of them at any time:
 
@@ -51,7 +51,7 @@ from persist_core.sources.registry import source_of
 from persist_core.sources.source import Intake, NotYet, Source
 from persist_core.time_text import format_time
 
-MAX_MINT_TRIES = 5  # each but the first because somebody else has committed in the middle of the one before
+MAX_MINT_TRIES = 5  # each but the first because another writer committed during the try before
 
 MAX_AHEAD_MS = 3_600_000  # of `until`, after the client's clock: more than clocks of machines differ by
 EMPTY_ROWS = "empty"  # the rows' digest of a batch without updates
@@ -92,9 +92,9 @@ def mint(
 ) -> Minted | NothingToDo:
     """Describe the shard's next batch: `[shard's upper, until)`, with all input that no commit has taken in.
 
-    `until` is the input's frontier (ms; the end of the data interval), `None` where it has none: a collection is then
+    `until` is the input's frontier (ms; the end of the data interval), `None` if it has none: a collection is then
     closed, a view goes as far as its inputs. `writer` names the dag run. Raises `SchemaMismatch` before anything is
-    staged, `CorruptArtifact` where operator state is damaged, and `InvalidInput` for an `until` more than
+    staged, `CorruptArtifact` if operator state is damaged, and `InvalidInput` for an `until` more than
     `MAX_AHEAD_MS` after now, unless `is_forced`.
     """
     if until is not None and not is_forced:
@@ -166,7 +166,7 @@ def _with_pending(reason: str, source: Source, state: ShardState, until: int | N
 
 
 def trial_description(client: PersistClient, config: ShardConfig, as_of: int) -> BatchDescription:
-    """What a trial run at `as_of` is told to compare with: all that the shard holds. Nothing is minted or staged."""
+    """The description for a trial at `as_of`: it compares with all that the shard holds. Mints and stages nothing."""
     state = client.machine.fetch(config.name) or ShardState(config.name)
     lower = MAX_TIME if state.upper.time is None else state.upper.time
     return BatchDescription(
@@ -225,7 +225,7 @@ def _stash_frontier(client: PersistClient, state: ShardState) -> int | None:
 def write_without_input(client: PersistClient, config: ShardConfig, description: BatchDescription) -> str | None:
     """Stage a batch that has neither input nor stash, without Spark: it only advances the upper (a seal).
 
-    Returns the manifest's key, or `None` where the description needs Spark. Raises `OutdatedDescription`.
+    Returns the manifest's key, or `None` if the description needs Spark. Raises `OutdatedDescription`.
     """
     if description.input_key is not None or description.operators:
         return None
@@ -235,7 +235,7 @@ def write_without_input(client: PersistClient, config: ShardConfig, description:
 
 
 def manifest_of_outdated(client: PersistClient, config: ShardConfig, description: BatchDescription) -> str:
-    """The key of a batch to append where the write stage found the description outdated and staged none.
+    """The key of a batch to append if the write stage found the description outdated and staged none.
 
     Either the description is a commit already (a cleared run), and that commit's own manifest says so again; or its
     append can only be refused, and an empty batch is enough to find out by whom.
@@ -263,7 +263,7 @@ def _stage_empty(
 def check_not_outdated(state: ShardState, description: BatchDescription) -> None:
     """Raise `OutdatedDescription` unless the description is still valid.
 
-    `AlreadyCommitted`, which is one, if it is itself a commit: nothing is left to write, whatever became of its input.
+    `AlreadyCommitted`, which is one, if it is itself a commit: nothing is left to write, even if its input is gone.
     """
     if _commit_of(state, description) is not None or state.upper != Frontier(description.lower):
         raise _outdated(state, description)
@@ -286,10 +286,10 @@ def _outdated(state: ShardState, description: BatchDescription) -> OutdatedDescr
 
 @contextmanager
 def outdated_first(client: PersistClient, description: BatchDescription) -> Iterator[None]:
-    """Turn whatever fails inside into `OutdatedDescription` where the shard has moved on since the description's lower.
+    """Turn any failure inside into `OutdatedDescription` if the shard has advanced beyond the description's lower.
 
-    Retention may by right have taken the operator state that it starts from: that is no corruption. It has moved on,
-    too, where another try has committed this very description.
+    Retention may have deleted the operator state that the description starts from, which is no corruption then. The
+    shard has also advanced if another try has committed this description.
     """
     try:
         yield
@@ -334,13 +334,13 @@ def check_manifest(manifest: BatchManifest, description: BatchDescription) -> No
         description.checkpoint_id,
     )
     if found != wanted:
-        raise InvalidInput(f"manifest is for {found}; wanted {wanted}: the write and append stages were mixed up")
+        raise InvalidInput(f"manifest is for {found}; expected {wanted}: the write and append stages were mixed up")
 
 
 def checkpoint(client: PersistClient, config: ShardConfig) -> CheckpointReport | None:
     """Publish the checkpoint of the newest commit (and any that was missed), move `_latest`, apply retention.
 
-    Derived from the commit: safe to do again, by anybody, at any time. Then merges batches if the shard has many.
+    Derived from the commit: safe to do again, by any process, at any time. Then merges batches if the shard has many.
     `None` if nothing was committed yet.
     """
     report = publish_and_retain(client, config.name, config.retention)

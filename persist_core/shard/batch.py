@@ -248,7 +248,7 @@ class HollowBatch:
 
 @dataclass(frozen=True)
 class BatchManifest:
-    """All there is to know about one staged batch. One commit appends exactly one manifest; a merge puts one in place.
+    """Everything about one staged batch. One commit appends exactly one manifest; a merge puts one in place.
 
     `contents_digest` binds the token: bounds, consolidated oks and errs (order-independent), source frontier, schema.
     `operators` is the operator state after the batch; `read_operators` are the digests of the chains it started from.

@@ -89,7 +89,7 @@ def batches_change_only_by_an_append_or_a_merge(before: ShardState, after: Shard
 
 
 def progress_moves_with_data(before: ShardState, after: ShardState) -> bool:
-    """Source progress changes only by a commit: there is no other record of it."""
+    """Source progress changes only by a commit."""
     return before.sources == after.sources or before.newest_commit != after.newest_commit
 
 
@@ -122,7 +122,7 @@ def seqno_moves_by_one(before: ShardState, after: ShardState) -> bool:
 
 
 def shard_is_the_same(before: ShardState, after: ShardState) -> bool:
-    """A key of consensus belongs to one shard for ever."""
+    """A key of consensus always belongs to the same shard."""
     return before.shard == after.shard
 
 

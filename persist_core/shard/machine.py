@@ -1,7 +1,7 @@
 """The only retry loop and the only caller of `compare_and_set`.
 
     head -> decode -> transition -> check invariants -> compare_and_set
-      ^                                                      | mismatch: somebody else won, start over
+      ^                                                      | mismatch: another writer won, start over
       +------------------------------------------------------+ indeterminate: offer the very same bytes again
 
 Why offering the same bytes again is right: they carry a unique write id and a fixed seqno. Either they land now, or
@@ -28,13 +28,13 @@ R = TypeVar("R")
 Transition = Callable[[ShardState], tuple[ShardState, R]]
 
 MAX_ROUNDS = 64  # lost races in a row; 8 writers need about 3
-MAX_STORE_TRIES = 8  # per round: a store that fails this often in a row is down, and the caller is told
+MAX_STORE_TRIES = 8  # per round: a store that fails this often in a row is down: the caller gets the error
 BACKOFF_BASE_MS = 5
 BACKOFF_CAP_MS = 2_000
 
 
 class Machine:
-    """Runs transitions on shards. Thread-safe where its consensus is."""
+    """Runs transitions on shards. Thread-safe if its consensus is."""
 
     def __init__(self, consensus: Consensus, clock: Clock, ids: Ids) -> None:
         self._consensus = consensus
@@ -42,7 +42,7 @@ class Machine:
         self._ids = ids
 
     def fetch(self, shard: str) -> ShardState | None:
-        """The newest state, or `None` where the shard was never created."""
+        """The newest state, or `None` if the shard was never created."""
         head = self._head(shard)
         return None if head is None else _decoded(shard, head)
 
@@ -51,8 +51,8 @@ class Machine:
 
         A transition that returns the same state commits nothing. Any other also takes leases out that have expired, so
         that none holds `since` longer than until the next change. With `create` a missing shard starts out empty;
-        else it is `ShardNotFound`. Raises `StorageError` where the store stays down; `Indeterminate` then means that
-        the command may yet have happened, and giving it again is safe.
+        else it is `ShardNotFound`. Raises `StorageError` if the store stays down; `Indeterminate` then means that
+        the command may still have happened, and giving it again is safe.
         """
         for round_number in range(MAX_ROUNDS):
             head = self._head(shard)
@@ -74,7 +74,7 @@ class Machine:
         )
 
     def _commit(self, before: ShardState | None, after: ShardState) -> bool:
-        """One compare-and-set to its definite answer. False: somebody else has won."""
+        """One compare-and-set to its definite answer. False: another writer won."""
         shard, write_id = after.shard, self._ids.uuid7()
         expected = None if before is None else before.seqno
         new = VersionedData(after.seqno, encode_state(StateVersion(write_id, self._clock.now_ms(), after)))

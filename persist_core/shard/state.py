@@ -30,7 +30,7 @@ class Commit:
     """One append that happened: what binds its token, what it appended, and who did it (for people).
 
     `seqno` is that of the version that this commit made, `since` the shard's at that moment. `restored_from` is the
-    checkpoint that it went back to, where it was a restore; a fork starts with one such commit.
+    checkpoint that it went back to, if it was a restore; a fork starts with one such commit.
     """
 
     token: str
@@ -63,7 +63,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class Hold:
-    """A critical reader's hold on `since`: for ever, moved by compare-and-downgrade on `opaque`."""
+    """A critical reader's hold on `since`: permanent, moved by compare-and-downgrade on `opaque`."""
 
     since: Frontier
     opaque: str
@@ -71,7 +71,7 @@ class Hold:
 
 @dataclass(frozen=True)
 class ShardState:
-    """All there is to know about a shard, but for the contents of its batches.
+    """Everything about a shard except the contents of its batches.
 
     `seqno` is that of this very version (-1: not written yet); only the machine moves it, by one. `operators` maps each
     operator that has state to the digest of its chain (`batch.chain_digest`) after the newest commit.
@@ -91,7 +91,7 @@ class ShardState:
 
     @property
     def is_dropped(self) -> bool:
-        """True where both frontiers are closed: this version is the shard's gravestone."""
+        """True if both frontiers are closed: this version marks a dropped shard."""
         return self.since.is_closed and self.upper.is_closed
 
     @property
@@ -108,7 +108,7 @@ class ShardState:
 
 @dataclass(frozen=True)
 class Committed:
-    """The batch is in the shard. `is_new` is False where an earlier try had already put it there."""
+    """The batch is in the shard. `is_new` is False if an earlier try appended it."""
 
     commit: Commit
     is_new: bool
@@ -116,7 +116,7 @@ class Committed:
 
 @dataclass(frozen=True)
 class UpperMismatch:
-    """Somebody else advanced the shard. `winner` is the commit that covers `expected`, where it is still known.
+    """Another writer advanced the shard. `winner` is the commit that covers `expected`, if it is still known.
 
     `is_stale`: the refused batch's own upper is covered already; its token may have been forgotten.
     """
@@ -129,7 +129,7 @@ class UpperMismatch:
 
 @dataclass(frozen=True)
 class HoldMismatch:
-    """The hold's opaque token is another one: somebody else owns it now. `found` is that hold."""
+    """The hold has another opaque token: another owner has it now. `found` is that hold."""
 
     found: Hold
 
@@ -150,7 +150,7 @@ def compare_and_append(
     if manifest.lower != expected_upper or manifest.shard != state.shard:
         raise InvalidInput(
             f"manifest is for {manifest.shard} from {manifest.lower};"
-            f" wanted {state.shard} from the expected upper {expected_upper}"
+            f" expected {state.shard} from the expected upper {expected_upper}"
         )
     for commit in state.commits:
         if commit.token == manifest.token:
@@ -193,8 +193,8 @@ def start_fork(
 ) -> tuple[ShardState, Committed]:
     """Make an empty shard a fork: it shares `batches`, and its one commit, `manifest`, stands for all of them.
 
-    `since` is that of the shard it comes from. Idempotent by token. Raises `InvalidInput` where the shard holds data
-    or was dropped, or where somebody holds it below `since`.
+    `since` is that of the shard it comes from. Idempotent by token. Raises `InvalidInput` if the shard holds data
+    or was dropped, or if a lease or a hold of it lies below `since`.
     """
     for commit in state.commits:
         if commit.token == manifest.token:
@@ -215,7 +215,7 @@ def start_fork(
 
 
 def check_can_be_fork(state: ShardState, since: Frontier) -> None:
-    """Raise `InvalidInput` unless the shard is empty, and held by nobody below `since`."""
+    """Raise `InvalidInput` unless the shard is empty and has no lease or hold below `since`."""
     if state.commits or state.batches or state.upper != ZERO:
         raise InvalidInput(f"shard {state.shard} is there already (upper {state.upper}); fork into another name")
     held = [lease.since for lease in state.leases.values()] + [hold.since for hold in state.holds.values()]
@@ -255,10 +255,8 @@ def _check_operators_read(state: ShardState, manifest: BatchManifest) -> None:
     """Refuse a batch that would drop or replace operator state which its writer did not start from."""
     if manifest.restored or manifest.read_operators == state.operators:
         return
-    names = sorted({*state.operators, *manifest.read_operators})
-    others = [name for name in names if state.operators.get(name) != manifest.read_operators.get(name)]
-    found = {name: (manifest.read_operators.get(name) or "nothing")[:16] for name in others}
-    expected = {name: (state.operators.get(name) or "nothing")[:16] for name in others}
+    found = {name: digest[:16] for name, digest in sorted(manifest.read_operators.items())}
+    expected = {name: digest[:16] for name, digest in sorted(state.operators.items())}
     raise StateNotRead(
         f"the batch [{manifest.lower}, {manifest.upper}) of shard {state.shard} started from other operator state than"
         f" the shard has: it read {found}, expected {expected} (digests by operator). Appending it would lose records"
@@ -306,7 +304,7 @@ def register_lease(
         return state, known
     since = state.since if since is None else since
     if since < state.since:
-        raise NotReadable(f"shard {state.shard}: since is {state.since}; wanted a hold at {since}, which is gone")
+        raise NotReadable(f"shard {state.shard}: since is {state.since}; expected a hold at {since}, which is gone")
     state, _ = expire_leases(state, now_ms=now_ms)
     _check_room(state, len(state.leases), "leases that have not expired")
     lease = Lease(since=since, heartbeat_ms=now_ms, duration_ms=duration_ms)
@@ -316,9 +314,9 @@ def register_lease(
 def renew_lease(
     state: ShardState, reader: str, *, now_ms: int, since: Frontier | None = None
 ) -> tuple[ShardState, Lease]:
-    """Heartbeat, and move the reader's hold up to `since` where given (an older one is ignored: holds never regress).
+    """Heartbeat, and move the reader's hold up to `since` if given (an older one is ignored: holds never regress).
 
-    Raises `LeaseExpired` where the lease has run out, whether or not anybody has taken it out of the state yet.
+    Raises `LeaseExpired` if the lease has expired, whether or not it is still in the state.
     """
     lease = state.leases.get(reader)
     if lease is None or lease.has_expired(now_ms):
@@ -331,7 +329,7 @@ def renew_lease(
 
 
 def release_lease(state: ShardState, reader: str) -> tuple[ShardState, bool]:
-    """Let the lease go. False where it was gone already; harmless twice."""
+    """Release the lease. False if it was gone already; harmless twice."""
     if reader not in state.leases:
         return state, False
     leases = {name: lease for name, lease in state.leases.items() if name != reader}
@@ -339,7 +337,7 @@ def release_lease(state: ShardState, reader: str) -> tuple[ShardState, bool]:
 
 
 def expire_leases(state: ShardState, *, now_ms: int) -> tuple[ShardState, tuple[str, ...]]:
-    """Take out every lease that has run out; returns whose. The machine does this with every change."""
+    """Remove every lease that has expired; returns their readers. The machine does this with every change."""
     expired = tuple(sorted(name for name, lease in state.leases.items() if lease.has_expired(now_ms)))
     if not expired:
         return state, ()
@@ -348,7 +346,7 @@ def expire_leases(state: ShardState, *, now_ms: int) -> tuple[ShardState, tuple[
 
 
 def register_hold(state: ShardState, holder: str, *, opaque: str) -> tuple[ShardState, Hold]:
-    """Register the critical reader `holder` at the shard's since; one that is there already is returned as it is."""
+    """Register the critical reader `holder` at the shard's since; one that exists is returned unchanged."""
     known = state.holds.get(holder)
     if known is not None:
         return state, known
@@ -376,7 +374,7 @@ def compare_and_downgrade_hold(
 
 
 def release_hold(state: ShardState, holder: str) -> tuple[ShardState, bool]:
-    """Let a critical hold go. False where it was gone already."""
+    """Release a critical hold. False if it was gone already."""
     if holder not in state.holds:
         return state, False
     holds = {name: hold for name, hold in state.holds.items() if name != holder}

@@ -47,7 +47,7 @@ class DrainStats:
 
     @classmethod
     def from_json(cls, data: Mapping[str, int]) -> DrainStats:
-        """The inverse of `to_json`; a count that is missing is 0, one that is unknown is passed over."""
+        """The inverse of `to_json`; a count that is missing is 0, one that is unknown is ignored."""
         return cls(**{f.name: data[f.name] for f in fields(cls) if f.name in data})
 
     def check(self) -> None:
@@ -68,14 +68,14 @@ class DrainStats:
         for claim, holds in broken.items():
             if not holds:
                 raise InvariantViolation(
-                    f"the counts of this run don't add up; wanted: {claim}; found {self}. Nothing was committed; this"
-                    " is a defect, please report it with the job's log"
+                    f"the counts of this run do not add up; expected: {claim}; found {self}. Nothing was committed;"
+                    " this is a defect, please report it with the job's log"
                 )
 
 
 @dataclass(frozen=True)
 class ViewStats:
-    """What one refresh reports; counts of rows, each as often as it is there.
+    """What one refresh reports; counts of rows, each copy of a row counted.
 
     `rows` and `errs` are what the view holds after it. `corrections` counts the rows that the target held in excess of,
     or short of, what the refresh before had left. `contents_*` is an order-independent digest of what it holds after.
@@ -122,11 +122,11 @@ def _plain(value: Any) -> Any:
 
 
 def correction_notice(shard: str, stats: Mapping[str, int]) -> str | None:
-    """What to say loudly where a refresh found the target other than the last one had left it; else `None`."""
+    """The warning if a refresh found the target other than the last one left it, else `None`."""
     corrections = stats.get("corrections", 0)
     if not corrections:
         return None
     return (
-        f"view {shard}: {corrections} rows were not as the last refresh had left them, and were mended. Somebody else"
-        f" writes this shard, or its parts were lost: see `persist describe {shard}` and `persist fsck {shard}`"
+        f"view {shard}: {corrections} rows were not as the last refresh left them, and were corrected. Another writer"
+        f" writes to this shard, or its parts were lost: see `persist describe {shard}` and `persist fsck {shard}`"
     )

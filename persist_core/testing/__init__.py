@@ -1,1 +1,1 @@
-"""Shipped for whoever builds on this project: conformance suites for backends, races, fault injection."""
+"""For authors of other backends: conformance suites, races, fault injection."""

@@ -5,7 +5,7 @@
         def reopen(self, blob): ...                      # another object for the same store
         def raw_read(self, blob, key): ...               # what is stored, without using MyBlob
         def raw_write(self, blob, key, data): ...        # store a value, without using MyBlob
-        def address(self, blob): return "mine://..."     # for other processes; None where they can't reach it
+        def address(self, blob): return "mine://..."     # for other processes; None where they cannot reach it
 
 Every rule of the contract is a test here; a backend is done when it passes. Needs pytest.
 """
@@ -100,7 +100,7 @@ ILLEGAL_KEYS = (
 class BlobConformance(BlobRaceConformance):
     """What every `Blob` must do. See the module's first lines for how to use it."""
 
-    # Whether `a` and `a/b` may both hold values. Where not, the second must be refused by name, changing nothing.
+    # Whether `a` and `a/b` may both hold values. If not, the second must be refused, changing nothing.
     key_may_be_prefix: ClassVar[bool] = True
 
     # get, set, delete

@@ -1,4 +1,4 @@
-"""What a backend's author tells the conformance suites: how to make a store, how to get past the code under test."""
+"""What a backend's author provides to the suites: how to create a store and how to bypass the code under test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from persist_core.location.consensus import Consensus, VersionedData
 
 
 class ConsensusHooks(ABC):
-    """A consensus backend, as its conformance suite is told of it."""
+    """A consensus backend, as its conformance suite needs it."""
 
     @abstractmethod
     def make(self, folder: Path) -> Consensus:
@@ -29,7 +29,7 @@ class ConsensusHooks(ABC):
 
     @abstractmethod
     def address(self, consensus: Consensus) -> str | None:
-        """The URI under which other processes open this store; `None` where they can't."""
+        """The URI under which other processes open this store; `None` if they cannot."""
 
     @abstractmethod
     def reopen(self, consensus: Consensus) -> Consensus:
@@ -42,7 +42,7 @@ class ConsensusHooks(ABC):
         made.close()
 
     def shared_address(self, consensus: Consensus) -> str:
-        """`address`, or skip the test where other processes can't reach the store."""
+        """`address`, or skip the test where other processes cannot reach the store."""
         address = self.address(consensus)
         if address is None:
             pytest.skip(f"{consensus.uri} belongs to one process")
@@ -50,7 +50,7 @@ class ConsensusHooks(ABC):
 
 
 class BlobHooks(ABC):
-    """A blob backend, as its conformance suite is told of it."""
+    """A blob backend, as its conformance suite needs it."""
 
     @abstractmethod
     def make(self, folder: Path) -> Blob:
@@ -70,7 +70,7 @@ class BlobHooks(ABC):
 
     @abstractmethod
     def address(self, blob: Blob) -> str | None:
-        """The URI under which other processes open this store; `None` where they can't."""
+        """The URI under which other processes open this store; `None` if they cannot."""
 
     @pytest.fixture
     def blob(self, tmp_path: Path) -> Iterator[Blob]:
@@ -79,7 +79,7 @@ class BlobHooks(ABC):
         made.close()
 
     def shared_address(self, blob: Blob) -> str:
-        """`address`, or skip the test where other processes can't reach the store."""
+        """`address`, or skip the test where other processes cannot reach the store."""
         address = self.address(blob)
         if address is None:
             pytest.skip(f"{blob.uri} belongs to one process")

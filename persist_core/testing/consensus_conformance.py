@@ -4,7 +4,7 @@
         def make(self, folder): return MyConsensus(...)          # a fresh, empty store
         def raw_read(self, consensus, key): ...                  # what is stored, without using MyConsensus
         def raw_write(self, consensus, key, version): ...        # store a version, without using MyConsensus
-        def address(self, consensus): return "mine://..."        # for other processes; None where they can't reach it
+        def address(self, consensus): return "mine://..."        # for other processes; None where they cannot reach it
 
 Every rule of the contract is a test here; a backend is done when it passes. Needs pytest.
 """

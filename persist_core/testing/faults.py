@@ -76,7 +76,7 @@ class FaultRates:
     def __post_init__(self) -> None:
         rates = (self.lost_answer, self.lost_request, self.refused, self.late)
         if min(rates) < 0 or sum(rates) > 1:
-            raise InvalidInput(f"fault rates {rates}: wanted none below 0 and a sum of at most 1")
+            raise InvalidInput(f"fault rates {rates}: expected no negative rate and a sum of at most 1")
 
 
 class SeededFaults:
@@ -93,7 +93,7 @@ class SeededFaults:
         )
 
     def outcome(self, operation: str) -> Outcome:
-        del operation  # all are struck alike
+        del operation  # all operations fail alike
         draw = self._ids.jitter()
         for outcome, rate in self._rates:
             if draw < rate:
@@ -165,7 +165,7 @@ class _Unreliable:
 
 
 def _unheard(action: Callable[[], object]) -> None:
-    """Carry out what nobody waits for any more: its answer is lost, its error too."""
+    """Carry out a request whose caller no longer waits: its answer or error is discarded."""
     with suppress(PersistError):
         action()
 

@@ -157,7 +157,7 @@ def check_race(stored: list[VersionedData], won: list[list[int]], rounds: int) -
 
 
 def check_increments(stored: list[VersionedData], seqnos: list[list[int]]) -> None:
-    """Each acknowledged increment is stored once, under the seqno that its worker was told, counting without a gap."""
+    """Each acknowledged increment is stored once, under the seqno that its worker received, counting without a gap."""
     assert [int(version.data.split(b":")[1]) for version in stored] == list(range(1, len(stored) + 1))
     for worker, own in enumerate(seqnos):
         assert [version.seqno for version in stored if version.data.startswith(b"%d:" % worker)] == own

@@ -1,4 +1,4 @@
-"""What several threads or processes do to one store at once, and a command line to do it from another process.
+"""What several threads or processes do to one store concurrently, and a command line to do it from another process.
 
     parent --stdin: "go"--> child: `python -m persist_core.testing.races MODE URI KEY WORKER COUNT`
     parent <--stdout: "ready", then one JSON line per acknowledged operation-- child
@@ -20,7 +20,7 @@ from persist_core.location.blob import Blob
 from persist_core.location.consensus import CaSResult, Consensus, VersionedData
 from persist_core.location.open import open_blob, open_consensus
 
-# A compare-and-set that lost this often in a row has not met competitors but a broken store.
+# A compare-and-set that lost this often in a row has met a broken store, not competitors.
 MAX_ATTEMPTS = 10_000
 
 # Sizes that make a torn value likely to be caught: less and more than a page, a pipe buffer, a write-back unit.
@@ -54,7 +54,7 @@ def increment(consensus: Consensus, key: str, worker: int, times: int) -> Iterat
 
 def increment_forked(consensus: Consensus, key: str, worker: int, times: int) -> Iterator[int]:
     """`increment` in this process and, with the very same object, in a forked child; raises if the child failed."""
-    consensus.head(key)  # whatever the backend keeps open is open when the fork comes
+    consensus.head(key)  # so that what the backend keeps open is open at the fork
     child = os.fork()
     if child == 0:
         status = 1
@@ -91,7 +91,7 @@ def write_and_delete(blob: Blob, key: str, worker: int, times: int) -> Iterator[
         blob.set(f"{key}/x/{worker}", data)
         size_bytes = blob.delete(f"{key}/x/{worker}")
         if size_bytes != len(data):
-            raise AssertionError(f"deleted {size_bytes} bytes; wanted {len(data)}")
+            raise AssertionError(f"deleted {size_bytes} bytes; expected {len(data)}")
         yield number
 
 
@@ -111,7 +111,7 @@ def read_stamp(data: bytes) -> tuple[int, int]:
 
 
 def in_threads(work: Sequence[Callable[[], Iterable[int]]]) -> list[list[int]]:
-    """Run all of `work` at once, from one starting line; what each yielded. Raises what any of them raised."""
+    """Run all of `work` concurrently, from one starting line; what each yielded. Raises what any of them raised."""
     barrier = threading.Barrier(len(work))
 
     def run(job: Callable[[], Iterable[int]]) -> list[int]:
@@ -178,7 +178,7 @@ class Racer:
 
 
 def in_processes(mode: str, address: str, key: str, workers: int, count: int) -> list[list[int]]:
-    """Run `mode` in so many processes at once, from one starting line; what each acknowledged."""
+    """Run `mode` in so many processes concurrently, from one starting line; what each acknowledged."""
     racers = [Racer(mode, address, key, worker, count) for worker in range(workers)]
     for racer in racers:
         racer.wait_ready()

@@ -220,6 +220,7 @@ class WriteBatchesOperator(SparkSubmitOperator):
         finally:
             self.conf, self.env_vars, self.properties_file = given
             self._environment = {}
+            _close_pipe(self._hook)
 
     def _properties_base(self, properties: Mapping[str, str]) -> Path | None:
         """The file whose properties a job's own file repeats: the user's, else Spark's defaults."""
@@ -251,3 +252,10 @@ class WriteBatchesOperator(SparkSubmitOperator):
         master = host if is_url else f"{connection.conn_type}://{host}"
         deploy_mode = self._deploy_mode or connection.extra_dejson.get("deploy-mode")
         return (f"{master}:{port}" if port else master), deploy_mode
+
+
+def _close_pipe(hook: SparkSubmitHook | None) -> None:
+    """Close the pipe from `spark-submit`, which the provider leaves open."""
+    process = getattr(hook, "_submit_sp", None)
+    if process is not None and process.stdout is not None:
+        process.stdout.close()

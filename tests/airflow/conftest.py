@@ -47,9 +47,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here):
             item.add_marker(pytest.mark.filterwarnings("ignore::DeprecationWarning:airflow"))
-            # the Spark provider leaves the pipe of each spark-submit to the garbage collector
-            unclosed = r"ignore:Exception ignored in. <_io\.FileIO:pytest.PytestUnraisableExceptionWarning"
-            item.add_marker(pytest.mark.filterwarnings(unclosed))
 
 
 @pytest.fixture
@@ -59,7 +56,7 @@ def location(
     """A fresh location, also in the environment, where hooks without a connection find it. On S3 it is there whole."""
     location = PersistLocation(blob_uri_beside(consensus_uri, tmp_path / "blob"), consensus_uri)
     if location.blob_uri.startswith("s3:"):
-        s3_server(request)  # skips where Spark lacks the jars
+        s3_server(request)  # skips if Spark lacks the jars
     monkeypatch.setenv(ENV_BLOB_URI, location.blob_uri)
     monkeypatch.setenv(ENV_CONSENSUS_URI, location.consensus_uri)
     return location

@@ -78,16 +78,16 @@ def install(folder: Path) -> None:
 def _install_submit(folder: Path) -> None:
     inner = WriteBatchesOperator._submit
 
-    def submit(self: Any, *arguments: Any) -> None:
+    def submit(self: Any, spec: Any, arguments: Any, context: Any) -> None:
         point = folder / "write.during"
         if point.exists():
             point.unlink()
             timer = threading.Timer(DURING_S, os.kill, (os.getpid(), signal.SIGKILL))
             timer.daemon = True
             timer.start()
-        inner(self, *arguments)
+        inner(self, spec, arguments, context)
 
-    WriteBatchesOperator._submit = submit  # type: ignore[method-assign,assignment] # that is what a fault point is
+    WriteBatchesOperator._submit = submit  # type: ignore[method-assign] # that is what a fault point is
 
 
 def _install_blob(die: Callable[[str], None]) -> None:

@@ -36,9 +36,9 @@ def test_types() -> None:
 
 
 def test_key_rules() -> None:
-    with pytest.raises(InvalidName, match="can't be keys"):
+    with pytest.raises(InvalidName, match="cannot be keys"):
         CollectionSchema((Column("f", "double", nullable=False),))
-    with pytest.raises(InvalidName, match="can't be nullable"):
+    with pytest.raises(InvalidName, match="cannot be nullable"):
         CollectionSchema((Column("f", "int"),))
     with pytest.raises(InvalidName, match="named twice"):
         CollectionSchema(KEY, (Column("ID", "string"),))

@@ -45,7 +45,7 @@ class Record:
 
 
 def path_text(raw: bytes) -> str:
-    """A path as text, reversibly, since git names are bytes: what is no UTF-8 is written `\\xNN`, `\\` as `\\\\`."""
+    """A path as text, reversibly, since git names are bytes: what is not UTF-8 is written `\\xNN`, `\\` as `\\\\`."""
     text = raw.replace(b"\\", b"\\\\").decode("utf-8", "surrogateescape")
     return "".join(f"\\x{ord(char) - 0xDC00:02x}" if "\udc80" <= char <= "\udcff" else char for char in text)
 

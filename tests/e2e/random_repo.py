@@ -22,7 +22,7 @@ def _quoted(path: bytes) -> bytes:
 
 
 def _changes(dice: random.Random, known: list[bytes]) -> list[bytes]:
-    """A few random file commands. Writing `a/b` where `a` is a file replaces the file by a folder, and vice versa."""
+    """A few random file commands. Writing `a/b` if `a` is a file replaces the file by a folder, and vice versa."""
     lines = []
     for _ in range(dice.choice((0, 1, 1, 1, 2, 3, 8))):
         if known and dice.random() < 0.6:

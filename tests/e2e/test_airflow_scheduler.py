@@ -44,7 +44,7 @@ def airflow(request: pytest.FixtureRequest, tmp_path: Path, consensus_uri: str) 
     fruit.write_days(range(len(HISTORY)))
     location = PersistLocation(blob_uri_beside(consensus_uri, tmp_path / "blob"), consensus_uri)
     if location.blob_uri.startswith("s3:"):
-        s3_server(request)  # skips where Spark lacks the jars
+        s3_server(request)  # skips if Spark lacks the jars
     settings = {
         "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",
         "PYTHONPATH": str(ROOT),

@@ -127,7 +127,7 @@ def _number(found: list[bytes], base: int) -> int:
 
 def _read_exactly(stream: BinaryIO, size_bytes: int) -> bytes:
     if size_bytes > MAX_BODY_BYTES:
-        raise ConnectionError(f"a body of {size_bytes} bytes; wanted at most {MAX_BODY_BYTES}")
+        raise ConnectionError(f"a body of {size_bytes} bytes; expected at most {MAX_BODY_BYTES}")
     data = stream.read(size_bytes)
     if len(data) < size_bytes:
         raise ConnectionError(f"a body ended after {len(data)} of {size_bytes} bytes")

@@ -110,7 +110,7 @@ class SeededInjections:
 
     def __init__(self, ids: Ids, choices: Sequence[Injection | Fate] = CUTS, *, rate: float = 0.2) -> None:
         if not choices or not 0 <= rate <= 1:
-            raise InvalidInput(f"{len(choices)} choices at rate {rate}: wanted at least one, and a rate from 0 to 1")
+            raise InvalidInput(f"{len(choices)} choices at rate {rate}: expected at least one, and a rate from 0 to 1")
         self._ids = ids
         self._choices = [item if isinstance(item, Injection) else Injection(item) for item in choices]
         self._rate = rate

@@ -35,6 +35,7 @@ def full_scenarios(persist_seed: int) -> Iterator[Scenario]:
             readers=2,
             checkpointers=1,
             collectors=2,
+            slow_mints=1,
             plain_writers=1,
             restorers=1,
             scrubbers=1,

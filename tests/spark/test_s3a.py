@@ -215,5 +215,5 @@ def test_rows_are_counted_by_footers(shard: StagedShard) -> None:
 def test_a_spark_that_can_not_write_to_s3_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3a, "WRITES_TO_S3", False)
     assert s3a.commit_options("file:///data") == {}
-    with pytest.raises(InvalidInput, match=r"can't write to s3://bucket/p.*Take Spark 4"):
+    with pytest.raises(InvalidInput, match=r"cannot write to s3://bucket/p.*Use Spark 4"):
         s3a.commit_options("s3://bucket/p")

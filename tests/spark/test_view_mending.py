@@ -56,7 +56,7 @@ def test_what_a_rogue_put_in_and_took_out_is_mended_and_counted(shards: ViewShar
     assert not shards.errs("by_colour")
     notice = correction_notice("by_colour", stats)
     assert notice is not None
-    assert "7 rows were not as the last refresh had left them" in notice
+    assert "7 rows were not as the last refresh left them" in notice
     shards.commit("items", ITEMS, 9, [((4, "red", 1), 8, 1)])
     again = shards.refresh(BY_COLOUR).stats
     assert (again["corrections"], again["updates"]) == (0, 2)

@@ -8,7 +8,7 @@
    link. A link is refused by name (`InvalidName`) and not listed.
 3. Directories are not keys. `set` makes them, `delete` removes those that it emptied; both cope with each other.
 
-Limits of the file system show through, each as a clear error: a key can't be both a value and the directory of
+Limits of the file system show through, each as a clear error: a key cannot be both a value and the directory of
 others; a segment of a key is at most 255 bytes on most file systems. On a case-insensitive one (macOS by default)
 keys that differ only in case are one key; this project's own keys never do.
 
@@ -49,7 +49,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a FIFO must not hang
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
-# What rename and unlink answer when they did nothing; after any other error (EIO above all) nobody knows.
+# What rename and unlink answer when they did nothing; after any other error (EIO above all) it is unknown.
 _DID_NOTHING = frozenset(
     {
         errno.EACCES,
@@ -79,7 +79,7 @@ class FileBlob:
         self._clock = clock or SystemClock()
         self._swept = False
         if self._root.exists() and not self._root.is_dir():
-            raise InvalidUri(f"{self.uri} is a file; wanted a folder, or a path where one can be made")
+            raise InvalidUri(f"{self.uri} is a file; expected a folder, or a path where a folder can be created")
 
     def get(self, key: str) -> bytes | None:
         *directories, name = _segments(key)
@@ -158,7 +158,7 @@ class FileBlob:
         yield from diagnose_file_system(self._root)
 
     def close(self) -> None:
-        """Nothing to let go of: no descriptor outlives its call."""
+        """No-op: no descriptor outlives its call."""
 
     @property
     def uri(self) -> str:
@@ -166,7 +166,7 @@ class FileBlob:
 
     @contextmanager
     def _directory(self, directories: list[str], key: str, *, create: bool = False) -> Iterator[int | None]:
-        """A descriptor of the directory `directories`; `None` where there is none, or it was pruned under our hands."""
+        """A descriptor of the directory `directories`; `None` if it does not exist or was just pruned."""
         if create:
             create_directory(self._root)
         try:
@@ -192,7 +192,7 @@ class FileBlob:
         folder = self._root / TEMPORARY
         create_directory(folder)
         if folder.is_symlink():
-            raise InvalidName(f"{folder} is a symbolic link; it must be a folder of its own: remove it")
+            raise InvalidName(f"{folder} is a symbolic link; expected a folder: remove the link")
         staged = folder / self._ids.uuid7()
         descriptor = os.open(staged, _CREATE, 0o666)
         try:
@@ -216,17 +216,19 @@ class FileBlob:
                 except FileNotFoundError:
                     continue
                 except IsADirectoryError as error:
-                    raise InvalidName(f"blob key {key!r}: other keys lie below it, so it can't hold a value") from error
+                    raise InvalidName(
+                        f"blob key {key!r}: other keys lie below it, so it cannot hold a value"
+                    ) from error
                 with self._verdict("set", key, harmless=frozenset()):
                     os.fsync(parent)
                 return
         raise Determinate(
             f"{self.uri}: set of {key!r}: its directory vanished {MAX_RENAME_ATTEMPTS} times; nothing was changed; "
-            "find out what else removes directories there"
+            "find out which other program removes directories there"
         )
 
     def _prune(self, directories: list[str]) -> None:
-        """Remove the directories on the way that are empty now. Best effort: nobody sees an empty directory."""
+        """Remove the directories on the way that are now empty. Best effort: readers do not see empty directories."""
         for depth in range(len(directories), 0, -1):
             try:
                 self._root.joinpath(*directories[:depth]).rmdir()
@@ -321,7 +323,7 @@ def _enter(parent: int, name: str, key: str, *, create: bool) -> int | None:
         if create:
             with suppress(FileExistsError):
                 os.mkdir(name, dir_fd=parent)
-            os.fsync(parent)  # even if it was there: whoever made it may not have come to this line yet
+            os.fsync(parent)  # even if it was there: its creator may not have reached this line yet
         return os.open(name, _DIRECTORY, dir_fd=parent)
     except FileNotFoundError:
         return None
@@ -342,6 +344,6 @@ def _stat_value(parent: int, name: str, key: str) -> os.stat_result | None:
     if stat.S_ISDIR(found.st_mode):
         return None
     if not stat.S_ISREG(found.st_mode):
-        what = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no regular file"
+        what = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "not a regular file"
         raise InvalidName(f"blob key {key!r}: {name!r} is {what}; a location holds plain files only: remove it")
     return found

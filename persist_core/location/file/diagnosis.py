@@ -1,4 +1,4 @@
-"""What `persist doctor` wants to know of a folder's file system."""
+"""What `persist doctor` checks of a folder's file system."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")  # how the kernel writes blanks in names
 
 
 def file_system_of(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str | None:
-    """The type of the file system that holds `path` ("ext4", "nfs4"), or `None` where this system does not tell."""
+    """The type of the file system that holds `path` ("ext4", "nfs4"), or `None` if this system does not report it."""
     try:
         lines = mounts.read_text().splitlines()
     except OSError:
@@ -40,6 +40,6 @@ def diagnose_file_system(path: Path) -> Iterator[Finding]:
         "free_space",
         f"{free_bytes / (1 << 30):.1f} GiB free at {there}",
         wanted=f"at least {MIN_FREE_BYTES / (1 << 30):g} GiB",
-        remedy="make room",
+        remedy="free some space",
         grade=Grade.WARNING,
     )

@@ -16,9 +16,9 @@ def parse_file_uri(uri: LocationUri) -> Path:
     if path.startswith("///"):
         path = path[2:]
     if not path.startswith("/") or path.startswith("//"):
-        raise InvalidUri(f"{uri.text!r}: wanted an absolute folder on this machine, file:///folder")
+        raise InvalidUri(f"{uri.text!r}: expected an absolute folder on this machine, file:///folder")
     if path.strip("/") == "":
-        raise InvalidUri(f"{uri.text!r}: the file system's root can't be a location; name a folder")
+        raise InvalidUri(f"{uri.text!r}: the root of the file system cannot be a location; name a folder")
     if ".." in path.split("/"):
-        raise InvalidUri(f"{uri.text!r}: '..' is not allowed; write the folder's real path")
+        raise InvalidUri(f"{uri.text!r}: '..' is not allowed; write the folder's resolved path")
     return Path(path)

@@ -8,12 +8,12 @@ reason why a connection could not be made (a wrong password) reaches its log ins
 
 1. A connection belongs to one process. What a forked child inherits is never used nor closed by it: a goodbye sent
    by the child would end the parent's session.
-2. A connection at rest that has something to read has been closed (or told something) by the server: it is thrown
+2. A connection at rest that has something to read was closed by the server, or the server sent a message: it is thrown
    away. So after a server's restart the next call makes a new connection, rather than fail in the middle of a commit.
 3. Nothing is kept in a session (no SET, no prepared statement, no advisory lock): PgBouncer may hand each transaction
    to another one.
-4. A server that says nothing for too long is given up, by closing the connection and never by cancelling the statement:
-   a cancelled commit that waits for a standby stands, but is not where it should be.
+4. If a server does not answer for too long, the connection is closed; the statement is never canceled: a canceled
+   commit that waits for a standby is committed, but not replicated as required.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ _LOOK_UP_S = 0.1
 
 
 class _Connection(psycopg.Connection[TupleRow]):
-    """A connection that gives up a server which says nothing for `silence_s` seconds."""
+    """A connection that gives up on a server that does not answer for `silence_s` seconds."""
 
     silence_s: float
 
     def __del__(self, *_: object) -> None:
-        """Without psycopg's warning: what is at rest may go with its owner, and what a fork inherited is not ours."""
+        """No warning of psycopg: idle connections may be collected with their owner, inherited ones are not ours."""
 
     def wait(self, gen: Generator[Any, Any, Result], *_: Any, **__: Any) -> Result:
         return super().wait(_until_silent(gen, round(self.silence_s / _LOOK_UP_S)), interval=_LOOK_UP_S)
 
 
 class NoConnection(Exception):
-    """A connection could not be had. Nothing was sent. The message is for people and holds no secret."""
+    """No connection could be made. Nothing was sent. The message is for people and holds no secret."""
 
 
 class _AtRest:
@@ -85,7 +85,7 @@ class Connections:
     def one(self) -> Iterator[psycopg.Connection[TupleRow]]:
         """A connection in autocommit mode. Raises `NoConnection`; after any error of the body it may be closed."""
         if self._closed:
-            raise NoConnection("it was closed; open the location again")
+            raise NoConnection("this store object was closed; open the location again")
         mine = self._at_rest.setdefault(os.getpid(), _AtRest())
         if not mine.slots.acquire(timeout=self._silence_s):
             raise NoConnection(f"all {MAX_CONNECTIONS} connections of this process were busy for {self._silence_s:g} s")
@@ -145,7 +145,7 @@ def _until_silent(gen: Generator[Any, Any, Result], look_ups: int) -> Generator[
             ready = yield wanted
             silent = 0 if ready else silent + 1
             if silent > look_ups:
-                raise psycopg.OperationalError(f"the server said nothing for {look_ups * _LOOK_UP_S:g} s")
+                raise psycopg.OperationalError(f"the server did not answer for {look_ups * _LOOK_UP_S:g} s")
             wanted = gen.send(ready)
     except StopIteration as stop:
         result: Result = stop.value

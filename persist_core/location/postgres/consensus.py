@@ -5,7 +5,7 @@
     "s"       6  ...   false          INSERT (key, 9, data, is_head = true)                  -- the set, if it hit
     "s"       7  ...   true
 
-Why it is right under READ COMMITTED, with seqnos that jump and rows that are truncated at the same time:
+Why it is correct under READ COMMITTED, with seqnos that jump and rows that are truncated at the same time:
 
 1. A key with data has exactly one row with `is_head`, and it is the newest: a commit moves the mark from one row to the
    next within one transaction, `truncate` leaves the marked row alone, and a unique index forbids a second one.
@@ -120,10 +120,10 @@ CREATE UNIQUE INDEX {index} ON {table} (key) WHERE is_head;
 _FIND_SCHEMA = "SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %(schema)s"
 
 _REMEDIES = {
-    "25006": "this server or user is read-only: name the primary, or a user who may write",
-    "42501": "docs/locations.md has the rights that a user needs",
-    "53100": "the server's disk is full: make room",
-    "53300": "the server has no connection left: raise max_connections, or put PgBouncer before it",
+    "25006": "this server or user is read-only: name the primary, or a user with write permission",
+    "42501": "grant the rights that docs/locations.md lists",
+    "53100": "the server's disk is full: free some space",
+    "53300": "the server has no connection left: raise max_connections, or put PgBouncer in front of it",
     "57014": "the statement took longer than statement_timeout_ms: look for locks on the table, or raise it in the URI",
 }
 
@@ -232,7 +232,7 @@ class PostgresConsensus:
 
     @property
     def create_statements(self) -> str:
-        """The SQL that makes our table; for administrators who don't let us make it ourselves."""
+        """The SQL that makes our table; for administrators who do not let users create tables."""
         index = f'"{self._address.table}_head"'
         return _CREATE_TABLE.format(table=self._address.qualified, index=index)
 
@@ -250,7 +250,7 @@ class PostgresConsensus:
             try:
                 cursor = connection.execute(query, arguments)
                 settings = cursor.fetchone()
-                while cursor.nextset():  # bounded by the statements sent; the last one's rows are wanted
+                while cursor.nextset():  # bounded by the statements sent; the rows are those of the last one
                     pass
                 rows = cursor.fetchall()
             except psycopg.Error as error:
@@ -267,13 +267,13 @@ class PostgresConsensus:
             remedy = "check host, database, user and password, and whether the server is up"
             if "certificate" in str(error) or "SSL error" in str(error):
                 remedy = (
-                    "the URI's host must be one that the server's certificate names, and sslrootcert=FILE in the URI "
-                    "the certificate of the authority that has signed it"
+                    "the server's certificate must name the URI's host; set sslrootcert=FILE in the URI to "
+                    "the certificate of the authority that signed it"
                 )
             raise Determinate(f"{self.uri}: {action}: no connection: {error}; nothing was changed; {remedy}") from error
 
     def _create(self, action: str) -> None:
-        """Make our table, and its schema where it is missing; if somebody else does so meanwhile, that is as well."""
+        """Create the table, and its schema if it is missing. It is fine if another process does so at the same time."""
         schema = self._address.schema
         has_schema = self._read(action, _FIND_SCHEMA, {"schema": schema})
         statements = self.create_statements if has_schema else f'CREATE SCHEMA "{schema}";' + self.create_statements
@@ -282,24 +282,24 @@ class PostgresConsensus:
         except Determinate as error:
             if isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
                 raise Determinate(
-                    f"{self.uri}: {action}: table {self._address.qualified} is not there, and this user may not create "
-                    f"it ({_said(error.__cause__)}); nothing was changed; docs/locations.md has the statements that an "
-                    "administrator runs once"
+                    f"{self.uri}: {action}: table {self._address.qualified} does not exist, and this user may not "
+                    f"create it ({_said(error.__cause__)}); nothing was changed; an administrator has to run the "
+                    "statements in docs/locations.md once"
                 ) from error
             if not isinstance(error.__cause__, _CREATED_MEANWHILE):
                 raise
 
     def _check_encoding(self, connection: psycopg.Connection[Any]) -> None:
-        """Refuse a database that can't hold every key."""
+        """Refuse a database that cannot hold every key."""
         encoding = connection.info.parameter_status("server_encoding")
         if encoding not in (None, "UTF8", "SQL_ASCII"):
             raise InvalidUri(
-                f"{self.uri}: the database's encoding is {encoding}; wanted UTF8 (keys are Unicode): create a database "
-                "with ENCODING 'UTF8' TEMPLATE template0"
+                f"{self.uri}: the database's encoding is {encoding}; expected UTF8 (keys are Unicode): create a "
+                "database with ENCODING 'UTF8' TEMPLATE template0"
             )
 
     def _check_fsync(self, settings: tuple[Any, ...] | None) -> None:
-        """Warn once of a server that does not wait for its disks: no setting of a transaction can mend that."""
+        """Warn once about a server that does not wait for its disks: no setting of a transaction changes that."""
         if settings is None or self._fsync_checked:
             return
         self._fsync_checked = True
@@ -310,17 +310,18 @@ class PostgresConsensus:
             )
 
     def _verdict(self, error: psycopg.Error, action: str, *, writes: bool) -> PersistError:
-        """What became of a statement that ended in `error`."""
+        """The error to raise for a statement that ended in `error`."""
         where, said = f"{self.uri}: {action}", _said(error)
         code = error.sqlstate or ""
         if code in _CORRUPT:
             return Corruption(f"{where}: {said}; stop writing and restore the database from a copy")
         if isinstance(error, _NOT_THERE):
-            return _NotThere(f"{where}: table {self._address.qualified} is not there; nothing was changed")
+            return _NotThere(f"{where}: table {self._address.qualified} does not exist; nothing was changed")
         if isinstance(error, _NOT_OURS):
             return InvalidUri(
-                f"{where}: table {self._address.qualified} has other columns than this release's ({said}); it is "
-                "another program's, or of a newer release: name another table or schema, or upgrade airflow-persist"
+                f"{where}: table {self._address.qualified} does not have the columns that this release expects "
+                f"({said}); it belongs to another program or a newer release: name another table or schema, or "
+                "upgrade airflow-persist"
             )
         if not writes or _did_nothing(error):
             return Determinate(f"{where}: {said} ({code or 'no SQLSTATE'}); nothing was changed; {_remedy(code)}")
@@ -330,7 +331,7 @@ class PostgresConsensus:
 
 
 class _NotThere(Determinate):
-    """Our table (or its schema) does not exist: nobody has written here yet."""
+    """The table (or its schema) does not exist: nothing was written here yet."""
 
 
 def _did_nothing(error: psycopg.Error) -> bool:
@@ -349,4 +350,4 @@ def _said(error: psycopg.Error) -> str:
 
 
 def _remedy(code: str) -> str:
-    return _REMEDIES.get(code, "try again, or look into the server's log")
+    return _REMEDIES.get(code, "try again, or check the server's log")

@@ -67,8 +67,8 @@ def diagnose(
     yield grade_if(
         server["in_recovery"] or server["read_only"] == "on",
         "primary",
-        "a standby, or a read-only user" if server["in_recovery"] or server["read_only"] == "on" else "the primary",
-        wanted="the primary, and a user who may write",
+        "a standby or a read-only user" if server["in_recovery"] or server["read_only"] == "on" else "the primary",
+        wanted="the primary, and a user with write permission",
         remedy="name the primary in the URI; unset default_transaction_read_only",
     )
     yield grade_if(
@@ -76,7 +76,7 @@ def diagnose(
         "autovacuum",
         f"autovacuum = {server['autovacuum']}",
         wanted="on",
-        remedy="set autovacuum = on: versions that were truncated take space until it runs",
+        remedy="set autovacuum = on: truncated versions take space until it runs",
         grade=Grade.WARNING,
     )
     yield grade_if(
@@ -84,7 +84,7 @@ def diagnose(
         "connections",
         f"{server['busy']} of {server['max_busy']} connections in use",
         wanted=f"at most {MAX_BUSY_SHARE:.0%}",
-        remedy="raise max_connections, or put PgBouncer before the server",
+        remedy="raise max_connections, or put PgBouncer in front of the server",
         grade=Grade.WARNING,
     )
     yield clock_offset(server["now_ms"], before_ms, after_ms)
@@ -95,7 +95,7 @@ def _pooler(connection: psycopg.Connection[Any], session: int) -> Finding:
     """A pooler hands out session ids of its own."""
     if connection.info.backend_pid == session:
         return Finding("pooler", Grade.OK, "none in between")
-    return Finding("pooler", Grade.OK, "a pooler in between (PgBouncer: session and transaction mode are both right)")
+    return Finding("pooler", Grade.OK, "a pooler in between (PgBouncer: session and transaction mode both work)")
 
 
 def _encryption(connection: psycopg.Connection[Any]) -> Finding:
@@ -119,7 +119,7 @@ def _durability(server: Mapping[str, Any]) -> Iterator[Finding]:
         "fsync",
         f"fsync = {server['fsync']}",
         wanted="on",
-        remedy="set fsync = on: without it a crash of the server's machine undoes or damages commits",
+        remedy="set fsync = on: without it, a crash of the server's machine can undo or damage commits",
     )
     yield grade_if(
         server["full_page_writes"] == "off",
@@ -135,19 +135,19 @@ def _durability(server: Mapping[str, Any]) -> Iterator[Finding]:
         "synchronous_commit",
         f"synchronous_commit = {setting}, {'with' if standbys else 'without'} synchronous standbys"
         + (" (our commits use on)" if setting == "off" else ""),
-        wanted="on or remote_apply, where standbys are synchronous",
-        remedy="set synchronous_commit = on: else a fail-over can undo the newest commits",
+        wanted="on or remote_apply, if standbys are synchronous",
+        remedy="set synchronous_commit = on: otherwise a failover can undo the newest commits",
         grade=Grade.WARNING,
     )
 
 
 def _rights(table: Mapping[str, Any], address: PostgresAddress) -> Finding:
-    remedy = "docs/locations.md has the statements that an administrator runs once"
+    remedy = "an administrator has to run the statements in docs/locations.md once"
     if not table["has_table"]:
         return grade_if(
             not table["may_create"],
             "rights",
-            f"table {address.qualified} is not there, and may {'' if table['may_create'] else 'not '}be created",
+            f"table {address.qualified} does not exist; this user may {'' if table['may_create'] else 'not '}create it",
             wanted="the table, or the right to create it",
             remedy=remedy,
         )
@@ -159,7 +159,7 @@ def _rights(table: Mapping[str, Any], address: PostgresAddress) -> Finding:
             Grade.PROBLEM,
             f"table {address.qualified} lacks its unique index on (key) WHERE is_head",
             "the table as in docs/locations.md",
-            "another program's table? Name another one in the URI (table=...)",
+            "if the table belongs to another program, name another one in the URI (table=...)",
         )
     return grade_if(
         bool(lacking),

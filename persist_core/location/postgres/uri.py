@@ -25,7 +25,7 @@ DEFAULT_STATEMENT_TIMEOUT_MS = 30_000
 _STATEMENT_TIMEOUTS_MS = range(100, 3_600_001)
 
 _OURS = frozenset({"schema", "table", "statement_timeout_ms"})
-# What libpq knows (its manual, "Parameter Key Words") and can't do harm here. Not among them: `client_encoding` (keys
+# What libpq knows (its manual, "Parameter Key Words") and cannot do harm here. Not among them: `client_encoding` (keys
 # are UTF-8), `replication` (another protocol) and what only renames those here.
 _LIBPQ = frozenset((
     "application_name", "channel_binding", "connect_timeout", "dbname", "gssdelegation", "gssencmode", "gsslib",
@@ -43,9 +43,9 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}")
 _DEFAULTS = {
     "connect_timeout": "10",
     "fallback_application_name": "airflow-persist",
-    # A standby answers with what was true some time ago: only the primary is linearizable.
+    # A standby lags behind: only the primary is linearizable.
     "target_session_attrs": "primary",
-    # A peer that is gone without a word is noticed after about a minute.
+    # A peer that vanishes is noticed after about a minute.
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
@@ -76,19 +76,19 @@ def parse_postgres_uri(uri: LocationUri) -> PostgresAddress:
     authority = re.split(r"[/?]", rest, maxsplit=1)[0]
     if not slashes or rest.count("@") > (1 if "@" in authority else 0):
         raise InvalidUri(
-            f"{text!r}: wanted postgresql://user:password@host:port/database; in a user name, password or parameter "
+            f"{text!r}: expected postgresql://user:password@host:port/database; in a user name, password or parameter "
             "write @ as %40, / as %2F, ? as %3F, # as %23 and : as %3A"
         )
     for name in ("schema", "table"):
         if name in parameters and not _NAME.fullmatch(parameters[name]):
             raise InvalidUri(
-                f"{text!r}: {name} is {parameters[name]!r}; wanted 1 to 50 of A-Z a-z 0-9 _, a digit not first"
+                f"{text!r}: {name} is {parameters[name]!r}; expected 1 to 50 of A-Z a-z 0-9 _, no leading digit"
             )
     attributes = parameters.get("target_session_attrs", _PRIMARY[0])
     if attributes not in _PRIMARY:
         raise InvalidUri(
-            f"{text!r}: target_session_attrs is {attributes!r}; wanted {' or '.join(_PRIMARY)}: a standby shows what "
-            "was true some time ago"
+            f"{text!r}: target_session_attrs is {attributes!r}; expected {' or '.join(_PRIMARY)}: a standby "
+            "lags behind the primary"
         )
     return PostgresAddress(
         text,
@@ -105,7 +105,7 @@ def _statement_timeout_ms(text: str, value: str | None) -> int:
     timeout_ms = int(value) if re.fullmatch(r"[0-9]{1,9}", value) else 0
     if timeout_ms not in _STATEMENT_TIMEOUTS_MS:
         low, high = _STATEMENT_TIMEOUTS_MS[0], _STATEMENT_TIMEOUTS_MS[-1]
-        raise InvalidUri(f"{text!r}: statement_timeout_ms is {value!r}; wanted an integer in [{low}, {high}]")
+        raise InvalidUri(f"{text!r}: statement_timeout_ms is {value!r}; expected an integer in [{low}, {high}]")
     return timeout_ms
 
 
@@ -122,7 +122,7 @@ def _read_by_libpq(uri: str, text: str) -> dict[str, str]:
         found = conninfo_to_dict(base + mark * bool(theirs) + "&".join(theirs))
     except Error:
         raise InvalidUri(
-            f"{text!r}: libpq can't read it; wanted postgresql://user:password@host:port/database?parameter=value, "
-            "with everything percent-encoded that is no letter or digit"
+            f"{text!r}: libpq cannot parse it; expected postgresql://user:password@host:port/database?parameter=value, "
+            "with every character percent-encoded that is not a letter or digit"
         ) from None
     return {name: str(value) for name, value in found.items() if value is not None}

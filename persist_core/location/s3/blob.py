@@ -1,4 +1,4 @@
-"""`s3:` blobs: objects below a prefix of a bucket. What S3 acknowledges is whole, durable and seen by everyone at once.
+"""`s3:` blobs: objects below a prefix of a bucket. An acknowledged write is whole, durable and visible to all.
 
     set     one PutObject, or for large data a multipart upload, which becomes visible whole when it is completed
     delete  HeadObject (for the size), DeleteObject
@@ -36,7 +36,7 @@ PIECE_BYTES = 16 << 20
 READ_TRIES = 3  # of an answer that broke off half way: botocore tries again only until the answer begins
 
 # Of a write that S3 refused because another request was at the same place. A server that keeps objects as files may
-# also say so where a folder vanished under its hands, since the last object in it was deleted.
+# also say so where a folder vanished during the write because its last object was deleted.
 CONFLICT_TRIES = 5
 
 CONSENSUS_FOLDER = "_consensus"
@@ -156,7 +156,7 @@ class S3Blob:
         if code in _BELOW_ANOTHER:
             return InvalidName(
                 f"{self.uri}: blob key {key!r} is below or above another key, and this S3 server keeps objects as files"
-                f" ({code}): choose a key that neither begins another nor begins with one"
+                f" ({code}): choose a key that is not a prefix of another key"
             )
         return self._client.write_error(f"set {key!r}", error)
 

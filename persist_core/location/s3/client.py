@@ -4,8 +4,8 @@
                                                                   '-- an error --verdict_on--> Verdict --> StorageError
 
 Credentials come from the URI's query, else from the environment that the location was opened with (an Airflow AWS
-connection), else from where boto3 looks: the process's environment, a profile, the machine's role. None of them is
-ever part of a repr, a URI that is printed, or a message: of an error that S3 answered only its code and status are
+connection), else from boto3's default credential chain: the process's environment, a profile, the machine's role. None
+of them is ever part of a repr, a printed URI, or a message: of an error that S3 answered, only code and status are
 repeated, since some servers put the access key into the text.
 """
 
@@ -71,7 +71,7 @@ class S3Client:
             with _making:
                 if self._made is None or self._made[0] != pid:
                     self._made = made
-                    # Who forgets to close us leaves no open sockets behind; at exit the system closes them.
+                    # If the owner never calls close, no sockets leak; at exit the system closes them.
                     weakref.finalize(self, _close_in, *made).atexit = False
                 made = self._made
         return made[1]
@@ -155,7 +155,7 @@ def _is_distrust(cause: BaseException) -> bool:
 
 
 def described(error: Exception) -> str:
-    """What happened, in words that hold no secret."""
+    """The error as text without secrets."""
     from botocore import exceptions
 
     cause = _cause_of(error)
@@ -197,7 +197,7 @@ def _make_client(settings: S3Settings, tries: int) -> Any:
                 ),
             )
     except (BotoCoreError, ValueError) as error:  # an unknown profile, an endpoint that is no URL
-        raise InvalidUri(f"{settings.uri}: no S3 client can be made of it: {error}") from error
+        raise InvalidUri(f"{settings.uri}: cannot create an S3 client: {error}") from error
 
 
 def _verdict_on_answer(status: int, code: str) -> Verdict:
@@ -219,16 +219,16 @@ def _remedy(error: Exception) -> str:
     cause = _cause_of(error)
     if isinstance(cause, (exceptions.NoCredentialsError, exceptions.PartialCredentialsError)):
         return (
-            "; give credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, the machine's role, or an"
+            "; set credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, the machine's role, or an"
             " Airflow AWS connection (aws_conn_id)"
         )
     if _is_distrust(cause):
         return (
-            "; the endpoint's host must be one that the server's certificate names, and where a private authority has"
-            " signed it, AWS_CA_BUNDLE=FILE in the environment must name that authority's certificate"
+            "; the server's certificate must name the endpoint's host; if a private authority signed it, set"
+            " AWS_CA_BUNDLE=FILE in the environment to that authority's certificate"
         )
     if not isinstance(cause, exceptions.ClientError):
-        return "; check the endpoint and the network"
+        return "; check the endpoint and network connectivity"
     return _REMEDIES.get(_code(cause), "")
 
 
@@ -240,7 +240,7 @@ _REMEDIES = {
     "SignatureDoesNotMatch": "; check the credentials",
     "InvalidToken": "; check the credentials",
     "ExpiredToken": "; renew the credentials",
-    "RequestTimeTooSkewed": "; set this machine's clock",
+    "RequestTimeTooSkewed": "; correct this machine's clock",
 }
 
 

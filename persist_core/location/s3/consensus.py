@@ -25,7 +25,7 @@ It has not, and two rules keep it harmless:
    before it are ever deleted. The newest entry is found by name, and its name comes before that of any older one.
    `first` never goes back, because each entry takes it over from the one before: that is the durable floor.
 2. *W never believes that it won.* A truncated object is deleted only when it is older than `KEEP_MS` by S3's clock,
-   and n + 1 was not there when W looked. So an answer that comes within `TRUST_MS` of that look can't be about a name
+   and n + 1 was not there when W looked. So an answer that comes within `TRUST_MS` of that look cannot be about a name
    that was filled and freed between the two. An answer that comes later counts only after another look: if `first` is
    still at or before n + 1, that position was never deleted, so it was W who filled it; else W has lost.
 
@@ -64,7 +64,7 @@ from persist_core.location.s3.uri import S3Settings
 
 KEEP_MS = 24 * 3_600_000  # a truncated object stays this long, to be in the way of late writers
 TRUST_MS = 3_600_000  # an answer this long after the look it rests on needs no second look
-MAX_ROUNDS = 64  # of one call: each further one means that somebody else changed the key meanwhile
+MAX_ROUNDS = 64  # of one call: each further one means that another process changed the key in the meantime
 _FETCH_THREADS = 8  # of a scan: latency of a store, not work
 _KEPT_ENTRIES = 16  # keys whose newest entry is remembered
 
@@ -165,7 +165,7 @@ class S3Consensus:
         for _ in range(MAX_ROUNDS):
             if not self._logs.erase(key):
                 return
-        raise Determinate(f"{self.uri}: erase {key!r}: somebody else goes on writing it; try again")
+        raise Determinate(f"{self.uri}: erase {key!r}: another process keeps writing it; try again")
 
     def close(self) -> None:
         self._logs.client.close()
@@ -175,7 +175,7 @@ class S3Consensus:
         return self._settings.uri
 
     def _look(self, key: str) -> _Look:
-        """The newest entry as of now. Raises `Corruption` where it can't be had though it is listed."""
+        """The newest entry as of now. Raises `Corruption` where it cannot be had though it is listed."""
         at_ms = self._clock.now_ms()
         for _ in range(MAX_ROUNDS):
             position = self._logs.newest_position(key)
@@ -188,7 +188,7 @@ class S3Consensus:
             if newest is not None:
                 return self._remember(key, _Look(newest, at_ms))
         raise Corruption(
-            f"{self.uri}: the newest entry of {key!r} is listed but can't be read: look for a lifecycle rule that"
+            f"{self.uri}: the newest entry of {key!r} is listed but cannot be read: look for a lifecycle rule that"
             " expires or archives objects"
         )
 
@@ -220,8 +220,8 @@ class S3Consensus:
             newest = self._look(key).newest
         except StorageError as error:
             raise Indeterminate(
-                f"{self.uri}: compare_and_set of {key!r}: the write took long, and whether it was in time can't be"
-                f" seen: {error}; read back to find out"
+                f"{self.uri}: compare_and_set of {key!r}: the write took too long, and its result cannot be"
+                f" verified: {error}; read back to find out"
             ) from error
         return newest is not None and newest.header.first <= entry.header.position <= newest.header.position
 
@@ -271,7 +271,7 @@ class S3Consensus:
         return header
 
     def _check_truncated(self, key: str, position: int) -> None:
-        """Return where the entry that could not be found has been truncated meanwhile, else raise `Corruption`."""
+        """Return if the missing entry was truncated in the meantime, else raise `Corruption`."""
         newest = self._look(key).newest
         if newest is None or newest.header.first <= position:
             raise Corruption(

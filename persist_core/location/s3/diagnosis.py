@@ -23,7 +23,7 @@ def diagnose(client: S3Client, root: str, clock: Clock, *, has_uploads: bool) ->
     """See `Examinable`. `root` is the prefix below which our objects are, with a slash at its end or empty.
 
     `has_uploads`: some are made by multipart uploads, ours or Spark's.
-    Raises `Determinate` where the bucket can't be reached at all.
+    Raises `Determinate` where the bucket cannot be reached at all.
     """
     before_ms = clock.now_ms()
     try:
@@ -54,7 +54,7 @@ def _setting(
     ask: Callable[[Any, str], Any],
     judge: Callable[[Any], Iterator[Finding]],
 ) -> Iterator[Finding]:
-    """What one setting of the bucket means; a warning where we may not see it."""
+    """The findings of one bucket setting; a warning if it may not be read."""
     try:
         found = ask(client.api, client.settings.bucket)
     except failures() as error:
@@ -68,9 +68,9 @@ def _setting(
             yield Finding(
                 check,
                 Grade.WARNING,
-                f"can't be seen ({described(error)})",
+                f"cannot be read ({described(error)})",
                 "the right to read the bucket's settings",
-                "grant the doctor's rights of docs/locations-s3.md, or look yourself",
+                "grant the rights that docs/locations-s3.md lists for doctor, or check the setting yourself",
             )
             return
         else:
@@ -85,7 +85,7 @@ def transport(endpoint: str | None) -> Finding:
         url.scheme == "http" and url.hostname not in _LOOPBACK,
         "transport",
         f"{url.scheme}" + (" on this machine" if url.hostname in _LOOPBACK else ""),
-        wanted="https: rows and states go over the network in clear",
+        wanted="https: otherwise rows and states cross the network unencrypted",
         remedy="give the server a certificate and write endpoint=https://...",
         grade=Grade.WARNING,
     )
@@ -98,7 +98,7 @@ def _versioning(found: Any) -> Iterator[Finding]:
         "versioning",
         f"versioning is {status}",
         wanted="a lifecycle rule NoncurrentVersionExpiration beside it",
-        remedy="what is deleted or overwritten stays and is paid for: let a rule take noncurrent versions in time",
+        remedy="deleted and overwritten objects stay and cost money: add a rule that expires noncurrent versions",
         grade=Grade.WARNING,
     )
 
@@ -115,14 +115,14 @@ def _lifecycle(found: Any, root: str, *, has_uploads: bool) -> Iterator[Finding]
         bool(deadly),
         "lifecycle",
         f"rules that delete objects by age: {', '.join(deadly)}" if deadly else "no rule deletes objects by age",
-        wanted="none below our prefix: old parts are live data, and so is the newest state of a quiet shard",
+        wanted="none below our prefix: old objects are live data, and so is the newest state of an idle shard",
         remedy="remove those rules, or restrict them to other prefixes",
     )
     yield grade_if(
         bool(archiving),
         "archiving",
         f"rules that archive objects: {', '.join(archiving)}" if archiving else "no rule archives objects",
-        wanted="none below our prefix: what is archived can't be read",
+        wanted="none below our prefix: archived objects cannot be read",
         remedy="remove those rules, or restrict them to other prefixes",
     )
     if has_uploads:
@@ -139,8 +139,8 @@ def _unfinished_uploads(rules: list[Any], root: str) -> Finding:
             "unfinished_uploads",
             Grade.WARNING,
             f"rules that abort uploads early: {', '.join(hasty)}",
-            f"more than {MAX_WRITE_DAYS} d: a write stage completes its uploads when all of its job is done, and one"
-            " whose uploads are aborted before that fails",
+            f"more than {MAX_WRITE_DAYS} d: a write stage completes its uploads at the end of its job, and fails if"
+            " they are aborted before",
             "set DaysAfterInitiation to 7",
         )
     clears_all = any(root.startswith(_prefix_of(rule)) for rule in found)
@@ -149,13 +149,13 @@ def _unfinished_uploads(rules: list[Any], root: str) -> Finding:
         "unfinished_uploads",
         f"cleared after {min(days.values())} d" if clears_all else "no rule clears unfinished uploads",
         wanted="AbortIncompleteMultipartUpload after 7 d, for all of our prefix",
-        remedy="add the rule of docs/locations-s3.md: pieces of uploads that were killed are invisible, and paid for",
+        remedy="add the rule of docs/locations-s3.md: parts of interrupted uploads are invisible and cost money",
         grade=Grade.WARNING,
     )
 
 
 def _meets(rule: Any, root: str) -> bool:
-    """Whether a rule can touch an object of ours. Its tags and sizes are not looked at: better one warning too many."""
+    """Whether a rule can touch an object of ours. Tags and sizes are ignored, so a warning may be superfluous."""
     prefix = _prefix_of(rule)
     return prefix.startswith(root) or root.startswith(prefix)
 
@@ -171,7 +171,7 @@ def _object_lock(found: Any) -> Iterator[Finding]:
         retention is not None,
         "object_lock",
         f"default retention {retention}" if retention else "no default retention",
-        wanted="none: nothing that is truncated or collected is freed before the retention ends",
-        remedy="use a bucket without a default retention, or count with its cost",
+        wanted="none: objects that are truncated or collected stay until the retention ends",
+        remedy="use a bucket without a default retention, or accept the cost of objects that stay",
         grade=Grade.WARNING,
     )

@@ -125,10 +125,10 @@ def name_of(position: int) -> str:
 
 
 def position_of(name: str, where: str) -> int:
-    """The position that `name` says. Raises `Corruption` for an object that is none of ours."""
+    """The position that `name` says. Raises `Corruption` for an object that is not an entry."""
     match = _NAME.fullmatch(name)
     if match is None or name != name_of(int(match[2])):
-        raise Corruption(f"{where}: found an object {name!r}, which is no entry of a log; move it elsewhere")
+        raise Corruption(f"{where}: found an object {name!r}, which is not an entry of a log; move it elsewhere")
     return int(match[2])
 
 

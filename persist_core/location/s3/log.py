@@ -167,7 +167,7 @@ class S3Logs:
             data = self._bytes(folder, position, Range=f"bytes=0-{HEADER_BYTES - 1}")
             if data is not None:
                 return decode_header(data, position, self._where(folder, position)).key
-        raise Determinate(f"{self._settings.uri}: {self._root}{folder}/ changed under our hands; try again")
+        raise Determinate(f"{self._settings.uri}: {self._root}{folder}/ changed during the call; try again")
 
     def _newest_in(self, folder: str) -> int | None:
         prefix = f"{self._root}{folder}/"

@@ -1,11 +1,11 @@
-"""Does this S3 server decide conditional writes? Asked once per process and bucket, before the first of them.
+"""Does this S3 server honor conditional writes? Probed once per process and bucket, before the first commit.
 
-    RACERS threads --PUT If-None-Match: * to one new name--> all bodies stop half way --> all go on at once
+    RACERS threads --PUT If-None-Match: * to one new name--> all bodies stop half way --> all continue together
         exactly one 200, and its body is what is stored?  ROUNDS times; then once more, to the name that is taken
 
-Some servers ignore the condition. Others look first and write later: asked one at a time they are right, but two
-requests whose bodies come slowly both find nothing, and both are told that they have won. Nothing built on such a store
-could be trusted, so it is refused (`UnfitStore`), and nothing switches the question off.
+Some servers ignore the condition. Others look first and write later: they are correct for one request at a time, but
+of two requests whose bodies come slowly both find nothing, and both succeed. Nothing built on such a store could be
+trusted, so it is refused (`UnfitStore`). No setting disables the probe.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ os.register_at_fork(after_in_child=_forget_locks)
 
 
 def probe(client: S3Client, root: str, ids: Ids) -> None:
-    """Ask, whatever was asked before. Leaves nothing behind where it comes to its end."""
+    """Probe, even if it was done before. Leaves nothing behind unless it is interrupted."""
     inconclusive = 0
     rounds = 0
     while rounds < ROUNDS:
@@ -79,7 +79,7 @@ def probe(client: S3Client, root: str, ids: Ids) -> None:
         inconclusive += 1
         if inconclusive == MAX_INCONCLUSIVE:
             raise Determinate(
-                f"{client.settings.uri}: could not find out whether this S3 server honours If-None-Match:"
+                f"{client.settings.uri}: could not determine whether this S3 server honors If-None-Match:"
                 f" {MAX_INCONCLUSIVE} races ended in errors of the network or the server; nothing was changed;"
                 " try again"
             )
@@ -134,7 +134,7 @@ def _stored(client: S3Client, name: str) -> bytes:
 
 
 def _refusal(client: S3Client, error: Exception) -> Exception:
-    """What is to be said of a request that could not be made, or was refused for what it is."""
+    """The error for a request that could not be made, or that the server does not support."""
     status = getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode")
     if status in (400, 405, 501):
         return _unfit(client.settings, f"a conditional write was refused ({described(error)})")
@@ -143,8 +143,8 @@ def _refusal(client: S3Client, error: Exception) -> Exception:
 
 def _unfit(settings: S3Settings, found: str) -> UnfitStore:
     return UnfitStore(
-        f"{settings.uri}: this S3 server can't hold consensus: {found}; wanted exactly one winner, by If-None-Match,"
-        " each time. Nothing was committed. Use another server (docs/locations-s3.md names some that pass), or keep"
+        f"{settings.uri}: this S3 server cannot hold consensus: {found}; expected exactly one winner of each race, by"
+        " If-None-Match. Nothing was committed. Use another server (docs/locations-s3.md names some that pass), or keep"
         " consensus in postgresql:// and only the blobs here"
     )
 

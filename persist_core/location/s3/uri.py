@@ -65,16 +65,16 @@ def parse_s3_uri(uri: LocationUri) -> S3Settings:
     """The settings that `uri` says. Raises `InvalidUri`; no value of a parameter that may be a secret is shown."""
     path, parameters, text = uri.path, uri.parameters, uri.text
     if not path.startswith("//"):
-        raise InvalidUri(f"{text!r}: wanted s3://bucket/prefix")
+        raise InvalidUri(f"{text!r}: expected s3://bucket/prefix")
     bucket, _, prefix = path[2:].partition("/")
     prefix = prefix.strip("/")
     if not _BUCKET.fullmatch(bucket) or ".." in bucket:
         raise InvalidUri(
-            f"{text!r}: wanted a bucket's name after s3://, of 3 to 63 of a-z 0-9 . -; credentials go into the"
+            f"{text!r}: expected a bucket's name after s3://, of 3 to 63 of a-z 0-9 . -; put credentials into the"
             " environment, or into access_key_id and secret_access_key"
         )
     if bucket.endswith("--x-s3"):
-        raise InvalidUri(f"{text!r}: a directory bucket lists in no order; use a general purpose bucket")
+        raise InvalidUri(f"{text!r}: a directory bucket does not list in order; use a general purpose bucket")
     if prefix and any(segment in ("", ".", "..") for segment in prefix.split("/")):
         raise InvalidUri(f"{text!r}: the prefix has an empty, '.' or '..' segment")
     if len(prefix.encode()) > MAX_PREFIX_BYTES:
@@ -88,14 +88,14 @@ def parse_s3_uri(uri: LocationUri) -> S3Settings:
     if "session_token" in parameters and "access_key_id" not in parameters:
         raise InvalidUri(f"{text!r}: session_token goes with access_key_id and secret_access_key; give all three")
     if "profile" in parameters and "access_key_id" in parameters:
-        raise InvalidUri(f"{text!r}: profile and access_key_id are two answers to one question; give one of them")
+        raise InvalidUri(f"{text!r}: profile and access_key_id exclude each other; give one of them")
     values = {name: value for name, value in parameters.items() if name != "path_style"}
     return S3Settings(bucket, prefix, path_style=_truth(parameters.get("path_style"), text), **values)
 
 
 def _truth(path_style: str | None, text: str) -> bool | None:
     if path_style not in (None, "true", "false"):
-        raise InvalidUri(f"{text!r}: path_style is {path_style!r}; wanted true or false")
+        raise InvalidUri(f"{text!r}: path_style is {path_style!r}; expected true or false")
     return None if path_style is None else path_style == "true"
 
 
@@ -108,4 +108,4 @@ def _check_endpoint(endpoint: str | None, text: str) -> None:
     except ValueError:
         is_url = False
     if not is_url or "@" in endpoint or url.path.strip("/") or url.query or url.fragment:
-        raise InvalidUri(f"{text!r}: wanted endpoint=http://host:port or https://host, without user, path or query")
+        raise InvalidUri(f"{text!r}: expected endpoint=http://host:port or https://host, without user, path or query")

@@ -14,7 +14,7 @@ Decisions, and why:
 * **synchronous=EXTRA**: FULL, and the directory is synced after the journal is unlinked. With FULL alone a power cut
   right after the commit can bring the journal back and roll back what was acknowledged.
 
-Not for network file systems: SQLite's locks do not hold there.
+Not for network file systems: SQLite's locks do not work there.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class SqliteConsensus:
         yield from diagnose(self._path)
 
     def close(self) -> None:
-        """Nothing to let go of: no connection outlives its call."""
+        """No-op: no connection outlives its call."""
 
     @property
     def uri(self) -> str:
@@ -215,7 +215,7 @@ class SqliteConsensus:
         if application_id or tables:
             raise InvalidUri(
                 f"{self.uri} is another program's database (application_id {application_id}, {tables} tables); "
-                "name a file of its own for the consensus"
+                "name a separate file for the consensus"
             )
         return False
 
@@ -232,7 +232,9 @@ class SqliteConsensus:
                 return self._corruption(error, action)
             if _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 return Determinate(self._busy_message(action))
-        return Determinate(f"{self.uri}: {action}: {error}; nothing was changed; check the folder, its rights and disk")
+        return Determinate(
+            f"{self.uri}: {action}: {error}; nothing was changed; check the folder, its permissions and free space"
+        )
 
     def _write_error(self, error: sqlite3.Error, action: str) -> PersistError:
         """The verdict on an error between BEGIN and COMMIT."""
@@ -249,7 +251,7 @@ class SqliteConsensus:
     def _busy_message(self, action: str) -> str:
         return (
             f"{self.uri}: {action}: another process held the database's lock for more than {BUSY_TIMEOUT_S:g} s; "
-            "nothing was changed; try again, or look for a stopped process that has the file open"
+            "nothing was changed; try again, or look for a suspended process that has the file open"
         )
 
 
@@ -268,7 +270,7 @@ def _code(error: sqlite3.Error) -> int | None:
 def _rolls_back(connection: sqlite3.Connection) -> bool:
     """Roll back after a failed COMMIT; whether that is certain to have undone everything."""
     if not connection.in_transaction:
-        return False  # SQLite ended the transaction by itself: don't guess how
+        return False  # SQLite ended the transaction by itself: do not guess how
     try:
         connection.execute("ROLLBACK")
     except sqlite3.Error:

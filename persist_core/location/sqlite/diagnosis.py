@@ -1,4 +1,4 @@
-"""What `persist doctor` wants to know of an SQLite database: free space, and whether its locks hold."""
+"""What `persist doctor` checks of an SQLite database: free space, and whether locks work where it is."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def diagnose(path: Path) -> Iterator[Finding]:
         kind in NETWORK_FILE_SYSTEMS,
         "file_locks",
         f"{path} is on {kind or 'an unknown file system'}",
-        wanted="a disk of this machine: SQLite's locks do not hold on network file systems",
+        wanted="a local disk: SQLite's locks do not work on network file systems",
         remedy="keep the database on a local disk, or use postgresql: for several machines",
     )

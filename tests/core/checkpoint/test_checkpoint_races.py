@@ -157,7 +157,7 @@ def test_what_an_outdated_description_needs_may_be_gone(tmp_path: Path) -> None:
 def test_corruption_that_stays_is_reported_by_mint_and_publisher(tmp_path: Path) -> None:
     runs = Runs(tmp_path)
     runs.commit(b"one", stashed=1)
-    staged = next(e.key for e in runs.blob.list_keys_and_metadata("things/batches/") if "part=stash" in e.key)
+    staged = next(e.key for e in runs.blob.list_keys_and_metadata("things/batches/") if "part=upsert-stash" in e.key)
     runs.blob.delete(staged)
     for task in (runs.mint, lambda: stages.checkpoint(runs.client, runs.config)):
         with pytest.raises(CorruptArtifact, match=staged):

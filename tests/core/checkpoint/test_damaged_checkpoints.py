@@ -48,7 +48,7 @@ def test_an_unreadable_manifest_of_a_forgotten_commit_is_moved_aside_and_retenti
     shard.blob.set(manifest_key(forgotten), b"rotten")
     listing = shard.checkpointer.listing()
     assert listing.manifests == ()
-    assert "can't be read" in str(listing.unreadable[forgotten])
+    assert "cannot be read" in str(listing.unreadable[forgotten])
     first, second = shard.commit(), shard.commit()
     report = shard.publish(KEEP_ONE)
     assert (report.quarantined, report.deleted, report.kept) == ((forgotten,), (first,), 1)
@@ -136,6 +136,19 @@ def test_a_copy_that_cannot_be_copied_again_is_reported_and_stops_nothing() -> N
     assert shard.publish().damaged == ()
 
 
+def test_a_whole_checkpoint_of_a_damaged_commit_is_left_alone() -> None:
+    """It may hold the only whole copy of the operator state."""
+    shard = Shard()
+    first, second = shard.commit(), shard.commit()
+    shard.publish()
+    for commit in shard.client.state("s").commits:
+        shard.blob.set(commit.manifest_key, b"rotten")
+    done = repair_checkpoints(shard.client, "s")
+    assert (done.repaired, done.quarantined, len(done.not_repaired)) == ((), (), 2)
+    assert shard.checkpointer.list_checkpoints() == [first, second]
+    assert shard.stash(first) == [b"stash-1"]
+
+
 def test_a_manifest_with_other_facts_than_its_commit_is_replaced() -> None:
     shard = Shard()
     first = shard.commit()
@@ -144,8 +157,8 @@ def test_a_manifest_with_other_facts_than_its_commit_is_replaced() -> None:
     body = json.loads(shard.blob.get(manifest_key(first)) or b"")
     for name in ("sha256", "kind", "version"):
         del body[name]
-    others: list[dict[str, object]] = [{"epoch": 9}, {"watermark": 7}, {"operators": {}}, {"parent_id": first}]
-    for facts in others:
+    altered: list[dict[str, object]] = [{"epoch": 9}, {"watermark": 7}, {"operators": {}}, {"parent_id": first}]
+    for facts in altered:
         shard.blob.set(manifest_key(first), seal("checkpoint_manifest", 2, {**body, **facts}))
         (violation,) = fsck(shard.client, "s").violations
         assert next(iter(facts)) in violation.message

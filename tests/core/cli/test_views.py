@@ -48,7 +48,7 @@ def test_a_view_is_run_and_read_like_a_collection(world: World, capsys: pytest.C
     told = capsys.readouterr()
     assert "ids [0, 1000): 1 inputs; corrections 2, rows 2" in told.out
     assert "contents" not in told.out
-    assert "2 rows were not as the last refresh had left them" in told.err
+    assert "2 rows were not as the last refresh left them" in told.err
     assert [row["id"] for row in printed(capsys, "snapshot", "ids")] == [1, 2]
     assert [row["_persist_diff"] for row in printed(capsys, "changes", "ids", "--after", "5")] == [1, 1]
     assert printed(capsys, "errors", "ids") == []

@@ -178,9 +178,9 @@ def test_fifos_and_sockets_do_not_hang_and_are_not_listed(
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("socket")
         for key in ("fifo", "socket"):
-            with pytest.raises(InvalidName, match="no regular file"):
+            with pytest.raises(InvalidName, match="not a regular file"):
                 blob.get(key)
-            with pytest.raises(InvalidName, match="no regular file"):
+            with pytest.raises(InvalidName, match="not a regular file"):
                 blob.delete(key)
         assert list(blob.list_keys_and_metadata("")) == []
 

@@ -169,7 +169,7 @@ def test_a_server_that_falls_silent_is_given_up(
         (session,) = postgres_store.sessions()
         os.kill(session, signal.SIGSTOP)
         try:
-            with pytest.raises(StorageError, match=r"said nothing for 0\.4 s") as caught:
+            with pytest.raises(StorageError, match=r"did not answer for 0\.4 s") as caught:
                 consensus.compare_and_set("k", 1, TWO) if write else consensus.head("k")
             assert type(caught.value) is (Indeterminate if write else Determinate)
             assert consensus.head("k") == ONE  # by another session

@@ -67,7 +67,7 @@ def test_the_documented_rights_are_enough(postgres: PostgresServer, database: st
             lambda: reader.compare_and_set("new", None, ONE),
             lambda: reader.truncate("k", 5),
         ):
-            with pytest.raises(Determinate, match=r"permission denied.*docs/locations\.md has the rights"):
+            with pytest.raises(Determinate, match=r"permission denied.*grant the rights that docs/locations\.md lists"):
                 call()
         assert reader.scan("k", 0) == [FIVE]
 
@@ -92,7 +92,7 @@ def test_a_user_who_may_not_create_is_told_what_to_do(postgres: PostgresServer) 
     with closing(open_consensus(uri)) as consensus:
         assert consensus.head("k") is None
         assert consensus.compare_and_set("k", 1, TWO) is CaSResult.EXPECTATION_MISMATCH
-        with pytest.raises(Determinate, match=r"is not there, and this user may not create it .*docs/locations\.md"):
+        with pytest.raises(Determinate, match=r"does not exist, and this user may not create it .*docs/locations\.md"):
             consensus.compare_and_set("k", None, ONE)
 
 

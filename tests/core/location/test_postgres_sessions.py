@@ -29,7 +29,7 @@ def test_calls_in_a_row_share_one_session_until_it_is_closed(postgres_store: Pos
     assert len(postgres_store.sessions()) == 1
     postgres_store.consensus.close()
     wait_until(lambda: postgres_store.sessions() == [], what="the end of a closed session")
-    with pytest.raises(Determinate, match="it was closed; open the location again"):
+    with pytest.raises(Determinate, match="was closed; open the location again"):
         postgres_store.consensus.head("k")
 
 

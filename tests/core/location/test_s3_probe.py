@@ -150,7 +150,7 @@ def test_reading_asks_nothing(server: Server) -> None:
 def test_a_probe_without_an_answer_is_no_verdict(server: Server) -> None:
     consensus = consensus_on(server)
     Wire(consensus).script("PutObject", *[Answer(503)] * 100)
-    with pytest.raises(Determinate, match="could not find out"):
+    with pytest.raises(Determinate, match="could not determine"):
         consensus.compare_and_set("k", None, NEW)
     consensus.close()
     again = consensus_on(server)

@@ -88,12 +88,12 @@ def test_half_a_location_is_refused(
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (b"blob_url = 'x'\n", "unknown key blob_url; wanted blob_uri and consensus_uri"),
+        (b"blob_url = 'x'\n", "unknown key blob_url; expected blob_uri and consensus_uri"),
         (b"[location]\nblob_uri = 'x'\n", "unknown key location"),
-        (b"blob_uri = 3\nconsensus_uri = 'mem:'\n", "blob_uri: found int; wanted a URI"),
+        (b"blob_uri = 3\nconsensus_uri = 'mem:'\n", "blob_uri: found int; expected a URI"),
         (b"blob_uri = ''\nconsensus_uri = 'mem:'\n", "blob_uri: found"),
-        (b"blob_uri = \n", "can't be read as TOML"),
-        (b"blob_uri = '\xff'\n", "can't be read as TOML"),
+        (b"blob_uri = \n", "cannot be read as TOML"),
+        (b"blob_uri = '\xff'\n", "cannot be read as TOML"),
     ],
 )
 def test_config_files_that_are_refused(home: Path, body: bytes, says: str) -> None:

@@ -48,7 +48,7 @@ _KINDS = {
     "state": r"state:.*",
     "batch manifest": r".*/batches/[^/]+/manifest\.json",
     "part": r".*/_persist_part=(insertions|retractions|errs)/.*",
-    "operator state": r".*/_persist_part=stash/.*",
+    "operator state": r".*/_persist_part=upsert-stash/.*",
     "checkpoint manifest": r".*/checkpoints/[^/]+/manifest\.json",
     "copy of operator state": r".*/checkpoints/[^/]+/operators/.*",
     "offsets file": r".*/offsets/.*",

@@ -219,7 +219,7 @@ def test_lacking_rights_are_named(postgres_store: PostgresStore) -> None:
     assert rights_found.found.endswith("lacking UPDATE (is_head), DELETE")
     with closing(open_consensus(postgres_store.uri(user=role, schema=f"{schema}_2"))) as consensus:
         found = examine(consensus)
-    assert found["rights"].found.endswith("is not there, and may not be created")
+    assert found["rights"].found.endswith("does not exist; this user may not create it")
     assert sick(found).keys() == {"rights", "commit"}
     assert list(postgres_store.consensus.list_keys()) == ["k"]
 

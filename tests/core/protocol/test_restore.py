@@ -205,10 +205,10 @@ def damaged(shard: Collection, checkpoint_id: str) -> list[str]:
 
 def holds_state(key: str) -> bool:
     """Whether this is operator state, as a commit staged it or as its checkpoint has a copy."""
-    return "/operators/" in key or "part=stash" in key
+    return "/operators/" in key or "part=upsert-stash" in key
 
 
-@pytest.mark.parametrize("of", ["/operators/", "part=stash"], ids=["copy", "staged"])
+@pytest.mark.parametrize("of", ["/operators/", "part=upsert-stash"], ids=["copy", "staged"])
 def test_one_damaged_copy_of_operator_state_stops_no_run(shard: Collection, of: str) -> None:
     shard.run(10)
     shard.drop("3.txt", [ok(A, "three", 25), ok(B, "four", 12)])
@@ -389,7 +389,7 @@ def test_a_checkpoint_inside_a_merged_empty_batch_is_restored_and_forked(shard: 
         assert (twin.upper, twin.batches[-1].upper) == (Frontier(upper), upper)
         assert shard.beside(name).contents(upper - 1) == wanted
         found = fsck(shard.client, name)
-        assert found.is_clean, found.findings
+        assert found.is_clean, found.violations
     shard.go_back(inside)
     assert shard.contents(50) == wanted
     assert fsck(shard.client, SHARD).is_clean

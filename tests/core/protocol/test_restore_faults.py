@@ -148,7 +148,7 @@ def test_a_restore_over_failing_stores_happens_once(tmp_path: Path, seed: int, p
     shard, first = made(tmp_path)
     wanted = shard.contents(9)
     ids = SeededIds(persist_seed + seed, shard.clock)
-    rates = FaultRates(lost_answer=0.05, lost_request=0.05, refused=0.05)
+    rates = FaultRates(lost_answer=0.02, lost_request=0.02, refused=0.02)
     location = OpenLocation(
         UnreliableBlob(shard.location.blob, SeededFaults(ids, rates)),
         UnreliableConsensus(shard.location.consensus, SeededFaults(ids, rates)),

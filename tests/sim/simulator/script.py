@@ -84,6 +84,7 @@ class Scenario:
             checkpointers=one_of(0, 0, 1),
             collectors=one_of(0, 0, 1),
             holders=one_of(0, 0, 0, 1),
+            slow_mints=one_of(0, 0, 0, 1),
             plain_writers=one_of(0, 0, 0, 1),
             restorers=one_of(0, 0, 0, 1),
             scrubbers=one_of(0, 0, 0, 1),
