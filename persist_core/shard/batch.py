@@ -296,6 +296,8 @@ class BatchManifest:
 
         A restore reads no chain and replaces them all, so its operator state is always full.
         """
+        if self.run is not None:
+            raise InvalidInput(f"[{self.lower}, {self.upper}) is a run: it replaces its inputs and is never appended")
         after = {}
         for name, state in self.operators.items():
             if state.is_delta and (name not in self.read_operators or self.restored):

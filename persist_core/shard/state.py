@@ -143,10 +143,6 @@ def compare_and_append(
     value), schema (`SchemaMismatch`), operator state (`StateNotRead`). Idempotent by token.
     """
     check_bounds(manifest.lower, manifest.upper)
-    if manifest.run is not None:
-        raise InvalidInput(
-            f"the manifest of [{manifest.lower}, {manifest.upper}) is a run; put it in its inputs' place"
-        )
     if manifest.lower != expected_upper or manifest.shard != state.shard:
         raise InvalidInput(
             f"manifest is for {manifest.shard} from {manifest.lower};"

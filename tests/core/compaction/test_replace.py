@@ -104,7 +104,7 @@ def test_a_run_is_never_appended_and_a_batch_never_takes_a_place() -> None:
     made = history()
     run, key = staged(made, 0, 2)
     with pytest.raises(InvalidInput, match="is a run"):
-        compare_and_append(made.state, run, key, expected_upper=run.lower, now_ms=0)
+        compare_and_append(ShardState("s"), run, key, expected_upper=run.lower, now_ms=0)
     raw = made.client.manifest(made.state.batches[0])
     with pytest.raises(InvalidInput, match="not a run"):
         replace_batches(made.state, raw, key, staged_ms=0, now_ms=0)
