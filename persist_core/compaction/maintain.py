@@ -15,7 +15,7 @@ from persist_core.compaction.plan import next_merge
 from persist_core.errors import PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.shard.replace import Replaced
-from persist_core.shard.state import expire_leases
+from persist_core.shard.state import ShardState, expire_leases
 
 MAX_ROWS = 5_000_000  # that one merge reads into memory: about 2 GB at 180 bytes a row
 MAX_MERGES = 16  # of one call; a shard that was never merged catches up in several
@@ -68,15 +68,15 @@ def maintain(
     return Maintained(shard, expired, merges, rows, before, len(state.batches), owed)
 
 
-def maintain_inline(client: PersistClient, shard: str) -> str | None:
+def maintain_inline(client: PersistClient, state: ShardState) -> str | None:
     """One merge, if the shard has many batches and the merge is small; what was done or went wrong, for logs.
 
     Never raises a `PersistError`: the commit that came before is not to fail for it.
     """
+    if len(state.batches) < INLINE_BATCHES:
+        return None
     try:
-        if len(client.state(shard).batches) < INLINE_BATCHES:
-            return None
-        done = maintain(client, shard, max_rows=INLINE_ROWS, max_merges=1)
+        done = maintain(client, state.shard, max_rows=INLINE_ROWS, max_merges=1)
     except PersistError as error:
-        return f"{shard} was not merged: {error.kind}: {error}"
+        return f"{state.shard} was not merged: {error.kind}: {error}"
     return str(done) if done.merges or done.owed_rows else None

@@ -345,8 +345,9 @@ def checkpoint(client: PersistClient, config: ShardConfig) -> CheckpointReport |
     """
     report = publish_and_retain(client, config.name, config.retention)
     if report is not None:
-        source_of(client, config).settle(client.state(config.name))
-        report = replace(report, maintained=maintain_inline(client, config.name))
+        state = client.state(config.name)
+        source_of(client, config).settle(state)
+        report = replace(report, maintained=maintain_inline(client, state))
     return report
 
 

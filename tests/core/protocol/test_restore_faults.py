@@ -241,13 +241,9 @@ def test_a_fork_into_a_shard_that_holds_data_is_refused(tmp_path: Path) -> None:
 
 
 def merge(shard: Collection) -> None:
-    """What a compaction of the whole shard will make of its state."""
-
-    def merged(state: ShardState) -> tuple[ShardState, None]:
-        first, last = state.batches[0], state.batches[-1]
-        return replace(state, batches=(replace(last, lower=first.lower, manifest_key=f"{SHARD}/batches/m"),)), None
-
-    shard.client.machine.apply(SHARD, merged)
+    """Merge the whole shard."""
+    state = shard.client.state(SHARD)
+    merge_here(shard.client, Merge.of(shard.client, state, state.batches), attempt=shard.client.ids.uuid7())
 
 
 def test_a_fork_gives_up_where_its_batches_are_merged_meanwhile(
@@ -265,8 +261,14 @@ def test_a_fork_gives_up_where_its_batches_are_merged_meanwhile(
     assert shard.client.shards() == [SHARD]
 
 
-def test_a_checkpoint_in_the_middle_of_a_merged_batch_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_in_the_middle_of_a_run_is_restored_and_forked(tmp_path: Path) -> None:
     shard, first = made(tmp_path)
+    before = shard.client.open_reader(SHARD).snapshot(9).to_pylist()
     merge(shard)
-    with pytest.raises(OutsideFrontiers, match="no batch that ends at 10"):
-        back(shard.client, first)
+    twin = shard.beside("twin")
+    forked(shard.client, first)
+    assert twin.client.open_reader("twin").snapshot().to_pylist() == before
+    assert isinstance(back(shard.client, first), Committed)
+    assert shard.client.open_reader(SHARD).snapshot().to_pylist() == before
+    for name in (SHARD, "twin"):
+        assert fsck(shard.client, name).is_clean
