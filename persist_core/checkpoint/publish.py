@@ -55,6 +55,15 @@ class CheckpointReport:
     damaged: tuple[str, ...] = ()
     maintained: str | None = None
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The damage that the task found, one message per object. Callers log each."""
+        return (
+            *(f"{key} was damaged or missing and was written again from its commit" for key in self.repaired),
+            *(f"checkpoint {each}: its damaged manifest was moved to the quarantine" for each in self.quarantined),
+            *self.damaged,
+        )
+
 
 @dataclass(frozen=True)
 class CheckpointRepair:

@@ -13,7 +13,7 @@ from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.cli import output
 from persist_core.cli.session import Session, with_session
 from persist_core.compaction.plan import next_merge
-from persist_core.errors import Corruption
+from persist_core.errors import CorruptArtifact, Corruption
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance.fsck import CheckpointRepair, FsckReport, fsck, repair
 from persist_core.protocol.conflicts import list_conflicts
@@ -158,7 +158,11 @@ def checkpoints(session: Session, shard: str) -> None:
     """The checkpoints of SHARD, oldest first."""
     session.client.state(shard)
     checkpointer = BlobCheckpointer(session.client.blob, shard)
-    latest, listing = checkpointer.read_latest(), checkpointer.listing()
+    latest, listing = None, checkpointer.listing()
+    try:
+        latest = checkpointer.read_latest()
+    except CorruptArtifact as error:
+        session.say(f"warning: {error}; the next run writes it again")
     manifests, pinned, unreadable = listing.manifests, listing.pinned, listing.unreadable
     if session.as_json:
         output.print_ndjson(

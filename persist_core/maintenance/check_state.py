@@ -84,11 +84,11 @@ def read_manifests(client: PersistClient, state: ShardState, found: Violations) 
                 f"{batch.manifest_key} says {manifest.hollow(batch.manifest_key)}; the state says {batch}",
             )
     examined = Examined(client, state, manifests)
-    previous: Commit | None = None
+    commits = state.commits
+    previous = dict(zip((commit.checkpoint_id for commit in commits[1:]), commits, strict=False))
     for commit, manifest in examined.committed():
-        for difference in _differences(commit, manifest, previous):
+        for difference in _differences(commit, manifest, previous.get(commit.checkpoint_id)):
             found.add("manifest", f"{commit.manifest_key}: {difference}")
-        previous = commit
     _check_sources(examined, found)
     return examined
 

@@ -36,12 +36,8 @@ from persist_core.oracle.consolidate import (
     consolidate,
     same_value,
 )
-from persist_core.schema import CollectionSchema
+from persist_core.schema import LATE_TIME, CollectionSchema, Late
 from persist_core.shard.stats import DrainStats
-
-Late = Literal["lift", "error", "persisted"]
-
-LATE_TIME = "late_time"  # the err kind of a record before `lower`, if the collection asks for an err
 
 
 class Mark(enum.Enum):
@@ -317,13 +313,11 @@ class _Drain:
 
 
 __all__ = [
-    "LATE_TIME",
     "SKIP",
     "TOMBSTONE",
     "TRUNCATE",
     "Drained",
     "Err",
-    "Late",
     "Mark",
     "Record",
     "Slot",

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from persist_core.oracle.consolidate import Err, canonical_bytes
+from persist_core.schema import ERR_KIND_SEPARATOR
 
 Row = tuple[Any, ...] | Err
-
-ERR_KIND_SEPARATOR = "/"  # between an input's name and the kind of its err: `orders/value`
 
 
 @dataclass(frozen=True)

@@ -227,10 +227,10 @@ def write_without_input(client: PersistClient, config: ShardConfig, description:
 
     Returns the manifest's key, or `None` if the description needs Spark. Raises `OutdatedDescription`.
     """
-    if description.input_key is not None or description.operators:
-        return None
     state = client.state(description.shard)
     check_not_outdated(state, description)
+    if description.input_key is not None or description.operators:
+        return None
     return _stage_empty(client, config, state, description, rows=EMPTY_ROWS)
 
 

@@ -298,10 +298,10 @@ def register_lease(
         if known.has_expired(now_ms):
             raise _lease_expired(state, reader)
         return state, known
+    state, _ = expire_leases(state, now_ms=now_ms)  # first: it may advance the shard's since
     since = state.since if since is None else since
     if since < state.since:
         raise NotReadable(f"shard {state.shard}: since is {state.since}; expected a hold at {since}, which is gone")
-    state, _ = expire_leases(state, now_ms=now_ms)
     _check_room(state, len(state.leases), "leases that have not expired")
     lease = Lease(since=since, heartbeat_ms=now_ms, duration_ms=duration_ms)
     return replace(state, leases={**state.leases, reader: lease}), lease

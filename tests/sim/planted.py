@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.handles.client import PersistClient
@@ -149,15 +148,6 @@ def _expire_early(client: PersistClient, collected: set[str]) -> None:
     client.machine.apply(SHARD, lambda state: transitions.expire_leases(state, now_ms=soon_ms))
 
 
-def _mint_drawn_ids(*arguments: Any, **options: Any) -> stages.Minted | stages.NothingToDo:
-    """Draws the checkpoint id: a mint that is repeated describes the same batch with another one."""
-    minted = stages.mint(*arguments, **options)
-    if isinstance(minted, stages.Minted):
-        client: PersistClient = arguments[0]
-        return replace(minted, description=replace(minted.description, checkpoint_id=client.ids.uuid7()))
-    return minted
-
-
 def _write_plainly_over_stash(
     client: PersistClient, config: CollectionConfig, writer: str
 ) -> Committed | UpperMismatch:
@@ -213,7 +203,6 @@ PLANTED: dict[str, Parts] = {
     "leases expire early": Parts(Stages(collect=_expire_early)),
     "restore keeps the progress": Parts(Stages(restore=_restore_contents_only)),
     "restore loses the stash": Parts(Stages(restore=_restore_without_stash)),
-    "mint draws the checkpoint id": Parts(Stages(mint=_mint_drawn_ids)),
     "plain writer ends the stash": Parts(Stages(write_plainly=_write_plainly_over_stash)),
     "scrub takes what is staged for damage": Parts(Stages(fsck=_scrub_unnamed)),
 }

@@ -46,7 +46,7 @@ def full_scenarios(persist_seed: int) -> Iterator[Scenario]:
 def calls_of(outcome: Outcome) -> list[tuple[str, str]]:
     """Who called what, without digests and checkpoint ids: the path of the input folder enters them."""
     return [
-        (actor, re.sub("[0-9a-f]{32,64}|(?<=/checkpoints/)[0-9a-f-]{36}", "...", call)) for actor, call in outcome.log
+        (actor, re.sub("[0-9a-f]{32,64}|(?<=/)[0-9a-f]{8}-[0-9a-f-]{27}", "...", call)) for actor, call in outcome.log
     ]
 
 

@@ -13,11 +13,10 @@ from pyspark.sql import SparkSession
 from persist_core.oracle.consolidate import UpsertDiff, as_of, check_collection
 from persist_core.oracle.upsert import (
     TOMBSTONE,
-    Late,
     Record,
     drain_sealed_input,
 )
-from persist_core.schema import CollectionSchema, Column
+from persist_core.schema import CollectionSchema, Column, Late
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import persistent_upsert
 from tests.spark.upsert_cases import (

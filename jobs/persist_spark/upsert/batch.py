@@ -14,9 +14,8 @@ from pyspark.storagelevel import StorageLevel
 
 from persist_core.errors import InvariantViolation, TooManyErrors
 from persist_core.handles.client import PersistClient
-from persist_core.oracle.upsert import Late
 from persist_core.protocol.stages import check_not_outdated
-from persist_core.schema import CollectionSchema, check_compatible
+from persist_core.schema import CollectionSchema, Late, check_compatible
 from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchManifest, PartKind
 from persist_spark.frame import ORDER, named, records_type, slot_names
 from persist_spark.read.damage import check_sizes, part_sizes

@@ -32,8 +32,18 @@ from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
 from persist_core.errors import BadBounds, InvariantViolation
-from persist_core.oracle.upsert import LATE_TIME, Late
-from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema
+from persist_core.schema import (
+    DIFF,
+    ERR_KEY,
+    ERR_KIND,
+    ERR_MESSAGE,
+    ERR_PAYLOAD,
+    LATE_TIME,
+    PART,
+    TIME,
+    CollectionSchema,
+    Late,
+)
 from persist_core.shard.batch import STASH_OPERATOR, PartKind
 from persist_core.shard.parts import ERR_IDENTITY
 from persist_spark.frame import (

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from persist_core.oracle.upsert import Late
-from persist_core.schema import TIME, CollectionSchema
+from persist_core.schema import TIME, CollectionSchema, Late
 from persist_spark.frame import BAD_KEY, OP, ORDER, quoted
 from persist_spark.upsert.counts import AT
 

@@ -24,9 +24,8 @@ from persist_core.config.view import ViewConfig
 from persist_core.errors import CorruptArtifact, InvalidInput, NotReadable, TooManyUpdates
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import OpenLocation
-from persist_core.oracle.view import ERR_KIND_SEPARATOR
 from persist_core.protocol.stages import check_not_outdated
-from persist_core.schema import DIFF, ERR_KIND, CollectionSchema, check_compatible
+from persist_core.schema import DIFF, ERR_KIND, ERR_KIND_SEPARATOR, CollectionSchema, check_compatible
 from persist_core.shard.batch import BatchManifest, HollowBatch
 from persist_core.shard.keys import trial_key
 from persist_core.shard.pieces import all_errs, oks_as_of

@@ -24,7 +24,6 @@ from persist_core.oracle.upsert import (
     TRUNCATE,
     Drained,
     Err,
-    Late,
     Mark,
     Record,
     Slot,
@@ -38,6 +37,7 @@ from persist_core.oracle.upsert import (
     persistent_upsert,
     same_value,
 )
+from persist_core.schema import Late
 from persist_core.shard.stats import DrainStats
 from tests.core.oracle.strategies import (
     KEYS,

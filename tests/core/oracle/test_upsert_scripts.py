@@ -19,7 +19,6 @@ from persist_core.oracle.upsert import (
     TRUNCATE,
     Drained,
     Err,
-    Late,
     Mark,
     Record,
     Slot,
@@ -29,6 +28,7 @@ from persist_core.oracle.upsert import (
     check_collection,
     drain_sealed_input,
 )
+from persist_core.schema import Late
 
 SCRIPTS = Path(__file__).parents[1] / "scripts" / "upsert"
 _RECORD = re.compile(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from persist_core.errors import InvalidInput, OutsideFrontiers, RunFailed, StorageError
+from persist_core.compaction.merge import Merge, merge_here
+from persist_core.errors import InvalidInput, RunFailed, StorageError
 from persist_core.handles.client import PersistClient
 from persist_core.ids import SeededIds
 from persist_core.location.open import OpenLocation
+from persist_core.maintenance.fsck import fsck
 from persist_core.oracle.upsert import Record
 from persist_core.protocol import stages
 from persist_core.protocol.conflicts import list_conflicts
@@ -21,7 +22,7 @@ from persist_core.protocol.fork_records import record_fork
 from persist_core.protocol.restore import NothingToRestore, plan_restore, restore
 from persist_core.protocol.stages import Conflict
 from persist_core.shard.batch import STASH_OPERATOR
-from persist_core.shard.state import Committed, ShardState
+from persist_core.shard.state import Committed
 from persist_core.testing.faults import FaultRates, SeededFaults, UnreliableBlob, UnreliableConsensus
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.sim.simulator.write_stage import ArrowParts
