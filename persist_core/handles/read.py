@@ -32,7 +32,7 @@ from persist_core.shard.pieces import Piece
 from persist_core.shard.state import Lease, ShardState
 from persist_core.shard.versions import sum_diffs
 
-MAX_COPIES = 10_000_000  # of one row in a multiset: more is no table that a user would hold in memory
+MAX_COPIES = 10_000_000  # of one row in a multiset: a table with more does not fit in memory
 FETCH_THREADS = 8  # parts are fetched side by side: latency of a store, not work
 
 # Columns within a read only: the time of a retraction (null for an insertion), and a number for each key.
@@ -46,7 +46,7 @@ _Fetched = TypeVar("_Fetched")
 class ReadHandle:
     """Reads one shard. Without a lease it holds nothing back; with one, `heartbeat` in time or get `LeaseExpired`.
 
-    `fetch_threads`: how many blobs are fetched at once; with 1 all calls come from the caller's own thread.
+    `fetch_threads`: how many blobs are fetched concurrently; with 1 all calls come from the caller's own thread.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ReadHandle:
         )
 
     def expire(self) -> bool:
-        """Let the lease go. Harmless twice."""
+        """Release the lease. A second call is harmless."""
         reader = self._reader
         if reader is None:
             return False
@@ -124,7 +124,7 @@ class ReadHandle:
             ) from error
 
     def errors(self, as_of: int | None = None) -> pa.Table:
-        """The errs as of `as_of`: key columns (null where undecodable), kind, message, key bytes, payload, time."""
+        """The errs as of `as_of`: key columns (null if undecodable), kind, message, key bytes, payload, time."""
         state = self.state()
         schema = schema_of(state)
         time = check_as_of(state, as_of)
@@ -254,7 +254,7 @@ class ReadHandle:
 
     def _repeated(self, updates: pa.Table, columns: list[str], time: int) -> pa.Table:
         """The rows of a multiset, each as often as its diffs add up to."""
-        # Diffs beyond the bound are refused before they are added: a sum of 64-bit numbers could come out small.
+        # Diffs beyond the bound are refused before they are added: a sum of 64-bit numbers could wrap around.
         too_far = updates.filter(_is_out_of(updates[DIFF], -MAX_COPIES))
         counted = too_far if len(too_far) else sum_diffs(updates, columns)
         wrong = counted.filter(_is_out_of(counted[DIFF], 0))
@@ -330,7 +330,7 @@ def check_as_of(state: ShardState, as_of: int | None) -> int:
     if as_of is None or not (state.since <= Frontier(check_time(as_of, what="as_of")) and state.upper.is_past(as_of)):
         raise OutsideFrontiers(
             f"shard {state.shard} can be read at times in [since {state.since}, upper {state.upper});"
-            f" expected {'the newest time' if as_of is None else as_of}"
+            f" the read asked for {'the newest time' if as_of is None else as_of}"
         )
     return as_of
 

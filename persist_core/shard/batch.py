@@ -1,4 +1,4 @@
-"""What travels through the write protocol: descriptions, parts, manifests, hollow batches; the model and its encoding.
+"""The data of the write protocol: descriptions, parts, manifests, hollow batches; the model and its encoding.
 
     mint -> BatchDescription -> write -> BatchManifest (in blob storage) -> append -> HollowBatch (in the state)
 
@@ -235,9 +235,9 @@ class HollowBatch:
         return self.changed_at is None
 
     def is_of(self, manifest: BatchManifest) -> bool:
-        """Whether this is what the state may say of the manifest.
+        """Whether the state may describe the manifest like this.
 
-        The bounds of an empty batch may be others, and a fork may share less of a run.
+        The bounds of an empty batch may differ, and a fork may share less of a run.
         """
         hollow = manifest.hollow(self.manifest_key)
         if hollow.is_empty:
@@ -334,7 +334,7 @@ class BatchManifest:
             )
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptArtifact(f"{what} is malformed: {error!r}; run `persist fsck`") from error
-        vars(manifest)["sha256"] = sealed_digest(data)  # of the bytes as they are stored, whoever encoded them
+        vars(manifest)["sha256"] = sealed_digest(data)  # of the stored bytes, not of a new encoding
         return manifest
 
 

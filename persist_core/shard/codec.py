@@ -1,8 +1,8 @@
-"""Sealed bytes of a shard's state; a damaged one is refused, and one of an unknown version.
+"""Sealed bytes of a shard's state. Damaged bytes and unknown versions are refused.
 
     {"sha256": ..., "kind": "shard_state", "version": 1, "write_id": <uuid7>, "written_ms": ..., "state": {...}}
 
-The write id makes every version's bytes unique: that is how a lost answer of a compare-and-set is resolved by reading
+The write id makes every version's bytes unique: this is how a lost answer of a compare-and-set is resolved by reading
 back. Batches are the one part that grows, so each is one line of text, with what follows from its neighbor left out:
 
     upper manifest_sha256 size_bytes insertions retractions err_insertions err_retractions history changed_at attempt
@@ -31,12 +31,12 @@ STATE_VERSION = 1
 _STATE = "shard_state"
 _FIELDS = 10  # of a batch's line
 _CLOSED = _NONE = "-"
-_LINE = "_line"  # where a batch keeps its shard and its line; no field, so that it is neither compared nor copied
+_LINE = "_line"  # where a batch keeps its shard and its line; not a field, so it is neither compared nor copied
 
 
 @dataclass(frozen=True)
 class StateVersion:
-    """One decoded version: who wrote it when, and the state."""
+    """One decoded version: its writer, its time, and the state."""
 
     write_id: str
     written_ms: int
@@ -105,7 +105,7 @@ def _lines(shard: str, batches: Iterable[HollowBatch]) -> list[str]:
     lines = []
     for batch in batches:
         known: tuple[str, str] | None = vars(batch).get(_LINE)
-        if known is None or known[0] != shard:  # the same line says another key in another shard
+        if known is None or known[0] != shard:  # the same line means another key in another shard
             known = vars(batch)[_LINE] = shard, _line(batch, front, back)
         lines.append(known[1])
     return lines

@@ -47,18 +47,18 @@ def commits_end_at_upper(state: ShardState) -> bool:
 
 
 def epochs_increase(state: ShardState) -> bool:
-    """Each commit's epoch is greater than the one before it; epochs start at 1."""
+    """Each commit's epoch is greater than that of the commit before it; epochs start at 1."""
     epochs = [commit.epoch for commit in state.commits]
     return all(before < after for before, after in itertools.pairwise([0, *epochs]))
 
 
 def since_never_regresses(before: ShardState, after: ShardState) -> bool:
-    """What was given up stays given up."""
+    """`since` never moves back."""
     return before.since <= after.since
 
 
 def upper_never_regresses(before: ShardState, after: ShardState) -> bool:
-    """What is final stays final."""
+    """`upper` never moves back."""
     return before.upper <= after.upper
 
 
@@ -94,7 +94,7 @@ def progress_moves_with_data(before: ShardState, after: ShardState) -> bool:
 
 
 def progress_goes_back_only_by_a_restore(before: ShardState, after: ShardState) -> bool:
-    """No source is forgotten and no number in its progress (files, bytes, a view's time) sinks, but by a restore."""
+    """No source is forgotten and no number in its progress (files, bytes, a view's time) decreases but by a restore."""
     newest = after.newest_commit
     if newest is not None and newest.restored_from is not None:
         return True

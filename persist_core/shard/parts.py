@@ -48,14 +48,14 @@ def part_schema(schema: CollectionSchema) -> pa.Schema:
 
 
 class PartFormat(Protocol):
-    """How a part's rows become bytes. Shards hold Parquet; simulations, which read nothing else, take what is fast."""
+    """How a part's rows become bytes. Shards hold Parquet; simulations, which read nothing else, take a fast format."""
 
     def encode(self, table: pa.Table) -> bytes:
         """The bytes of a part."""
         ...
 
     def decode(self, data: bytes, columns: list[str]) -> pa.Table:
-        """Those of `columns` that the part has. Raises `pa.ArrowInvalid` or `OSError` for bytes that are no part."""
+        """Those of `columns` that the part has. Raises `pa.ArrowInvalid` or `OSError` for bytes that are not a part."""
         ...
 
 

@@ -89,7 +89,7 @@ def errors(spark: SparkSession, location: Location, shard: str, as_of: int | Non
 
 
 def error_updates(spark: SparkSession, location: Location, shard: str, as_of: int) -> DataFrame | None:
-    """The errs' updates with `time <= as_of` as they were written, not summed; `None` if there are none.
+    """The errs' updates with `time <= as_of` as they were written, not summed; `None` if none exist.
 
     Columns: the err columns, time, diff. Raises as `snapshot` does.
     """

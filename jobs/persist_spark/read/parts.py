@@ -99,7 +99,7 @@ def committed_updates(
     *,
     slots: DataFrame | None = None,
 ) -> DataFrame | None:
-    """The updates in these batches as `persistent_upsert` takes them, or `None` if there are none.
+    """The updates in these batches as `persistent_upsert` takes them, or `None` if none exist.
 
     History that no look-up of the newest contents needs is left out.
 

@@ -50,7 +50,7 @@ _JOINS = {"spark.sql.autoBroadcastJoinThreshold": "10485760"}
 
 @dataclass(frozen=True)
 class _View:
-    """One refresh: what the target holds, and what it should hold."""
+    """One refresh: the target's contents, and the desired contents."""
 
     spark: SparkSession
     client: PersistClient
