@@ -43,7 +43,7 @@ class CheckpointReport:
 
     `repaired`: keys of damaged objects that were written again from their commit. `quarantined`: ids of checkpoints
     whose unreadable manifest was moved aside. `damaged`: what could not be repaired, one message each; the shard and
-    its newest state are not affected.
+    its newest state are not affected. `maintained`: what merging batches after the checkpoint did, or why it failed.
     """
 
     checkpoint_id: str
@@ -55,6 +55,7 @@ class CheckpointReport:
     repaired: tuple[str, ...] = ()
     quarantined: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
+    maintained: str | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:

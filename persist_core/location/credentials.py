@@ -1,4 +1,4 @@
-"""The secrets in a location's URI: find them, so that they are masked or refused, and put a password in."""
+"""The secrets in a location's URI: find them, to mask or refuse them, and insert a password."""
 
 from __future__ import annotations
 
