@@ -18,6 +18,7 @@ from persist_core.errors import InvalidName, SchemaMismatch
 RESERVED_PREFIX = "_persist_"
 TIME = "_persist_time"  # int64, milliseconds
 DIFF = "_persist_diff"  # int64
+ENDED = "_persist_ended"  # int64, milliseconds: when a version in the history of a keyed shard ended
 ERR_KIND = "_persist_err_kind"  # string
 ERR_KEY = "_persist_err_key"  # binary, null if no key could be read
 ERR_PAYLOAD = "_persist_err_payload"  # binary: the raw record

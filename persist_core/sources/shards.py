@@ -251,10 +251,9 @@ class ShardSource:
         except (CorruptArtifact, UnknownVersion):
             return False  # fsck reports it; a full refresh does not need the last one
         return not any(
-            batch.counts.updates
+            batch.lower <= as_of and batch.changed_at is not None and batch.changed_at > last.as_of
             for each in inputs.values()
             for batch in each.batches
-            if batch.lower <= as_of and Frontier(last.as_of + 1) < Frontier(batch.upper)
         )
 
     def _given_up(self, state: ShardState) -> list[str]:

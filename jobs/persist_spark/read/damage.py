@@ -1,4 +1,4 @@
-"""Damaged parts are an error that names the part, never data.
+"""A damaged part raises an error that names it; its rows are never returned.
 
     before a read    the size of every file that is to be read, against its manifest: `check_sizes`
     during it        the checksum of every page, by Spark's Parquet reader (`parquet.page.verify-checksum.enabled`)
@@ -28,8 +28,8 @@ from persist_spark.digests import THREADS, digests_of
 
 READ_OPTIONS = {
     "parquet.page.verify-checksum.enabled": "true",
-    # Filters skip rows by statistics, dictionaries and indexes that no checksum covers when they are read for that. Our
-    # own filters are on times, by which batches were chosen already, so they gain nothing by it.
+    # Filters skip rows by statistics, dictionaries and indexes that no checksum covers in that use. Our
+    # own filters are on times, by which the batches were already selected, so skipping would save nothing.
     "parquet.filter.stats.enabled": "false",
     "parquet.filter.dictionary.enabled": "false",
     "parquet.filter.columnindex.enabled": "false",
@@ -98,7 +98,7 @@ def _named_key(message: str, blob: Blob) -> str | None:
 
 
 def _path_in(uri: str) -> str:
-    """`/bucket-or-folder/key`: Hadoop writes `file:/x` or `file:///x` as it likes."""
+    """`/bucket-or-folder/key`: Hadoop writes both `file:/x` and `file:///x`."""
     return "/" + re.sub(r"^[a-z0-9]+:", "", uri).lstrip("/")
 
 
