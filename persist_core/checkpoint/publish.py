@@ -10,8 +10,10 @@ itself, which no other object can replace.
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass
 
+from persist_core.checkpoint.chains import walk
 from persist_core.checkpoint.checkpointer import BlobCheckpointer, Listing, load_verified
 from persist_core.checkpoint.manifest import (
     CheckpointManifest,
@@ -41,7 +43,7 @@ class CheckpointReport:
 
     `repaired`: keys of damaged objects that were written again from their commit. `quarantined`: ids of checkpoints
     whose unreadable manifest was moved aside. `damaged`: what could not be repaired, one message each; the shard and
-    its newest state are not affected.
+    its newest state are not affected. `maintained`: what merging batches after the checkpoint did, or why it failed.
     """
 
     checkpoint_id: str
@@ -53,6 +55,16 @@ class CheckpointReport:
     repaired: tuple[str, ...] = ()
     quarantined: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
+    maintained: str | None = None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The damage that the task found, one message per object. Callers log each."""
+        return (
+            *(f"{key} was damaged or missing and was written again from its commit" for key in self.repaired),
+            *(f"checkpoint {each}: its damaged manifest was moved to the quarantine" for each in self.quarantined),
+            *self.damaged,
+        )
 
 
 @dataclass(frozen=True)
@@ -262,7 +274,33 @@ class _Publication:
                 self._repair(checkpoint_id, str(error))
             else:
                 self.damaged.append(str(error))  # of a newer release: not damaged, and not ours to move
-        return bool(self.repaired or self.quarantined)
+        relinked = [each for each in self._missing_links(listing) if self._publish(self._commits[each])]
+        self.published += relinked
+        return bool(self.repaired or self.quarantined or relinked)
+
+    def _missing_links(self, listing: Listing) -> list[str]:
+        """Known commits without a checkpoint, although a delta chain of a listed checkpoint needs it.
+
+        A checkpoint that only a newer one keeps does not count: its chains of other operators may rightly be gone.
+        """
+        by_id = {manifest.checkpoint_id: manifest for manifest in listing.manifests}
+        needed: set[str] = set()
+        missing: set[str] = set()
+
+        def load(checkpoint_id: str) -> CheckpointManifest:
+            if checkpoint_id not in by_id:
+                commit = None if checkpoint_id in listing.unreadable else self._commits.get(checkpoint_id)
+                if commit is None:
+                    raise CorruptArtifact(f"checkpoint {checkpoint_id} is missing, and its commit is no longer known")
+                by_id[checkpoint_id] = manifest_of(self._client.manifest(commit), commit)
+                missing.add(checkpoint_id)
+            return by_id[checkpoint_id]
+
+        for manifest in reversed(listing.manifests):
+            if manifest.checkpoint_id not in needed:
+                with suppress(Corruption):  # fsck names the chain that is broken
+                    needed.update(link.checkpoint_id for link, _ in walk(manifest, load))
+        return sorted(missing)
 
     def _repair(self, checkpoint_id: str, damage: str) -> None:
         """Publish the checkpoint again. If that cannot be and it is not whole, move its manifest aside."""

@@ -9,7 +9,7 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
+from persist_core.schema import DIFF, ENDED, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
 
 ERR_IDENTITY = (ERR_KIND, ERR_KEY, ERR_PAYLOAD)  # what makes two errs equal: the message is for people
 
@@ -33,6 +33,12 @@ def errs_schema(schema: CollectionSchema) -> pa.Schema:
     """The columns of an errs table: key columns (nullable), the `_persist_err_*` columns, time and diff."""
     keys = [field.with_nullable(True) for field in CollectionSchema(key=schema.key).arrow()]
     return pa.schema([*keys, *_ERR_FIELDS, pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64())])
+
+
+def history_schema(schema: CollectionSchema) -> pa.Schema:
+    """The columns of a part of history: of a keyed shard, versions with both times; of a multiset, updates."""
+    fields = [*updates_schema(schema), *([pa.field(ENDED, pa.int64())] if schema.key else [])]
+    return pa.schema([field.with_nullable(True) for field in fields])
 
 
 def part_schema(schema: CollectionSchema) -> pa.Schema:

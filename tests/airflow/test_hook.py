@@ -152,6 +152,7 @@ def test_a_password_that_has_no_place_is_refused(
     [
         ("consensus_uri", "postgresql://me:hunter2@db/x"),
         ("consensus_uri", "postgresql://db/x?user=me&password=hunter2"),
+        ("consensus_uri", "postgresql://db/x?user=me&%70assword=hunter2"),
         ("consensus_uri", "postgresql://db/x?sslkey=client.key&sslpassword=hunter2"),
         ("blob_uri", "s3://bucket/p?access_key_id=AKIA1&secret_access_key=hunter2"),
         ("blob_uri", "s3://bucket/p?access_key_id=AKIA1&secret_access_key=x&session_token=hunter2"),

@@ -136,6 +136,18 @@ def test_every_task_may_run_again(dag: Any, client: PersistClient) -> None:
     assert not list_conflicts(client.blob, NAME)
 
 
+def test_a_damaged_checkpoint_is_repaired_and_logged(
+    dag: Any, client: PersistClient, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = DagRunDriver(dag, end_of(0))
+    run.run_all()
+    key = f"{NAME}/checkpoints/{run.xcoms[MINT]['checkpoint_id']}/manifest.json"
+    client.blob.set(key, b"rotten")
+    with caplog.at_level(logging.WARNING):
+        run.run(CHECKPOINT)
+    assert f"{key} was damaged or missing" in caplog.text + capsys.readouterr().out
+
+
 def test_a_conflict_names_both_sides_and_fails_the_first_try(
     dag: Any, client: PersistClient, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:

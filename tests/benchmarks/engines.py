@@ -16,6 +16,7 @@ import duckdb
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
+from persist_core.compaction.maintain import maintain
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import OpenLocation
 from persist_core.schema import CollectionSchema, Column
@@ -64,18 +65,19 @@ class Ours:
     """The write stage under test, warm, without the start-up of Spark."""
 
     name = "airflow-persist"
+    shard = SHARD
 
     def __init__(self, spark: SparkSession, location: OpenLocation, key_type: KeyType) -> None:
         self._spark = spark
         self._location = location
         self._client = PersistClient(location)
         self._schema = schema_of(key_type)
-        self._client.ensure_shard(SHARD)
+        self._client.ensure_shard(self.shard)
 
     def commit(self, number: int, events: Path) -> int:
         lower = number * _MS_PER_ROUND
         description = BatchDescription(
-            shard=SHARD,
+            shard=self.shard,
             lower=lower,
             upper=lower + _MS_PER_ROUND,
             token=f"round-{number}",
@@ -88,7 +90,7 @@ class Ours:
         attempt = self._client.ids.uuid7()
         request = UpsertRequest(description, self._schema, attempt, may_stash=False, is_columnar=True)
         manifest = stage_upserts(self._spark, self._client, request, self._records(events))
-        appended = self._client.open_writer(SHARD).compare_and_append(manifest, manifest_key(SHARD, attempt))
+        appended = self._client.open_writer(self.shard).compare_and_append(manifest, manifest_key(self.shard, attempt))
         if not isinstance(appended, Committed):
             raise AssertionError(f"round {number} was not committed: {appended}")
         return manifest.size_bytes
@@ -115,10 +117,26 @@ class Ours:
         return ", ".join(f"{name} {kind}" for name, kind in {**names, "op": "string"}.items())
 
     def read(self) -> None:
-        consume(snapshot(self._spark, self._location, SHARD))
+        consume(snapshot(self._spark, self._location, self.shard))
 
     def rows(self) -> int:
-        return snapshot(self._spark, self._location, SHARD).count()
+        return snapshot(self._spark, self._location, self.shard).count()
+
+
+class Maintained(Ours):
+    """The same with the merges that are due after each commit; they count as part of it, in time and in bytes."""
+
+    name = "airflow-persist, maintained"
+    shard = f"{SHARD}-maintained"
+
+    def commit(self, number: int, events: Path) -> int:
+        written, before = super().commit(number, events), self._parts()
+        maintain(self._client, self.shard)
+        return written + sum(size for key, size in self._parts().items() if key not in before)
+
+    def _parts(self) -> dict[str, int]:
+        batches = self._client.state(self.shard).batches
+        return {part.key: part.size_bytes for batch in batches for part in self._client.manifest(batch).parts}
 
 
 class Rewrite:

@@ -109,7 +109,7 @@ def test_reads_outside_the_frontiers_print_both(spark: SparkSession, tmp_path: P
     shard.commit([], 10)
     assert persist_spark.snapshot(spark, shard.location, SHARD).count() == 0
     assert persist_spark.errors(spark, shard.location, SHARD).count() == 0
-    with pytest.raises(OutsideFrontiers, match=r"\[since 0, upper 10\); wanted 10"):
+    with pytest.raises(OutsideFrontiers, match=r"\[since 0, upper 10\); the read asked for 10"):
         persist_spark.snapshot(spark, shard.location, SHARD, 10)
     with pytest.raises(InvalidInput, match="after 5 through 4"):
         persist_spark.changes(spark, shard.location, SHARD, 5, 4)

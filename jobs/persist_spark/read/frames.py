@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -32,10 +31,11 @@ from persist_core.location.blob import Blob
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
-from persist_core.shard.batch import BatchManifest, PartKind
+from persist_core.shard.batch import BatchManifest, HollowBatch, PartKind
+from persist_core.shard.pieces import Piece, errs_between, oks_as_of, oks_between
 from persist_spark.frame import ERR_COLUMNS, named, part_type
 from persist_spark.read.damage import check_sizes, part_sizes
-from persist_spark.read.parts import parts_of, scan
+from persist_spark.read.parts import scan_pieces
 
 # Retractions up to here are broadcast: about 100 MB of keys and times in each executor.
 MAX_BROADCAST_RETRACTIONS = 2_000_000
@@ -48,20 +48,21 @@ def snapshot(spark: SparkSession, location: Location, shard: str, as_of: int | N
     Raises `ShardNotFound`, and `OutsideFrontiers` unless `since <= as_of < upper`.
     """
     reading = _open(spark, location, shard, as_of)
-    insertions = reading.updates(PartKind.INSERTIONS)
     columns = [named(column.name) for column in reading.schema.columns]
+    found = reading.pieces(lambda batch, manifest: oks_as_of(batch, manifest, reading.through))
     if not reading.schema.key:
-        return _multiset(insertions.unionByName(reading.updates(PartKind.RETRACTIONS)), reading.schema)
-    rows = reading.rows(PartKind.RETRACTIONS)
-    if rows == 0:
+        return _multiset(reading.frame(found), reading.schema)
+    insertions = reading.frame([piece for piece in found if piece.part.kind is not PartKind.RETRACTIONS])
+    ends = [piece for piece in found if piece.part.kind is PartKind.RETRACTIONS]
+    if not ends:
         return insertions.select(*columns)
-    retracted = reading.updates(PartKind.RETRACTIONS).select(
+    retracted = reading.frame(ends).select(
         *[named(name).alias(f"_persist_k{i}") for i, name in enumerate(reading.schema.key_names)],
         F.col(TIME).alias("_persist_retracted"),
     )
     ended = [named(name) == F.col(f"_persist_k{i}") for i, name in enumerate(reading.schema.key_names)]
     ended.append(F.col(TIME) < F.col("_persist_retracted"))
-    hinted = F.broadcast(retracted) if rows <= MAX_BROADCAST_RETRACTIONS else retracted
+    hinted = F.broadcast(retracted) if reading.retractions <= MAX_BROADCAST_RETRACTIONS else retracted
     return insertions.join(hinted, functools.reduce(operator.and_, ended), "left_anti").select(*columns)
 
 
@@ -74,7 +75,7 @@ def errors(spark: SparkSession, location: Location, shard: str, as_of: int | Non
     identity = [*map(named, reading.schema.key_names), *map(F.col, (ERR_KIND, ERR_KEY, ERR_PAYLOAD))]
     inserted_at = F.when(F.col(DIFF) > 0, F.col(TIME))
     live = (
-        reading.updates(PartKind.ERRS)
+        reading.frame(reading.errs())
         .groupBy(*identity)
         .agg(
             F.sum(DIFF).alias(DIFF),
@@ -93,9 +94,8 @@ def error_updates(spark: SparkSession, location: Location, shard: str, as_of: in
     Columns: the err columns, time, diff. Raises as `snapshot` does.
     """
     reading = _open(spark, location, shard, as_of)
-    if not parts_of(reading.manifests, PartKind.ERRS):
-        return None
-    return reading.updates(PartKind.ERRS).select(*ERR_COLUMNS, TIME, DIFF)
+    pieces = reading.errs()
+    return reading.frame(pieces).select(*ERR_COLUMNS, TIME, DIFF) if pieces else None
 
 
 def changes(spark: SparkSession, location: Location, shard: str, after: int, through: int | None = None) -> DataFrame:
@@ -105,8 +105,8 @@ def changes(spark: SparkSession, location: Location, shard: str, after: int, thr
     than `through`, and `OutsideFrontiers` unless `since <= after <= through < upper`.
     """
     reading = _open(spark, location, shard, through, after=after)
-    both = reading.updates(PartKind.INSERTIONS).unionByName(reading.updates(PartKind.RETRACTIONS))
-    return both.select(*[named(column.name) for column in reading.schema.columns], TIME, DIFF)
+    found = reading.pieces(lambda batch, manifest: oks_between(batch, manifest, after, reading.through))
+    return reading.frame(found).select(*[named(column.name) for column in reading.schema.columns], TIME, DIFF)
 
 
 def error_changes(
@@ -114,7 +114,7 @@ def error_changes(
 ) -> DataFrame:
     """The errs' updates with `after < time <= through`, as `changes` gives the oks'."""
     reading = _open(spark, location, shard, through, after=after)
-    return reading.updates(PartKind.ERRS).select(*map(named, reading.schema.key_names), *ERR_COLUMNS, TIME, DIFF)
+    return reading.frame(reading.errs()).select(*map(named, reading.schema.key_names), *ERR_COLUMNS, TIME, DIFF)
 
 
 @dataclass(frozen=True)
@@ -124,25 +124,29 @@ class _Reading:
     spark: SparkSession
     blob: Blob
     schema: CollectionSchema
-    manifests: Sequence[BatchManifest]
+    batches: Sequence[tuple[HollowBatch, BatchManifest]]
     after: int | None
     through: int
 
-    def rows(self, kind: PartKind) -> int:
-        """Updates of this kind in the batches read (some may be at other times than requested)."""
-        counts = [manifest.counts for manifest in self.manifests]
-        return sum(c.retractions if kind is PartKind.RETRACTIONS else c.insertions for c in counts)
+    @property
+    def retractions(self) -> int:
+        """Retractions in the batches read (some may be at other times than requested)."""
+        return sum(manifest.counts.retractions for _, manifest in self.batches)
 
-    def updates(self, kind: PartKind) -> DataFrame:
-        """The updates of one kind within the times requested, all part columns."""
-        frame = part_type(self.schema)
-        parts = parts_of(self.manifests, kind)
-        found = scan(self.spark, self.blob, parts, frame) if parts else _nothing(self.spark, frame)
-        return found.where(functools.reduce(operator.and_, list(self._wanted())))
+    def pieces(self, choose: Callable[[HollowBatch, BatchManifest], Iterable[Piece]]) -> list[Piece]:
+        """What `choose` picks of every batch."""
+        return [piece for batch, manifest in self.batches for piece in choose(batch, manifest)]
 
-    def _wanted(self) -> list[SparkColumn]:
-        wanted = [F.col(TIME) <= self.through]
-        return wanted if self.after is None else [*wanted, F.col(TIME) > self.after]
+    def errs(self) -> list[Piece]:
+        """The pieces that hold the errs' updates at the times requested."""
+        after = -1 if self.after is None else self.after
+        return self.pieces(lambda batch, manifest: errs_between(batch, manifest, after, self.through))
+
+    def frame(self, pieces: Sequence[Piece]) -> DataFrame:
+        """What these pieces take of their files, all part columns."""
+        columns = part_type(self.schema)
+        found = scan_pieces(self.spark, self.blob, pieces, columns)
+        return _nothing(self.spark, columns) if found is None else found
 
 
 def _open(
@@ -164,7 +168,7 @@ def _open(
     finally:
         if opened is not location:
             opened.close()
-    return _Reading(spark, opened.blob, schema_of(state), manifests, low, high)
+    return _Reading(spark, opened.blob, schema_of(state), list(zip(batches, manifests, strict=True)), low, high)
 
 
 def _nothing(spark: SparkSession, frame: T.StructType) -> DataFrame:

@@ -41,6 +41,26 @@ def test_an_unreadable_old_manifest_is_written_again_and_its_bytes_are_kept() ->
     assert fsck(shard.client, "s").is_clean
 
 
+def test_a_deleted_manifest_that_a_chain_needs_is_written_again() -> None:
+    shard = Shard()
+    root, middle, last = shard.commit(), shard.commit(is_delta=True), shard.commit(is_delta=True)
+    shard.publish()
+    for gone in ([root], [middle], [root, middle]):
+        for checkpoint_id in gone:
+            shard.blob.delete(manifest_key(checkpoint_id))
+        assert not fsck(shard.client, "s").is_clean
+        assert shard.publish().published == tuple(gone)
+        assert fsck(shard.client, "s").is_clean
+    shard.blob.delete(manifest_key(root))
+    newest = shard.commit(is_delta=True)
+    report = shard.publish(KEEP_ONE)
+    assert (report.published, report.damaged) == ((newest, root), ()), "the pointer moves on"
+    assert shard.checkpointer.read_latest() == newest
+    assert shard.checkpointer.list_checkpoints() == [root, middle, last, newest]
+    shard.blob.delete(manifest_key(root))
+    assert repair_checkpoints(shard.client, "s").published == (root,)
+
+
 def test_an_unreadable_manifest_of_a_forgotten_commit_is_moved_aside_and_retention_goes_on() -> None:
     shard = Shard()
     (forgotten,) = checkpoint_ids(1)

@@ -312,6 +312,17 @@ def test_a_time_in_the_future_needs_force(world: World, capsys: pytest.CaptureFi
     assert world.client.state("orders").upper.time == parse_time("2099-01-01")
 
 
+def test_a_damaged_checkpoint_is_repaired_and_reported(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.drop("a.txt", 1)
+    config = world.config()
+    checkpoint_id = world.run(config).rounds[0].commit.checkpoint_id
+    key = f"orders/checkpoints/{checkpoint_id}/manifest.json"
+    world.client.blob.set(key, b"rotten")
+    capsys.readouterr()
+    assert run_command(["run", str(world.write_config()), "--until", "2026-01-01"]) == 0
+    assert f"warning: {key} was damaged or missing and was written again from its commit" in capsys.readouterr().err
+
+
 def test_by_default_the_input_is_final_up_to_the_current_period(world: World) -> None:
     now = parse_time("2026-03-04T05:06:07.008Z")
     assert default_until(world.config(), now) == now

@@ -5,6 +5,7 @@ faults but by what it raises.
 from __future__ import annotations
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.compaction.merge import Merge, merge_here
 from persist_core.errors import (
     CheckpointNotFound,
     Corruption,
@@ -109,6 +110,23 @@ def write_some(world: World, name: str, times: int) -> None:
         try:
             world.stages.write_plainly(client, world.config, name)
         except (StateNotRead, StorageError, ShardNotFound):
+            client.clock.sleep_ms(1_000)
+
+
+def merge_some(world: World, name: str, times: int) -> None:
+    """Somebody who merges any neighbors, at any moment."""
+    client = world.client(name)
+    for _ in range(times):
+        _wait_for_a_commit(world, client)
+        try:
+            state = client.state(SHARD)
+            if len(state.batches) > 1:
+                first = int(client.ids.jitter() * (len(state.batches) - 1))
+                count = 2 + int(client.ids.jitter() * (len(state.batches) - first - 1))
+                merge = Merge.of(client, state, state.batches[first : first + count])
+                merge_here(client, merge, attempt=client.ids.uuid7())
+                world.referee.stage_ended()
+        except (StorageError, ShardNotFound):
             client.clock.sleep_ms(1_000)
 
 

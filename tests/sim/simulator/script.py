@@ -56,6 +56,7 @@ class Scenario:
     plain_writers: int = 0
     restorers: int = 0
     scrubbers: int = 0
+    mergers: int = 0
     files: int = 4
 
     def __post_init__(self) -> None:
@@ -88,6 +89,7 @@ class Scenario:
             restorers=one_of(0, 0, 0, 1),
             scrubbers=one_of(0, 0, 0, 1),
             files=one_of(1, 2, 3, 4),
+            mergers=one_of(0, 0, 1, 2),
         )
 
     @classmethod

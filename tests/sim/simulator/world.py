@@ -47,6 +47,8 @@ def collect(client: PersistClient, collected: set[str]) -> None:
         if not key.endswith("/manifest.json") or attempt in named or _age_ms(attempt, now_ms) <= STAGING_INTENT_MS:
             continue
         data = client.blob.get(key)
+        if data is not None and BatchManifest.decode(data).run:
+            continue  # a reader may be at it, and this collector gives no grace
         if data is not None and Frontier(BatchManifest.decode(data).lower) < state.upper:
             collected.add(key)
             for garbage in [key, *(other for other in listed if _attempt(other) == attempt and other != key)]:
