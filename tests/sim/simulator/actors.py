@@ -114,7 +114,7 @@ def write_some(world: World, name: str, times: int) -> None:
 
 
 def merge_some(world: World, name: str, times: int) -> None:
-    """Somebody who merges any neighbors, at any moment."""
+    """An actor that merges any neighbors, at any moment."""
     client = world.client(name)
     for _ in range(times):
         _wait_for_a_commit(world, client)
