@@ -1,6 +1,6 @@
-"""Which files of a batch a read opens, and what it takes of each: one answer for every reader.
+"""Which files of a batch a read opens, and what it takes from each: the same for every reader.
 
-    (hollow batch, manifest, times wanted) -> pieces     a piece: a file, what to take of it, and between which times
+    (hollow batch, manifest, times needed) -> pieces     a piece: a file, what to take of it, and between which times
 
 A batch contributes to a read as of `t` what it held as of `u`, the lesser of `t` and its last time. If `u` is the last
 time of its manifest, its history is not opened at all. It is opened for earlier times, and if the state clips the batch
@@ -28,7 +28,7 @@ OKS = (PartKind.INSERTIONS, PartKind.RETRACTIONS)
 
 
 class Take(enum.StrEnum):
-    """What a read takes of a file."""
+    """What a read takes from a file."""
 
     ROWS = "rows"  # its rows as they are
     ALIVE = "alive"  # of a keyed history: insertions of the versions that are alive at `through`
@@ -38,7 +38,7 @@ class Take(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Piece:
-    """What a read takes of one file: only what has `after < time <= through` (`None`: no bound).
+    """What a read takes from one file: only what has `after < time <= through` (`None`: no bound).
 
     `lower` is the batch's.
     """
@@ -55,7 +55,7 @@ class Piece:
         return self.take in (Take.ALIVE, Take.UPDATES)
 
     def of(self, table: pa.Table) -> pa.Table:
-        """What the piece takes of the file's rows."""
+        """What the piece takes from the file's rows."""
         if self.take is Take.ALIVE:
             return alive_at(table, self.through if self.through is not None else self.lower)
         updates = updates_of(table) if self.take is Take.UPDATES else table
@@ -127,11 +127,11 @@ def all_errs(batch: HollowBatch, manifest: BatchManifest) -> Iterator[Piece]:
 
 
 def _bounds(batch: HollowBatch, manifest: BatchManifest, after: int, through: int) -> tuple[int | None, int | None]:
-    """The bounds to filter by; `None` where every update of the batch lies within."""
+    """The bounds to filter by; `None` if every update of the batch lies within."""
     high = min(through, batch.last_time)
     return (after if after >= manifest.lower else None), (high if high < manifest.last_time else None)
 
 
 def _is_over(part: Part, time: int) -> bool:
-    """Whether nothing in the file is later than `time`."""
+    """Whether no time in the file is later than `time`."""
     return part.last_time is not None and part.last_time <= time

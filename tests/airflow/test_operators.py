@@ -1,7 +1,7 @@
 """The tasks' logic, each run alone: skip, idempotence, conflicts, healing, alerts, asset events.
 
-Where a day has no input the write stage needs no Spark, so these run in milliseconds; what the batches hold is the
-matter of `test_dag_runs.py`.
+If a day has no input, the write stage needs no Spark, so these run in milliseconds; what the batches hold is tested
+in `test_dag_runs.py`.
 """
 
 from __future__ import annotations

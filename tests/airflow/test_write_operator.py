@@ -1,4 +1,4 @@
-"""The write task: what it makes of a Spark job that fails, and where the job runs."""
+"""The write task: how it reports a Spark job that fails, and where the job runs."""
 
 from __future__ import annotations
 

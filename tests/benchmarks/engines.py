@@ -4,7 +4,7 @@
     Rewrite    the floor for copy-on-write: the new table is (old anti-join keys) + upserts; no changelog, no history
     Duck       the ceiling: DuckDB writes the same insertions and retractions, without errs, digests or a commit
 
-All are given one Parquet file of events a round. Each `commit` returns the bytes it wrote.
+Each gets one Parquet file of events per round. Each `commit` returns the bytes it wrote.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TYPES = ("string", "string", "string", "int", "bigint", "double", "decimal(12,2
 
 
 class Engine(Protocol):
-    """What is timed."""
+    """The operations that are timed."""
 
     name: str
 
@@ -140,7 +140,7 @@ class Maintained(Ours):
 
 
 class Rewrite:
-    """The whole table written anew each round; only the newest event of a key counts."""
+    """The whole table is rewritten each round; only the newest event of a key counts."""
 
     name = "rewrite by anti-join"
 

@@ -55,7 +55,7 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def run(spark: SparkSession, workload: Workload, folder: Path, engines: list[Engine], feed: Path) -> dict[str, Any]:
-    """Run all rounds, engine by engine within a round, so that the machine's moods hit all alike."""
+    """Run all rounds, engine by engine within a round, so that other load on the machine affects all engines."""
     seconds: dict[str, list[float]] = {engine.name: [] for engine in engines}
     written: dict[str, list[int]] = {engine.name: [] for engine in engines}
     given: list[int] = []
@@ -88,7 +88,7 @@ def run(spark: SparkSession, workload: Workload, folder: Path, engines: list[Eng
 
 
 def report(measured: dict[str, Any]) -> str:
-    """Markdown: one table of seconds, one of ratios with what is aimed at."""
+    """Markdown: one table of seconds, one of ratios with the targets."""
     ours, floor, duck = (measured["commit_s"][name] for name in (Ours.name, Rewrite.name, Duck.name))
     rounds = slice(_WARM_ROUNDS + 1, None)
 

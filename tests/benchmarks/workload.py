@@ -22,7 +22,7 @@ VALUE_COLUMNS = ("name", "mail", "city", "age", "visits", "score", "balance", "b
 
 @dataclass(frozen=True)
 class Workload:
-    """What is run. `seed` makes it another one of the same kind."""
+    """The parameters of a run. `seed` selects another run of the same kind."""
 
     keys: int
     events: int

@@ -164,8 +164,8 @@ def persistent_upsert(
 
     `state`: committed updates (`persist_spark.read.parts`), all before `lower`, of at least every slot in the batch,
     oks and errs; value columns of retractions may be null. `stash`: the stash before, in the records frame, not
-    consolidated; what it holds before `stash_frontier` (default: `lower`) was processed since. `late` is for
-    a record whose time lies before `lower`: it was never consumed and is lifted or made an err; or (`persisted`: the
+    consolidated; what it holds before `stash_frontier` (default: `lower`) was processed since. `late`: what to do
+    if a record's time lies before `lower`: it was never consumed and is lifted or made an err; or (`persisted`: the
     caller redelivers) it is dropped and counted. `is_delta`: emit only newly stashed records. `may_stash=False`
     promises that no time lies at or after `upper`, and leaves out the columns that only the stash has. `is_thorough`:
     expand truncates and break ties; `state` then has to hold *all* slots.

@@ -40,7 +40,7 @@ Row = tuple[Any, ...]
 
 
 class Shard:
-    """One shard in memory, with the pieces that the tests reach for."""
+    """One shard in memory, with the objects that the tests use."""
 
     def __init__(self, schema: CollectionSchema = SCHEMA) -> None:
         self.clock = ManualClock(1_000)

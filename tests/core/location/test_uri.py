@@ -1,4 +1,4 @@
-"""What may be printed of a URI."""
+"""The printable form of a URI."""
 
 from __future__ import annotations
 

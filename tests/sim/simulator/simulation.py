@@ -69,7 +69,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a simulation: the deviations that took place, all calls, and the finding, if there is one."""
+    """The result of a simulation: the deviations that took place, all calls, and the finding, if any."""
 
     script: Script
     log: tuple[tuple[str, str], ...]
@@ -184,7 +184,7 @@ class _Simulation:
             self.feed.drop(file)
 
     def _close(self) -> None:
-        """A few more dag runs, undisturbed, have to bring everything to its end; then the last checks."""
+        """A few more dag runs without faults must complete everything; then the last checks."""
         for file in self.feed.late:
             self.feed.drop(file)
         for end in CLOSING_ENDS:
