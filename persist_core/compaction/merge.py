@@ -8,7 +8,7 @@ The files are an attempt like any other: nothing that a reader sees changes befo
 that dies leaves garbage. Any number of merges may run side by side; of two that share an input, one is `NotReplaced`.
 
 History is append-only by nature: a file of it is carried into the run as it is, unless the history rewritten by this
-merge is more than half its size. So a shard that keeps its history for ever rewrites each of its rows only
+merge is more than half its size. So a shard that keeps its history permanently rewrites each of its rows only
 logarithmically often.
 """
 

@@ -1,6 +1,6 @@
 """Which files of a batch a read opens, and what it takes of each: one answer for every reader.
 
-    (hollow batch, manifest, times wanted) -> pieces     a piece: a file, what to take of it, and between which times
+    (hollow batch, manifest, time range) -> pieces       a piece: a file, what to take of it, and between which times
 
 A batch contributes to a read as of `t` what it held as of `u`, the lesser of `t` and its last time. If `u` is the last
 time of its manifest, its history is not opened at all. It is opened for earlier times, and if the state clips the batch
@@ -127,7 +127,7 @@ def all_errs(batch: HollowBatch, manifest: BatchManifest) -> Iterator[Piece]:
 
 
 def _bounds(batch: HollowBatch, manifest: BatchManifest, after: int, through: int) -> tuple[int | None, int | None]:
-    """The bounds to filter by; `None` where every update of the batch lies within."""
+    """The bounds to filter by; `None` if every update of the batch lies within them."""
     high = min(through, batch.last_time)
     return (after if after >= manifest.lower else None), (high if high < manifest.last_time else None)
 

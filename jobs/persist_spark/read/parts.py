@@ -57,7 +57,7 @@ def _taken(
     after: int | None,
     through: int | None,
 ) -> DataFrame:
-    """The same as `Piece.of`, of several files at once; only that what is undone keeps its time."""
+    """The same as `Piece.of`, of several files together, except that undone updates keep their times."""
     has_ends = take in (Take.ALIVE, Take.UPDATES)
     found = scan_keys(spark, blob, keys, T.StructType([*schema.fields, *_ENDED] if has_ends else schema.fields))
     if take is Take.ALIVE:
