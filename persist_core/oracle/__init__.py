@@ -1,1 +1,1 @@
-"""The semantics in plain, slow, obvious Python: what Spark's answers are compared with."""
+"""The semantics in plain, slow, obvious Python. Tests compare Spark's results with it."""

@@ -21,7 +21,7 @@ Slot = tuple[Any, ...] | bytes
 
 @dataclass(frozen=True)
 class Err:
-    """An error as a value. Two are equal by kind, key bytes and payload; the message is for people."""
+    """An error as a value. Two are equal by kind, key bytes and payload; the message is for users."""
 
     kind: str
     key_bytes: bytes | None
@@ -34,7 +34,7 @@ Value = tuple[Any, ...] | Err
 
 @dataclass(frozen=True)
 class UpsertDiff:
-    """One differential update: `value` of `slot` came (`diff` 1) or went (-1) at `time`."""
+    """One differential update: `value` of `slot` was inserted (`diff` 1) or retracted (-1) at `time`."""
 
     slot: Slot
     value: Value

@@ -97,14 +97,14 @@ def drain_sealed_input(
 ) -> Drained:
     """The updates that `records` and `stash` make of `state`, for the batch `[lower, upper)`.
 
-    `late` says what becomes of a record whose time lies before `lower`: it was never consumed and is lifted or made an
+    `late` defines how to handle a record whose time lies before `lower`: it was never consumed and is lifted or made an
     err; or it is redelivered (`persisted`), dropped and counted. `as_of_frontier` advances earlier times to it. `stash`
     may hold what later records beat, and, before `stash_frontier` (default: `lower`), what earlier drains have
-    processed (a chain of deltas does); from there on it is always lifted. `schema` names the columns where canonical
-    bytes decide; without it they are numbered.
+    processed (a chain of deltas does); from there on it is always lifted. `schema` names the columns for canonical
+    bytes; without it they are numbered.
 
-    Raises `BadBounds` for bounds that are none and for a state that reaches into them, `InvariantViolation` for a
-    state that is no keyed collection.
+    Raises `BadBounds` for an empty or reversed interval and for a state that reaches into it, `InvariantViolation` for
+    a state that is not a keyed collection.
     """
     drain = _Drain(lower, upper, late, _floor(lower, upper, as_of_frontier), schema)
     processed = lower if stash_frontier is None else stash_frontier
@@ -165,7 +165,7 @@ class _Arrival:
 
     @property
     def rank(self) -> tuple[Any, ...]:
-        """What decides within one (slot, time), canonical bytes apart."""
+        """What decides within one (slot, time), before canonical bytes."""
         return (self.at, _comparable(self.record.order))
 
 
@@ -254,7 +254,7 @@ class _Drain:
     def _expand_truncate(self, by_slot: dict[Slot | None, list[_Arrival]], contents: dict[Slot, Value]) -> None:
         """Add a tombstone, at the truncate's time and order, for every slot that holds a value just before it.
 
-        Of several truncates at one time the last one does all that the others do, so only it is expanded.
+        Of several truncates at one time the last one has the effect of all, so only it is expanded.
         """
         if not by_slot.get(None):
             return
@@ -283,7 +283,7 @@ class _Drain:
         return (arrival.rank, 1, self._canonical(value)) if isinstance(value, tuple) else (arrival.rank, 0, b"")
 
     def _canonical(self, value: tuple[Any, ...] | None) -> bytes:
-        """Canonical bytes of a value; of nulls if there is none."""
+        """Canonical bytes of a value; of nulls if there is no value."""
         width = len(self.schema.values) if self.schema else len(value or ())
         return canonical_bytes(value or (None,) * width, self._names("value", width))
 

@@ -21,7 +21,7 @@ Row = tuple[Any, ...] | Err
 
 @dataclass(frozen=True)
 class ViewUpdate:
-    """`diff` copies of `row` came (or went, if it is negative) at `time`."""
+    """`diff` copies of `row` were inserted (or retracted, if it is negative) at `time`."""
 
     row: Row
     time: int
@@ -52,7 +52,7 @@ def install_desired(desired: Iterable[Row], persisted: Iterable[ViewUpdate], *, 
 
 
 def contents(updates: Iterable[ViewUpdate], *, as_of: int) -> dict[tuple[Any, ...], int]:
-    """How often each row (by `identity`) is there as of that time; a negative count is a broken shard's."""
+    """How often each row (by `identity`) occurs as of that time; a negative count means a damaged shard."""
     sums: Counter[tuple[Any, ...]] = Counter()
     for update in updates:
         if update.time <= as_of:
@@ -61,5 +61,5 @@ def contents(updates: Iterable[ViewUpdate], *, as_of: int) -> dict[tuple[Any, ..
 
 
 def inherited(err: Err, name: str) -> Err:
-    """An input's err as its view has it: its kind tells which input it comes from."""
+    """An input's err as it appears in the view: its kind names the input that it comes from."""
     return Err(f"{name}{ERR_KIND_SEPARATOR}{err.kind}", err.key_bytes, err.payload, err.message)

@@ -1,4 +1,4 @@
-"""Conflicts as records: what `persist conflicts` lists and what notifiers fire once for.
+"""Conflicts as records: `persist conflicts` lists them, and notifiers fire once for each.
 
 A conflict is one description that lost its append. Its record's key comes from the description's token, so that a
 retry or a zombie that loses again with the same description finds the record there and does not alert twice.
@@ -50,7 +50,7 @@ class ConflictRecord:
         return (
             f"CAS conflict on shard {self.shard}: expected upper {self.expected_upper}, found {found};"
             f" lost [{self.expected_upper}, {upper}) of {self.loser}; won by {self.winner or 'an older commit'}."
-            " Nothing is lost or doubled: the input is minted again from the new upper"
+            " No input is lost or duplicated: it is minted again from the new upper"
         )
 
 

@@ -6,7 +6,7 @@
 
 A fork reads no data, so its cost does not depend on the size of the shard, and it works if later parts are damaged. The
 new shard has the upper and the progress of the checkpoint: it consumes again, at the correct times, all input since.
-After that the two shards only share parts, which neither of them changes.
+After that the two shards share only parts, which neither of them changes.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     checkpoint --point_of, verified--> RestorePoint ─┐
     shard's batches since then --undo--> updates ────┴─ stage ──> one compare-and-set: [upper, upper + 1)
 
-1. A restore is an ordinary append: history stays, a lost race is a `Conflict`, a second try is the first one's answer.
+1. A restore is an ordinary append: history stays, a lost race is a `Conflict`, a second try returns the first result.
    Only its manifest says that progress goes back (`BatchManifest.restored`), so no other writer can do that.
 2. The contents at the new time are those as of the checkpoint: what has changed since is read and undone. So its cost
    is that of the changes, whatever the shard's size.
@@ -157,7 +157,7 @@ def restore(client: PersistClient, plan: RestorePlan, *, writer: str) -> Committ
     """
     state = client.state(plan.shard)
     checkpoint = plan.point.checkpoint
-    with suppress(Corruption, InvalidInput):  # these checkpoints allow to undo the restore
+    with suppress(Corruption, InvalidInput):  # these checkpoints make it possible to undo the restore
         publish_missing(client, state)
     parent, attempt = state.newest_commit, client.ids.uuid7()
     token = restore_token("restore", plan.shard, plan.lower, checkpoint.checkpoint_id)

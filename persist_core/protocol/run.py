@@ -1,4 +1,4 @@
-"""The one driver of the write protocol: mint, write, append, and again.
+"""The one driver of the write protocol: it repeats mint, write and append.
 
     rounds(...)            -> Minted, then Round or Conflict, again and again; at the end NothingToDo
     bring_up_to_date(...)  -> RunReport: all rounds and their checkpoints, as `persist run` makes them
@@ -170,7 +170,7 @@ def _checkpoint(client: PersistClient, config: ShardConfig, say: Callable[[str],
 
 
 def _lines(config: ShardConfig, step: Step) -> list[str]:
-    """What a person is shown of a step."""
+    """The line that a user sees for a step."""
     if isinstance(step, Minted):
         described = step.description
         return [

@@ -8,8 +8,8 @@
 Invariants, which let a caller retry any of them at any time:
 
 1. Nothing before `append` changes what a reader sees; `append` changes it in one compare-and-set.
-2. The token comes from the shard, the description and the writer (dag run), never from a try: a second append of the
-   same description is the first one's answer.
+2. The token comes from the shard, the description and the writer (DAG run), never from a try: a second append of the
+   same description returns the result of the first.
 3. A description is valid while the shard's upper is its lower. At most one of the valid ones is ever appended.
 """
 
@@ -61,7 +61,7 @@ EMPTY_ROWS = "empty"  # the rows' digest of a batch without updates
 class NothingToDo:
     """There is no run to make: the reason, for the skip message. `upper` is the shard's.
 
-    `pending` counts inputs that this run should have taken and can't, for the shard already covers its interval
+    `pending` counts inputs that this run should have taken and can't, because the shard already covers its interval
     (`None`: they can't be listed). If it is not 0, callers warn: `reason` says what to do.
     """
 
@@ -104,7 +104,7 @@ def mint(
         try:
             return _mint(client, config, state, until=until, writer=writer)
         except CorruptArtifact:
-            # Where somebody else has committed meanwhile, retention may have taken what this one was reading.
+            # If another writer has committed meanwhile, retention may have deleted what this one was reading.
             if client.state(config.name).newest_commit == state.newest_commit:
                 raise
     return _mint(client, config, client.ensure_shard(config.name), until=until, writer=writer)
@@ -116,7 +116,7 @@ def _mint(
     source = source_of(client, config)
     lower = state.upper.time or 0
     if state.upper.is_closed:
-        reason = f"shard {config.name} is closed: nothing more will ever come"
+        reason = f"shard {config.name} is closed: it accepts no more updates"
         return _with_pending(reason, source, state, until, client.clock.now_ms())
     if until is not None and until <= lower:
         own = next((commit for commit in state.commits if (commit.writer, commit.upper) == (writer, until)), None)
@@ -214,7 +214,7 @@ def _describe(
 
 
 def _stash_frontier(client: PersistClient, state: ShardState) -> int | None:
-    """What a restore says of the stash that it brought back: see `BatchDescription.stash_frontier`."""
+    """The effect of a restore on the stash that it brought back: see `BatchDescription.stash_frontier`."""
     parent = state.newest_commit
     if parent is None or parent.restored_from is None:
         return None
@@ -237,8 +237,8 @@ def write_without_input(client: PersistClient, config: ShardConfig, description:
 def manifest_of_outdated(client: PersistClient, config: ShardConfig, description: BatchDescription) -> str:
     """The key of a batch to append if the write stage found the description outdated and staged none.
 
-    Either the description is a commit already (a cleared run), and that commit's own manifest says so again; or its
-    append can only be refused, and an empty batch is enough to find out by whom.
+    Either the description is a commit already (a cleared run), and the key is that of the commit's own manifest; or its
+    append can only be refused, and an empty batch is enough to find the winner.
     """
     state = client.state(description.shard)
     commit = _commit_of(state, description)
@@ -288,13 +288,13 @@ def _outdated(state: ShardState, description: BatchDescription) -> OutdatedDescr
 def outdated_first(client: PersistClient, description: BatchDescription) -> Iterator[None]:
     """Turn any failure inside into `OutdatedDescription` if the shard has advanced beyond the description's lower.
 
-    Retention may have deleted the operator state that the description starts from, which is no corruption then. The
+    Retention may have deleted the operator state that the description starts from, which is then not corruption. The
     shard has also advanced if another try has committed this description.
     """
     try:
         yield
     except Exception as error:
-        with suppress(StorageError):  # then the error at hand says more
+        with suppress(StorageError):  # then the original error is more specific
             state = client.state(description.shard)
             if state.upper != Frontier(description.lower):
                 raise _outdated(state, description) from error

@@ -6,7 +6,7 @@
 
 `python -m tests.e2e.git_feed REPO` replays REPO through mint, write (Spark), append and checkpoint in a handful of
 batches, and compares the table with git at sampled commits (tests/e2e/git_replay.py). REPO is only read. A shallow
-clone does too: its oldest commit then counts as the one that added everything.
+clone works too: its oldest commit then counts as the one that added everything.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def tree(repo: Path, commit: str) -> Tree:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line: replay and compare, print what was done; 1 where table and git differ."""
+    """The command line: replay and compare, print the results; 1 if table and git differ."""
     from persist_core.clock import SystemClock
     from persist_core.location.open import open_location
     from persist_core.location.settings import PersistLocation

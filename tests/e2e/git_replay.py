@@ -107,7 +107,7 @@ def _run(spark: SparkSession, client: PersistClient, config: CollectionConfig, u
 
 
 def compare(client: PersistClient, repo: Path, history: Sequence[str], times: Sequence[int]) -> None:
-    """Raise `AssertionError` unless the table as of each of these times is what git says of that commit."""
+    """Raise `AssertionError` unless the table as of each of these times is equal to git's tree of that commit."""
     reader = client.open_reader(COLLECTION)
     before: tuple[int, Tree] | None = None
     for time in times:

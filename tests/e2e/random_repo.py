@@ -1,4 +1,4 @@
-"""A git repository with a random history, made by `git fast-import`: hundreds of commits in a blink."""
+"""A git repository with a random history, made by `git fast-import`: hundreds of commits in little time."""
 
 from __future__ import annotations
 

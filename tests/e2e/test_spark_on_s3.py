@@ -68,7 +68,7 @@ def run_view(location: PersistLocation, folder: Path, settings: SparkSettings) -
 
 
 def by_city(customers: list[dict[str, Any]]) -> list[str]:
-    """What the view's query comes to."""
+    """The result of the view's query."""
     cities: dict[str | None, list[Any]] = {}
     for customer in customers:
         cities.setdefault(customer["city"], []).append(customer["balance"])

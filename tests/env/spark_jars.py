@@ -3,8 +3,8 @@
     python -m tests.env.spark_jars           brings those of the installed Spark into .cache/spark-jars/<Hadoop version>
     python -m tests.env.spark_jars lock      resolves `ROOTS` again and writes the lists
 
-What fetches them is Ivy, which every Spark has on board for `spark.jars.packages`; so neither Maven nor a downloader of
-our own is needed, and the same settings count: `DEFAULT_ARTIFACT_REPOSITORY` names another repository than Ivy's
+Ivy fetches them, which every Spark includes for `spark.jars.packages`; so neither Maven nor a downloader of
+our own is needed, and the same settings apply: `DEFAULT_ARTIFACT_REPOSITORY` names another repository than Ivy's
 default, `PERSIST_IVY_SETTINGS` an Ivy settings file (mirrors, proxies, passwords). A list is complete: nothing is
 resolved when jars are installed, and each must have the SHA-256 that the list says.
 """
@@ -86,8 +86,8 @@ def install(hadoop: str, spark_home: Path) -> Path:
             if found.get(jar.file_name) != jar.sha256:
                 raise SystemExit(
                     f"{jar.coordinates}: SHA-256 {found.get(jar.file_name)}; expected {jar.sha256}, as"
-                    f" {list_path(hadoop).relative_to(ROOT)} says. Nothing was installed: look at what repository it"
-                    " came from"
+                    f" {list_path(hadoop).relative_to(ROOT)} says. Nothing was installed: check the"
+                    " repository that it came from"
                 )
         shutil.rmtree(folder, ignore_errors=True)
         fetched.rename(folder)

@@ -40,7 +40,7 @@ def main(what: str) -> int:
 
 
 def _refresh(client: PersistClient, spec: JobSpec) -> None:
-    """A view: the ids of its one input, all of them new. A trial says so."""
+    """A view: the ids of its one input, all of them new. A trial reports the same."""
     (name,), at = spec.config.model_dump()["inputs"], (spec.description.upper or 0) - 1
     found = client.open_reader(name).snapshot(at)
     if spec.trial_as_of is not None:

@@ -53,7 +53,7 @@ def replay() -> dict[int, Rows]:
 
 
 def _change(line: bytes) -> tuple[int, int, dict[str, Any] | None] | None:
-    """Key, LSN, and the row (`None` where it is deleted or can't be decoded); `None` for what is no change of a row."""
+    """Key, LSN, and the row (`None` if it is deleted or can't be decoded); `None` for a record without a row change."""
     try:
         event = json.loads(line)
     except ValueError:

@@ -52,7 +52,7 @@ STRAY = 3  # how far a record's time may lie outside of its batch
 
 @dataclass(frozen=True)
 class SealedInput:
-    """What one batch `[lower, upper)` reads; `upper` is `None` where the input ends."""
+    """What one batch `[lower, upper)` reads; `upper` is `None` if the input ends."""
 
     lower: int
     upper: int | None

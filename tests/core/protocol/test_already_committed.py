@@ -1,4 +1,4 @@
-"""A description that is committed ends every stage that is tried again as already committed, whatever became of it."""
+"""A description that is committed ends every repeated stage as already committed, whatever happened to its input."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def world(tmp_path: Path) -> World:
 
 
 def test_a_mint_that_was_repeated_before_its_zombie_committed(world: World) -> None:
-    """The second mint's answer is what later tasks get; the first one's write and append happen all the same."""
+    """The second mint's answer is what later tasks get; the first one's write and append still happen."""
     zombie, repeated = world.minted(DAY_MS), world.minted(DAY_MS)
     committed = stages.append(world.client, zombie, world.write(zombie, ROWS))
     assert isinstance(committed, Committed)

@@ -27,7 +27,7 @@ SNAPSHOT_EVERY = 4
 
 
 class Runs:
-    """Dag runs of one collection, their write stage done by hand: it stages what it is told to stash."""
+    """Dag runs of one collection, their write stage done by hand: it stages the given stash."""
 
     def __init__(self, folder: Path, blob: MemBlob | None = None) -> None:
         clock = ManualClock(1_700_000_000_000)

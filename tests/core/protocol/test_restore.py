@@ -1,4 +1,4 @@
-"""Going back to a checkpoint and on again: over random histories, and with damaged state."""
+"""Restores to a checkpoint and the runs after them: over random histories, and with damaged state."""
 
 from __future__ import annotations
 

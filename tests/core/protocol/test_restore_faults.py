@@ -1,4 +1,4 @@
-"""Restores and forks that die at any call of a store, meet faults, or meet each other."""
+"""Restores and forks that crash at any call of a store, see injected faults, or race each other."""
 
 from __future__ import annotations
 
