@@ -25,7 +25,7 @@ _BAD_SLOT = "_persist_bad_slot"  # what identifies an err whose key could not be
 
 @dataclass(frozen=True)
 class Counted:
-    """What was read: parts, their bytes as their manifests say, and updates."""
+    """What was read: parts, their bytes according to their manifests, and updates."""
 
     parts: int
     size_bytes: int
@@ -63,7 +63,7 @@ def check_contents(examined: Examined, found: Violations) -> Counted:
 def _read(
     client: PersistClient, parts: list[Part], fields: Mapping[PartKind, pa.Schema]
 ) -> dict[str, pa.Table | Exception]:
-    """Every part's rows by its key, or what reading it has raised."""
+    """Every part's rows by its key, or the exception that reading it raised."""
 
     def attempt(part: Part) -> pa.Table | Exception:
         try:
@@ -94,7 +94,7 @@ def _is_err(part: Part) -> bool:
 def _check_batch(
     batch: HollowBatch, manifest: BatchManifest, read: Mapping[str, pa.Table | Exception], found: Violations
 ) -> None:
-    """What a batch's manifest and its parts say of its updates."""
+    """Compare the updates in a batch's parts with its manifest."""
     found_counts = dict.fromkeys(vars(BatchCounts()), 0)
     is_whole = True
     for part in manifest.parts:
@@ -130,7 +130,7 @@ def _check_part(part: Part, table: pa.Table, manifest: BatchManifest, found: Vio
         expected = pc.greater
     others = pc.sum(pc.invert(pc.fill_null(expected(table[DIFF], 0), False))).as_py() or 0
     if others:
-        found.add("counts", f"{part.key}: {others} updates whose diffs are not those of {part.kind}")
+        found.add("counts", f"{part.key}: {others} updates whose diffs do not match {part.kind}")
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:
@@ -194,7 +194,7 @@ def _check_counts_not_negative(updates: pa.Table, found: Violations) -> None:
 def _negative_counts(updates: pa.Table) -> Iterator[tuple[dict[str, object], int]]:
     names = [name for name in updates.column_names if name not in (TIME, DIFF)]
     order = [(name, "ascending") for name in [*names, TIME]]
-    # One diff a row and time, so that the order of equal times says nothing.
+    # One diff per row and time, so that the order of equal times does not matter.
     summed = updates.group_by([*names, TIME], use_threads=False).aggregate([(DIFF, "sum")])
     summed = summed.rename_columns([*names, TIME, DIFF]).sort_by(order).combine_chunks()
     if not len(summed):

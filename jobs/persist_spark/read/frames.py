@@ -10,7 +10,8 @@ The state is read when the function is called; the parts when the DataFrame is u
 for long reads take a lease (`PersistClient.open_leased_reader`).
 
 A missing part, or one of another size than its manifest says, raises `CorruptArtifact` from the function. A page whose
-checksum is wrong fails the action on the DataFrame with Spark's own error, which names the file.
+checksum is wrong fails the action on the DataFrame with Spark's own error, which names the file. In the same way fails
+a row of a multiset, or an err, whose diffs add up to less than 0 or to more than `MAX_COPIES`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOA
 from persist_core.shard.batch import BatchManifest, HollowBatch, PartKind
 from persist_core.shard.pieces import Piece, errs_between, oks_as_of, oks_between
 from persist_spark.frame import ERR_COLUMNS, named, part_type
-from persist_spark.read.damage import check_sizes, part_sizes
+from persist_spark.read.damage import check_sizes, part_sizes, possible_counts
 from persist_spark.read.parts import scan_pieces
 
 # Retractions up to here are broadcast: about 100 MB of keys and times in each executor.
@@ -51,7 +52,7 @@ def snapshot(spark: SparkSession, location: Location, shard: str, as_of: int | N
     columns = [named(column.name) for column in reading.schema.columns]
     found = reading.pieces(lambda batch, manifest: oks_as_of(batch, manifest, reading.through))
     if not reading.schema.key:
-        return _multiset(reading.frame(found), reading.schema)
+        return _multiset(reading.frame(found), shard, reading.schema)
     insertions = reading.frame([piece for piece in found if piece.part.kind is not PartKind.RETRACTIONS])
     ends = [piece for piece in found if piece.part.kind is PartKind.RETRACTIONS]
     if not ends:
@@ -74,7 +75,7 @@ def errors(spark: SparkSession, location: Location, shard: str, as_of: int | Non
     reading = _open(spark, location, shard, as_of)
     identity = [*map(named, reading.schema.key_names), *map(F.col, (ERR_KIND, ERR_KEY, ERR_PAYLOAD))]
     inserted_at = F.when(F.col(DIFF) > 0, F.col(TIME))
-    live = (
+    counted = (
         reading.frame(reading.errs())
         .groupBy(*identity)
         .agg(
@@ -82,8 +83,8 @@ def errors(spark: SparkSession, location: Location, shard: str, as_of: int | Non
             F.max_by(ERR_MESSAGE, inserted_at).alias(ERR_MESSAGE),
             F.max(inserted_at).alias(TIME),
         )
-        .where(F.col(DIFF) > 0)
     )
+    live = possible_counts(counted, shard, identity).where(F.col(DIFF) > 0)
     copies = live if reading.schema.key else _repeated(live)  # at most one err per slot of a key; a view may have more
     return copies.select(*map(named, reading.schema.key_names), *ERR_COLUMNS, TIME)
 
@@ -175,16 +176,15 @@ def _nothing(spark: SparkSession, frame: T.StructType) -> DataFrame:
     return spark.createDataFrame([], frame)
 
 
-def _multiset(updates: DataFrame, schema: CollectionSchema) -> DataFrame:
+def _multiset(updates: DataFrame, shard: str, schema: CollectionSchema) -> DataFrame:
     """Rows of a shard without a key, each as often as its diffs say."""
     flat = [f"c{i}" for i in range(len(schema.columns))]
     renamed = updates.select(
         *[named(column.name).alias(name) for name, column in zip(flat, schema.columns, strict=True)], DIFF
     )
-    counted = renamed.groupBy(*flat).agg(F.sum(DIFF).alias(DIFF)).where(F.col(DIFF) > 0)
-    return _repeated(counted).select(
-        *[F.col(name).alias(column.name) for name, column in zip(flat, schema.columns, strict=True)]
-    )
+    row = [F.col(name).alias(column.name) for name, column in zip(flat, schema.columns, strict=True)]
+    counted = possible_counts(renamed.groupBy(*flat).agg(F.sum(DIFF).alias(DIFF)), shard, row)
+    return _repeated(counted.where(F.col(DIFF) > 0)).select(*row)
 
 
 def _repeated(counted: DataFrame) -> DataFrame:

@@ -1,4 +1,4 @@
-"""Damage to derived objects holds nothing back: it is repaired from the commits or moved aside, and reported."""
+"""Damage to derived objects stops no task: it is repaired from the commits or moved aside, and reported."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_copy_that_cannot_be_copied_again_is_reported_and_stops_nothing() -> N
 
 
 def test_a_whole_checkpoint_of_a_damaged_commit_is_left_alone() -> None:
-    """It may hold the only whole copy of the operator state."""
+    """It may contain the only intact copy of the operator state."""
     shard = Shard()
     first, second = shard.commit(), shard.commit()
     shard.publish()
