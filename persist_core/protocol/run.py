@@ -152,15 +152,21 @@ def bring_up_to_date(
         if isinstance(step, Conflict):
             conflicts += 1
         elif isinstance(step, Round):
-            stages.checkpoint(client, config)
+            _checkpoint(client, config, say)
             done.append(step)
         elif isinstance(step, NothingToDo):
-            stages.checkpoint(client, config)  # a run that died after its append left this undone
+            _checkpoint(client, config, say)  # a run that died after its append left this undone
             return RunReport(config.name, tuple(done), step.reason, conflicts)
     raise RunFailed(
         f"shard {config.name}: lost {conflicts} appends to other writers; the last one committed nothing. Run"
         f" `persist conflicts {config.name}` to see the writers, and let one schedule write this shard"
     )
+
+
+def _checkpoint(client: PersistClient, config: ShardConfig, say: Callable[[str], None]) -> None:
+    report = stages.checkpoint(client, config)
+    for warning in report.warnings if report else ():
+        say(f"warning: checkpoints of {config.name}: {warning}")
 
 
 def _lines(config: ShardConfig, step: Step) -> list[str]:

@@ -221,6 +221,8 @@ class CheckpointManifestOperator(_PersistOperator):
                 return None
             report = _report(client, "published", client.state(self.shard).newest_commit)
         self.log.info("%s", published)
+        for warning in published.warnings:
+            self.log.warning("checkpoints of shard %s: %s", self.shard, warning)
         set_event_extra(context, self.asset, report)
         return report
 

@@ -24,6 +24,7 @@ from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.protocol import run, stages
 from persist_core.protocol.conflicts import list_conflicts
+from persist_core.shard.keys import CheckpointLayout
 from tests.airflow.fruit import NAME, START_MS, Fruit, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
 
@@ -134,6 +135,21 @@ def test_every_task_may_run_again(dag: Any, client: PersistClient) -> None:
     run.run(CHECKPOINT)
     assert len(client.state(NAME).commits) == 1
     assert not list_conflicts(client.blob, NAME)
+
+
+def test_repaired_checkpoints_are_logged_as_warnings(
+    dag: Any, client: PersistClient, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = DagRunDriver(dag, end_of(0))
+    run.run_all()
+    key = CheckpointLayout(NAME).manifest(run.xcoms[MINT]["checkpoint_id"])
+    client.blob.set(key, b"damaged")
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        run.run(CHECKPOINT)
+    logged = caplog.text + capsys.readouterr().out
+    assert f"checkpoints of shard {NAME}: repaired {key}" in logged
+    assert "WARNING" in logged.upper()
 
 
 def test_a_conflict_names_both_sides_and_fails_the_first_try(
