@@ -1,4 +1,4 @@
-"""The only door to wall time and to sleeping. Everything else is handed a `Clock`."""
+"""The only module that reads wall time or sleeps. All other code receives a `Clock`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the core needs of time. Tests pass `ManualClock`."""
+    """The clock that the core uses. Tests pass `ManualClock`."""
 
     def now_ms(self) -> int:
         """Milliseconds since the Unix epoch, UTC."""
         ...
 
     def sleep_ms(self, duration_ms: int) -> None:
-        """Wait that long."""
+        """Wait for `duration_ms` milliseconds."""
         ...
 
 

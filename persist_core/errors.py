@@ -1,13 +1,13 @@
 """Every error this project raises, grouped by what the handler does next.
 
     PersistError
-      InvalidInput      the call is wrong: change the arguments, retrying is useless
-      NotReadable       the data asked for is not (or no longer) there: ask for other times
-      Corruption        stored bytes break a promise: stop, run `persist fsck`, restore
-      RunFailed         this run may not commit: nothing was committed; correct the input and run again
-      StorageError      the store did not do it (Determinate) or did not answer (Indeterminate)
+      InvalidInput      the call is invalid: change the arguments; a retry fails again
+      NotReadable       the requested data does not exist (any longer): request other times
+      Corruption        stored bytes violate an invariant: stop, run `persist fsck`, restore
+      RunFailed         this run must not commit: nothing was committed; correct the input and run again
+      StorageError      the store did not do the operation (Determinate) or did not answer (Indeterminate)
 
-A lost race is no error: compare-and-set mismatches, upper mismatches and conflicts are values.
+A lost race is not an error: compare-and-set mismatches, upper mismatches and conflicts are values.
 Each class has a stable `kind` (for metrics, JSON output and failure records); messages name the thing, the value
 found, the value expected and what to do next. Nothing in a message may be a secret: URIs are redacted first.
 """
@@ -24,7 +24,7 @@ class PersistError(Exception):
 
 
 class InvalidInput(PersistError, ValueError):
-    """The arguments are wrong. Nothing was changed; the same call will fail again."""
+    """The arguments are invalid. Nothing was changed; the same call will fail again."""
 
     kind: ClassVar[str] = "invalid_input"
 
@@ -36,7 +36,7 @@ class InvalidUri(InvalidInput):
 
 
 class UnfitStore(InvalidInput):
-    """A store that does not keep what the location's contract needs of it. Nothing was changed; use another store."""
+    """A store that does not meet the location's contract. Nothing was changed; use another store."""
 
     kind: ClassVar[str] = "unfit_store"
 
@@ -54,19 +54,19 @@ class InvalidSeqNo(InvalidInput):
 
 
 class InvalidTime(InvalidInput):
-    """A timestamp outside `[0, 2**63 - 1]` or a text that is no time."""
+    """A timestamp outside `[0, 2**63 - 1]`, or a text that cannot be parsed as a time."""
 
     kind: ClassVar[str] = "invalid_time"
 
 
 class BadBounds(InvalidInput):
-    """An interval `[lower, upper)` that is empty or runs backwards, or holds an update outside of it."""
+    """An interval `[lower, upper)` that is empty or reversed, or a batch with an update outside its interval."""
 
     kind: ClassVar[str] = "bad_bounds"
 
 
 class TokenReuse(InvalidInput):
-    """A token that is bound to a commit came again with different contents."""
+    """A token that is bound to a commit was used again with different contents."""
 
     kind: ClassVar[str] = "token_reuse"
 
@@ -84,25 +84,25 @@ class SchemaMismatch(InvalidInput):
 
 
 class ConfigError(InvalidInput):
-    """A collection file is wrong. The message names file, field, what was found and what was expected."""
+    """A collection or view file is invalid. The message names file and field, value found and value expected."""
 
     kind: ClassVar[str] = "config"
 
 
 class NotReadable(PersistError):
-    """What was asked for cannot be read. Nothing was changed; other times or another shard may be readable."""
+    """The requested data cannot be read. Nothing was changed; other times or another shard may be readable."""
 
     kind: ClassVar[str] = "not_readable"
 
 
 class ShardNotFound(NotReadable):
-    """No such shard in this location."""
+    """The shard does not exist in this location."""
 
     kind: ClassVar[str] = "shard_not_found"
 
 
 class CheckpointNotFound(NotReadable):
-    """No such checkpoint of this shard: it never was, or retention has deleted it."""
+    """The shard has no such checkpoint: it never existed, or retention has deleted it."""
 
     kind: ClassVar[str] = "checkpoint_not_found"
 
@@ -120,7 +120,7 @@ class LeaseExpired(NotReadable):
 
 
 class Corruption(PersistError):
-    """Stored state breaks an invariant or a digest. Stop writing; `persist fsck` says more."""
+    """Stored state violates an invariant or does not match its digest. Stop writing and run `persist fsck`."""
 
     kind: ClassVar[str] = "corruption"
 
@@ -144,7 +144,7 @@ class InvariantViolation(Corruption):
 
 
 class RunFailed(PersistError):
-    """A run that may not commit. Nothing was committed; the description is void, the next mint may take more input."""
+    """A run that must not commit. Nothing was committed; the description is void; the next mint may take more input."""
 
     kind: ClassVar[str] = "run_failed"
 
@@ -156,7 +156,7 @@ class OutdatedDescription(RunFailed):
 
 
 class AlreadyCommitted(OutdatedDescription):
-    """The description is a commit already: nothing is left to write, and append answers with that commit."""
+    """The description is already committed: nothing is left to write, and append returns that commit."""
 
     kind: ClassVar[str] = "already_committed"
 
@@ -174,24 +174,24 @@ class TooManyUpdates(RunFailed):
 
 
 class SourceChanged(RunFailed):
-    """A frozen input file is gone or was changed between minting and reading."""
+    """A frozen input file was deleted or changed between minting and reading."""
 
     kind: ClassVar[str] = "source_changed"
 
 
 class StorageError(PersistError):
-    """The store failed. `Determinate`: it did not happen. `Indeterminate`: it may have happened."""
+    """The store failed. `Determinate`: the operation did not happen. `Indeterminate`: it may have happened."""
 
     kind: ClassVar[str] = "storage"
 
 
 class Determinate(StorageError):
-    """The operation did not happen and never will: safe to try again."""
+    """The operation did not happen and will not happen later: it is safe to retry."""
 
     kind: ClassVar[str] = "storage_determinate"
 
 
 class Indeterminate(StorageError):
-    """The operation may or may not have happened: read back before deciding."""
+    """The operation may or may not have happened: read back before you decide."""
 
     kind: ClassVar[str] = "storage_indeterminate"

@@ -1,8 +1,8 @@
 """Times and frontiers (docs/semantics.md, section 1).
 
 A timestamp is an int in `[0, MAX_TIME]`. A `Frontier` is an antichain over that total order: one timestamp `t`
-("times >= t may still come"), or empty ("closed"). Frontiers are ordered by progress; the empty one is the greatest.
-Intervals are half-open and printed `[lower, upper)`.
+("updates at times >= t may still arrive"), or empty ("closed"). Frontiers are ordered by progress; the empty one is the
+greatest. Intervals are half-open and printed `[lower, upper)`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Frontier:
 
     @property
     def is_closed(self) -> bool:
-        """True if no more times will come."""
+        """True if no more updates will arrive."""
         return self.time is None
 
     def is_past(self, time: int) -> bool:
@@ -58,5 +58,5 @@ ZERO = Frontier(0)
 
 
 def interval(lower: Frontier, upper: Frontier) -> str:
-    """`[lower, upper)` as every message prints it."""
+    """`[lower, upper)`, in the form that every message uses."""
     return f"[{lower}, {upper})"

@@ -1,4 +1,4 @@
-"""The only door to randomness. Everything else is handed an `Ids`."""
+"""The only module that uses randomness. All other code receives an `Ids`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from persist_core.clock import Clock, SystemClock
 
 
 class Ids(Protocol):
-    """What the core needs of randomness."""
+    """The random values that the core uses."""
 
     def uuid7(self) -> str:
         """A UUIDv7 (RFC 9562): sorts by creation time."""
@@ -33,7 +33,7 @@ def _uuid7(now_ms: int, bits: int) -> str:
 
 
 def uuid7_of(time_ms: int, name: str) -> str:
-    """The UUIDv7 of a name: the same for the same arguments. Times beyond 48 bits count as the last one there is."""
+    """The UUIDv7 of a name: the same for the same arguments. Times beyond 48 bits count as the largest."""
     bits = int.from_bytes(hashlib.sha256(name.encode()).digest()[:10])
     return _uuid7(min(time_ms, (1 << 48) - 1), bits & ((1 << 74) - 1))
 

@@ -18,18 +18,19 @@ from persist_core.errors import InvalidName, SchemaMismatch
 RESERVED_PREFIX = "_persist_"
 TIME = "_persist_time"  # int64, milliseconds
 DIFF = "_persist_diff"  # int64
+ENDED = "_persist_ended"  # int64, milliseconds: when a version in the history of a keyed shard ended
 ERR_KIND = "_persist_err_kind"  # string
 ERR_KEY = "_persist_err_key"  # binary, null if no key could be read
 ERR_PAYLOAD = "_persist_err_payload"  # binary: the raw record
-ERR_MESSAGE = "_persist_err_message"  # string, for people; never compared
-LATE_TIME = "late_time"  # the kind of an err made of a record before the batch's lower, if the collection asks for it
+ERR_MESSAGE = "_persist_err_message"  # string, for users; never compared
+LATE_TIME = "late_time"  # the kind of an err made from a record before the batch's lower, if the collection asks for it
 ERR_KIND_SEPARATOR = "/"  # in a view's err, between an input's name and the kind of its err: `orders/value`
 PART = "_persist_part"  # which kind of part a row belongs to: a folder's name once staged, never a column of a file
 
 Late = Literal["lift", "error", "persisted"]
-"""What becomes of a record before the batch's lower: lifted, an err, or (redelivered) dropped and counted."""
+"""How to handle a record before the batch's lower: lift it, make it an err, or (redelivered) drop and count it."""
 
-MAX_COLUMNS = 2_000  # more is a mistake in the file, and Spark's code generation gives up far earlier
+MAX_COLUMNS = 2_000  # more is a mistake in the file; Spark's code generation falls back far earlier
 MAX_NAME_CHARS = 255
 
 _SIMPLE: dict[str, pa.DataType] = {
@@ -143,7 +144,7 @@ def _column_json(column: Column) -> dict[str, Any]:
 
 
 def check_compatible(current: CollectionSchema, wanted: CollectionSchema) -> CollectionSchema:
-    """Return the schema to use from now on, or raise `SchemaMismatch` with both side by side.
+    """Return the schema to use from now on, or raise `SchemaMismatch` that shows both side by side.
 
     Compatible: equal, or `wanted` adds nullable value columns after all of `current`'s.
     """

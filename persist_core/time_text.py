@@ -1,4 +1,4 @@
-"""Times as people write them: ISO dates and datetimes, or integers. Inside, a time is an int.
+"""Times as users write them: ISO dates and datetimes, or integers. Internally a time is an int.
 
 See docs/semantics.md, section 1.
 """
@@ -18,11 +18,11 @@ _MAX_CHARS = 64  # longer than any ISO text; keeps messages short
 
 
 def parse_time(text: str, *, what: str = "time") -> int:
-    """The time that `text` says, in milliseconds since the Unix epoch, UTC.
+    """The time that `text` represents, in milliseconds since the Unix epoch, UTC.
 
-    Digits alone are the integer itself (so `20260103` is a number, not a date). Else an ISO 8601 date (its midnight)
-    or datetime; without an offset it is UTC. Raises `InvalidTime` for anything else, for times before 1970 and for
-    fractions finer than a millisecond.
+    A text of digits only is the integer itself (so `20260103` is a number, not a date). Otherwise it is an ISO 8601
+    date (its midnight) or datetime; without an offset it is UTC. Raises `InvalidTime` for anything else, for times
+    before 1970 and for fractions finer than a millisecond.
     """
     text = text.strip()
     if _INTEGER.fullmatch(text):

@@ -37,7 +37,7 @@ __all__ = [
     "postgres_store",
 ]
 
-CI_SEED = 20261121  # a submission must not fail for a dice that the one before it did not throw; nightly runs throw new
+CI_SEED = 20261121  # a fixed seed: CI must not fail by chance on an unrelated change; nightly runs use new ones
 _EXAMPLES = {"dev": 50, "ci": 100, "nightly": 2_000}
 
 
@@ -61,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.register_profile(
             name,
             max_examples=examples,
-            deadline=None,  # the machine's load is no property of the code
+            deadline=None,  # the machine's load is not a property of the code
             suppress_health_check=[HealthCheck.too_slow],
             print_blob=True,
             database=settings().database if name == "dev" else None,
@@ -69,13 +69,13 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile(profile)
     s3.own_environment()
     seed = _choose_seed(profile)
-    os.environ["PERSIST_SEED"] = str(seed)  # child processes (jobs, schedulers) throw the same dice
+    os.environ["PERSIST_SEED"] = str(seed)  # child processes (jobs, schedulers) use the same seed
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(seed)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Spark before 4.3 leaves the socket of each `collect` to the garbage collector; that is not ours to mend."""
+    """Spark before 4.3 leaves the socket of each `collect` to the garbage collector; we cannot correct that."""
     if importlib.util.find_spec("pyspark") is None:
         return
     release = tuple(int(part) for part in importlib.metadata.version("pyspark").split(".")[:2])
@@ -105,19 +105,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A process among several hands its real parts to the one that tells."""
+    """A process among several sends its real parts to the one that prints them."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["real_parts"] = real_parts.facts()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """The other end of that; a process that crashed has nothing to tell."""
+    """The other end of that; a process that crashed sends nothing."""
     real_parts.take(getattr(node, "workeroutput", {}).get("real_parts", {"used": {}, "missing": {}}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
-    """Say what was real in this session, and after a failure how to throw the same dice."""
+    """Print the real parts of this session, and after a failure how to repeat its random choices."""
     if hasattr(terminalreporter.config, "workerinput"):
         return
     terminalreporter.section("real parts")
@@ -141,7 +141,7 @@ def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.S3Server]
 
 @pytest.fixture(scope="session")
 def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.S3Server]:
-    """A second one, where `make minio` has built it."""
+    """A second one, if `make minio` has built it."""
     yield from s3.running("minio", tmp_path_factory.mktemp("s3"))
 
 

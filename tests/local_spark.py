@@ -22,7 +22,7 @@ def local_spark(app_name: str, scratch: Path, master: str = "local[2]") -> Spark
     """
     from pyspark.sql import SparkSession
 
-    logging.getLogger("py4j").setLevel(logging.WARNING)  # it talks while it is collected, after the log has closed
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # it logs while it is collected, after the log has closed
     session = (
         SparkSession.builder.master(master)
         .appName(app_name)

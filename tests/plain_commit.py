@@ -1,4 +1,4 @@
-"""Append to a shard in plain Python, as any writer could: an input that needs no Spark, or a rogue."""
+"""Append to a shard in plain Python, as any writer could: an input that needs no Spark, or a rogue writer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The real parts that a test session used, and those that were missing. They are printed when the session ends.
 
 A fixture that starts a server, or cannot start it, reports it here: `used("Airflow scheduler", "3.3.2, SQLite")` or
-`missing("real samples", "no folder ...")`. So a passing run cannot hide that half of it was skipped. Spark, Java,
+`missing("real samples", "no folder ...")`. So the output of a passing run shows what was skipped. Spark, Java,
 Airflow and SQLite are found without a report.
 """
 

@@ -20,7 +20,7 @@ SPARK_VERSION = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
 HAS_TRY_CAST = SPARK_VERSION >= (4, 0)
 HAS_TRIM_CHARACTERS = SPARK_VERSION >= (4, 0)  # `F.ltrim(text, characters)`
 READS_ZSTD_TEXT = SPARK_VERSION >= (4, 3)
-WRITES_TO_S3 = SPARK_VERSION >= (4, 0)  # 3.5's magic committer leaves no report of what it has committed
+WRITES_TO_S3 = SPARK_VERSION >= (4, 0)  # on 3.5 the magic committer leaves no report of what it has committed
 
 ENGINE_ERRORS: tuple[type[Exception], ...] = (PySparkException,)
 if importlib.util.find_spec("py4j"):
@@ -36,7 +36,7 @@ def try_cast_integer(value: SparkColumn, type_name: str) -> SparkColumn:
     """Text as an integer, null if it is not one: on 3.5 a plain cast would truncate 5.5 to 5."""
     if HAS_TRY_CAST:
         return value.try_cast(type_name)
-    text = value.cast("string")  # from text, since from a decimal 3.5 wraps around
+    text = value.cast("string")  # from text: a cast from a decimal wraps around on 3.5
     return F.when(text.rlike(r"^\s*[+-]?\d+\s*$"), text.cast(type_name))
 
 

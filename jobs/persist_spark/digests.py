@@ -1,6 +1,6 @@
 """SHA-256 of files that Spark has written, without holding a file in memory.
 
-In a file system they are read from the page cache, where they were written a moment ago. S3 cannot be asked: the magic
+In a file system they are read from the page cache, where they were just written. S3 has no such digest: the magic
 committer uploads in several parts, and of such an object S3 knows a digest of the parts' digests only. So there each
 byte is read back once, `THREADS` files at a time (figures: docs/benchmarks.md).
 """

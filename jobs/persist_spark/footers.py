@@ -12,7 +12,7 @@ from persist_core.errors import CorruptArtifact
 from persist_core.location.blob import Blob, BlobMetadata, RangeReader
 
 THREADS = 16  # a batch may have thousands of files, and each costs one round trip to the store
-_FOOTER_BYTES = 64 << 10  # what a Parquet reader asks for first; nearly every footer is shorter
+_FOOTER_BYTES = 64 << 10  # the first read of a Parquet reader; nearly every footer is shorter
 
 
 def rows_of(blob: Blob, files: Sequence[BlobMetadata]) -> list[int | None]:
@@ -38,7 +38,7 @@ def _rows(file: BlobMetadata, source: Callable[[BlobMetadata], str | io.RawIOBas
 
 
 class _Tail(io.RawIOBase):
-    """A file as a Parquet reader sees it, of which the end is fetched first, and the rest only if it is read."""
+    """A file for a Parquet reader. Its end is fetched first, and the rest only if it is read."""
 
     def __init__(self, blob: RangeReader, file: BlobMetadata) -> None:
         super().__init__()

@@ -121,7 +121,7 @@ def _text(column: Column, value: SparkColumn) -> SparkColumn:
 def canonical_json(columns: Sequence[Column], found: Sequence[str | SparkColumn] | None = None) -> SparkColumn:
     """Canonical bytes of some columns of a row: UTF-8 of a JSON object, in their order, every value a string or null.
 
-    `found`: where they are in the frame at hand (names or expressions), if not under their own names. Timestamps are
+    `found`: where they are in this frame (names or expressions), if not under their own names. Timestamps are
     printed in the session's time zone, which `persist_spark.session` sets to UTC.
     """
     if not columns:

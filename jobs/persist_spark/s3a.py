@@ -9,7 +9,7 @@ committer instead (Hadoop's documentation, "Committing work to S3 with the S3A c
     the job's commit      the driver alone completes the uploads in these lists, and aborts all others
                           below the attempt's folder; then it writes `_SUCCESS`, with what it completed
 
-So what a failed, speculative or abandoned task attempt wrote never becomes an object. `check_commit` compares the
+So the files of a failed, speculative or abandoned task attempt never become objects. `check_commit` compares the
 listing with `_SUCCESS`: it fails the run if another committer was used, or if the folder holds anything but what the
 driver completed.
 
@@ -67,7 +67,7 @@ def is_s3(uri: str) -> bool:
 
 
 def access_options(uri: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """The options with which Spark reaches the bucket of a blob store's URI; none if it is not on S3.
+    """The options with which Spark reaches the bucket of a blob store's URI; empty if it is not on S3.
 
     What the URI does not give comes from AWS's environment variables, as for boto3.
     """
@@ -86,7 +86,7 @@ def access_options(uri: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def commit_options(uri: str) -> dict[str, str]:
-    """The options that make a write's files visible only when its one action commits; none if it is not on S3.
+    """The options that make a write's files visible only when its one action commits; empty if it is not on S3.
 
     Raises `InvalidInput` if this Spark does not report what it commits there.
     """

@@ -1,6 +1,6 @@
 """The Spark session of a job, and the settings that a stage needs in any session.
 
-Settings that correct answers depend on are set around each stage and restored (`settings`).
+Settings that correct results depend on are set around each stage and restored (`settings`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from persist_spark import s3a
 
-# Correct answers: canonical text is in UTC, Parquet holds microseconds in UTC, old dates are kept as they are.
+# For correct results: canonical text is in UTC, Parquet holds microseconds in UTC, old dates are kept as they are.
 REQUIRED = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -21,7 +21,7 @@ REQUIRED = {
     "spark.sql.parquet.writeLegacyFormat": "false",
     "spark.sql.caseSensitive": "false",
 }
-# Lower fixed costs: a shard may have hundreds of small parts, and a job to list them costs more than listing them.
+# For lower fixed costs: a shard may have hundreds of small parts, and a job to list them costs more than listing them.
 FASTER = {
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
     "spark.sql.maxConcurrentOutputFileWriters": "8",  # four kinds of parts: without it each task sorts by kind
@@ -34,7 +34,7 @@ _MIN_PARTITIONS = 2
 _MAX_PARTITIONS = 8192
 
 
-# What a session cannot change once its Spark runs; a Spark Connect server has its own.
+# Settings that are fixed once Spark runs; a Spark Connect server has its own.
 STATIC = {
     # The line of our code that made an expression rarely helps with an error, and costs five more messages to the JVM
     # for each expression: more than half of the time to plan a small batch.

@@ -8,8 +8,8 @@ A row's kind is a `PartKind`, or the name of an operator whose state it is (`Pla
 
 What is staged is not visible: a crash at any point here leaves only garbage, which GC deletes. Files get their final
 names when the whole action commits, so what a failed or speculative task wrote is never listed: in a file system by the
-file committer's first algorithm, on S3 by the magic committer (`persist_spark.s3a`). The rows of all listed files must
-then add up to what the action counted.
+file committer's first algorithm, on S3 by the magic committer (`persist_spark.s3a`). The listed files must
+then hold as many rows as the action counted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_PLANS = 2  # the normal plan, then at most once the thorough one
 
 _WRITE_OPTIONS = {
     "compression": "zstd",
-    # Keys and measures hardly repeat within a batch: give up their dictionaries early. They are the largest cost.
+    # Keys and measures hardly repeat within a batch: limit their dictionaries, which are the largest cost.
     "parquet.dictionary.page.size": str(64 << 10),
     "parquet.page.write-checksum.enabled": "true",  # readers verify it (`persist_spark.read.damage`)
     # A task's files appear only when the whole job commits; version 2 would publish them task by task.

@@ -2,6 +2,6 @@
 
     commit (in the shard) --publish--> checkpoints/<id>/{operators/..., offsets/..., manifest.json} --> _latest
 
-The commit point is the shard's compare-and-set, which names the checkpoint id. All that is written here can be written
-again by anyone from the commit's batch manifest; a crash at any point loses nothing.
+The commit point is the shard's compare-and-set, which names the checkpoint id. Any process can write everything here
+again from the commit's batch manifest; a crash at any point loses nothing.
 """

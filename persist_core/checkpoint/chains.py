@@ -4,8 +4,9 @@
     checkpoint 6   stash: snapshot   order_index: delta
     checkpoint 5   stash: delta      order_index: snapshot
 
-The chain of `stash` is 6, 7 and that of `order_index` is 5, 6, 7: each operator has its own rhythm. Batch manifests and
-checkpoint manifests both have what the walk needs, so it is written once, for both.
+The chain of `stash` is 6, 7 and that of `order_index` is 5, 6, 7: each operator has its own interval between full
+snapshots. Batch manifests and checkpoint manifests both have the fields that the walk needs, so one function serves
+both.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class _Operator(Protocol):
 
 
 class Link(Protocol):
-    """One checkpoint as a chain sees it."""
+    """One checkpoint in a chain."""
 
     @property
     def checkpoint_id(self) -> str:
@@ -46,7 +47,7 @@ LinkT = TypeVar("LinkT", bound=Link)
 
 
 def walk(newest: LinkT, load: Callable[[str], LinkT]) -> Iterator[tuple[LinkT, frozenset[str]]]:
-    """The checkpoints that the state of `newest` is made of, newest first, each with the operators that need it.
+    """The checkpoints that make up the state of `newest`, newest first, each with the operators that need it.
 
     `load` gives a checkpoint by its id. Raises `CorruptArtifact` for a chain without a full snapshot.
     """

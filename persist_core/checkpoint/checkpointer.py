@@ -3,11 +3,11 @@
 Invariants, for any callers in any order:
 
 1. `update_latest` is the only writer of `_latest`. It never moves it to an older (epoch, id) than it found there, nor
-   to a checkpoint whose artifacts, those of its delta chains included, are not all there. A blob store has no
-   compare-and-set, so the slower one of two racing publishers can still move it back. Each publisher therefore reads it
+   to a checkpoint with a missing artifact, including the artifacts of its delta chains. A blob store has no
+   compare-and-set, so the slower of two racing publishers can still move it back. Each publisher therefore reads it
    again after its write, until it names the newest published commit (`publish.settle_latest`).
-2. Bytes of an artifact and facts of a manifest are never replaced by others: the same again succeeds, others fail.
-   Only `write_derived` replaces bytes: the caller has derived them from the commit, so other bytes are damage.
+2. Bytes of an artifact and facts of a manifest never change: saving the same again succeeds, saving others fails.
+   Only `write_derived` replaces bytes: the caller has derived them from the commit, so different bytes are damage.
 3. A checkpoint without a manifest does not exist: the manifest is written last and deleted first.
 4. A publisher may write the manifest of a checkpoint that another task is deleting. So each looks once more: the
    publisher deletes the checkpoint if it is not complete after its write, and the deletion lists the folder until it
@@ -40,17 +40,18 @@ _MAX_DELETIONS = 10  # of one folder: each but the first because a publisher has
 
 
 class Checkpointer(Protocol):
-    """Stores checkpoints. `testing.checkpoint_conformance` is its suite."""
+    """Stores checkpoints. `testing.checkpoint_conformance` is its conformance suite."""
 
     def save_manifest(self, manifest: CheckpointManifest) -> None:
-        """Write the manifest. The same facts again succeed, other facts are `InvalidInput`.
+        """Write the manifest. Saving the same facts again succeeds; other facts raise `InvalidInput`.
 
-        Fields that this release does not know are kept. Bytes that are no manifest are replaced: it is derived data.
+        Keeps fields that this release does not know. Replaces bytes that cannot be read as a manifest: it is derived
+        data.
         """
         ...
 
     def load_manifest(self, checkpoint_id: str) -> CheckpointManifest:
-        """The manifest; `CorruptArtifact` naming it if it is missing or unreadable."""
+        """The manifest. Raises `CorruptArtifact` naming it if it is missing or unreadable."""
         ...
 
     def save_snapshot(self, checkpoint_id: str, operator: str, partition_id: int, data: bytes) -> str:
@@ -62,13 +63,13 @@ class Checkpointer(Protocol):
         ...
 
     def load_artifact(self, checkpoint_id: str, artifact: PartitionState) -> bytes:
-        """The artifact's bytes, their digest verified; `CorruptArtifact` naming it and both digests."""
+        """The artifact's bytes, with the digest verified. Raises `CorruptArtifact` naming it and both digests."""
         ...
 
     def update_latest(self, checkpoint_id: str) -> bool:
-        """Move `_latest` forward to this checkpoint. False if it names this one or a newer one already.
+        """Move `_latest` forward to this checkpoint. False if it already names this one or a newer one.
 
-        `CorruptArtifact` if an artifact of the checkpoint, or of a delta chain that it ends, is missing or altered.
+        Raises `CorruptArtifact` if an artifact of the checkpoint or of its delta chains is missing or altered.
         """
         ...
 
@@ -81,18 +82,18 @@ class Checkpointer(Protocol):
         ...
 
     def delete_checkpoint(self, checkpoint_id: str) -> bool:
-        """Delete a checkpoint, manifest first. False if there was none.
+        """Delete a checkpoint, manifest first. False if it did not exist.
 
-        `InvalidInput` if it is pinned or `_latest` names it, or if a delta chain of such a checkpoint needs it.
+        Raises `InvalidInput` if it is pinned or `_latest` names it, or if a delta chain of such a checkpoint needs it.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Listing:
-    """All checkpoints of a shard. `manifests`: oldest first by (epoch, id). `unreadable`: why, by id.
+    """All checkpoints of a shard. `manifests`: oldest first by (epoch, id). `unreadable`: the reason, by id.
 
-    `unfinished`: ids without a manifest that something was saved for. `sizes`: size in bytes of every object, by key.
+    `unfinished`: ids that have objects but no manifest. `sizes`: size in bytes of every object, by key.
     """
 
     manifests: tuple[CheckpointManifest, ...]
@@ -111,7 +112,7 @@ class BlobCheckpointer:
 
     @property
     def blob(self) -> Blob:
-        """Where everything is stored."""
+        """The keys under which everything is stored."""
         return self._blob
 
     def save_manifest(self, manifest: CheckpointManifest) -> None:
@@ -120,7 +121,7 @@ class BlobCheckpointer:
             others = manifest.differences(known)
             if others:
                 raise InvalidInput(
-                    f"checkpoint {manifest.checkpoint_id} is saved already with other facts:"
+                    f"checkpoint {manifest.checkpoint_id} is already saved with other facts:"
                     f" {'; '.join(others)[:500]}. Save it under a new id"
                 )
             manifest = replace(known, unknown={**manifest.unknown, **known.unknown})
@@ -135,7 +136,7 @@ class BlobCheckpointer:
             raise CorruptArtifact(f"checkpoint manifest {key} is missing")
         manifest = CheckpointManifest.decode(data, what=f"checkpoint manifest {key}")
         if manifest.checkpoint_id != checkpoint_id:
-            raise CorruptArtifact(f"checkpoint manifest {key} says it is {manifest.checkpoint_id}")
+            raise CorruptArtifact(f"checkpoint manifest {key} has the id {manifest.checkpoint_id}")
         return manifest
 
     def save_snapshot(self, checkpoint_id: str, operator: str, partition_id: int, data: bytes) -> str:
@@ -145,7 +146,7 @@ class BlobCheckpointer:
         return self._save(checkpoint_id, state_path(operator, partition_id, is_delta=True), data)
 
     def write_derived(self, checkpoint_id: str, path: str, data: bytes) -> bool:
-        """Write bytes that the checkpoint's commit determines. True if others were there: they were damaged."""
+        """Write bytes that the checkpoint's commit determines. True if they replace other, damaged bytes."""
         key = self.layout.artifact(checkpoint_id, path)
         known = self._blob.get(key)
         if known != data:
@@ -180,7 +181,7 @@ class BlobCheckpointer:
         return [manifest.checkpoint_id for manifest in self.listing().manifests]
 
     def listing(self) -> Listing:
-        """All checkpoints, damaged ones included. Raises only what the store raises."""
+        """All checkpoints, including damaged ones. Raises only what the store raises."""
         entries = {entry.key: entry.size_bytes for entry in self._blob.list_keys_and_metadata(self.layout.root)}
         folders: dict[str, set[str]] = {}
         for key in entries:
@@ -193,7 +194,7 @@ class BlobCheckpointer:
             try:
                 manifests.append(self.load_manifest(checkpoint_id))
             except Corruption as error:
-                if self._blob.get(self.layout.manifest(checkpoint_id)) is not None:  # else deleted since it was listed
+                if self._blob.get(self.layout.manifest(checkpoint_id)) is not None:  # else deleted since the listing
                     unreadable[checkpoint_id] = error
         return Listing(
             manifests=tuple(sorted(manifests, key=lambda manifest: manifest.position)),
@@ -212,7 +213,7 @@ class BlobCheckpointer:
         if data is not None:
             self._check_not_pinned(checkpoint_id)
             self._blob.delete(key)
-            try:  # a pin that was set since then was confirmed: keep that promise
+            try:  # a pin set meanwhile was confirmed to its user: restore the checkpoint
                 self._check_not_pinned(checkpoint_id)
             except InvalidInput:
                 self._blob.set(key, data)
@@ -239,7 +240,7 @@ class BlobCheckpointer:
         )
 
     def needed_by(self, checkpoint_id: str) -> frozenset[str]:
-        """Ids of the checkpoint and of those that its delta chains need, as far as their manifests can be read."""
+        """Ids of the checkpoint and of those that its delta chains need, if their manifests can be read."""
         needed = {checkpoint_id}
         try:
             for manifest, names in walk(self.load_manifest(checkpoint_id), self.load_manifest):
@@ -250,7 +251,7 @@ class BlobCheckpointer:
         return frozenset(needed)
 
     def pin(self, checkpoint_id: str) -> None:
-        """Exempt this checkpoint from retention. `CorruptArtifact` if there is no such checkpoint, or no whole one."""
+        """Exempt this checkpoint from retention. Raises `CorruptArtifact` if it does not exist or is damaged."""
         manifest_chain(self, checkpoint_id)
         self._blob.set(self.layout.pin(checkpoint_id), b"")
         try:
@@ -262,7 +263,7 @@ class BlobCheckpointer:
             ) from error
 
     def unpin(self, checkpoint_id: str) -> bool:
-        """Leave this checkpoint to retention again. False if it was not pinned."""
+        """Make this checkpoint subject to retention again. False if it was not pinned."""
         return self._blob.delete(self.layout.pin(checkpoint_id)) is not None
 
     def pinned(self) -> frozenset[str]:
@@ -270,7 +271,7 @@ class BlobCheckpointer:
         return frozenset(self._pins())
 
     def find_readable(self, checkpoint_id: str) -> CheckpointManifest | None:
-        """The manifest, or `None` if it is missing or its bytes are no manifest."""
+        """The manifest, or `None` if it is missing or its bytes cannot be read as one."""
         try:
             return self.load_manifest(checkpoint_id)
         except Corruption:
@@ -288,11 +289,11 @@ class BlobCheckpointer:
             return known.position < manifest.position
         if self._blob.get(self.layout.manifest(latest)) is not None:
             return latest < manifest.checkpoint_id  # its epoch cannot be read; the time in its id decides
-        # It names a checkpoint that retention has deleted, or that never was.
+        # It names a checkpoint that retention has deleted, or that never existed.
         return latest < manifest.checkpoint_id or manifest == self.listing().manifests[-1]
 
     def _check_sizes(self, manifest: CheckpointManifest) -> None:
-        """Check that artifacts are there. Their digests were verified when their checkpoint became the latest."""
+        """Check that artifacts exist. Their digests were verified when their checkpoint became the latest."""
         sizes = self._sizes(manifest.checkpoint_id)
         for artifact in manifest.artifacts:
             key = self.layout.artifact(manifest.checkpoint_id, artifact.path)
@@ -331,14 +332,14 @@ class BlobCheckpointer:
             self._blob.set(key, data)
         elif known != data:
             raise InvalidInput(
-                f"{key} holds other bytes ({len(known)}, SHA-256 {hashlib.sha256(known).hexdigest()[:16]}) than those"
-                f" to be saved ({len(data)}, {hashlib.sha256(data).hexdigest()[:16]}); bytes are never replaced"
+                f"{key} contains other bytes ({len(known)}, SHA-256 {hashlib.sha256(known).hexdigest()[:16]}) than the"
+                f" new ones ({len(data)}, {hashlib.sha256(data).hexdigest()[:16]}); stored bytes are never replaced"
             )
         return hashlib.sha256(data).hexdigest()
 
 
 def load_verified(blob: Blob, key: str, sha256: str) -> bytes:
-    """Bytes under `key`, if their digest is `sha256`; else `CorruptArtifact` naming the key and both digests."""
+    """Bytes under `key` with the digest `sha256`; else raises `CorruptArtifact` naming the key and both digests."""
     data = blob.get(key)
     if data is None:
         raise CorruptArtifact(f"artifact {key} is missing in {blob.uri}; expected SHA-256 {sha256}")
@@ -349,7 +350,7 @@ def load_verified(blob: Blob, key: str, sha256: str) -> bytes:
 
 
 def manifest_chain(checkpointer: Checkpointer, checkpoint_id: str) -> list[CheckpointManifest]:
-    """The checkpoints that the operator state of this one is made of, oldest first; it is the last.
+    """The checkpoints that make up the operator state of this one, oldest first; the last is this one.
 
     Raises `CorruptArtifact` naming the manifest that is missing or unreadable, or a chain that has no full snapshot.
     """

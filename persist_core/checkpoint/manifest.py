@@ -1,7 +1,7 @@
-"""The checkpoint manifest, version 2: what a checkpoint is made of.
+"""The checkpoint manifest, version 2: the contents of a checkpoint.
 
 Readers accept missing optional fields. When they write a manifest again, they keep fields that they do not know, at
-every level. They accept a manifest without a digest, which is what other writers write. This project adds the digest
+every level. They accept a manifest without a digest, as other writers produce it. This project adds the digest
 and kind of `shard.sealed`, `shard` (the version that the checkpoint pins), each operator's `is_delta` (its state builds
 on the parent's, even if it adds no artifact) and `restored_from` (the checkpoint that a restore went back to, whose
 watermark it has).
@@ -27,7 +27,7 @@ _OFFSETS = "source_offsets"
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
-    """Whatever has fields: those that this release does not know are kept as they are."""
+    """An object with fields. Fields that this release does not know are kept unchanged."""
 
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
@@ -75,7 +75,7 @@ class SourceOffsets(_Entry):
 
 @dataclass(frozen=True)
 class ShardPin(_Entry):
-    """What of the shard the checkpoint stands for. A closed frontier is `None`."""
+    """The state of the shard that the checkpoint represents. A closed frontier is `None`."""
 
     shard: str
     seqno: int
@@ -85,7 +85,7 @@ class ShardPin(_Entry):
 
 @dataclass(frozen=True)
 class CheckpointManifest(_Entry):
-    """One checkpoint. Order is by (epoch, id); epochs start at 1 and only grow."""
+    """One checkpoint. The order is by (epoch, id); epochs start at 1 and only increase."""
 
     checkpoint_id: str
     epoch: int
@@ -114,7 +114,7 @@ class CheckpointManifest(_Entry):
 
     @property
     def position(self) -> tuple[int, str]:
-        """What checkpoints are ordered by."""
+        """The sort key of checkpoints."""
         return self.epoch, self.checkpoint_id
 
     @property
@@ -123,11 +123,11 @@ class CheckpointManifest(_Entry):
         return tuple(part for operator in self.operators.values() for part in operator.partitions)
 
     def facts(self) -> dict[str, Any]:
-        """All fields but those that this release does not know, as plain data."""
+        """All fields that this release knows, as plain data."""
         return {**_plain(self, keep_unknown=False), "version": MANIFEST_VERSION}
 
     def differences(self, found: CheckpointManifest) -> list[str]:
-        """Where `found` says something else than this manifest, one line a field."""
+        """The differences between `found` and this manifest, one line per field."""
         theirs, ours = found.facts(), self.facts()
         return [f"{name} is {theirs[name]!r}, expected {ours[name]!r}" for name in ours if theirs[name] != ours[name]]
 
@@ -167,7 +167,7 @@ class CheckpointManifest(_Entry):
 
 
 def _foreign(data: bytes, what: str) -> dict[str, Any]:
-    """The body of a manifest that another writer wrote, which has no digest."""
+    """The body of a manifest from another writer, which has no digest."""
     try:
         body: dict[str, Any] = json.loads(data)
         version = body.pop("version")
@@ -188,7 +188,7 @@ def _operator(body: Mapping[str, Any]) -> SavedOperator:
 
 
 def _entry(kind: type[EntryT], body: Mapping[str, Any]) -> EntryT:
-    """Build one of the dataclasses above; what it has no field for goes into `unknown`."""
+    """Build one of the dataclasses above; values without a field go into `unknown`."""
     names = {f.name for f in fields(kind)} - {"unknown"}
     known = {name: value for name, value in body.items() if name in names}
     known["unknown"] = {name: value for name, value in body.items() if name not in names}
@@ -196,7 +196,7 @@ def _entry(kind: type[EntryT], body: Mapping[str, Any]) -> EntryT:
 
 
 def _plain(value: Any, *, keep_unknown: bool) -> Any:
-    """The inverse of `_entry`, all the way down."""
+    """The inverse of `_entry`, recursively."""
     if isinstance(value, _Entry):
         known = {
             f.name: _plain(getattr(value, f.name), keep_unknown=keep_unknown)

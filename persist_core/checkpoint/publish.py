@@ -1,17 +1,19 @@
-"""Derive checkpoints from commits: idempotent, callable by anyone, repairs what a crash or damage left behind.
+"""Derive checkpoints from commits. Idempotent; any process may do it; repairs the effects of crashes and damage.
 
     commits of the state --publish--> missing or damaged checkpoints --settle_latest--> _latest --> retention
 
-A checkpoint is derived data. So a damaged one never stops the task: it is written again if its commit is still known,
-else its manifest goes into the quarantine, and the report names it. What stops the task is damage to the newest commit
-itself, which no other object can replace.
+A checkpoint is derived data, so a damaged one never stops the task: it is written again if its commit is still known,
+otherwise its manifest goes into the quarantine, and the report names it. Only damage to the newest commit itself, which
+no other object can replace, stops the task.
 """
 
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass
 
+from persist_core.checkpoint.chains import walk
 from persist_core.checkpoint.checkpointer import BlobCheckpointer, Listing, load_verified
 from persist_core.checkpoint.manifest import (
     CheckpointManifest,
@@ -30,18 +32,18 @@ from persist_core.shard.batch import BatchManifest
 from persist_core.shard.keys import offsets_path, state_path
 from persist_core.shard.state import Commit, ShardState
 
-MAX_LOOKS = 3  # an error that is still there at the third look does not come from a race with another publisher
+MAX_LOOKS = 3  # an error that persists in the third attempt does not come from a race with another publisher
 MAX_POINTER_ROUNDS = 10  # each but the first because another publisher has written `_latest` in between
-VERSIONS_KEPT = 100  # of the shard's state, for audits and for reading back a lost answer
+VERSIONS_KEPT = 100  # of the shard's state, for audits and for reading back after a lost answer
 
 
 @dataclass(frozen=True)
 class CheckpointReport:
-    """What a checkpoint task did. Ids, oldest first; `kept` counts all checkpoints that there are now.
+    """What a checkpoint task did. Ids, oldest first; `kept` counts all checkpoints that exist now.
 
     `repaired`: keys of damaged objects that were written again from their commit. `quarantined`: ids of checkpoints
     whose unreadable manifest was moved aside. `damaged`: what could not be repaired, one message each; the shard and
-    its newest state are not affected.
+    its newest state are not affected. `maintained`: what merging batches after the checkpoint did, or why it failed.
     """
 
     checkpoint_id: str
@@ -53,18 +55,15 @@ class CheckpointReport:
     repaired: tuple[str, ...] = ()
     quarantined: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
+    maintained: str | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What an operator should see, one line each; empty if no damage was found."""
+        """The damage that the task found, one message per object. Callers log each."""
         return (
-            *(f"repaired {key}: it was damaged, and was written again from its commit" for key in self.repaired),
-            *(
-                f"moved the manifest of checkpoint {checkpoint_id} into the quarantine: the checkpoint is damaged, and"
-                " no known commit can repair it"
-                for checkpoint_id in self.quarantined
-            ),
-            *(f"found damage: {message}" for message in self.damaged),
+            *(f"{key} was damaged or missing and was written again from its commit" for key in self.repaired),
+            *(f"checkpoint {each}: its damaged manifest was moved to the quarantine" for each in self.quarantined),
+            *self.damaged,
         )
 
 
@@ -73,7 +72,8 @@ class CheckpointRepair:
     """What `repair_checkpoints` did.
 
     `published`: ids of checkpoints that were missing. `repaired`: keys of objects that were written again.
-    `quarantined`: ids of checkpoints whose manifest was moved aside. `not_repaired`: what is left, one message each.
+    `quarantined`: ids of checkpoints whose manifest was moved aside. `not_repaired`: the remaining damage, one message
+    each.
     """
 
     published: tuple[str, ...]
@@ -114,10 +114,11 @@ def manifest_of(manifest: BatchManifest, commit: Commit) -> CheckpointManifest:
 def publish(blob: Blob, manifest: BatchManifest, commit: Commit) -> tuple[str, ...]:
     """Write the whole checkpoint of one commit; returns the keys of damaged objects that it has replaced.
 
-    If retention deletes the checkpoint meanwhile, it stays deleted. `_latest` stays as it is: see `settle_latest`.
+    If retention deletes the checkpoint meanwhile, it stays deleted. Never moves `_latest`: see `settle_latest`.
 
-    Raises `CorruptArtifact` if an artifact of operator state and its copy are both missing or damaged: no reader of
-    checkpoints sees a change then. Raises `InvalidInput` if the checkpoint was deleted meanwhile and pinned after that.
+    Raises `CorruptArtifact` if an artifact of operator state and its copy are both missing or damaged. Then nothing
+    changes for readers of checkpoints. Raises `InvalidInput` if the checkpoint was deleted meanwhile and pinned after
+    that.
     """
     checkpointer = BlobCheckpointer(blob, manifest.shard)
     checkpoint_id, expected = commit.checkpoint_id, manifest_of(manifest, commit)
@@ -157,12 +158,12 @@ def publish_missing(client: PersistClient, state: ShardState) -> tuple[str, ...]
 def settle_latest(client: PersistClient, shard: str) -> None:
     """Make `_latest` name the newest published commit of the shard's state. The only caller that moves it.
 
-    A blob store has no compare-and-set, so a slow publisher may overwrite a newer pointer. Therefore each one looks
-    again after its write, at a state that it has read after its write, until the pointer names the newest published
-    commit. The last of several racing writers does so too: once all of them have returned, the pointer is the newest.
-    A publisher that dies between its write and its second look leaves it older until the next checkpoint task.
+    A blob store has no compare-and-set, so a slow publisher may overwrite a newer pointer. Therefore each publisher
+    reads the state and the pointer again after its write, until the pointer names the newest published commit. The last
+    of several racing writers does so too: when all have returned, the pointer names the newest commit. If a publisher
+    crashes between its write and its second read, the pointer may be older until the next checkpoint task.
 
-    Raises `CorruptArtifact` if operator state of that checkpoint is not whole; the pointer then stays as it is.
+    Raises `CorruptArtifact` if operator state of that checkpoint is incomplete; the pointer then does not change.
     """
     checkpointer = BlobCheckpointer(client.blob, shard)
     for _ in range(MAX_POINTER_ROUNDS):
@@ -178,7 +179,8 @@ def publish_and_retain(client: PersistClient, shard: str, retention: RetentionCo
     """Publish what is missing, repair what is damaged, apply retention, and truncate old versions of the state.
 
     `None` before any commit. Several publishers may run at the same time, and retention of one may delete what a slower
-    one is publishing. An error that is gone at the next look came from that; `CorruptArtifact` is raised if it stays.
+    one is publishing. Such an error does not occur again in the next attempt; an error that persists is raised as
+    `CorruptArtifact`.
     """
     for _ in range(MAX_LOOKS - 1):
         try:
@@ -189,7 +191,7 @@ def publish_and_retain(client: PersistClient, shard: str, retention: RetentionCo
 
 
 def repair_checkpoints(client: PersistClient, shard: str) -> CheckpointRepair:
-    """Verify every checkpoint byte for byte, and write again whatever its commit determines. Deletes no checkpoint.
+    """Verify every checkpoint byte for byte, and write again what its commit determines. Deletes no checkpoint.
 
     A manifest that cannot be read and that no known commit determines is moved into the quarantine.
     """
@@ -236,7 +238,7 @@ def _publish_and_retain(client: PersistClient, shard: str, retention: RetentionC
 
 
 class _Publication:
-    """One checkpoint task: its steps, and what they have done."""
+    """One checkpoint task: its steps and their results."""
 
     def __init__(self, client: PersistClient, state: ShardState) -> None:
         self._client = client
@@ -251,7 +253,7 @@ class _Publication:
 
     def publish_missing(self) -> None:
         """Publish from old to new. So a commit that is older than a published one was published too, and if its
-        checkpoint is gone, retention has deleted it. Commits before a restore start nothing any more.
+        checkpoint does not exist, retention has deleted it. No run starts from commits before a restore.
         """
         latest = _latest_or_none(self.checkpointer)
         missing: list[Commit] = []
@@ -268,8 +270,8 @@ class _Publication:
     def repair(self, listing: Listing, *, thorough: bool = False) -> bool:
         """Write damaged checkpoints again from their commits; move the manifests of others aside. True if it did.
 
-        Finds manifests that cannot be read, and files that are missing or of another size; if `thorough`, any
-        difference to the commit.
+        Finds manifests that cannot be read, and files that are missing or have a wrong size; if `thorough`, any
+        difference from the commit.
         """
         for manifest in listing.manifests:
             is_damaged = not self.checkpointer.is_complete(manifest, listing.sizes)
@@ -280,11 +282,37 @@ class _Publication:
             if isinstance(error, CorruptArtifact):
                 self._repair(checkpoint_id, str(error))
             else:
-                self.damaged.append(str(error))  # of a newer release: not damaged, and not ours to move
-        return bool(self.repaired or self.quarantined)
+                self.damaged.append(str(error))  # from a newer release: not damaged, so this release does not move it
+        relinked = [each for each in self._missing_links(listing) if self._publish(self._commits[each])]
+        self.published += relinked
+        return bool(self.repaired or self.quarantined or relinked)
+
+    def _missing_links(self, listing: Listing) -> list[str]:
+        """Known commits without a checkpoint, although a delta chain of a listed checkpoint needs it.
+
+        A checkpoint that only a newer one keeps does not count: its chains of other operators may be deleted already.
+        """
+        by_id = {manifest.checkpoint_id: manifest for manifest in listing.manifests}
+        needed: set[str] = set()
+        missing: set[str] = set()
+
+        def load(checkpoint_id: str) -> CheckpointManifest:
+            if checkpoint_id not in by_id:
+                commit = None if checkpoint_id in listing.unreadable else self._commits.get(checkpoint_id)
+                if commit is None:
+                    raise CorruptArtifact(f"checkpoint {checkpoint_id} is missing, and its commit is no longer known")
+                by_id[checkpoint_id] = manifest_of(self._client.manifest(commit), commit)
+                missing.add(checkpoint_id)
+            return by_id[checkpoint_id]
+
+        for manifest in reversed(listing.manifests):
+            if manifest.checkpoint_id not in needed:
+                with suppress(Corruption):  # fsck reports the broken chain
+                    needed.update(link.checkpoint_id for link, _ in walk(manifest, load))
+        return sorted(missing)
 
     def _repair(self, checkpoint_id: str, damage: str) -> None:
-        """Publish the checkpoint again. If that cannot be and it is not whole, move its manifest aside."""
+        """Publish the checkpoint again. If that fails and it is incomplete, move its manifest aside."""
         newest, commit = self._state.newest_commit, self._commits.get(checkpoint_id)
         if commit is not None and self._publish(commit):
             return
@@ -312,12 +340,12 @@ class _Publication:
                 self._client.blob.delete(self.checkpointer.layout.latest)
             settle_latest(self._client, self._state.shard)
         except CorruptArtifact as error:
-            self.damaged.append(f"{error}. `_latest` stays as it is")
+            self.damaged.append(f"{error}. `_latest` is unchanged")
 
     def sweep(self, listing: Listing) -> None:
-        """Delete what a crashed deletion has left. Ids of known commits stay: another task may be publishing them."""
+        """Delete the rest of a crashed deletion. Ids of known commits stay: another task may be publishing them."""
         if listing.unfinished:
-            state = self._client.state(self._state.shard)  # read after the listing: it misses none that is listed
+            state = self._client.state(self._state.shard)  # read after the listing, so it contains every listed commit
             unfinished = set(listing.unfinished) - self._quarantine.ids()
             for checkpoint_id in sorted(unfinished - {commit.checkpoint_id for commit in state.commits}):
                 self.checkpointer.delete_checkpoint(checkpoint_id)
@@ -337,7 +365,7 @@ class _Publication:
         return tuple(reversed(doomed))
 
     def _publish(self, commit: Commit, *, is_newest: bool = False) -> bool:
-        """Publish one commit. False if it is damaged itself; for the newest commit that is the caller's error."""
+        """Publish one commit. False if it is damaged itself; for the newest commit the caller raises an error."""
         try:
             self.repaired += publish(self._client.blob, self._client.manifest(commit), commit)
         except Corruption as error:

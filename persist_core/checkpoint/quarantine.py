@@ -1,9 +1,9 @@
-"""Where damaged checkpoint manifests go: out of the way of every other checkpoint, and not lost.
+"""Where damaged checkpoint manifests go: they stay available and no longer affect other checkpoints.
 
     checkpoints/<id>/manifest.json  --keep-->  checkpoints/quarantine/<id>/<sha256>.json
 
-The bytes stay there for a person to look at; nothing reads them again. The other objects of a checkpoint whose manifest
-was moved stay where they are until its entry leaves the quarantine, which keeps the newest `MAX_QUARANTINED`.
+The bytes stay there for inspection by a user; no code reads them again. The other objects of a checkpoint whose
+manifest was moved stay in place until its entry leaves the quarantine, which keeps the newest `MAX_QUARANTINED`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 from persist_core.location.blob import Blob
 from persist_core.shard.keys import CheckpointLayout, is_checkpoint_id
 
-MAX_QUARANTINED = 100  # objects of one shard; more would only say the same again
+MAX_QUARANTINED = 100  # objects of one shard; more would only repeat the same damage
 
 
 class Quarantine:
@@ -24,7 +24,7 @@ class Quarantine:
         self._layout = layout
 
     def copy(self, checkpoint_id: str) -> bool:
-        """Copy the bytes of a manifest into the quarantine. False if there are none. Safe to do again."""
+        """Copy the bytes of a manifest into the quarantine. False if it does not exist. Idempotent."""
         data = self._blob.get(self._layout.manifest(checkpoint_id))
         if data is None:
             return False
@@ -33,7 +33,7 @@ class Quarantine:
         return True
 
     def move(self, checkpoint_id: str) -> bool:
-        """Copy, then delete the manifest: the checkpoint is then no longer listed. False if there is none."""
+        """Copy, then delete the manifest: the checkpoint is then no longer listed. False if it has no manifest."""
         if not self.copy(checkpoint_id):
             return False
         self._blob.delete(self._layout.manifest(checkpoint_id))
@@ -50,6 +50,6 @@ class Quarantine:
         return key.removeprefix(self._layout.quarantine).partition("/")[0]
 
     def _trim(self) -> None:
-        """Delete the oldest: keys are in the order of the checkpoint ids, which is that of their times."""
+        """Delete the oldest: keys are in the order of the checkpoint ids, which is the order of their times."""
         for key in self._keys()[:-MAX_QUARANTINED]:
             self._blob.delete(key)

@@ -1,7 +1,7 @@
 """From a checkpoint to the operator state to start from. A run never starts with less state than was committed.
 
     commit -> batch manifest -> staged artifacts          the authoritative objects
-    checkpoint manifest -> copies of these artifacts      stand in for what is damaged or no longer known
+    checkpoint manifest -> copies of these artifacts      replace what is damaged or no longer known
 
 A run starts from the checkpoint that the shard's newest commit names. The state of each operator is a chain: the
 artifacts of its last full snapshot and of every delta since, oldest first. Every digest is verified before the bytes
@@ -29,7 +29,7 @@ from persist_core.shard.state import ShardState
 class RecoveredState:
     """Operator state to start from: the chain of each operator, oldest first, every digest verified.
 
-    An operator without artifacts has no state. `notices` name damaged objects that a copy stood in for.
+    An operator without artifacts has no state. `notices` name damaged objects that a copy replaced.
     """
 
     operators: Mapping[str, tuple[StateArtifact, ...]]
@@ -44,9 +44,9 @@ class _Link:
 
 
 def recover_newest(client: PersistClient, state: ShardState) -> RecoveredState:
-    """The operator state that the next run starts from: the one that the shard's newest commit has bound.
+    """The operator state that the next run starts from: the one that the shard's newest commit binds.
 
-    Raises `CorruptArtifact` like `recover`, and if the chains are not those whose digests the state has.
+    Raises `CorruptArtifact` like `recover`, and if the digests of the chains are not those in the state.
     """
     parent = state.newest_commit
     if parent is None or not state.operators:
@@ -65,7 +65,7 @@ def recover_newest(client: PersistClient, state: ShardState) -> RecoveredState:
 def recover(client: PersistClient, state: ShardState, checkpoint_id: str) -> RecoveredState:
     """The operator state as of a checkpoint of the shard. Writes nothing.
 
-    Raises `CorruptArtifact` naming the first object of a chain that is missing or damaged, as is its copy.
+    Raises `CorruptArtifact` naming the first object of a chain that is missing or damaged, if its copy is too.
     """
     return _Recovery(client, state).recover(checkpoint_id)
 
@@ -102,7 +102,7 @@ class _Recovery:
             copy = self._checkpointer.find_readable(checkpoint_id)
             if copy is None:
                 raise
-            self._notices.append(f"{error}. The checkpoint manifest of {checkpoint_id} stands in for it")
+            self._notices.append(f"{error}. The checkpoint manifest of {checkpoint_id} is used instead")
             return self._link_of_copies(copy)
         return _Link(checkpoint_id, manifest.parent_id, manifest.operators)
 
@@ -125,7 +125,7 @@ class _Recovery:
         return _Link(manifest.checkpoint_id, manifest.parent_id, operators)
 
     def _whole(self, artifact: StateArtifact, copy_key: str) -> StateArtifact:
-        """The artifact, or its copy if only that is whole."""
+        """The artifact, or its copy if only the copy is intact."""
         blob = self._client.blob
         try:
             load_verified(blob, artifact.key, artifact.sha256)
@@ -134,25 +134,25 @@ class _Recovery:
                 load_verified(blob, copy_key, artifact.sha256)
             except CorruptArtifact:
                 raise CorruptArtifact(f"{error}; its copy {copy_key} is missing or damaged too") from error
-            self._notices.append(f"{error}. Its copy {copy_key} stands in for it")
+            self._notices.append(f"{error}. Its copy {copy_key} is used instead")
             return replace(artifact, key=copy_key)
         return artifact
 
 
 @contextmanager
 def _naming_the_way_back(client: PersistClient, state: ShardState, checkpoint_id: str) -> Iterator[None]:
-    """Add to a `CorruptArtifact` of the checkpoint that a run starts from what it means, and what to do."""
+    """Add the meaning and the remedy to a `CorruptArtifact` of the checkpoint that a run starts from."""
     try:
         yield
     except CorruptArtifact as error:
         raise CorruptArtifact(
-            f"{error}. It belongs to records that are not in the shard yet (the stash), so the run stops here. Put it"
-            f" back from a copy of the location, or {_way_back(client, state, checkpoint_id)}"
+            f"{error}. It belongs to records that are not in the shard yet (the stash), so the run stops here. Restore"
+            f" the object from a backup of the location, or {_way_back(client, state, checkpoint_id)}"
         ) from error
 
 
 def newest_whole(client: PersistClient, state: ShardState, *, except_for: str) -> CheckpointManifest | None:
-    """The newest other checkpoint whose manifest can be read and whose operator state is whole."""
+    """The newest other checkpoint whose manifest can be read and whose operator state is complete."""
     for manifest in reversed(BlobCheckpointer(client.blob, state.shard).listing().manifests):
         if manifest.checkpoint_id != except_for:
             try:
@@ -170,9 +170,9 @@ def _way_back(client: PersistClient, state: ShardState, checkpoint_id: str) -> s
     except (StorageError, Corruption):
         return f"go back to an older checkpoint (`persist checkpoints {shard}`) with `persist restore`"
     if whole is None:
-        return "load the input into a new collection: no other checkpoint of this shard is whole"
+        return "load the input into a new collection: no other checkpoint of this shard is intact"
     upper = whole.shard.upper if whole.shard else whole.watermark
     return (
-        f"go back with `persist restore {shard} --to {whole.checkpoint_id}`: the newest checkpoint that is whole (epoch"
-        f" {whole.epoch}, upper {upper}). What was consumed after it is then consumed again"
+        f"go back with `persist restore {shard} --to {whole.checkpoint_id}`: the newest intact checkpoint (epoch"
+        f" {whole.epoch}, upper {upper}). Input that was consumed after it is then consumed again"
     )

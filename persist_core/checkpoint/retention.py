@@ -1,7 +1,7 @@
-"""Which checkpoints to keep: a pure plan.
+"""Which checkpoints to keep: a plan, computed by a pure function.
 
 It keeps the latest, the last N, the newest of each of the last D days and W weeks (UTC) that have one, those that a
-user has pinned, and every ancestor that a delta chain of a kept one needs, whichever operator's.
+user has pinned, and every ancestor that a delta chain of a kept one needs, for any operator.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def plan_retention(
     latest_id: str | None,
     pinned: Collection[str] = (),
 ) -> list[str]:
-    """Ids to delete, newest first, so that a chain never lacks its start. `manifests` in any order."""
+    """Ids to delete, newest first, so that a chain never loses its start. `manifests` in any order."""
     ordered = sorted(manifests, key=lambda manifest: manifest.position)
     by_id = {manifest.checkpoint_id: manifest for manifest in ordered}
     kept = {manifest.checkpoint_id for manifest in ordered[-keep_last:]} if keep_last else set()
@@ -57,7 +57,7 @@ def _newest_of_each(
 def _ancestors(
     ordered: Sequence[CheckpointManifest], by_id: Mapping[str, CheckpointManifest], checkpoint_id: str
 ) -> set[str]:
-    """What the delta chains of a checkpoint need: parents up to the full snapshot of each operator.
+    """The checkpoints that the delta chains of a checkpoint need: parents up to each operator's full snapshot.
 
     If the chain cannot be followed to its end (a manifest that cannot be read), every older checkpoint may be needed.
     """

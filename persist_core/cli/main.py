@@ -1,7 +1,7 @@
 """`persist`: what is in a location, and running a collection or view without Airflow.
 
 persist shards | describe | snapshot | changes | errors | checkpoints | pin | unpin | restore | conflicts | fsck |
-        doctor | run
+        doctor | run | maintain
 
 Every command takes the location from its options, the environment or a config file, prints tables for people or JSON
 for programs (`--json`), and ends with an exit code that says what to do next (`persist_core.cli.output`).
@@ -20,6 +20,7 @@ from click.exceptions import NoArgsIsHelpError
 
 from persist_core.cli import output
 from persist_core.cli.doctor import doctor
+from persist_core.cli.maintain import maintain_command
 from persist_core.cli.restore import pin_command, restore_command, unpin_command
 from persist_core.cli.run import run
 from persist_core.cli.session import Session, with_session
@@ -130,6 +131,7 @@ def _time(text: str | None, what: str) -> int | None:
 
 for _command in (
     shards, describe, checkpoints, pin_command, unpin_command, restore_command, conflicts, check, doctor, run,
+    maintain_command,
 ):  # fmt: skip
     persist.add_command(_command)
 

@@ -82,7 +82,9 @@ def _print_plan(session: Session, plan: RestorePlan, done: Committed | None) -> 
                 "checkpoint_id": done.commit.checkpoint_id if done else None,
                 "lower": plan.lower,
                 "upper": plan.upper,
-                "counts": asdict(counts),
+                "counts": {
+                    name: rows for name, rows in asdict(counts).items() if name != "history"
+                },  # only runs have it
                 "stash_files": sum(map(len, plan.point.operators.values())),
                 "inputs_again": None if files is None else list(files),
             }

@@ -12,7 +12,8 @@ from persist_core.checkpoint.checkpointer import BlobCheckpointer
 from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.cli import output
 from persist_core.cli.session import Session, with_session
-from persist_core.errors import Corruption
+from persist_core.compaction.plan import next_merge
+from persist_core.errors import CorruptArtifact, Corruption
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance.fsck import CheckpointRepair, FsckReport, fsck, repair
 from persist_core.protocol.conflicts import list_conflicts
@@ -87,6 +88,7 @@ def describe(session: Session, shard: str) -> None:
                 if newest is None
                 else f"{output.show_time(newest.committed_ms)} by {newest.writer}, checkpoint {newest.checkpoint_id}",
             ),
+            ("compaction", _due(state)),
             ("state", f"version {state.seqno}"),
             *((f"source {name}", _progress(offsets)) for name, offsets in body["sources"].items()),
             *(
@@ -117,6 +119,7 @@ def _description_of(state: ShardState) -> dict[str, Any]:
         "batches": len(state.batches),
         "updates": sum(batch.counts.updates for batch in state.batches),
         "size_bytes": sum(batch.size_bytes for batch in state.batches),
+        "due_merge": _due_merge(state),
         "newest_commit": asdict(newest) if newest else None,
         "sources": {name: _offsets(source.offsets) for name, source in state.sources.items()},
         "leases": [
@@ -125,6 +128,18 @@ def _description_of(state: ShardState) -> dict[str, Any]:
         ],
         "holds": [{"holder": name, "since": hold.since.time} for name, hold in sorted(state.holds.items())],
     }
+
+
+def _due_merge(state: ShardState) -> dict[str, int] | None:
+    due = next_merge(state.batches)
+    return {"batches": len(due), "rows": sum(batch.counts.rows for batch in due)} if due else None
+
+
+def _due(state: ShardState) -> str:
+    due = _due_merge(state)
+    if due is None:
+        return "nothing is due"
+    return f"a merge of {due['batches']} batches, {due['rows']} rows, is due: `persist maintain {state.shard}`"
 
 
 def _offsets(offsets: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,7 +158,11 @@ def checkpoints(session: Session, shard: str) -> None:
     """The checkpoints of SHARD, oldest first."""
     session.client.state(shard)
     checkpointer = BlobCheckpointer(session.client.blob, shard)
-    latest, listing = checkpointer.read_latest(), checkpointer.listing()
+    latest, listing = None, checkpointer.listing()
+    try:
+        latest = checkpointer.read_latest()
+    except CorruptArtifact as error:
+        session.say(f"warning: {error}; the next run writes it again")
     manifests, pinned, unreadable = listing.manifests, listing.pinned, listing.unreadable
     if session.as_json:
         output.print_ndjson(

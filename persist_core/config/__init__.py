@@ -1,1 +1,1 @@
-"""What a user describes in YAML: collections, views, what both have, and errors that name file, field and remedy."""
+"""What a user describes in YAML: collections, views, their common fields; errors name the file, field and remedy."""

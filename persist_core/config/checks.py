@@ -25,7 +25,7 @@ _OTHER_TYPE_NAMES = {
 
 
 def column_name(name: str, *, at: Sequence[str | int]) -> None:
-    """A column's name: visible, in one Unicode form, not reserved. SQL and blanks are allowed."""
+    """Check a column's name: visible, in NFC, not reserved. SQL keywords and inner spaces are allowed."""
     _visible(name, at=at)
     if name.lower().startswith(RESERVED_PREFIX):
         raise refuse(name, f"a name that does not start with {RESERVED_PREFIX}", "rename it; use field: for the"
@@ -37,7 +37,7 @@ def column_name(name: str, *, at: Sequence[str | int]) -> None:
 
 
 def field_name(name: str, *, at: Sequence[str | int] = ()) -> str:
-    """The name of a field in a record: as for a column, but with any prefix and Unicode form."""
+    """Check the name of a field in a record: like a column's, but with any prefix and Unicode form."""
     _visible(name, at=at)
     return name
 
@@ -49,7 +49,7 @@ def _visible(name: str, *, at: Sequence[str | int]) -> None:
     if odd is not None:
         raise refuse(name, f"a name without the invisible character U+{ord(odd):04X}", "remove it", at=at)
     if name != name.strip():
-        raise refuse(name, "a name without blanks around it", "remove them", at=at)
+        raise refuse(name, "a name without spaces around it", "remove them", at=at)
 
 
 def distinct(names: Sequence[str], *, at: Sequence[str | int]) -> None:
@@ -75,7 +75,7 @@ def type_name(text: str) -> str:
 
 
 def source_path(path: str) -> str:
-    """A `source.path` that parses."""
+    """Check that a `source.path` can be parsed."""
     try:
         parse_pattern(path, "/")
     except BadPattern as error:
@@ -85,7 +85,7 @@ def source_path(path: str) -> str:
 
 
 def source_folder(path: str) -> str:
-    """A folder that a `source.path` may have started at: without wildcards and dates."""
+    """Check a folder that a `source.path` may have started at: no wildcards and no dates."""
     try:
         segments = parse_pattern(f"{path.rstrip('/')}/*", "/").segments if path else ()
     except BadPattern as error:
@@ -97,14 +97,14 @@ def source_folder(path: str) -> str:
 
 
 def folder(path: str) -> str:
-    """A folder's name that the file system can take."""
+    """Check a folder's name: the file system must accept it."""
     if not path or len(path) > MAX_PATTERN_CHARS or any(ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in path):
         raise refuse(path, f"1 to {MAX_PATTERN_CHARS} printable characters", "correct the folder's name")
     return path
 
 
 def rule_of(error: InvalidName) -> str:
-    """What a name must be, out of `... name 'x': expected <rule>`."""
+    """The rule in the message `... name 'x': expected <rule>`."""
     return str(error).rpartition(": ")[2].partition(" ")[2]
 
 
@@ -116,18 +116,18 @@ def scalar_text(value: Any) -> Any:
 
 
 def start_date(text: str) -> str:
-    """An ISO date or datetime; a bare number is not a date."""
+    """Check an ISO date or datetime. A number without dashes is not a date."""
     try:
         if "-" not in text:
             raise InvalidTime("a number")
         parse_time(text)
     except InvalidTime:
-        raise refuse(text, "an ISO date or datetime from 1970 on", "for example 2026-01-31") from None
+        raise refuse(text, "an ISO date or datetime in or after 1970", "for example 2026-01-31") from None
     return text
 
 
 def expand_variables(text: str, environment: Mapping[str, str]) -> str:
-    """`${VAR}` and `${VAR:-default}` from the environment; an unknown variable without a default is refused."""
+    """`${VAR}` and `${VAR:-default}` from the environment. An unknown variable without a default is an error."""
     for name, default in _VARIABLE.findall(text):
         if name not in environment and f"${{{name}:-{default}}}" not in text:
             raise refuse(text, f"the environment variable {name}", f"set it, or write ${{{name}:-default}}")
@@ -137,15 +137,15 @@ def expand_variables(text: str, environment: Mapping[str, str]) -> str:
     return expanded
 
 
-CRON_FIELDS = 5  # Airflow takes no seconds and no years
+CRON_FIELDS = 5  # Airflow does not support seconds or years
 _PRESETS = ("@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
 
 
 def schedule(text: str) -> str:
-    """A cron preset or five fields. Airflow's own parser checks the fields, when it builds the DAG."""
+    """Check a cron preset or five fields. Airflow's own parser checks the fields when it builds the DAG."""
     if text.startswith("@"):
         if text not in _PRESETS:
-            remedy = nearest(text, _PRESETS) or "write null for runs by hand only"
+            remedy = nearest(text, _PRESETS) or "write null for manual runs only"
             raise refuse(text, f"one of {', '.join(_PRESETS)} or five cron fields", remedy)
         return text
     fields = text.split()

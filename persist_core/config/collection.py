@@ -35,12 +35,12 @@ NEVER_KEYS = ("float", "double", "json")
 class SourceConfig(ConfigModel):
     """Where records come from.
 
-    `path` is a glob; it may hold one `{date:%Y-%m-%d}` (any strftime pattern of year/month/day/hour), which dates its
-    files in UTC: a file dated at or after the run's upper is not yet due. `moved_from` and `replaces` name folders that
-    `path` started at before: `moved_from` if the same files were moved, `replaces` if these are other files. `decimals`
-    says what a quoted number is in Debezium messages without a schema (`precise`: base64 of the unscaled integer,
-    `string`: its digits), `binary` how text formats write bytes. Left out, a value that could be read in two ways is an
-    err.
+    `path` is a glob. It may contain one `{date:%Y-%m-%d}` (any strftime pattern of year/month/day/hour), which is the
+    date of its files in UTC: a file dated at or after the run's upper is not yet due. `moved_from` and `replaces` name
+    folders that `path` started at before: `moved_from` if the same files were moved, `replaces` if these are other
+    files. `decimals` defines the quoted numbers in Debezium messages without a schema (`precise`: base64 of the
+    unscaled integer, `string`: its digits), `binary` how text formats write bytes. If they are not set, a value that
+    can be read in two ways is an err.
     """
 
     path: str
@@ -116,7 +116,7 @@ class ColumnConfig(ConfigModel):
 
 
 class OrderConfig(ConfigModel):
-    """What orders the records of a key: `position` alone, `auto` (the format's own: LSN, binlog), or fields."""
+    """What orders the records of a key: `position` only, `auto` (the format's own: LSN, binlog), or fields."""
 
     by: Literal["auto", "position", "fields"] = "auto"
     fields: tuple[str, ...] = ()
@@ -184,7 +184,7 @@ class TimeConfig(ConfigModel):
 class DeleteConfig(ConfigModel):
     """What marks a delete in plain formats: a column equal to one of `values`, or all value columns null.
 
-    `never` (in a file: `delete: none`) says that the feed has no deletes.
+    `never` (in a file: `delete: none`): the feed has no deletes.
     """
 
     column: str | None = None
@@ -227,7 +227,7 @@ class LimitsConfig(ConfigModel):
 
 
 class CollectionConfig(ShardConfig):
-    """A whole collection file. A relative `source.path` lies below `base_dir`."""
+    """A complete collection file. A relative `source.path` lies below `base_dir`."""
 
     source: SourceConfig
     key: tuple[str, ...]

@@ -40,7 +40,7 @@ def read_mapping(path: Path, base_dir: Path | None, *, first_fields: str) -> dic
         problem = refuse(name, f"the file's own name, {show(path.stem)}", "rename the file or remove the field")
         raise ConfigError(f"{path}: name: {problem.message()}")
     if isinstance(base, str):
-        # absolute, but symbolic links stay: a folder that is swapped by a link keeps its identity in the ledger
+        # absolute, symbolic links not resolved: a folder replaced through a link keeps its identity in the ledger
         body["base_dir"] = os.path.normpath((base_dir or path.parent).absolute() / base)
     return body
 
@@ -51,10 +51,10 @@ def config_files(folder: Path) -> list[Path]:
 
 
 def load_folder(folder: Path, load: Callable[[Path], C], *, what: str) -> tuple[list[C], list[ConfigError]]:
-    """Every `*.yaml` and `*.yml` in `folder`, by name, and an error for each invalid file; raises none.
+    """Every `*.yaml` and `*.yml` in `folder`, by name, and an error for each invalid file; never raises.
 
-    Two files of one name (case does not count: shards are folders, and some file systems ignore case) are an
-    error of the second. `what` they describe, for messages.
+    If two files have the same name, ignoring case, the second is an error: shards are folders, and some file systems
+    ignore case. `what` the files describe is for messages.
     """
     try:
         files = config_files(folder)

@@ -3,10 +3,10 @@
     dags/feed/customers/date={date:%Y-%m-%d}/*.jsonl
     '------- root -----' '------- segments -------'
 
-Within one segment `*`, `?` and `[...]` are the shell's; the segment `**` is any number of folders. `{date:...}` takes
-`%Y %m %d %H` and literal text, which may hold `/` (`{date:year=%Y/month=%m}`). A path is looked up in two steps: a
-*loose* match takes anything in place of the date, then the date is parsed *strictly*. So a file whose date is
-misspelled is found and reported.
+Within one segment `*`, `?` and `[...]` work as in the shell; the segment `**` matches any number of folders.
+`{date:...}` accepts `%Y %m %d %H` and literal text, which may contain `/` (`{date:year=%Y/month=%m}`). A path is
+matched in two steps: a *loose* match accepts anything in place of the date, then the date is parsed *strictly*. So a
+file with an invalid date is found and reported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class BadPattern(InvalidInput):
-    """A `source.path` that can't be used. The message is `expected ...; <remedy>`."""
+    """An invalid `source.path`. The message is `expected ...; <remedy>`."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class PathPattern:
     date_format: str | None
 
     def date_ms(self, below_root: str) -> int | None:
-        """When the file at this path (relative to `root`) is dated, or `None` if its date does not parse."""
+        """When the file at this path (relative to `root`) is dated, or `None` if its date cannot be parsed."""
         found = self.strict.fullmatch(below_root) if self.strict else None
         if found is None:
             return None
@@ -81,7 +81,7 @@ def parse_pattern(path: str, base_dir: str) -> PathPattern:
     _check_text(path)
     dates = _DATE.findall(path)
     if len(dates) > 1:
-        raise BadPattern("expected at most one {date:...}; write one with literals in it, as {date:year=%Y/month=%m}")
+        raise BadPattern("expected at most one {date:...}; write one with literals: {date:year=%Y/month=%m}")
     root = PurePosixPath("/" if path.startswith("/") else base_dir)
     segments: list[list[_Token]] = []
     for tokens in _split(path):
@@ -102,7 +102,7 @@ def parse_pattern(path: str, base_dir: str) -> PathPattern:
     if _is_any_depth(last):
         raise BadPattern("expected a file name after '**'; for example **/*.jsonl")
     if last[0].literal is not None and last[0].literal.startswith(HIDDEN):
-        raise BadPattern("expected a file name that starts with neither '.' nor '_': such files count as unfinished")
+        raise BadPattern("expected a file name that starts with neither '.' nor '_': these mark unfinished files")
     strict = re.compile(_strict(segments)) if dates else None
     return PathPattern(path, str(root), tuple(_segment(s) for s in segments), strict, dates[0] if dates else None)
 
@@ -123,7 +123,7 @@ def _check_text(path: str) -> None:
 
 
 def _split(path: str) -> list[list[_Token]]:
-    """The segments of `path` as tokens; empty and '.' segments left out."""
+    """The segments of `path` as tokens, without empty and '.' segments."""
     segments: list[list[_Token]] = [[]]
     seen: set[str] = set()
     position = 0
@@ -168,7 +168,7 @@ def _token(path: str, position: int) -> tuple[_Token, int]:
 
 
 def _date_pieces(text: str, seen: set[str]) -> list[_Token]:
-    """One token per segment that the date stands in: strictly its digits, loosely anything."""
+    """One token for each segment of the date: the strict match needs its digits, the loose match accepts anything."""
     pieces: list[str] = [""]
     position = 0
     while position < len(text):
@@ -189,7 +189,7 @@ def _date_pieces(text: str, seen: set[str]) -> list[_Token]:
             position += 1
     finest = max((index for index, directive in enumerate("YmdH") if directive in seen), default=-1)
     if not set("YmdH"[: finest + 1]) <= seen or finest < 0:
-        raise BadPattern("expected a date that starts at the year: %Y, %Y %m, %Y %m %d or %Y %m %d %H, in any order")
+        raise BadPattern("expected a date that starts with the year: %Y, %Y %m, %Y %m %d or %Y %m %d %H, in any order")
     if not all(pieces):
         raise BadPattern("expected no empty folder name in {date:...}; remove the extra '/'")
     return [_Token(piece, "[^/]*") for piece in pieces]

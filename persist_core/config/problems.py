@@ -1,6 +1,6 @@
 """Errors in a collection file: `<file>: <dotted field>: found <value>, expected <what>; <remedy>`.
 
-pydantic finds the mistakes; this module words the messages. `refuse` makes an error inside a validator,
+pydantic finds the mistakes; this module writes the messages. `refuse` makes an error inside a validator,
 `explain` turns a `ValidationError` into lines.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
 
-MAX_LINES = 20  # more errors than that are one mistake many times
+MAX_LINES = 20  # a file with more errors usually repeats one mistake
 _MAX_FOUND_CHARS = 80
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _TYPES: Mapping[str, tuple[str, str]] = {  # pydantic's error type -> (expected, remedy)
@@ -40,7 +40,7 @@ def refuse(found: object, expected: str, remedy: str, *, at: Sequence[str | int]
 
 
 def show(value: object) -> str:
-    """`value` for a message: one line, bounded, control and odd characters escaped."""
+    """`value` for a message: one line, bounded, with control and invisible characters escaped."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -52,7 +52,7 @@ def show(value: object) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Letters of any script stay readable; what hides, moves or breaks text is escaped."""
+    """`text` in quotes. Letters of any script stay readable; characters that are not printable are escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in repr(text[:_MAX_FOUND_CHARS]))
 
 
@@ -77,7 +77,7 @@ def dotted(path: Iterable[str | int]) -> str:
 
 
 def explain(error: ValidationError, model: type[BaseModel], file: str) -> str:
-    """All errors, one a line, at most `MAX_LINES`."""
+    """All errors, one per line, at most `MAX_LINES`."""
     lines = []
     for detail in error.errors(include_url=False):
         context = detail.get("ctx", {})

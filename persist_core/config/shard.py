@@ -1,4 +1,7 @@
-"""What every kind of shard has in its YAML file: name, schedule, retention. Collections and views build on it."""
+"""The fields that every kind of shard has in its YAML file: name, schedule, retention.
+
+Collections and views build on them.
+"""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class ViewLimits(ConfigModel):
 
 
 class ViewConfig(ShardConfig):
-    """A whole view file. Exactly one of `query` (Spark SQL) and `function` (`module:name`) defines the rows.
+    """A complete view file. Exactly one of `query` (Spark SQL) and `function` (`module:name`) defines the rows.
 
     `function` is called with the Spark session and a dict of the inputs' DataFrames by name, and returns a DataFrame.
     """
@@ -105,7 +105,7 @@ class ViewConfig(ShardConfig):
 
     @property
     def definition(self) -> str:
-        """What the rows are: the query's text, or the function's name."""
+        """The definition of the rows: the query's text, or the function's name."""
         return self.query if self.query is not None else f"function {self.function}"
 
 
@@ -126,7 +126,7 @@ class _Known:
         return self.is_collection(name) or _file(self.views, name) is not None
 
     def names(self) -> list[str]:
-        """All that could be inputs."""
+        """The names of all possible inputs."""
         return [
             path.stem for folder in (self.collections, self.views) if folder.is_dir() for path in config_files(folder)
         ]
@@ -150,7 +150,7 @@ class _Known:
             return None  # loading that file reports its error
 
     def view_inputs(self, name: str) -> tuple[str, ...]:
-        """The inputs of another view's file; none if it is not a view or can't be read."""
+        """The inputs of another view's file; empty if it is not a view or can't be read."""
         from persist_core.config import view_query
 
         if name not in self._view_inputs:
@@ -166,8 +166,8 @@ def load_view(path: Path, *, collections: Path | None = None) -> ViewConfig:
     """Parse and check one view file. Its name without the suffix is the view's, and its shard's.
 
     `collections` is the folder whose files may be inputs (default: `collections` beside the file's folder); other view
-    files beside it may be too. Raises `ConfigError`: one line per mistake, naming file, field, what was found (in a
-    query with line and column) and what was expected.
+    files beside it may be inputs too. Raises `ConfigError`: one line per mistake, naming file, field, what was found
+    (in a query with line and column) and what was expected.
     """
     return _load_view(path, _known(path.parent, collections))
 
@@ -267,7 +267,7 @@ def _check_no_cycle(path: Path, config: ViewConfig, known: _Known) -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         way = " -> ".join(error.args[1])
-        problem = refuse(way, "inputs that do not read this view", "take one of them out of a query")
+        problem = refuse(way, "inputs that do not read this view", "remove one of them from a query")
         if config.name in error.args[1]:
             raise ConfigError(f"{path}: query: {problem.message()}") from None
 

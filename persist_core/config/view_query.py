@@ -1,12 +1,12 @@
-"""A view's query without Spark: its inputs, and the mistakes that are certain.
+"""Parse a view's query without Spark: find its inputs, and the mistakes that are certain.
 
     text --sqlglot--> one query? -> deterministic? -> inputs (tables that are not CTEs) -> columns that can't exist
 
-Spark decides about everything else, so that no valid query is refused here. What is refused would give another answer
-each time (`rand()`, `LIMIT` without `ORDER BY`), or is certain to fail.
+Spark checks everything else, so no valid query is refused here. A query is refused if it would give a different result
+each time (`rand()`, `LIMIT` without `ORDER BY`), or if it is certain to fail.
 
-This is the one module that imports sqlglot (extra `views`); it is imported where a view file is loaded, and by nothing
-that a task of a running dag needs.
+This is the only module that imports sqlglot (extra `views`). Code that loads view files imports it; tasks of a running
+DAG do not need it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from persist_core.config.problems import nearest
 DIALECT = "spark"
 MAX_QUERY_CHARS = 100_000  # the parser is recursive
 
-# As people write them; each gives another answer for another time, run, user, machine or split of the work.
+# Names as users write them. The result of each depends on the time, run, user, machine or partitioning of the work.
 _VARYING = frozenset({
     "rand", "random", "randn", "randstr", "uniform", "uuid", "now", "current_timestamp", "localtimestamp", "getdate",
     "current_date", "curdate", "current_time", "localtime", "current_timezone", "current_user", "user",
@@ -41,14 +41,14 @@ _ANY_ORDER = frozenset({"collect_list", "collect_set", "array_agg", "listagg", "
 _ORDER_DOES_NOT_MATTER = frozenset(
     {"sort_array", "array_sort", "size", "cardinality", "array_size", "array_contains", "array_max", "array_min"}
 )
-# Texts that Spark replaces by the time of its clock when it casts them to a date or a timestamp.
+# Texts that Spark replaces with the current time when it casts them to a date or a timestamp.
 _CLOCK_WORDS = frozenset({"now", "today", "tomorrow", "yesterday"})
 _TO_TIME = (exp.TsOrDsToDate, exp.TsOrDsToTimestamp, exp.StrToDate, exp.StrToTime, exp.Date, exp.Timestamp)
 _QUERIES = (exp.Query, exp.Values)
 
 
 class BadQuery(Exception):
-    """What is wrong: `found`, `expected` and `remedy` for the config's error; the place is part of `found`."""
+    """An invalid query: `found`, `expected` and `remedy` for the config's error; the place is part of `found`."""
 
     def __init__(self, found: str, expected: str, remedy: str) -> None:
         super().__init__(f"found {found}, expected {expected}; {remedy}")
@@ -74,14 +74,14 @@ class ParsedQuery:
         return next((_place(self.text, table.this) for table in tables), "")
 
     def check_columns(self, columns_of: Callable[[str], Sequence[str] | None]) -> None:
-        """Raise `BadQuery` for a column that is certain not to be there. `columns_of` an input: `None` if not known."""
+        """Raise `BadQuery` for a column that certainly does not exist. `columns_of` an input: `None` if not known."""
         with contextlib.suppress(OptimizeError):
             for scope in traverse_scope(self._tree):
                 _check_scope(self.text, scope, columns_of)
 
 
 def parse(text: str) -> ParsedQuery:
-    """Parse `text`. Raises `UnknownSyntax` if the parser fails, `BadQuery` for a query that can't be a view."""
+    """Parse `text`. Raises `UnknownSyntax` if the parser fails, `BadQuery` for a query that can't define a view."""
     if not 1 <= len(text.strip()) <= MAX_QUERY_CHARS:
         raise BadQuery(f"{len(text)} characters", f"a query of 1 to {MAX_QUERY_CHARS} characters", "write SELECT ...")
     statements = _statements(text)
@@ -93,7 +93,7 @@ def parse(text: str) -> ParsedQuery:
     if not isinstance(tree, _QUERIES) or tree.find(exp.Into) is not None:
         kind = type(tree).__name__.upper() if not isinstance(tree, exp.Command) else str(tree.this).upper()
         raise BadQuery(
-            f"a statement ({kind})", "a query: SELECT, WITH ... SELECT, VALUES", "a view says what its rows are"
+            f"a statement ({kind})", "a query: SELECT, WITH ... SELECT, VALUES", "a view's query returns its rows"
         )
     for problem in _varying(text, tree):
         raise problem
@@ -103,7 +103,7 @@ def parse(text: str) -> ParsedQuery:
 
 def _statements(text: str) -> list[exp.Expr]:
     quiet = logging.getLogger("sqlglot")
-    level, quiet.level = quiet.level, logging.ERROR  # it warns if it falls back to "some command"
+    level, quiet.level = quiet.level, logging.ERROR  # sqlglot warns if it falls back to "some command"
     try:
         return [tree for tree in sqlglot.parse(text, dialect=DIALECT) if tree is not None]
     except ParseError as error:
@@ -126,7 +126,7 @@ def _unknown_syntax(found: str) -> UnknownSyntax:
 def _place(text: str, node: exp.Expr | None) -> str:
     """Where a node starts, counted from 1, if the parser knows."""
     start = node.meta.get("start") if node is not None else None
-    if start is None and isinstance(node, exp.Func):  # CURRENT_DATE and its like, written without parentheses
+    if start is None and isinstance(node, exp.Func):  # CURRENT_DATE and similar functions, written without parentheses
         bare = re.search(rf"\b{re.escape(node.sql_name())}\b", text, re.IGNORECASE)
         start = bare.start() if bare else None
     if start is None:
@@ -146,7 +146,7 @@ def _written(text: str, call: exp.Expr) -> str:
 
 
 def _varying(text: str, tree: exp.Expr) -> Iterator[BadQuery]:
-    """What makes the same inputs give different answers, in the order of the text's tree."""
+    """What makes the same inputs give different results, in the order of the text's tree."""
     for node in tree.walk():
         problem = _clock_word(text, node)
         if problem is None and isinstance(node, exp.Func):
@@ -171,7 +171,7 @@ def _varying(text: str, tree: exp.Expr) -> Iterator[BadQuery]:
 
 
 def _clock_word(text: str, node: exp.Expr) -> BadQuery | None:
-    """`DATE'today'`, `CAST('now' AS TIMESTAMP)`, `to_date('tomorrow')` and their like."""
+    """`DATE'today'`, `CAST('now' AS TIMESTAMP)`, `to_date('tomorrow')` and similar."""
     makes_time = (isinstance(node, exp.Cast) and node.to.is_type(*exp.DataType.TEMPORAL_TYPES)) or isinstance(
         node, _TO_TIME
     )
@@ -183,7 +183,7 @@ def _clock_word(text: str, node: exp.Expr) -> BadQuery | None:
 
 
 def _is_cut_anywhere(window: exp.Window) -> bool:
-    """Whether a frame of so many rows is cut out of rows that have no order."""
+    """Whether a frame of a number of rows is taken from rows without an order."""
     frame = window.args.get("spec")
     if frame is None or frame.args.get("kind") != "ROWS" or window.args.get("order"):
         return False
@@ -196,7 +196,7 @@ def _varying_call(text: str, call: exp.Func) -> BadQuery | None:
     if name in _VARYING or (name in _FROM_CLOCK_WITHOUT_ARGUMENTS and _has_no_arguments(text, call)):
         return BadQuery(
             found,
-            "a function of the inputs alone",
+            "a function of the inputs only",
             "take it from a column, or write a literal: each refresh evaluates it again",
         )
     if name in _ANY_ROW and not _is_ordered(call):
@@ -249,14 +249,14 @@ def _inputs(text: str, tree: exp.Expr) -> Iterator[str]:
             place = _place(text, table.this)
             raise BadQuery(
                 f"{table.db}.{table.name}{place}",
-                "the name of a shard, alone",
+                "the name of a shard only",
                 f"name an input by its shard; one with a dot in its name goes in backticks: `{table.db}.{table.name}`",
             )
         yield table.name
 
 
 def _is_cte(table: exp.Table) -> bool:
-    """True if a WITH around the table defines its name. A CTE sees those before it, and itself if recursive."""
+    """True if a WITH around the table defines its name. A CTE can use earlier ones, and itself if it is recursive."""
     if table.db:
         return False
     expected = table.name.lower()

@@ -1,9 +1,9 @@
 """YAML text -> plain data, strictly and within bounds.
 
-The reading is YAML 1.2's core schema without floats and dates: only `true`/`false` are booleans, so a column may be
-called `no` or `on`; `007` and `2026-01-01` stay text. Refused, with line and column: duplicate keys, several
-documents, tags, keys that are not text, recursion, and more than the bounds below (so that neither deep nesting nor
-aliases of aliases cost more than reading the file).
+It follows YAML 1.2's core schema without floats and dates: only `true`/`false` are booleans, so a column may have the
+name `no` or `on`; `007` and `2026-01-01` stay text. It refuses, with line and column: duplicate keys, several
+documents, tags, keys that are not text, recursion, and anything beyond the bounds below (so that neither deep nesting
+nor aliases of aliases cost more than reading the file).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import yaml
 
 from persist_core.errors import InvalidInput
 
-MAX_BYTES = 1 << 20  # 2,000 columns with long names fit many times over
-MAX_DEPTH = 32  # a collection file is 4 deep
+MAX_BYTES = 1 << 20  # many times the size of 2,000 columns with long names
+MAX_DEPTH = 32  # a collection file has 4 levels
 MAX_NODES = 50_000  # after aliases and merge keys are expanded
 
 
 class YamlError(InvalidInput):
-    """The text is not the YAML expected. The message starts with `line L, column C: ` if they are known."""
+    """The text is not the expected YAML. The message starts with `line L, column C: ` if they are known."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -37,7 +37,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile(r"<<\Z"), ["
 
 
 def parse_yaml(data: bytes) -> Any:
-    """The one document in `data`. Raises `YamlError`; never runs code, never takes more than the bounds."""
+    """The one document in `data`. Raises `YamlError`; never runs code and stays within the bounds."""
     if len(data) > MAX_BYTES:
         raise YamlError(f"found {len(data)} bytes, expected at most {MAX_BYTES}")
     try:
@@ -67,7 +67,7 @@ def parse_yaml(data: bytes) -> Any:
 
 
 def _check_events(text: str) -> None:
-    """Bound depth and count before anything recursive runs: PyYAML's event parser does not recurse."""
+    """Check depth and count before any recursive code runs: PyYAML's event parser does not recurse."""
     depth = 0
     for count, event in enumerate(yaml.parse(text, Loader=_Loader)):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -107,7 +107,7 @@ def _check_node(root: yaml.Node) -> None:
         if total > MAX_NODES:
             raise YamlError(
                 _place(node.start_mark)
-                + f"found aliases of over {MAX_NODES} values, expected at most that; write the values out"
+                + f"found aliases of over {MAX_NODES} values, expected at most that; write the values without aliases"
             )
         return total
 

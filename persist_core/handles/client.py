@@ -54,12 +54,12 @@ class PersistClient:
         state = self.machine.fetch(check_shard_name(shard))
         if state is None:
             raise ShardNotFound(
-                f"no shard {shard!r} in {self.location.consensus.uri}; `persist shards` lists those that are there"
+                f"no shard {shard!r} in {self.location.consensus.uri}; `persist shards` lists the existing ones"
             )
         return state
 
     def ensure_shard(self, shard: str) -> ShardState:
-        """Like `state`, but creates an empty shard (`[0, 0)`) if there is none."""
+        """Like `state`, but creates an empty shard (`[0, 0)`) if it does not exist."""
         state, _ = self.machine.apply(check_shard_name(shard), lambda state: (state, None), create=True)
         return state
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -22,24 +22,23 @@ from persist_core.clock import Clock, SystemClock
 from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolation, OutsideFrontiers
 from persist_core.frontier import MAX_TIME, Frontier, check_time
 from persist_core.location.blob import Blob
-from persist_core.schema import DIFF, TIME, CollectionSchema
+from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
+from persist_core.shard import pieces
 from persist_core.shard import state as transitions
-from persist_core.shard.batch import (
-    BatchManifest,
-    HollowBatch,
-    Part,
-    PartKind,
-)
+from persist_core.shard.batch import BatchManifest, HollowBatch, Part
 from persist_core.shard.machine import Machine
 from persist_core.shard.parts import ERR_IDENTITY, PARQUET, PartFormat, errs_schema, updates_schema
+from persist_core.shard.pieces import Piece
 from persist_core.shard.state import Lease, ShardState
+from persist_core.shard.versions import sum_diffs
 
-MAX_COPIES = 10_000_000  # of one row in a multiset: more is no table that a user would hold in memory
+MAX_COPIES = 10_000_000  # of one row in a multiset: a table with more does not fit in memory
 FETCH_THREADS = 8  # parts are fetched side by side: latency of a store, not work
 
 # Columns within a read only: the time of a retraction (null for an insertion), and a number for each key.
 _RETRACTED_AT, _SLOT = "_persist_retracted_at", "_persist_slot"
 
+Choose = Callable[[HollowBatch, BatchManifest], Iterable[Piece]]
 _Item = TypeVar("_Item")
 _Fetched = TypeVar("_Fetched")
 
@@ -47,7 +46,7 @@ _Fetched = TypeVar("_Fetched")
 class ReadHandle:
     """Reads one shard. Without a lease it holds nothing back; with one, `heartbeat` in time or get `LeaseExpired`.
 
-    `fetch_threads`: how many blobs are fetched at once; with 1 all calls come from the caller's own thread.
+    `fetch_threads`: how many blobs are fetched concurrently; with 1 all calls come from the caller's own thread.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class ReadHandle:
         )
 
     def expire(self) -> bool:
-        """Let the lease go. Harmless twice."""
+        """Release the lease. A second call is harmless."""
         reader = self._reader
         if reader is None:
             return False
@@ -114,7 +113,8 @@ class ReadHandle:
         schema = schema_of(state)
         time = check_as_of(state, as_of)
         batches = [batch for batch in state.batches if batch.lower <= time]
-        live = self._live(self._oks(batches, schema), schema.key_names, time, schema)
+        oks = self.read(batches, updates_schema(schema), lambda b, m: pieces.oks_as_of(b, m, time))
+        live = self._live(oks, schema.key_names, time, schema)
         try:
             return live.select(schema.arrow().names).cast(schema.arrow())
         except (pa.ArrowException, ValueError) as error:  # a null in a column that is not nullable
@@ -124,13 +124,12 @@ class ReadHandle:
             ) from error
 
     def errors(self, as_of: int | None = None) -> pa.Table:
-        """The errs as of `as_of`: key columns (null where undecodable), kind, message, key bytes, payload, time."""
+        """The errs as of `as_of`: key columns (null if undecodable), kind, message, key bytes, payload, time."""
         state = self.state()
         schema = schema_of(state)
         time = check_as_of(state, as_of)
         batches = [batch for batch in state.batches if batch.lower <= time]
-        updates = self._errs(batches, schema)
-        updates = updates.filter(pc.less_equal(updates[TIME], time))
+        updates = self.read(batches, errs_schema(schema), lambda b, m: pieces.errs_as_of(b, m, time))
         return self._repeated(updates, list(ERR_IDENTITY), time).drop_columns([DIFF])
 
     def changes(self, after: int, through: int | None = None) -> pa.Table:
@@ -140,26 +139,41 @@ class ReadHandle:
         `since <= after <= through < upper`.
         """
         batches, schema, low, high = self._range(after, through)
-        return _between(self._oks(batches, schema), low, high)
+        return _in_order(self.read(batches, updates_schema(schema), lambda b, m: pieces.oks_between(b, m, low, high)))
 
     def error_changes(self, after: int, through: int | None = None) -> pa.Table:
         """The errs' updates with `after < time <= through`, as `changes` gives the oks'."""
         batches, schema, low, high = self._range(after, through)
-        return _between(self._errs(batches, schema), low, high)
+        return _in_order(self.read(batches, errs_schema(schema), lambda b, m: pieces.errs_between(b, m, low, high)))
 
     def all_updates(self, state: ShardState) -> tuple[pa.Table, pa.Table]:
-        """Every update of the shard, oks and errs, as stored. For `fsck`."""
+        """Every update that the shard still has, oks and errs. For `fsck`."""
         return self.updates_of(list(state.batches), schema_of(state))
 
     def updates_of(self, batches: list[HollowBatch], schema: CollectionSchema) -> tuple[pa.Table, pa.Table]:
-        """Every update of these batches, oks and errs, as stored."""
-        return self._oks(batches, schema), self._errs(batches, schema)
+        """Every update that these batches still have, oks and errs."""
+        oks = self.read(batches, updates_schema(schema), pieces.all_oks)
+        errs = self.read(batches, errs_schema(schema), pieces.all_errs)
+        return oks, errs
 
     def manifests(self, batches: Iterable[HollowBatch]) -> list[BatchManifest]:
         """The manifests of these batches, in their order."""
         return self._side_by_side(
             lambda batch: load_manifest(self._blob, batch.manifest_key, sha256=batch.manifest_sha256), list(batches)
         )
+
+    def count_changes(self, batches: Sequence[HollowBatch], after: int) -> int:
+        """How many updates of these batches, oks and errs, are later than `after`. Decodes their times only."""
+        times = pa.schema([pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64())])
+        found = self.read(
+            batches,
+            times,
+            lambda b, m: [
+                *pieces.oks_between(b, m, after, b.last_time),
+                *pieces.errs_between(b, m, after, b.last_time),
+            ],
+        )
+        return len(found)
 
     def _range(self, after: int, through: int | None) -> tuple[list[HollowBatch], CollectionSchema, int, int]:
         state = self.state()
@@ -171,17 +185,21 @@ class ReadHandle:
         batches = [b for b in state.batches if b.lower <= high and (b.upper is None or b.upper > low + 1)]
         return batches, schema, low, high
 
-    def _oks(self, batches: list[HollowBatch], schema: CollectionSchema) -> pa.Table:
-        return self._updates(batches, (PartKind.INSERTIONS, PartKind.RETRACTIONS), updates_schema(schema))
-
-    def _errs(self, batches: list[HollowBatch], schema: CollectionSchema) -> pa.Table:
-        return self._updates(batches, (PartKind.ERRS,), errs_schema(schema))
-
-    def _updates(self, batches: list[HollowBatch], kinds: tuple[PartKind, ...], schema: pa.Schema) -> pa.Table:
+    def read(self, batches: Sequence[HollowBatch], schema: pa.Schema, choose: Choose) -> pa.Table:
+        """The rows of all pieces that `choose` picks of these batches, with the columns of `schema`, all nullable."""
         nullable = pa.schema([field.with_nullable(True) for field in schema])
-        parts = [part for manifest in self.manifests(batches) for part in manifest.parts if part.kind in kinds]
-        tables = self._side_by_side(lambda part: read_part(self._blob, part, nullable, self._part_format), parts)
+        chosen = [
+            piece
+            for batch, manifest in zip(batches, self.manifests(batches), strict=True)
+            for piece in choose(batch, manifest)
+        ]
+        tables = self._side_by_side(lambda piece: self._piece(piece, nullable), chosen)
         return pa.concat_tables(tables) if tables else nullable.empty_table()
+
+    def _piece(self, piece: Piece, schema: pa.Schema) -> pa.Table:
+        """What the piece takes of its file, with the columns of `schema`."""
+        columns = schema.append(pa.field(ENDED, pa.int64())) if piece.has_ends else schema
+        return piece.of(read_part(self._blob, piece.part, columns, self._part_format))
 
     def _side_by_side(self, fetch: Callable[[_Item], _Fetched], items: list[_Item]) -> list[_Fetched]:
         threads = min(self._fetch_threads, len(items))
@@ -192,7 +210,6 @@ class ReadHandle:
 
     def _live(self, updates: pa.Table, keys: tuple[str, ...], time: int, schema: CollectionSchema) -> pa.Table:
         """The rows of a snapshot. `InvariantViolation` with the row if a count is not one that a shard may hold."""
-        updates = updates.filter(pc.less_equal(updates[TIME], time))
         if not keys:
             return self._repeated(updates, schema.arrow().names, time)
         odd = updates.filter(pc.and_(pc.not_equal(updates[DIFF], 1), pc.not_equal(updates[DIFF], -1)))
@@ -237,7 +254,7 @@ class ReadHandle:
 
     def _repeated(self, updates: pa.Table, columns: list[str], time: int) -> pa.Table:
         """The rows of a multiset, each as often as its diffs add up to."""
-        # Diffs beyond the bound are refused before they are added: a sum of 64-bit numbers could come out small.
+        # Diffs beyond the bound are refused before they are added: a sum of 64-bit numbers could wrap around.
         too_far = updates.filter(_is_out_of(updates[DIFF], -MAX_COPIES))
         counted = too_far if len(too_far) else sum_diffs(updates, columns)
         wrong = counted.filter(_is_out_of(counted[DIFF], 0))
@@ -313,7 +330,7 @@ def check_as_of(state: ShardState, as_of: int | None) -> int:
     if as_of is None or not (state.since <= Frontier(check_time(as_of, what="as_of")) and state.upper.is_past(as_of)):
         raise OutsideFrontiers(
             f"shard {state.shard} can be read at times in [since {state.since}, upper {state.upper});"
-            f" expected {'the newest time' if as_of is None else as_of}"
+            f" the read asked for {'the newest time' if as_of is None else as_of}"
         )
     return as_of
 
@@ -327,20 +344,8 @@ def schema_of(state: ShardState) -> CollectionSchema:
     return state.schema
 
 
-def _between(updates: pa.Table, after: int, through: int) -> pa.Table:
-    wanted = pc.and_(pc.greater(updates[TIME], after), pc.less_equal(updates[TIME], through))
-    return updates.filter(wanted).sort_by([(TIME, "ascending"), (DIFF, "ascending")])
-
-
-def sum_diffs(updates: pa.Table, columns: list[str]) -> pa.Table:
-    """Consolidate by `columns`: diffs summed, zeros dropped; of the other columns the newest insertion's are kept."""
-    ordered = updates.sort_by([(DIFF, "ascending"), (TIME, "ascending")]) if TIME not in columns else updates
-    # Only row numbers are aggregated, so that any type of column is carried along by `take`.
-    numbered = ordered.append_column("_persist_row", _numbers(len(ordered)))
-    grouped = numbered.group_by(columns, use_threads=False).aggregate([(DIFF, "sum"), ("_persist_row", "max")])
-    kept = grouped.filter(pc.not_equal(grouped[f"{DIFF}_sum"], 0))
-    newest = ordered.take(kept["_persist_row_max"])
-    return newest.set_column(newest.column_names.index(DIFF), DIFF, kept[f"{DIFF}_sum"])
+def _in_order(updates: pa.Table) -> pa.Table:
+    return updates.sort_by([(TIME, "ascending"), (DIFF, "ascending")])
 
 
 def _is_out_of(diffs: pa.ChunkedArray, least: int) -> pa.ChunkedArray:

@@ -1,4 +1,4 @@
-"""`SinceHandle`: a critical hold on a shard's `since`, kept permanent, moved by compare-and-downgrade."""
+"""`SinceHandle`: a critical, permanent hold on a shard's `since`, moved by compare-and-downgrade."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from persist_core.shard.state import Hold, HoldMismatch
 
 
 class SinceHandle:
-    """One critical hold. `hold` is what it was when this handle last looked."""
+    """One critical hold. `hold` is its value when this handle last read it."""
 
     def __init__(self, machine: Machine, ids: Ids, shard: str, holder: str, hold: Hold) -> None:
         self._machine = machine

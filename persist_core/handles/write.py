@@ -78,7 +78,9 @@ class WriteHandle:
             PartKind.ERRS: errs,
         }
         parts = tuple(
-            self._stage_part(kind, piece, part_schema(schema), attempt) for kind, piece in pieces.items() if len(piece)
+            stage_part(self._blob, self.shard, attempt, kind, piece, part_schema(schema), self._part_format)
+            for kind, piece in pieces.items()
+            if len(piece)
         )
         inserted = len(errs.filter(pc.greater(errs[DIFF], 0)))
         counts = BatchCounts(
@@ -91,16 +93,6 @@ class WriteHandle:
         manifest = replace(manifest, operators=operators or {}, stats=stats or {}, restored=restored)
         return stage_manifest(self._blob, manifest, attempt)
 
-    def _stage_part(self, kind: PartKind, table: pa.Table, schema: pa.Schema, attempt: str) -> Part:
-        columns = [
-            table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
-            for field in schema
-        ]
-        data = self._part_format.encode(pa.table(columns, schema=schema))
-        key = part_key(self.shard, attempt, kind, 0)
-        self._blob.set(key, data)
-        return Part(key, kind, len(data), hashlib.sha256(data).hexdigest(), rows=len(table))
-
     def compare_and_append(self, manifest: BatchManifest, manifest_key: str) -> Committed | UpperMismatch:
         """Append a staged batch iff the shard's upper is the batch's lower. Idempotent by token."""
         _, result = self._machine.apply(
@@ -110,6 +102,29 @@ class WriteHandle:
             ),
         )
         return result
+
+
+def stage_part(
+    blob: Blob,
+    shard: str,
+    attempt: str,
+    kind: PartKind,
+    table: pa.Table,
+    schema: pa.Schema,
+    part_format: PartFormat,
+    *,
+    number: int = 0,
+    last_time: int | None = None,
+) -> Part:
+    """Write one part with exactly the columns of `schema`; those that `table` does not have are null."""
+    columns = [
+        table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
+        for field in schema
+    ]
+    data = part_format.encode(pa.table(columns, schema=schema))
+    key = part_key(shard, attempt, kind, number)
+    blob.set(key, data)
+    return Part(key, kind, len(data), hashlib.sha256(data).hexdigest(), rows=len(table), last_time=last_time)
 
 
 def manifest_for(

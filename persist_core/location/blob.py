@@ -15,7 +15,7 @@ from persist_core.errors import InvalidInput, InvalidName
 
 _ILLEGAL_CHARACTER = re.compile(r"[\x00-\x1f\x7f\\]")
 
-MAX_KEY_BYTES = 1024  # S3's limit on a key's UTF-8 bytes; the strictest of the backends
+MAX_KEY_BYTES = 1024  # S3's limit on the UTF-8 bytes of a key; the other backends allow more
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Blob(Protocol):
         ...
 
     def delete(self, key: str) -> int | None:
-        """Delete `key` and return the size in bytes of what it held, or `None` where there was nothing."""
+        """Delete `key` and return the size in bytes of what it held, or `None` if there was nothing."""
         ...
 
     def list_keys_and_metadata(self, prefix: str) -> Iterator[BlobMetadata]:
@@ -48,7 +48,7 @@ class Blob(Protocol):
     def uri_of(self, key: str) -> str:
         """Where Spark and Hadoop read or write `key`: a path for their readers, not percent-encoded, not a glob.
 
-        Raises `InvalidInput` where no other process could reach it (`mem:`).
+        Raises `InvalidInput` if no other process could reach it (`mem:`).
         """
         ...
 
@@ -68,10 +68,10 @@ class Blob(Protocol):
 
 @runtime_checkable
 class RangeReader(Protocol):
-    """A blob store that can read a piece of a value, for what needs the end of a large file only."""
+    """A blob store that can read a piece of a value, for callers that need only the end of a large file."""
 
     def get_range(self, key: str, start: int, size_bytes: int) -> bytes | None:
-        """`size_bytes` (at least one) bytes from `start` on, fewer where the value ends before; `None` without one."""
+        """`size_bytes` (at least one) bytes from `start` on, fewer if the value ends earlier; `None` without one."""
         ...
 
 
@@ -107,7 +107,7 @@ def check_blob_prefix(prefix: str) -> str:
 
 
 def check_blob_data(key: str, data: bytes) -> bytes:
-    """Return `data` if it is `bytes`, else raise `InvalidInput`: a str or a list must not be stored by accident."""
+    """Return `data` if it is `bytes`, else raise `InvalidInput`: a `str` or a `list` must not be stored."""
     if not isinstance(data, bytes):
         raise InvalidInput(f"blob {key!r}: expected bytes, found {type(data).__name__}")
     return data

@@ -1,7 +1,7 @@
 """The consensus contract (docs/semantics.md, section 2): per key, a linearizable history of `VersionedData`.
 
-`compare_and_set` is the one commit point of the whole system. A mismatch is a value. After an `Indeterminate` error
-the caller finds out by reading back: every version's body carries a unique write id (`shard.machine` does that).
+`compare_and_set` is the only commit point of the system. A mismatch is a value. After an `Indeterminate` error
+the caller reads back to find out: every version's body carries a unique write id (`shard.machine` does that).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Consensus(Protocol):
     def compare_and_set(self, key: str, expected: int | None, new: VersionedData) -> CaSResult:
         """Append `new` iff the current seqno is exactly `expected` (`None`: no data yet).
 
-        Raises `InvalidSeqNo` where `new.seqno` is outside the range or not greater than `expected`, even where
+        Raises `InvalidSeqNo` if `new.seqno` is outside the range or not greater than `expected`, even if
         `expected` is current.
         """
         ...
@@ -59,7 +59,7 @@ class Consensus(Protocol):
     def truncate(self, key: str, seqno: int) -> int:
         """Delete versions `< seqno`, return how many. Idempotent.
 
-        Raises `InvalidSeqNo` where `seqno` > head or the key has no data.
+        Raises `InvalidSeqNo` if `seqno` > head or the key has no data.
         """
         ...
 

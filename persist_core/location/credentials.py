@@ -1,4 +1,4 @@
-"""The secrets in a location's URI: find them, so that they are masked or refused, and put a password in."""
+"""The secrets in a location's URI: find them, to mask or refuse them, and insert a password."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def secrets_of(uri: str) -> tuple[str, ...]:
         found.append(head[: head.rfind("@")].partition(":")[2])
     for parameter in query.split("&"):
         name, _, value = parameter.partition("=")
-        if name in _SECRET_PARAMETERS:
+        if unquote(name) in _SECRET_PARAMETERS:
             found.append(value)
     return tuple(dict.fromkeys(form for secret in found if secret for form in (secret, unquote(secret))))
 

@@ -1,6 +1,6 @@
 """What `persist doctor` reports about a store, and what a backend can add to the report.
 
-A backend that knows more of its store than the contract shows implements `Examinable`; `maintenance.doctor` asks it.
+A backend that knows more about its store than the contract shows implements `Examinable`; `maintenance.doctor` asks it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from persist_core.clock import Clock
 
-# Clocks further apart than this confuse people who compare times, in milliseconds; leases are minutes long.
+# In milliseconds. Clocks further apart than this confuse people who compare times; leases are minutes long.
 MAX_CLOCK_OFFSET_MS = 2_000
 
 

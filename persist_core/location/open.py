@@ -7,7 +7,7 @@
 | `mem:`, `mem:name` | this process's memory; private, or shared by everything that uses the name |
 | `file:///absolute/folder` | blobs as files (percent-encoding as in any URI; `localhost` or no host) |
 | `sqlite:////absolute/file.db` | consensus in SQLite; as in SQLAlchemy, the path is what follows `sqlite:///` |
-| `sqlite:///relative/file.db` | the same, relative to the working directory, or to the config file that it stands in |
+| `sqlite:///relative/file.db` | the same, relative to the working directory, or to the config file that contains it |
 | `s3://bucket/prefix?endpoint=...` | blobs, or consensus, in an S3 bucket (docs/locations-s3.md has the parameters) |
 | `postgresql://user:password@host/database` | consensus in a table of PostgreSQL; `postgres:` is the same |
 """

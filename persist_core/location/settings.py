@@ -1,8 +1,8 @@
-"""Which location is configured.
+"""Find the configured location.
 
     arguments > environment > config file --location_from--> PersistLocation
 
-A location is a pair, so it is always taken whole from one place: half of it from the environment and half from a
+A location is a pair, so both halves always come from one place: half of it from the environment and half from a
 file would join one store's state with another's data.
 """
 
@@ -29,7 +29,7 @@ CONFIG_FILE_NAME = "persist.toml"
 
 @dataclass(frozen=True)
 class PersistLocation:
-    """Where shards live: a blob URI and a consensus URI. Prints redacted; the URIs themselves may hold secrets."""
+    """Where shards are stored: a blob URI and a consensus URI. Prints redacted; the URIs may hold secrets."""
 
     blob_uri: str
     consensus_uri: str
@@ -58,7 +58,7 @@ def location_from(
 
     Looked for in this order: the arguments; `PERSIST_BLOB_URI` and `PERSIST_CONSENSUS_URI` in `env` (default: this
     process's); `config_file`, or else the first that exists of `./persist.toml` and `~/.config/persist/config.toml`
-    (TOML with `blob_uri` and `consensus_uri`; relative paths are relative to the file). Raises `ConfigError` where
+    (TOML with `blob_uri` and `consensus_uri`; relative paths are relative to the file). Raises `ConfigError` if
     none of them has it, or the first that does has only half of it, and `InvalidUri` for a URI that cannot be opened.
     """
     env = os.environ if env is None else env
@@ -81,7 +81,7 @@ def location_from(
 def _whole_pair(
     blob_uri: str | None, consensus_uri: str | None, where: str, names: tuple[str, str], base: Path
 ) -> PersistLocation | None:
-    """The location, `None` where neither half is given, `ConfigError` where one is; paths are relative to `base`."""
+    """The location, `None` if neither half is given, `ConfigError` if only one is; paths are relative to `base`."""
     if blob_uri is None and consensus_uri is None:
         return None
     if blob_uri is None or consensus_uri is None:

@@ -72,7 +72,7 @@ def redact_uri(uri: str) -> str:
 
 def _hides(name: str, value: str) -> bool:
     """Whether a query parameter may hold a secret: by its name, or since its value is a URL with a user in it."""
-    return bool(_SECRET_PARAMETER.search(name)) or "@" in unquote(value)
+    return bool(_SECRET_PARAMETER.search(unquote(name))) or "@" in unquote(value)
 
 
 def _parameters(query: str, scheme: str, known: frozenset[str], where: str) -> dict[str, str]:
@@ -90,7 +90,7 @@ def _parameters(query: str, scheme: str, known: frozenset[str], where: str) -> d
 
 
 def _decoded(text: str, where: str) -> str:
-    """`text` percent-decoded; `InvalidUri` where that is not printable UTF-8."""
+    """`text` percent-decoded; `InvalidUri` if that is not printable UTF-8."""
     if _BAD_PERCENT.search(text):
         raise InvalidUri(f"{where} has a '%' that starts no escape; write it as %25")
     try:

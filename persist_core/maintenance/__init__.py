@@ -1,1 +1,1 @@
-"""Looking after shards and stores: `fsck` and `doctor`."""
+"""Checks of shards and stores: `fsck` and `doctor`."""

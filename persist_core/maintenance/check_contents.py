@@ -14,16 +14,18 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.read import read_part
 from persist_core.maintenance.check_state import Examined
 from persist_core.maintenance.violations import MAX_SHOWN, Violations
-from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
+from persist_core.schema import DIFF, ENDED, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
+from persist_core.shard import pieces
 from persist_core.shard.batch import BatchCounts, BatchManifest, HollowBatch, Part, PartKind
-from persist_core.shard.parts import errs_schema, updates_schema
+from persist_core.shard.parts import errs_schema, history_schema, updates_schema
+from persist_core.shard.pieces import Piece
 
 _BAD_SLOT = "_persist_bad_slot"  # what identifies an err whose key could not be decoded
 
 
 @dataclass(frozen=True)
 class Counted:
-    """What was read: parts, their bytes as their manifests say, and updates."""
+    """What was read: parts, their bytes according to their manifests, and updates."""
 
     parts: int
     size_bytes: int
@@ -40,7 +42,8 @@ def check_contents(examined: Examined, found: Violations) -> Counted:
     parts = [part for manifest in manifests if manifest is not None for part in manifest.parts]
     if schema is None:
         return Counted(len(parts), sum(part.size_bytes for part in parts), 0)
-    fields = {True: errs_schema(schema), False: _nullable(updates_schema(schema))}
+    oks, errs = _nullable(updates_schema(schema)), errs_schema(schema)
+    fields = dict.fromkeys(pieces.OKS, oks) | {PartKind.ERRS: errs, PartKind.HISTORY: history_schema(schema)}
     read = _read(examined.client, parts, fields)
     is_whole = True
     for batch, manifest in zip(state.batches, manifests, strict=True):
@@ -48,27 +51,23 @@ def check_contents(examined: Examined, found: Violations) -> Counted:
         if manifest is not None:
             _check_batch(batch, manifest, read, found)
         is_whole = is_whole and manifest is not None and len(found) == before
-    tables = {
-        is_err: pa.concat_tables(
-            [fields[is_err].empty_table(), *(table for part, table in _whole(parts, read) if _is_err(part) is is_err)]
-        )
-        for is_err in fields
-    }
+    known = [(batch, manifest) for batch, manifest in zip(state.batches, manifests, strict=True) if manifest]
+    all_oks = _taken(oks, (piece for batch, manifest in known for piece in pieces.all_oks(batch, manifest)), read)
+    all_errs = _taken(errs, (piece for batch, manifest in known for piece in pieces.all_errs(batch, manifest)), read)
     if is_whole:
         with found.checking("updates", f"the updates of shard {state.shard}"):
-            check_updates(tables[False], tables[True], schema, found)
-    updates = sum(len(table) for table in tables.values())
-    return Counted(len(parts), sum(part.size_bytes for part in parts), updates)
+            check_updates(all_oks, all_errs, schema, found)
+    return Counted(len(parts), sum(part.size_bytes for part in parts), len(all_oks) + len(all_errs))
 
 
 def _read(
-    client: PersistClient, parts: list[Part], fields: Mapping[bool, pa.Schema]
+    client: PersistClient, parts: list[Part], fields: Mapping[PartKind, pa.Schema]
 ) -> dict[str, pa.Table | Exception]:
-    """Every part's rows by its key, or what reading it has raised."""
+    """Every part's rows by its key, or the exception that reading it raised."""
 
     def attempt(part: Part) -> pa.Table | Exception:
         try:
-            return read_part(client.blob, part, fields[_is_err(part)], client.part_format)
+            return read_part(client.blob, part, fields[part.kind], client.part_format)
         except Exception as error:  # noqa: BLE001 - damaged bytes can raise anything in a decoder; the caller reports it
             return error
 
@@ -78,11 +77,14 @@ def _read(
         return dict(zip((part.key for part in parts), pool.map(attempt, parts), strict=True))
 
 
-def _whole(parts: Iterable[Part], read: Mapping[str, pa.Table | Exception]) -> Iterator[tuple[Part, pa.Table]]:
-    for part in parts:
-        table = read[part.key]
+def _taken(schema: pa.Schema, chosen: Iterable[Piece], read: Mapping[str, pa.Table | Exception]) -> pa.Table:
+    """What these pieces take of the files that could be read."""
+    tables = [schema.empty_table()]
+    for piece in chosen:
+        table = read[piece.part.key]
         if not isinstance(table, Exception):
-            yield part, table
+            tables.append(piece.of(table).select(schema.names))
+    return pa.concat_tables(tables)
 
 
 def _is_err(part: Part) -> bool:
@@ -92,7 +94,7 @@ def _is_err(part: Part) -> bool:
 def _check_batch(
     batch: HollowBatch, manifest: BatchManifest, read: Mapping[str, pa.Table | Exception], found: Violations
 ) -> None:
-    """What a batch's manifest and its parts say of its updates."""
+    """Compare the updates in a batch's parts with its manifest."""
     found_counts = dict.fromkeys(vars(BatchCounts()), 0)
     is_whole = True
     for part in manifest.parts:
@@ -101,8 +103,11 @@ def _check_batch(
             if isinstance(table, Exception):
                 is_whole = False
                 raise table
-            _check_part(part, table, batch, found)
+            _check_part(part, table, manifest, found)
             inserted = pc.sum(pc.greater(table[DIFF], 0)).as_py() or 0
+            if part.kind is PartKind.HISTORY:
+                found_counts["history"] += len(table)
+                continue
             prefix = "err_" if _is_err(part) else ""
             found_counts[f"{prefix}insertions"] += inserted
             found_counts[f"{prefix}retractions"] += len(table) - inserted
@@ -110,29 +115,35 @@ def _check_batch(
         found.add("counts", f"{batch.manifest_key}: found {BatchCounts(**found_counts)}, expected {manifest.counts}")
 
 
-def _check_part(part: Part, table: pa.Table, batch: HollowBatch, found: Violations) -> None:
-    outside = table.filter(_is_outside(table, batch))
+def _check_part(part: Part, table: pa.Table, manifest: BatchManifest, found: Violations) -> None:
+    outside = table.filter(_is_outside(part, table, manifest))
     if len(outside):
         found.add(
             "bounds",
-            f"{part.key}: {len(outside)} updates outside of [{batch.lower}, {batch.upper}), the first"
-            f" {outside.slice(0, 1).to_pylist()[0]}",
+            f"{part.key}: {len(outside)} rows outside of [{manifest.lower}, {manifest.upper}) or later than the"
+            f" manifest says, the first {outside.slice(0, 1).to_pylist()[0]}",
         )
     if part.rows not in (None, len(table)):
         found.add("counts", f"{part.key}: {len(table)} rows, expected {part.rows}")
-    expected = {PartKind.INSERTIONS: pc.greater, PartKind.RETRACTIONS: pc.less, PartKind.ERRS: pc.not_equal}[part.kind]
+    expected = {PartKind.INSERTIONS: pc.greater, PartKind.RETRACTIONS: pc.less}.get(part.kind, pc.not_equal)
+    if ENDED in table.column_names:
+        expected = pc.greater
     others = pc.sum(pc.invert(pc.fill_null(expected(table[DIFF], 0), False))).as_py() or 0
     if others:
-        found.add("counts", f"{part.key}: {others} updates whose diffs are not those of {part.kind}")
+        found.add("counts", f"{part.key}: {others} updates whose diffs do not match {part.kind}")
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_nullable(True) for field in schema])
 
 
-def _is_outside(table: pa.Table, batch: HollowBatch) -> pa.ChunkedArray:
-    before = pc.less(table[TIME], batch.lower)
-    outside = before if batch.upper is None else pc.or_(before, pc.greater_equal(table[TIME], batch.upper))
+def _is_outside(part: Part, table: pa.Table, manifest: BatchManifest) -> pa.ChunkedArray:
+    """Rows earlier than the batch, or later than the file's last time: readers skip files by it."""
+    latest = manifest.last_time if part.last_time is None else min(part.last_time, manifest.last_time)
+    outside = pc.or_(pc.less(table[TIME], manifest.lower), pc.greater(table[TIME], latest))
+    if ENDED in table.column_names:
+        wrong_end = pc.or_(pc.less_equal(table[ENDED], table[TIME]), pc.greater(table[ENDED], latest))
+        outside = pc.or_(outside, wrong_end)
     return pc.fill_null(outside, True)
 
 
@@ -183,7 +194,7 @@ def _check_counts_not_negative(updates: pa.Table, found: Violations) -> None:
 def _negative_counts(updates: pa.Table) -> Iterator[tuple[dict[str, object], int]]:
     names = [name for name in updates.column_names if name not in (TIME, DIFF)]
     order = [(name, "ascending") for name in [*names, TIME]]
-    # One diff a row and time, so that the order of equal times says nothing.
+    # One diff per row and time, so that the order of equal times does not matter.
     summed = updates.group_by([*names, TIME], use_threads=False).aggregate([(DIFF, "sum")])
     summed = summed.rename_columns([*names, TIME, DIFF]).sort_by(order).combine_chunks()
     if not len(summed):

@@ -14,7 +14,7 @@ from persist_core.maintenance.check_state import Examined
 from persist_core.maintenance.violations import Violations
 from persist_core.shard.keys import offsets_path
 
-_MAX_LOOKS = 3  # at `_latest`, which publishers may move, and retention behind it
+_MAX_LOOKS = 3  # at `_latest`, which publishers may move while retention deletes
 
 
 def check_checkpoints(examined: Examined, found: Violations) -> None:
@@ -33,7 +33,7 @@ def check_checkpoints(examined: Examined, found: Violations) -> None:
                 differences = list(_differences(checkpointer, manifest, expected, examined.state.shard))
                 if manifest.checkpoint_id not in ancestors and manifest.checkpoint_id in broken:
                     differences.append(str(broken[manifest.checkpoint_id]))
-                # Retention may have deleted it since it was listed; then there is nothing to say about it.
+                # Retention may have deleted it since it was listed; then there is nothing to report.
                 if differences and checkpointer.find_readable(manifest.checkpoint_id) is not None:
                     for difference in differences:
                         found.add("checkpoint", f"{manifest.checkpoint_id}: {difference}")
@@ -49,7 +49,7 @@ def _differences(
         for difference in expected.differences(manifest):
             yield f"its manifest is not that of its commit: {difference}"
     elif manifest.shard is not None and manifest.shard.shard != shard:
-        yield f"its manifest says that it is of shard {manifest.shard.shard}"
+        yield f"its manifest names the shard {manifest.shard.shard}"
     for name in manifest.operators:
         for artifact in manifest.operators[name].partitions:
             data = checkpointer.blob.get(layout.artifact(checkpoint_id, artifact.path))
@@ -67,7 +67,7 @@ def _chains(checkpointer: BlobCheckpointer, listing: Listing) -> tuple[set[str],
     """Checkpoints that a newer one builds on, and those whose own chain of some operator is broken, with the reason.
 
     Retention may keep a checkpoint only because a newer one needs one operator of it. Then the chains of its other
-    operators may rightly be gone.
+    operators may be deleted already.
     """
     by_id = {manifest.checkpoint_id: manifest for manifest in listing.manifests}
 
@@ -87,10 +87,11 @@ def _chains(checkpointer: BlobCheckpointer, listing: Listing) -> tuple[set[str],
 
 
 def _check_latest(checkpointer: BlobCheckpointer, listing: Listing, examined: Examined, found: Violations) -> None:
-    """`_latest` names a checkpoint that is there, and none that is older than the newest that was published.
+    """Check that `_latest` names a checkpoint that exists and is not older than the newest published one.
 
     `listing` is older than what is read here, so a pointer that another task moves meanwhile is never too old. It is
-    too old while a publisher is between its manifest and the pointer; if it died there, the next one moves the pointer.
+    too old while a publisher is between its manifest and the pointer; if the publisher crashed there, the next one
+    moves the pointer.
     """
     readable = {manifest.checkpoint_id: manifest for manifest in listing.manifests}
     published = [commit.checkpoint_id for commit in examined.state.commits if commit.checkpoint_id in readable]

@@ -1,4 +1,4 @@
-"""Checks of what else a shard keeps: progress of its sources, frozen inputs, records of forks and conflicts."""
+"""Checks of a shard's other objects: progress of its sources, frozen inputs, records of forks and conflicts."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from persist_core.sources.registry import progress_of
 
 
 def check_records(examined: Examined, found: Violations) -> None:
-    """Every record beside the shard has its digest and its own key; what a fork shares is recorded beside its owner."""
+    """Check the digest and key of every record, and that what a fork shares is recorded in the owner's folder."""
     client, state = examined.client, examined.state
     _check_each(client.blob, forks_prefix(state.shard), "fork", _key_of_fork, found)
     _check_each(client.blob, conflicts_prefix(state.shard), "conflict", _key_of_conflict, found)
     with found.checking("fork", f"records of what {state.shard} shares"):
         for key in unrecorded(client.blob, state.shard, state.batches):
-            found.add("fork", f"{key} is shared, and no record beside its shard says so; GC may delete it")
+            found.add("fork", f"{key} is shared, but its shard has no record of that; GC may delete it")
 
 
 def check_sources(examined: Examined, found: Violations) -> None:
-    """The progress in the state, that nothing which older commits and checkpoints name is gone, and what is stored."""
+    """Check the progress in the state, the objects that older commits and checkpoints name, and what is stored."""
     client, state = examined.client, examined.state
     verified: set[str] = set()
     with found.checking("source_progress", f"the progress of shard {state.shard}"):
@@ -59,7 +59,7 @@ def check_sources(examined: Examined, found: Violations) -> None:
 
 
 def _earlier_needs(examined: Examined, found: Violations) -> set[str]:
-    """Blob keys that the progress in older commits and in checkpoints names, if a shard can go back to it."""
+    """Blob keys that the progress in older commits and in checkpoints names, if a shard can be restored to it."""
     client, state = examined.client, examined.state
     earlier = {commit.checkpoint_id: manifest.sources for commit, manifest in examined.committed()}
     for checkpoint in BlobCheckpointer(client.blob, state.shard).listing().manifests:
@@ -71,7 +71,7 @@ def _earlier_needs(examined: Examined, found: Violations) -> set[str]:
     for checkpoint_id, sources in earlier.items():
         with found.checking("source_progress", f"the progress as of checkpoint {checkpoint_id}"):
             for progress in progress_of(client.blob, state.shard, sources).values():
-                with suppress(InvalidInput):  # a view never goes back: it needs only what its newest refresh has read
+                with suppress(InvalidInput):  # a view is never restored: it needs only what its newest refresh has read
                     progress.check_restorable()
                     needs |= progress.needed_keys()
     return needs
@@ -84,7 +84,9 @@ def _check_each(blob: Blob, prefix: str, check: str, key_of: Callable[[bytes, st
                 data = blob.get(entry.key)
                 found_key = entry.key if data is None else key_of(data, entry.key)
                 if found_key != entry.key:
-                    raise Corruption(f"{entry.key} holds the bytes of {found_key}: they are damaged or were replaced")
+                    raise Corruption(
+                        f"{entry.key} contains the bytes of {found_key}: they are damaged or were replaced"
+                    )
 
 
 def _key_of_fork(data: bytes, key: str) -> str:

@@ -21,7 +21,7 @@ _VERSIONS_AT_ONCE = 10  # a state can be megabytes
 
 @dataclass(frozen=True)
 class Examined:
-    """What can be read of a shard. `state` is its newest readable version; `manifests` those that it names, by key."""
+    """What can be read of a shard. `state`: its newest readable version; `manifests`: those that it names, by key."""
 
     client: PersistClient
     state: ShardState
@@ -36,9 +36,9 @@ class Examined:
 
 
 def read_state(client: PersistClient, shard: str, found: Violations) -> ShardState | None:
-    """Check every version of the state that consensus holds; returns the newest one that can be read.
+    """Check every version of the state in the consensus store; returns the newest one that can be read.
 
-    `ShardNotFound` if there is none at all.
+    Raises `ShardNotFound` if the shard has no version.
     """
     newest: ShardState | None = None
     count = 0
@@ -49,8 +49,8 @@ def read_state(client: PersistClient, shard: str, found: Violations) -> ShardSta
                 state = decode_state(version.data, what=f"version {version.seqno} of the state of shard {shard}").state
                 if (state.shard, state.seqno) != (shard, version.seqno):
                     raise Corruption(
-                        f"version {version.seqno} of the state of shard {shard} holds that of shard {state.shard},"
-                        f" version {state.seqno}"
+                        f"version {version.seqno} of the state of shard {shard}"
+                        f" contains that of shard {state.shard}, version {state.seqno}"
                     )
                 before, newest = newest, state
                 if before is not None and before.seqno + 1 == state.seqno:
@@ -94,7 +94,7 @@ def read_manifests(client: PersistClient, state: ShardState, found: Violations) 
 
 
 def _differences(commit: Commit, manifest: BatchManifest, previous: Commit | None) -> Iterator[str]:
-    """Where a commit's manifest says something else than the commit in the state."""
+    """The differences between a commit's manifest and the commit in the state."""
     restored_from = manifest.restored.checkpoint_id if manifest.restored else None
     facts = {
         "token": (manifest.token, commit.token),
@@ -121,7 +121,7 @@ def _differences(commit: Commit, manifest: BatchManifest, previous: Commit | Non
 
 
 def _check_sources(examined: Examined, found: Violations) -> None:
-    """The progress in the state is what its commits made it, as far back as every manifest can be read."""
+    """Check that the progress in the state results from its commits, as far back as every manifest can be read."""
     state = examined.state
     expected: dict[str, SourceFrontier] = {}
     for commit in reversed(state.commits):
@@ -140,9 +140,9 @@ def _check_sources(examined: Examined, found: Violations) -> None:
 
 
 def check_operator_state(examined: Examined, found: Violations) -> None:
-    """Every artifact that commits since the newest restore have staged, and the chains that the next run starts from.
+    """Check every artifact staged by commits since the newest restore, and the chains that the next run starts from.
 
-    Nothing starts from what lies before a restore.
+    No run starts from state before a restore.
     """
     state = examined.state
     commits = list(examined.committed())

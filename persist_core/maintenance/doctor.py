@@ -1,10 +1,10 @@
-"""`persist doctor`: whether a store keeps the contracts of a location. It asks the store and tries it.
+"""`persist doctor`: whether a store meets the contracts of a location. It queries the store and probes it.
 
     reachable -> what the backend knows of its store (`Examinable.diagnose`) -> what a probe finds by trying
 
-Probes use keys of their own and remove them, also after an error. They do what runs do, on a small scale (a race of
-threads for one seqno, commits one after the other, blobs written, listed, read, deleted), so what they measure is what
-a run has to expect. A store that cannot be reached is a finding, not an exception.
+Probes use their own keys and remove them, also after an error. They do what runs do, on a small scale (a race of
+threads for one seqno, commits one after the other, blobs written, listed, read, deleted), so their measurements apply
+to runs. A store that cannot be reached is a finding, not an exception.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from persist_core.location.finding import Erasable, Examinable, Finding, Grade, 
 
 RACERS = 4
 RACE_ROUNDS = 12
-# Bodies of some rounds are large: a store that looks first and writes later is caught while it still receives them.
+# Bodies of some rounds are large: this exposes a store that checks first and writes later, while it still receives
+# them.
 RACE_BODY_BYTES = (64, 1 << 20)
 COMMITS = 200
 COMMIT_BODY_BYTES = 2_000  # a shard's state is a few kB
@@ -46,7 +47,7 @@ class Examiner:
     timer: Timer = field(default=time.perf_counter)
 
     def consensus(self, consensus: Consensus) -> list[Finding]:
-        """What there is to say about a consensus."""
+        """The findings about a consensus store."""
         findings: list[Finding] = []
         with _collecting(findings, "reachable"):
             keys = sum(1 for _ in consensus.list_keys())
@@ -57,11 +58,11 @@ class Examiner:
                 self._probe_consensus(consensus, consensus, findings)
             else:
                 found = "not probed: this backend cannot remove what a probe writes"
-                findings.append(Finding("probe", Grade.WARNING, found, "an Erasable", "examine it by a run"))
+                findings.append(Finding("probe", Grade.WARNING, found, "an Erasable", "test it with a run"))
         return findings
 
     def blob(self, blob: Blob) -> list[Finding]:
-        """What there is to say about a blob store."""
+        """The findings about a blob store."""
         findings: list[Finding] = []
         prefix = f"{PREFIX}/{self.ids.uuid7()}/"
         with _collecting(findings, "reachable"):
@@ -90,7 +91,7 @@ class Examiner:
     def _probe_consensus(self, consensus: Consensus, erasable: Erasable, findings: list[Finding]) -> None:
         key = f"{PREFIX}-{self.ids.uuid7()}"
         with _collecting(findings, "clean_up"):
-            erasable.erase(key)  # it holds nothing yet: without the right to erase, do not begin
+            erasable.erase(key)  # it is empty: without the permission to erase, do not start the probe
             try:
                 with _collecting(findings, "commit"):
                     head = self._race(consensus, key, findings)
@@ -129,9 +130,9 @@ class Examiner:
             )
         )
         if unanswered:
-            found = f"{unanswered} of {RACERS * RACE_ROUNDS} commits of the race went without an answer"
+            found = f"{unanswered} of {RACERS * RACE_ROUNDS} commits of the race got no answer"
             findings.append(
-                Finding("answers", Grade.WARNING, found, "an answer each time", "check network connectivity")
+                Finding("answers", Grade.WARNING, found, "an answer to each commit", "check network connectivity")
             )
         return -1 if head is None else head
 
@@ -182,7 +183,7 @@ class Examiner:
     def _probe_blob(self, blob: Blob, prefix: str, findings: list[Finding]) -> None:
         keys = [f"{prefix}large", *(f"{prefix}small/{number:03d}" for number in range(SMALL_BLOBS))]
         with _collecting(findings, "clean_up"):
-            blob.delete(keys[0])  # it is not there yet: without the right to delete, do not begin
+            blob.delete(keys[0])  # it does not exist yet: without the permission to delete, do not start the probe
             try:
                 with _collecting(findings, "blobs"):
                     self._large_blob(blob, keys[0], findings)
@@ -243,7 +244,7 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def _offer(consensus: Consensus, key: str, expected: int | None, new: VersionedData) -> bool | None:
-    """Whether `new` was committed; `None` where that is not known."""
+    """Whether `new` was committed; `None` if that is not known."""
     try:
         return consensus.compare_and_set(key, expected, new) is CaSResult.COMMITTED
     except Indeterminate:

@@ -1,12 +1,12 @@
-"""`persist fsck`: does a shard keep its promises? Reads everything; only `repair` changes anything.
+"""`persist fsck`: check that a shard keeps its invariants. Reads everything; only `repair` changes anything.
 
     check_state     every version of the state; batch manifests against the state; staged operator state
     check_contents  parts: size, digest, format, bounds, counts; the updates keep the invariants at every time
     check_records   progress of sources, records of forks and conflicts
     check_derived   checkpoints against their commits, their files, `_latest`
 
-1. No damage stops a check of something else: what is raised is reported, and what can still be read is read.
-2. No violation means that all of the above held, byte for byte.
+1. No damage stops a check of something else: errors are reported, and everything that can still be read is read.
+2. No violation means that all of the above is intact, byte for byte.
 3. `repair` writes again what commits determine (checkpoints, copies of operator state, offsets, `_latest`), and moves
    checkpoint manifests that nothing can derive into the quarantine. It changes nothing else.
 """
@@ -43,7 +43,7 @@ class FsckReport:
 
 
 def fsck(client: PersistClient, shard: str) -> FsckReport:
-    """Check one shard whole. Damage is reported and never raised; `ShardNotFound` if there is no such shard."""
+    """Check one shard completely. Damage is reported, never raised. Raises `ShardNotFound` if it does not exist."""
     found = Violations(shard)
     state = read_state(client, shard, found)
     counted, batches = Counted(0, 0, 0), 0
@@ -64,13 +64,13 @@ def fsck(client: PersistClient, shard: str) -> FsckReport:
 
 
 def repair(client: PersistClient, shard: str) -> CheckpointRepair:
-    """Write again what can be derived from the shard's commits; nothing else. `fsck` afterwards says what is left.
+    """Write again what can be derived from the shard's commits; nothing else. Run `fsck` again to find what is left.
 
-    Safe at any time, beside runs of the shard.
+    Safe at any time, also during runs of the shard.
     """
     try:
         return repair_checkpoints(client, shard)
-    except Corruption as error:  # of the state itself: there is nothing to derive from
+    except Corruption as error:  # of the state itself: nothing can be derived
         return CheckpointRepair((), (), (), (str(error),))
 
 

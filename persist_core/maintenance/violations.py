@@ -1,4 +1,4 @@
-"""What fsck reports. No check stops another: whatever a check raises becomes a violation, and the next check runs."""
+"""What fsck reports. No check stops another: an exception in a check becomes a violation, and the next check runs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from persist_core.errors import PersistError, StorageError
 
-STORAGE = "storage"  # the check of violations that say nothing of the shard: its store did not answer
-MAX_SHOWN = 20  # violations of one check; a broken shard repeats itself, so the rest is counted
+STORAGE = "storage"  # the check of violations that do not concern the shard: its store did not answer
+MAX_SHOWN = 20  # violations of one check; a damaged shard has many similar ones, so the rest are counted
 
 
 @dataclass(frozen=True)
 class Violation:
-    """One broken promise of a shard: the check that found it, and what was found where."""
+    """One violation of a shard: the check that found it, what it found, and where."""
 
     shard: str
     check: str
@@ -42,9 +42,9 @@ class Violations:
 
     @contextmanager
     def checking(self, check: str, what: str) -> Iterator[None]:
-        """Report whatever is raised inside, with `what` was being read, instead of raising it.
+        """Report any exception in the block, with `what` was being read, instead of raising it.
 
-        A store that fails is reported under `storage`: the object may be whole, but that is not known.
+        A store that fails is reported under `storage`: whether the object is intact is not known.
         """
         try:
             yield

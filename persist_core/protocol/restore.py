@@ -25,14 +25,15 @@ from persist_core.checkpoint.publish import publish_missing
 from persist_core.errors import Corruption, InvalidInput, InvariantViolation
 from persist_core.frontier import MAX_TIME
 from persist_core.handles.client import PersistClient
-from persist_core.handles.read import sum_diffs
+from persist_core.handles.read import ReadHandle
 from persist_core.ids import uuid7_of
 from persist_core.protocol.restore_point import RestorePoint, copy_operators, point_of, restore_token
 from persist_core.protocol.stages import Conflict, append
 from persist_core.schema import DIFF, TIME, CollectionSchema
-from persist_core.shard.batch import BatchCounts, BatchDescription, Restored
+from persist_core.shard.batch import BatchCounts, BatchDescription, Restored, last_time
 from persist_core.shard.parts import ERR_IDENTITY, errs_schema, updates_schema
 from persist_core.shard.state import Committed, ShardState
+from persist_core.shard.versions import sum_diffs
 from persist_core.sources.registry import progress_of
 
 MAX_UPDATES = 2_000_000  # that this process reads and undoes: measured 1.2 KiB of memory each, at 180 bytes a row
@@ -92,16 +93,16 @@ def plan_restore(
     fork = f"fork it instead, which reads no data: `persist restore {shard} --to {checkpoint_id} --as NEW_SHARD`"
     if state.upper.time is None or state.upper.time == MAX_TIME or state.schema is None:
         raise InvalidInput(f"shard {shard} is closed (upper {state.upper}): it accepts no commits; {fork}")
-    since = state.batches[len(point.batches) :]
-    updates, size_bytes = sum(batch.counts.updates for batch in since), sum(batch.size_bytes for batch in since)
+    reader, after = client.open_reader(shard), last_time(point.upper)
+    updates, size_bytes = _changed_since(reader, state, after)
     if max(updates, size_bytes // BYTES_OF_AN_UPDATE) > max_updates:
         raise InvalidInput(
             f"shard {shard} has changed by {updates} updates ({size_bytes} bytes) since checkpoint {checkpoint_id}; the"
             f" limit is {max_updates} ({max_updates * BYTES_OF_AN_UPDATE} bytes). If there is memory for them (1.2 KiB"
             f" per update), raise --max-updates; or {fork}"
         )
-    oks, errs = client.open_reader(shard).updates_of(list(since), state.schema)
     lower = state.upper.time
+    oks, errs = reader.changes(after, lower - 1), reader.error_changes(after, lower - 1)
     return RestorePlan(
         shard,
         point,
@@ -111,6 +112,17 @@ def plan_restore(
         _undone(errs, list(ERR_IDENTITY), errs_schema(state.schema), lower, fork),
         _inputs_again(client, state, point),
     )
+
+
+def _changed_since(reader: ReadHandle, state: ShardState, after: int) -> tuple[int, int]:
+    """How many updates are later than `after`, and how many bytes they take in whole batches.
+
+    A run that holds earlier updates too is counted row by row.
+    """
+    later = [batch for batch in state.batches if (batch.changed_at or 0) > after]
+    whole = [batch for batch in later if batch.lower > after]
+    counted = reader.count_changes([batch for batch in later if batch.lower <= after], after)
+    return counted + sum(batch.counts.updates for batch in whole), sum(batch.size_bytes for batch in whole)
 
 
 def _undone(updates: pa.Table, identity: list[str], schema: pa.Schema, time: int, fork: str) -> pa.Table:

@@ -18,7 +18,7 @@ from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified
 from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.checkpoint.recovery import recover
 from persist_core.errors import CheckpointNotFound, CorruptArtifact, InvalidInput, OutsideFrontiers
-from persist_core.frontier import MAX_TIME, Frontier
+from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import check_as_of
 from persist_core.shard.batch import (
@@ -26,6 +26,7 @@ from persist_core.shard.batch import (
     OperatorState,
     SourceFrontier,
     StateArtifact,
+    last_time,
 )
 from persist_core.shard.keys import part_key
 from persist_core.shard.state import ShardState
@@ -84,16 +85,10 @@ def point_of(client: PersistClient, state: ShardState, checkpoint_id: str) -> Re
 
 
 def _batches_until(state: ShardState, upper: int | None) -> tuple[HollowBatch, ...]:
-    batches = tuple(batch for batch in state.batches if Frontier(batch.lower) < Frontier(upper))
-    if batches and batches[-1].is_empty:  # it may have been merged with later empty ones: cut it where it ended then
-        batches = (*batches[:-1], replace(batches[-1], upper=upper))
-    if not batches or batches[-1].upper != upper:
-        raise OutsideFrontiers(
-            f"shard {state.shard} has no batch that ends at {upper}, the upper of the checkpoint (since {state.since},"
-            f" upper {state.upper}): it was merged with later ones. Choose a newer checkpoint"
-        )
-    check_as_of(state, MAX_TIME if upper is None else upper - 1)
-    return batches
+    """The shard's batches up to the checkpoint's upper; of a run that goes on, what lies before it."""
+    check_as_of(state, last_time(upper))
+    batches = [batch for batch in state.batches if Frontier(batch.lower) < Frontier(upper)]
+    return (*batches[:-1], replace(batches[-1], upper=upper))
 
 
 def _check_as_committed(
@@ -123,8 +118,13 @@ def _progress(
         if not missing:
             break
         manifest = client.manifest(batch)
-        if Frontier(manifest.upper) > Frontier(batch.upper):
+        if manifest.last_time > batch.last_time and batch.is_empty:
             continue  # of a later empty batch that this one was merged with
+        if manifest.last_time > batch.last_time:
+            raise OutsideFrontiers(
+                f"the checkpoint of shard {state.shard} at {batch.upper} does not say how far {sorted(missing)} had"
+                f" come, and its batch was merged with later ones, up to {manifest.upper}. Choose a newer checkpoint"
+            )
         sources.update({name: source for name, source in manifest.sources.items() if name in missing})
         missing -= set(manifest.sources)
         if manifest.restored:

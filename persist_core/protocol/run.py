@@ -165,8 +165,8 @@ def bring_up_to_date(
 
 def _checkpoint(client: PersistClient, config: ShardConfig, say: Callable[[str], None]) -> None:
     report = stages.checkpoint(client, config)
-    for warning in report.warnings if report else ():
-        say(f"warning: checkpoints of {config.name}: {warning}")
+    for warning in () if report is None else report.warnings:
+        say(f"warning: {warning}")
 
 
 def _lines(config: ShardConfig, step: Step) -> list[str]:

@@ -19,10 +19,11 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain
 from persist_core.checkpoint.recovery import recover_newest
+from persist_core.compaction.maintain import maintain_inline
 from persist_core.config.shard import ShardConfig
 from persist_core.errors import (
     AlreadyCommitted,
@@ -226,10 +227,10 @@ def write_without_input(client: PersistClient, config: ShardConfig, description:
 
     Returns the manifest's key, or `None` if the description needs Spark. Raises `OutdatedDescription`.
     """
-    if description.input_key is not None or description.operators:
-        return None
     state = client.state(description.shard)
     check_not_outdated(state, description)
+    if description.input_key is not None or description.operators:
+        return None
     return _stage_empty(client, config, state, description, rows=EMPTY_ROWS)
 
 
@@ -339,11 +340,14 @@ def check_manifest(manifest: BatchManifest, description: BatchDescription) -> No
 def checkpoint(client: PersistClient, config: ShardConfig) -> CheckpointReport | None:
     """Publish the checkpoint of the newest commit (and any that was missed), move `_latest`, apply retention.
 
-    Derived from the commit: safe to do again, by any process, at any time. `None` if nothing was committed yet.
+    Derived from the commit: safe to do again, by any process, at any time. Then merges batches if the shard has many.
+    `None` if nothing was committed yet.
     """
     report = publish_and_retain(client, config.name, config.retention)
     if report is not None:
-        source_of(client, config).settle(client.state(config.name))
+        state = client.state(config.name)
+        source_of(client, config).settle(state)
+        report = replace(report, maintained=maintain_inline(client, state))
     return report
 
 

@@ -1,1 +1,1 @@
-"""A shard: its state and transitions, what its batches are made of, and the loop that commits."""
+"""A shard: its state and transitions, the parts of its batches, and the loop that commits."""

@@ -1,4 +1,4 @@
-"""What travels through the write protocol: descriptions, parts, manifests, hollow batches; the model and its encoding.
+"""The data of the write protocol: descriptions, parts, manifests, hollow batches; the model and its encoding.
 
     mint -> BatchDescription -> write -> BatchManifest (in blob storage) -> append -> HollowBatch (in the state)
 
@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from persist_core.errors import BadBounds, CorruptArtifact, InvalidInput
-from persist_core.frontier import Frontier, check_time, interval
+from persist_core.frontier import MAX_TIME, Frontier, check_time, interval
 from persist_core.schema import CollectionSchema
 from persist_core.shard.keys import check_shard_name
 from persist_core.shard.sealed import seal, sealed_digest, unseal
@@ -26,11 +26,15 @@ _MANIFEST = "batch_manifest"
 
 
 class PartKind(enum.StrEnum):
-    """What a part holds. Insertions have diff 1, retractions diff -1, errs either."""
+    """What a part holds. Insertions have diff 1, retractions diff -1, errs either.
+
+    History is in runs only, and holds what the newest contents do not need: docs/storage.md, section 1.
+    """
 
     INSERTIONS = "insertions"
     RETRACTIONS = "retractions"
     ERRS = "errs"
+    HISTORY = "history"
 
 
 STASH_OPERATOR = "upsert-stash"  # the operator whose state the stash is
@@ -38,13 +42,17 @@ STASH_OPERATOR = "upsert-stash"  # the operator whose state the stash is
 
 @dataclass(frozen=True)
 class Part:
-    """One Parquet file of a batch. `sha256` is of its bytes; `rows` is `None` if the writer did not count."""
+    """One Parquet file of a batch. `sha256` is of its bytes; `rows` is `None` if the writer did not count.
+
+    No update in the file is later than `last_time`; `None` if the writer did not look.
+    """
 
     key: str
     kind: PartKind
     size_bytes: int
     sha256: str
     rows: int | None = None
+    last_time: int | None = None
 
 
 @dataclass(frozen=True)
@@ -90,17 +98,23 @@ class SourceFrontier:
 
 @dataclass(frozen=True)
 class BatchCounts:
-    """Updates in a batch."""
+    """Rows of a batch by what they are; only runs have history."""
 
     insertions: int = 0
     retractions: int = 0
     err_insertions: int = 0
     err_retractions: int = 0
+    history: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows that a read of the newest contents opens."""
+        return self.insertions + self.retractions + self.err_insertions + self.err_retractions
 
     @property
     def updates(self) -> int:
-        """All updates, oks and errs."""
-        return self.insertions + self.retractions + self.err_insertions + self.err_retractions
+        """Updates, oks and errs: exactly those of a raw batch, at most those of a run, whose history has two a row."""
+        return self.rows + 2 * self.history
 
 
 @dataclass(frozen=True)
@@ -174,10 +188,25 @@ class BatchDescription:
 
 
 @dataclass(frozen=True)
+class Run:
+    """What makes a batch a run: it was merged from neighbors (docs/storage.md).
+
+    `inputs`: the digests of their manifests, oldest first. What ended at or before `since` may be missing. Nothing
+    changed after `changed_at` (`None`: nothing ever did), so a reader of changes can pass the run over.
+    """
+
+    inputs: tuple[str, ...]
+    since: int
+    changed_at: int | None
+
+
+@dataclass(frozen=True)
 class HollowBatch:
     """A batch as the state holds it: bounds, where its manifest is and its digest, counts and bytes of its parts.
 
     An empty batch may stand for several that were appended one after the other. Its manifest is then the newest one's.
+    `upper` is lower than the manifest's for a run that a fork shares up to its checkpoint: what is later is not there.
+    `run_changed_at` is a run's `Run.changed_at`.
     """
 
     lower: int
@@ -186,26 +215,46 @@ class HollowBatch:
     manifest_sha256: str
     counts: BatchCounts
     size_bytes: int
+    run_changed_at: int | None = None
+
+    @property
+    def last_time(self) -> int:
+        """The latest time of its bounds."""
+        return last_time(self.upper)
+
+    @property
+    def changed_at(self) -> int | None:
+        """No change in it is later; `None` if nothing changed."""
+        if self.run_changed_at is not None:
+            return min(self.run_changed_at, self.last_time)
+        return self.last_time if self.counts.updates else None
 
     @property
     def is_empty(self) -> bool:
-        """Whether it holds no updates."""
-        return not self.counts.updates
+        """Whether nothing changed in it. A run may hold no rows and not be empty."""
+        return self.changed_at is None
 
     def is_of(self, manifest: BatchManifest) -> bool:
-        """Whether this is what the state may say of the manifest. The bounds of an empty batch may be others."""
+        """Whether the state may describe the manifest like this.
+
+        The bounds of an empty batch may differ, and a fork may share less of a run.
+        """
         hollow = manifest.hollow(self.manifest_key)
-        return self == (replace(hollow, lower=self.lower, upper=self.upper) if hollow.is_empty else hollow)
+        if hollow.is_empty:
+            return self == replace(hollow, lower=self.lower, upper=self.upper)
+        is_clipped = manifest.run is not None and self.last_time < hollow.last_time
+        return self == (replace(hollow, upper=self.upper) if is_clipped else hollow)
 
 
 @dataclass(frozen=True)
 class BatchManifest:
-    """Everything about one staged batch. One commit appends exactly one manifest.
+    """Everything about one staged batch. One commit appends exactly one manifest; a merge puts one in place.
 
     `contents_digest` binds the token: bounds, consolidated oks and errs (order-independent), source frontier, schema.
     `operators` is the operator state after the batch; `read_operators` are the digests of the chains it started from.
     `stats` is `DrainStats.to_json()` of the run that wrote it (empty for other writers). `restored` is set if the batch
-    goes back to a checkpoint: `sources` and `operators` then replace whatever was before.
+    goes back to a checkpoint: `sources` and `operators` then replace whatever was before. `run` is set if it was
+    merged: no commit then, so it has no operator state, and its other facts are its newest input's.
     """
 
     shard: str
@@ -225,6 +274,12 @@ class BatchManifest:
     read_operators: Mapping[str, str] = field(default_factory=dict)
     stats: Mapping[str, int] = field(default_factory=dict)
     restored: Restored | None = None
+    run: Run | None = None
+
+    @property
+    def last_time(self) -> int:
+        """The latest time of its bounds."""
+        return last_time(self.upper)
 
     @property
     def size_bytes(self) -> int:
@@ -241,6 +296,8 @@ class BatchManifest:
 
         A restore reads no chain and replaces them all, so its operator state is always full.
         """
+        if self.run is not None:
+            raise InvalidInput(f"[{self.lower}, {self.upper}) is a run: it replaces its inputs and is never appended")
         after = {}
         for name, state in self.operators.items():
             if state.is_delta and (name not in self.read_operators or self.restored):
@@ -251,7 +308,8 @@ class BatchManifest:
 
     def hollow(self, manifest_key: str) -> HollowBatch:
         """What the state keeps of it."""
-        return HollowBatch(self.lower, self.upper, manifest_key, self.sha256, self.counts, self.size_bytes)
+        changed_at = self.run.changed_at if self.run else None
+        return HollowBatch(self.lower, self.upper, manifest_key, self.sha256, self.counts, self.size_bytes, changed_at)
 
     def encode(self) -> bytes:
         """Sealed JSON: equal manifests give equal bytes."""
@@ -271,11 +329,12 @@ class BatchManifest:
                     "sources": {name: SourceFrontier(**source) for name, source in body["sources"].items()},
                     "operators": {name: _operator_state(state) for name, state in body["operators"].items()},
                     "restored": Restored(**body["restored"]) if body["restored"] else None,
+                    "run": Run(**{**body["run"], "inputs": tuple(body["run"]["inputs"])}) if body["run"] else None,
                 }
             )
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptArtifact(f"{what} is malformed: {error!r}; run `persist fsck`") from error
-        vars(manifest)["sha256"] = sealed_digest(data)  # of the bytes as they are stored, whoever encoded them
+        vars(manifest)["sha256"] = sealed_digest(data)  # of the stored bytes, not of a new encoding
         return manifest
 
 
@@ -285,6 +344,11 @@ def _artifacts(body: Iterable[Mapping[str, Any]]) -> tuple[StateArtifact, ...]:
 
 def _operator_state(body: Mapping[str, Any]) -> OperatorState:
     return OperatorState(body["is_delta"], _artifacts(body["artifacts"]))
+
+
+def last_time(upper: int | None) -> int:
+    """The latest time before `upper`."""
+    return MAX_TIME if upper is None else upper - 1
 
 
 def check_bounds(lower: int, upper: int | None) -> None:

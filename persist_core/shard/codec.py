@@ -1,15 +1,15 @@
-"""Sealed bytes of a shard's state; a damaged one is refused, and one of an unknown version.
+"""Sealed bytes of a shard's state. Damaged bytes and unknown versions are refused.
 
     {"sha256": ..., "kind": "shard_state", "version": 1, "write_id": <uuid7>, "written_ms": ..., "state": {...}}
 
-The write id makes every version's bytes unique: that is how a lost answer of a compare-and-set is resolved by reading
+The write id makes every version's bytes unique: this is how a lost answer of a compare-and-set is resolved by reading
 back. Batches are the one part that grows, so each is one line of text, with what follows from its neighbor left out:
 
-    upper manifest_sha256 size_bytes insertions retractions err_insertions err_retractions attempt
+    upper manifest_sha256 size_bytes insertions retractions err_insertions err_retractions history changed_at attempt
 
-The lower is the upper of the line before (`first_lower` for the first); a closed upper is `-`. The attempt stands for
-the manifest's key; a manifest elsewhere (of another shard, in a fork) has its whole key. A batch keeps the line that it
-was decoded from, so that an append encodes one line and not all.
+The lower is the upper of the line before (`first_lower` for the first); a closed upper is `-`. `changed_at` is a run's
+`run_changed_at`, else `-`. The attempt stands for the manifest's key; a manifest elsewhere (of another shard, in a
+fork) has its whole key. A batch keeps the line that it was decoded from, so that an append encodes one line, not all.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from persist_core.shard.state import Commit, Hold, Lease, ShardState
 
 STATE_VERSION = 1
 _STATE = "shard_state"
-_FIELDS = 8  # of a batch's line
-_CLOSED = "-"
-_LINE = "_line"  # where a batch keeps its shard and its line; no field, so that it is neither compared nor copied
+_FIELDS = 10  # of a batch's line
+_CLOSED = _NONE = "-"
+_LINE = "_line"  # where a batch keeps its shard and its line; not a field, so it is neither compared nor copied
 
 
 @dataclass(frozen=True)
 class StateVersion:
-    """One decoded version: who wrote it when, and the state."""
+    """One decoded version: its writer, its time, and the state."""
 
     write_id: str
     written_ms: int
@@ -105,7 +105,7 @@ def _lines(shard: str, batches: Iterable[HollowBatch]) -> list[str]:
     lines = []
     for batch in batches:
         known: tuple[str, str] | None = vars(batch).get(_LINE)
-        if known is None or known[0] != shard:  # the same line says another key in another shard
+        if known is None or known[0] != shard:  # the same line means another key in another shard
             known = vars(batch)[_LINE] = shard, _line(batch, front, back)
         lines.append(known[1])
     return lines
@@ -117,7 +117,8 @@ def _line(batch: HollowBatch, front: str, back: str) -> str:
         key = key[len(front) : -len(back)]
     return (
         f"{_CLOSED if batch.upper is None else batch.upper} {batch.manifest_sha256} {batch.size_bytes}"
-        f" {counts.insertions} {counts.retractions} {counts.err_insertions} {counts.err_retractions} {key}"
+        f" {counts.insertions} {counts.retractions} {counts.err_insertions} {counts.err_retractions} {counts.history}"
+        f" {_NONE if batch.run_changed_at is None else batch.run_changed_at} {key}"
     )
 
 
@@ -129,7 +130,9 @@ def _batches(shard: str, lower: int, lines: Iterable[str]) -> tuple[HollowBatch,
         upper = None if end == _CLOSED else int(end)
         if "/" not in key:
             key = f"{front}{key}{back}"
-        batch = HollowBatch(lower, upper, key, sha256, BatchCounts(*map(int, counted)), int(size))
+        *counts, changed = counted
+        run_changed_at = None if changed == _NONE else int(changed)
+        batch = HollowBatch(lower, upper, key, sha256, BatchCounts(*map(int, counts)), int(size), run_changed_at)
         vars(batch)[_LINE] = shard, line
         batches.append(batch)
         lower = -1 if upper is None else upper  # nothing follows a closed batch

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 from persist_core.errors import InvariantViolation
 from persist_core.frontier import Frontier
@@ -46,18 +47,18 @@ def commits_end_at_upper(state: ShardState) -> bool:
 
 
 def epochs_increase(state: ShardState) -> bool:
-    """Each commit's epoch is greater than the one before it; epochs start at 1."""
+    """Each commit's epoch is greater than that of the commit before it; epochs start at 1."""
     epochs = [commit.epoch for commit in state.commits]
     return all(before < after for before, after in itertools.pairwise([0, *epochs]))
 
 
 def since_never_regresses(before: ShardState, after: ShardState) -> bool:
-    """What was given up stays given up."""
+    """`since` never moves back."""
     return before.since <= after.since
 
 
 def upper_never_regresses(before: ShardState, after: ShardState) -> bool:
-    """What is final stays final."""
+    """`upper` never moves back."""
     return before.upper <= after.upper
 
 
@@ -70,13 +71,30 @@ def upper_moves_by_one_batch(before: ShardState, after: ShardState) -> bool:
     return newest is not None and Frontier(newest.lower) == before.upper and Frontier(newest.upper) == after.upper
 
 
+def batches_change_only_by_an_append_or_a_merge(before: ShardState, after: ShardState) -> bool:
+    """No boundary between batches is new, but for that of an append; a merge changes nothing else.
+
+    Leases aside, which the machine expires with every change.
+    """
+    if not before.batches or before.batches == after.batches:
+        return True
+    bounds = {batch.lower for batch in before.batches} | {batch.upper for batch in before.batches}
+    kept = after.batches[0].lower == before.batches[0].lower and all(
+        batch.lower in bounds and (batch.upper in bounds or batch.upper == after.upper.time) for batch in after.batches
+    )
+    if before.upper != after.upper:
+        return kept
+    others = replace(after, seqno=before.seqno, since=before.since, leases=before.leases, batches=before.batches)
+    return kept and others == before
+
+
 def progress_moves_with_data(before: ShardState, after: ShardState) -> bool:
     """Source progress changes only by a commit."""
     return before.sources == after.sources or before.newest_commit != after.newest_commit
 
 
 def progress_goes_back_only_by_a_restore(before: ShardState, after: ShardState) -> bool:
-    """No source is forgotten and no number in its progress (files, bytes, a view's time) sinks, but by a restore."""
+    """No source is forgotten and no number in its progress (files, bytes, a view's time) decreases but by a restore."""
     newest = after.newest_commit
     if newest is not None and newest.restored_from is not None:
         return True
@@ -120,6 +138,7 @@ STEP_INVARIANTS: tuple[Callable[[ShardState, ShardState], bool], ...] = (
     since_never_regresses,
     upper_never_regresses,
     upper_moves_by_one_batch,
+    batches_change_only_by_an_append_or_a_merge,
     progress_moves_with_data,
     progress_goes_back_only_by_a_restore,
     commits_are_kept,

@@ -7,14 +7,14 @@ Below `<shard>/`:
     jobs/<attempt>.json                               spec of one Spark job
     batches/<attempt>/_persist_part=<kind>/*.parquet  parts that one write attempt staged
     batches/<attempt>/manifest.json                   manifest of that attempt, written last
-    batches/<attempt>/failure.json                    why the attempt failed, if it could still say so
+    batches/<attempt>/failure.json                    why the attempt failed, if it could still write this
     trials/<attempt>.json                             what a read-only refresh of a view would write, until it is read
     checkpoints/_latest                               id of the latest checkpoint
     checkpoints/<id>/manifest.json                    manifest of a checkpoint, written last
     checkpoints/<id>/pinned                           a user's pin: retention leaves the checkpoint alone
     checkpoints/<id>/operators/<operator>/partition-<n>.snap | .delta
     checkpoints/<id>/offsets/<source>.json
-    checkpoints/quarantine/<id>/<sha256>.json         bytes that were no manifest of this checkpoint
+    checkpoints/quarantine/<id>/<sha256>.json         bytes that are not a manifest of this checkpoint
     conflicts/<id>.json                               record of one lost append
     conflict_alerts/<id>.json                         marks a conflict whose callbacks were called
     forks/<fork>/<sha256>.json                        what a fork of this shard shares with it
@@ -40,7 +40,7 @@ def check_shard_name(name: str) -> str:
     """Return `name` if it can name a shard, else raise `InvalidName`."""
     if not isinstance(name, str) or not _SHARD_NAME.fullmatch(name) or ".." in name:
         raise InvalidName(
-            f"shard name {str(name)[:80]!r}: wanted 1 to 128 letters, digits, '.', '_' or '-', starting with a"
+            f"shard name {str(name)[:80]!r}: expected 1 to 128 letters, digits, '.', '_' or '-', starting with a"
             " letter or a digit, without '..'"
         )
     return name

@@ -4,7 +4,7 @@
       ^                                                      | mismatch: another writer won, start over
       +------------------------------------------------------+ indeterminate: offer the very same bytes again
 
-Why offering the same bytes again is right: they carry a unique write id and a fixed seqno. Either they land now, or
+Why offering the same bytes again is correct: they carry a unique write id and a fixed seqno. Either they land now, or
 the answer is a mismatch, and then the version at that seqno is read back: our write id there means that an earlier
 try, whose answer was lost, has won. If that version has been truncated since, the transition is asked again on the
 newest state; every command is idempotent (tokens, reader ids), so the answer is the same.
@@ -28,7 +28,7 @@ R = TypeVar("R")
 Transition = Callable[[ShardState], tuple[ShardState, R]]
 
 MAX_ROUNDS = 64  # lost races in a row; 8 writers need about 3
-MAX_STORE_TRIES = 8  # per round: a store that fails this often in a row is down: the caller gets the error
+MAX_STORE_TRIES = 8  # per round: a store that fails this often in a row is down, and the caller gets the error
 BACKOFF_BASE_MS = 5
 BACKOFF_CAP_MS = 2_000
 
@@ -47,9 +47,9 @@ class Machine:
         return None if head is None else _decoded(shard, head)
 
     def apply(self, shard: str, transition: Transition[R], *, create: bool = False) -> tuple[ShardState, R]:
-        """Run `transition` on the newest state and commit what it makes; returns the version that then stands.
+        """Run `transition` on the newest state and commit its result; returns the version that is then the newest.
 
-        A transition that returns the same state commits nothing. Any other also takes leases out that have expired, so
+        A transition that returns the same state commits nothing. Any other also removes expired leases, so
         that none holds `since` longer than until the next change. With `create` a missing shard starts out empty;
         else it is `ShardNotFound`. Raises `StorageError` if the store stays down; `Indeterminate` then means that
         the command may still have happened, and giving it again is safe.
@@ -70,7 +70,7 @@ class Machine:
             self._back_off(round_number)
         raise Determinate(
             f"shard {shard!r}: lost {MAX_ROUNDS} races in a row in {self._consensus.uri}; nothing was changed."
-            " Fewer writers at once, or try again"
+            " Reduce the number of concurrent writers, or try again"
         )
 
     def _commit(self, before: ShardState | None, after: ShardState) -> bool:

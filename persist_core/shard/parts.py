@@ -9,7 +9,7 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
+from persist_core.schema import DIFF, ENDED, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
 
 ERR_IDENTITY = (ERR_KIND, ERR_KEY, ERR_PAYLOAD)  # what makes two errs equal: the message is for people
 
@@ -35,6 +35,12 @@ def errs_schema(schema: CollectionSchema) -> pa.Schema:
     return pa.schema([*keys, *_ERR_FIELDS, pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64())])
 
 
+def history_schema(schema: CollectionSchema) -> pa.Schema:
+    """The columns of a part of history: of a keyed shard, versions with both times; of a multiset, updates."""
+    fields = [*updates_schema(schema), *([pa.field(ENDED, pa.int64())] if schema.key else [])]
+    return pa.schema([field.with_nullable(True) for field in fields])
+
+
 def part_schema(schema: CollectionSchema) -> pa.Schema:
     """The columns of every part: the superset of oks and errs, all nullable."""
     fields = [*schema.arrow(), pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64()), *_ERR_FIELDS]
@@ -42,14 +48,14 @@ def part_schema(schema: CollectionSchema) -> pa.Schema:
 
 
 class PartFormat(Protocol):
-    """How a part's rows become bytes. Shards hold Parquet; simulations, which read nothing else, take what is fast."""
+    """How a part's rows become bytes. Shards hold Parquet; simulations, which read nothing else, take a fast format."""
 
     def encode(self, table: pa.Table) -> bytes:
         """The bytes of a part."""
         ...
 
     def decode(self, data: bytes, columns: list[str]) -> pa.Table:
-        """Those of `columns` that the part has. Raises `pa.ArrowInvalid` or `OSError` for bytes that are no part."""
+        """Those of `columns` that the part has. Raises `pa.ArrowInvalid` or `OSError` for bytes that are not a part."""
         ...
 
 

@@ -37,7 +37,7 @@ def seal(kind: str, version: int, body: Mapping[str, Any], *, sort_keys: bool = 
 
 
 def is_sealed(data: bytes) -> bool:
-    """Whether these bytes have the form that `seal` writes, whether or not the digest is right."""
+    """Whether these bytes have the form that `seal` writes, whether or not the digest is correct."""
     return data.startswith(_HEAD) and data[len(_HEAD) + _DIGITS :].startswith(_TAIL)
 
 
@@ -65,7 +65,7 @@ def verified_digest(data: bytes, *, what: str) -> str:
 def unseal(data: bytes, *, kind: str, version: int, what: str) -> dict[str, Any]:
     """The body of sealed bytes, their digest, kind and version checked.
 
-    `what` names the object in errors: its key, usually. Raises `CorruptArtifact`, or, only if the digest is right,
+    `what` names the object in errors: its key, usually. Raises `CorruptArtifact`, or, only if the digest is correct,
     `UnknownVersion`.
     """
     verified_digest(data, what=what)

@@ -1,13 +1,13 @@
 """The state of a shard and its pure transitions (docs/semantics.md, section 3).
 
-    (state, command) -> (state', result)   or a refusal, which is a value (UpperMismatch, HoldMismatch) or an error
+    (state, command) -> (state', result)   or a refusal: a value (UpperMismatch, HoldMismatch) or an error
 
 Nothing here reads a clock, draws an id or touches a store: `shard.machine` runs these transitions in its one
 loop and commits the result by compare-and-set. A transition that changes nothing returns the very same state object,
 and the machine then writes nothing.
 
 What holds between any two versions of a shard is in `persist_core.shard.invariants`; it is checked before every
-compare-and-set and after every decode, so a reader of this file may take it for granted.
+compare-and-set and after every decode, so a reader of this file may rely on it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_HOLDERS = 10_000  # leases, and as many holds: more is a leak in the caller
 
 @dataclass(frozen=True)
 class Commit:
-    """One append that happened: what binds its token, what it appended, and who did it (for people).
+    """One append that happened: what binds its token, what it appended, and its writer (for people).
 
     `seqno` is that of the version that this commit made, `since` the shard's at that moment. `restored_from` is the
     checkpoint that it went back to, if it was a restore; a fork starts with one such commit.
@@ -171,7 +171,7 @@ def compare_and_append(
         schema=schema,
         batches=_with_batch(state, manifest, manifest_key),
         commits=commits,
-        # A restore's progress is all there is: what was first consumed after its checkpoint is not consumed any more.
+        # A restore replaces all progress: what was first consumed after its checkpoint no longer counts as consumed.
         sources=manifest.sources if manifest.restored else {**state.sources, **manifest.sources},
         operators=manifest.operators_after(),
     )
@@ -225,7 +225,7 @@ def check_can_be_fork(state: ShardState, since: Frontier) -> None:
 def _with_batch(state: ShardState, manifest: BatchManifest, manifest_key: str) -> tuple[HollowBatch, ...]:
     """The batches after the append. Two empty ones in a row become one, so that a state does not grow by seals.
 
-    Only if the new manifest says all that the one that it replaces said: a restore's says more, and so may one with
+    Only if the new manifest contains all that the replaced one said: a restore's says more, and so may one with
     another schema, or one whose writer left out the progress of a source.
     """
     batch = manifest.hollow(manifest_key)
@@ -291,7 +291,7 @@ def register_lease(
 ) -> tuple[ShardState, Lease]:
     """Give `reader` (an id never used before) a lease at `since` (default: the shard's own).
 
-    The same id again while its lease lives returns that lease, so that a lost answer can be asked for again.
+    The same id returns the same lease until it expires, so a caller that lost the answer can ask again.
     """
     known = state.leases.get(reader)
     if known is not None:
@@ -325,7 +325,7 @@ def renew_lease(
 
 
 def release_lease(state: ShardState, reader: str) -> tuple[ShardState, bool]:
-    """Release the lease. False if it was gone already; harmless twice."""
+    """Release the lease. False if it was gone already; a second call is harmless."""
     if reader not in state.leases:
         return state, False
     leases = {name: lease for name, lease in state.leases.items() if name != reader}
@@ -378,7 +378,7 @@ def release_hold(state: ShardState, holder: str) -> tuple[ShardState, bool]:
 
 
 def _advance_since(state: ShardState) -> ShardState:
-    """`since` is the minimum of the holds and never regresses; with no hold left it stays."""
+    """`since` is the minimum of the holds and never regresses; without holds it stays."""
     held = [lease.since for lease in state.leases.values()] + [hold.since for hold in state.holds.values()]
     if not held:
         return state

@@ -1,4 +1,4 @@
-"""What can be read: file drops, other shards. Each source freezes a range of input and moves its progress past it.
+"""The kinds of input: file drops and other shards. Each freezes a range of input and moves its progress past it.
 
 source      the contracts: `Source` (by a YAML file), `Progress` (by what a commit stored), positions of records
 registry    which source a shard has; no other package asks for a kind of source

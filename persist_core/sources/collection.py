@@ -21,7 +21,7 @@ class CollectionSource:
         self._blob = blob
 
     def check(self, state: ShardState) -> None:
-        """The collection file has the schema, so it is compared before files are listed."""
+        """Check the schema, which is known from the collection file, before files are listed."""
         if state.schema is not None:
             check_compatible(state.schema, self._config.collection_schema())
 
@@ -49,8 +49,8 @@ class CollectionSource:
         freeze = FileSource(self._config, self._blob).freeze(state.sources.get(FILES), until=until)
         return len(freeze.frozen.files) + freeze.left_over
 
-    def schema(self, state: ShardState) -> CollectionSchema:  # noqa: ARG002 - the contract's: a view needs the state
-        """The collection file's."""
+    def schema(self, state: ShardState) -> CollectionSchema:  # noqa: ARG002 - a view needs the state
+        """The schema of the collection file."""
         return self._config.collection_schema()
 
     def settle(self, state: ShardState) -> None:

@@ -1,9 +1,9 @@
 """One listing of a folder tree: files that match a pattern, and files that look like input but are skipped.
 
 Every file that matches loosely is reported: as found, as unmatched with the reason, or as unfinished. Unfinished files
-have names that writers use before they rename them: names that start with `.` or `_`, and the suffixes in
-`UNFINISHED_SUFFIXES`. Folders whose names start with `.` or `_` are not entered, unless the pattern spells them out
-before its first wildcard.
+have names that writers use until they rename the files: names that start with `.` or `_`, and the suffixes in
+`UNFINISHED_SUFFIXES`. The scan does not enter folders whose names start with `.` or `_`, unless the pattern contains
+their names before its first wildcard.
 
 A symbolic link is followed only within the pattern's root: a drop folder must not give access to other files.
 """
@@ -24,7 +24,7 @@ UNFINISHED_SUFFIXES = (
     ".tmp", ".temp", ".part", ".partial", ".filepart", ".inprogress", ".crdownload", ".crc", ".swp", "._COPYING_", "~",
 )  # fmt: skip
 MAX_DEPTH = 64  # folders below the root; a deeper tree is a mistake
-MAX_ENTRIES = 20_000_000  # names looked at in one scan: minutes of listing; more needs a narrower pattern
+MAX_ENTRIES = 20_000_000  # names examined in one scan: minutes of listing; more needs a narrower pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class FoundFile:
 
 @dataclass(frozen=True, slots=True)
 class UnmatchedFile:
-    """A file that looks like input but can't be taken. `str` of it is `path: reason`."""
+    """A file that looks like input but can't be read. `str` of it is `path: reason`."""
 
     path: str
     reason: str
@@ -59,7 +59,7 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class _Folder:
-    """A folder to look at: which segments of the pattern may come next, and its real path and those left by links."""
+    """A folder to list: the segments of the pattern that may follow, its real path, and the paths left by links."""
 
     path: str
     below_root: str
@@ -70,7 +70,7 @@ class _Folder:
 
 
 def scan(pattern: PathPattern) -> Scan:
-    """Look at every file below `pattern.root` once. Raises `Determinate` if a folder can't be listed."""
+    """Examine every file below `pattern.root` once. Raises `Determinate` if a folder can't be listed."""
     return _Scanner(pattern).run()
 
 
@@ -180,7 +180,7 @@ class _Scanner:
         return real == self._real_root or real.startswith(f"{self._real_root.rstrip('/')}/")
 
     def _next(self, states: Iterable[int], name: str) -> set[int]:
-        """The segments that may match below a folder of this name."""
+        """The segments that may match below a folder with this name."""
         after: set[int] = set()
         for state in states:
             if self._segments[state].any_depth:
@@ -205,6 +205,6 @@ def _list(path: str, *, is_root: bool) -> Iterator[os.DirEntry[str]]:
             yield from entries
     except FileNotFoundError:
         if is_root:
-            raise Determinate(f"source folder {path} vanished while it was listed; is it still mounted?") from None
+            raise Determinate(f"source folder {path} disappeared during the listing; check its mount") from None
     except OSError as error:
         raise Determinate(f"{path!a} can't be listed: {error.strerror}; give this user access to it") from error

@@ -1,17 +1,17 @@
-"""Files dropped into folders: which are new, frozen into one description's input, and the frontier after them.
+"""Files dropped into folders: which are new, the input of one description frozen from them, the frontier after it.
 
     scan ----------------.
                           +--> freeze(consumed, until) -> Freeze(frozen input, what was noticed)
     ledger (consumed) ---'
     frozen input ------------> advance(consumed, frozen) -> SourceFrontier, committed with the data
 
-1. A file is known by its path, so that a wider or narrower `source.path` does not read it again
-   (`persist_core.sources.root` says what another root means).
+1. A file is identified by its path, so a wider or narrower `source.path` does not read it again
+   (`persist_core.sources.root` handles another root).
 2. A file that no commit has consumed is in `frozen`, or not due, or left over by the limits: never dropped.
 3. A consumed file is never read again. If its size or time of change differ, it is reported in `changed`.
-4. Order is the natural order of the relative paths, whatever order the files came in. With `time: path` whole dates are
-   taken, oldest first, and `Freeze.upper` stops before the first date that is left: so no record comes too late for
-   its own time because of a limit.
+4. Files are in the natural order of their relative paths, whatever order they arrived in. With `time: path` whole dates
+   are taken, oldest first, and `Freeze.upper` stops before the first date that is left: so a limit never makes a
+   record late.
 5. The position of a record (`POSITION`) is its file's `order`, the offset of the block in which it was read, and its
    number among the records of the block.
 """
@@ -37,7 +37,7 @@ from persist_core.sources.source import PositionField
 FROZEN_VERSION = 1
 POSITION = (PositionField("file", "string"), PositionField("block", "bigint"), PositionField("row", "bigint"))
 _FROZEN = "frozen_files"
-_MAX_NOTICES = 20  # of one kind; the rest is counted
+_MAX_NOTICES = 20  # of one kind; the rest are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +131,15 @@ class Freeze:
         """One line for each thing that a user should know, bounded."""
         lines = [*_first(self.changed, "consumed files changed"), *_first(self.unmatched, "files were skipped")]
         if self.not_due:
-            lines.append(f"{self.not_due} files are dated at or after this run's end: left for later runs")
+            lines.append(f"{self.not_due} files are dated at or after the end of this run: left for later runs")
         if self.left_over:
-            lines.append(f"{self.left_over} more files are due: left for the next run by the collection's limits")
+            lines.append(
+                f"{self.left_over} more files are due: left for the next run because of the collection's limits"
+            )
         if self.is_over_limit:
             lines.append(
-                f"{len(self.frozen.files)} files ({self.frozen.size_bytes} bytes) are more than the collection's limits"
-                " allow, but they can't be split: one file, one date, or the end of the input"
+                f"{len(self.frozen.files)} files ({self.frozen.size_bytes} bytes) exceed the collection's limits,"
+                " but they can't be split: one file, one date, or the end of the input"
             )
         if self.unfinished:
             lines.append(f"{self.unfinished} files have names of unfinished files (.x, _x, x.tmp ...): skipped")
@@ -153,11 +155,11 @@ class FileSource:
         self._ledger = Ledger(blob, config.name)
 
     def freeze(self, consumed: SourceFrontier | None, *, until: int | None, lower: int = 0) -> Freeze:
-        """All files that `consumed` has not, dated before `until` (ms; `None`: all), within the collection's limits.
+        """All files that are not in `consumed`, dated before `until` (ms; `None`: all), within the collection's limits.
 
-        `lower` is the shard's upper: files dated before it belong to one time. Reads names and facts, no contents; the
-        same tree gives the same answer. Raises `Determinate` if a folder can't be listed, `CorruptArtifact` if the
-        ledger is damaged.
+        `lower` is the shard's upper: files dated before it belong to one time. Reads names and file metadata, not
+        contents; the same tree gives the same result. Raises `Determinate` if a folder can't be listed,
+        `CorruptArtifact` if the ledger is damaged.
         """
         place, known = self._known(consumed)
         base = place.base
@@ -190,7 +192,7 @@ class FileSource:
         )
 
     def advance(self, consumed: SourceFrontier | None, frozen: FrozenInput) -> SourceFrontier:
-        """Progress after `frozen` too: stages the ledger, commits nothing. Doing it again gives the same frontier."""
+        """The progress after `frozen`. Stages the ledger and commits nothing. Idempotent."""
         place, known = self._known(consumed)
         twice = next((file.relative for file in frozen.files if file.relative in known), None)
         if twice is not None:
@@ -254,21 +256,21 @@ class FileSource:
 
 
 def check_unchanged(frozen: FrozenInput) -> None:
-    """Raise `SourceChanged` naming a file that vanished or changed since it was frozen. Reads no contents."""
+    """Raise `SourceChanged` naming a file that was deleted or changed since it was frozen. Reads no contents."""
     for file in frozen.files:
         try:
             facts = Path(file.path).stat()
         except OSError as error:
             raise SourceChanged(
-                f"input file {file.path} can no longer be read ({error.strerror}); nothing was committed: put it back,"
-                " or start a new run, which mints without it"
+                f"input file {file.path} can no longer be read ({error.strerror}); nothing was committed:"
+                " restore the file, or start a new run, which mints without it"
             ) from error
         size_bytes, mtime_ms = facts.st_size, facts.st_mtime_ns // 1_000_000
         if (size_bytes, mtime_ms) != (file.size_bytes, file.mtime_ms):
             raise SourceChanged(
                 f"input file {file.path} changed between minting and reading: {file.size_bytes} bytes at"
                 f" {file.mtime_ms}, now {size_bytes} bytes at {mtime_ms}; nothing was committed: the next run mints"
-                " anew. Writers should rename finished files into place"
+                " again. Writers should rename finished files into place"
             )
 
 

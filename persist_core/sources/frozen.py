@@ -1,7 +1,7 @@
 """Frozen inputs in blob storage: the one way to store and to load them, whatever the source.
 
-A frozen input is a sealed object under the key that names its digest (`persist_core.shard.keys.input_key`): equal
-inputs are stored once, and a key never gets other bytes.
+A frozen input is a sealed object under the key that contains its digest (`persist_core.shard.keys.input_key`):
+equal inputs are stored once, and the bytes under a key never change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ F = TypeVar("F", bound=Frozen)
 
 
 def stage_frozen(blob: Blob, shard: str, frozen: Frozen) -> str:
-    """Store a frozen input of a shard; its key. Doing it again changes nothing."""
+    """Store a frozen input of a shard and return its key. Idempotent."""
     data = frozen.encode()
     key = input_key(shard, sealed_digest(data))
     blob.set(key, data)
@@ -39,7 +39,7 @@ def stage_frozen(blob: Blob, shard: str, frozen: Frozen) -> str:
 
 
 def load_frozen(blob: Blob, key: str, kind: type[F]) -> F:
-    """The frozen input under `key`. Raises `CorruptArtifact` if it is missing, damaged or another one."""
+    """The frozen input under `key`. Raises `CorruptArtifact` if it is missing, damaged or replaced."""
     data = blob.get(key)
     if data is None:
         raise CorruptArtifact(f"frozen input {key} is missing; mint again")

@@ -3,9 +3,10 @@
     SourceFrontier.offsets  {"root": ..., "base": ..., "files": n, "size_bytes": ..., "segments": [{key, files, ...}]}
     <shard>/sources/files/<sha256>.json.zst  zstd of a sealed {"files": [[relative, size_bytes, mtime_ms], ...]}
 
-1. A segment is never changed: its key is the digest of its bytes. Staging one twice is harmless.
+1. A segment never changes: its key is the digest of its bytes. Staging one twice has no effect.
 2. Each segment holds at least twice the files of the next. So n files lie in at most log2(n) + 1 segments, and each
-   file is rewritten O(log n) times however the commits come: the cost of a commit does not grow with the ledger.
+   file is rewritten O(log n) times, whatever the sizes of the commits: the cost of a commit does not grow with the
+   ledger.
 3. The segments of one frontier hold disjoint sets of paths.
 """
 
@@ -27,7 +28,7 @@ from persist_core.sources.root import Place
 SOURCE_TYPE = "files"
 SEGMENT_VERSION = 1
 _SEGMENT = "ledger_segment"
-_LEVEL = 3  # zstd's default: paths shrink to a tenth, in milliseconds
+_LEVEL = 3  # zstd's default: compresses paths to a tenth, in milliseconds
 
 Facts = tuple[int, int]  # size_bytes, mtime_ms
 Consumed = dict[str, Facts]  # by relative path
@@ -35,7 +36,7 @@ Consumed = dict[str, Facts]  # by relative path
 
 @dataclass(frozen=True)
 class LedgerSegment:
-    """One segment as the frontier names it; `size_bytes` and `sha256` are of the stored bytes."""
+    """One segment as the frontier lists it; `size_bytes` and `sha256` are those of the stored bytes."""
 
     key: str
     files: int
@@ -44,7 +45,7 @@ class LedgerSegment:
 
 
 class Ledger:
-    """The ledger of one shard in blob storage. Segments that were read are kept in memory."""
+    """The ledger of one shard in blob storage. Keeps the segments that it has read in memory."""
 
     def __init__(self, blob: Blob, shard: str) -> None:
         self._blob = blob
@@ -65,7 +66,7 @@ class Ledger:
         return every
 
     def replaced(self, frontier: SourceFrontier | None, files: Consumed) -> SourceFrontier | None:
-        """The frontier with `files` for all that it names: the same files under other names. Stages one segment."""
+        """The frontier with `files` in place of all its files: the same files under other names. Stages one segment."""
         if frontier is None or files == self.consumed(frontier):
             return frontier
         segments = [asdict(self._stage(files))]
@@ -124,17 +125,19 @@ class Ledger:
 
 
 def place_of(frontier: SourceFrontier | None) -> Place | None:
-    """Where the files of a frontier were read from; `None` if none were. Raises `InvariantViolation`."""
+    """Where the files of a frontier were read from; `None` if it has no files. Raises `InvariantViolation`."""
     if frontier is None:
         return None
     try:
         return Place(frontier.offsets["root"], frontier.offsets["base"])
     except (KeyError, TypeError) as error:
-        raise InvariantViolation(f"the source progress names no folder: {error!r}; run `persist fsck`") from error
+        raise InvariantViolation(
+            f"the source progress does not name a folder: {error!r}; run `persist fsck`"
+        ) from error
 
 
 def segments_of(frontier: SourceFrontier | None) -> tuple[LedgerSegment, ...]:
-    """The segments that a frontier names, largest first. Raises `InvariantViolation` if they are not files."""
+    """The segments that a frontier lists, largest first. Raises `InvariantViolation` if it is not of files."""
     if frontier is None:
         return ()
     try:
@@ -159,7 +162,7 @@ class FileProgress:
         return {segment.key for segment in segments_of(self._stored)}
 
     def verify(self) -> Iterator[str]:
-        """Each segment, and that no file is in two."""
+        """Check each segment, and that no file is in two."""
         damaged = False
         try:
             segments = segments_of(self._stored)
@@ -180,8 +183,8 @@ class FileProgress:
                 yield str(error)
 
     def check_restorable(self) -> None:
-        """Always: files that are still there can be read again."""
+        """Always possible: files that still exist can be read again."""
 
     def consumed_since(self, earlier: SourceFrontier | None) -> tuple[str, ...]:
-        """Names as in the ledger: paths, relative to where the first commit read from."""
+        """Names as in the ledger: paths relative to the folder that the first commit read from."""
         return tuple(sorted(self._ledger.consumed(self._stored).keys() - self._ledger.consumed(earlier).keys()))

@@ -1,8 +1,8 @@
 """The natural-sort key of a path: `part-2` before `part-10`, as a plain string that any engine compares by bytes.
 
 Each run of the digits 0-9 is written without leading zeros and with its length before it, in a length code that
-itself sorts as text: `part-2` -> `part-02`, `part-10` -> `part-110`. All other characters stand for themselves. Where
-leading zeros were dropped, their counts follow behind ` //` (which no path holds), so that `1` and `01` differ.
+itself sorts as text: `part-2` -> `part-02`, `part-10` -> `part-110`. All other characters stay the same. If leading
+zeros were dropped, their counts follow after ` //` (which no path contains), so that `1` and `01` differ.
 
 Two paths have the same key only if they are the same path; Python's order of the keys (code points) is the order of
 their UTF-8 bytes, which is what Spark and Parquet compare.

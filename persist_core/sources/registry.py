@@ -1,4 +1,4 @@
-"""Which source a shard has: by its YAML file, or by the progress that its state names. No other module knows."""
+"""Which source a shard has: by its YAML file, or by the progress in its state. Only this module knows the kinds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def source_of(client: PersistClient, config: ShardConfig) -> Source:
 
 
 def progress_of(blob: Blob, shard: str, sources: Mapping[str, SourceFrontier]) -> dict[str, Progress]:
-    """What a shard has consumed of each source, by the source's name. `sources` is of a state, commit or checkpoint.
+    """What a shard has consumed of each source, by the source's name. `sources` is that of a state, commit or
+    checkpoint.
 
     Raises `UnknownVersion` for a source that this release does not have.
     """
@@ -42,5 +43,5 @@ def _progress_of(blob: Blob, shard: str, stored: SourceFrontier) -> Progress:
         return ShardProgress(blob, shard, stored)
     raise UnknownVersion(
         f"shard {shard} consumes a source of type {stored.source_type!r}; this release has {FILES!r} and {SHARDS!r}."
-        " A newer release wrote it: upgrade this one"
+        " A newer release wrote it: upgrade this release"
     )

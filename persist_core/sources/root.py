@@ -1,14 +1,14 @@
-"""The folder that a collection's files belong to: part of the identity of each file.
+"""The root folder of a collection's files: part of the identity of each file.
 
     source.path --parse--> root of now ──┐
     stored progress ──> Place(root, base)┴─ place_after ──> Place, and which files have other paths now
 
-1. A file is its path. The ledger stores paths relative to `base`, the root of the first commit.
-2. A root inside the stored root or `base`, or around one of them, is the same tree. `base` stays, so that names in the
-   ledger and their order stay.
-3. Any other root is refused until the collection says which files it holds: `source.moved_from` (the same files: each
-   consumed path below the old root becomes one below the new root) or `source.replaces` (other files: consumed paths
-   stay as they are). Both name the old root, so they have no effect on any later change.
+1. A file is identified by its path. The ledger stores paths relative to `base`, the root of the first commit.
+2. A root inside the stored root or `base`, or around one of them, is the same tree. `base` stays the same, so names in
+   the ledger and their order do too.
+3. Any other root is refused until the collection file states which files it holds: `source.moved_from` (the same files:
+   each consumed path below the old root becomes one below the new root) or `source.replaces` (other files: consumed
+   paths stay as they are). Both name the old root, so they have no effect on any later change.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from persist_core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Place:
-    """`root`: the folder that `source.path` starts at. `base`: what names in the ledger are relative to."""
+    """`root`: the folder that `source.path` starts at. `base`: the folder that names in the ledger are relative to."""
 
     root: str
     base: str
@@ -43,7 +43,7 @@ class Move:
 def place_after(config: CollectionConfig, known: Place | None) -> tuple[Place, Move | None]:
     """Where the collection reads from now, given where it has read from.
 
-    Raises `ConfigError` if that is another folder tree and the collection does not say which files it holds.
+    Raises `ConfigError` if that is another folder tree and the collection file does not state which files it holds.
     """
     root = config.source_pattern().root
     if known is None:
@@ -58,14 +58,15 @@ def place_after(config: CollectionConfig, known: Place | None) -> tuple[Place, M
         return Place(root, known.base), None
     raise ConfigError(
         f"collection {config.name}: source.path: found {root!a} as the folder that it starts at, expected"
-        f" {known.root!a}, where the files consumed so far are. Say in the collection file which files the new folder"
-        f" holds: `moved_from: {known.root}` under `source:` if they are the same files in another place (consumed"
-        f" files are not read again); `replaces: {known.root}` if they are other files (all are read)"
+        f" {known.root!a}, where the files consumed so far are. State in the collection file"
+        f" which files the new folder holds: `moved_from: {known.root}` under `source:` if they are the same files in"
+        f" another place (consumed files are not read again); `replaces: {known.root}` if they are other files (all"
+        " are read)"
     )
 
 
 def join(base: str, relative: str) -> str:
-    """An absolute path, without looking at the file system: `..` removes a folder of `base`."""
+    """An absolute path, without access to the file system: `..` removes a folder of `base`."""
     joined = f"{base.rstrip('/')}/{relative}"
     return os.path.normpath(joined) if relative.startswith(".") else joined
 

@@ -4,9 +4,9 @@
 
 1. All inputs are read as of the same time, so a view is consistent across them; `upper` is at most the smallest upper.
 2. An input whose `since` has passed that time is an error, never an approximation. The hold `view/<name>` on each input
-   keeps its `since` back for as long as the newest refresh may have to be evaluated again.
-3. A view does not shorten the history of its inputs: its hold moves only as far as holds of others than views have
-   moved. Retention decides about history, not readers.
+   keeps its `since` back as long as the newest refresh may have to be evaluated again.
+3. A view does not shorten the history of its inputs: its hold moves only as far as the holds that are not held by
+   views. Retention decides how much history is kept, not readers.
 4. If neither the definition nor any input has changed since the newest refresh, the description is a seal: it reads
    nothing.
 """
@@ -38,7 +38,7 @@ from persist_core.shard.state import ShardState
 from persist_core.sources.frozen import load_frozen, stage_frozen
 from persist_core.sources.source import Intake, NotYet
 
-SHARDS = "shards"  # the name of a view's one source, and its type
+SHARDS = "shards"  # the name and the type of a view's one source
 HOLDER_PREFIX = "view/"
 FROZEN_VERSION = 1
 _FROZEN = "frozen_shards"
@@ -47,7 +47,7 @@ NO_COLUMNS = CollectionSchema(key=())  # of a view without a refresh
 
 @dataclass(frozen=True)
 class FrozenShards:
-    """What one refresh reads: the view's definition, the time, and each input's upper when it was minted."""
+    """The input of one refresh: the view's definition, the time, and each input's upper when it was minted."""
 
     definition: str
     as_of: int
@@ -67,7 +67,7 @@ class FrozenShards:
 
 @dataclass(frozen=True)
 class Refreshed:
-    """Progress of a view as its shard's state holds it: the newest refresh's time and frozen input."""
+    """Progress of a view as stored in its shard's state: the newest refresh's time and frozen input."""
 
     as_of: int
     input_key: str
@@ -103,7 +103,7 @@ class ShardProgress:
         return {self._refreshed().input_key}
 
     def verify(self) -> Iterator[str]:
-        """The frozen input, and that it has the same inputs."""
+        """Check the frozen input, and that it has the same inputs."""
         try:
             refreshed = self._refreshed()
             frozen = load_frozen(self._blob, refreshed.input_key, FrozenShards)
@@ -116,20 +116,20 @@ class ShardProgress:
             yield str(error)
 
     def check_restorable(self) -> None:
-        """Never: the next refresh would write the present contents again."""
+        """Never restorable: the next refresh would write the present contents again."""
         raise InvalidInput(
             f"{self._shard} is a view. Its next refresh corrects its contents: restore its inputs, or correct its"
             f" query. To read its older contents, run `persist snapshot {self._shard} --as-of`"
         )
 
-    def consumed_since(self, earlier: SourceFrontier | None) -> tuple[str, ...]:  # noqa: ARG002 - the contract's
-        """The inputs, if there are any: each refresh reads all of them."""
+    def consumed_since(self, earlier: SourceFrontier | None) -> tuple[str, ...]:  # noqa: ARG002 - by contract
+        """All inputs: each refresh reads all of them."""
         return tuple(sorted(self._refreshed().uppers))
 
     def _refreshed(self) -> Refreshed:
         refreshed = Refreshed.of({SHARDS: self._stored})
         if refreshed is None:
-            raise InvariantViolation(f"the progress of shard {self._shard} names no refresh; run `persist fsck`")
+            raise InvariantViolation(f"the progress of shard {self._shard} does not name a refresh; run `persist fsck`")
         return refreshed
 
 
@@ -144,7 +144,7 @@ class ShardSource:
         """No-op: only Spark knows the schema of the query's result. The job compares it."""
 
     def freeze(self, state: ShardState, *, lower: int, until: int | None) -> Intake | NotYet:
-        """The inputs as of the last time that all of them, and `until`, have reached. Takes the view's holds.
+        """The inputs as of the last time that all of them and `until` have reached. Takes the view's holds.
 
         Raises `OutsideFrontiers` if the `since` of an input is after that time.
         """
@@ -159,8 +159,8 @@ class ShardSource:
         behind = min(inputs.values(), key=lambda each: each.upper)
         if upper <= Frontier(lower):
             return NotYet(
-                f"view {self._config.name} is up to date with its inputs: it holds everything before {lower}, and the"
-                f" upper of its input {behind.shard} is {behind.upper}"
+                f"view {self._config.name} is up to date with its inputs: it contains everything before {lower}, and"
+                f" the upper of its input {behind.shard} is {behind.upper}"
             )
         notices = []
         if until is not None and upper < Frontier(until):
@@ -179,18 +179,18 @@ class ShardSource:
         sources[SHARDS] = Refreshed(as_of, key, frozen.uppers).to_source()
         return Intake(upper.time, sources, key, len(inputs), _bytes_of(inputs.values()), tuple(notices))
 
-    def pending(self, state: ShardState, *, until: int | None) -> int:  # noqa: ARG002 - the contract's
-        """Always 0: the view has all that its inputs hold before its upper."""
+    def pending(self, state: ShardState, *, until: int | None) -> int:  # noqa: ARG002 - part of the contract
+        """Always 0: the view contains everything that its inputs hold before its upper."""
         return 0
 
     def schema(self, state: ShardState) -> CollectionSchema:
-        """The shard's own: only a refresh can change it."""
+        """The shard's own schema: only a refresh can change it."""
         return state.schema or NO_COLUMNS
 
     def settle(self, state: ShardState) -> None:
         """Move the holds up, as far as the newest refresh and the holds of others allow (see the module, 2 and 3).
 
-        The hold on an input that only the refresh before has read is released.
+        Releases the hold on an input that only the previous refresh has read.
         """
         last = Refreshed.of(state.sources)
         if last is None:
@@ -210,7 +210,7 @@ class ShardSource:
                     hold.downgrade(target)  # a mismatch means that another checkpoint of this view has moved it
 
     def trial_time(self, until: int | None) -> int:
-        """The last time before `until` that all inputs have reached. Raises `OutsideFrontiers` if there is none."""
+        """The last time before `until` that all inputs have reached. Raises `OutsideFrontiers` if none exists."""
         bounds = [CLOSED if until is None else Frontier(until)]
         for name in self._config.inputs:
             try:
@@ -220,7 +220,7 @@ class ShardSource:
         first = min(bounds)
         if first.time == 0:
             inputs = ", ".join(self._config.inputs)
-            raise OutsideFrontiers(f"view {self._config.name}: not all of its inputs ({inputs}) hold data yet")
+            raise OutsideFrontiers(f"view {self._config.name}: not all of its inputs ({inputs}) contain data yet")
         return MAX_TIME if first.time is None else first.time - 1
 
     def frozen_at(self, as_of: int) -> FrozenShards:
@@ -232,14 +232,14 @@ class ShardSource:
             if state.since > Frontier(as_of):
                 raise OutsideFrontiers(
                     f"view {self._config.name} needs its input {name} as of {as_of}, but {name} can be read from since"
-                    f" {state.since} on. Refresh the view at a later time (a later dag run, or --until), or restore"
+                    f" {state.since} on. Refresh the view at a later time (a later DAG run, or --until), or restore"
                     f" {name}"
                 )
         uppers = {name: state.upper.time for name, state in sorted(inputs.items())}
         return FrozenShards(self._config.definition, as_of, uppers)
 
     def _is_unchanged(self, state: ShardState, last: Refreshed, inputs: Mapping[str, ShardState], as_of: int) -> bool:
-        """True if the newest commit is this view's, with the same definition, and no input was appended to since."""
+        """True if the newest commit is a refresh with the same definition, and no input was appended to since."""
         newest = state.newest_commit
         if newest is None or set(last.uppers) != set(inputs):
             return False
@@ -251,14 +251,13 @@ class ShardSource:
         except (CorruptArtifact, UnknownVersion):
             return False  # fsck reports it; a full refresh does not need the last one
         return not any(
-            batch.counts.updates
+            batch.lower <= as_of and batch.changed_at is not None and batch.changed_at > last.as_of
             for each in inputs.values()
             for batch in each.batches
-            if batch.lower <= as_of and Frontier(last.as_of + 1) < Frontier(batch.upper)
         )
 
     def _given_up(self, state: ShardState) -> list[str]:
-        """Inputs of the commit before the newest that are no longer read but still held."""
+        """Inputs of the previous commit that the view no longer reads but still holds."""
         before = Refreshed.of(self._client.manifest(state.commits[-2]).sources) if state.commits[1:] else None
         names = [] if before is None else sorted(set(before.uppers) - set(self._config.inputs))
         holder = f"{HOLDER_PREFIX}{self._config.name}"

@@ -1,15 +1,15 @@
-"""The contracts of a shard's input, whatever it is: files dropped into folders, other shards.
+"""The contracts for the input of a shard: files dropped into folders, or other shards.
 
-    Source, from a collection's or view's file    check -> freeze -> Intake ... the commit ... -> settle
-    Progress, from what a commit stored of it     verify (fsck), needed_keys (GC, forks), consumed_since (restore)
+    Source, from the file of a collection or view    check -> freeze -> Intake ... the commit ... -> settle
+    Progress, from what a commit has stored          verify (fsck), needed_keys (GC, forks), consumed_since (restore)
 
 A description is a function of what `freeze` returns, so whatever can change later must be frozen in it, or in the blob
 that `input_key` names. Restore, fsck and GC have no YAML file: a `Progress` is found by its `source_type`
-(`persist_core.sources.registry`), and only this package knows what is in one.
+(`persist_core.sources.registry`), and only this package knows its contents.
 
-Position. A source says where each of its records is (`PositionField`): fields that are compared in their order, as the
-last fields of `_persist_order` in the records frame. Two records of one source never have the same position, and a
-record that is read again has the position that it had.
+Position. A source gives each of its records a position (`PositionField`): fields that are compared in their order, as
+the last fields of `_persist_order` in the records frame. Two records of one source never have the same position, and a
+record that is read again has the same position as before.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PositionField:
 
 @dataclass(frozen=True)
 class Intake:
-    """What one description takes in.
+    """The input of one description.
 
     `upper` bounds the description (`None`: closed); `sources` is the whole progress after its commit; `input_key`
     names the frozen input in blob storage (`None`: nothing to read); `notices` are for the log.
@@ -49,7 +49,7 @@ class Intake:
 
 @dataclass(frozen=True)
 class NotYet:
-    """There is no input to take in; `reason` is for users."""
+    """There is no input to consume; `reason` is for users."""
 
     reason: str
 
@@ -58,18 +58,18 @@ class Source(Protocol):
     """The input of one shard."""
 
     def check(self, state: ShardState) -> None:
-        """Raise `SchemaMismatch` if it is known before reading that the input does not fit the shard."""
+        """Raise `SchemaMismatch` if it is known before reading that the input does not match the shard's schema."""
         ...
 
     def freeze(self, state: ShardState, *, lower: int, until: int | None) -> Intake | NotYet:
-        """All input that no commit has taken in, for a description from `lower` (the shard's upper) up to `until`.
+        """All input that no commit has consumed, for a description from `lower` (the shard's upper) up to `until`.
 
-        Stages what it freezes and commits nothing; the same input gives the same answer.
+        Stages what it freezes and commits nothing; the same input gives the same result.
         """
         ...
 
     def pending(self, state: ShardState, *, until: int | None) -> int:
-        """How many inputs `freeze` up to `until` would find due, if the shard's upper did not lie at or after it."""
+        """How many inputs `freeze` up to `until` would find due if the shard's upper were before `until`."""
         ...
 
     def schema(self, state: ShardState) -> CollectionSchema:
@@ -82,14 +82,14 @@ class Source(Protocol):
 
 
 class Progress(Protocol):
-    """What a shard has consumed of one source, as its state, a commit or a checkpoint says it."""
+    """What a shard has consumed of one source, as recorded in its state, a commit or a checkpoint."""
 
     def needed_keys(self) -> set[str]:
-        """Blob keys that GC keeps for as long as anything names this progress. Reads nothing."""
+        """Blob keys that GC keeps as long as anything refers to this progress. Reads nothing."""
         ...
 
     def verify(self) -> Iterator[str]:
-        """Read all that the progress names; one message for each object that is missing or damaged, naming it."""
+        """Read every object that the progress names; return one message for each that is missing or damaged."""
         ...
 
     def check_restorable(self) -> None:
@@ -97,8 +97,8 @@ class Progress(Protocol):
         ...
 
     def consumed_since(self, earlier: SourceFrontier | None) -> tuple[str, ...]:
-        """Names of the inputs that this progress has and an earlier progress of the same source has not, sorted.
+        """Names of the inputs that this progress has and an earlier progress of the same source does not have, sorted.
 
-        After a restore to `earlier` the next run reads those of them that are still there. Raises `Corruption`.
+        After a restore to `earlier` the next run reads those that still exist. Raises `Corruption`.
         """
         ...

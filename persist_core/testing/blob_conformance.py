@@ -1,11 +1,11 @@
-"""The conformance suite of `Blob`: subclass it, say how to make a store and how to get past it, and run pytest.
+"""The conformance suite of `Blob`: subclass it, define how to make a store and how to bypass it, and run pytest.
 
     class TestMine(BlobConformance):
         def make(self, folder): return MyBlob(...)       # a fresh, empty store
         def reopen(self, blob): ...                      # another object for the same store
         def raw_read(self, blob, key): ...               # what is stored, without using MyBlob
         def raw_write(self, blob, key, data): ...        # store a value, without using MyBlob
-        def address(self, blob): return "mine://..."     # for other processes; None where they cannot reach it
+        def address(self, blob): return "mine://..."     # for other processes; None if they cannot reach it
 
 Every rule of the contract is a test here; a backend is done when it passes. Needs pytest.
 """
@@ -21,7 +21,7 @@ from persist_core.location.blob import Blob, BlobMetadata
 from persist_core.testing.race_conformance import BlobRaceConformance, keys
 
 # In the order of their UTF-8 bytes. Pairs among them would meet, or change places, if a backend folded case,
-# normalised Unicode, matched patterns, decoded percents, sorted by UTF-16 or sorted directory by directory.
+# normalized Unicode, matched patterns, decoded percents, sorted by UTF-16 or sorted directory by directory.
 HOSTILE_KEYS = (
     " ",
     "#",
@@ -265,7 +265,7 @@ class BlobConformance(BlobRaceConformance):
         assert deleted == wanted
         assert keys(blob, "") == []
 
-    # the same store, seen from elsewhere
+    # the same store, seen from other processes
 
     def test_what_others_wrote_is_seen_at_once(self, blob: Blob) -> None:
         blob.set("a/b", b"ours")

@@ -5,8 +5,8 @@ Subclass it and give it a `checkpointer` fixture.
 class TestMine(CheckpointerConformance):
     @pytest.fixture
     def checkpointer(self) -> Checkpointer: ...
-    def damage(self, checkpointer, checkpoint_id, path) -> None: ...   # alter the artifact's bytes, behind its back
-    def remove(self, checkpointer, checkpoint_id, path) -> None: ...   # take the artifact away, behind its back
+    def damage(self, checkpointer, checkpoint_id, path) -> None: ...   # alter the artifact's stored bytes directly
+    def remove(self, checkpointer, checkpoint_id, path) -> None: ...   # delete the stored artifact directly
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from persist_core.location.consensus import Consensus, VersionedData
 
 
 class ConsensusHooks(ABC):
-    """A consensus backend, as its conformance suite needs it."""
+    """What the conformance suite needs from a consensus backend."""
 
     @abstractmethod
     def make(self, folder: Path) -> Consensus:
@@ -50,7 +50,7 @@ class ConsensusHooks(ABC):
 
 
 class BlobHooks(ABC):
-    """A blob backend, as its conformance suite needs it."""
+    """What the conformance suite needs from a blob backend."""
 
     @abstractmethod
     def make(self, folder: Path) -> Blob:

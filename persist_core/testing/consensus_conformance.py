@@ -1,10 +1,10 @@
-"""The conformance suite of `Consensus`: subclass it, say how to make a store and how to get past it, and run pytest.
+"""The conformance suite of `Consensus`: subclass it, define how to make a store and how to bypass it, and run pytest.
 
     class TestMine(ConsensusConformance):
         def make(self, folder): return MyConsensus(...)          # a fresh, empty store
         def raw_read(self, consensus, key): ...                  # what is stored, without using MyConsensus
         def raw_write(self, consensus, key, version): ...        # store a version, without using MyConsensus
-        def address(self, consensus): return "mine://..."        # for other processes; None where they cannot reach it
+        def address(self, consensus): return "mine://..."        # for other processes; None if they cannot reach it
 
 Every rule of the contract is a test here; a backend is done when it passes. Needs pytest.
 """
@@ -20,7 +20,7 @@ from persist_core.testing.race_conformance import ConsensusRaceConformance
 COMMITTED = CaSResult.COMMITTED
 MISMATCH = CaSResult.EXPECTATION_MISMATCH
 
-# Pairs among them would meet if a backend folded case, normalised Unicode, trimmed, matched patterns or built SQL.
+# Pairs among them would meet if a backend folded case, normalized Unicode, trimmed, matched patterns or built SQL.
 HOSTILE_KEYS = (
     "shard",
     "Shard",
@@ -273,7 +273,7 @@ class ConsensusConformance(ConsensusRaceConformance):
     def test_history_goes_on_after_truncate(self, consensus: Consensus) -> None:
         fill(consensus, "k", [VersionedData(seqno, b"%d" % seqno) for seqno in range(4)])
         assert consensus.truncate("k", 3) == 3
-        # A writer that slept through it must not win with what it remembers.
+        # A writer that was suspended meanwhile must not win with the head that it remembers.
         assert consensus.compare_and_set("k", None, VersionedData(0, b"x")) is MISMATCH
         assert consensus.compare_and_set("k", None, VersionedData(9, b"x")) is MISMATCH
         for expected in range(3):
@@ -282,7 +282,7 @@ class ConsensusConformance(ConsensusRaceConformance):
         assert consensus.compare_and_set("k", 3, VersionedData(4, b"4")) is COMMITTED
         assert self.raw_read(consensus, "k") == [VersionedData(3, b"3"), VersionedData(4, b"4")]
 
-    # the same store, seen from elsewhere
+    # the same store, seen from other processes
 
     def test_what_others_wrote_is_seen_at_once(self, consensus: Consensus) -> None:
         fill(consensus, "k", [VersionedData(0, b"a")])

@@ -1,4 +1,4 @@
-"""Backends that fail on purpose, by seed or by script: what a network does to a request and to its answer.
+"""Backends that fail on purpose, by seed or by script: what a network can do to a request and to its answer.
 
     | outcome      | it happened | the caller hears              |
     | ------------ | ----------- | ----------------------------- |
@@ -43,7 +43,7 @@ MAX_LATENESS_CALLS = 4
 
 
 class Outcome(enum.Enum):
-    """What becomes of one call. See the module's table."""
+    """The outcome of one call. See the module's table."""
 
     DONE = "done"
     LOST_ANSWER = "lost_answer"
@@ -53,10 +53,10 @@ class Outcome(enum.Enum):
 
 
 class Faults(Protocol):
-    """Decides what becomes of each call."""
+    """Decides the outcome of each call."""
 
     def outcome(self, operation: str) -> Outcome:
-        """The fate of this call of `operation` (the method's name)."""
+        """The outcome of this call of `operation` (the method's name)."""
         ...
 
     def lateness_calls(self) -> int:
@@ -66,7 +66,7 @@ class Faults(Protocol):
 
 @dataclass(frozen=True)
 class FaultRates:
-    """How often each outcome strikes, as probabilities; the rest is `DONE`."""
+    """The probability of each outcome; the rest is `DONE`."""
 
     lost_answer: float = 0.1
     lost_request: float = 0.1
@@ -80,7 +80,7 @@ class FaultRates:
 
 
 class SeededFaults:
-    """Faults by chance; `SeededIds` makes the chance repeatable."""
+    """Random faults; `SeededIds` makes them repeatable."""
 
     def __init__(self, ids: Ids, rates: FaultRates | None = None) -> None:
         self._ids = ids
@@ -106,7 +106,7 @@ class SeededFaults:
 
 
 class ScriptedFaults:
-    """Faults by script: for each operation the outcomes of its first calls, then `DONE` for ever.
+    """Faults by script: for each operation the outcomes of its first calls, then always `DONE`.
 
     `ScriptedFaults(compare_and_set=[Outcome.LOST_ANSWER])`
     """
@@ -123,7 +123,7 @@ class ScriptedFaults:
 
 
 class _Unreliable:
-    """What both wrappers share: carries out calls and their faults, one at a time, and keeps the late ones."""
+    """The part that both wrappers share: carries out calls and their faults, one at a time, and keeps the late ones."""
 
     def __init__(self, faults: Faults, name: str) -> None:
         self._faults = faults
@@ -218,7 +218,7 @@ class UnreliableConsensus:
 
 
 class UnreliableBlob:
-    """A `Blob` whose calls meet faults; a listing that is struck breaks off half way. `injected` counts them.
+    """A `Blob` whose calls meet faults; a faulty listing breaks off half way. `injected` counts them.
 
     `LATE` on `set` breaks the promise that other bytes are written only under another key if the test itself
     overwrites: leave its rate at 0 there.

@@ -1,4 +1,4 @@
-"""The parts of the conformance suites where many threads and processes meet, and some of them are killed."""
+"""The parts of the conformance suites with many concurrent threads and processes, some of which are killed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class ConsensusRaceConformance(ConsensusHooks):
             assert versions == self.raw_read(consensus, key)
             assert [version.seqno for version in versions] == list(range(len(versions)))
             assert {winner_of(version) for version in versions} == {round_number}
-            assert len(versions) - len(acknowledged) in (0, 1)  # the last commit's answer may not have come out
+            assert len(versions) - len(acknowledged) in (0, 1)  # the last commit may not have been reported
             head = versions[-1].seqno
             assert consensus.compare_and_set(key, head, VersionedData(head + 1, b"next")) is CaSResult.COMMITTED
 
@@ -129,7 +129,7 @@ class BlobRaceConformance(BlobHooks):
             racer.go()
             acknowledged = racer.kill_after(acknowledgements)
             found = keys(blob, f"s/{worker}/")
-            # The last write's answer may not have come out.
+            # The last write may not have been reported.
             assert len(found) - len(acknowledged) in (0, 1)
             check_new_keys(blob, "s", {worker: range(len(found))})
 

@@ -20,13 +20,13 @@ from persist_core.location.blob import Blob
 from persist_core.location.consensus import CaSResult, Consensus, VersionedData
 from persist_core.location.open import open_blob, open_consensus
 
-# A compare-and-set that lost this often in a row has met a broken store, not competitors.
+# A compare-and-set that loses this often in a row shows a broken store, not competition.
 MAX_ATTEMPTS = 10_000
 
 # Sizes that make a torn value likely to be caught: less and more than a page, a pipe buffer, a write-back unit.
 VALUE_SIZES = (1, 4095, 70_000, 300_000)
 
-# Longest that a child may take, in seconds: to start, to finish its work, to die.
+# The longest time that a child may take, in seconds: to start, to finish its work, to die.
 CHILD_TIMEOUT_S = 60.0
 
 
@@ -85,7 +85,7 @@ def write_new(blob: Blob, key: str, worker: int, times: int) -> Iterator[int]:
 
 
 def write_and_delete(blob: Blob, key: str, worker: int, times: int) -> Iterator[int]:
-    """Write and delete keys that share a directory, so that it comes and goes under the others' hands."""
+    """Write and delete keys that share a directory, so that it appears and disappears while others use it."""
     for number in range(times):
         data = stamped(worker, 4 * number)
         blob.set(f"{key}/x/{worker}", data)
@@ -111,7 +111,7 @@ def read_stamp(data: bytes) -> tuple[int, int]:
 
 
 def in_threads(work: Sequence[Callable[[], Iterable[int]]]) -> list[list[int]]:
-    """Run all of `work` concurrently, from one starting line; what each yielded. Raises what any of them raised."""
+    """Run all of `work` concurrently, from one start; what each yielded. Raises what any of them raised."""
     barrier = threading.Barrier(len(work))
 
     def run(job: Callable[[], Iterable[int]]) -> list[int]:
@@ -133,7 +133,7 @@ class Racer:
         )
 
     def wait_ready(self) -> None:
-        """Return once the child has opened its store."""
+        """Return when the child has opened its store."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if line != b"ready\n":
@@ -146,14 +146,14 @@ class Racer:
         self._process.stdin.flush()
 
     def acknowledged(self) -> list[int]:
-        """All numbers the child acknowledged, after it ended well; else `AssertionError` with its error output."""
+        """All numbers that the child acknowledged, if it succeeded; else `AssertionError` with its error output."""
         output, errors = self._process.communicate(timeout=CHILD_TIMEOUT_S)
         if self._process.returncode != 0:
             raise AssertionError(f"the child ended with {self._process.returncode}: {errors.decode()}")
         return [json.loads(line) for line in output.splitlines()]
 
     def kill_after(self, acknowledgements: int) -> list[int]:
-        """Kill the child (SIGKILL) once it acknowledged so many operations; everything that it acknowledged."""
+        """Kill the child (SIGKILL) after it acknowledged so many operations; everything that it acknowledged."""
         numbers = [self.next_acknowledgement() for _ in range(acknowledgements)]
         self._process.kill()
         return numbers + self.last_words()
@@ -168,7 +168,7 @@ class Racer:
         return number
 
     def last_words(self) -> list[int]:
-        """The numbers that a child still acknowledged that is about to die, or did: it, or its store, was killed."""
+        """The remaining acknowledgments of a child that is dead or dies soon: it, or its store, was killed."""
         output, _ = self._process.communicate(timeout=CHILD_TIMEOUT_S)
         return [json.loads(line) for line in output.splitlines(keepends=True) if line.endswith(b"\n")]
 
@@ -178,7 +178,7 @@ class Racer:
 
 
 def in_processes(mode: str, address: str, key: str, workers: int, count: int) -> list[list[int]]:
-    """Run `mode` in so many processes concurrently, from one starting line; what each acknowledged."""
+    """Run `mode` in so many processes concurrently, from one start; what each acknowledged."""
     racers = [Racer(mode, address, key, worker, count) for worker in range(workers)]
     for racer in racers:
         racer.wait_ready()

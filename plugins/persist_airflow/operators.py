@@ -222,7 +222,7 @@ class CheckpointManifestOperator(_PersistOperator):
             report = _report(client, "published", client.state(self.shard).newest_commit)
         self.log.info("%s", published)
         for warning in published.warnings:
-            self.log.warning("checkpoints of shard %s: %s", self.shard, warning)
+            self.log.warning("%s", warning)
         set_event_extra(context, self.asset, report)
         return report
 

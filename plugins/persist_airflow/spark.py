@@ -44,9 +44,9 @@ from persist_core.time_text import format_time
 class WriteBatchesOperator(SparkSubmitOperator):
     """Stage the batch of `description` with Spark.
 
-    Returns `{"description": ..., "manifest_key": ...}`. The key is `None` if the description was outdated and nothing
-    was staged: the append task then records the conflict, and heals. For a read-only view it stages nothing, and adds
-    `"trial"`: what a refresh would write, counted and sampled.
+    Returns `{"description": ..., "manifest_key": ...}`. The key is `None` if the description was outdated or
+    already committed, and nothing was staged: the append task then finds the commit, or records the conflict and heals.
+    For a read-only view it stages nothing, and adds `"trial"`: what a refresh would write, counted and sampled.
 
     All arguments of the provider's SparkSubmitOperator may be given, `conf` goes over the tuned defaults. Without a
     Spark connection of that id the job runs in `local[*]`. A description with neither input nor stash needs no Spark.
@@ -102,8 +102,8 @@ class WriteBatchesOperator(SparkSubmitOperator):
                 client.location.close()
         if key is None:
             self.log.warning(
-                "description %s is outdated: another run has advanced the shard. Nothing was staged; the append task"
-                " mints again",
+                "description %s is outdated or already committed. Nothing was staged; the append task finds the commit,"
+                " or records the conflict and mints again",
                 description.interval,
             )
         else:

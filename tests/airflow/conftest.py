@@ -1,4 +1,4 @@
-"""Airflow inside the test process: a home of its own, made before Airflow is first imported, and a location per test.
+"""Airflow inside the test process: its own home, made before Airflow is first imported, and a location per test.
 
 Tests marked `airflow_2_11` hold on both lines; `make test-airflow-2.11` runs them in the second environment.
 """
@@ -42,7 +42,7 @@ from tests.airflow.view_files import Views  # noqa: E402 - the same
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Warnings that Airflow gives about itself are not ours to correct."""
+    """We cannot correct the warnings that Airflow gives about itself."""
     here = Path(__file__).parent
     for item in items:
         if item.path.is_relative_to(here):

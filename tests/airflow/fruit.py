@@ -1,4 +1,4 @@
-"""A tiny collection: a DAG folder with `collections/fruit.yaml`, a dated JSON feed, and what it must become."""
+"""A tiny collection: a DAG folder with `collections/fruit.yaml`, a dated JSON feed, and the expected table."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Fruit:
         return path
 
     def write_days(self, days: range) -> None:
-        """Let these days of `HISTORY` arrive."""
+        """Add these days of `HISTORY` arrive."""
         for day in days:
             folder = self.feed / f"date={START + day * DAY:%Y-%m-%d}"
             folder.mkdir()

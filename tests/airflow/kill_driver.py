@@ -2,7 +2,7 @@
 
 Like Airflow's LocalExecutor it imports everything once and forks for each try of a task. PLAN is
 `{"dags": folder, "dag": [module, dag id], "points": folder, "run_id": ..., "days": [{"day": 0, "kills": {task_id:
-[point, ...]}}]}`. For each point there is one try that must die there (or fail, where its Spark job is what dies); then
+[point, ...]}}]}`. For each point there is one try that must die there (or fail, if its Spark job is what dies); then
 tries follow until one ends well. Prints one line of JSON: the tries of each task.
 """
 
@@ -49,7 +49,7 @@ def main(plan: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def run_task(run: DagRunDriver, task: str, points: Path, kills: list[str]) -> list[str]:
-    """Try one task until it ends well; how each try ended."""
+    """Try one task until it succeeds; how each try ended."""
     tries: list[str] = []
     pending = list(kills)
     while len(tries) < MAX_TRIES:

@@ -40,7 +40,7 @@ def pass_on(folder: Path) -> None:
 
 
 def install(folder: Path) -> None:
-    """Put the points of `JOB` into this process, before anything takes `stage_manifest` from where it stands."""
+    """Put the points of `JOB` into this process, before any code takes `stage_manifest` from where it stands."""
     if not any((folder / point).exists() for point in JOB):
         return
     from persist_core.handles import write

@@ -1,4 +1,4 @@
-"""Places in the four tasks, and in their Spark job, where a test lets a process die by SIGKILL, once each.
+"""Points in the four tasks, and in their Spark job, at which a test kills a process by SIGKILL, once each.
 
 A point is armed by a file of its name in a folder; the process that reaches it removes the file and kills itself.
 `install` is called by a worker (see `kill_driver.py`) or at the head of a DAG file: then a real scheduler's tasks die.

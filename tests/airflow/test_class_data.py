@@ -1,4 +1,4 @@
-"""A class-data archive is only asked for where the JVM can make one."""
+"""A class-data archive is requested only if the JVM can make one."""
 
 from __future__ import annotations
 

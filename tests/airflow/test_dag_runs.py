@@ -95,7 +95,7 @@ def run(fruit: Fruit, migrated: Path, location: PersistLocation, *arguments: str
 def test_dag_runs_in_any_order_end_in_the_same_history(
     fruit: Fruit, migrated: Path, location: PersistLocation, client: PersistClient
 ) -> None:
-    """The run of day 2 comes first and takes three days' input; day 1 then has nothing to do; day 3 goes on."""
+    """The run of day 2 comes first and takes three days' input; day 1 then has nothing to do; day 3 continues."""
     real_parts.used("dag.test()", importlib.metadata.version("apache-airflow"))
     fruit.write_days(range(4))
     ends = [end_of(day).isoformat() for day in (2, 1, 3)]

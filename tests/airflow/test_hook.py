@@ -1,4 +1,4 @@
-"""The connection type: where the location comes from, what its Test button really does, what it never prints."""
+"""The connection type: where the location comes from, what its Test button does, what it never prints."""
 
 from __future__ import annotations
 
@@ -152,6 +152,7 @@ def test_a_password_that_has_no_place_is_refused(
     [
         ("consensus_uri", "postgresql://me:hunter2@db/x"),
         ("consensus_uri", "postgresql://db/x?user=me&password=hunter2"),
+        ("consensus_uri", "postgresql://db/x?user=me&%70assword=hunter2"),
         ("consensus_uri", "postgresql://db/x?sslkey=client.key&sslpassword=hunter2"),
         ("blob_uri", "s3://bucket/p?access_key_id=AKIA1&secret_access_key=hunter2"),
         ("blob_uri", "s3://bucket/p?access_key_id=AKIA1&secret_access_key=x&session_token=hunter2"),
@@ -235,7 +236,7 @@ print(json.dumps({
 
 
 def test_airflow_finds_the_hook_the_form_the_link_and_the_notifier() -> None:
-    """In a process of its own: Airflow keeps what it found, and warns about itself on the way."""
+    """In a process of its own: Airflow keeps what it found, and warns about itself."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROBE], stdout=subprocess.PIPE, text=True, check=True, timeout=120
     )

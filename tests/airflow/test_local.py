@@ -1,4 +1,4 @@
-"""The embedded Airflow's process keeping. What it runs is the matter of `tests/e2e`."""
+"""The embedded Airflow's process keeping. What it runs is tested in `tests/e2e`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The tasks' logic, each run alone: skip, idempotence, conflicts, healing, alerts, asset events.
 
-Where a day has no input the write stage needs no Spark, so these run in milliseconds; what the batches hold is the
-matter of `test_dag_runs.py`.
+If a day has no input, the write stage needs no Spark, so these run in milliseconds; what the batches hold is tested
+in `test_dag_runs.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.protocol import run, stages
 from persist_core.protocol.conflicts import list_conflicts
-from persist_core.shard.keys import CheckpointLayout
 from tests.airflow.fruit import NAME, START_MS, Fruit, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
 
@@ -137,19 +136,16 @@ def test_every_task_may_run_again(dag: Any, client: PersistClient) -> None:
     assert not list_conflicts(client.blob, NAME)
 
 
-def test_repaired_checkpoints_are_logged_as_warnings(
+def test_a_damaged_checkpoint_is_repaired_and_logged(
     dag: Any, client: PersistClient, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = DagRunDriver(dag, end_of(0))
     run.run_all()
-    key = CheckpointLayout(NAME).manifest(run.xcoms[MINT]["checkpoint_id"])
-    client.blob.set(key, b"damaged")
-    caplog.clear()
+    key = f"{NAME}/checkpoints/{run.xcoms[MINT]['checkpoint_id']}/manifest.json"
+    client.blob.set(key, b"rotten")
     with caplog.at_level(logging.WARNING):
         run.run(CHECKPOINT)
-    logged = caplog.text + capsys.readouterr().out
-    assert f"checkpoints of shard {NAME}: repaired {key}" in logged
-    assert "WARNING" in logged.upper()
+    assert f"{key} was damaged or missing" in caplog.text + capsys.readouterr().out
 
 
 def test_a_conflict_names_both_sides_and_fails_the_first_try(

@@ -30,7 +30,7 @@ ROWS = CollectionSchema(key=(), values=(Column("name", "string"),))
 
 
 def waits_for(dag: Any) -> set[str]:
-    """The URIs of the assets any of which starts the DAG."""
+    """The URIs of the assets, each of which starts the DAG."""
     timetable: Any = dag.timetable
     condition: Any = getattr(timetable, "asset_condition", None) or timetable.dataset_condition
     assert len(condition.objects) == 1 or type(condition).__name__.endswith("Any")

@@ -1,4 +1,4 @@
-"""`make bench`: the one workload that there is so far. `ARGS='--help'` lists its sizes."""
+"""`make bench`: the only workload so far. `ARGS='--help'` lists its sizes."""
 
 from tests.benchmarks.upl import main
 

@@ -1,12 +1,12 @@
 """How long a commit takes, and how well writers share one shard, for each consensus given by its URI.
 
     python -m tests.benchmarks.consensus sqlite:////tmp/c.db postgresql://user:pw@host/db ...
-    python -m tests.benchmarks.consensus      # what this machine has: SQLite, S3 (versitygw), PostgreSQL, PgBouncer
+    python -m tests.benchmarks.consensus      # those of this machine: SQLite, S3 (versitygw), PostgreSQL, PgBouncer
 
 *Commit*: compare-and-sets of a shard-sized body, one after the other, by one process. *Append*: so many processes
-append to one shard through `PersistClient`, without a pause. A writer that lost stages anew for where the shard is now,
-after a random while that grows with its tries and with how long one takes. Nothing may be lost: what the writers say
-that they appended is compared with the shard. *Tries* are calls of `compare_and_append` for each append.
+append to one shard through `PersistClient`, without a pause. A writer that lost stages again for the shard's new upper,
+after a random while that grows with its tries and with how long one takes. Nothing may be lost: what the writers report
+as appended is compared with the shard. *Tries* are calls of `compare_and_append` for each append.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tests.servers.lifeline import ServerFolder
 from tests.servers.postgres import PgBouncer, find_pgbouncer, start_postgres
 
 BODY_BYTES = 2_000
-MAX_TRIES = 1_000  # of one append: more than that is no race but a broken store
+MAX_TRIES = 1_000  # of one append: more than that means a broken store, not a race
 BACKOFF_CAP_MS = 5_000
 CHILD_TIMEOUT_S = 600
 SCHEMA = CollectionSchema(key=(Column("id", "bigint", nullable=False),))
@@ -146,7 +146,7 @@ def measure(uri: str, folder: Path, commits: int, writers: int, appends: int) ->
 
 
 def local_uris(servers: ExitStack, folder: Path) -> Iterator[str]:
-    """The URIs of what can be had on this machine; its servers run until `servers` is closed."""
+    """The URIs of the stores available on this machine; its servers run until `servers` is closed."""
     yield f"sqlite:///{folder}/consensus.db"
     if (s3.FOLDER / "versitygw").is_file():
         s3.own_environment()

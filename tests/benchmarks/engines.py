@@ -4,7 +4,7 @@
     Rewrite    the floor for copy-on-write: the new table is (old anti-join keys) + upserts; no changelog, no history
     Duck       the ceiling: DuckDB writes the same insertions and retractions, without errs, digests or a commit
 
-All are given one Parquet file of events a round. Each `commit` returns the bytes it wrote.
+Each gets one Parquet file of events per round. Each `commit` returns the bytes it wrote.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import duckdb
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
+from persist_core.compaction.maintain import maintain
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import OpenLocation
 from persist_core.schema import CollectionSchema, Column
@@ -32,7 +33,7 @@ _TYPES = ("string", "string", "string", "int", "bigint", "double", "decimal(12,2
 
 
 class Engine(Protocol):
-    """What is timed."""
+    """The operations that are timed."""
 
     name: str
 
@@ -64,18 +65,19 @@ class Ours:
     """The write stage under test, warm, without the start-up of Spark."""
 
     name = "airflow-persist"
+    shard = SHARD
 
     def __init__(self, spark: SparkSession, location: OpenLocation, key_type: KeyType) -> None:
         self._spark = spark
         self._location = location
         self._client = PersistClient(location)
         self._schema = schema_of(key_type)
-        self._client.ensure_shard(SHARD)
+        self._client.ensure_shard(self.shard)
 
     def commit(self, number: int, events: Path) -> int:
         lower = number * _MS_PER_ROUND
         description = BatchDescription(
-            shard=SHARD,
+            shard=self.shard,
             lower=lower,
             upper=lower + _MS_PER_ROUND,
             token=f"round-{number}",
@@ -88,7 +90,7 @@ class Ours:
         attempt = self._client.ids.uuid7()
         request = UpsertRequest(description, self._schema, attempt, may_stash=False, is_columnar=True)
         manifest = stage_upserts(self._spark, self._client, request, self._records(events))
-        appended = self._client.open_writer(SHARD).compare_and_append(manifest, manifest_key(SHARD, attempt))
+        appended = self._client.open_writer(self.shard).compare_and_append(manifest, manifest_key(self.shard, attempt))
         if not isinstance(appended, Committed):
             raise AssertionError(f"round {number} was not committed: {appended}")
         return manifest.size_bytes
@@ -115,14 +117,30 @@ class Ours:
         return ", ".join(f"{name} {kind}" for name, kind in {**names, "op": "string"}.items())
 
     def read(self) -> None:
-        consume(snapshot(self._spark, self._location, SHARD))
+        consume(snapshot(self._spark, self._location, self.shard))
 
     def rows(self) -> int:
-        return snapshot(self._spark, self._location, SHARD).count()
+        return snapshot(self._spark, self._location, self.shard).count()
+
+
+class Maintained(Ours):
+    """The same with the merges that are due after each commit; they count as part of it, in time and in bytes."""
+
+    name = "airflow-persist, maintained"
+    shard = f"{SHARD}-maintained"
+
+    def commit(self, number: int, events: Path) -> int:
+        written, before = super().commit(number, events), self._parts()
+        maintain(self._client, self.shard)
+        return written + sum(size for key, size in self._parts().items() if key not in before)
+
+    def _parts(self) -> dict[str, int]:
+        batches = self._client.state(self.shard).batches
+        return {part.key: part.size_bytes for batch in batches for part in self._client.manifest(batch).parts}
 
 
 class Rewrite:
-    """The whole table written anew each round; only the newest event of a key counts."""
+    """The whole table is rewritten each round; only the newest event of a key counts."""
 
     name = "rewrite by anti-join"
 

@@ -1,9 +1,9 @@
-"""What S3 costs a Spark job: the bundled seven days into a folder and onto a local S3 server, in turn.
+"""The cost of S3 for a Spark job: the bundled seven days into a folder and onto a local S3 server, in turn.
 
     python -m tests.benchmarks.on_s3 [ROUNDS]     prints each run's seconds, by the clock and of processor, and ratios
 
 Each run starts its own `spark-submit`, as a dag run does, and begins with an empty shard. The server is versitygw on
-this machine: what S3 itself would add is its distance, request by request. Processor seconds are of the job and its
+this machine: S3 itself would add its latency for each request. Processor seconds are of the job and its
 children, without the server, and hold on a busy machine too.
 """
 
@@ -47,7 +47,7 @@ def run(location: PersistLocation) -> tuple[float, float]:
 
 
 def main(rounds: int) -> None:
-    """Alternate, so that whatever else the machine does weighs on both."""
+    """Alternate, so that other load on the machine affects both."""
     taken: dict[str, list[tuple[float, float]]] = {"file:": [], "s3:": []}
     s3.own_environment()
     server_of = contextmanager(s3.running)

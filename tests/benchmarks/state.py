@@ -1,4 +1,4 @@
-"""What a shard's state costs after many commits: bytes, encoding, decoding, and a whole append on SQLite.
+"""The cost of a shard's state after many commits: bytes, encoding, decoding, and a whole append on SQLite.
 
     python -m tests.benchmarks.state [COMMITS]
 

@@ -22,7 +22,7 @@ VALUE_COLUMNS = ("name", "mail", "city", "age", "visits", "score", "balance", "b
 
 @dataclass(frozen=True)
 class Workload:
-    """What is run. `seed` makes it another one of the same kind."""
+    """The parameters of a run. `seed` selects another run of the same kind."""
 
     keys: int
     events: int
@@ -83,6 +83,6 @@ def write_round(workload: Workload, number: int, path: Path) -> None:
         columns = ", ".join(f"CASE WHEN op = 'u' THEN v.{name} END AS {name}" for name in VALUE_COLUMNS)
         db.execute(
             f"COPY (SELECT id, {columns}, op FROM (SELECT {workload.key_sql('n')} AS id,"
-            f" {_values_sql(f'({number} * 100000000 + place)')}, op, place FROM picked) v ORDER BY place)"
+            f" {_values_sql(f'({number}::BIGINT * 100000000 + place)')}, op, place FROM picked) v ORDER BY place)"
             f" TO '{path}' (FORMAT parquet, COMPRESSION zstd)"
         )

@@ -1,4 +1,4 @@
-"""Makes the bundled demo feed: `python -m tests.core.make_feed` writes `dags/feed/customers/` anew.
+"""Makes the bundled demo feed: `python -m tests.core.make_feed` writes `dags/feed/customers/` again.
 
 Seven days of one Postgres table as Debezium's connector would have dropped them into folders: our own invented data,
 the same for the same seed. A test holds the bundle to this script's output. What a reader should look out for:
@@ -6,9 +6,9 @@ the same for the same seed. A test holds the bundle to this script's output. Wha
     day 1  a snapshot (`op` r, one LSN for all rows), then the first changes
     day 2  deletes, each followed by its tombstone; a heartbeat message
     day 3  starts with a redelivery of day 2's tail; one file has the schema in each message; its last line is cut off
-    day 4  a gzip file; customer 17's balance can't be decoded (its old row goes, an err comes); an empty file
+    day 4  a gzip file; customer 17's balance cannot be decoded (its old row goes, an err comes); an empty file
     day 5  a record without a key; an event of day 3 that comes late; an extra field appears in the records
-    day 6  customer 17 is healed; customer 23's balance has too many digits, and stays an err
+    day 6  customer 17 is corrected; customer 23's balance has too many digits, and stays an err
     day 7  only a few changes, and a deleted customer who comes back
 """
 
@@ -197,7 +197,7 @@ def decimal_bytes(unscaled: int) -> str:
 
 
 def zoned(moment: datetime) -> str:
-    """A `timestamptz` as Debezium has it (`io.debezium.time.ZonedTimestamp`)."""
+    """A `timestamptz` in Debezium's form (`io.debezium.time.ZonedTimestamp`)."""
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 

@@ -1,4 +1,4 @@
-"""Golden bytes of every stored object: what this release writes, and will read for ever (the state's: test_codec)."""
+"""Golden bytes of every stored object: what this release writes and later ones must read (the state's: test_codec)."""
 
 from __future__ import annotations
 

@@ -50,6 +50,7 @@ persist snapshot customers --as-of 2026-01-03 --limit 5
 persist changes customers --after 2026-01-03 --through 2026-01-04
 persist errors customers
 persist checkpoints customers
+persist maintain customers
 persist pin customers CHECKPOINT_ID
 persist restore customers --to CHECKPOINT_ID --dry-run
 persist unpin customers CHECKPOINT_ID

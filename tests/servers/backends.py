@@ -1,7 +1,7 @@
-"""Which consensus a test of the whole path runs on: SQLite unless it says otherwise.
+"""The consensus that a test of the whole path runs on: SQLite unless it is marked otherwise.
 
 @on_each_consensus     one run each; for tests that are quick or that show the whole path
-@on_sqlite_and_s3, @on_servers, @on_postgresql, @on_s3     where one run is dear, and others beside it cover the rest
+@on_sqlite_and_s3, @on_servers, @on_postgresql, @on_s3     if one run is expensive, and other tests cover the rest
 
 docs/testing.md has a table of what runs where.
 """
@@ -24,7 +24,7 @@ on_s3 = pytest.mark.parametrize("consensus_uri", ["s3"], indirect=True)
 
 @pytest.fixture
 def consensus_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URI of a fresh consensus that other processes reach too."""
+    """The URI of a fresh consensus that other processes can reach too."""
     kind = getattr(request, "param", "sqlite")
     if kind == "sqlite":
         return f"sqlite:///{tmp_path}/consensus.db"

@@ -1,4 +1,4 @@
-"""Certificates for test servers, from an authority that exists for one test and that nobody else trusts."""
+"""Certificates for test servers, from an authority that exists for one test and that only the test trusts."""
 
 from __future__ import annotations
 

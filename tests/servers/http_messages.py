@@ -1,7 +1,7 @@
-"""HTTP/1.1 messages as `FaultyProxy` needs them: where one ends, byte for byte as it came, and answers of our own.
+"""HTTP/1.1 messages for `FaultyProxy`: where one ends, the bytes as they came, and answers of our own.
 
 Framing is RFC 9112, section 6: `Transfer-Encoding: chunked`, else `Content-Length`, else (responses) the connection's
-end. Whatever is malformed ends the connection: a proxy for tests mends nothing.
+end. A malformed message ends the connection: a proxy for tests repairs nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Message:
 
 
 def read_request(stream: BinaryIO, on_head: Callable[[bytes], None]) -> Message | None:
-    """The next request, or `None` where the client has closed. `on_head` runs before the body is waited for."""
+    """The next request, or `None` if the client has closed. `on_head` runs before the body is waited for."""
     head = _read_head(stream)
     if head is None:
         return None
@@ -42,7 +42,7 @@ def read_request(stream: BinaryIO, on_head: Callable[[bytes], None]) -> Message 
 
 
 def read_response(stream: BinaryIO, request: Message) -> Message | None:
-    """The next final response to `request`, or `None` where the store has closed. Interim ones (1xx) are dropped."""
+    """The next final response to `request`, or `None` if the store has closed. Interim ones (1xx) are dropped."""
     while True:  # ends with the first response that is final
         head = _read_head(stream)
         if head is None:
@@ -64,7 +64,7 @@ def asks_to_continue(head: bytes) -> bool:
 
 
 def answer_of(status: int, request: Message) -> bytes:
-    """A response with `status` and a body in the form of S3's errors, which other clients take for text."""
+    """A response with `status` and a body in the form of S3's errors, which other clients read as text."""
     reason = HTTPStatus(status).phrase
     codes = {409: "ConditionalRequestConflict", 500: "InternalError", 503: "SlowDown"}
     body = (

@@ -66,7 +66,7 @@ class ServerFolder:
 
 
 def as_ordinary_user() -> dict[str, Any]:
-    """Arguments for `subprocess` that drop root's rights, where this is root."""
+    """Arguments for `subprocess` that drop root's rights, if this is root."""
     if os.geteuid() != 0:
         return {}
     user = pwd.getpwnam(ORDINARY_USER)
@@ -74,7 +74,7 @@ def as_ordinary_user() -> dict[str, Any]:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on just now."""
+    """A port of 127.0.0.1 on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -92,7 +92,7 @@ def wait_until(holds: Callable[[], bool], *, what: str, timeout_ms: int = START_
 
 
 def accepts_connections(port: int) -> bool:
-    """Whether somebody listens on `port` of 127.0.0.1."""
+    """Whether a process listens on `port` of 127.0.0.1."""
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
@@ -115,7 +115,7 @@ def family(pid: int) -> list[int]:
 
 
 def any_alive(pids: Iterable[int]) -> bool:
-    """Whether one of these processes is more than a zombie: nobody may be there to bury those."""
+    """Whether one of these processes is more than a zombie: no parent may be left to reap those."""
     alive = {member for member, _ in _live_processes()}
     return not alive.isdisjoint(pids)
 

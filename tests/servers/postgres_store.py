@@ -1,4 +1,4 @@
-"""A `PostgresConsensus` in a schema of its own, the way past it, and another client that gets in its way."""
+"""A `PostgresConsensus` in a schema of its own, the way past it, and another client that competes with it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PostgresStore:
 
 
 class OtherClient:
-    """Somebody else's session in the store's schema, within a transaction that it is in no hurry to end."""
+    """Another client's session in the store's schema, within a transaction that stays open."""
 
     def __init__(self, store: PostgresStore) -> None:
         self._store = store

@@ -41,14 +41,14 @@ from persist_core.errors import InvalidInput
 from persist_core.ids import Ids
 from tests.servers.http_messages import answer_of, asks_to_continue, read_request, read_response
 
-MAX_CONNECTIONS = 200  # at once; a test that needs more leaks them
+MAX_CONNECTIONS = 200  # open at the same time; a test that needs more leaks them
 IDLE_TIMEOUT_S = 60.0  # of a connection on which nothing moves: longer than any answer in a test takes
 STOP_TIMEOUT_S = 10.0  # for all threads to end once their sockets are closed
 _CHUNK_BYTES = 1 << 16
 
 
 class Fate(enum.Enum):
-    """What becomes of one exchange. See the module's table."""
+    """The outcome of one exchange. See the module's table."""
 
     PASS = "pass"
     CUT_BEFORE_REQUEST = "cut_before_request"
@@ -94,7 +94,7 @@ class Injections(Protocol):
 
 
 class ScriptedInjections:
-    """The fates of the first exchanges that `picks` picks (default: all), in their order; then `PASS` for ever."""
+    """The fates of the first exchanges that `picks` picks (default: all), in their order; then always `PASS`."""
 
     def __init__(self, *script: Injection | Fate, picks: Callable[[Exchange], bool] | None = None) -> None:
         self._script = [item if isinstance(item, Injection) else Injection(item) for item in script]
@@ -116,7 +116,7 @@ class SeededInjections:
         self._rate = rate
 
     def injection(self, exchange: Exchange) -> Injection:
-        del exchange  # all are struck alike
+        del exchange  # all fates are equally likely
         if self._ids.jitter() >= self._rate:
             return Injection()
         return self._choices[int(self._ids.jitter() * len(self._choices))]
@@ -186,9 +186,9 @@ class FaultyProxy:
             _shut(one)
 
     def close(self) -> None:
-        """Close everything and wait for the threads. Harmless twice.
+        """Close everything and wait for the threads. A second call is harmless.
 
-        Raises `TimeoutError` where a thread does not end, and what `injections` raised, if it did.
+        Raises `TimeoutError` if a thread does not end, and what `injections` raised, if it did.
         """
         if self._listener is None:
             return

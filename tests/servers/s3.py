@@ -1,4 +1,4 @@
-"""Real S3-speaking servers for tests: versitygw, a gateway over a folder, and MinIO where `make minio` has built it.
+"""Real S3-speaking servers for tests: versitygw, a gateway over a folder, and MinIO if `make minio` has built it.
 
     make s3-servers -> .cache/servers/versitygw --S3Server.start--> 127.0.0.1:<free port>, ended with the session
 
@@ -45,7 +45,7 @@ CommandLine = Callable[[Path, int, Path, "Certificate | None"], Sequence[str]]
 
 def _versitygw(binary: Path, port: int, folder: Path, certificate: Certificate | None) -> Sequence[str]:
     tls = ["--cert", str(certificate.path), "--key", str(certificate.key)] if certificate else []
-    # The address is said in full: without it the gateway binds every interface, or none that answers.
+    # The address is given in full: without it the gateway binds every interface, or none that answers.
     return [str(binary), "--port", f"127.0.0.1:{port}", "--quiet", "--keep-alive", *tls, "posix", str(folder)]
 
 
@@ -166,7 +166,7 @@ class S3Server:
 
 
 def running(name: str, folder: Path, certificate: Certificate | None = None) -> Iterator[S3Server]:
-    """A server for a fixture; skips where there is none."""
+    """A server for a fixture; skips if it was not built."""
     binary = FOLDER / name
     if not binary.is_file():
         real_parts.missing(f"S3 server {name}", _why_missing(name))
@@ -200,7 +200,7 @@ def _why_missing(name: str) -> str:
 
 
 def _die_with_parent() -> Sequence[str]:
-    """A test session that is killed takes its servers along, where the machine can do that."""
+    """The servers of a killed test session end too, if the machine supports it."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
 

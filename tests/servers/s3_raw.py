@@ -1,4 +1,4 @@
-"""S3 locations as their conformance suites are told of them: one bucket a test, read and written past our code."""
+"""S3 locations for the conformance suites: one bucket per test, read and written without our code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real Spark standalone cluster for tests, out of the installed pyspark: one master, two workers of one core each.
+"""A real Spark standalone cluster for tests, from the installed pyspark: one master, two workers of one core each.
 
     running(folder) -> master --register-- worker on 127.0.0.1, worker on localhost --> spark-submit --master spark://...
 
@@ -26,7 +26,7 @@ START_MS = 120_000  # three JVMs on a busy machine
 POLL_MS = 100
 STOP_S = 10.0
 _DAEMON = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-# What makes a job small enough for two workers beside it; `spark.driver.host` is where executors call back.
+# Settings that make a job small enough for two workers beside it; `spark.driver.host` is where executors call back.
 CONF = {
     "spark.executor.memory": "640m",
     "spark.executor.cores": "1",
@@ -48,7 +48,7 @@ class SparkCluster:
 
 @contextmanager
 def running(folder: Path) -> Iterator[SparkCluster]:
-    """The cluster, up until the context ends. Raises `RuntimeError` with the end of a log where it does not come up."""
+    """The cluster, up until the context ends. Raises `RuntimeError` with the end of a log if it does not start."""
     home = spark_home(os.environ)
     assert home is not None
     port = _free_port()

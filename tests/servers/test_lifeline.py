@@ -21,7 +21,7 @@ sys.stdin.read()
 
 
 def test_servers_of_a_killed_session_end_and_their_folder_goes(postgres: PostgresServer) -> None:
-    assert postgres.version.startswith("PostgreSQL")  # so that there is one to be had
+    assert postgres.version.startswith("PostgreSQL")  # so that a server exists
     session = subprocess.Popen(
         [sys.executable, "-c", SESSION], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

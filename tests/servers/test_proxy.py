@@ -87,7 +87,7 @@ def server() -> Iterator[LineServer]:
 
 
 def talk(port: int, requests: int = 1) -> bytes:
-    """What a client hears that sends so many requests, each after the answer before it."""
+    """The answers to a client that sends so many requests, each after the answer before it."""
     heard = b""
     with socket.create_connection(("127.0.0.1", port), 10) as client:
         try:
@@ -240,14 +240,14 @@ def store() -> Iterator[tuple[int, dict[str, bytes]]]:
 
 
 def ask(connection: http.client.HTTPConnection, method: str, path: str = "/k", body: bytes | None = None) -> int | None:
-    """The status, or `None` where no whole answer came."""
+    """The status, or `None` if no whole answer came."""
     try:
         connection.request(method, path, body)
         response = connection.getresponse()
         response.read()
         return response.status
     except (OSError, http.client.HTTPException):
-        connection.close()  # the next request connects anew
+        connection.close()  # the next request makes a new connection
         return None
 
 

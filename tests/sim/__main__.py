@@ -1,4 +1,4 @@
-"""Simulate for as long as you like: `python -m tests.sim --minutes 60 [--seed 0] [--processes 2]`.
+"""Simulate for a given time: `python -m tests.sim --minutes 60 [--seed 0] [--processes 2]`.
 
 One simulation per seed, from `--seed` on; process `p` of `n` takes every n-th. Each finding ends its process, is shrunk
 and printed as a script; the exit code is then 1. Rates are printed about once a minute and at the end.

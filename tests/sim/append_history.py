@@ -2,17 +2,17 @@
 
     writers --compare_and_append--> Machine --> recorded --> paused --> unreliable --> the consensus under test
                    |                                |
-         what each was told                   every call, with its moments
+         what each learned                    every call, with its moments
                    '--------> AppendHistory.check <-'
 
 1. The log of consensus is linearizable: `linearize.find_order`.
 2. An append that was acknowledged is in the log exactly once, under its token and with its contents.
 3. An append that was reported as not done is not in the log.
-4. An append that was left unknown (its writer died or gave up) is in the log at most once.
+4. An append with an unknown outcome (its writer died or gave up) is in the log at most once.
 5. Every version decodes and follows the one before it: `persist_core.shard.invariants`.
 
 All chance comes from the seed. With `is_stepped` the calls of the writers interleave as the seed says, and a history
-repeats itself; without it the writers are free threads, and race as they will.
+repeats itself; without it the writers are free threads, and race freely.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from tests.sim.linearize import RecordedConsensus, Recorder, Versions, explain, 
 from tests.sim.turns import Pause, SteppedConsensus, take_turns
 
 ROUGH = FaultRates(lost_answer=0.12, lost_request=0.08, refused=0.08, late=0.08)
-SMOOTH = FaultRates(lost_answer=0, lost_request=0, refused=0)  # for stores that fail by themselves
+SMOOTH = FaultRates(lost_answer=0, lost_request=0, refused=0)  # for stores that fail on their own
 THREAD_TIMEOUT_S = 120.0  # for one writer of a history of free threads
 
 _SCHEMA = CollectionSchema(key=(Column("id", "bigint", nullable=False),))
 _TRIES = 3  # of one append, after answers that were lost
-_GIVES_UP = 0.3  # after a try that was not answered: nobody ever learns what came of it
-_APPENDS_AGAIN = 0.2  # what is there already, as a cleared task does
-_TRUNCATES_EVERY = 3  # of so many histories one, in which writers also delete old versions
+_GIVES_UP = 0.3  # after a try without an answer: its result stays unknown
+_APPENDS_AGAIN = 0.2  # an append that is there already, as a cleared task does
+_TRUNCATES_EVERY = 3  # one in so many histories: writers also delete old versions
 _STREAMS = 1000  # of chance, for one seed
 
 
 class Told(enum.Enum):
-    """What a writer knows of an append when it is through with it."""
+    """What a writer knows about an append when it has finished it."""
 
     DONE = "done"
     NOT_DONE = "not done"
@@ -68,7 +68,7 @@ class WriterDied(BaseException):
 
 @dataclass(frozen=True)
 class AppendHistory:
-    """What was called, what was told and what is stored. `told` is by token."""
+    """The calls, the answers and the stored state. `told` is by token."""
 
     seed: int
     recorder: Recorder
@@ -117,7 +117,7 @@ def append_history(
     is_stepped: bool = True,
     log: Consensus | None = None,
 ) -> AppendHistory:
-    """Run one history over `store`, on a shard that nobody has used before, and return it unchecked.
+    """Run one history over `store`, on an unused shard, and return it unchecked.
 
     `log` reads the same store without what makes `store` fail, where that is not only `rates` (default: `store`).
     """
@@ -183,7 +183,7 @@ class _Writer:
                 self._truncate(consensus)
 
     def _truncate(self, consensus: Consensus) -> None:
-        """Keep the newest version only: whoever reads back what became of an older one finds nothing."""
+        """Keep the newest version only: a writer that reads back an older one finds nothing."""
         with suppress(StorageError, WriterDied):
             head = consensus.head(self.shard)
             if head is not None:
@@ -204,7 +204,7 @@ class _Writer:
         try:
             result = client.open_writer(self.shard).compare_and_append(manifest, f"{self.shard}/{manifest.token}")
         except Determinate:
-            raise  # this try did nothing; what earlier ones did is known already
+            raise  # this try did nothing; the outcome of earlier ones is known already
         except BaseException:
             if known is None:
                 self.told[manifest.token] = Told.UNKNOWN
@@ -253,7 +253,7 @@ class _Mortal:
 def _commits_by_version(final: Versions) -> dict[str, list[Commit]]:
     """Token to the commits that versions made; checks that each version follows the one before it.
 
-    Of versions that were truncated, the first that is left tells: states keep more commits than a history makes.
+    For truncated versions, the first that is left is enough: states keep more commits than a history makes.
     """
     found: dict[str, list[Commit]] = {}
     before: ShardState | None = None
@@ -271,7 +271,7 @@ def _commits_by_version(final: Versions) -> dict[str, list[Commit]]:
 
 
 def _in_threads(work: list[Callable[[], None]]) -> None:
-    """Run all of `work` at once; raises what the first that failed raised."""
+    """Run all of `work` concurrently; raises the error of the first that failed."""
     errors: list[BaseException] = []
 
     def run(job: Callable[[], None]) -> None:

@@ -45,7 +45,7 @@ class Call:
 
 
 class Recorder:
-    """Calls a consensus key and writes down what came of it. Share one among all threads of a history."""
+    """Calls a consensus key and records the results. Share one among all threads of a history."""
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -54,12 +54,12 @@ class Recorder:
         self.calls: list[Call] = []
 
     def compare_and_set(self, consensus: Consensus, expected: int | None, new: VersionedData) -> CaSResult | None:
-        """`None` where the answer is unknown."""
+        """`None` if the answer is unknown."""
         answer = self._answer(lambda: RecordedConsensus(consensus, self).compare_and_set(self._key, expected, new))
         return answer if isinstance(answer, CaSResult) else None
 
     def head(self, consensus: Consensus) -> VersionedData | None:
-        """`None` also where the answer is unknown."""
+        """`None` also if the answer is unknown."""
         answer = self._answer(lambda: RecordedConsensus(consensus, self).head(self._key))
         return answer if isinstance(answer, VersionedData) else None
 
@@ -70,14 +70,14 @@ class Recorder:
         self._answer(lambda: RecordedConsensus(consensus, self).truncate(self._key, seqno))
 
     def _answer(self, action: Callable[[], object]) -> object:
-        """What came of it, where the caller does not care why none came."""
+        """The result, for a caller that does not need the error."""
         try:
             return action()
         except (InvalidSeqNo, StorageError):
             return None
 
     def record(self, text: str, effect: Effect, action: Callable[[], Answer], *, is_read: bool = False) -> Answer:
-        """Carry out `action` and write down what came of it, an error too, which is raised again."""
+        """Carry out `action` and record its result; an error is recorded and raised again."""
         begin = self._next_moment()
         try:
             answer = action()
@@ -85,7 +85,7 @@ class Recorder:
             self._append(text, effect, InvalidSeqNo, begin, self._next_moment())
             raise
         except Determinate:
-            raise  # it promises to have done nothing: then the rest must make sense without it
+            raise  # it promises to have done nothing: then the rest must be explained without it
         except BaseException:  # no answer, or the caller died while it waited for one
             if not is_read:  # a read without an answer leaves nothing to explain
                 self._append(text, effect, None, begin, NEVER)
@@ -103,7 +103,7 @@ class Recorder:
 
 
 class RecordedConsensus:
-    """A `Consensus` whose calls `recorder` writes down. All must be about the recorder's key."""
+    """A `Consensus` whose calls `recorder` records. All must be about the recorder's key."""
 
     def __init__(self, inner: Consensus, recorder: Recorder) -> None:
         self._inner = inner
@@ -159,7 +159,7 @@ class RecordedConsensus:
 
 
 def find_order(calls: list[Call], final: Versions) -> list[Call] | None:
-    """An order of `calls` that explains every answer and ends in `final`; `None` if there is none.
+    """An order of `calls` that explains every answer and ends in `final`; `None` if none exists.
 
     Calls without an answer may be anywhere after their begin, or nowhere. Raises `RuntimeError` past `MAX_STATES`.
     """
@@ -185,7 +185,7 @@ def find_order(calls: list[Call], final: Versions) -> list[Call] | None:
                 continue  # some call that is still waiting had ended before this one began
             after, answer = call.effect(versions)
             if not call.answered and after == versions:
-                continue  # nobody heard of it and nothing came of it: as good as left out
+                continue  # it had no effect and no answer: the same as left out
             if not call.answered or answer == call.answer:
                 pending.append((done | 1 << index, after, (*order, index)))
     return None

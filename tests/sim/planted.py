@@ -25,7 +25,7 @@ from tests.sim.simulator.write_stage import write
 
 
 class _Careless(MemConsensus):
-    """Takes every third compare-and-set that does not fit for one that does."""
+    """Treats every third compare-and-set with a wrong expectation as a match."""
 
     _mismatches = 0
 
@@ -41,7 +41,7 @@ class _Careless(MemConsensus):
 
 
 class _Stale(MemConsensus):
-    """Shows the version before the newest, now and then."""
+    """Sometimes shows the version before the newest."""
 
     _heads = 0
 
@@ -67,7 +67,7 @@ class _Forgetful(MemBlob):
 
 
 def _append_at_any_upper(client: PersistClient, description: BatchDescription, key: str) -> Committed | Conflict:
-    """Where the upper is not the expected one, appends from the upper that there is."""
+    """If the upper is not the expected one, appends from the actual upper."""
 
     def transition(state: ShardState) -> tuple[ShardState, Committed | UpperMismatch]:
         manifest = client.staged_manifest(key)
@@ -83,7 +83,7 @@ def _append_at_any_upper(client: PersistClient, description: BatchDescription, k
 
 
 def _append_without_token(client: PersistClient, description: BatchDescription, key: str) -> Committed | Conflict:
-    """Gives each try a token of its own."""
+    """Gives each try its own token."""
     staged = client.staged_manifest(key)
     manifest = replace(staged, token=client.ids.uuid7())
     vars(manifest)["sha256"] = staged.sha256  # what is stored stays as it is
@@ -92,7 +92,7 @@ def _append_without_token(client: PersistClient, description: BatchDescription, 
 
 
 def _write_without_stash(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str:
-    """Forgets what earlier runs have put aside."""
+    """Forgets what earlier runs have stashed."""
     return write(client, config, replace(description, operators={}))
 
 
@@ -123,7 +123,7 @@ def _pointer_first(client: PersistClient, config: CollectionConfig) -> object:
 
 
 def _pointer_always(client: PersistClient, config: CollectionConfig) -> object:
-    """Moves `_latest` to what was the newest when it began, though it knows better by now."""
+    """Moves `_latest` to what was the newest when it began, though a newer one is known by now."""
     newest = client.state(SHARD).newest_commit
     report = stages.checkpoint(client, config)
     client.blob.get(CheckpointLayout(SHARD).latest)
@@ -142,7 +142,7 @@ def _collect_by_old_state(client: PersistClient, collected: set[str]) -> None:
 
 
 def _expire_early(client: PersistClient, collected: set[str]) -> None:
-    """Takes leases for expired that have some time left."""
+    """Treats leases as expired that have some time left."""
     del collected  # it deletes nothing
     soon_ms = client.clock.now_ms() + STAGING_INTENT_MS + 1
     client.machine.apply(SHARD, lambda state: transitions.expire_leases(state, now_ms=soon_ms))
@@ -169,7 +169,7 @@ def _restore_contents_only(client: PersistClient, checkpoint_id: str, writer: st
 
 
 def _restore_without_stash(client: PersistClient, checkpoint_id: str, writer: str) -> object:
-    """Forgets what the checkpoint had put aside."""
+    """Forgets what the checkpoint had stashed."""
     plan = plan_restore(client, SHARD, checkpoint_id)
     if isinstance(plan, NothingToRestore):
         return plan
@@ -177,7 +177,7 @@ def _restore_without_stash(client: PersistClient, checkpoint_id: str, writer: st
 
 
 def _scrub_unnamed(client: PersistClient, shard: str) -> FsckReport:
-    """Takes every attempt for damage that no commit names, though somebody is about to append it."""
+    """Reports every attempt that no commit names as damage, though a task may be about to append it."""
     report = fsck(client, shard)
     named = {batch.manifest_key.rpartition("/")[0] for batch in client.state(shard).batches}
     unnamed = [

@@ -1,4 +1,4 @@
-"""Histories of appends by many writers under faults: nothing is lost, nothing is doubled, the log is linearizable.
+"""Histories of appends by many writers under faults: nothing is lost or doubled, and the log is linearizable.
 
 A failing history prints its seed: PERSIST_SEED=<seed> makes it the first one again.
 """
@@ -85,7 +85,7 @@ class Forgetful(MemConsensus):
 
 
 class Overwriting(MemConsensus):
-    """Lets a second writer replace a version that the first one was told to have committed."""
+    """Lets a second writer replace a version whose commit was acknowledged to the first."""
 
     def compare_and_set(self, key: str, expected: int | None, new: VersionedData) -> CaSResult:
         versions = self._store.versions.get(key, [])

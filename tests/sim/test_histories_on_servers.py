@@ -31,7 +31,7 @@ HTTP_FATES: tuple[Injection | Fate, ...] = (
     *CUTS,
     *(Injection(fate, status) for fate in (Fate.REFUSE, Fate.REPLACE) for status in (409, 500, 503)),
 )
-RATE = 0.08  # of struck exchanges; a call is several of them
+RATE = 0.08  # of exchanges with a fault; a call is several of them
 
 
 @contextmanager
@@ -122,7 +122,7 @@ def test_simulations_on_s3_alone(versitygw: S3Server, persist_seed: int) -> None
 
 @pytest.mark.parametrize("fate", CUTS)
 def test_a_connection_to_postgresql_that_is_cut_is_replaced(postgres: PostgresServer, fate: Fate) -> None:
-    """Every single cut, at a time when the store has nothing else to do: the next calls just work."""
+    """Every single cut, at a time when the store has nothing else to do: the next calls succeed."""
     schema = postgres.new_schema()
     with FaultyProxy("127.0.0.1", postgres.port) as proxy:
         uris = postgres.uri(schema=schema), postgres.uri(schema=schema, port=proxy.port)

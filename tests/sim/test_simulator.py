@@ -1,6 +1,6 @@
-"""Simulations of the whole protocol, by seed: nothing may be found, and what is planted must be.
+"""Simulations of the whole protocol, by seed: the product has no finding, and every planted defect is found.
 
-A failing simulation prints its seed and a short script; docs/testing.md says how to go on from there.
+A failing simulation prints its seed and a short script; docs/testing.md describes what to do then.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
 
 
 def full_scenarios(persist_seed: int) -> Iterator[Scenario]:
-    """Scenarios in which everybody takes part, so that every planted defect can do its harm."""
+    """Scenarios with all actors, so that every planted defect can have an effect."""
     for seed in range(persist_seed, persist_seed + MAX_SIMULATIONS_TO_FIND):
         yield Scenario(
             seed,

@@ -1,4 +1,4 @@
-"""Write stages whose tasks fail, linger or lose their process, as a driver of its own for `spark-submit`.
+"""Write stages whose tasks fail, hang or lose their process, as a separate driver for `spark-submit`.
 
     cluster_job.py BLOB_URI FAULT...    ->  the last line of output: by fault, what was staged and what is left
 
@@ -43,14 +43,14 @@ LINGER_S = 500  # far longer than the test waits: only Spark ends it
 
 
 def faulty(updates: DataFrame, fault: str, marks: str) -> DataFrame:
-    """The same rows, by tasks that fail as told after their last row."""
+    """The same rows, by tasks that fail in the given way after their last row."""
 
     def rows_then_fault(batches: Iterator[Any]) -> Iterator[Any]:
         yield from batches
         context = TaskContext.get()
         assert context is not None
         partition = context.partitionId()
-        try:  # not by the attempt's number: it starts anew where a lost executor takes a whole stage along
+        try:  # not by the attempt's number: it starts at 0 again if a lost executor ends a whole stage
             Path(marks, f"{fault} first of {partition}").touch(exist_ok=False)
         except FileExistsError:
             Path(marks, f"{fault} again of {partition}").touch()
@@ -68,7 +68,7 @@ def faulty(updates: DataFrame, fault: str, marks: str) -> DataFrame:
 
 
 def stage(spark: SparkSession, uri: str, fault: str, marks: str) -> dict[str, Any]:
-    """Stage one batch under the fault, then commit and read it, and look at what is there."""
+    """Stage one batch under the fault, then commit and read it, and report what is there."""
 
     def upsert(*arguments: Any, **options: Any) -> Any:
         drained = persistent_upsert(*arguments, **options)

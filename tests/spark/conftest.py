@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def samples() -> Path:
-    """The folder of real change events; the test is skipped, with a message, where it is absent."""
+    """The folder of real change events; the test is skipped, with a message, if it is absent."""
     beside_repo = Path(__file__).resolve().parents[2].parent / "shared" / "samples"
     folder = Path(os.environ.get("PERSIST_SAMPLES", str(beside_repo))) / "cdc"
     if not folder.is_dir():

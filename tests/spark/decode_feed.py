@@ -19,7 +19,7 @@ Record = dict[str, Any]
 
 
 class Feed:
-    """Files below `folder`, decoded as collections that differ in what each call says."""
+    """Files below `folder`, decoded as collections with the settings of each call."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark, self.folder = spark, folder

@@ -1,4 +1,4 @@
-"""A blob store in a bucket of its own on the tests' S3 server, for Spark; skipped where Spark lacks the jars."""
+"""A blob store in a bucket of its own on the tests' S3 server, for Spark; skipped if Spark lacks the jars."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def s3_blob(request: pytest.FixtureRequest, prefix: str = "") -> Blob:
 
 
 def s3_server(request: pytest.FixtureRequest) -> S3Server:
-    """The session's S3 server, where the jars are there too; else the test is skipped, and the summary says why."""
+    """The session's S3 server, if the jars are there too; else the test is skipped, and the summary says why."""
     release = importlib.metadata.version("pyspark")
     if int(release.partition(".")[0]) < 4:
         real_parts.missing("Spark on S3", f"Spark {release} does not write there (docs/spark-on-s3.md)")

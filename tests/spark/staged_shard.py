@@ -27,7 +27,7 @@ SHARD = "things"
 
 
 class StagedShard:
-    """`write` stages a batch, `append` commits it, `commit` does both and goes on where it ended."""
+    """`write` stages a batch, `append` commits it, `commit` does both, and the next call continues from its upper."""
 
     def __init__(self, spark: SparkSession, where: Path | Blob, schema: CollectionSchema) -> None:
         self.spark, self.schema = spark, schema

@@ -1,4 +1,4 @@
-"""Damaged parts: whatever reads them by Spark stops with an error that names the part, and commits nothing."""
+"""Damaged parts: every read of them by Spark stops with an error that names the part, and commits nothing."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def test_damaged_envelopes_are_errs_of_their_key(feed: Feed) -> None:
     assert [(row["id"], row[ERR_KIND]) for row in rows] == [
         (1, "value"), (2, "value"), (3, "op"), (None, "key"), (4, "op"),
     ]  # fmt: skip
-    assert "no row in after" in rows[0][ERR_MESSAGE]
+    assert "op is 'c' but after holds no row" in rows[0][ERR_MESSAGE]
     assert "'x'" in rows[2][ERR_MESSAGE]
 
 

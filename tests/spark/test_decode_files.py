@@ -101,7 +101,7 @@ def test_zstd_is_unpacked_for_a_spark_that_can_not(feed: Feed, tmp_path: Path, m
 def test_a_gzip_file_that_is_cut_off_fails_the_job_by_name(feed: Feed) -> None:
     feed.write("whole.json", '{"id":1}\n')
     feed.write("cut.json.gz", gzip.compress(os.urandom(4000))[:-100])
-    # 3.5 names the file in the executor's log alone
+    # 3.5 names the file only in the executor's log
     with pytest.raises(Exception, match=r"cut\.json\.gz" if SPARK_VERSION >= (4, 0) else "Unexpected end of input"):
         feed.records("json", COLUMNS)
 

@@ -1,4 +1,4 @@
-"""What each type takes of plain JSON, CSV, DMS and Parquet: beside `test_decode_json` and `test_decode_tabular`."""
+"""What each type accepts from plain JSON, CSV, DMS and Parquet: beside `test_decode_json` and `test_decode_tabular`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each type takes of Debezium messages: by their schema, by the collection's settings, and never by a guess.
+"""The values that each type accepts from Debezium messages: by schema, by the collection's settings, never by a guess.
 
 `docs/reference/types.md` is the prose of these tables, `test_decode_text_types` has the other formats.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DECIMAL = {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal"}
 BITS = {"type": "bytes", "name": "io.debezium.data.Bits", "parameters": {"length": "64"}}
 STRING, BYTES, INT64 = {"type": "string"}, {"type": "bytes"}, {"type": "int64"}
-READ_AS_BYTES = int.from_bytes(base64.b64decode("1234"), "big", signed=True)  # what "1234" once became in silence
+READ_AS_BYTES = int.from_bytes(base64.b64decode("1234"), "big", signed=True)  # once the silent result of "1234"
 UNSCALED = [
     0,
     1,
@@ -198,7 +198,7 @@ YEAR = {"type": "int32", "name": "io.debezium.time.Year"}
 
 def test_a_bare_integer_is_no_date_without_a_unit_or_a_schema(feed: Feed) -> None:
     cases: list[tuple[Any, dict[str, Any] | None, date | None, date | None]] = [
-        (19439, None, None, date(2023, 3, 23)),  # days, or seconds, or a packed number: nothing says which
+        (19439, None, None, date(2023, 3, 23)),  # days, or seconds, or a packed number: unknown which
         (2023, None, None, date(1975, 7, 17)),
         (0, None, None, date(1970, 1, 1)),
         (19439, DAYS, date(2023, 3, 23), date(2023, 3, 23)),

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import persist_spark
-from persist_core.errors import InvalidInput, OutsideFrontiers, ShardNotFound
+from persist_core.errors import InvalidInput, InvariantViolation, OutsideFrontiers, ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
@@ -21,6 +21,7 @@ from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.keys import manifest_key
 from persist_core.shard.parts import updates_schema
 from persist_spark.read import frames as read
+from persist_spark.read.damage import named_damage
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import MANY_KEYS_DOMAIN, ONE_KEY, Feed
 
@@ -96,6 +97,25 @@ def test_multiset_rows_come_as_often_as_their_diffs_say(spark: SparkSession, tmp
     assert persist_spark.changes(spark, shard.location, SHARD, 4).count() == 2
 
 
+@pytest.mark.parametrize("diffs", [(1, -2), (2**63 - 1,)], ids=["below zero", "huge"])
+def test_a_multiset_s_snapshot_hides_no_broken_count(
+    spark: SparkSession, tmp_path: Path, diffs: tuple[int, ...]
+) -> None:
+    shard = StagedShard(spark, tmp_path, ROWS)
+    rows = [
+        {"a": "whole", "b": 1.0, "t": 0, "d": 1},
+        *({"a": "x", "b": 1.0, "t": 1 + t, "d": d} for t, d in enumerate(diffs)),
+    ]
+    oks = pa.Table.from_pylist(rows).rename_columns(updates_schema(ROWS).names).cast(updates_schema(ROWS))
+    shard.attempt = shard.client.ids.uuid7()
+    key = shard.client.open_writer(SHARD).stage(shard.description(5), ROWS, shard.attempt, oks)
+    shard.append(shard.client.staged_manifest(key))
+    said = rf"shard {SHARD}: a row is there {sum(diffs)} times, expected 0 to \d+: .*\"x\""
+    with pytest.raises(InvariantViolation, match=said), named_damage(shard.blob):
+        persist_spark.snapshot(spark, shard.location, SHARD).collect()
+    assert persist_spark.snapshot(spark, shard.location, SHARD, 0).count() == 1
+
+
 def test_reads_outside_the_frontiers_print_both(spark: SparkSession, tmp_path: Path) -> None:
     uris = PersistLocation(f"file://{tmp_path}/blobs", f"sqlite:///{tmp_path}/consensus.db")
     with pytest.raises(ShardNotFound):
@@ -109,7 +129,7 @@ def test_reads_outside_the_frontiers_print_both(spark: SparkSession, tmp_path: P
     shard.commit([], 10)
     assert persist_spark.snapshot(spark, shard.location, SHARD).count() == 0
     assert persist_spark.errors(spark, shard.location, SHARD).count() == 0
-    with pytest.raises(OutsideFrontiers, match=r"\[since 0, upper 10\); wanted 10"):
+    with pytest.raises(OutsideFrontiers, match=r"\[since 0, upper 10\); the read asked for 10"):
         persist_spark.snapshot(spark, shard.location, SHARD, 10)
     with pytest.raises(InvalidInput, match="after 5 through 4"):
         persist_spark.changes(spark, shard.location, SHARD, 5, 4)

@@ -1,6 +1,6 @@
-"""S3 on a real Spark cluster: executors are other processes, which fail, are lost, and are overtaken by others.
+"""S3 on a real Spark cluster: executors are other processes, which fail, are lost, or are slower than others.
 
-What is asked each time: is every row there exactly once, and is there nothing that a reader could take for data?
+Checked each time: every row is there exactly once, and there is nothing else that a reader could read as data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Spark's settings for S3, and what the write stage refuses to take for a batch there."""
+"""Spark's settings for S3, and what the write stage refuses to accept as a batch there."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_only_a_missing_class_of_ours_is_explained() -> None:
 
 
 class _S3InMemory(MemBlob):
-    """Says that it is S3; for what is read and written through the blob store only."""
+    """Claims to be S3; for reads and writes through the blob store only."""
 
     @property
     def uri(self) -> str:
@@ -149,7 +149,7 @@ def test_a_file_that_the_driver_did_not_commit_fails_the_run(shard: StagedShard)
 
 
 def test_leftovers_are_not_data(shard: StagedShard) -> None:
-    """An attempt that wrote all of its files and then failed: readers and fsck look past them, and a retry goes on."""
+    """An attempt that wrote all of its files and then failed: readers and fsck ignore them, and a retry succeeds."""
     bad = Record((9,), Err("value", b"k", b"raw"), None, (None, "f", 0, 9))
     with pytest.raises(TooManyErrors):
         shard.write([*_records(range(3), "second"), bad], shard.description(20), max_errors=0)

@@ -1,6 +1,6 @@
 """Real change events of public projects, decoded as a user would expect (see `expected.md` beside them).
 
-The samples are not part of this repository: without them these tests are skipped and say so.
+The samples are not part of this repository: without them these tests are skipped, and the reason is printed.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def _ok(name: str) -> tuple[str, None, None]:
 
 @pytest.fixture(params=["file", "s3"])
 def shard(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[StagedShard]:
-    """An empty shard in a folder, then below a prefix, whose name has all that a glob or a URI could trip over."""
+    """An empty shard in a folder, then below a prefix, whose name has characters that globs and URIs must escape."""
     where = tmp_path / HOSTILE_NAME
     with closing(FileBlob(where) if request.param == "file" else s3_blob(request, HOSTILE_NAME)) as blob:
         yield StagedShard(spark, blob, ONE_KEY)

@@ -56,7 +56,7 @@ class Shard:
         stash_frontier: int | None = None,
         is_delta: bool = False,
     ) -> tuple[Written, Outcome]:
-        """The batch `[lower, upper)`; asserts that updates, stash and stats are the oracle's, and takes them over."""
+        """The batch `[lower, upper)`; asserts that updates, stash and stats are the oracle's, and keeps them."""
         bounds: dict[str, Any] = {"lower": lower, "upper": upper, "late": late, "as_of_frontier": as_of_frontier}
         bounds["stash_frontier"] = stash_frontier
         wanted = drain_sealed_input(records, self.stash, self.updates, schema=self.domain.schema, **bounds)

@@ -1,4 +1,4 @@
-"""Views that something has happened to: rogue writers, killed runs, two at once, inputs restored, errs, mistakes."""
+"""Views after disturbances: rogue writers, killed runs, two concurrent runs, inputs restored, errs, mistakes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Random histories for the Spark upsert, and the way from the oracle's records and updates to frames and back.
 
 Starting a Spark job costs far more than the work in it, so many independent cases share one: a case is a `world`, whose
-slots nobody else uses, and all worlds go through the same batches at once.
+slots no other world uses, and all worlds go through the same batches together.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MANY_KEYS = CollectionSchema(
 
 @dataclass(frozen=True)
 class Domain:
-    """What the slots and values of a schema may be. `slots(world)` are that world's own."""
+    """The possible slots and values of a schema. `slots(world)` are that world's own."""
 
     schema: CollectionSchema
     slots: Callable[[int], Sequence[Slot]]
@@ -188,7 +188,7 @@ def _value_cells(schema: CollectionSchema, value: Value) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Written:
-    """What a drain wrote, as the oracle says it."""
+    """The output of a drain, in the oracle's form."""
 
     updates: list[UpsertDiff]
     stash: list[Record]

@@ -37,7 +37,7 @@ _WEIGHTS = (None, 0.0, -0.0, 1.5, float("nan"), float("inf"), -2.25)
 _NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 _MAX_KEYS = 8  # few, so that rows meet in joins, groups and sets
 
-# Each is one view: its inputs, and a query whose answer is a function of them. Names say what is tried.
+# Each is one view: its inputs, and a query whose answer is a function of them. Names say what is tested.
 QUERIES: dict[str, tuple[tuple[str, ...], str]] = {
     "everything": (("orders",), "SELECT * FROM orders"),
     "filter": (("orders",), "SELECT id, status FROM orders WHERE amount > 5 AND status IS NOT NULL"),

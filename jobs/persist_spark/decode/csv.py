@@ -36,7 +36,7 @@ from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, order_of, row
 from persist_spark.decode.records import FAULT, FAULT_KIND, FILE_COLUMNS, RawRecords, fields_of, record_path
 
 _FIRST_LINE_BYTES = 1 << 20  # of a file, in which its first line must end
-_NO_NULL = "\ufdd2"  # a text that no field holds: only an empty field is null
+_NO_NULL = "\ufdd2"  # a text that no field has: only an empty field is null
 _DMS_NULL = "NULL"
 _SHOWN_CHARS = 200  # of a header, in a message
 _OPS = ("I", "U", "D")
@@ -105,7 +105,7 @@ def _positional_names(config: CollectionConfig, first: tuple[str, ...]) -> tuple
         return tuple(str(index + 1) for index in range(len(first)))
     has_op = config.source.format == "dms-csv" and len(first) == len(columns) + 1 and first[0] in _OPS
     names = [DMS_OP, *columns] if has_op else columns
-    extra = [f"\ufdd2{index}" for index in range(len(names), len(first))]  # fields that no column is named after
+    extra = [f"\ufdd2{index}" for index in range(len(names), len(first))]  # fields without a column of that name
     return tuple([*names, *extra][: len(first)])
 
 
@@ -130,7 +130,7 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
         "escape": '"',
         "mode": "PERMISSIVE",
         "columnNameOfCorruptRecord": "odd",
-        "nullValue": _NO_NULL,  # an unquoted empty field; any other text is left to us
+        "nullValue": _NO_NULL,  # an unquoted empty field; we interpret any other text
         "emptyValue": "",
         "maxCharsPerColumn": "-1",
     }
@@ -163,9 +163,9 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
 
 
 def _fault(layout: Layout, row: SparkColumn, wanted: dict[str, str]) -> tuple[SparkColumn, SparkColumn]:
-    """Whether a line's key can be trusted, and what is wrong with the line or its file, or null.
+    """Whether a line's key is reliable, and what is wrong with the line or its file, or null.
 
-    In a line with too few or too many fields, or an open quote, a key is trusted if it comes first and another
+    In a line with too few or too many fields, or an open quote, a key is reliable if it comes first and another
     field follows it: then it is complete and in its place.
     """
     keys = [name for raw, name in wanted.items() if raw.startswith("k")]

@@ -12,7 +12,7 @@ A line is one of
    `change_lsn`, `event_serial_no`), else the position; `gtid` and `ts_ms` are not looked at. A missing field is the
    lowest: a tombstone, which has no source, never wins over the delete before it.
 4. With `time: {field: ..}` a tombstone is skipped: it has no time, and repeats the delete event before it. A topic
-   that deletes by tombstones alone needs `order: position` and another `time`.
+   that deletes only by tombstones needs `order: position` and another `time`.
 5. Paths in `order` and `time` start at the envelope (`source.ts_ms`, `after.version`), or are names of columns.
 """
 
@@ -335,7 +335,7 @@ def _key_texts(wanted: _Wanted) -> dict[str, SparkColumn]:
     for raw in paths:
         text = F.when(F.coalesce(*inner.values()).isNotNull(), inner[raw])
         text = text.when(F.coalesce(*outer.values()).isNotNull(), outer[raw])
-        if len(paths) == 1:  # a key that is no struct: the value itself
+        if len(paths) == 1:  # a key that is not a struct: the value itself
             text = text.when(~key.startswith("{"), document_text(key))
         in_before = _is_envelope() & F.coalesce(*after).isNull()
         found[raw] = text.when(in_before, _row_text(wanted, raw, "before")).otherwise(_row_text(wanted, raw, "after"))

@@ -1,4 +1,4 @@
-"""How a format writes values, and what a message's own schema says of them: what `values` has to know of a field."""
+"""How a format writes values, and what a message's own schema says of them: what `values` must know about a field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNAVAILABLE_BASE64 = base64.b64encode(UNAVAILABLE.encode()).decode()
 
 @dataclass(frozen=True)
 class Hint:
-    """What a message says of a field, each null if it says nothing: Connect type, logical name, decimal scale."""
+    """What a message says about a field, each null if it says nothing: Connect type, logical name, decimal scale."""
 
     type: SparkColumn
     name: SparkColumn
@@ -79,7 +79,7 @@ class Field:
 
     @property
     def hint(self) -> Hint | None:
-        """What the message says of it."""
+        """What the message says about it."""
         if not self.is_hinted:
             return None
         found = F.col(f"h{self.raw}")

@@ -12,7 +12,7 @@ _MAX_HEX_DIGITS = 32  # 16 bytes, 127 bits and a sign: more than the 38 digits t
 
 
 def exact_decimal(text: SparkColumn, precision: int, scale: int) -> SparkColumn:
-    """`text` as a decimal, null if it had to be rounded: only zeros at the end may be dropped."""
+    """`text` as a decimal, null if it would need rounding: only zeros at the end may be dropped."""
     found = try_cast(text, f"decimal({precision},{scale})")
     plain = rf"^\s*[+-]?(?:\d+\.?\d{{0,{scale}}}0*|\.\d{{1,{max(scale, 1)}}}0*)\s*$"
     return F.when(text.rlike(plain) | (text.rlike(_EXPONENT) & _fits(text, scale)), found)

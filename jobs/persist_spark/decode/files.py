@@ -1,4 +1,4 @@
-"""Frozen files to rows with a position: text lines (gz, bz2, zstd or plain), each knowing its file, block and row.
+"""Frozen files to rows with a position: text lines (gz, bz2, zstd or plain), each with its file, block and row.
 
     InputFile.. --readable--> paths that Spark reads as they are --text_lines--> LINE, FILE, DATE_MS, BLOCK
                    '-- odd names get an alias, foreign compression a copy, both in the scratch folder
@@ -61,7 +61,7 @@ class ReadableFile:
 def readable(files: Sequence[InputFile], scratch: Path | None) -> list[ReadableFile]:
     """The path to read each file under. Empty files are left out: they hold no records.
 
-    Names that Spark skips or can't open (`_x`, `.x`, `a:b`) get a symbolic link in `scratch`, zstd files a decompressed
+    Names that Spark skips or cannot open (`_x`, `.x`, `a:b`) get a symlink in `scratch`, zstd files a decompressed
     copy if this Spark cannot read them. Raises `InvalidInput` if that is needed and there is no `scratch`.
     """
     found = []

@@ -3,7 +3,7 @@
     files --decode_files--> lines --decode_<format>--> RawRecords --decode_records--> the records frame
 
 Bad input becomes errs in the frame and never fails the job. A file that cannot be read at all (truncated gzip, not
-Parquet, missing) fails the job and is named: it may be half written, and would be lost if it counted as read. No Spark
+Parquet, missing) fails the job and is named: it may be half written, and its records must not be lost. No Spark
 job runs until the caller acts on the frame.
 """
 
@@ -38,7 +38,7 @@ def decode(
 ) -> DataFrame:
     """The records frame of `files`, in no particular row order, lazily.
 
-    `scratch` is a folder that the driver and all executors see, for files that Spark can't read under their own name;
+    `scratch` is a folder that the driver and all executors see, for files that Spark cannot read under their own name;
     it must exist until the action on the frame ends. Raises `InvalidInput` if the session's time zone is not UTC (texts
     without a zone are UTC), or if `scratch` is needed and not given; `SourceChanged` if a file's header or footer
     cannot be read.

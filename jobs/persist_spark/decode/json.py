@@ -2,7 +2,7 @@
 
     line --exact_numbers--> line with each number as a marked string --from_json--> one struct of text leaves
 
-`from_json` alone would write 1.10 as 1.1 and round 19 digits to 17, and its text leaves no longer tell 5 from "5".
+`from_json` alone would write 1.10 as 1.1 and round 19 digits to 17, and its text leaves do not distinguish 5 from "5".
 So numbers are first turned into strings that start with `MARK`, by one regular expression that walks the line token by
 token (possessive, so that it neither backtracks nor recurses). A valid line stays valid, a broken line stays broken.
 `unmarked` takes the mark off again.
@@ -34,7 +34,7 @@ _NUMBER = r"-?(?:(?:0|[1-9]\d*+)(?:\.\d++)?+(?:[eE][+-]?\d++)?+|NaN|Infinity)"
 _WHOLE_NUMBER = rf"^{_NUMBER}$"
 # What stands between two numbers: anything but the start of a number, strings whole.
 _BETWEEN = r'\G((?:[^"\d\-NI]++|"(?:[^"\\]++|\\.)*+")*+)'
-# Only in the place of a value, never of a name, so that {1:2} stays broken.
+# Only for a value, never for a name, so that {1:2} stays broken.
 _EXACT = _BETWEEN + "(" + _NUMBER + r")(?=\s*+[,\]}])"
 # An escaped half of a surrogate pair without its other half: Spark would silently write "?" for it.
 _HEX = "[0-9a-fA-F]"
@@ -95,7 +95,7 @@ class Shape:
         return row.getField(self._inner_name(name))
 
     def json_type(self) -> T.StructType:
-        """The type for `from_json`: the names as they are in the record."""
+        """The type for `from_json`: the names as in the record."""
         return T.StructType([T.StructField(n, _type(c, Shape.json_type)) for n, c in self.fields.items()])
 
     def inner_type(self) -> T.StructType:

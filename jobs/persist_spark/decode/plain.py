@@ -29,7 +29,7 @@ from persist_spark.frame import DELETE, UPSERT
 
 NOT_JSON = "the line is not one JSON object"
 ODD_JSON = "a field holds another kind of JSON value than the object expected"
-MARKER = "marker"  # text of the field that says what a row does
+MARKER = "marker"  # text of the field that marks a row as an upsert or a delete
 DMS_OP = "Op"
 _DMS_UPSERTS = ("I", "U")
 _FULL_LOAD = r"(?:^|/)LOAD[0-9A-F]+\.[^/]*(?: //[0-9.]*)?$"  # what DMS calls its full-load files, as a natural-sort key
@@ -97,7 +97,7 @@ class RowOp:
     fault: SparkColumn
 
     def added(self, frame: DataFrame) -> DataFrame:
-        """`frame`, which has `FAULT_KIND` and `FAULT`, with `RAW_OP`, and with the marker's fault if it has one."""
+        """`frame`, which has `FAULT_KIND` and `FAULT`, with `RAW_OP`, and with the marker's error if it has one."""
         is_lost = F.col(FAULT_KIND).isNotNull()
         is_key = F.col(FAULT_KIND).eqNullSafe("key")
         return frame.withColumns(

@@ -31,7 +31,7 @@ from persist_spark.decode.times import time_ms
 from persist_spark.decode.values import numbers, remedy, texts, value
 from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, UPSERT, canonical_json, spark_type
 
-FILE_COLUMNS = (LINE, FILE, DATE_MS, BLOCK, BROKEN)  # what every line has, see `decode_files`
+FILE_COLUMNS = (LINE, FILE, DATE_MS, BLOCK, BROKEN)  # the columns of every line, see `decode_files`
 FAULT_KIND, FAULT = "fault_kind", "fault"  # what is wrong with the record as a whole, or null
 RAW_OP = "raw_op"  # `u`, `d`, `t`, `s`; null if the operation is unknown
 RAW_TIME = "raw_time"  # text of the record's own time; present only with `time: field`
@@ -137,7 +137,7 @@ def _typed(config: CollectionConfig, raw: RawRecords) -> DataFrame:
 
 
 def _own_time(config: CollectionConfig, raw: RawRecords) -> SparkColumn:
-    """The record's own time in ms. A column that is a time already says what it is; `time.unit` is for all else."""
+    """The record's own time in ms. A column of a time type needs no unit; `time.unit` is for all others."""
     field = raw.fields.named(config.time.field or "")
     if field is None or field.column.type not in ("timestamp", "date"):
         return time_ms(raw.encoding.plain(F.col(RAW_TIME)), config.time.unit)
@@ -234,7 +234,7 @@ def _first_fault(config: CollectionConfig, raw: RawRecords, fields: Sequence[Fie
 
 
 def _shown(name: str) -> SparkColumn:
-    """A bad text, quoted and cut."""
+    """A bad text, quoted and shortened."""
     return F.concat(
         F.lit("'"), F.substring(F.translate(F.col(name).cast("string"), MARK, ""), 1, _SHOWN_CHARS), F.lit("'")
     )
@@ -269,7 +269,7 @@ def _time_message(config: CollectionConfig) -> SparkColumn:
 
 
 def free_order(name: str, raw: SparkColumn) -> list[OrderField]:
-    """A field that is no column: numbers in the order of numbers, below them any other text in its own order."""
+    """A field that is not a column: numbers in numeric order, below them any other text in text order."""
     number = try_cast(raw, "decimal(38,9)")
     return [OrderField(f"{name}_number", number), OrderField(f"{name}_text", F.when(number.isNull(), raw))]
 

@@ -1,6 +1,6 @@
 """Texts to dates and times, strictly: ISO text, or a count since 1970 in a unit that is known. Null for anything else.
 
-A bare count says nothing of its unit: the message's schema names it, else the collection does, else it is not a time.
+A bare count has no unit: the message's schema names it, else the collection does, else it is not a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _INTEGER = r"^\s*[+-]?\d{1,19}\s*$"
 _DATE = r"^[+-]?\d{4,7}-\d{2}-\d{2}(?:[T ]00:00(?::00(?:\.0+)?)?Z?)?$"
 _ZONE = r"(?: ?(?:Z|UTC|[+-]\d{2}(?::?\d{2})?))?"
 _TIMESTAMP = r"^[+-]?\d{4,6}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}:\d{2}(?:\.\d{1,6}0*)?" + _ZONE + ")?$"
-_MINUTES = r"^([+-]?\d{4,6}-\d{2}-\d{2}[T ]\d{2}:\d{2})(" + _ZONE + ")$"  # as Java writes a time without seconds
+_MINUTES = r"^([+-]?\d{4,6}-\d{2}-\d{2}[T ]\d{2}:\d{2})(" + _ZONE + ")$"  # Java's form of a time without seconds
 # Names of Debezium's and Kafka Connect's logical types, and what they count in.
 _UNIT_NAMES: dict[Unit, tuple[str, ...]] = {
     "days": ("io.debezium.time.Date", "org.apache.kafka.connect.data.Date"),

@@ -1,9 +1,9 @@
-"""Text leaves to typed values, strictly: what is not exactly one value of its type is null, and becomes an err.
+"""Text leaves to typed values, strictly: a text that is not exactly one value of its type is null, and becomes an err.
 
     raw text --texts--> text without a mark; the bytes of base64 --numbers--> text of a number --value--> typed
 
 Three steps, each to be its own projection, since Spark writes an expression out again wherever it is used: nested, they
-would grow to megabytes of generated code. A step that has nothing to do for a field gives no column.
+would grow to megabytes of generated code. A step without work for a field gives no column.
 
 A value is null if its text is missing or null, and if the text is not such a value: out of range, to be rounded,
 misspelled. So a value is bad if it is null and its text is not. Nothing here raises at run time, whatever the session's
@@ -50,7 +50,7 @@ def texts(field: Field, encoding: Encoding) -> dict[str, SparkColumn]:
 
 
 def numbers(field: Field, encoding: Encoding) -> dict[str, SparkColumn]:
-    """Step 2: `number_<raw>`, the text of a number, whatever held it; null if that cannot be known.
+    """Step 2: `number_<raw>`, the text of a number in any encoding; null if that is ambiguous.
 
     A bare number is one. Of a quoted text the message's schema says what it is; without a schema, `encoding.decimals`.
     If that says nothing, a text that may be base64 is not a number: "1234" may also be the bytes of another one.
@@ -117,7 +117,7 @@ def value(field: Field, encoding: Encoding) -> SparkColumn:
 
 
 def remedy(field: Field, encoding: Encoding) -> SparkColumn:
-    """What to do about a bad value, for its err's message; empty if the value and the type say it all."""
+    """What to do about a bad value, for its err's message; empty if the value and the type are enough."""
     raw, found = F.col(field.raw), F.lit("")
     if field.column.type == "binary" and encoding.binary is None:
         found = F.when(raw.rlike(_HEX), F.lit(f"; {TWO_BYTES}")).otherwise(found)

@@ -1,7 +1,8 @@
-"""Damaged parts are an error that names the part, never data.
+"""A damaged part raises an error that names it; its rows are never returned.
 
     before a read    the size of every file that is to be read, against its manifest: `check_sizes`
     during it        the checksum of every page, by Spark's Parquet reader (`parquet.page.verify-checksum.enabled`)
+                     diffs that add up to a count that no row can have: `possible_counts`
     after a failure  the digest of the file that Spark names, which tells damage from a store that failed to answer
 
 Not found here: a footer damaged so that it can still be read (of 962 bits flipped in footers, 1 lost rows in Spark),
@@ -12,15 +13,19 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote
 
-from persist_core.errors import CorruptArtifact
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from persist_core.errors import CorruptArtifact, InvariantViolation
+from persist_core.handles.read import MAX_COPIES
 from persist_core.location.blob import Blob, BlobMetadata
-from persist_core.schema import PART
+from persist_core.schema import DIFF, PART
 from persist_core.shard.batch import BatchManifest, Part, StateArtifact
 from persist_core.shard.keys import MANIFEST
 from persist_spark.compat import ENGINE_ERRORS
@@ -28,14 +33,16 @@ from persist_spark.digests import THREADS, digests_of
 
 READ_OPTIONS = {
     "parquet.page.verify-checksum.enabled": "true",
-    # Filters skip rows by statistics, dictionaries and indexes that no checksum covers when they are read for that. Our
-    # own filters are on times, by which batches were chosen already, so they gain nothing by it.
+    # Filters skip rows by statistics, dictionaries and indexes that no checksum covers in that use. Our
+    # own filters are on times, by which the batches were already selected, so skipping would save nothing.
     "parquet.filter.stats.enabled": "false",
     "parquet.filter.dictionary.enabled": "false",
     "parquet.filter.columnindex.enabled": "false",
     "parquet.filter.bloom.enabled": "false",
 }
 _NAMED_FILE = re.compile(r"reading file:? (\S.*?\.parquet)")
+_MAX_ROW_CHARS = 500
+_IMPOSSIBLE_COUNT = re.compile(r"shard \S+: a row is there -?\d+ times, .*?\. Run `persist fsck \S+`")
 _REMEDY = "nothing was committed; `persist fsck` lists all damage, then copy the object back from a backup or restore"
 
 
@@ -75,12 +82,32 @@ def _attempt_folder(key: str) -> str:
     return key.partition(f"/{PART}=")[0] if f"/{PART}=" in key else posixpath.dirname(key)
 
 
+def possible_counts(counted: DataFrame, shard: str, row: Sequence[Column]) -> DataFrame:
+    """`counted`, with a diff that fails the action and names the row if it is below 0 or above `MAX_COPIES`."""
+    shown = F.substring(F.to_json(F.struct(*row)), 1, _MAX_ROW_CHARS)
+    message = F.concat(
+        F.lit(f"shard {shard}: a row is there "),
+        F.col(DIFF).cast("string"),
+        F.lit(f" times, expected 0 to {MAX_COPIES}: "),
+        shown,
+        F.lit(f". Run `persist fsck {shard}`"),
+    )
+    is_possible = F.col(DIFF).between(0, MAX_COPIES)
+    return counted.withColumn(DIFF, F.when(is_possible, F.col(DIFF)).otherwise(F.raise_error(message).cast("bigint")))
+
+
 @contextmanager
 def named_damage(blob: Blob) -> Iterator[None]:
-    """Around an action: raise `CorruptArtifact` if it failed at a staged file whose digest is not its manifest's."""
+    """Around an action: raise `CorruptArtifact` if it failed at a staged file whose digest is not its manifest's.
+
+    Raises `InvariantViolation` if it failed at a row that `possible_counts` refuses.
+    """
     try:
         yield
     except ENGINE_ERRORS as error:
+        impossible = _IMPOSSIBLE_COUNT.search(str(error))
+        if impossible is not None:
+            raise InvariantViolation(impossible[0]) from error
         key = _named_key(str(error), blob)
         if key is not None and _is_damaged(blob, key):
             raise CorruptArtifact(f"{key} is damaged: its digest is not that of its manifest; {_REMEDY}") from error
@@ -98,7 +125,7 @@ def _named_key(message: str, blob: Blob) -> str | None:
 
 
 def _path_in(uri: str) -> str:
-    """`/bucket-or-folder/key`: Hadoop writes `file:/x` or `file:///x` as it likes."""
+    """`/bucket-or-folder/key`: Hadoop writes both `file:/x` and `file:///x`."""
     return "/" + re.sub(r"^[a-z0-9]+:", "", uri).lstrip("/")
 
 

@@ -10,17 +10,17 @@ The state is read when the function is called; the parts when the DataFrame is u
 for long reads take a lease (`PersistClient.open_leased_reader`).
 
 A missing part, or one of another size than its manifest says, raises `CorruptArtifact` from the function. A page whose
-checksum is wrong fails the action on the DataFrame with Spark's own error, which names the file.
+checksum is wrong fails the action on the DataFrame with Spark's own error, which names the file. In the same way fails
+a row of a multiset, or an err, whose diffs add up to less than 0 or to more than `MAX_COPIES`.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -32,10 +32,11 @@ from persist_core.location.blob import Blob
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
-from persist_core.shard.batch import BatchManifest, PartKind
+from persist_core.shard.batch import BatchManifest, HollowBatch, PartKind
+from persist_core.shard.pieces import Piece, errs_between, oks_as_of, oks_between
 from persist_spark.frame import ERR_COLUMNS, named, part_type
-from persist_spark.read.damage import check_sizes, part_sizes
-from persist_spark.read.parts import parts_of, scan
+from persist_spark.read.damage import check_sizes, part_sizes, possible_counts
+from persist_spark.read.parts import scan_pieces
 
 # Retractions up to here are broadcast: about 100 MB of keys and times in each executor.
 MAX_BROADCAST_RETRACTIONS = 2_000_000
@@ -48,20 +49,21 @@ def snapshot(spark: SparkSession, location: Location, shard: str, as_of: int | N
     Raises `ShardNotFound`, and `OutsideFrontiers` unless `since <= as_of < upper`.
     """
     reading = _open(spark, location, shard, as_of)
-    insertions = reading.updates(PartKind.INSERTIONS)
     columns = [named(column.name) for column in reading.schema.columns]
+    found = reading.pieces(lambda batch, manifest: oks_as_of(batch, manifest, reading.through))
     if not reading.schema.key:
-        return _multiset(insertions.unionByName(reading.updates(PartKind.RETRACTIONS)), reading.schema)
-    rows = reading.rows(PartKind.RETRACTIONS)
-    if rows == 0:
+        return _multiset(reading.frame(found), shard, reading.schema)
+    insertions = reading.frame([piece for piece in found if piece.part.kind is not PartKind.RETRACTIONS])
+    ends = [piece for piece in found if piece.part.kind is PartKind.RETRACTIONS]
+    if not ends:
         return insertions.select(*columns)
-    retracted = reading.updates(PartKind.RETRACTIONS).select(
+    retracted = reading.frame(ends).select(
         *[named(name).alias(f"_persist_k{i}") for i, name in enumerate(reading.schema.key_names)],
         F.col(TIME).alias("_persist_retracted"),
     )
     ended = [named(name) == F.col(f"_persist_k{i}") for i, name in enumerate(reading.schema.key_names)]
     ended.append(F.col(TIME) < F.col("_persist_retracted"))
-    hinted = F.broadcast(retracted) if rows <= MAX_BROADCAST_RETRACTIONS else retracted
+    hinted = F.broadcast(retracted) if reading.retractions <= MAX_BROADCAST_RETRACTIONS else retracted
     return insertions.join(hinted, functools.reduce(operator.and_, ended), "left_anti").select(*columns)
 
 
@@ -73,29 +75,28 @@ def errors(spark: SparkSession, location: Location, shard: str, as_of: int | Non
     reading = _open(spark, location, shard, as_of)
     identity = [*map(named, reading.schema.key_names), *map(F.col, (ERR_KIND, ERR_KEY, ERR_PAYLOAD))]
     inserted_at = F.when(F.col(DIFF) > 0, F.col(TIME))
-    live = (
-        reading.updates(PartKind.ERRS)
+    counted = (
+        reading.frame(reading.errs())
         .groupBy(*identity)
         .agg(
             F.sum(DIFF).alias(DIFF),
             F.max_by(ERR_MESSAGE, inserted_at).alias(ERR_MESSAGE),
             F.max(inserted_at).alias(TIME),
         )
-        .where(F.col(DIFF) > 0)
     )
+    live = possible_counts(counted, shard, identity).where(F.col(DIFF) > 0)
     copies = live if reading.schema.key else _repeated(live)  # at most one err per slot of a key; a view may have more
     return copies.select(*map(named, reading.schema.key_names), *ERR_COLUMNS, TIME)
 
 
 def error_updates(spark: SparkSession, location: Location, shard: str, as_of: int) -> DataFrame | None:
-    """The errs' updates with `time <= as_of` as they were written, not summed; `None` if there are none.
+    """The errs' updates with `time <= as_of` as they were written, not summed; `None` if none exist.
 
     Columns: the err columns, time, diff. Raises as `snapshot` does.
     """
     reading = _open(spark, location, shard, as_of)
-    if not parts_of(reading.manifests, PartKind.ERRS):
-        return None
-    return reading.updates(PartKind.ERRS).select(*ERR_COLUMNS, TIME, DIFF)
+    pieces = reading.errs()
+    return reading.frame(pieces).select(*ERR_COLUMNS, TIME, DIFF) if pieces else None
 
 
 def changes(spark: SparkSession, location: Location, shard: str, after: int, through: int | None = None) -> DataFrame:
@@ -105,8 +106,8 @@ def changes(spark: SparkSession, location: Location, shard: str, after: int, thr
     than `through`, and `OutsideFrontiers` unless `since <= after <= through < upper`.
     """
     reading = _open(spark, location, shard, through, after=after)
-    both = reading.updates(PartKind.INSERTIONS).unionByName(reading.updates(PartKind.RETRACTIONS))
-    return both.select(*[named(column.name) for column in reading.schema.columns], TIME, DIFF)
+    found = reading.pieces(lambda batch, manifest: oks_between(batch, manifest, after, reading.through))
+    return reading.frame(found).select(*[named(column.name) for column in reading.schema.columns], TIME, DIFF)
 
 
 def error_changes(
@@ -114,7 +115,7 @@ def error_changes(
 ) -> DataFrame:
     """The errs' updates with `after < time <= through`, as `changes` gives the oks'."""
     reading = _open(spark, location, shard, through, after=after)
-    return reading.updates(PartKind.ERRS).select(*map(named, reading.schema.key_names), *ERR_COLUMNS, TIME, DIFF)
+    return reading.frame(reading.errs()).select(*map(named, reading.schema.key_names), *ERR_COLUMNS, TIME, DIFF)
 
 
 @dataclass(frozen=True)
@@ -124,25 +125,29 @@ class _Reading:
     spark: SparkSession
     blob: Blob
     schema: CollectionSchema
-    manifests: Sequence[BatchManifest]
+    batches: Sequence[tuple[HollowBatch, BatchManifest]]
     after: int | None
     through: int
 
-    def rows(self, kind: PartKind) -> int:
-        """Updates of this kind in the batches read (some may be at other times than requested)."""
-        counts = [manifest.counts for manifest in self.manifests]
-        return sum(c.retractions if kind is PartKind.RETRACTIONS else c.insertions for c in counts)
+    @property
+    def retractions(self) -> int:
+        """Retractions in the batches read (some may be at other times than requested)."""
+        return sum(manifest.counts.retractions for _, manifest in self.batches)
 
-    def updates(self, kind: PartKind) -> DataFrame:
-        """The updates of one kind within the times requested, all part columns."""
-        frame = part_type(self.schema)
-        parts = parts_of(self.manifests, kind)
-        found = scan(self.spark, self.blob, parts, frame) if parts else _nothing(self.spark, frame)
-        return found.where(functools.reduce(operator.and_, list(self._wanted())))
+    def pieces(self, choose: Callable[[HollowBatch, BatchManifest], Iterable[Piece]]) -> list[Piece]:
+        """What `choose` picks of every batch."""
+        return [piece for batch, manifest in self.batches for piece in choose(batch, manifest)]
 
-    def _wanted(self) -> list[SparkColumn]:
-        wanted = [F.col(TIME) <= self.through]
-        return wanted if self.after is None else [*wanted, F.col(TIME) > self.after]
+    def errs(self) -> list[Piece]:
+        """The pieces that hold the errs' updates at the times requested."""
+        after = -1 if self.after is None else self.after
+        return self.pieces(lambda batch, manifest: errs_between(batch, manifest, after, self.through))
+
+    def frame(self, pieces: Sequence[Piece]) -> DataFrame:
+        """What these pieces take of their files, all part columns."""
+        columns = part_type(self.schema)
+        found = scan_pieces(self.spark, self.blob, pieces, columns)
+        return _nothing(self.spark, columns) if found is None else found
 
 
 def _open(
@@ -164,23 +169,22 @@ def _open(
     finally:
         if opened is not location:
             opened.close()
-    return _Reading(spark, opened.blob, schema_of(state), manifests, low, high)
+    return _Reading(spark, opened.blob, schema_of(state), list(zip(batches, manifests, strict=True)), low, high)
 
 
 def _nothing(spark: SparkSession, frame: T.StructType) -> DataFrame:
     return spark.createDataFrame([], frame)
 
 
-def _multiset(updates: DataFrame, schema: CollectionSchema) -> DataFrame:
+def _multiset(updates: DataFrame, shard: str, schema: CollectionSchema) -> DataFrame:
     """Rows of a shard without a key, each as often as its diffs say."""
     flat = [f"c{i}" for i in range(len(schema.columns))]
     renamed = updates.select(
         *[named(column.name).alias(name) for name, column in zip(flat, schema.columns, strict=True)], DIFF
     )
-    counted = renamed.groupBy(*flat).agg(F.sum(DIFF).alias(DIFF)).where(F.col(DIFF) > 0)
-    return _repeated(counted).select(
-        *[F.col(name).alias(column.name) for name, column in zip(flat, schema.columns, strict=True)]
-    )
+    row = [F.col(name).alias(column.name) for name, column in zip(flat, schema.columns, strict=True)]
+    counted = possible_counts(renamed.groupBy(*flat).agg(F.sum(DIFF).alias(DIFF)), shard, row)
+    return _repeated(counted.where(F.col(DIFF) > 0)).select(*row)
 
 
 def _repeated(counted: DataFrame) -> DataFrame:

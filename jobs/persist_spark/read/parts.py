@@ -1,6 +1,7 @@
 """What a shard has committed, as DataFrames: for the look-up of previous values, and for readers.
 
-    ShardState -> hollow batches -> manifests -> parts by kind -> one scan per kind, explicit schema, pruned columns
+    ShardState -> hollow batches -> manifests -> pieces (persist_core.shard.pieces) -> one scan for all that are alike,
+    explicit schema, pruned columns
 
 A look-up needs the whole rows of insertions, since an old value becomes a retraction; of retractions only key and time.
 A part that was written before a nullable column was added reads as null there.
@@ -20,8 +21,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.location.blob import Blob
-from persist_core.schema import DIFF, ERR_KEY, ERR_PAYLOAD, TIME, CollectionSchema
-from persist_core.shard.batch import BatchManifest, Part, PartKind
+from persist_core.schema import DIFF, ENDED, ERR_KEY, ERR_PAYLOAD, TIME, CollectionSchema
+from persist_core.shard.batch import BatchManifest, HollowBatch, PartKind
+from persist_core.shard.pieces import OKS, Piece, Take, all_errs, oks_as_of
 from persist_spark import s3a
 from persist_spark.frame import BAD_KEY, ERR_COLUMNS, err_null, named, null_of, part_type
 from persist_spark.read import damage
@@ -32,18 +34,47 @@ _READ_OPTIONS = {
     "datetimeRebaseMode": "CORRECTED",  # dates are read as they were written
     **damage.READ_OPTIONS,
 }
+_ENDED = (T.StructField(ENDED, T.LongType()),)
 _ALWAYS_BY_THE_DRIVER, _DEFAULT_THRESHOLD = "100000", "32"
 _GLOB = re.compile(r"[\\*?\[\]{}]")
 
 
-def parts_of(manifests: Iterable[BatchManifest], kind: PartKind) -> list[Part]:
-    """All parts of one kind, in the manifests' order."""
-    return [part for manifest in manifests for part in manifest.parts if part.kind is kind]
+def scan_pieces(spark: SparkSession, blob: Blob, pieces: Iterable[Piece], schema: T.StructType) -> DataFrame | None:
+    """What these pieces take of their files, as one DataFrame with the columns of `schema`; `None` without pieces."""
+    groups: dict[tuple[Take, int | None, int | None], list[str]] = {}
+    for piece in pieces:
+        groups.setdefault((piece.take, piece.after, piece.through), []).append(piece.part.key)
+    frames = [_taken(spark, blob, keys, schema, *group) for group, keys in groups.items()]
+    return functools.reduce(DataFrame.unionByName, frames) if frames else None
 
 
-def scan(spark: SparkSession, blob: Blob, parts: Sequence[Part], schema: T.StructType) -> DataFrame:
-    """These parts as one DataFrame with exactly the columns of `schema`; at least one part."""
-    return scan_keys(spark, blob, [part.key for part in parts], schema)
+def _taken(
+    spark: SparkSession,
+    blob: Blob,
+    keys: Sequence[str],
+    schema: T.StructType,
+    take: Take,
+    after: int | None,
+    through: int | None,
+) -> DataFrame:
+    """The same as `Piece.of`, of several files together, but updates that are undone keep their times."""
+    has_ends = take in (Take.ALIVE, Take.UPDATES)
+    found = scan_keys(spark, blob, keys, T.StructType([*schema.fields, *_ENDED] if has_ends else schema.fields))
+    if take is Take.ALIVE:
+        time = F.lit(through)
+        return found.where((F.col(TIME) <= time) & (F.col(ENDED) > time)).drop(ENDED)
+    if take is Take.UPDATES:
+        inserted = F.struct(F.col(TIME).alias("time"), F.col(DIFF).alias("diff"))
+        retracted = F.struct(F.col(ENDED).alias("time"), (-F.col(DIFF)).alias("diff"))
+        others = [named(field.name) for field in schema.fields if field.name not in (TIME, DIFF)]
+        exploded = found.select(*others, F.explode(F.array(inserted, retracted)).alias("_persist_update"))
+        update = F.col("_persist_update")
+        found = exploded.select(*others, update["time"].alias(TIME), update["diff"].alias(DIFF))
+    if after is not None:
+        found = found.where(F.col(TIME) > after)
+    if through is not None:
+        found = found.where(F.col(TIME) <= through)
+    return found.withColumn(DIFF, -F.col(DIFF)) if take is Take.UNDONE else found
 
 
 def scan_keys(spark: SparkSession, blob: Blob, keys: Sequence[str], schema: T.StructType) -> DataFrame:
@@ -63,21 +94,28 @@ def _listing(blob: Blob) -> dict[str, str]:
 def committed_updates(
     spark: SparkSession,
     blob: Blob,
-    manifests: Sequence[BatchManifest],
+    batches: Sequence[tuple[HollowBatch, BatchManifest]],
     schema: CollectionSchema,
     *,
     slots: DataFrame | None = None,
 ) -> DataFrame | None:
-    """The updates in these batches as `persistent_upsert` takes them, or `None` if there are none.
+    """The updates in these batches as `persistent_upsert` takes them, or `None` if none exist.
+
+    History that no look-up of the newest contents needs is left out.
 
     Columns: the user's, time, diff, the err columns, `BAD_KEY`. Value columns of retractions are null. `slots` (key
     columns and `BAD_KEY`, small enough to be broadcast) selects only updates of these slots.
     """
-    kinds = {kind: parts_of(manifests, kind) for kind in PartKind}
+    chosen: dict[PartKind, list[Piece]] = {kind: [] for kind in (*OKS, PartKind.ERRS)}
+    for batch, manifest in batches:
+        for piece in (*oks_as_of(batch, manifest, batch.last_time), *all_errs(batch, manifest)):
+            # What is alive in the history of a run that a fork shares is an insertion there.
+            is_history = piece.part.kind is PartKind.HISTORY
+            chosen[PartKind.INSERTIONS if is_history else piece.part.kind].append(piece)
     frames = [
-        _restricted(_updates(scan(spark, blob, parts, _needed(kind, schema)), kind, schema), kind, schema, slots)
-        for kind, parts in kinds.items()
-        if parts
+        _restricted(_updates(found, kind, schema), kind, schema, slots)
+        for kind, pieces in chosen.items()
+        if (found := scan_pieces(spark, blob, pieces, _needed(kind, schema))) is not None
     ]
     return functools.reduce(DataFrame.unionByName, frames) if frames else None
 

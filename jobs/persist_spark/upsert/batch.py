@@ -16,7 +16,7 @@ from persist_core.errors import InvariantViolation, TooManyErrors
 from persist_core.handles.client import PersistClient
 from persist_core.protocol.stages import check_not_outdated
 from persist_core.schema import CollectionSchema, Late, check_compatible
-from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchManifest
+from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchManifest, PartKind
 from persist_spark.frame import ORDER, named, records_type, slot_names
 from persist_spark.read.damage import check_sizes, part_sizes
 from persist_spark.read.parts import committed_updates, scan_keys
@@ -27,6 +27,7 @@ from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
 
 # Reading a small shard whole costs less than the extra job to broadcast the batch's keys.
 SMALL_STATE_BYTES = 8 << 20
+_LOOKED_UP = (PartKind.INSERTIONS, PartKind.RETRACTIONS, PartKind.ERRS)
 # Above this the keys of a batch do not fit a broadcast; the whole state then goes through the exchange.
 MAX_BROADCAST_INPUT_BYTES = 128 << 20
 
@@ -68,7 +69,8 @@ def stage_upserts(
     manifests = client.open_reader(description.shard).manifests(below)
     chain = description.operators.get(STASH_OPERATOR, ())
     check_sizes(client.blob, part_sizes(manifests) | {artifact.key: artifact.size_bytes for artifact in chain})
-    state_bytes = sum(manifest.size_bytes for manifest in manifests)
+    committed = list(zip(below, manifests, strict=True))
+    state_bytes = sum(part.size_bytes for manifest in manifests for part in manifest.parts if part.kind in _LOOKED_UP)
     stash = None
     if chain:  # not consolidated
         stash_type = records_type(schema, records.schema[ORDER].dataType)
@@ -85,7 +87,7 @@ def stage_upserts(
                 slots = _slots(records, stash, schema) if is_keyed and not is_thorough else None
                 drained = persistent_upsert(
                     records,
-                    committed_updates(spark, client.blob, manifests, schema, slots=slots),
+                    committed_updates(spark, client.blob, committed, schema, slots=slots),
                     schema=schema,
                     lower=description.lower,
                     upper=description.upper,

@@ -19,7 +19,7 @@ from persist_spark.frame import OP, SKIP, TRUNCATE
 AT = "_persist_at"  # bigint: the original time, for records; the diff, for committed updates (see `_history`)
 FROM = "_persist_from"  # int: where a row comes from, one of the four below
 COMMITTED, STASHED, ARRIVED, EXPANDED = 0, 1, 2, 3
-PHASE = "_persist_phase"  # int: what becomes of a record, one of the three below
+PHASE = "_persist_phase"  # int: the outcome of a record, one of the three below
 FINAL, PENDING, COUNTED = 0, 1, 2  # processed now, kept in the stash, only counted
 LATE = "_persist_late"  # boolean: the record's own time lies before `lower`
 ERR = "_persist_err"  # struct of the err columns: null for a good record
@@ -28,7 +28,7 @@ TIED = "_persist_tied"
 BROKEN = "_persist_broken"
 HAD = "_persist_had"  # boolean: the slot held a value just before
 HOLDS = "_persist_holds"  # boolean: the row leaves a value in the slot
-SIDE = "_persist_side"  # int: the value before goes, the row's value comes, it is stashed, nothing changes
+SIDE = "_persist_side"  # int: retract the value before, insert the row's value, stash it, change nothing
 GOES, COMES, STAYS_OUT, STAYS = -1, 1, 0, 2
 HASHES = ("_persist_hash_0", "_persist_hash_1")
 

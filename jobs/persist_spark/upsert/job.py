@@ -44,12 +44,12 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
     )
     check_not_outdated(client.state(description.shard), description)
     key = description.input_key
-    frozen = FrozenInput(()) if key is None else load_frozen(client.blob, key, FrozenInput)
-    check_unchanged(frozen)
     with (
         outdated_first(client, description),
         TemporaryDirectory(prefix="persist-") as scratch,
         settings(spark, stage_settings(description.input_bytes)),
     ):
+        frozen = FrozenInput(()) if key is None else load_frozen(client.blob, key, FrozenInput)
+        check_unchanged(frozen)
         records = decode(spark, config, frozen.files, scratch=Path(scratch))
         return stage_upserts(spark, client, request, records, lambda: check_unchanged(frozen))

@@ -1,6 +1,6 @@
 """What one drain counted, and the identities that hold between the counts (docs/semantics.md, section 4).
 
-Plain data that the driver makes of two observations of the action that wrote the batch.
+Plain data that the driver makes from two observations of the action that wrote the batch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from persist_spark.stage import StateRows
 
 @dataclass(frozen=True)
 class Read:
-    """Counts of what came in, after the exchange by slot. See `counts.read_counts`."""
+    """Counts of the input, after the exchange by slot. See `counts.read_counts`."""
 
     records_read: int
     stash_before: int
@@ -36,7 +36,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Emitted:
-    """Counts of what goes out, and its digest. See `counts.emitted_counts`."""
+    """Counts of the output, and its digest. See `counts.emitted_counts`."""
 
     output_count: int
     inserts: int
@@ -56,7 +56,7 @@ class Emitted:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that the driver knows of one drain."""
+    """All that the driver knows about one drain."""
 
     read: Read
     emitted: Emitted
@@ -79,7 +79,7 @@ class Outcome:
 
     @property
     def needs_thorough_plan(self) -> bool:
-        """True if the normal plan met what only the thorough one handles: discard its output."""
+        """True if the normal plan found records that only the thorough one handles: discard its output."""
         return not self.is_thorough and (self.read.truncates > 0 or self.read.order_ties > 0)
 
     @property

@@ -98,7 +98,7 @@ _NEVER = -1  # the time of control records, which are only counted
 _FIRST_PAST = -2
 _ERR_CELLS = ", ".join(f"'{name}', {name}" for name in ERR_COLUMNS)
 _ERR_STRUCT = f"CASE WHEN {ERR_KIND} IS NOT NULL THEN named_struct({_ERR_CELLS}) END AS {ERR}"
-_SKIP_SLOTS = 64  # control records have no key; spread, so that they don't all land in one task
+_SKIP_SLOTS = 64  # control records have no key; spread, so that they are not all in one task
 
 
 @dataclass(frozen=True)
@@ -164,13 +164,13 @@ def persistent_upsert(
 
     `state`: committed updates (`persist_spark.read.parts`), all before `lower`, of at least every slot in the batch,
     oks and errs; value columns of retractions may be null. `stash`: the stash before, in the records frame, not
-    consolidated; what it holds before `stash_frontier` (default: `lower`) was processed since. `late` says what becomes
-    of a record whose time lies before `lower`: it was never consumed and is lifted or made an err; or (`persisted`: the
+    consolidated; what it holds before `stash_frontier` (default: `lower`) was processed since. `late`: what to do
+    if a record's time lies before `lower`: it was never consumed and is lifted or made an err; or (`persisted`: the
     caller redelivers) it is dropped and counted. `is_delta`: emit only newly stashed records. `may_stash=False`
     promises that no time lies at or after `upper`, and leaves out the columns that only the stash has. `is_thorough`:
     expand truncates and break ties; `state` then has to hold *all* slots.
 
-    Raises `BadBounds` where `as_of_frontier` is not before `upper`.
+    Raises `BadBounds` if `as_of_frontier` is not before `upper`.
     """
     floor = lower if as_of_frontier is None else max(lower, as_of_frontier)
     if upper is not None and floor >= upper:
@@ -254,7 +254,7 @@ def _ranked(chain: DataFrame, rules: UpsertRules) -> DataFrame:
     window = rules.by_rank
     next_time = f"lead({TIME}) {window}"
     tied = [f"lead({name}) {window} <=> {name}" for name in (TIME, AT, ORDER)]
-    if rules.is_thorough:  # the very same record twice is no tie
+    if rules.is_thorough:  # the same record twice is not a tie
         tied.append(f"NOT lead({CANONICAL}) {window} <=> {CANONICAL}")
     diff_before = f"coalesce(lag(CASE WHEN {FROM} = {COMMITTED} THEN {AT} END) {window}, -1L)"
     return chain.selectExpr(
@@ -283,9 +283,9 @@ def _with_canonical(chain: DataFrame, rules: UpsertRules) -> DataFrame:
 
 
 def _stashed(stash: DataFrame, frontier: int, rules: UpsertRules) -> DataFrame:
-    """The stash as it was left: a chain of deltas holds records that later ones beat, or that were processed since.
+    """The stash as stored: a chain of deltas also holds records that later ones beat, or that were processed since.
 
-    What a restore has brought back may lie before `lower`. It arrived in time, so it is always lifted.
+    Records that a restore brought back may lie before `lower`. It arrived in time, so it is always lifted.
     """
     waiting = stash.where(f"{TIME} >= {frontier}L")
     live = _with_canonical(_arrivals(waiting, STASHED, replace(rules, late="lift")), rules)
@@ -323,7 +323,7 @@ def _changes(ranked: DataFrame, rules: UpsertRules) -> DataFrame:
     """Compare each winner with the one before it in its slot.
 
     One row per update, per record to be stashed, and, only to be counted, per value that was there already. A truncate
-    itself changes nothing, but waits in the stash until its time has come.
+    itself changes nothing, but waits in the stash until its time is due.
     """
     spent = f"{PHASE} = {COUNTED} OR ({OP} = '{TRUNCATE}' AND {PHASE} = {FINAL})"
     window = rules.over(TIME)

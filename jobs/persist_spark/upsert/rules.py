@@ -56,7 +56,7 @@ class UpsertRules:
 
     @property
     def stash_columns(self) -> tuple[str, ...]:
-        """The columns of the records frame that parts don't have."""
+        """The columns of the records frame that parts do not have."""
         return (OP, ORDER, BAD_KEY) if self.may_stash else ()
 
     def over(self, *order: str) -> str:

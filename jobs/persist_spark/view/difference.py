@@ -162,7 +162,7 @@ def _canonical(column: Column) -> str:
 
 
 def _errs(desired: DataFrame | None, persisted: DataFrame | None) -> DataFrame | None:
-    """Errs summed by what makes them equal, or `None` if there are none on either side."""
+    """Errs summed by what makes them equal, or `None` if neither side has any."""
     sides = []
     if desired is not None:
         sides.append(desired.selectExpr(*ERR_IDENTITY, ERR_MESSAGE, f"{DIFF} AS {WANTED}", f"0L AS {FOUND}"))
@@ -216,7 +216,7 @@ def _counts(prefix: str) -> dict[str, str]:
 
 
 def _refresh(totals: Mapping[str, int]) -> Refresh:
-    """The counts of both kinds of rows, put together."""
+    """The counts of both kinds of rows, combined."""
 
     def contents(side: str) -> Contents:
         digests = [((totals[f"{side}_{i}_high"] << 32) + totals[f"{side}_{i}_low"]) & _63_BITS for i in range(2)]

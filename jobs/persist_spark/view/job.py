@@ -26,8 +26,9 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.open import OpenLocation
 from persist_core.protocol.stages import check_not_outdated
 from persist_core.schema import DIFF, ERR_KIND, ERR_KIND_SEPARATOR, CollectionSchema, check_compatible
-from persist_core.shard.batch import BatchManifest, PartKind
+from persist_core.shard.batch import BatchManifest, HollowBatch
 from persist_core.shard.keys import trial_key
+from persist_core.shard.pieces import all_errs, oks_as_of
 from persist_core.shard.state import ShardState
 from persist_core.shard.stats import Trial
 from persist_core.sources.frozen import load_frozen
@@ -36,7 +37,7 @@ from persist_core.spark_job.spec import JobSpec
 from persist_spark.frame import ERR_COLUMNS, part_type, quoted
 from persist_spark.read.damage import check_sizes, named_damage, part_sizes
 from persist_spark.read.frames import error_updates, snapshot
-from persist_spark.read.parts import parts_of, scan
+from persist_spark.read.parts import scan_pieces
 from persist_spark.session import settings, stage_settings
 from persist_spark.stage import stage
 from persist_spark.view.difference import EMPTY, Contents, Installed, Refresh, install_desired_into_persist
@@ -49,14 +50,14 @@ _JOINS = {"spark.sql.autoBroadcastJoinThreshold": "10485760"}
 
 @dataclass(frozen=True)
 class _View:
-    """One refresh: what the target holds, and what it should hold."""
+    """One refresh: the target's contents, and the desired contents."""
 
     spark: SparkSession
     client: PersistClient
     location: OpenLocation
     config: ViewConfig
     state: ShardState
-    manifests: Sequence[BatchManifest]
+    committed: Sequence[tuple[HollowBatch, BatchManifest]]
 
     def desired(self, frozen: FrozenShards) -> tuple[CollectionSchema, DataFrame, DataFrame | None]:
         """Schema, rows and errs at the frozen time."""
@@ -74,10 +75,10 @@ class _View:
     def persisted(self, schema: CollectionSchema) -> tuple[DataFrame | None, DataFrame | None]:
         """All updates of the target in its batches, oks and errs."""
         frame = part_type(schema)
-        kinds = ((PartKind.INSERTIONS, PartKind.RETRACTIONS), (PartKind.ERRS,))
-        parts = [[part for kind in wanted for part in parts_of(self.manifests, kind)] for wanted in kinds]
-        oks, errs = [scan(self.spark, self.client.blob, each, frame) if each else None for each in parts]
-        return oks, errs
+        blob = self.client.blob
+        oks = [piece for batch, manifest in self.committed for piece in oks_as_of(batch, manifest, batch.last_time)]
+        errs = [piece for batch, manifest in self.committed for piece in all_errs(batch, manifest)]
+        return scan_pieces(self.spark, blob, oks, frame), scan_pieces(self.spark, blob, errs, frame)
 
     def plan(self, frozen: FrozenShards, at: int) -> tuple[CollectionSchema, Installed]:
         """The updates at time `at`. Raises `SchemaMismatch` if the rows do not fit the shard."""
@@ -111,7 +112,7 @@ def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
     below = [batch for batch in state.batches if batch.lower < description.lower]
     manifests = client.open_reader(config.name).manifests(below) if below else []
     check_sizes(client.blob, part_sizes(manifests))
-    view = _View(spark, client, location, config, state, manifests)
+    view = _View(spark, client, location, config, state, list(zip(below, manifests, strict=True)))
     moved_bytes = description.input_bytes + sum(manifest.size_bytes for manifest in manifests)
     wanted = {**stage_settings(moved_bytes), **_JOINS}
     with settings(spark, wanted), failed(config.name, f"the refresh at {frozen.as_of}"), named_damage(client.blob):

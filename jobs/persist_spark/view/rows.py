@@ -42,7 +42,7 @@ _JSON_OPTIONS = (
 
 
 def rows_of(spark: SparkSession, view: str, definition: str, inputs: Mapping[str, DataFrame]) -> DataFrame:
-    """The rows as Spark has them. `definition`: `ViewConfig.definition`. Raises `ConfigError` if it is not a query.
+    """The rows in Spark's types. `definition`: `ViewConfig.definition`. Raises `ConfigError` if it is not a query.
 
     Nothing is computed yet.
     """
@@ -89,7 +89,7 @@ def _called(spark: SparkSession, view: str, function: str, inputs: Mapping[str, 
             ) from error
     if not hasattr(found, "selectExpr"):
         raise ConfigError(f"view {view}: function {function} returned {type(found).__name__}; expected a DataFrame")
-    return found  # type: ignore[return-value] # - a DataFrame of either kind (classic, Connect): judged by what it does
+    return found  # type: ignore[return-value] # - a DataFrame of either kind (classic, Connect): checked by its methods
 
 
 @contextmanager

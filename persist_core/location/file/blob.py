@@ -3,12 +3,12 @@
     set:  .persist-tmp/<id> - write - fsync | rename onto <root>/a/b/c - fsync of every directory on the way
           '---- Determinate if it fails ---'  '--- Indeterminate, unless the error says otherwise ---'
 
-1. A reader sees the old or the new value: a value is only ever renamed into place, whole and already on disk.
+1. A reader sees the old or the new value: a value is written whole and flushed to disk before it is renamed into place.
 2. No call leaves the root: directories are opened one by one, relative to their parent, and never through a symbolic
    link. A link is refused by name (`InvalidName`) and not listed.
-3. Directories are not keys. `set` makes them, `delete` removes those that it emptied; both cope with each other.
+3. Directories are not keys. `set` makes them, `delete` removes those that it emptied; each tolerates the other.
 
-Limits of the file system show through, each as a clear error: a key cannot be both a value and the directory of
+Limits of the file system remain, each with a clear error: a key cannot be both a value and the directory of
 others; a segment of a key is at most 255 bytes on most file systems. On a case-insensitive one (macOS by default)
 keys that differ only in case are one key; this project's own keys never do.
 
@@ -49,7 +49,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a FIFO must not hang
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
-# What rename and unlink answer when they did nothing; after any other error (EIO above all) it is unknown.
+# The errors of rename and unlink that mean nothing was done; after any other (EIO above all) that is unknown.
 _DID_NOTHING = frozenset(
     {
         errno.EACCES,
@@ -103,7 +103,7 @@ class FileBlob:
             with self._verdict("set", key, harmless=_DID_NOTHING):
                 self._move_into_place(staged, directories, name, key)
         finally:
-            with suppress(OSError):  # there is one only if the move failed; if this fails too, a sweep takes it
+            with suppress(OSError):  # it exists only if the move failed; if this fails too, a sweep removes it
                 staged.unlink()
 
     def delete(self, key: str) -> int | None:
@@ -117,14 +117,14 @@ class FileBlob:
             try:
                 os.unlink(name, dir_fd=parent)
             except FileNotFoundError:
-                return None  # another delete was faster, and it is the one that tells the size
+                return None  # another delete was faster, and that one returns the size
             with self._verdict("delete", key, harmless=frozenset()):
                 os.fsync(parent)
         self._prune(directories)
         return found.st_size
 
     def list_keys_and_metadata(self, prefix: str) -> Iterator[BlobMetadata]:
-        """See `Blob`. A weak snapshot: files that come or go while the listing runs may or may not be in it."""
+        """See `Blob`. A weak snapshot: files that appear or vanish while the listing runs may or may not be in it."""
         check_blob_prefix(prefix)
         return self._walk(prefix)
 
@@ -306,7 +306,7 @@ class FileBlob:
 
 
 def _segments(key: str) -> list[str]:
-    """The path of `key` below the root; `InvalidName` if it is no key or would lie in the temporary folder."""
+    """The path of `key` below the root; `InvalidName` if it is not a key or would be in the temporary folder."""
     check_blob_key(key)
     if _is_temporary(key):
         raise InvalidName(f"blob key {key!r}: {TEMPORARY!r} is reserved for values that are being written")
@@ -314,11 +314,11 @@ def _segments(key: str) -> list[str]:
 
 
 def _is_temporary(key: str) -> bool:
-    return key.split("/", 1)[0].casefold() == TEMPORARY  # casefold: it may be the same folder on a Mac
+    return key.split("/", 1)[0].casefold() == TEMPORARY  # casefold: on macOS it may be the same folder
 
 
 def _enter(parent: int, name: str, key: str, *, create: bool) -> int | None:
-    """A descriptor of the subdirectory `name`, or `None` where there is none (with `create`: where it was pruned)."""
+    """A descriptor of the subdirectory `name`, or `None` if it does not exist (with `create`: if it was pruned)."""
     try:
         if create:
             with suppress(FileExistsError):

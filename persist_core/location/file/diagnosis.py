@@ -12,7 +12,7 @@ from persist_core.location.finding import Finding, Grade, grade_if
 NETWORK_FILE_SYSTEMS = frozenset(
     ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "glusterfs", "fuse.glusterfs", "ceph", "afs", "lustre")
 )
-MIN_FREE_BYTES = 1 << 30  # a run stages its parts beside what is there
+MIN_FREE_BYTES = 1 << 30  # a run stages its parts beside the existing ones
 
 _OCTAL = re.compile(r"\\([0-7]{3})")  # how the kernel writes blanks in names
 
@@ -26,7 +26,7 @@ def file_system_of(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str 
     found, depth = None, -1
     for _device, mounted, kind, *_ in (line.split(" ") for line in lines if line.count(" ") >= 2):
         at = Path(_OCTAL.sub(lambda code: chr(int(code[1], 8)), mounted))
-        if path.is_relative_to(at) and len(at.parts) >= depth:  # the last of equals is on top
+        if path.is_relative_to(at) and len(at.parts) >= depth:  # of equal mount points the last is on top
             found, depth = kind, len(at.parts)
     return found
 

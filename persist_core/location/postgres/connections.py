@@ -8,8 +8,8 @@ reason why a connection could not be made (a wrong password) reaches its log ins
 
 1. A connection belongs to one process. What a forked child inherits is never used nor closed by it: a goodbye sent
    by the child would end the parent's session.
-2. A connection at rest that has something to read was closed by the server, or the server sent a message: it is thrown
-   away. So after a server's restart the next call makes a new connection, rather than fail in the middle of a commit.
+2. A connection at rest that has something to read was closed by the server, or the server sent a message: it is closed
+   and dropped. So after a server's restart the next call makes a new connection instead of failing during a commit.
 3. Nothing is kept in a session (no SET, no prepared statement, no advisory lock): PgBouncer may hand each transaction
    to another one.
 4. If a server does not answer for too long, the connection is closed; the statement is never canceled: a canceled
@@ -32,11 +32,11 @@ from psycopg.rows import TupleRow, tuple_row
 
 Result = TypeVar("Result")
 
-# Connections that one process holds at once. More threads than that wait: a commit takes milliseconds, while each
+# Connections that one process holds concurrently. More threads than that wait: a commit takes milliseconds, while each
 # connection costs the server some megabytes and one of its (by default 100) slots.
 MAX_CONNECTIONS = 8
 
-# How often psycopg looks up from waiting, in seconds: the measure of a silence.
+# How often psycopg returns from a wait, in seconds: server silence is measured in these steps.
 _LOOK_UP_S = 0.1
 
 
@@ -137,7 +137,7 @@ def _has_news(connection: _Connection) -> bool:
 
 
 def _until_silent(gen: Generator[Any, Any, Result], look_ups: int) -> Generator[Any, Any, Result]:
-    """`gen`, ended by `OperationalError` after so many look-ups in a row at which nothing had come."""
+    """`gen`, ended by `OperationalError` after so many look-ups in a row without new data."""
     silent = 0
     try:
         wanted = next(gen)

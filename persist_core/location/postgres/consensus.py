@@ -2,7 +2,7 @@
 
     key   seqno  data  is_head      compare_and_set(key, 7, new seqno 9), one statement, one round trip:
     ----  -----  ----  -------        UPDATE the row (key, 7, is_head) to is_head = false    -- the compare
-    "s"       6  ...   false          INSERT (key, 9, data, is_head = true)                  -- the set, if it hit
+    "s"       6  ...   false          INSERT (key, 9, data, is_head = true)                  -- the set, if it matched
     "s"       7  ...   true
 
 Why it is correct under READ COMMITTED, with seqnos that jump and rows that are truncated at the same time:
@@ -10,19 +10,19 @@ Why it is correct under READ COMMITTED, with seqnos that jump and rows that are 
 1. A key with data has exactly one row with `is_head`, and it is the newest: a commit moves the mark from one row to the
    next within one transaction, `truncate` leaves the marked row alone, and a unique index forbids a second one.
 2. Of several that expect the same seqno one gets the row's lock. The others wait for it, and PostgreSQL then looks at
-   the row's *newest* version: no longer `is_head` (or gone), so their UPDATE hits nothing and they insert nothing.
+   the row's *newest* version: no longer `is_head` (or gone), so their UPDATE matches nothing and they insert nothing.
    (`INSERT ... WHERE max(seqno) = expected` would not do: two writers that jump to different seqnos both see the same
    maximum in their snapshots, and no unique key stops them. Nor would a key on the predecessor: it can be truncated.)
 3. `expected=None` inserts the first row and leaves it to the unique index that there is no other.
 4. Readers see committed rows only, and a commit is visible only after its record is on disk: `synchronous_commit = off`
-   is lifted for our transactions. With `fsync = off` nothing can be promised: that is warned of, once.
+   is lifted for our transactions. With `fsync = off` there is no guarantee: the log has one warning.
 5. Readers ask the primary only (see `postgres_uri`): a standby lags.
 
 Every call is one message of two statements, which the server runs as one transaction: settings for just this
 transaction, then the statement. So nothing is left in the session, and PgBouncer may pool transactions.
 
-An error is `Determinate` where the server says with a known code that the statement failed, or where nothing was sent;
-a connection that broke while a commit was under way is `Indeterminate`, and so is everything unknown.
+An error is `Determinate` if the server says with a known code that the statement failed, or if nothing was sent;
+a connection that broke during a commit is `Indeterminate`, and so is everything unknown.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from persist_core.location.postgres.connections import Connections, NoConnection
 from persist_core.location.postgres.diagnosis import diagnose
 from persist_core.location.postgres.uri import PostgresAddress
 
-# How much longer than the server we wait before we give up on it, in seconds: it should be the one to tell.
+# How much longer than the server we wait before we give up, in seconds: the server should report the timeout.
 SILENCE_GRACE_S = 15.0
 
 # Classes (two characters) and codes of SQLSTATE that say that a statement was rolled back or never begun.
@@ -243,7 +243,7 @@ class PostgresConsensus:
         return self._run(action, statement, arguments, writes=True)
 
     def _run(self, action: str, statement: str, arguments: Mapping[str, Any], *, writes: bool) -> list[Any]:
-        """The rows of `statement`, run in a transaction of its own. Raises the verdict on an error."""
+        """The rows of `statement`, run in a transaction of its own. Raises the error that `_verdict` gives."""
         query = (self._settings + statement.format(table=self._address.qualified)).encode()
         with self._connection(action) as connection:
             self._check_encoding(connection)
@@ -273,7 +273,7 @@ class PostgresConsensus:
             raise Determinate(f"{self.uri}: {action}: no connection: {error}; nothing was changed; {remedy}") from error
 
     def _create(self, action: str) -> None:
-        """Create the table, and its schema if it is missing. It is fine if another process does so at the same time."""
+        """Create the table, and its schema if it is missing. Another process may do so at the same time."""
         schema = self._address.schema
         has_schema = self._read(action, _FIND_SCHEMA, {"schema": schema})
         statements = self.create_statements if has_schema else f'CREATE SCHEMA "{schema}";' + self.create_statements

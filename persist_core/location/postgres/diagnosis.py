@@ -1,4 +1,4 @@
-"""What `persist doctor` asks a PostgreSQL server: versions, settings, rights, and what stands in between."""
+"""What `persist doctor` asks a PostgreSQL server: versions, settings, rights, and poolers in between."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Ask = Callable[[str, Mapping[str, Any]], dict[str, Any]]
 
 # Since 13 a timeout counts for each statement of a message, as we send them. Tests run on 15 and 18.
 MIN_VERSION = 130_000
-# Of the connections that ordinary users may have: above this share the next peak is refused.
+# The share of the connections for ordinary users above which the next peak may be refused.
 MAX_BUSY_SHARE = 0.8
 
 _SERVER = """

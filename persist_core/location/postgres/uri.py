@@ -3,8 +3,8 @@
     postgresql://user:password@host:5432/database?schema=persist&table=consensus&sslmode=verify-full
                  '------------- libpq ----------' '------ ours ------------' '----- libpq ------'
 
-libpq itself reads its part, so that several hosts, IPv6, sockets, `.pgpass` and services work as everywhere else. Its
-own complaints are not passed on: they quote the URI, password included.
+libpq itself reads its part, so several hosts, IPv6, sockets, `.pgpass` and services work as everywhere else. Its
+error messages are not passed on: they quote the URI, password included.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STATEMENT_TIMEOUTS_MS = range(100, 3_600_001)
 
 _OURS = frozenset({"schema", "table", "statement_timeout_ms"})
 # What libpq knows (its manual, "Parameter Key Words") and cannot do harm here. Not among them: `client_encoding` (keys
-# are UTF-8), `replication` (another protocol) and what only renames those here.
+# are UTF-8), `replication` (another protocol) and aliases of those here.
 _LIBPQ = frozenset((
     "application_name", "channel_binding", "connect_timeout", "dbname", "gssdelegation", "gssencmode", "gsslib",
     "host", "hostaddr", "keepalives", "keepalives_count", "keepalives_idle", "keepalives_interval", "krbsrvname",

@@ -5,7 +5,7 @@
     list    ListObjectsV2, page by page: S3 lists in the order of the keys' UTF-8 bytes
 
 `set` and `delete` are idempotent, so botocore may try them again by itself. A multipart upload that dies half way
-leaves invisible pieces behind, which cost money until a lifecycle rule takes them (docs/locations-s3.md).
+leaves invisible pieces behind, which cost money until a lifecycle rule removes them (docs/locations-s3.md).
 
 The folder `_consensus` below the prefix is `S3Consensus`'s, if the two share a prefix: not listed, not touched here.
 """
@@ -30,13 +30,13 @@ from persist_core.location.s3.client import BLOB_TRIES, S3Client, Verdict, body_
 from persist_core.location.s3.diagnosis import diagnose
 from persist_core.location.s3.uri import S3Settings
 
-# From this size on, in pieces side by side: a piece that fails is sent again alone. Below, one request is cheaper.
+# From this size on, upload in parallel pieces: only a piece that fails is sent again. Below, one request is cheaper.
 MULTIPART_BYTES = 64 << 20
 PIECE_BYTES = 16 << 20
-READ_TRIES = 3  # of an answer that broke off half way: botocore tries again only until the answer begins
+READ_TRIES = 3  # for an answer that broke off half way: botocore tries again only until the answer begins
 
-# Of a write that S3 refused because another request was at the same place. A server that keeps objects as files may
-# also say so where a folder vanished during the write because its last object was deleted.
+# S3 refuses a write with these codes if another request is at the same key. A server that keeps objects as files may
+# also answer with them if a folder vanished during the write because its last object was deleted.
 CONFLICT_TRIES = 5
 
 CONSENSUS_FOLDER = "_consensus"
@@ -62,7 +62,7 @@ class S3Blob:
         return self._read(key, {})
 
     def get_range(self, key: str, start: int, size_bytes: int) -> bytes | None:
-        """See `RangeReader`. Raises `Determinate` too where `start` lies at or beyond the end."""
+        """See `RangeReader`. Raises `Determinate` also if `start` is at or beyond the end."""
         return self._read(key, {"Range": f"bytes={start}-{start + size_bytes - 1}"})
 
     def _read(self, key: str, how: dict[str, str]) -> bytes | None:
@@ -109,7 +109,7 @@ class S3Blob:
         return f"s3a://{self._settings.bucket}/{self._name(key)}"
 
     def make_durable(self, prefix: str) -> None:
-        """Nothing to do: S3 acknowledges a write only once it is durable, whoever wrote it."""
+        """Nothing to do: S3 acknowledges any client's write only once it is durable."""
         check_blob_prefix(prefix)
 
     def diagnose(self, clock: Clock) -> Iterator[Finding]:
@@ -169,7 +169,7 @@ class S3Blob:
                 raise self._client.determinate(f"list {prefix!r}", error) from error
             for entry in page.get("Contents", ()):
                 key = str(entry["Key"]).removeprefix(self._root)
-                # Some tools mark a folder by an empty object whose name ends in a slash: no key of ours.
+                # Some tools mark a folder by an empty object whose name ends in a slash: it is not one of our keys.
                 if not key.endswith("/") and not key.startswith(f"{CONSENSUS_FOLDER}/"):
                     yield BlobMetadata(key, int(entry["Size"]))
             if not page.get("IsTruncated"):

@@ -23,12 +23,12 @@ from persist_core.errors import Determinate, Indeterminate, InvalidUri, StorageE
 from persist_core.location.s3.uri import S3Settings
 
 CONNECT_TIMEOUT_S = 5.0
-# Longest silence on a connection. An upload of many MiB may take longer in all: each piece of it starts anew.
+# Longest silence on a connection. A large upload may take longer in total: each of its pieces has its own limit.
 READ_TIMEOUT_S = 30.0
 BLOB_TRIES = 5  # per request, by botocore's "standard" mode: exponential backoff with jitter, at most 20 s each
 MAX_CONNECTIONS = 32  # of one client: more threads than that wait for a connection
 
-# By profile. Reading AWS's service descriptions takes longer than all the rest of making a client.
+# By profile. Reading AWS's service descriptions takes most of the time that a new client takes.
 _sessions: dict[str | None, Any] = {}
 _making = threading.Lock()
 
@@ -82,7 +82,7 @@ class S3Client:
             _close_in(*made)
 
     def determinate(self, action: str, error: Exception) -> StorageError:
-        """The error of a request that changed nothing: one that only reads, or whose verdict says so."""
+        """The error of a request that changed nothing: one that only reads, or one whose verdict proves it."""
         return Determinate(f"{self.settings.uri}: {action}: {described(error)}; nothing was changed{_remedy(error)}")
 
     def indeterminate(self, action: str, error: Exception) -> StorageError:
@@ -93,7 +93,7 @@ class S3Client:
 
     def write_error(self, action: str, error: Exception) -> StorageError:
         """The error of a request that writes, and that botocore has tried as often as it may."""
-        # A connection that could not be made says nothing of the tries before it.
+        # If no connection could be made, the outcome of earlier tries is still unknown.
         if verdict_on(error) in (Verdict.UNKNOWN, Verdict.NOT_SENT):
             return self.indeterminate(action, error)
         return self.determinate(action, error)
@@ -109,13 +109,13 @@ def failures() -> tuple[type[Exception], ...]:
     """The errors that a call of a boto3 client may end in."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
-    from urllib3.exceptions import HTTPError  # boto3 lets it through where the text of an error is cut
+    from urllib3.exceptions import HTTPError  # boto3 lets it through if the text of an error is cut
 
     return (ClientError, BotoCoreError, Boto3Error, HTTPError, OSError)
 
 
 def body_of(answer: Mapping[str, Any]) -> bytes:
-    """The whole body of a `get_object`. Raises one of `failures()` where it is cut or its checksum differs.
+    """The whole body of a `get_object`. Raises one of `failures()` if it is cut or its checksum differs.
 
     Not by `with answer["Body"] as body`: that hands out the raw stream below the checks.
     """
@@ -132,7 +132,7 @@ def verdict_on(error: BaseException) -> Verdict:
     if isinstance(cause, exceptions.ClientError):
         return _verdict_on_answer(_status(cause), _code(cause))
     if _is_distrust(cause):
-        return Verdict.REFUSED  # before anything was sent, and it will be no other the next time
+        return Verdict.REFUSED  # raised before anything was sent; another try ends the same way
     not_sent = (
         exceptions.NoCredentialsError,
         exceptions.PartialCredentialsError,
@@ -149,7 +149,7 @@ def _is_distrust(cause: BaseException) -> bool:
     """Whether the server's certificate was not accepted."""
     from botocore.exceptions import SSLError
 
-    # OpenSSL's words, and urllib3's where the certificate is another host's.
+    # OpenSSL's words, and urllib3's if the certificate is for another host.
     said = ("CERTIFICATE_VERIFY_FAILED", "doesn't match")
     return isinstance(cause, SSLError) and any(words in str(cause) for words in said)
 
@@ -172,14 +172,14 @@ def _make_client(settings: S3Settings, tries: int) -> Any:
     from botocore.exceptions import BotoCoreError
 
     try:
-        with _making:  # a session's clients must be made one at a time; once made, each is safe for threads
+        with _making:  # a session must create its clients one at a time; each is then safe for threads
             session = _sessions.get(settings.profile)
             if session is None:
                 session = _sessions[settings.profile] = boto3.session.Session(profile_name=settings.profile)
             return session.client(
                 "s3",
                 endpoint_url=settings.endpoint,
-                # A server of one's own has no regions, and signatures need one: the name that nearly all of them take.
+                # Self-hosted servers have no regions, and signatures need one: nearly all of them accept this name.
                 region_name=settings.region or session.region_name or ("us-east-1" if settings.endpoint else None),
                 aws_access_key_id=settings.access_key_id,
                 aws_secret_access_key=settings.secret_access_key,
@@ -191,12 +191,12 @@ def _make_client(settings: S3Settings, tries: int) -> Any:
                     max_pool_connections=MAX_CONNECTIONS,
                     tcp_keepalive=True,
                     s3={"addressing_style": "path" if settings.uses_path_style else "auto"},
-                    # Checksums in trailers are AWS's; many other servers refuse or ignore them.
+                    # AWS supports checksums in trailers; many other servers refuse or ignore them.
                     request_checksum_calculation="when_required" if settings.endpoint else "when_supported",
                     response_checksum_validation="when_required" if settings.endpoint else "when_supported",
                 ),
             )
-    except (BotoCoreError, ValueError) as error:  # an unknown profile, an endpoint that is no URL
+    except (BotoCoreError, ValueError) as error:  # an unknown profile, an endpoint that is not a URL
         raise InvalidUri(f"{settings.uri}: cannot create an S3 client: {error}") from error
 
 
@@ -207,7 +207,7 @@ def _verdict_on_answer(status: int, code: str) -> Verdict:
         return Verdict.EXISTS
     if status == 409:
         return Verdict.CONFLICT
-    # S3 says 400 RequestTimeout where the body came too slowly, 429 where there were too many requests.
+    # S3 answers 400 RequestTimeout if the body came too slowly, 429 if there were too many requests.
     if 300 <= status < 500 and code != "RequestTimeout" and status not in (408, 429):
         return Verdict.REFUSED
     return Verdict.NOT_SENT if status == 501 else Verdict.UNKNOWN
@@ -245,7 +245,7 @@ _REMEDIES = {
 
 
 def _cause_of(error: BaseException) -> BaseException:
-    """boto3's transfers wrap what botocore raised."""
+    """boto3's transfers wrap the errors of botocore."""
     from boto3.exceptions import Boto3Error
 
     inner = error.__cause__ or error.__context__

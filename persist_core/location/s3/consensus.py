@@ -1,20 +1,20 @@
 """`s3:` consensus: per key a log of immutable objects, each created by a conditional PUT (`If-None-Match: *`).
 
     head             LIST (1 name) -- GET, unless it is the entry that this object saw last
-    compare_and_set  PUT at the next position, where the head is known; else `head` first
+    compare_and_set  PUT at the next position, if the head is known; else `head` first
     scan             `head`, then GETs by position: the first one is found by bisection, nothing is listed
-    truncate         `head`, some GETs of headers, PUT of an entry that says so; then old objects are swept
+    truncate         `head`, some GETs of headers, PUT of an entry that records it; then old objects are swept
 
 So an append (a head, then a compare-and-set) costs 3 requests for a process that sees the key for the first time, and
 2 afterwards. A lost race costs 2 more.
 
 **Why it is linearizable.** A position is filled once (S3 decides the PUTs), entries never change, and each entry stands
-for the whole log up to it, truncations included. Whoever adds at position n + 1 has seen entry n. So the log is one
+for the whole log up to it, truncations included. A writer that adds position n + 1 has seen entry n. So the log is one
 sequence of states, and each call takes effect at one moment: a `compare_and_set` or `truncate` that changes something
 when its object comes into being; every other call when the listing answers that found the newest entry. Nothing here
-depends on listings being up to date but what a reader is shown first: an outdated one makes the PUT fail.
+depends on current listings except what a reader sees first: an outdated one makes the PUT fail.
 
-**The stalled writer.** Truncated objects have to be deleted some time, and then their names are free again:
+**The stalled writer.** Truncated objects are deleted later, and then their names are free again:
 
     W looks: the newest is n --------------------------------- W's PUT at n + 1 arrives late: 200 --> has W won?
          others fill n + 1, n + 2 ... truncate past them, the objects are deleted
@@ -27,10 +27,10 @@ It has not, and two rules keep it harmless:
 2. *W never believes that it won.* A truncated object is deleted only when it is older than `KEEP_MS` by S3's clock,
    and n + 1 was not there when W looked. So an answer that comes within `TRUST_MS` of that look cannot be about a name
    that was filled and freed between the two. An answer that comes later counts only after another look: if `first` is
-   still at or before n + 1, that position was never deleted, so it was W who filled it; else W has lost.
+   still at or before n + 1, that position was never deleted, so W filled it; else W has lost.
 
-The clocks of different machines are never compared: S3 compares its own with itself, W its own with itself. It takes a
-clock that loses 23 hours during one call to go wrong.
+The clocks of different machines are never compared: S3 compares its own with itself, W its own with itself. Only a
+clock that loses 23 hours during one call breaks this.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from persist_core.location.s3.log import S3Logs
 from persist_core.location.s3.probe import probe_once
 from persist_core.location.s3.uri import S3Settings
 
-KEEP_MS = 24 * 3_600_000  # a truncated object stays this long, to be in the way of late writers
+KEEP_MS = 24 * 3_600_000  # a truncated object stays this long, so that the PUT of a late writer fails
 TRUST_MS = 3_600_000  # an answer this long after the look it rests on needs no second look
 MAX_ROUNDS = 64  # of one call: each further one means that another process changed the key in the meantime
 _FETCH_THREADS = 8  # of a scan: latency of a store, not work
@@ -90,7 +90,7 @@ class S3Consensus:
         self._ids: Ids = ids or RandomIds(self._clock)
         self._root = f"{settings.prefix}/{CONSENSUS_FOLDER}/".lstrip("/")
         self._logs = S3Logs(settings, self._root, self._clock, self._ids)
-        self._seen: dict[str, _Look] = {}  # no lock: single steps on it are atomic, and it only saves requests
+        self._seen: dict[str, _Look] = {}  # no lock: each operation on it is atomic, and it only saves requests
 
     def list_keys(self) -> Iterator[str]:
         return self._logs.keys()
@@ -149,7 +149,7 @@ class S3Consensus:
             deleted = oldest_kept.number - 1 - newest.header.truncated
             if deleted and not self._add(key, look, truncation_after(newest, oldest_kept, self._ids.uuid7())):
                 continue
-            with suppress(StorageError):  # it is truncated already; what is left lying falls to the next sweep
+            with suppress(StorageError):  # it is truncated already; the next sweep deletes what is left
                 self._logs.sweep(key, oldest_kept.position, KEEP_MS)
             return deleted
         raise Determinate(f"{self.uri}: truncate of {key!r}: lost {MAX_ROUNDS} races in a row; try again")
@@ -175,7 +175,7 @@ class S3Consensus:
         return self._settings.uri
 
     def _look(self, key: str) -> _Look:
-        """The newest entry as of now. Raises `Corruption` where it cannot be had though it is listed."""
+        """The newest entry as of now. Raises `Corruption` if it is listed but cannot be read."""
         at_ms = self._clock.now_ms()
         for _ in range(MAX_ROUNDS):
             position = self._logs.newest_position(key)

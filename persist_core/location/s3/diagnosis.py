@@ -1,4 +1,4 @@
-"""What `persist doctor` asks of an S3 bucket: transport, clock, and the rules that delete or keep behind our back."""
+"""What `persist doctor` asks of an S3 bucket: transport, clock, and rules that delete or retain objects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from persist_core.location.s3.client import S3Client, Verdict, described, failur
 
 # Storage classes whose objects have to be restored, in hours, before they can be read.
 _ARCHIVES = {"GLACIER", "DEEP_ARCHIVE"}
-# Longest write stage that is reckoned with: a large backfill. A lifecycle rule counts in whole days.
+# The longest write stage that we assume: a large backfill. A lifecycle rule counts in whole days.
 MAX_WRITE_DAYS = 1
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
@@ -23,7 +23,7 @@ def diagnose(client: S3Client, root: str, clock: Clock, *, has_uploads: bool) ->
     """See `Examinable`. `root` is the prefix below which our objects are, with a slash at its end or empty.
 
     `has_uploads`: some are made by multipart uploads, ours or Spark's.
-    Raises `Determinate` where the bucket cannot be reached at all.
+    Raises `Determinate` if the bucket cannot be reached.
     """
     before_ms = clock.now_ms()
     try:
@@ -130,7 +130,7 @@ def _lifecycle(found: Any, root: str, *, has_uploads: bool) -> Iterator[Finding]
 
 
 def _unfinished_uploads(rules: list[Any], root: str) -> Finding:
-    """Whether uploads that were killed are cleared, and others are not."""
+    """Whether interrupted uploads are cleared, and running ones are not."""
     found = [rule for rule in rules if "AbortIncompleteMultipartUpload" in rule]
     days = {rule.get("ID", "?"): rule["AbortIncompleteMultipartUpload"].get("DaysAfterInitiation", 0) for rule in found}
     hasty = [f"{name} (after {after} d)" for name, after in days.items() if after <= MAX_WRITE_DAYS]

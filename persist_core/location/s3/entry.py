@@ -20,8 +20,8 @@ from persist_core.errors import Corruption, UnknownVersion
 from persist_core.location.consensus import VersionedData
 
 MAX_POSITION = 2**63 - 1
-HEADER_BYTES = 4096  # at most: a key of 512 bytes, each escaped twice over, and a handful of numbers
-MAX_NAME_BYTES = 104 + 1 + 16 + 1 + 19  # of all that comes below `_consensus/`: folder, slash, the name's two halves
+HEADER_BYTES = 4096  # at most: a key of 512 bytes, each escaped twice, and a few numbers
+MAX_NAME_BYTES = 104 + 1 + 16 + 1 + 19  # of everything below `_consensus/`: folder, slash, the name's two halves
 
 _MAGIC = b"persist-consensus-"
 _FORMAT = b"1"
@@ -31,7 +31,7 @@ _NAME = re.compile(r"([0-9a-f]{16})-([0-9]{1,19})")
 
 @dataclass(frozen=True)
 class Header:
-    """Everything that an entry says but the data itself.
+    """Everything in an entry except the data itself.
 
     `seqno` is the newest version's; `number` counts the versions ever made, this one included; `restates` is set where
     the entry makes no version but truncates: it then repeats the newest one. Of the log there count the entries from
@@ -110,12 +110,12 @@ def folder_of(key: str) -> str:
 
 
 def key_of(folder: str) -> str | None:
-    """The key whose folder this is; `None` where only the entries in it know."""
+    """The key whose folder this is; `None` if only its entries say it."""
     return folder if _PLAIN_KEY.fullmatch(folder) else None
 
 
 def is_folder_of_a_key(folder: str) -> bool:
-    """False for what else stands beside the logs, such as what a probe left."""
+    """False for anything else beside the logs, such as the objects of a probe."""
     return bool(_PLAIN_KEY.fullmatch(folder) or re.fullmatch(r"=[0-9a-f]{64}", folder))
 
 
@@ -157,7 +157,7 @@ def _digest_of_header(text: bytes, position: int) -> bytes:
 
 
 def decode_entry(data: bytes, position: int, where: str) -> Entry:
-    """A whole object's bytes. Raises `Corruption`, also where the data's digest is another."""
+    """A whole object's bytes. Raises `Corruption`, also if the data has another digest."""
     header = decode_header(data, position, where)
     payload = data[data.index(b"\n") + 1 :]
     digest = hashlib.sha256(payload).hexdigest()

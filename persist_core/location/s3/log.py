@@ -1,10 +1,10 @@
 """Requests on the logs of `S3Consensus` (`s3_entry` says what they are): read an entry, find the newest, add one.
 
-`add` is the one place where a conditional write is made, and where what became of it is found out:
+`add` is the only place that makes conditional writes and determines their outcome:
 
     PUT If-None-Match: *  --200-------------------------------------> ours
                           --412, 409, 404, 5xx, time-out, cut off--> read that position back
-                               our id  --> ours        (an answer was lost, or somebody sent the request twice)
+                               our id  --> ours        (an answer was lost, or the network sent the request twice)
                                another --> theirs
                                nothing --> the same request again, MAX_TRIES times: only one can ever create the
                                            object, and whichever of ours does carries our id; else `Indeterminate`
@@ -38,7 +38,7 @@ MAX_TRIES = 5  # of one request: with the backoff below up to about 3 s; a store
 BACKOFF_BASE_MS = 50
 BACKOFF_CAP_MS = 1_000
 MAX_SWEPT = 1_000  # objects deleted by one sweep: as many as one DeleteObjects takes
-MAX_SWEEP_PAGES = 10  # of 1,000 names: what is left over falls to the next sweep
+MAX_SWEEP_PAGES = 10  # of 1,000 names: the next sweep deletes the rest
 
 
 class S3Logs:
@@ -82,9 +82,9 @@ class S3Logs:
         return None if data is None else decode_header(data, position, self._where(folder, position))
 
     def add(self, entry: Entry) -> bool:
-        """Create `entry` iff there is none at its position. True where `entry` is what is there now.
+        """Create `entry` iff its position is empty. True if `entry` is what is there now.
 
-        Raises `Determinate` where it is certain that it never will be, `Indeterminate` where it may be.
+        Raises `Determinate` if it is certain that it never will be, `Indeterminate` if it may be.
         """
         key, position = entry.header.key, entry.header.position
         action = f"compare_and_set of {key!r}"
@@ -195,7 +195,7 @@ class S3Logs:
         return found
 
     def _read(self, action: str, request: Any) -> Any:
-        """What `request` answers; tried again where the network or the server failed. Raises `Determinate`."""
+        """What `request` answers; tried again if the network or the server failed. Raises `Determinate`."""
         for attempt in range(1, MAX_TRIES + 1):
             try:
                 return request()
@@ -217,7 +217,7 @@ class S3Logs:
 
 
 def _date_ms(answer: Any) -> float | None:
-    """When S3 answered, by its own clock; `None` where it does not say."""
+    """When S3 answered, by its own clock; `None` if it does not say."""
     from email.utils import parsedate_to_datetime
 
     text = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")

@@ -4,7 +4,7 @@
         exactly one 200, and its body is what is stored?  ROUNDS times; then once more, to the name that is taken
 
 Some servers ignore the condition. Others look first and write later: they are correct for one request at a time, but
-of two requests whose bodies come slowly both find nothing, and both succeed. Nothing built on such a store could be
+if the bodies of two requests arrive slowly, both find nothing and both succeed. Nothing built on such a store can be
 trusted, so it is refused (`UnfitStore`). No setting disables the probe.
 """
 
@@ -25,11 +25,11 @@ from persist_core.location.s3.uri import S3Settings
 PROBE_FOLDER = "=probe"  # beside the logs; no key's folder is called so
 RACERS = 6
 ROUNDS = 4
-MAX_INCONCLUSIVE = 3  # rounds in which errors of the network or the server hid the answer
-# How long a racer holds its body for the others, in seconds. Nobody is waited for whose request was decided before its
-# body came, so this much is lost a round on servers that do so.
+MAX_INCONCLUSIVE = 3  # rounds without an answer because of network or server errors
+# How long a racer holds its body for the others, in seconds. A server may decide a request before its
+# body arrives; then that racer never comes, and each round waits this long.
 GATHER_S = 0.3
-# More than the buffers on the way hold: a server that reads the body in pieces is really kept waiting.
+# More than the buffers on the way hold: a server that reads the body in pieces has to wait.
 BODY_BYTES = 256 << 10
 
 _probing = threading.Lock()
@@ -40,7 +40,7 @@ def probe_once(client: S3Client, root: str, ids: Ids) -> None:
     """Probe the bucket unless this process has done so.
 
     `root` is the folder, with a slash at its end, below which the probe's objects may be made. Raises `UnfitStore`, and
-    `Determinate` where there is no answer.
+    `Determinate` if there is no answer.
     """
     place = _place(client.settings)
     if place in _passed:
@@ -86,7 +86,7 @@ def probe(client: S3Client, root: str, ids: Ids) -> None:
 
 
 def _race(client: S3Client, name: str) -> bool:
-    """One race; whether its answers say anything. Raises `UnfitStore`, `Determinate`."""
+    """One race; whether its answers allow a conclusion. Raises `UnfitStore`, `Determinate`."""
     gate = threading.Barrier(RACERS)
     bodies = [bytes([65 + racer]) * BODY_BYTES for racer in range(RACERS)]
     client.api.meta.events.register("before-send.s3.PutObject", _start, unique_id="persist-probe")
@@ -154,7 +154,7 @@ def _place(settings: S3Settings) -> tuple[str, str | None, str | None]:
 
 
 class _SlowBody(io.BytesIO):
-    """A body that, once it is being sent, stops half way until all racers have come as far, or `GATHER_S` are over."""
+    """A body that, once it is being sent, stops half way until all racers are there, or `GATHER_S` are over."""
 
     def __init__(self, data: bytes, gate: threading.Barrier) -> None:
         super().__init__(data)

@@ -27,7 +27,7 @@ class S3Settings:
     prefix: str = ""
     endpoint: str | None = None
     region: str | None = None
-    path_style: bool | None = None  # None: where an endpoint is given (few of those have a host name for each bucket)
+    path_style: bool | None = None  # None: True iff an endpoint is given (few servers have a host per bucket)
     profile: str | None = None
     access_key_id: str | None = field(default=None, repr=False)
     secret_access_key: str | None = field(default=None, repr=False)
@@ -35,7 +35,7 @@ class S3Settings:
 
     @property
     def uri(self) -> str:
-        """The URI without credentials: safe to print, and enough to open it again where the environment has them."""
+        """The URI without credentials: safe to print, and enough to open it again if the environment has them."""
         shown = {"endpoint": self.endpoint, "region": self.region, "profile": self.profile}
         query = [f"{name}={quote(value, safe='/:')}" for name, value in shown.items() if value is not None]
         if self.path_style is not None:
@@ -49,7 +49,7 @@ class S3Settings:
         return self.endpoint is not None if self.path_style is None else self.path_style
 
     def with_credentials_of(self, environment: Mapping[str, str]) -> S3Settings:
-        """These settings with what `environment` says in AWS's variables, where the URI did not say it itself."""
+        """These settings with what `environment` says in AWS's variables, unless the URI sets it."""
         found: dict[str, Any] = {}
         if self.access_key_id is None and self.profile is None and environment.get("AWS_ACCESS_KEY_ID"):
             found = {

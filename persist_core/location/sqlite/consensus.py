@@ -8,13 +8,13 @@ Decisions, and why:
 * **A connection per call.** Nothing is held between calls, so the object may be shared by threads and inherited by a
   forked child (a connection carried over a fork can roll back its parent's transaction). It costs about 0.2 ms beside
   a commit's disk flush.
-* **Rollback journal, not WAL.** Commits are rare (a few per dag run), so WAL's concurrency brings nothing, while it
+* **Rollback journal, not WAL.** Commits are rare (a few per dag run), so WAL's concurrency has no benefit, while it
   needs shared memory, leaves two more files, and SQLite before 3.51.3 could corrupt a WAL database when two processes
   reset the log at the same moment.
 * **synchronous=EXTRA**: FULL, and the directory is synced after the journal is unlinked. With FULL alone a power cut
-  right after the commit can bring the journal back and roll back what was acknowledged.
+  right after the commit can restore the journal and roll back an acknowledged commit.
 
-Not for network file systems: SQLite's locks do not work there.
+Do not use it on network file systems: SQLite's locks do not work there.
 """
 
 from __future__ import annotations
@@ -147,13 +147,13 @@ class SqliteConsensus:
 
     @contextmanager
     def _reading(self, action: str) -> Iterator[sqlite3.Connection | None]:
-        """A read transaction, or `None` where the database does not exist yet. All failures change nothing."""
+        """A read transaction, or `None` if the database does not exist yet. All failures change nothing."""
         try:
             if not self._path.exists():
                 yield None
                 return
             with closing(self._connect("rw")) as connection:
-                connection.execute("BEGIN")  # so that the check and the read see one and the same moment
+                connection.execute("BEGIN")  # so that the check and the read see the same state
                 yield connection if self._is_initialised(connection) else None
         except (sqlite3.Error, OSError) as error:
             raise self._read_error(error, action) from error
@@ -220,7 +220,7 @@ class SqliteConsensus:
         return False
 
     def _initialise(self, connection: sqlite3.Connection) -> None:
-        """Create the table within the transaction under way, so that no other process ever sees half of it."""
+        """Create the table within the current transaction, so that no other process sees half of it."""
         if not self._is_initialised(connection):
             connection.execute(_CREATE_TABLE)
             connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
@@ -237,7 +237,7 @@ class SqliteConsensus:
         )
 
     def _write_error(self, error: sqlite3.Error, action: str) -> PersistError:
-        """The verdict on an error between BEGIN and COMMIT."""
+        """The error to raise for one between BEGIN and COMMIT."""
         if _code(error) in _CORRUPT or _code(error) in _DID_NOTHING:
             return self._read_error(error, action)
         return Indeterminate(

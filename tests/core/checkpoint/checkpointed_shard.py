@@ -33,7 +33,7 @@ R = TypeVar("R")
 
 
 class Crashing(MemBlob):
-    """Crashes its caller at the n-th call (from 0), before the call has happened or after it."""
+    """Crashes its caller at the n-th call (from 0), before or after the call has taken effect."""
 
     def __init__(self) -> None:
         super().__init__()

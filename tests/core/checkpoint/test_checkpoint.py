@@ -134,7 +134,7 @@ def test_a_crash_at_any_call_is_mended_by_doing_it_again(is_late: bool) -> None:
 
 
 def crash_and_mend(crash_at: int, *, is_late: bool) -> bool:
-    """Crash a publication with retention at one call, do it again, compare. False where there is no such call."""
+    """Crash a publication with retention at one call, repeat it, compare. False if there is no such call."""
     blob = Crashing()
     shard = Shard(blob)
     retention = RetentionConfig(keep_last=2, keep_daily=0, keep_weekly=0)
@@ -149,7 +149,7 @@ def crash_and_mend(crash_at: int, *, is_late: bool) -> bool:
         blob.is_armed = False
     latest = shard.checkpointer.read_latest()
     assert latest is not None
-    assert shard.stash(latest), "what _latest names is all there, also between the crash and its repair"
+    assert shard.stash(latest), "all that _latest names exists, also between the crash and its repair"
     shard.publish(retention)
     assert shard.checkpointer.read_latest() == ids[-1]
     assert shard.checkpointer.list_checkpoints() == ids[1:]
@@ -163,7 +163,7 @@ def test_a_corrupt_artifact_stops_and_names_itself() -> None:
     shard.publish()
     (artifact,) = shard.operators(last)["upsert"]
     shard.blob.set(artifact.key, b"rotten")
-    assert shard.stash(last) == [b"stash-1"], "its copy stands in for it"
+    assert shard.stash(last) == [b"stash-1"], "its copy is used instead"
     shard.blob.delete(f"s/checkpoints/{last}/operators/upsert/partition-0.snap")
     with pytest.raises(CorruptArtifact, match=f"{artifact.key} in mem: has SHA-256"):
         shard.stash(last)
@@ -216,7 +216,7 @@ def test_a_crash_between_manifest_and_latest_is_mended_without_a_new_commit() ->
     shard = Shard()
     first, last = shard.commit(), shard.commit()
     shard.publish()
-    shard.blob.set("s/checkpoints/_latest", first.encode())  # as a slower publisher would leave it, too
+    shard.blob.set("s/checkpoints/_latest", first.encode())  # a slower publisher would leave it like this, too
     assert shard.publish().published == ()
     assert shard.checkpointer.read_latest() == last
 
@@ -266,7 +266,7 @@ def test_what_a_crashed_deletion_left_is_swept_and_what_is_being_published_is_no
 
 
 def test_pins_outlast_races_with_retention() -> None:
-    """A pin that lands after the deletion has looked for pins is kept: the manifest comes back."""
+    """A pin that is set after the deletion has looked for pins is kept: the manifest is restored."""
     shard = Shard()
     first = shard.commit()
     shard.publish()

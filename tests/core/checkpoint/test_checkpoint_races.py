@@ -1,7 +1,7 @@
-"""Publishers and minters that are overtaken, at each of their store calls in turn: found by the simulator.
+"""Publishers and minters that are overtaken at each of their store calls in turn: found by the simulator.
 
-The rival commits, publishes, and its retention takes all older checkpoints. Whoever was overtaken must end well: what
-it was reading is gone by right, and is no corruption.
+The rival commits, publishes, and its retention deletes all older checkpoints. The overtaken process must end well:
+what it was reading was deleted correctly, which is not corruption.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.core.protocol.test_checkpoint_protocol import Runs
 
 
 class Overtaking(MemBlob):
-    """Lets a rival do its work just before the call that is `after` calls away."""
+    """Lets a rival do its work just before a call, after `after` other calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Overtaking(MemBlob):
         self._calls_left, self._rival = after, rival
 
     def has_overtaken(self) -> bool:
-        """Did the rival get its chance? It gets none from here on."""
+        """Whether the rival has run. It does not run from here on."""
         rival, self._rival = self._rival, None
         return rival is None
 
@@ -64,7 +64,7 @@ class Overtaking(MemBlob):
 
 
 def each_call(run: Callable[[int], bool]) -> int:
-    """Overtake at the first call, the second ... until a run ends before it is overtaken; how many were."""
+    """Overtake at the first call, the second ... until a run ends before that; returns the number of calls."""
     for calls in range(200):
         if not run(calls):
             return calls
@@ -157,7 +157,7 @@ def test_what_a_deletion_left_behind_when_it_died_is_settled_by_the_next_task() 
 
 
 def test_a_pointer_is_never_left_at_a_checkpoint_that_is_gone() -> None:
-    """The rival comes between the last look and the write: one call after all others."""
+    """The rival runs between the last read and the write: one call after all others."""
 
     def run(calls: int) -> bool:
         blob = Overtaking()
@@ -171,7 +171,7 @@ def test_a_pointer_is_never_left_at_a_checkpoint_that_is_gone() -> None:
             shard.publish(KEEP_ONE)
 
         blob.overtake(calls, rival)
-        with suppress(CorruptArtifact):  # what it was asked to point to is gone: an answer, and nothing was written
+        with suppress(CorruptArtifact):  # the requested target was deleted: a regular result, and nothing was written
             settle_latest(shard.client, "s")
         is_overtaken = blob.has_overtaken()
         newest = shard.client.state("s").newest_commit
@@ -183,7 +183,7 @@ def test_a_pointer_is_never_left_at_a_checkpoint_that_is_gone() -> None:
 
 
 def test_mint_may_be_overtaken_at_any_call(tmp_path: Path) -> None:
-    """Its description may be outdated by then, which append finds out; mint itself must not fail."""
+    """Its description may be outdated by then, which append detects; mint itself must not fail."""
 
     def run(calls: int) -> bool:
         blob = Overtaking()
@@ -206,7 +206,7 @@ def test_mint_may_be_overtaken_at_any_call(tmp_path: Path) -> None:
 
 
 def test_what_an_outdated_description_needs_may_be_gone(tmp_path: Path) -> None:
-    """Also where another try has committed this very description, and retention has taken what both start from."""
+    """Also if another try has committed this very description, and retention has deleted what both start from."""
     runs = Runs(tmp_path)
     runs.commit(b"one", stashed=1)
     slow = runs.mint()
@@ -214,7 +214,7 @@ def test_what_an_outdated_description_needs_may_be_gone(tmp_path: Path) -> None:
         raise CorruptArtifact("really")
     runs.commit(None, stashed=0, description=slow)
     with pytest.raises(AlreadyCommitted, match="already committed"), stages.outdated_first(runs.client, slow):
-        raise CorruptArtifact("gone by right")
+        raise CorruptArtifact("deleted correctly")
 
 
 def test_corruption_that_stays_is_reported_by_mint_and_publisher(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_corruption_that_stays_is_reported_by_mint_and_publisher(tmp_path: Path)
 
 
 def test_a_pointer_to_nothing_gives_way_to_the_newest_whatever_its_id() -> None:
-    """Found by simulation 20261417: ids of one millisecond are in no order, and a crash had left the pointer behind."""
+    """Found by simulation 20261417: ids of one millisecond have no order, and a crash had left an old pointer."""
     shard = Shard()
     shard.commit()
     last = shard.commit()

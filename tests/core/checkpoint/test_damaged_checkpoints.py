@@ -1,4 +1,4 @@
-"""Damage to derived objects holds nothing back: it is repaired from the commits or moved aside, and reported."""
+"""Damage to derived objects stops no task: it is repaired from the commits or moved aside, and reported."""
 
 from __future__ import annotations
 
@@ -35,12 +35,32 @@ def test_an_unreadable_old_manifest_is_written_again_and_its_bytes_are_kept() ->
     report = shard.publish()
     assert (report.published, report.repaired, report.quarantined) == ((third,), (manifest_key(first),), ())
     (warning,) = report.warnings
-    assert warning.startswith(f"repaired {manifest_key(first)}")
+    assert warning.startswith(f"{manifest_key(first)} was damaged")
     assert shard.blob.get(manifest_key(first)) == whole
     assert shard.checkpointer.list_checkpoints() == [first, second, third]
     (kept,) = shard.blob.list_keys_and_metadata("s/checkpoints/quarantine/")
     assert shard.blob.get(kept.key) == b"rotten"
     assert fsck(shard.client, "s").is_clean
+
+
+def test_a_deleted_manifest_that_a_chain_needs_is_written_again() -> None:
+    shard = Shard()
+    root, middle, last = shard.commit(), shard.commit(is_delta=True), shard.commit(is_delta=True)
+    shard.publish()
+    for gone in ([root], [middle], [root, middle]):
+        for checkpoint_id in gone:
+            shard.blob.delete(manifest_key(checkpoint_id))
+        assert not fsck(shard.client, "s").is_clean
+        assert shard.publish().published == tuple(gone)
+        assert fsck(shard.client, "s").is_clean
+    shard.blob.delete(manifest_key(root))
+    newest = shard.commit(is_delta=True)
+    report = shard.publish(KEEP_ONE)
+    assert (report.published, report.damaged) == ((newest, root), ()), "the pointer moves on"
+    assert shard.checkpointer.read_latest() == newest
+    assert shard.checkpointer.list_checkpoints() == [root, middle, last, newest]
+    shard.blob.delete(manifest_key(root))
+    assert repair_checkpoints(shard.client, "s").published == (root,)
 
 
 def test_an_unreadable_manifest_of_a_forgotten_commit_is_moved_aside_and_retention_goes_on() -> None:
@@ -54,9 +74,7 @@ def test_an_unreadable_manifest_of_a_forgotten_commit_is_moved_aside_and_retenti
     first, second = shard.commit(), shard.commit()
     report = shard.publish(KEEP_ONE)
     assert (report.quarantined, report.deleted, report.kept) == ((forgotten,), (first,), 1)
-    moved, damaged = report.warnings
-    assert moved.startswith(f"moved the manifest of checkpoint {forgotten} into the quarantine")
-    assert damaged.startswith("found damage: ")
+    assert [forgotten in warning for warning in report.warnings] == [True, True]
     assert shard.checkpointer.list_checkpoints() == [second]
     assert shard.blob.get(copy_key(forgotten)) == b"old", "what belongs to it stays while it is in the quarantine"
     assert shard.publish(KEEP_ONE).warnings == ()
@@ -142,7 +160,7 @@ def test_a_copy_that_cannot_be_copied_again_is_reported_and_stops_nothing() -> N
 
 
 def test_a_whole_checkpoint_of_a_damaged_commit_is_left_alone() -> None:
-    """It may hold the only whole copy of the operator state."""
+    """It may contain the only intact copy of the operator state."""
     shard = Shard()
     first, second = shard.commit(), shard.commit()
     shard.publish()

@@ -1,4 +1,4 @@
-"""A second operator, invented here, whose deltas and snapshots have another rhythm than the stash's.
+"""A second operator, defined here, with other intervals between its snapshots than the stash.
 
 Nothing in the core knows operators by anything but their names, so both go through commit, publication, retention,
 recovery, restore and fork alike.
@@ -25,7 +25,7 @@ STASH_EVERY, INDEX_EVERY = 2, 5
 
 
 def rhythms(count: int) -> tuple[Shard, list[str]]:
-    """`count` commits: the stash is whole in every second, the index in every fifth, and unchanged in every third."""
+    """`count` commits: a full stash in every second, a full index in every fifth, an unchanged index in every third."""
     shard, ids = Shard(), []
     for n in range(count):
         index = None if n % 3 == 2 and n % INDEX_EVERY else b"index %d" % n
@@ -73,7 +73,7 @@ def test_retention_keeps_the_ancestors_of_every_operator(count: int) -> None:
 
 
 def test_copies_alone_give_the_same_chains() -> None:
-    """With every staged artifact gone, as with a commit that the state no longer lists."""
+    """With every staged artifact deleted, as with a commit that the state no longer lists."""
     shard, ids = rhythms(9)
     shard.publish(KEEP_ONE)
     for entry in list(shard.blob.list_keys_and_metadata("s/batches/")):
@@ -139,7 +139,7 @@ def test_a_chain_without_a_full_snapshot_is_corrupt_and_names_the_operator() -> 
 
 
 def test_retention_keeps_all_that_a_broken_chain_may_need() -> None:
-    """The manifest in the middle of the chain cannot be read: which older ones it needs is not known."""
+    """The manifest in the middle of the chain cannot be read: so the older ones that it needs are not known."""
     chain = [manifest(0, a=False), manifest(1, a=False), manifest(3, a=True), manifest(4, a=False)]
     assert plan_retention(chain, keep_last=1, keep_daily=0, keep_weekly=0, latest_id=None, pinned=[IDS[3]]) == []
     whole = [chain[0], chain[1], manifest(2, a=False), *chain[2:]]

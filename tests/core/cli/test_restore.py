@@ -92,7 +92,7 @@ def test_pins_are_shown_and_kept(persist: Persist) -> None:
     assert [body["is_pinned"] for body in persist("checkpoints", "orders", "--json").json] == [True, False]
     assert "no longer pinned" in persist("unpin", "orders", first).out
     assert "was not pinned" in persist("unpin", "orders", first).out
-    assert "retention leaves it alone" in persist("pin", "orders", second).out
+    assert "retention skips it" in persist("pin", "orders", second).out
 
 
 def test_a_checkpoint_that_can_not_be_read_is_listed_so(persist: Persist) -> None:
@@ -102,6 +102,11 @@ def test_a_checkpoint_that_can_not_be_read_is_listed_so(persist: Persist) -> Non
         "checkpoint_id": second, "error": "the manifest can't be read",
     }  # fmt: skip
     assert "the manifest can't be read" in persist("checkpoints", "orders").out
+    persist.client.blob.set("orders/checkpoints/_latest", b"rotten")
+    listed = persist("checkpoints", "orders")
+    assert listed.code == 0
+    assert first in listed.out
+    assert "warning: orders/checkpoints/_latest holds b'rotten'" in listed.err
     assert persist("restore", "orders", "--to", second, "--json").code == 4
     assert persist("restore", "orders", "--to", first, "--json").code == 0
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer
 from persist_core.cli.main import run_command
 from persist_core.clock import SystemClock
 from persist_core.config.collection import CollectionConfig, load_collection
@@ -25,7 +24,6 @@ from persist_core.location.settings import PersistLocation
 from persist_core.protocol import run as local_run
 from persist_core.protocol.conflicts import list_conflicts
 from persist_core.protocol.run import bring_up_to_date, default_until
-from persist_core.shard.keys import CheckpointLayout
 from persist_core.spark_job.answer import error_of_kind
 from persist_core.spark_job.installation import find_spark_submit, job_path, spark_environment
 from persist_core.spark_job.submit import SparkSettings, tuned_conf, write_batch
@@ -44,7 +42,6 @@ class World:
         self.drops = folder / "in"
         self.drops.mkdir()
         self.notes = folder / "notes"
-        self.said: list[str] = []
         self.location = PersistLocation(blob_uri_beside(consensus_uri, folder / "blobs"), consensus_uri)
         self.client = PersistClient(open_location(self.location))
         home = folder / "spark" / "bin"
@@ -77,8 +74,9 @@ class World:
 
     def run(self, config: CollectionConfig, until: int | None = UNTIL, **settings: Any) -> Any:
         spark = SparkSettings(master="local[1]", **settings)
+        said: list[str] = []
         write = functools.partial(write_batch, self.client, self.location, config, spark)
-        return bring_up_to_date(self.client, config, until=until, write=write, say=self.said.append)
+        return bring_up_to_date(self.client, config, until=until, write=write, say=said.append)
 
     def ids(self, as_of: int | None = None) -> list[int]:
         return sorted(self.client.open_reader("orders").snapshot(as_of)["id"].to_pylist())
@@ -124,17 +122,6 @@ def test_dated_input_within_limits_takes_as_many_rounds_as_dates(world: World) -
     assert [r.commit.upper for r in report.rounds] == [parse_time(f"2026-01-0{day}") for day in (2, 3)]
     assert world.ids(parse_time("2026-01-02") - 1) == [1]
     assert world.ids() == [1, 2]
-
-
-def test_repaired_checkpoints_are_shown(world: World) -> None:
-    world.run(world.config())
-    (checkpoint_id,) = BlobCheckpointer(world.client.blob, "orders").list_checkpoints()
-    key = CheckpointLayout("orders").manifest(checkpoint_id)
-    world.client.blob.set(key, b"damaged")
-    world.run(world.config())
-    assert [line for line in world.said if "warning" in line] == [
-        f"warning: checkpoints of orders: repaired {key}: it was damaged, and was written again from its commit"
-    ]
 
 
 @on_each_consensus
@@ -323,6 +310,17 @@ def test_a_time_in_the_future_needs_force(world: World, capsys: pytest.CaptureFi
     assert "run it with --force" in capsys.readouterr().err
     assert run_command([*command, "--force"]) == 0
     assert world.client.state("orders").upper.time == parse_time("2099-01-01")
+
+
+def test_a_damaged_checkpoint_is_repaired_and_reported(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.drop("a.txt", 1)
+    config = world.config()
+    checkpoint_id = world.run(config).rounds[0].commit.checkpoint_id
+    key = f"orders/checkpoints/{checkpoint_id}/manifest.json"
+    world.client.blob.set(key, b"rotten")
+    capsys.readouterr()
+    assert run_command(["run", str(world.write_config()), "--until", "2026-01-01"]) == 0
+    assert f"warning: {key} was damaged or missing and was written again from its commit" in capsys.readouterr().err
 
 
 def test_by_default_the_input_is_final_up_to_the_current_period(world: World) -> None:

@@ -69,7 +69,7 @@ def test_read_only_says_what_it_would_write_and_leaves_nothing(
         assert trial["sample"] == [{"_persist_diff": 1, "id": 1}]
     assert run_command(["run", "tried"]) == 0
     told = capsys.readouterr().out
-    assert "tried as of 999 would come to: inserted 2" in told
+    assert "tried as of 999 would write: inserted 2" in told
     assert "and 1 more updates" in told
     assert world.client.shards() == ["orders"]
     assert not list(world.client.blob.list_keys_and_metadata("tried/"))

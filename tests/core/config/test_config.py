@@ -1,4 +1,4 @@
-"""Collection files that are right, their shorthands, and that nothing but `ConfigError` ever comes of wrong ones."""
+"""Valid collection files, their shorthands, and invalid files, which never raise anything but `ConfigError`."""
 
 from __future__ import annotations
 

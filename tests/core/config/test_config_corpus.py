@@ -1,6 +1,6 @@
 """Every broken file in `corpus/configs` is refused with exactly the text beside it (`<case>.txt`).
 
-`PERSIST_ACCEPT=1 pytest` of this file writes the texts anew: read the difference before keeping it.
+`PERSIST_ACCEPT=1 pytest` of this file writes the texts again: read the diff before you keep it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bundled demo feed is what its script makes, and holds what the demo tells about."""
+"""The bundled demo feed is what its script generates, and contains what the demo describes."""
 
 from __future__ import annotations
 

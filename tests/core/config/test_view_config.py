@@ -1,4 +1,4 @@
-"""View files: what they may say, and how a wrong one is told: file, field, what was found and what is expected."""
+"""View files: the valid forms, and the errors of invalid ones: file, field, value found and value expected."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Files:
         return path
 
     def told(self, name: str, text: str) -> str:
-        """The error of a wrong file, without its folder."""
+        """The error of an invalid file, without its folder."""
         with pytest.raises(ConfigError) as caught:
             load_view(self.write(name, text))
         return str(caught.value).replace(f"{self.views}/", "")

@@ -1,4 +1,4 @@
-"""What is known of a view's query without Spark: inputs, certain mistakes, and nothing refused that is right."""
+"""What is known of a view's query without Spark: inputs and certain mistakes; no valid query is refused."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ RIGHT = {  # query -> its inputs
     "SELECT b.id, c.q FROM b JOIN LATERAL (SELECT b.z AS q) c": ("b",),
 }
 
-WRONG = {  # query -> what the message has to say
+WRONG = {  # query -> what the message must contain
     "": "found 0 characters, expected a query",
     "SELECT 1; SELECT 2": "found 2 statements, expected one query",
     "INSERT INTO a SELECT 1": r"found a statement \(INSERT\), expected a query",
@@ -56,8 +56,8 @@ WRONG = {  # query -> what the message has to say
     "DROP TABLE a": r"found a statement \(DROP\)",
     "DELETE FROM a": r"found a statement \(DELETE\)",
     "SHOW TABLES": r"found a statement \(SHOW\)",
-    "SELECT * FROM db.a": r"found db\.a \(line 1, column 18\), expected the name of a shard, alone; .* `db\.a`",
-    "SELECT rand() FROM a": r"found rand\(\) \(line 1, column 8\), expected a function of the inputs alone",
+    "SELECT * FROM db.a": r"found db\.a \(line 1, column 18\), expected the name of a shard only; .* `db\.a`",
+    "SELECT rand() FROM a": r"found rand\(\) \(line 1, column 8\), expected a function of the inputs only",
     "SELECT x,\n  now() FROM a": r"found now\(\) \(line 2, column 3\)",
     "SELECT current_timestamp FROM a": r"found current_timestamp \(line 1, column 8\)",
     "SELECT current_date() FROM a": "current_date",

@@ -1,4 +1,4 @@
-"""The bundled views and what they read are whole."""
+"""The bundled views and their inputs are complete and valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asserts in the shipped suites explain themselves as those in test files do."""
+"""Failed asserts in the shipped suites show their values, as in test files."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class TestS3BlobOnMinio(S3BlobHooks, BlobConformance):
         self.server = minio
 
     def test_a_key_that_begins_another(self, blob: Blob) -> None:
-        """MinIO takes both and hides the lower one from listings: its fault, and none of our keys begins another."""
+        """MinIO accepts both and hides the lower one from listings: a defect, and no key of ours begins another."""
         blob.set("a/b", b"below")
         blob.set("a", b"above")
         assert blob.get("a/b") == b"below"

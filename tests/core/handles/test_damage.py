@@ -61,7 +61,7 @@ def test_a_part_that_is_cut_off_missing_or_replaced_is_named() -> None:
 
 
 class Raising:
-    """A decoder that fails as a library may."""
+    """A decoder that fails like a library."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error

@@ -40,7 +40,7 @@ Row = tuple[Any, ...]
 
 
 class Shard:
-    """One shard in memory, with the pieces that the tests reach for."""
+    """One shard in memory, with the objects that the tests use."""
 
     def __init__(self, schema: CollectionSchema = SCHEMA) -> None:
         self.clock = ManualClock(1_000)
@@ -169,11 +169,11 @@ def test_reads_outside_the_frontiers_print_both() -> None:
     with pytest.raises(OutsideFrontiers, match="no data yet"):
         shard.reader.snapshot()
     shard.append(0, 10, [(1, "eu", None, None, 0, 1)])
-    with pytest.raises(OutsideFrontiers, match=r"\[since 0, upper 10\); expected 10"):
+    with pytest.raises(OutsideFrontiers, match=r"\[since 0, upper 10\); the read asked for 10"):
         shard.reader.snapshot(10)
     hold = SinceHandle.open(shard.machine, shard.ids, "s", "h")
     hold.downgrade(Frontier(5))
-    with pytest.raises(OutsideFrontiers, match=r"\[since 5, upper 10\); expected 4"):
+    with pytest.raises(OutsideFrontiers, match=r"\[since 5, upper 10\); the read asked for 4"):
         shard.reader.changes(4, 8)
     with pytest.raises(InvalidInput, match="expected after <= through"):
         shard.reader.changes(8, 6)

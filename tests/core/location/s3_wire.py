@@ -2,7 +2,7 @@
 
     Wire(store).script("PutObject", Answer(503), Lost(is_processed=True))
 
-strikes the first two PutObjects; all other requests pass. Every request is counted, whatever became of it.
+affects the first two PutObjects; all other requests pass. Every request is counted, with any outcome.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def connect_timed_out() -> Lost:
 
 @dataclass(frozen=True)
 class Meanwhile:
-    """`action` happens while the request is on its way; then the request goes on, to `then` where that is given."""
+    """`action` happens while the request is on its way; then the request goes on, to `then` if that is given."""
 
     action: Callable[[], object]
     then: Callable[[Any], AWSResponse | None] | None = None
@@ -105,11 +105,11 @@ class Wire:
         client.api.meta.events.register("before-send.s3", self._send)
 
     def script(self, operation: str, *fates: Fate) -> None:
-        """What becomes of the next requests of `operation`, in this order."""
+        """The outcomes of the next requests of `operation`, in this order."""
         self._fates.setdefault(operation, deque()).extend(fates)
 
     def is_played(self) -> bool:
-        """Whether all that was scripted has struck."""
+        """Whether the whole script has been used."""
         return not any(self._fates.values())
 
     def take_counts(self) -> dict[str, int]:
@@ -126,7 +126,7 @@ class Wire:
 
 
 def carry_out(request: Any) -> None:
-    """Send the request past the wire; nobody hears the answer."""
+    """Send the request without the wire; the answer is discarded."""
     session = URLLib3Session()
     try:
         session.send(request)
@@ -137,7 +137,7 @@ def carry_out(request: Any) -> None:
 
 
 class _Raw(io.BytesIO):
-    """A body as urllib3 hands it over."""
+    """A body in urllib3's form."""
 
     def stream(self, *_: object, **__: object) -> Any:
         yield self.read()

@@ -1,4 +1,4 @@
-"""What is particular to `FileBlob`: links, odd files, temporary files, durability and the verdict on each error."""
+"""What is specific to `FileBlob`: links, odd files, temporary files, durability and the verdict on each error."""
 
 from __future__ import annotations
 

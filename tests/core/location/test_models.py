@@ -34,7 +34,7 @@ DATA = st.binary(max_size=20)
 SEGMENTS = st.sampled_from(["a", "a!", "a0", "b", ".c", "\u00e9", "\U0001f980"])
 BLOB_KEYS = st.lists(SEGMENTS, min_size=1, max_size=4).map("/".join)
 
-# What the calls mean is at stake here, not durability: where there is a file system in memory, its syncs cost nothing.
+# These tests check results, not durability, so they use a file system in memory if there is one: its syncs are free.
 MEMORY_FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
@@ -187,5 +187,5 @@ class FileBlobModel(MemBlobModel):
 
 @pytest.mark.parametrize("model", [MemConsensusModel, SqliteConsensusModel, MemBlobModel, FileBlobModel])
 def test_against_a_dict(model: type[RuleBasedStateMachine]) -> None:
-    """Sequences long enough to build something up; how many of them is the profile's to say."""
+    """Sequences long enough to build something up; the profile sets how many of them."""
     run_state_machine_as_test(model, settings=settings(stateful_step_count=20))

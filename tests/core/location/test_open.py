@@ -1,4 +1,4 @@
-"""What each URI opens, and which are refused."""
+"""What each URI opens, and which URIs are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is particular to `PostgresConsensus`: creation, scripted races, foreign tables and settings, durability."""
+"""What is specific to `PostgresConsensus`: creation, scripted races, foreign tables and settings, durability."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_first_versions_that_race_have_one_winner(postgres_store: PostgresStore)
             assert postgres_store.consensus.scan(f"k{number}", 0) == [VersionedData(1, b"%d" % writer)]
 
 
-# races, scripted: another client is half way, and we come
+# races, scripted: another client is half way when our call starts
 
 MOVE = "UPDATE consensus SET is_head = false WHERE key = 'k' AND is_head"
 SIX = "INSERT INTO consensus VALUES ('k', 6, 'x', true)"
@@ -135,7 +135,7 @@ def test_of_two_first_versions_one_wins(
 def test_a_first_version_that_meets_another_in_the_primary_key_alone_has_lost(
     postgres_store: PostgresStore, other_client: OtherClient, one_thread: ThreadPoolExecutor
 ) -> None:
-    """What happens by chance when both look before either has written: here they write in two steps."""
+    """A race in which both read before either has written, made certain: here they write in two steps."""
     consensus = postgres_store.consensus
     fill(consensus, "another", [ONE])
     other_client.run("INSERT INTO consensus VALUES ('k', 1, 'x', false)")
@@ -148,12 +148,12 @@ def test_a_first_version_that_meets_another_in_the_primary_key_alone_has_lost(
 def test_a_first_version_waits_for_a_head_that_moves(
     postgres_store: PostgresStore, other_client: OtherClient, one_thread: ThreadPoolExecutor
 ) -> None:
-    """While the mark moves from one row to the next there must be no moment without one."""
+    """While the mark moves from one row to the next, one row must always have it."""
     consensus = postgres_store.consensus
     fill(consensus, "k", [FIVE])
     other_client.run(MOVE, SIX)
     future = other_client.blocks(one_thread, lambda: consensus.compare_and_set("k", None, VersionedData(9, b"")))
-    assert consensus.head("k") == FIVE  # readers don't wait
+    assert consensus.head("k") == FIVE  # readers do not wait
     other_client.run("COMMIT")
     assert future.result(30) is MISMATCH
 
@@ -169,7 +169,7 @@ def test_truncation_meets_commits_and_truncations(
     assert consensus.compare_and_set("k", 6, VersionedData(7, b"")) is COMMITTED
     future = other_client.blocks(one_thread, lambda: consensus.truncate("k", 7))
     other_client.run("COMMIT")
-    assert future.result(30) == 1  # what the other deleted is counted by the other
+    assert future.result(30) == 1  # the other counts what it deleted
     assert [version.seqno for version in consensus.scan("k", 0)] == [7]
 
 
@@ -191,7 +191,7 @@ def test_against_a_dict(postgres: PostgresServer) -> None:
     run_state_machine_as_test(Model, settings=settings(stateful_step_count=20))
 
 
-# tables and databases that are not as ours
+# tables and databases that differ from ours
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def reads(consensus: Consensus) -> list[Callable[[], object]]:
     return [lambda: consensus.head("k"), lambda: consensus.scan("k", 0), lambda: list(consensus.list_keys())]
 
 
-# the server says no
+# the server refuses
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_server_that_falls_silent_is_given_up(
 
 
 def test_a_killed_server_has_kept_what_it_acknowledged(own_postgres: PostgresServer) -> None:
-    """kill -9 of the whole server under load, three times; then everything is as it was told."""
+    """kill -9 of the whole server under load, three times; afterwards every acknowledged commit is there."""
     store = PostgresStore(own_postgres)
     consensus = store.consensus
     assert consensus.head("k0") is None
@@ -194,7 +194,7 @@ def test_a_killed_server_has_kept_what_it_acknowledged(own_postgres: PostgresSer
         own_postgres.start()
         versions = consensus.scan(f"k{number}", 0)
         assert [version.seqno for version in versions[: len(lines)]] == lines
-        assert len(versions) - len(lines) in (0, 1)  # the last commit's answer may not have come out
+        assert len(versions) - len(lines) in (0, 1)  # the last commit may not have been reported
         head = versions[-1].seqno
         assert consensus.compare_and_set(f"k{number}", head, VersionedData(head + 1, b"")) is COMMITTED
     consensus.close()

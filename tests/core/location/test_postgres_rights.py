@@ -1,4 +1,4 @@
-"""Rights in PostgreSQL: the statements of docs/locations.md are enough, and none of them is too much."""
+"""Rights in PostgreSQL: the statements of docs/locations.md are sufficient, and each is necessary."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_each_documented_right_is_needed(postgres: PostgresServer, database: str
 
 
 def test_a_user_who_may_not_create_is_told_what_to_do(postgres: PostgresServer) -> None:
-    """On a database as PostgreSQL makes it: nobody but its owner may create a schema."""
+    """On a new PostgreSQL database: only its owner may create a schema."""
     role = postgres.new_role()
     uri = postgres.uri(user=role, schema=postgres.new_schema())
     with closing(open_consensus(uri)) as consensus:

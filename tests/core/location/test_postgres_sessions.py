@@ -59,7 +59,7 @@ def test_threads_wait_for_a_free_session_only_so_long(
 
 
 def test_a_forked_child_leaves_its_parents_session_alone(postgres_store: PostgresStore) -> None:
-    """In a process of its own: a fork of the whole test session would copy every thread's locks."""
+    """In a separate process: a fork of the whole test session would copy every thread's locks."""
     script = (
         "import os, sys\n"
         "from persist_core.location import open_consensus\n"

@@ -81,7 +81,7 @@ def test_a_body_that_is_cut_is_read_again(versitygw: S3Server, monkeypatch: pyte
         consensus.compare_and_set("shard", None, VersionedData(0, data))
         if part != "no such key":
             blob.set(key, data)
-        assert cut_consensus.head("other") is None  # it has asked by now whether the server is fit
+        assert cut_consensus.head("other") is None  # the probe has run by now
         proxy.injections = ScriptedInjections(
             Fate.CUT_IN_RESPONSE,
             picks=lambda exchange: exchange.opening.startswith(b"GET") and b"list-type" not in exchange.opening,

@@ -37,7 +37,7 @@ class Location:
         self.uri = server.new_uri("p")
         self._opened: list[S3Consensus] = []
         self.others = self.open(ManualClock(1_700_000_000_000))
-        # So that the probe's requests are not in the way of scripts and counts.
+        # So that scripts and counts do not include the probe's requests.
         probe_once(self.others._logs.client, self.others._root, RandomIds())
 
     def open(self, clock: ManualClock, seed: int = 1) -> S3Consensus:
@@ -116,7 +116,7 @@ def test_a_write_that_arrives_after_its_name_was_freed_has_not_won(
 
 
 def test_a_late_write_meets_what_was_truncated_less_than_a_day_ago(location: Location) -> None:
-    """Until then the old object itself is in the way: no clock is asked."""
+    """Until then the old object itself makes the PUT fail: no clock is needed."""
     location.append(4)
     clock = ManualClock(1_700_000_000_000)
     stalled = location.open(clock, seed=2)
@@ -144,7 +144,7 @@ def test_a_slow_write_that_nobody_overtook_has_won(location: Location) -> None:
 
 
 def test_a_slow_write_that_can_not_be_looked_after_is_indeterminate(location: Location) -> None:
-    """Found by a random history: it has happened, so it may not be called determinate."""
+    """Found by a random history: it has happened, so its error must not be `Determinate`."""
     location.append(4)
     clock = ManualClock(1_700_000_000_000)
     slow = location.open(clock, seed=2)
@@ -158,7 +158,7 @@ def test_a_slow_write_that_can_not_be_looked_after_is_indeterminate(location: Lo
 
 
 def test_a_slow_write_that_was_built_upon_has_won(location: Location) -> None:
-    """It stands, others went on from it, and it has not been truncated."""
+    """It is valid, others continued from it, and it has not been truncated."""
     location.append(4)
     clock = ManualClock(1_700_000_000_000)
     slow = location.open(clock, seed=2)
@@ -310,7 +310,7 @@ def test_a_foreign_object_is_named(location: Location) -> None:
         location.others.head("k")
 
 
-# trouble with the store as a whole
+# failures of the whole store
 
 
 def test_a_bucket_that_is_not_there(versitygw: S3Server) -> None:

@@ -1,4 +1,4 @@
-"""What `persist doctor` says of S3: rules that would bite, a server that lies, and that it leaves nothing behind."""
+"""What `persist doctor` says of S3: harmful rules, a server with wrong answers, and that it leaves nothing behind."""
 
 from __future__ import annotations
 

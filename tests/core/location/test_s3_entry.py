@@ -1,4 +1,4 @@
-"""The bytes of an entry of an S3 log: what they are, and that no damage to them is read as an entry."""
+"""The bytes of an entry of an S3 log: their exact form, and that damaged bytes are never read as an entry."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Random histories over a real S3 server whose wire fails by seed: is every answer explained by one order of the calls?
+"""Random histories over a real S3 server whose wire fails by seed: one order of the calls explains every answer.
 
 Each writer has a client, a wire and a clock of its own. Requests are lost before and after they took effect, answered
-in the server's place, or arrive late: during a later request of anybody. Truncated objects are swept at once, so that
+in the server's place, or arrive late: during a later request of any writer. Truncated objects are swept immediately, so
 names are freed under writers that stall, and no answer is trusted without a second look.
 """
 
@@ -28,12 +28,12 @@ from tests.servers.s3 import S3Server
 from tests.sim.linearize import Recorder, explain, find_order
 from tests.sim.turns import Pause, SteppedConsensus, take_turns
 
-FAULTS = 0.25  # the share of requests that are struck
+FAULTS = 0.25  # the share of requests with a fault
 HISTORIES = 300 if settings.get_current_profile_name() == "nightly" else 12
 
 
 class RoughSea:
-    """Strikes requests by seed; late ones are kept until a later request of any writer, or the end."""
+    """Injects faults into requests by seed; late ones are kept until a later request of any writer, or the end."""
 
     def __init__(self, ids: SeededIds) -> None:
         self._ids = ids
@@ -93,14 +93,14 @@ class Forgetful(S3Consensus):
 
 
 class Fleet:
-    """Several consensus objects on one location, all on one rough sea."""
+    """Several consensus objects on one location, all with the same faults."""
 
     def __init__(self, uri: str, seed: int) -> None:
         self.sea = RoughSea(ids_of(seed, 1))
         place = s3_settings(uri)
         assert place is not None
         self.calm = S3Consensus(place, clock=ManualClock(), ids=ids_of(seed, 50))
-        self.calm.compare_and_set("probe", 0, VersionedData(1, b""))  # the probe needs calm
+        self.calm.compare_and_set("probe", 0, VersionedData(1, b""))  # the probe runs without faults
         self.ships = [Forgetful(place, ids_of(seed, 60 + number)) for number in range(WRITERS)]
         for ship in self.ships:
             wire = Wire(ship)
@@ -167,7 +167,7 @@ def test_histories_of_free_threads(bucket: Callable[[int], str], persist_seed: i
 def test_the_check_finds_a_writer_that_trusts_a_late_answer(
     bucket: Callable[[int], str], persist_seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With names freed at once and every answer trusted, some history must come out wrong: else this proves nothing."""
+    """With names freed immediately and every answer trusted, some history must fail: else this proves nothing."""
     monkeypatch.setattr(s3_consensus, "TRUST_MS", 10**12)
     for seed in range(persist_seed, persist_seed + 20 * HISTORIES):
         fleet, recorder = Fleet(bucket(seed), seed), Recorder(KEY)

@@ -14,7 +14,7 @@ from tests.core.location.test_models import MemBlobModel, MemConsensusModel
 from tests.servers.s3 import S3Server
 
 STEPS = 20
-SHARE = 16  # each step is a dozen requests, so there is one sequence where stores in memory get this many
+SHARE = 16  # each step is a dozen requests, so there is one sequence per this many of a store in memory
 
 
 @pytest.mark.parametrize("model", [MemConsensusModel, MemBlobModel])

@@ -1,4 +1,4 @@
-"""The probe against servers that do not decide conditional writes, each wrong in a way of its own."""
+"""The probe against servers that do not decide conditional writes, each wrong in its own way."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Server(ThreadingHTTPServer):
         self.puts = 0
 
     def put(self, handler: Handler) -> int:
-        """The status of a PUT, after the server's own fashion."""
+        """The status of a PUT, in this server's way."""
         self.puts += 1
         is_conditional = handler.headers.get("If-None-Match") == "*"
         if self.honours == "refuses":
             handler.body()
             return 501
-        if self.honours == "before the body":  # as the servers do that look first and write later
+        if self.honours == "before the body":  # like the servers that look first and write later
             is_taken = handler.path in self.objects
             body = handler.body()
             if is_conditional and is_taken:
@@ -81,7 +81,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """No caller reads it."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What became of a conditional write: every answer and every silence of S3, before and after the write took effect."""
+"""The outcome of a conditional write: every answer of S3 and none, before and after the write took effect."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_write_that_won_and_was_overtaken_has_won(store: Store, fate: Callable
 
 @struck
 def test_the_first_write_arrives_while_the_second_is_on_its_way(store: Store, fate: Callable[[bool], Fate]) -> None:
-    """The one that was not answered is still under way when we look, and lands just before the second."""
+    """The write without an answer is still under way when we look, and arrives just before the second."""
     late: list[Any] = []
 
     def keep(request: Any) -> AWSResponse | None:
@@ -156,7 +156,7 @@ def test_silence_that_never_ends_is_indeterminate(store: Store, fate: Fate) -> N
 
 
 def test_no_answer_to_the_question_what_happened_is_indeterminate(store: Store) -> None:
-    """A 412 may have been about our own object, as long as nobody has read what is there."""
+    """A 412 may have been about our own object, until we have read what is there."""
     store.wire.script("PutObject", *[Answer(412, is_processed=True)] * MAX_TRIES)
     store.wire.script("GetObject", *[Lost(False)] * MAX_TRIES**2)
     with pytest.raises(Indeterminate):

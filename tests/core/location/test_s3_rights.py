@@ -41,7 +41,7 @@ RIGHT_OF = {
 
 
 def policy(name: str) -> dict[str, Any]:
-    """The policy that the document marks so."""
+    """The policy with this mark in the document."""
     found = re.search(rf"<!-- policy: {name} -->\n```json\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     assert found is not None
     body: dict[str, Any] = json.loads(found[1])

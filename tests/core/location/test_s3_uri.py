@@ -1,4 +1,4 @@
-"""`s3:` URIs: what they say, what they refuse, what of them may be printed."""
+"""`s3:` URIs: their settings, the ones that are refused, and their printable form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is particular to `SqliteConsensus`: foreign and damaged files, locks, and the verdict on each error."""
+"""What is specific to `SqliteConsensus`: foreign and damaged files, locks, and the verdict on each error."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_path_that_can_hold_no_database_is_determinate(tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("impatient")
 def test_a_reader_that_meets_the_first_writer_sees_all_or_nothing(path: Path) -> None:
-    """Between two looks of the reader the writer creates the table: it must have to wait, or the reader is confused."""
+    """Between two looks of the reader the writer creates the table: it must wait, or the reader sees two states."""
     path.parent.mkdir()
     path.touch()
     refused: list[Determinate] = []
@@ -172,7 +172,7 @@ def test_a_lock_held_by_another_is_determinate(consensus: SqliteConsensus, path:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_reader_that_blocks_the_commit_makes_it_determinate(consensus: SqliteConsensus, path: Path) -> None:
-    """SQLite refuses COMMIT itself here: the insert was made, and must be rolled back before we say so."""
+    """SQLite refuses COMMIT itself here: the insert was made, and must be rolled back before the error is raised."""
     fill(consensus, "k", [ONE])
     with closing(sqlite3.connect(path, isolation_level=None)) as reader:
         reader.execute("BEGIN")
@@ -207,7 +207,7 @@ def test_a_short_lock_is_waited_for(consensus: SqliteConsensus, path: Path) -> N
 
 
 def test_a_full_disk_is_a_verdict_that_holds(consensus: SqliteConsensus) -> None:
-    """The real thing: the kernel refuses writes past a size, at whatever point SQLite comes to them."""
+    """The real thing: the kernel refuses writes past a size, at any point of SQLite's work."""
     fill(consensus, "k", [ONE])
     verdicts: set[type[StorageError]] = set()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,4 +1,4 @@
-"""TLS to real servers whose certificates a private authority has signed: who is trusted, and what the error says."""
+"""TLS to real servers whose certificates a private authority has signed: which are trusted, and what the error says."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ZERO, ONE = VersionedData(0, b"zero"), VersionedData(1, b"one")
 
 @pytest.fixture(scope="module")
 def authority() -> Iterator[Authority]:
-    """Who has signed the servers' certificates. In a folder that PostgreSQL's user can read."""
+    """The authority that has signed the servers' certificates. In a folder that PostgreSQL's user can read."""
     folder = ServerFolder("certificates")
     yield Authority(folder.path)
     folder.remove()
@@ -119,7 +119,7 @@ def tls_versitygw(authority: Authority, tmp_path_factory: pytest.TempPathFactory
 def test_s3_by_a_name_and_an_authority_that_are_right(
     tls_versitygw: s3.S3Server, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The start-up probe included, which every first commit asks."""
+    """The probe before the first commit is included."""
     monkeypatch.setenv("AWS_CA_BUNDLE", str(authority.path))
     uri = tls_versitygw.new_uri("persist")
     assert "endpoint=https://" in uri

@@ -1,4 +1,4 @@
-"""What may be printed of a URI."""
+"""The printable form of a URI."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from persist_core.location import PersistLocation, open_consensus, redact_uri
         ("//u:pw@host", "//***@host"),
         ("s3://bucket/pre@fix", "s3://bucket/pre@fix"),
         ("s3://b/p?endpoint=h&secret_access_key=x&Password=y&token=", "s3://b/p?endpoint=h&secret_access_key=***&Password=***&token="),
+        ("postgresql://db/x?user=me&%70assword=x", "postgresql://db/x?user=me&%70assword=***"),
         ("postgresql://host:5432/db?sslmode=require", "postgresql://host:5432/db?sslmode=require"),
         ("file:///home/me@work/x", "file:///home/me@work/x"),
         ("sqlite:////a/b.db", "sqlite:////a/b.db"),

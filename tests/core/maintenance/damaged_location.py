@@ -1,7 +1,7 @@
-"""A small but complete location, raw access to every object that it stores, and what its readers are answered.
+"""A small but complete location, raw access to every object that it stores, and the answers that its readers get.
 
 Complete: a collection with operator state, several checkpoints, a ledger, frozen inputs and a lost append; a fork of
-it; a view of it. Raw access goes past the code under test as far as each backend lets it.
+it; a view of it. Raw access bypasses the code under test as far as each backend allows it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _KINDS = {
 
 
 def kind_of(name: str) -> str:
-    """Which kind of object has this name."""
+    """The kind of the object with this name."""
     return next(kind for kind, pattern in _KINDS.items() if re.fullmatch(pattern, name))
 
 
@@ -69,7 +69,7 @@ KINDS = frozenset(_KINDS)
 
 
 class Stored(Protocol):
-    """Every stored object of a location, by name: `state:...` for what consensus holds, `blob:<key>` for the rest."""
+    """Every stored object of a location, by name: `state:...` for consensus, `blob:<key>` for blobs."""
 
     location: OpenLocation
 
@@ -86,7 +86,7 @@ class Stored(Protocol):
         ...
 
     def why_harmless(self, name: str, bit: int) -> str | None:
-        """Why a flip may change no answer and go unnoticed; `None` if it may not."""
+        """Why a flip may change no answer and stay undetected; `None` if it may not."""
         ...
 
 
@@ -117,8 +117,8 @@ class _ByBlob:
             key, _, seqno = rest.rpartition(":")
             self.write_version(key, int(seqno), data)
 
-    def why_harmless(self, name: str, bit: int) -> str | None:  # noqa: ARG002 - the contract's
-        """Never: these stores keep the bytes that they were given and nothing else."""
+    def why_harmless(self, name: str, bit: int) -> str | None:  # noqa: ARG002 - by contract
+        """Never: these stores keep the given bytes and nothing else."""
         return None
 
     def versions(self) -> list[tuple[str, int]]:
@@ -174,7 +174,7 @@ class FilesAndPostgres(_ByBlob):
 
 
 class AllOnS3:
-    """Blobs and consensus in one bucket: every object of it, the log entries of the consensus whole."""
+    """Blobs and consensus in one bucket: each of its objects, including complete log entries of the consensus."""
 
     def __init__(self, server: S3Server) -> None:
         self._server, self._bucket = server, server.make_bucket()
@@ -194,7 +194,7 @@ class AllOnS3:
         self._server.raw.put_object(Bucket=self._bucket, Key=self._key(name), Body=data)
         consensus = self.location.consensus
         assert isinstance(consensus, S3Consensus)
-        consensus._seen.clear()  # another process, which remembers no entry, would find the altered one
+        consensus._seen.clear()  # another process, without cached entries, would find the altered one
 
     def why_harmless(self, name: str, bit: int) -> str | None:
         """In the header of a log entry. A version's own bytes follow it, and they are sealed."""
@@ -207,7 +207,7 @@ class AllOnS3:
 
 
 class Complete:
-    """The location, filled. `answers` asks everything that a reader, a run or a restore can ask."""
+    """The location with contents. `answers` asks everything that a reader, a run or a restore can ask."""
 
     def __init__(self, stored: Stored, folder: Path) -> None:
         self.stored = stored
@@ -245,7 +245,7 @@ class Complete:
         stages.checkpoint(self.client, self.view)
 
     def _lose_an_append(self, until: int) -> None:
-        """A slow dag run: its description is outdated when it appends. What it staged is deleted, as GC would."""
+        """A slow DAG run: its description is outdated when it appends. What it staged is deleted, as GC would."""
         slow = stages.mint(self.client, self.things.config, until=until - 1, writer="slow")
         assert isinstance(slow, Minted)
         key = self.things.write(slow.description)
@@ -262,7 +262,7 @@ class Complete:
         return minted
 
     def answers(self) -> Iterator[tuple[str, Callable[[], Any]]]:
-        """What is asked, by name. Every answer can be compared; what a mint stages is content-addressed."""
+        """The questions, by name. Every answer can be compared; what a mint stages is content-addressed."""
         for shard in SHARDS:
             yield from self._reads(shard)
         yield "conflicts", lambda: list_conflicts(self.client.blob, SHARD)
@@ -285,7 +285,7 @@ class Complete:
         yield f"{shard}: error changes", lambda: _rows(reader().error_changes(2))
 
     def _minted(self, config: Any) -> Any:
-        """The description, with operator state by its digests: a copy may stand in for an artifact."""
+        """The description, with operator state by its digests: a copy may replace an artifact."""
         description = self._mint(config).description
         state = {name: [each.sha256 for each in chain] for name, chain in description.operators.items()}
         return {**description.to_json(), "operators": state, "checkpoint_id": None}
@@ -304,7 +304,7 @@ def _snapshot(reader: Callable[[], Any], time: int) -> Any:
 
 
 def _records(number: int, time: int) -> list[Record]:
-    """Inserts, an update, a delete, and one record that is too early for its run: it goes into the stash."""
+    """Inserts, an update, a delete, and one record that is not yet due: it goes into the stash."""
 
     def ok(key: int, name: str, at: int) -> Record:
         return Record(("eu", key), (name, key, 0.5), at, (number, "f", 0, key))

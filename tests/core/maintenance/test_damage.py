@@ -1,7 +1,7 @@
 """Nothing damaged is ever read as data: one flipped bit in any stored object, on every backend.
 
-For each flip: whatever is asked of the location either has the same answer as before, or is a `PersistError`; fsck
-never raises; and if anything was refused, fsck is not clean. A session tries a seeded sample of every kind of object;
+For each flip: every question to the location has the same answer as before, or raises a `PersistError`; fsck never
+raises; and if anything was refused, fsck is not clean. A session tries a seeded sample of every kind of object;
 `PERSIST_PROFILE=nightly` tries every bit of small objects and more of the others. Counts are printed (`pytest -s`, or
 the report of a failure).
 """
@@ -36,12 +36,12 @@ SMALL_BYTES = 64  # objects up to this size are tried bit by bit at night
 FLIPS = {"dev": 6, "ci": 6, "nightly": 400}
 FLIPS_ON_DISK = {"dev": 3, "ci": 3, "nightly": 100}
 FLIPS_ON_SERVERS = {"dev": 1, "ci": 1, "nightly": 40}
-# By a server every object goes the same way, but for the log that is the consensus.
+# On a server every object takes the same path, except the log that is the consensus.
 KINDS_ON_SERVERS = {"dev": 3, "ci": 3, "nightly": len(KINDS)}
 
 
 class Tally:
-    """What became of the flips."""
+    """The results of the flips."""
 
     def __init__(self) -> None:
         self.tried: Counter[str] = Counter()
@@ -166,7 +166,7 @@ def test_flips_on_s3(tmp_path: Path, persist_seed: int, request: pytest.FixtureR
 
 
 def test_every_bit_of_every_sealed_object_is_sealed(tmp_path: Path) -> None:
-    """Without a reader in between: the seal finds each single flip, so that a sample is enough above it."""
+    """Without a reader: the seal finds each single flip, so a sample is enough on the layers above."""
     complete = Complete(InMemory(tmp_path), tmp_path)
     tried: Counter[str] = Counter()
     for name in complete.names:

@@ -1,4 +1,4 @@
-"""`persist doctor`: well stores pass and are left as they were; each kind of sick one is found out."""
+"""`persist doctor`: correct stores pass and stay unchanged; each kind of faulty store is detected."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def by_check(found: list[Finding]) -> dict[str, Finding]:
 
 
 def sick(findings: dict[str, Finding]) -> dict[str, Grade]:
-    """What is not well. Each says what is expected and what to do."""
+    """The problems. Each has an expectation and a remedy."""
     bad = [finding for finding in findings.values() if finding.grade is not Grade.OK]
     assert all(finding.expected and finding.remedy for finding in bad)
     return {finding.check: finding.grade for finding in bad if finding.check != "free_space"}
 
 
-# well stores
+# correct stores
 
 
 @pytest.fixture(params=["mem", "sqlite", "postgresql", "pgbouncer"])
@@ -99,11 +99,11 @@ def test_a_well_blob_store_is_left_as_it_was(tmp_path: Path) -> None:
             assert [metadata.key for metadata in blob.list_keys_and_metadata("")] == ["mine"]
 
 
-# sick stores
+# faulty stores
 
 
 class Overbooked(MemConsensus):
-    """Looks first and writes later: two that look at the same time both win."""
+    """Checks first and writes later: two writers that check at the same time both win."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Overbooked(MemConsensus):
 
 
 class Forgetful(MemConsensus):
-    """Says committed, and keeps nothing after the first."""
+    """Answers that it committed, and keeps nothing after the first."""
 
     def compare_and_set(self, key: str, expected: int | None, new: VersionedData) -> CaSResult:
         super().compare_and_set(key, expected, new)
@@ -271,7 +271,7 @@ def test_a_pooler_is_recognised(postgres_store: PostgresStore, pgbouncer: PgBoun
         (1_000, 1_000, 1_000, Grade.OK),
         (3_001, 1_000, 1_000, Grade.WARNING),
         (-1_001, 1_000, 1_000, Grade.WARNING),
-        (7_000, 1_000, 9_000, Grade.OK),  # the answer took so long that nobody can tell
+        (7_000, 1_000, 9_000, Grade.OK),  # the answer took so long that the cause is unknown
     ],
 )
 def test_clock_offsets(store_ms: float, before_ms: int, after_ms: int, grade: Grade) -> None:

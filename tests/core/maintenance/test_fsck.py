@@ -1,4 +1,4 @@
-"""`fsck` finds what it says it finds, and nothing in a shard that keeps its promises."""
+"""`fsck` finds every kind of damage that it documents, and nothing in an intact shard."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_no_damage_hides_another_and_nothing_is_raised() -> None:
 
 
 def test_a_part_with_the_digest_of_its_manifest_and_no_rows_is_found() -> None:
-    """Its writer staged bytes that are no Parquet: the digest holds, and only decoding can tell."""
+    """Its writer staged bytes that are not Parquet: the digest matches, and only decoding detects it."""
     location = Location()
     garbage = PartFormatOf(b"PAR1 this is no Parquet file PAR1")
     location.client.part_format = garbage

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from persist_core.errors import AlreadyCommitted, CorruptArtifact, InvalidInput
-from persist_core.protocol import stages
+from persist_core.protocol import run, stages
 from persist_core.protocol.stages import NothingToDo
 from persist_core.shard.state import Committed
 from tests.core.protocol.test_protocol import DAY_MS, World
@@ -57,6 +57,21 @@ def test_a_write_that_is_cleared_after_its_input_was_archived(world: World) -> N
         stages.check_not_outdated(world.client.state("things"), description)
     with pytest.raises(AlreadyCommitted), stages.outdated_first(world.client, description):
         (world.folder / "a.jsonl").stat()
+
+
+def test_a_committed_description_starts_no_job(world: World) -> None:
+    description = world.minted(DAY_MS)
+    committed = stages.append(world.client, description, world.write(description, ROWS))
+    assert isinstance(committed, Committed)
+    (world.folder / "a.jsonl").unlink()
+
+    def write(_: object) -> str:
+        raise AssertionError("a job was started")
+
+    key = run.write_staged(world.client, world.config, description, write)
+    assert key is None
+    again = run.append_staged(world.client, world.config, description, key)
+    assert again == Committed(committed.commit, is_new=False)
 
 
 def test_an_append_whose_staged_batch_is_gone(world: World) -> None:

@@ -246,7 +246,7 @@ def test_where_no_checkpoint_is_whole_mint_says_so(shard: Collection) -> None:
     for key in damaged(shard, first):
         if holds_state(key):
             shard.client.blob.delete(key)
-    with pytest.raises(CorruptArtifact, match="no other checkpoint of this shard is whole"):
+    with pytest.raises(CorruptArtifact, match="no other checkpoint of this shard is intact"):
         shard.mint(20)
     shard.drop("3.txt", [])
     with pytest.raises(CorruptArtifact, match=r"part-0\.parquet is missing.*partition-0\.snap is missing or damaged"):

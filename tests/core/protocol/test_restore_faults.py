@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from persist_core.errors import InvalidInput, OutsideFrontiers, RunFailed, StorageError
+from persist_core.compaction.merge import Merge, merge_here
+from persist_core.errors import InvalidInput, RunFailed, StorageError
 from persist_core.handles.client import PersistClient
 from persist_core.ids import SeededIds
 from persist_core.location.open import OpenLocation
+from persist_core.maintenance.fsck import fsck
 from persist_core.oracle.upsert import Record
 from persist_core.protocol import stages
 from persist_core.protocol.conflicts import list_conflicts
@@ -21,7 +22,7 @@ from persist_core.protocol.fork_records import record_fork
 from persist_core.protocol.restore import NothingToRestore, plan_restore, restore
 from persist_core.protocol.stages import Conflict
 from persist_core.shard.batch import STASH_OPERATOR
-from persist_core.shard.state import Committed, ShardState
+from persist_core.shard.state import Committed
 from persist_core.testing.faults import FaultRates, SeededFaults, UnreliableBlob, UnreliableConsensus
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.sim.simulator.write_stage import ArrowParts
@@ -241,13 +242,9 @@ def test_a_fork_into_a_shard_that_holds_data_is_refused(tmp_path: Path) -> None:
 
 
 def merge(shard: Collection) -> None:
-    """What a compaction of the whole shard will make of its state."""
-
-    def merged(state: ShardState) -> tuple[ShardState, None]:
-        first, last = state.batches[0], state.batches[-1]
-        return replace(state, batches=(replace(last, lower=first.lower, manifest_key=f"{SHARD}/batches/m"),)), None
-
-    shard.client.machine.apply(SHARD, merged)
+    """Merge the whole shard."""
+    state = shard.client.state(SHARD)
+    merge_here(shard.client, Merge.of(shard.client, state, state.batches), attempt=shard.client.ids.uuid7())
 
 
 def test_a_fork_gives_up_where_its_batches_are_merged_meanwhile(
@@ -265,8 +262,14 @@ def test_a_fork_gives_up_where_its_batches_are_merged_meanwhile(
     assert shard.client.shards() == [SHARD]
 
 
-def test_a_checkpoint_in_the_middle_of_a_merged_batch_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_in_the_middle_of_a_run_is_restored_and_forked(tmp_path: Path) -> None:
     shard, first = made(tmp_path)
+    before = shard.client.open_reader(SHARD).snapshot(9).to_pylist()
     merge(shard)
-    with pytest.raises(OutsideFrontiers, match="no batch that ends at 10"):
-        back(shard.client, first)
+    twin = shard.beside("twin")
+    forked(shard.client, first)
+    assert twin.client.open_reader("twin").snapshot().to_pylist() == before
+    assert isinstance(back(shard.client, first), Committed)
+    assert shard.client.open_reader(SHARD).snapshot().to_pylist() == before
+    for name in (SHARD, "twin"):
+        assert fsck(shard.client, name).is_clean

@@ -125,7 +125,7 @@ def test_nothing_to_do_names_the_input_that_is_behind(world: World) -> None:
     world.append("a", 20)
     nothing = world.mint()
     assert isinstance(nothing, NothingToDo)
-    assert "holds everything before 7, and the upper of its input b is 7" in nothing.reason
+    assert "contains everything before 7, and the upper of its input b is 7" in nothing.reason
     covered = world.mint(6)
     assert isinstance(covered, NothingToDo)
     assert "covered by an earlier commit" in covered.reason

@@ -31,7 +31,7 @@ FULL = StateVersion(
         schema=CollectionSchema((Column("id", "bigint", nullable=False),), (Column("näme", "string"),)),
         batches=(
             HollowBatch(0, 20, KEY, "aa", BatchCounts(1, 2, 3, 4), 99),
-            HollowBatch(20, 30, "orders/batches/b/manifest.json", "bb", BatchCounts(5), 100),
+            HollowBatch(20, 30, "orders/batches/b/manifest.json", "bb", BatchCounts(5, history=2), 100, 27),
         ),
         commits=(
             Commit("t", "c", 0, 20, KEY, "aa", "id", 1, "dag/run", 3, 6, 0),

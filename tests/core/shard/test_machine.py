@@ -1,4 +1,4 @@
-"""The one retry loop: every way in which a compare-and-set can be answered, and what is true afterwards."""
+"""The one retry loop: every way in which a compare-and-set can be answered, and what holds afterwards."""
 
 from __future__ import annotations
 

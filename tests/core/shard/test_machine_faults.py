@@ -1,6 +1,6 @@
 """The retry loop over a consensus that loses requests and answers, and delivers some of them late.
 
-Several writers append to one shard in turns drawn by seed. Whatever was lost: what a writer was told is true, for ever.
+Several writers append to one shard in turns drawn by seed. After any loss, every answer that a writer received is true.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def append(machine: Machine, batch: BatchManifest) -> Committed | UpperMismatch:
 
 
 class History:
-    """One run of all writers; `told` is what each token's writer was told last, `None` where it never heard."""
+    """One run of all writers; `told` is the last answer to each token's writer, `None` if it received none."""
 
     def __init__(self, seed: int) -> None:
         self.store = MemConsensus()
@@ -65,7 +65,7 @@ class History:
                     lower = 0 if state is None or state.upper.time is None else state.upper.time
                     self.told[token] = append(machine, manifest(lower, token))
                 except StorageError:
-                    continue  # the writer died here: nobody knows, and nobody claims to
+                    continue  # the writer died here: the outcome is unknown, and no answer was given
 
         return write
 

@@ -1,4 +1,4 @@
-"""Adjacent empty batches are one: what a state then says, and what its size is after many commits."""
+"""Adjacent empty batches are one: what a state then holds, and its size after many commits."""
 
 from __future__ import annotations
 

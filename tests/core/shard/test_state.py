@@ -231,7 +231,7 @@ COMMANDS = st.lists(
 
 @given(COMMANDS)
 def test_no_sequence_of_commands_breaks_an_invariant(commands: list[tuple[str, int, int]]) -> None:
-    """Whatever is asked in whatever order: every step passes every named invariant, and since <= every live hold."""
+    """For any commands in any order: every step passes every named invariant, and since <= every live hold."""
     state, clock, appended = ShardState("s"), 0, list[BatchManifest]()
     for number, (name, who, amount) in enumerate(commands):
         clock += amount

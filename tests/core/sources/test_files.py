@@ -48,7 +48,7 @@ def test_a_file_dated_at_the_upper_is_not_due(tmp_path: Path) -> None:
     freeze = source.freeze(None, until=parse_time("2026-01-03"))
     assert names(freeze) == ["2026-01-01.jsonl", "2026-01-02.jsonl"]
     assert freeze.not_due == 1
-    assert "1 files are dated at or after this run's end" in freeze.notices()[0]
+    assert "1 files are dated at or after the end of this run" in freeze.notices()[0]
     assert source.freeze(None, until=parse_time("2026-01-03") + 1).not_due == 0
 
 
@@ -97,7 +97,7 @@ def test_a_file_beyond_the_limit_is_taken_alone(tmp_path: Path) -> None:
     assert names(freeze) == ["1.jsonl"]
     assert freeze.is_over_limit
     assert freeze.left_over == 1
-    assert any("are more than the collection's limits allow" in line for line in freeze.notices())
+    assert any("exceed the collection's limits" in line for line in freeze.notices())
 
 
 def test_closing_takes_everything_that_has_no_later_run(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The ledger of consumed files; and that each file is consumed exactly once, whatever happens when."""
+"""The ledger of consumed files; and that each file is consumed exactly once, whatever the order of events."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_frontier_of_something_else_is_refused(tmp_path: Path, frontier: Sourc
 
 
 class Consumption(RuleBasedStateMachine):
-    """Files arrive anywhere at any time, runs freeze, die, commit: each file is consumed exactly once."""
+    """Files arrive anywhere at any time; runs freeze, crash, commit: each file is consumed exactly once."""
 
     @initialize(by_path=st.booleans(), max_files=st.integers(1, 4))
     def start(self, by_path: bool, max_files: int) -> None:
@@ -155,7 +155,7 @@ def test_each_file_is_consumed_exactly_once(tmp_path: Path) -> None:
 
 
 def test_twenty_thousand_files_take_a_moment(tmp_path: Path) -> None:
-    """Against anything quadratic, which would take minutes; 100,000 files were measured at 2 s a freeze."""
+    """A quadratic algorithm would take minutes; with 100,000 files a freeze takes 2 s (measured)."""
     folder = tmp_path / "in"
     folder.mkdir()
     for number in range(20_000):

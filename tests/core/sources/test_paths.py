@@ -116,7 +116,7 @@ def test_numbers_compare_as_numbers(left: int, right: int, zeros: int) -> None:
 
 @given(st.lists(_paths, min_size=2, max_size=20))
 def test_the_order_is_that_of_the_list_of_texts_and_numbers(paths: list[str]) -> None:
-    """Against the textbook way: compare lists of (text, number) pieces. Leading zeros only break ties."""
+    """Compare with the usual definition: compare lists of (text, number) pieces. Leading zeros only break ties."""
 
     def pieces(path: str) -> list[tuple[int, int, str]]:
         found = re.findall(r"[0-9]+|[^0-9]", path)

@@ -1,4 +1,4 @@
-"""The root of `source.path` belongs to a file's identity: what happens if it changes."""
+"""The root of `source.path` is part of a file's identity: what happens if it changes."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_folder_can_not_be_both(tmp_path: Path) -> None:
 
 @given(st.lists(st.sampled_from(["drop", "commit", "move", "replace", "return"]), max_size=30))
 def test_every_file_is_consumed_once_wherever_its_folder_goes(steps: list[str]) -> None:
-    """Each file holds its own number, so that a moved file is known by its contents."""
+    """Each file contains its own number, so that a moved file is recognized by its contents."""
     with tempfile.TemporaryDirectory() as folder:
         tree, consumed = Tree(Path(folder)), list[bytes]()
         now, abandoned = "f0", list[str]()

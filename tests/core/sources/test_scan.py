@@ -18,7 +18,7 @@ from tests.core.sources.drop_folder import collection, drop, names
 
 @contextmanager
 def unprivileged() -> Iterator[None]:
-    """Root may list any folder; drop to another user's rights for a moment."""
+    """Root may list any folder, so use another user's rights for the test."""
     was = os.geteuid()
     if was == 0:
         os.seteuid(65534)

@@ -151,7 +151,7 @@ def test_a_seed_repeats_its_faults(persist_seed: int) -> None:
 def test_blob_calls_that_are_repeated_until_answered_do_what_they_say(
     backend: str, tmp_path: Path, persist_seed: int
 ) -> None:
-    """`set` and `delete` are idempotent: whatever was lost on the way, a repeated call ends in the same contents."""
+    """`set` and `delete` are idempotent: after any loss, a repeated call ends in the same contents."""
     inner: Blob = MemBlob() if backend == "mem" else FileBlob(tmp_path)
     ids = ids_of(persist_seed)
     blob = UnreliableBlob(inner, SeededFaults(ids, FaultRates(0.2, 0.2, 0.2)))
@@ -183,13 +183,13 @@ def test_blob_calls_that_are_repeated_until_answered_do_what_they_say(
 
 
 def write_history(recorder: Recorder, consensus: Consensus, ids: SeededIds, writer: int, calls: int) -> None:
-    """Calls by chance, most of them compare-and-sets on what the writer believes to be current."""
+    """Random calls, most of them compare-and-sets on what the writer believes to be current."""
     believed: int | None = None
     for number in range(calls):
         draw = ids.jitter()
         if draw < 0.6:
             seqno = (-1 if believed is None else believed) + 1 + int(ids.jitter() * 2)
-            new = VersionedData(seqno, b"%d.%d" % (writer, number))  # unique: a version tells whose it is
+            new = VersionedData(seqno, b"%d.%d" % (writer, number))  # unique: a version shows its writer
             if recorder.compare_and_set(consensus, believed, new) is CaSResult.COMMITTED:
                 believed = seqno
                 continue
@@ -251,7 +251,7 @@ def test_some_short_histories_over_sqlite(persist_seed: int, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("backend", ["mem", "sqlite"])
 def test_histories_of_free_threads(backend: str, persist_seed: int, tmp_path: Path) -> None:
-    """The real race, which no seed repeats: threads that run as they will."""
+    """The real race, which no seed repeats: threads without any control."""
     for seed in range(persist_seed, persist_seed + (40 if backend == "mem" else 8)):
         store: Consensus = MemConsensus() if backend == "mem" else SqliteConsensus(tmp_path / f"{seed}.db")
         recorder = Recorder(KEY)
@@ -268,7 +268,7 @@ def test_histories_of_free_threads(backend: str, persist_seed: int, tmp_path: Pa
         check(recorder, tuple(store.scan(KEY, 0)), seed)
 
 
-# the check itself: stores that break the contract must be found out
+# the check itself: stores that break the contract must be detected
 
 
 class Forgetful(MemConsensus):
@@ -297,7 +297,7 @@ class Overbooked(MemConsensus):
 
 
 class Undoing(MemConsensus):
-    """Shows a version, then takes it back."""
+    """Shows a version, then hides it again."""
 
     def head(self, key: str) -> VersionedData | None:
         seen = super().head(key)
@@ -317,7 +317,7 @@ class Liar(MemConsensus):
 
 
 class Fickle(MemConsensus):
-    """Answers a scan from two moments."""
+    """Answers a scan from two different states."""
 
     def scan(self, key: str, from_seqno: int, limit: int = 2**63 - 1) -> list[VersionedData]:
         return super().scan(key, from_seqno, limit)[1:]
@@ -337,7 +337,7 @@ def test_a_broken_store_is_found_out(broken: type[MemConsensus], persist_seed: i
 
 
 def test_a_compare_and_set_in_two_steps_is_found_out(persist_seed: int) -> None:
-    """The classic: read, compare, then write. Right for one writer at a time; the turns find the gap."""
+    """Read, compare, then write: correct for one writer at a time; interleaved turns find the gap."""
     for seed in range(persist_seed, persist_seed + 60):
         store, recorder = MemConsensus(), Recorder(KEY)
 

@@ -1,10 +1,11 @@
-"""Who else takes part beside dag runs and readers. Each is an ordinary user of `persist_core`: nothing here knows of
+"""The actors beside dag runs and readers. Each is an ordinary user of `persist_core`: nothing here knows of
 faults but by what it raises.
 """
 
 from __future__ import annotations
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.compaction.merge import Merge, merge_here
 from persist_core.errors import (
     CheckpointNotFound,
     Corruption,
@@ -20,7 +21,7 @@ from persist_core.shard.state import HoldMismatch
 from tests.sim.simulator.workload import SHARD
 from tests.sim.simulator.world import World
 
-MAX_LOOKS = 10  # of somebody who waits for others
+MAX_LOOKS = 10  # of an actor that waits for others
 
 
 def checkpoint_some(world: World, name: str, times: int) -> None:
@@ -59,7 +60,7 @@ def collect_some(world: World, name: str, times: int) -> None:
 
 
 def _wait_for_a_commit(world: World, client: PersistClient) -> None:
-    """Let others go on until they have made one to three commits, or do not seem to make any more."""
+    """Let others continue until they have made one to three commits, or seem to make no more."""
     there = _commits(world)
     wanted = there + 1 + int(client.ids.jitter() * 3)
     for _ in range(MAX_LOOKS):
@@ -74,7 +75,7 @@ def _commits(world: World) -> int:
 
 
 def restore_some(world: World, name: str, times: int) -> None:
-    """Somebody who goes back to a checkpoint that is there."""
+    """An actor that restores an existing checkpoint."""
     client = world.client(name)
     for _ in range(times):
         _wait_for_a_commit(world, client)
@@ -89,7 +90,7 @@ def _restore(world: World, client: PersistClient, name: str) -> None:
     there = checkpointer.list_checkpoints()
     if not there:
         return
-    older = there[:-1] or there  # to go back to the newest changes nothing
+    older = there[:-1] or there  # a restore of the newest changes nothing
     checkpoint_id = older[int(client.ids.jitter() * len(older))]
     try:
         world.stages.restore(client, checkpoint_id, name)
@@ -102,13 +103,30 @@ def _restore(world: World, client: PersistClient, name: str) -> None:
 
 
 def write_some(world: World, name: str, times: int) -> None:
-    """A program that appends rows and knows nothing of operator state: it is refused where there is any."""
+    """A program that appends rows and knows nothing of operator state: it is refused if there is any."""
     client = world.client(name)
     for _ in range(times):
         _wait_for_a_commit(world, client)
         try:
             world.stages.write_plainly(client, world.config, name)
         except (StateNotRead, StorageError, ShardNotFound):
+            client.clock.sleep_ms(1_000)
+
+
+def merge_some(world: World, name: str, times: int) -> None:
+    """An actor that merges any neighbors, at any moment."""
+    client = world.client(name)
+    for _ in range(times):
+        _wait_for_a_commit(world, client)
+        try:
+            state = client.state(SHARD)
+            if len(state.batches) > 1:
+                first = int(client.ids.jitter() * (len(state.batches) - 1))
+                count = 2 + int(client.ids.jitter() * (len(state.batches) - first - 1))
+                merge = Merge.of(client, state, state.batches[first : first + count])
+                merge_here(client, merge, attempt=client.ids.uuid7())
+                world.referee.stage_ended()
+        except (StorageError, ShardNotFound):
             client.clock.sleep_ms(1_000)
 
 

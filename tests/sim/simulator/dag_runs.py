@@ -1,7 +1,7 @@
 """One writer of a simulation: dag runs, whose tasks are tried again as Airflow does it.
 
-What finished tasks returned is kept, the task that died starts anew, and a try that was taken for dead may still be
-running (a zombie), but nobody listens to it any more.
+What finished tasks returned is kept, the task that died starts again, and a try that was assumed dead may still be
+running (a zombie), but its result is ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_ROUNDS = 30  # of one dag run: mint, write, append; more than the files ther
 
 @dataclass(frozen=True)
 class _Task:
-    """Where a dag run stands: the task to do next, and what finished tasks have returned."""
+    """The state of a dag run: the task to do next, and what finished tasks have returned."""
 
     name: str = "mint"
     description: BatchDescription | None = None
@@ -51,11 +51,11 @@ class DagRuns:
 
     @property
     def tries(self) -> int:
-        """How often somebody has begun to work on these dag runs."""
+        """How often an actor has begun to work on these dag runs."""
         return self._try
 
     def work(self) -> None:
-        """Go on where the dag runs stand, until they are done or somebody else has taken over."""
+        """Continue the dag runs until they are done or another actor has taken over."""
         self._try += 1
         own_try, client = self._try, self._world.client(f"{self._worker}+{self._try}")
         while self._ends:  # bounded by tries and rounds
@@ -68,7 +68,7 @@ class DagRuns:
                 self._task = done
 
     def _next(self, client: PersistClient, task: _Task, end: int) -> _Task | None:
-        """Do one task: the next one, or `None` where the dag run is over."""
+        """Do one task: the next one, or `None` if the dag run is over."""
         try:
             return self._done(client, task, end)
         except StorageError:

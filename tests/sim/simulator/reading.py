@@ -15,7 +15,7 @@ LEASE_MS = 3_600_000
 
 
 def read_some(world: World, name: str, looks: int) -> None:
-    """A reader with a lease: looks now and then, compares with what the input says, moves its hold up."""
+    """A reader with a lease: reads from time to time, compares with the input, moves its hold up."""
     client, tries = world.client(name), 0
     while looks and tries < MAX_TRIES:
         session = _Session(world, client)
@@ -24,7 +24,7 @@ def read_some(world: World, name: str, looks: int) -> None:
             while looks and session.look():
                 looks -= 1
             session.reader.expire()
-            tries += 1  # the shard is still empty, and in a replay nobody else may get a turn before this one ends
+            tries += 1  # the shard is still empty, and in a replay no other actor may get a turn before this one ends
         except (StorageError, ShardNotFound):
             tries += 1
             client.clock.sleep_ms(1_000)
@@ -51,7 +51,7 @@ class _Session:
         return self._client.clock.now_ms() > self._heard_ms + LEASE_MS
 
     def look(self) -> bool:
-        """Read as of two times; False where the shard is still empty."""
+        """Read as of two times; False if the shard is still empty."""
         state = self._heartbeat()
         if state.schema is None or not state.upper.time:
             return False

@@ -1,4 +1,4 @@
-"""What must hold after every step, whoever took it: the invariants of the stores, checked from outside.
+"""What must hold after every step of any actor: the invariants of the stores, checked from outside.
 
 1. Every version of the shard's state keeps `persist_core.shard.invariants`, and follows the one before it.
 2. A commit's manifest and parts are all there, and nothing deletes them afterwards.
@@ -6,10 +6,11 @@
    checkpoint's commit had consumed, and does nothing else to it.
 4. At every time that a commit makes final, the contents are those that `Expected` works out from the input.
 5. Bytes under a key are never replaced by others, `_latest` and the records of conflicts aside.
-6. `_latest` never names a checkpoint that is not whole, and never goes back for good: whoever was overtaken while it
-   published, and so moved it back, has put that right by the time its stage ends.
-7. A publisher that writes the manifest of a checkpoint that was deleted before looks at the folder in its next call.
-   Until it has deleted what is incomplete, or if it dies before that, others may see it; the end of the run does not.
+6. `_latest` never names a checkpoint that is not whole, and never goes back permanently: a publisher that was overtaken
+   and so moved it back has corrected that by the time its stage ends.
+7. A publisher that writes the manifest of a checkpoint that was deleted before lists its folder in the next call.
+   Others may see the incomplete checkpoint until the publisher has deleted it, or if it dies before that; the end of
+   the run does not.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Fail = Callable[[str, str], NoReturn]
 
 @dataclass(frozen=True)
 class _Point:
-    """What was so right after a commit."""
+    """The facts right after a commit."""
 
     upper: int | None
     arrivals: tuple[Arrival, ...]
@@ -97,7 +98,7 @@ class Referee:
         self.state = after
 
     def stage_ended(self) -> None:
-        """Whoever is at work has come to the end of a stage, without an error."""
+        """The current actor has completed a stage without an error."""
         if self._moved_back is not None and self._moved_back[0] == self._who():
             self._fail("latest", f"{self._who()} left _latest at {self._moved_back[1]}; it was at {self._furthest}")
 
@@ -141,7 +142,7 @@ class Referee:
                 )
 
     def _check_operators(self, manifest: BatchManifest, updates: list[UpsertDiff]) -> None:
-        """Operator state goes on from what there was, except at a restore; a plain writer has never read any."""
+        """Operator state continues from the state before, except at a restore; a plain writer has never read any."""
         there = dict(self.state.operators) if self.state else {}
         if not manifest.restored and manifest.read_operators != there:
             self._fail("operators", f"{manifest.writer} read {manifest.read_operators}; the shard had {there}")
@@ -176,7 +177,7 @@ class Referee:
         self.consumed = consumed
 
     def _apply(self, updates: list[UpsertDiff]) -> None:
-        """Retractions first, each of what is there; then insertions, each where nothing is."""
+        """Retractions first, each of what is there; then insertions, each into an empty slot."""
         for update in sorted(updates, key=lambda update: update.diff):
             there = self.contents.get(update.slot)
             if update.diff == -1 and there == update.value:

@@ -1,4 +1,4 @@
-"""Actors in threads of which one runs at a time, and who decides at every store call what happens next.
+"""Actors in threads of which one runs at a time, with a decision at every store call about what happens next.
 
     actor --call--> Scheduler --asks--> Decisions (by seed, or by script)
                         | hands over to another actor, lets time go by, kills, starts a second try
@@ -22,7 +22,7 @@ from tests.sim.simulator.script import END, FATES, START, Action, Step, by_call
 
 Choice = TypeVar("Choice")
 
-BATON_TIMEOUT_S = 60.0  # whoever waits that long for the baton waits for one that hangs
+BATON_TIMEOUT_S = 60.0  # an actor that waits this long for the baton waits for one that hangs
 MAX_CALLS = 5_000  # of one simulation: hundreds are usual, so one that makes more does not end
 MAX_TRIES = 12  # of one actor, by deaths and zombies
 
@@ -59,7 +59,7 @@ class Rates:
 
 
 class SeededDecisions:
-    """By chance. Each seed has habits of its own: some switch at every second call, some hardly ever crash."""
+    """By chance. Each seed has its own rates: some switch at every second call, some hardly ever crash."""
 
     def __init__(self, ids: Ids) -> None:
         self._ids = ids
@@ -72,7 +72,7 @@ class SeededDecisions:
         )
 
     def at(self, actor: str, call: int, operation: str, others: Sequence[str]) -> Sequence[Step]:
-        del operation  # all are struck alike
+        del operation  # all calls of an operation are equally likely
         rates, steps = self.rates, []
         if others and (call == END or self._ids.jitter() < rates.switch):
             steps.append(Step(actor, call, Action.PASS, target=self._one_of(others)))
@@ -101,7 +101,7 @@ class ScriptedDecisions:
         self._steps = by_call(steps)
 
     def at(self, actor: str, call: int, operation: str, others: Sequence[str]) -> Sequence[Step]:
-        del operation, others  # who can't be handed over to is passed over by the scheduler
+        del operation, others  # the scheduler skips actors that cannot continue
         return self._steps.get((actor, call), ())
 
 
@@ -139,7 +139,7 @@ class Scheduler:
         return self._current.name if self._current else ""
 
     def start(self, name: str, body: Callable[[], None], successor: Callable[[], None] | None = None) -> None:
-        """Add an actor. `successor` starts whoever goes on with its task, where it dies or is taken for dead."""
+        """Add an actor. `successor` starts the actor that continues its task if it dies or is assumed dead."""
         actor = _Actor(name, body, successor)
         self._actors[name] = actor
         thread = threading.Thread(target=self._run, args=(actor,), daemon=True, name=f"simulated-{name}")
@@ -147,7 +147,7 @@ class Scheduler:
         thread.start()
 
     def run(self) -> None:
-        """Run all actors to their ends. Raises `TimeoutError` where one hangs."""
+        """Run all actors to their ends. Raises `TimeoutError` if one hangs."""
         self._pass_on(_Actor(START, lambda: None, None))
         if not self._done.acquire(timeout=BATON_TIMEOUT_S):
             raise TimeoutError(f"{self.current} did not come to its end within {BATON_TIMEOUT_S:g} s")
@@ -156,14 +156,14 @@ class Scheduler:
         self._current = None
 
     def fail(self, kind: str, message: str) -> NoReturn:
-        """Note the finding, if it is the first, and end the simulation: raises `Crashed` in whoever found it."""
+        """Note the finding, if it is the first, and end the simulation: raises `Crashed` in the actor that found it."""
         self.failure = self.failure or Failure(kind, message)
         raise Crashed
 
     def call(self, operation: str) -> Action | None:
-        """The current actor is about to make this call: what becomes of it, `None` for nothing unusual.
+        """The current actor is about to make this call: its fate, `None` for nothing unusual.
 
-        Returns when it is the actor's turn (again). Raises `Crashed` where it dies now, or the simulation is over.
+        Returns when it is the actor's turn (again). Raises `Crashed` if it dies now or the simulation is over.
         """
         actor = self._current
         if actor is None:
@@ -190,7 +190,7 @@ class Scheduler:
         return fate
 
     def give_way(self) -> None:
-        """The current actor has nothing to do now: hand over to the first other one, if there is one."""
+        """The current actor has nothing to do now: hand over to the first other one, if any."""
         actor = self._current
         if actor is None:
             return

@@ -1,14 +1,14 @@
-"""Scenarios and steps: what a simulation is told, as text that a person can read, cut down and paste into a test.
+"""Scenarios and steps: the input of a simulation, as text that a person can read, cut down and paste into a test.
 
     scenario seed=17 writers=2 readers=1 checkpointers=1 collectors=0 holders=0 files=3
     writer-1 7 pass writer-2          # compare_and_set things
     writer-2 end pass reader-1
     writer-1 7 crash-after            # compare_and_set things
 
-Each line after the first is a deviation from the dull course of events, in which the first actor that can go on does
+Each line after the first is a deviation from the normal course, in which the first actor that can go on does
 so until its end and every call is answered: at its 7th store call, before the call is made, writer-1 hands over to
 writer-2; when it is its turn again, the call happens and then writer-1 dies. A deviation that names a call or an actor
-which does not come up is passed over, so lines may be taken out one by one. What follows a `#` is a comment.
+which does not occur is skipped, so single lines may be removed. What follows a `#` is a comment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from persist_core.errors import InvalidInput
 from persist_core.ids import Ids
 
 START = "start"  # the actor that does nothing but hand over to the first one
-END = 0  # the number of the call that an actor does not make: it has come to its end
+END = 0  # the number of the call that an actor does not make: it has ended
 MAX_ACTORS = 20  # of one kind; a simulation is about few actors and many orders
 
 
@@ -30,13 +30,13 @@ class Action(enum.StrEnum):
 
     PASS = "pass"  # before the call: hand over to the actor `target`
     WAIT = "wait"  # before the call: `ms` milliseconds go by
-    ZOMBIE = "zombie"  # the task is taken for dead and tried again, while this try goes on
+    ZOMBIE = "zombie"  # the task is assumed dead and tried again, while this try continues
     CRASH = "crash"  # the actor dies before the store gets the request
     CRASH_AFTER = "crash-after"  # the actor dies before it gets the answer
-    LOSE_ANSWER = "lose-answer"  # it happened; the actor hears that nobody knows
-    LOSE_REQUEST = "lose-request"  # it did not happen; the actor hears that nobody knows
-    REFUSE = "refuse"  # it did not happen; the actor hears that
-    LATE = "late"  # the actor hears that nobody knows; later it happens
+    LOSE_ANSWER = "lose-answer"  # it happened; the actor gets `Indeterminate`
+    LOSE_REQUEST = "lose-request"  # it did not happen; the actor gets `Indeterminate`
+    REFUSE = "refuse"  # it did not happen; the actor gets `Determinate`
+    LATE = "late"  # the actor gets `Indeterminate`; later it happens
 
 
 FATES = frozenset(Action) - {Action.PASS, Action.WAIT, Action.ZOMBIE}
@@ -56,6 +56,7 @@ class Scenario:
     plain_writers: int = 0
     restorers: int = 0
     scrubbers: int = 0
+    mergers: int = 0
     files: int = 4
 
     def __post_init__(self) -> None:
@@ -71,7 +72,7 @@ class Scenario:
 
     @classmethod
     def drawn(cls, seed: int, ids: Ids) -> Scenario:
-        """The scenario of a seed: most are small, for what few actors can do they do sooner."""
+        """The scenario of a seed: most are small, since few actors reach a defect sooner."""
 
         def one_of(*choices: int) -> int:
             return choices[int(ids.jitter() * len(choices))]
@@ -88,6 +89,7 @@ class Scenario:
             restorers=one_of(0, 0, 0, 1),
             scrubbers=one_of(0, 0, 0, 1),
             files=one_of(1, 2, 3, 4),
+            mergers=one_of(0, 0, 1, 2),
         )
 
     @classmethod

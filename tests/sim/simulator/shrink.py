@@ -14,11 +14,11 @@ from tests.sim.simulator.simulation import Outcome, Parts, replay, simulate_seed
 
 MAX_REPLAYS = 600  # some 20 s of work; a script that is still long by then is short enough
 
-MAX_SHIFT_CALLS = 12  # what a failed call makes an actor do again is seldom more
+MAX_SHIFT_CALLS = 12  # a failed call seldom makes an actor repeat more
 
 
 def shrink(outcome: Outcome, parts: Parts | None = None, *, max_replays: int = MAX_REPLAYS) -> Outcome:
-    """The shortest outcome found that has a failure of the same kind; `outcome` itself where it has none."""
+    """The shortest outcome found that has a failure of the same kind; `outcome` itself if no shorter one exists."""
     if outcome.failure is None:
         return outcome
     best, replays, has_shrunk = outcome, 0, True
@@ -36,7 +36,7 @@ def shrink(outcome: Outcome, parts: Parts | None = None, *, max_replays: int = M
 
 
 def _shorter(script: Script) -> Iterator[Script]:
-    """What to try next: the boldest cuts first."""
+    """What to try next: the largest cuts first."""
     for scenario in _smaller(script.scenario):
         yield Script(scenario, script.steps)
     size = len(script.steps)

@@ -25,7 +25,15 @@ from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.state import Committed
-from tests.sim.simulator.actors import checkpoint_some, collect_some, hold_some, restore_some, scrub_some, write_some
+from tests.sim.simulator.actors import (
+    checkpoint_some,
+    collect_some,
+    hold_some,
+    merge_some,
+    restore_some,
+    scrub_some,
+    write_some,
+)
 from tests.sim.simulator.dag_runs import DagRuns, ends_of
 from tests.sim.simulator.reading import read_some
 from tests.sim.simulator.referee import Referee
@@ -61,7 +69,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a simulation: the deviations that took place, all calls, and the finding, if there is one."""
+    """The result of a simulation: the deviations that took place, all calls, and the finding, if any."""
 
     script: Script
     log: tuple[tuple[str, str], ...]
@@ -134,6 +142,7 @@ class _Simulation:
             ("plain-writer", scenario.plain_writers, write_some, 2),
             ("restorer", scenario.restorers, restore_some, 2),
             ("scrubber", scenario.scrubbers, scrub_some, 3),
+            ("merger", scenario.mergers, merge_some, 3),
         ):
             for number in range(1, count + 1):
                 name = f"{role}-{number}"
@@ -175,7 +184,7 @@ class _Simulation:
             self.feed.drop(file)
 
     def _close(self) -> None:
-        """A few more dag runs, undisturbed, have to bring everything to its end; then the last checks."""
+        """A few more dag runs without faults must complete everything; then the last checks."""
         for file in self.feed.late:
             self.feed.drop(file)
         for end in CLOSING_ENDS:

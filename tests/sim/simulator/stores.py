@@ -2,7 +2,7 @@
 
     actor --> SimulatedBlob / SimulatedConsensus --> Scheduler.call: fate --> the real `mem:` store --> Witness
 
-The witness is told of every change right after it has happened, whoever made it and whatever the caller hears.
+The witness gets every change right after it happened, from any actor and with any answer to the caller.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BY_SIMULATION = "by the simulation"  # in the message of every error that the si
 
 
 class Witness(Protocol):
-    """Sees what happens to the stores, and fails the simulation where it must not."""
+    """Sees what happens to the stores, and fails the simulation if it must not happen."""
 
     def wrote(self, key: str, before: bytes | None, data: bytes) -> None:
         """A blob was written; `before` is what it held."""

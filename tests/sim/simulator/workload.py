@@ -1,4 +1,4 @@
-"""What the simulated feed holds: files of records, the same for the same seed whoever else takes part."""
+"""What the simulated feed holds: files of records, the same for the same seed, with any other actors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLOSING_ENDS = tuple(range(50, 71))  # beyond all times of records; several, for
 _KEYS = 3  # few, so that records of a key meet in many orders
 FIRST_PLAIN_ID = 1_000  # of rows that no input has: a plain writer's; the id says at what time it was appended
 _MAX_RECORDS = 4  # of a file
-_EARLY_FILES = 1  # there before anybody starts; the others are dropped one by one
+_EARLY_FILES = 1  # there before any actor starts; the others are dropped one by one
 _MTIME_S = 1_000_000_000  # of every file: the real one would make no two simulations the same
 
 
@@ -41,7 +41,7 @@ class DropFile:
 
 
 def ids_of(scenario: Scenario, name: str, clock: ManualClock | None = None) -> SeededIds:
-    """A stream of chance of one's own, so that nobody's choices depend on who else takes part."""
+    """A separate random stream, so that no choice depends on the other actors."""
     return SeededIds(scenario.seed << 32 | zlib.crc32(name.encode()), clock or ManualClock())
 
 
@@ -157,7 +157,7 @@ class Arrival:
 
 
 class Expected:
-    """What the shard has to hold, worked out anew: of the records consumed, the greatest per slot and time.
+    """What the shard has to hold, computed again: of the records consumed, the greatest per slot and time.
 
     A record counts from its own time on, or, if that was final when it was consumed, from the lower of the batch
     that consumed it. As of a time a slot holds the record with the greatest (time it counts from, own time, order).
@@ -182,7 +182,7 @@ class Expected:
         self._histories[-1][1].append(Arrival((counts_from, time, order), slot, value))
 
     def so_far(self) -> tuple[Arrival, ...]:
-        """All that counts now, for a restore to come back to."""
+        """All that counts now, for a later restore."""
         return tuple(self._histories[-1][1])
 
     def restore(self, arrivals: tuple[Arrival, ...], *, upper: int, at: int) -> None:

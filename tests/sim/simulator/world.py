@@ -25,14 +25,14 @@ from tests.sim.simulator.referee import Referee
 from tests.sim.simulator.workload import FIRST_PLAIN_ID, SHARD
 from tests.sim.simulator.write_stage import write
 
-STAGING_INTENT_MS = 3_600_000  # younger attempts are nobody's garbage
+STAGING_INTENT_MS = 3_600_000  # younger attempts are not garbage
 
 
 def collect(client: PersistClient, collected: set[str]) -> None:
     """A stand-in for GC: expires leases, truncates old versions of the state (more eagerly than the product does),
     deletes attempts that no commit names and none can name any more.
 
-    An attempt can't be appended any more where the shard's upper is beyond its lower; it may still be asked for while
+    An attempt can no longer be appended if the shard's upper is beyond its lower; it may still be asked for while
     its staging intent lasts, by a task that is tried again. What has no manifest yet is left alone. Manifests that are
     deleted are added to `collected`.
     """
@@ -47,6 +47,8 @@ def collect(client: PersistClient, collected: set[str]) -> None:
         if not key.endswith("/manifest.json") or attempt in named or _age_ms(attempt, now_ms) <= STAGING_INTENT_MS:
             continue
         data = client.blob.get(key)
+        if data is not None and BatchManifest.decode(data).run:
+            continue  # a reader may be at it, and this collector gives no grace
         if data is not None and Frontier(BatchManifest.decode(data).lower) < state.upper:
             collected.add(key)
             for garbage in [key, *(other for other in listed if _attempt(other) == attempt and other != key)]:
@@ -88,7 +90,7 @@ def write_plainly(client: PersistClient, config: CollectionConfig, writer: str) 
 def append_row(
     client: PersistClient, config: CollectionConfig, description: BatchDescription
 ) -> Committed | UpperMismatch:
-    """Stage a row of a key that no input has, and append it. Raises `StateNotRead` where there is operator state."""
+    """Stage a row of a key that no input has, and append it. Raises `StateNotRead` if there is operator state."""
     schema, lower = config.collection_schema(), description.lower
     row = {"id": FIRST_PLAIN_ID + lower, "name": description.writer, TIME: lower, DIFF: 1}
     oks = pa.Table.from_pylist([row], schema=updates_schema(schema))
@@ -124,14 +126,14 @@ class World(Protocol):
     stages: Stages
     referee: Referee
     collected: set[str]
-    committed: dict[str, BatchDescription]  # what dag runs were told to be committed, by token
+    committed: dict[str, BatchDescription]  # commits that were acknowledged to dag runs, by token
 
     def client(self, name: str) -> PersistClient:
-        """A client of one's own, with its own chance, on the simulated stores."""
+        """A client with its own random stream, on the simulated stores."""
         ...
 
     def give_way(self) -> None:
-        """Let somebody else go on."""
+        """Let another actor continue."""
         ...
 
     def fail(self, kind: str, message: str) -> NoReturn:

@@ -25,7 +25,7 @@ from persist_core.oracle.upsert import (
     drain_sealed_input,
 )
 from persist_core.protocol import stages
-from persist_core.schema import DIFF, TIME
+from persist_core.schema import DIFF, ENDED, TIME
 from persist_core.shard.batch import (
     STASH_OPERATOR,
     BatchDescription,
@@ -103,9 +103,11 @@ def read_updates(blob: Blob, manifest: BatchManifest) -> list[UpsertDiff]:
 
 @lru_cache(maxsize=2000)
 def decode_part(data: bytes) -> tuple[UpsertDiff, ...]:
-    """The updates in a part's bytes."""
+    """The updates in a part's bytes; two for a version of a run's history."""
     rows = pa.ipc.open_stream(data).read_all().to_pylist()
-    return tuple(UpsertDiff((row["id"],), (row["name"],), row[TIME], row[DIFF]) for row in rows)
+    updates = [UpsertDiff((row["id"],), (row["name"],), row[TIME], row[DIFF]) for row in rows]
+    ends = [UpsertDiff((row["id"],), (row["name"],), row[ENDED], -1) for row in rows if ENDED in row]
+    return (*updates, *ends)
 
 
 def _stage(

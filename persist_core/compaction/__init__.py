@@ -1,0 +1,1 @@
+"""Compaction: which batches to merge, the merge itself, and putting its result in their place."""

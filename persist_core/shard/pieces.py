@@ -1,0 +1,137 @@
+"""Which files of a batch a read opens, and what it takes from each: the same for every reader.
+
+    (hollow batch, manifest, times needed) -> pieces     a piece: a file, what to take of it, and between which times
+
+A batch contributes to a read as of `t` what it held as of `u`, the lesser of `t` and its last time. If `u` is the last
+time of its manifest, its history is not opened at all. It is opened for earlier times, and if the state clips the batch
+(a fork that shares a run up to a checkpoint). Sums over the pieces are all that a read needs:
+
+    keyed, as of t      insertions, and versions of the history alive as of u, less what a later retraction ends
+    multiset, as of t   its counted rows, less the updates of its history after u
+    changes in (a, b]   updates: stored ones, and both of each version in the history; of a multiset's run, its history
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_core.schema import TIME
+from persist_core.shard.batch import BatchManifest, HollowBatch, Part, PartKind
+from persist_core.shard.versions import alive_at, at_time, negated, updates_of
+
+OKS = (PartKind.INSERTIONS, PartKind.RETRACTIONS)
+
+
+class Take(enum.StrEnum):
+    """What a read takes from a file."""
+
+    ROWS = "rows"  # its rows as they are
+    ALIVE = "alive"  # of a keyed history: insertions of the versions that are alive at `through`
+    UPDATES = "updates"  # of a keyed history: both updates of each version
+    UNDONE = "undone"  # of a multiset's history: its updates with the opposite diffs, all at the batch's lower
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a read takes from one file: only what has `after < time <= through` (`None`: no bound).
+
+    `lower` is the batch's.
+    """
+
+    part: Part
+    take: Take
+    lower: int
+    after: int | None = None
+    through: int | None = None
+
+    @property
+    def has_ends(self) -> bool:
+        """Whether the column `ENDED` is needed too."""
+        return self.take in (Take.ALIVE, Take.UPDATES)
+
+    def of(self, table: pa.Table) -> pa.Table:
+        """What the piece takes from the file's rows."""
+        if self.take is Take.ALIVE:
+            return alive_at(table, self.through if self.through is not None else self.lower)
+        updates = updates_of(table) if self.take is Take.UPDATES else table
+        if self.after is not None:
+            updates = updates.filter(pc.greater(updates[TIME], self.after))
+        if self.through is not None:
+            updates = updates.filter(pc.less_equal(updates[TIME], self.through))
+        return at_time(negated(updates), self.lower) if self.take is Take.UNDONE else updates
+
+
+def oks_as_of(batch: HollowBatch, manifest: BatchManifest, time: int) -> Iterator[Piece]:
+    """The pieces whose sum is what the batch contributes to the oks as of `time`, its lower or later."""
+    through = min(time, batch.last_time)
+    is_past, lower = through < manifest.last_time, manifest.lower
+    for part in manifest.parts:
+        if part.kind in OKS:
+            yield Piece(part, Take.ROWS, lower, through=through if is_past else None)
+        elif part.kind is PartKind.HISTORY and is_past and not _is_over(part, through):
+            is_keyed = bool(manifest.schema.key)
+            yield (
+                Piece(part, Take.ALIVE, lower, through=through)
+                if is_keyed
+                else Piece(part, Take.UNDONE, lower, after=through)
+            )
+
+
+def oks_between(batch: HollowBatch, manifest: BatchManifest, after: int, through: int) -> Iterator[Piece]:
+    """The pieces that hold the updates of the oks in the batch with `after < time <= through`."""
+    low, high = _bounds(batch, manifest, after, through)
+    is_keyed = bool(manifest.schema.key)
+    for part in manifest.parts:
+        if _is_over(part, after) or part.kind is PartKind.ERRS:
+            continue
+        if part.kind is PartKind.HISTORY:
+            yield Piece(part, Take.UPDATES if is_keyed else Take.ROWS, manifest.lower, low, high)
+        elif is_keyed or manifest.run is None:
+            yield Piece(part, Take.ROWS, manifest.lower, low, high)
+
+
+def all_oks(batch: HollowBatch, manifest: BatchManifest) -> Iterator[Piece]:
+    """The pieces that hold every update of the oks that the batch still has; of a multiset's run, those that its merge
+    has summed up are one at its lower."""
+    low, high = manifest.lower - 1, batch.last_time
+    yield from oks_between(batch, manifest, low, high)
+    if manifest.run is not None and not manifest.schema.key:
+        for part in manifest.parts:
+            if part.kind in OKS:
+                yield Piece(part, Take.ROWS, manifest.lower)
+            elif part.kind is PartKind.HISTORY:
+                yield Piece(part, Take.UNDONE, manifest.lower)
+
+
+def errs_between(batch: HollowBatch, manifest: BatchManifest, after: int, through: int) -> Iterator[Piece]:
+    """The pieces that hold the updates of the errs in the batch with `after < time <= through`."""
+    low, high = _bounds(batch, manifest, after, through)
+    for part in manifest.parts:
+        if part.kind is PartKind.ERRS and not _is_over(part, after):
+            yield Piece(part, Take.ROWS, manifest.lower, low, high)
+
+
+def errs_as_of(batch: HollowBatch, manifest: BatchManifest, time: int) -> Iterator[Piece]:
+    """The pieces whose sum is what the batch contributes to the errs as of `time`."""
+    return errs_between(batch, manifest, manifest.lower - 1, time)
+
+
+def all_errs(batch: HollowBatch, manifest: BatchManifest) -> Iterator[Piece]:
+    """The pieces that hold every update of the errs that the batch still has."""
+    return errs_between(batch, manifest, manifest.lower - 1, batch.last_time)
+
+
+def _bounds(batch: HollowBatch, manifest: BatchManifest, after: int, through: int) -> tuple[int | None, int | None]:
+    """The bounds to filter by; `None` if every update of the batch lies within."""
+    high = min(through, batch.last_time)
+    return (after if after >= manifest.lower else None), (high if high < manifest.last_time else None)
+
+
+def _is_over(part: Part, time: int) -> bool:
+    """Whether no time in the file is later than `time`."""
+    return part.last_time is not None and part.last_time <= time

@@ -1,0 +1,353 @@
+"""Random histories of shards with merges, and what every read of them must answer: brute force over all updates."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from persist_core.checkpoint.publish import publish_missing
+from persist_core.clock import ManualClock
+from persist_core.compaction.merge import Merge, merge_here
+from persist_core.frontier import Frontier
+from persist_core.handles.client import PersistClient
+from persist_core.handles.read import ReadHandle
+from persist_core.ids import SeededIds
+from persist_core.location.mem import MemBlob
+from persist_core.location.open import OpenLocation
+from persist_core.maintenance.fsck import fsck
+from persist_core.protocol.fork import fork
+from persist_core.protocol.restore import RestorePlan, plan_restore, restore
+from persist_core.schema import CollectionSchema, Column
+from persist_core.shard.batch import BatchDescription, HollowBatch
+from persist_core.shard.parts import PARQUET, errs_schema, updates_schema
+from persist_core.shard.replace import Replaced
+from persist_core.shard.state import Committed, ShardState, expire_leases
+from tests.sim.simulator.write_stage import ArrowParts
+
+KEYED = CollectionSchema(
+    key=(Column("id", "bigint", nullable=False), Column("region", "string", nullable=False)),
+    values=(Column("amount", "double"), Column("note", "string")),
+)
+MULTISET = CollectionSchema(key=(), values=(Column("a", "int"), Column("b", "string")))
+
+Row = tuple[Any, ...]
+Contents = Counter[Row]
+
+
+@dataclass
+class Expected:
+    """All updates ever committed, with time and diff; an err's row is (key..., kind, message, key bytes, payload)."""
+
+    schema: CollectionSchema
+    oks: list[tuple[Row, int, int]] = field(default_factory=list)
+    errs: list[tuple[Row, int, int]] = field(default_factory=list)
+
+    def snapshot(self, time: int) -> Contents:
+        found: Contents = Counter()
+        for row, at, diff in self.oks:
+            if at <= time:
+                found[row] += diff
+        return +found
+
+    def errors(self, time: int) -> Contents:
+        """Each err as often as it is there, with message and time of its newest insertion."""
+        sums: Counter[Row] = Counter()
+        newest: dict[Row, tuple[int, Row]] = {}
+        for row, at, diff in self.errs:
+            if at <= time:
+                identity = self.identity(row)
+                sums[identity] += diff
+                if diff > 0:
+                    newest[identity] = max(newest.get(identity, (-1, row)), (at, row))
+        return Counter({(*newest[each][1], newest[each][0]): count for each, count in sums.items() if count > 0})
+
+    def identity(self, err: Row) -> Row:
+        kind, _, key, payload = err[len(self.schema.key) :]
+        return (kind, key, payload)
+
+    def changes(self, updates: list[tuple[Row, int, int]], after: int, through: int) -> Contents:
+        return Counter((*row, at, diff) for row, at, diff in updates if after < at <= through)
+
+    def until(self, upper: int) -> Expected:
+        """The same up to a checkpoint."""
+        return Expected(
+            self.schema, [each for each in self.oks if each[1] < upper], [each for each in self.errs if each[1] < upper]
+        )
+
+
+class FrozenReader(ReadHandle):
+    """A reader that has fetched the state long ago and goes on with it."""
+
+    frozen: ShardState
+
+    def state(self) -> ShardState:
+        return self.frozen
+
+
+class History:
+    """One shard under test. `step` does one random thing to it; `check` reads all there is to read."""
+
+    def __init__(
+        self,
+        location: OpenLocation,
+        schema: CollectionSchema,
+        seed: int,
+        *,
+        shard: str = "s",
+        origin: History | None = None,
+    ) -> None:
+        self.chance = random.Random(f"{shard} {seed}")
+        self.client: PersistClient = origin.client if origin else _client(location, seed)
+        self.shard, self.schema, self.seed = shard, schema, seed
+        self.expected = Expected(schema)
+        self.checkpoints: list[tuple[str, int]] = []
+        self.forks: list[History] = []
+        self.old_readers: list[FrozenReader] = []
+        self.merges = 0
+        self.client.ensure_shard(shard)
+
+    @property
+    def state(self) -> ShardState:
+        return self.client.state(self.shard)
+
+    def step(self) -> None:
+        """One random action."""
+        actions: list[Callable[[], None]] = [self.append] * 5 + [self.merge] * 4
+        actions += [self.seal, self.move_since, self.lease, self.keep_reader]
+        if self.schema.key:
+            actions += [self.restore, self.fork]
+        self.chance.choice(actions)()
+
+    def append(self, updates: bool = True, *, close: bool = False) -> None:
+        lower = self.state.upper.time
+        if lower is None:
+            return
+        upper = None if close else lower + self.chance.randrange(1, 4)
+        times = range(lower, lower + 3 if upper is None else upper)
+        oks, errs = _random_updates(self.chance, self.expected, times) if updates else ([], [])
+        self._commit(lower, upper, oks, errs)
+
+    def seal(self) -> None:
+        self.append(updates=False)
+
+    def _commit(self, lower: int, upper: int | None, oks: list[Any], errs: list[Any]) -> None:
+        newest = self.state.newest_commit
+        description = BatchDescription(
+            shard=self.shard,
+            lower=lower,
+            upper=upper,
+            token=self.client.ids.uuid7(),
+            checkpoint_id=self.client.ids.uuid7(),
+            epoch=newest.epoch + 1 if newest else 1,
+            parent_id=newest.checkpoint_id if newest else None,
+            writer="test",
+        )
+        tables = [
+            _table([(*row, at, diff) for row, at, diff in updates], columns)
+            for updates, columns in ((oks, updates_schema(self.schema)), (errs, errs_schema(self.schema)))
+        ]
+        writer = self.client.open_writer(self.shard)
+        key = writer.stage(description, self.schema, self.client.ids.uuid7(), *tables)
+        assert isinstance(writer.compare_and_append(self.client.staged_manifest(key), key), Committed)
+        self.expected.oks += oks
+        self.expected.errs += errs
+        self._publish()
+
+    def _publish(self) -> None:
+        publish_missing(self.client, self.state)
+        commit = self.state.newest_commit
+        assert commit is not None
+        if commit.upper is not None:
+            self.checkpoints.append((commit.checkpoint_id, commit.upper))
+
+    def merge(self) -> None:
+        """Any neighbors, at any level."""
+        batches = self.state.batches
+        if len(batches) > 1:
+            count = self.chance.randrange(2, len(batches) + 1)
+            first = self.chance.randrange(len(batches) - count + 1)
+            self.merge_these(batches[first : first + count])
+
+    def merge_these(self, inputs: tuple[HollowBatch, ...]) -> None:
+        merge = Merge.of(self.client, self.state, inputs)
+        assert isinstance(merge_here(self.client, merge, attempt=self.client.ids.uuid7()), Replaced)
+        self.merges += 1
+
+    def move_since(self) -> None:
+        upper = self.state.upper.time or 1
+        hold = self.client.open_since(self.shard, "history")
+        hold.downgrade(Frontier(self.chance.randrange(upper)))
+
+    def lease(self) -> None:
+        """Hold `since` for a while; the clock goes on."""
+        self.client.open_leased_reader(self.shard, lease_ms=1_000)
+        clock = self.client.clock
+        assert isinstance(clock, ManualClock)
+        clock.sleep_ms(self.chance.randrange(700))
+        self.client.machine.apply(self.shard, lambda state: expire_leases(state, now_ms=clock.now_ms()))
+
+    def keep_reader(self) -> None:
+        reader = FrozenReader(
+            self.client.machine, self.client.blob, self.shard, fetch_threads=1, part_format=self.client.part_format
+        )
+        reader.frozen = self.state
+        self.old_readers = [*self.old_readers[-1:], reader]
+
+    def restore(self) -> None:
+        if (point := self._checkpoint()) is None or self.state.upper.time is None:
+            return
+        checkpoint_id, upper = point
+        plan = plan_restore(self.client, self.shard, checkpoint_id)
+        if not isinstance(plan, RestorePlan):
+            return
+        before, errs_before = self.expected.snapshot(upper - 1), self.expected.errors(upper - 1)
+        assert isinstance(restore(self.client, plan, writer="test"), Committed)
+        reader = self.client.open_reader(self.shard)
+        width = len(self.schema.columns)
+        changed = _rows(reader.changes(plan.lower - 1) if plan.lower else plan.oks)
+        self.expected.oks += [(row[:width], row[-2], row[-1]) for row in changed.elements()]
+        errs = _rows(reader.error_changes(plan.lower - 1) if plan.lower else plan.errs)
+        self.expected.errs += [(row[:-2], row[-2], row[-1]) for row in errs.elements()]
+        assert self.expected.snapshot(plan.lower) == before
+        assert _identities(self.expected, plan.lower) == Counter(
+            {self.expected.identity(row[:-1]): count for row, count in errs_before.items()}
+        )
+        self._publish()
+
+    def fork(self) -> None:
+        if len(self.forks) == 2 or (point := self._checkpoint()) is None:
+            return
+        checkpoint_id, upper = point
+        name = f"{self.shard}-fork{len(self.forks)}"
+        made = History(self.client.location, self.schema, self.seed, shard=name, origin=self)
+        fork(self.client, self.shard, checkpoint_id, name, writer="test")
+        made.expected = self.expected.until(upper)
+        made._publish()
+        self.forks.append(made)
+
+    def _checkpoint(self) -> tuple[str, int] | None:
+        since = self.state.since.time or 0
+        readable = [(name, upper) for name, upper in self.checkpoints if upper > since]
+        return self.chance.choice(readable) if readable else None
+
+    def check(self) -> None:
+        """Every read at every time, by a new reader and by old ones; and fsck."""
+        if self.state.schema is None:
+            return
+        for reader in (self.client.open_reader(self.shard), *self.old_readers):
+            self._check_reads(reader)
+        report = fsck(self.client, self.shard)
+        assert report.is_clean, report.violations
+
+    def _check_reads(self, reader: ReadHandle) -> None:
+        state = reader.state()
+        if state.schema is None or not state.batches:
+            return
+        last = max([0, *(each[1] for each in (*self.expected.oks, *self.expected.errs))])
+        since, end = state.since.time or 0, last if state.upper.time is None else state.upper.time - 1
+        expected = self.expected.until(end + 1)
+        for time in range(since, end + 1):
+            assert _rows(reader.snapshot(time)) == expected.snapshot(time), (self.shard, time)
+            assert _rows(reader.errors(time)) == expected.errors(time), (self.shard, time)
+        for _ in range(6):
+            low, high = sorted(self.chance.randrange(since, end + 1) for _ in range(2))
+            assert _rows(reader.changes(low, high)) == expected.changes(expected.oks, low, high)
+            assert _rows(reader.error_changes(low, high)) == expected.changes(expected.errs, low, high)
+
+
+def _identities(expected: Expected, time: int) -> Counter[Row]:
+    return Counter({expected.identity(row[:-1]): count for row, count in expected.errors(time).items()})
+
+
+def _client(location: OpenLocation, seed: int) -> PersistClient:
+    clock = ManualClock(1_700_000_000_000)
+    is_mem = isinstance(location.blob, MemBlob)
+    return PersistClient(
+        location, clock, SeededIds(seed, clock), fetch_threads=1, part_format=ArrowParts() if is_mem else PARQUET
+    )
+
+
+def _random_updates(chance: random.Random, expected: Expected, times: range) -> tuple[list[Any], list[Any]]:
+    return (
+        _keyed_updates(chance, expected, times) if expected.schema.key else _multiset_updates(chance, expected, times)
+    )
+
+
+def _keyed_updates(chance: random.Random, expected: Expected, times: range) -> tuple[list[Any], list[Any]]:
+    """A slot holds a row, an err, or nothing; every few slots change at every time."""
+    oks: list[tuple[Row, int, int]] = []
+    errs: list[tuple[Row, int, int]] = []
+    held: dict[Row, tuple[list[Any], Row]] = {}
+    for row in expected.snapshot(times.start - 1):
+        held[row[:2]] = (oks, row)
+    for err in expected.errors(times.start - 1):
+        held[err[:2] if err[0] is not None else (err[4],)] = (errs, err[:-1])
+    for time in times:
+        for _ in range(chance.randrange(5)):
+            slot: Row = (chance.randrange(4), chance.choice(["", "ü"])) if chance.random() < 0.9 else (b"bad",)
+            if any(at == time and self_slot == slot for self_slot, at in _touched(oks, errs)):
+                continue
+            before = held.pop(slot, None)
+            after = _new_value(chance, slot, oks, errs, time)
+            if before == after and before is not None:
+                held[slot] = before
+                continue
+            if before is not None:
+                before[0].append((before[1], time, -1))
+            if after is not None:
+                after[0].append((after[1], time, 1))
+                held[slot] = after
+    return oks, errs
+
+
+def _new_value(chance: random.Random, slot: Row, oks: list[Any], errs: list[Any], time: int) -> Any:
+    kind = chance.random()
+    if len(slot) == 1:
+        return (errs, (None, None, "key", f"wording {time}", slot[0], b"raw")) if kind < 0.6 else None
+    if kind < 0.2:
+        return None
+    if kind < 0.35:
+        key = repr(slot).encode()
+        return (errs, (*slot, "value", f"wording {time}", key, chance.choice([b"x", b"y"])))
+    return (oks, (*slot, chance.choice([None, 1.5, -0.25]), chance.choice([None, "a", "b"])))
+
+
+def _touched(oks: list[Any], errs: list[Any]) -> list[tuple[Row, int]]:
+    slots = [(row[:2], at) for row, at, _ in oks]
+    return slots + [((row[:2] if row[0] is not None else (row[4],)), at) for row, at, _ in errs]
+
+
+def _multiset_updates(chance: random.Random, expected: Expected, times: range) -> tuple[list[Any], list[Any]]:
+    oks: list[tuple[Row, int, int]] = []
+    errs: list[tuple[Row, int, int]] = []
+    counts = expected.snapshot(times.start - 1)
+    bad = Counter({row[:-1]: count for row, count in expected.errors(times.start - 1).items()})
+    known = {expected.identity(row): row for row in bad}
+    for time in times:
+        for row in {(chance.randrange(3), chance.choice([None, "x"])) for _ in range(3)}:
+            diff = chance.randrange(-counts[row], 4)
+            if diff:
+                counts[row] += diff
+                oks.append((row, time, diff))
+        if chance.random() < 0.4:
+            err = ("view", f"wording {time}", chance.choice([None, b"k"]), b"p")
+            err = known.setdefault(expected.identity(err), err)
+            diff = chance.randrange(-bad[err], 3)
+            if diff:
+                bad[err] += diff
+                errs.append((err, time, diff))
+    return oks, errs
+
+
+def _table(rows: list[Row], schema: pa.Schema) -> pa.Table:
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
+    return pa.table([pa.array(column, f.type) for column, f in zip(columns, schema, strict=True)], schema=schema)
+
+
+def _rows(table: pa.Table) -> Contents:
+    return Counter(tuple(row.values()) for row in table.to_pylist())

@@ -1,0 +1,217 @@
+"""The transition of a merge: applied only if its inputs are still there; appends and merges never fail each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from persist_core.compaction.merge import Merge, merge_here
+from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolation
+from persist_core.frontier import Frontier
+from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.open import OpenLocation
+from persist_core.maintenance.fsck import fsck
+from persist_core.shard.batch import BatchCounts, BatchManifest
+from persist_core.shard.invariants import check_step
+from persist_core.shard.replace import MAX_MERGE_MS, NotReplaced, Replaced, replace_batches
+from persist_core.shard.state import Committed, Hold, ShardState, compare_and_append
+from tests.core.compaction.histories import KEYED, MULTISET, History
+
+
+def history(appends: int = 4) -> History:
+    made = History(OpenLocation(MemBlob(), MemConsensus()), KEYED, seed=3)
+    while len(made.state.batches) < appends:
+        made.append()
+    return made
+
+
+def staged(made: History, first: int, count: int) -> tuple[BatchManifest, str]:
+    """A run that is staged and not yet put in place."""
+    before = made.state
+    merge = Merge.of(made.client, before, before.batches[first : first + count])
+    attempt = made.client.ids.uuid7()
+    beside = History(OpenLocation(made.client.blob, MemConsensus()), KEYED, seed=0, shard="elsewhere")
+    machine, made.client.machine = made.client.machine, beside.client.machine
+    try:
+        beside.client.machine.apply("s", lambda state: (replace(before, seqno=state.seqno), None), create=True)
+        result = merge_here(made.client, merge, attempt=attempt)
+    finally:
+        made.client.machine = machine
+    assert isinstance(result, Replaced)
+    return made.client.staged_manifest(result.batch.manifest_key), result.batch.manifest_key
+
+
+def test_an_append_between_staging_and_replacing_changes_nothing() -> None:
+    made = history()
+    run, key = staged(made, 0, 4)
+    made.append()
+    made.append()
+    state, result = made.client.machine.apply(
+        "s", lambda state: replace_batches(state, run, key, staged_ms=0, now_ms=0)
+    )
+    assert isinstance(result, Replaced)
+    assert len(state.batches) == 3
+    made.check()
+
+
+def test_a_batch_that_was_staged_before_a_merge_is_appended_after_it() -> None:
+    made = history()
+    before = made.state
+    made.append()
+    manifest, key = made.client.manifest(made.state.batches[-1]), made.state.batches[-1].manifest_key
+    merge = Merge.of(made.client, before, before.batches)
+    run = merge.manifest((), BatchCounts())
+    merged, _ = replace_batches(before, run, "s/batches/m/manifest.json", staged_ms=0, now_ms=0)
+    after, result = compare_and_append(merged, manifest, key, expected_upper=manifest.lower, now_ms=0)
+    assert isinstance(result, Committed)
+    assert [batch.upper for batch in after.batches] == [before.upper.time, manifest.upper]
+
+
+def test_a_second_try_finds_the_run_and_another_merge_finds_its_inputs_gone() -> None:
+    made = history()
+    run, key = staged(made, 1, 2)
+    other, other_key = staged(made, 2, 2)
+    state, first = made.client.machine.apply("s", lambda state: replace_batches(state, run, key, staged_ms=0, now_ms=0))
+    again, second = made.client.machine.apply(
+        "s", lambda state: replace_batches(state, run, key, staged_ms=0, now_ms=0)
+    )
+    assert isinstance(first, Replaced)
+    assert first.is_new
+    assert isinstance(second, Replaced)
+    assert not second.is_new
+    assert again.seqno == state.seqno
+    last, third = made.client.machine.apply(
+        "s", lambda state: replace_batches(state, other, other_key, staged_ms=0, now_ms=0)
+    )
+    assert isinstance(third, NotReplaced)
+    assert last.batches == state.batches
+    made.check()
+
+
+def test_a_merge_that_took_longer_than_garbage_lives_is_not_applied() -> None:
+    made = history()
+    run, key = staged(made, 0, 4)
+    state, result = replace_batches(made.state, run, key, staged_ms=0, now_ms=MAX_MERGE_MS + 1)
+    assert isinstance(result, NotReplaced)
+    assert state == made.state
+    _, result = replace_batches(made.state, run, key, staged_ms=0, now_ms=MAX_MERGE_MS)
+    assert isinstance(result, Replaced)
+
+
+def test_a_run_is_never_appended_and_a_batch_never_takes_a_place() -> None:
+    made = history()
+    run, key = staged(made, 0, 2)
+    with pytest.raises(InvalidInput, match="is a run"):
+        compare_and_append(ShardState("s"), run, key, expected_upper=run.lower, now_ms=0)
+    raw = made.client.manifest(made.state.batches[0])
+    with pytest.raises(InvalidInput, match="not a run"):
+        replace_batches(made.state, raw, key, staged_ms=0, now_ms=0)
+    assert run.run is not None
+    greedy = replace(run, run=replace(run.run, since=10**6))
+    with pytest.raises(InvalidInput, match="can be read from since"):
+        replace_batches(made.state, greedy, key, staged_ms=0, now_ms=0)
+
+
+def read_everything(made: History) -> None:
+    for time in range(made.state.upper.time or 0):
+        made.client.open_reader("s").snapshot(time)
+        made.client.open_reader("s").errors(time)
+
+
+def test_neighbors_only() -> None:
+    made = history()
+    batches = made.state.batches
+    with pytest.raises(InvalidInput, match="not neighbors"):
+        Merge.of(made.client, made.state, (batches[0], batches[2]))
+    with pytest.raises(InvalidInput, match="not neighbors"):
+        Merge.of(made.client, made.state, batches[:1])
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda state: replace(
+            state, batches=(replace(state.batches[0], upper=state.batches[0].upper + 1), *state.batches[1:])
+        ),
+        lambda state: replace(state, batches=state.batches[1:]),
+        lambda state: replace(state, sources={"files": None}),
+        lambda state: replace(state, holds={"h": Hold(Frontier(10**6), "o")}),
+    ],
+    ids=["a new boundary", "a batch is lost", "progress changes", "a hold appears"],
+)
+def test_a_merge_that_changes_anything_else_is_not_written(broken: Callable[[ShardState], ShardState]) -> None:
+    made = history()
+    run, key = staged(made, 1, 3)
+    before = made.state
+    after, _ = replace_batches(before, run, key, staged_ms=0, now_ms=0)
+    check_step(before, replace(after, seqno=before.seqno + 1))
+    with pytest.raises(InvariantViolation):
+        check_step(before, broken(replace(after, seqno=before.seqno + 1)))
+
+
+def test_history_is_carried_over_and_dropped_with_since() -> None:
+    made = history(12)
+    made.merge_these(made.state.batches)
+    (run,) = made.state.batches
+    parts = {part.key: part for part in made.client.manifest(run).parts if part.kind == "history"}
+    (kept,) = parts.values()
+    assert kept.rows == run.counts.history
+    made.append()
+    made.merge_these(made.state.batches)
+    assert kept.key in {part.key for part in made.client.manifest(made.state.batches[0]).parts}
+    made.check()
+    hold = made.client.open_since("s", "h")
+    hold.downgrade(Frontier((made.state.upper.time or 0) - 1))
+    made.append()
+    made.merge_these(made.state.batches)
+    assert kept.key not in {part.key for part in made.client.manifest(made.state.batches[0]).parts}
+    made.check()
+
+
+def test_damage_in_a_run_is_found_like_damage_in_a_part() -> None:
+    made = history(8)
+    made.merge_these(made.state.batches)
+    for part in made.client.manifest(made.state.batches[0]).parts:
+        data = made.client.blob.get(part.key)
+        assert data is not None
+        made.client.blob.set(part.key, bytes([data[0] ^ 1]) + data[1:])
+        assert [each.check for each in fsck(made.client, "s").violations] == ["part"]
+        with pytest.raises(CorruptArtifact, match=part.key):
+            read_everything(made)
+        made.client.blob.set(part.key, data)
+    made.check()
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["with the bottom", "above the bottom"])
+def test_an_err_that_came_again_keeps_its_newest_wording(first: int) -> None:
+    made = History(OpenLocation(MemBlob(), MemConsensus()), KEYED, seed=1)
+    err = (None, None, "key", "wording 0", b"k", b"raw")
+    again = (None, None, "key", "wording 3", b"k", b"raw")
+    made._commit(0, 2, [], [(err, 0, 1)])
+    made._commit(2, 3, [], [(err, 2, -1)])
+    made._commit(3, 5, [], [(again, 3, 1)])
+    made.client.open_since("s", "h").downgrade(Frontier(4))
+    made.merge_these(made.state.batches[first:])
+    made.check()
+
+
+def test_a_run_whose_updates_do_not_alternate_is_not_made() -> None:
+    made = history(2)
+    lower = made.state.upper.time or 0
+    (row,) = list(made.expected.snapshot(lower - 1))[:1]
+    made._commit(lower, lower + 1, [(row, lower, 1)], [])
+    before: ShardState = made.state
+    with pytest.raises(InvariantViolation, match="do not alternate"):
+        made.merge_these(before.batches)
+    assert made.state == before
+
+
+def test_a_multiset_with_a_negative_count_is_merged_as_it_is() -> None:
+    made = History(OpenLocation(MemBlob(), MemConsensus()), MULTISET, seed=1)
+    made._commit(0, 2, [((1, "x"), 0, 1)], [])
+    made._commit(2, 3, [((1, "x"), 2, -2)], [])
+    made._commit(3, 4, [((1, "x"), 3, 2)], [])
+    made.merge_these(made.state.batches[:2])
+    assert made.client.open_reader("s").snapshot(3).num_rows == 1

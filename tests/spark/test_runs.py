@@ -1,0 +1,110 @@
+"""Spark over runs: reads and look-ups answer as the plain reader does, and as a shard that was never merged."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import persist_spark
+from persist_core.compaction.merge import Merge, merge_here
+from persist_core.handles.client import PersistClient
+from persist_core.location.file.blob import FileBlob
+from persist_core.location.mem import MemConsensus
+from persist_core.location.open import OpenLocation
+from persist_core.maintenance.fsck import fsck
+from persist_core.schema import CollectionSchema
+from persist_core.shard.batch import BatchDescription
+from persist_core.shard.replace import Replaced
+from tests.core.compaction.histories import KEYED, MULTISET, History
+from tests.spark.staged_shard import SHARD, StagedShard
+from tests.spark.upsert_cases import MANY_KEYS_DOMAIN, Feed
+from tests.spark.view_shards import BY_COLOUR, ITEMS, ViewShards
+
+
+def rows_of(frame: DataFrame) -> Counter[tuple[Any, ...]]:
+    return Counter(
+        tuple(bytes(cell) if isinstance(cell, bytearray) else cell for cell in row) for row in frame.collect()
+    )
+
+
+def merge(client: PersistClient, shard: str, count: int) -> None:
+    """Merge the first batches of a shard."""
+    state = client.state(shard)
+    chosen = Merge.of(client, state, state.batches[:count])
+    assert isinstance(merge_here(client, chosen, attempt=client.ids.uuid7()), Replaced)
+
+
+@pytest.mark.parametrize("schema", [KEYED, MULTISET], ids=["keyed", "multiset"])
+def test_reads_are_right_at_every_time(spark: SparkSession, tmp_path: Path, schema: CollectionSchema) -> None:
+    history = History(OpenLocation(FileBlob(tmp_path), MemConsensus()), schema, seed=6)
+    for _ in range(25):
+        history.step()
+    history.merge()
+    history.append()
+    assert history.merges
+    assert bool(history.forks) is bool(schema.key)
+    for each in (history, *history.forks):
+        assert any(each.client.manifest(batch).run for batch in each.state.batches)
+        state = each.state
+        since, end = state.since.time or 0, (state.upper.time or 1) - 1
+        location, name, expected = each.client.location, each.shard, each.expected
+        for time in sorted({since, (since + end) // 2, end}):
+            assert rows_of(persist_spark.snapshot(spark, location, name, time)) == expected.snapshot(time)
+            assert rows_of(persist_spark.errors(spark, location, name, time)) == expected.errors(time)
+            changed = persist_spark.changes(spark, location, name, since, time)
+            assert rows_of(changed) == expected.changes(expected.oks, since, time)
+            changed = persist_spark.error_changes(spark, location, name, since, time)
+            assert rows_of(changed) == expected.changes(expected.errs, since, time)
+
+
+def test_commits_above_runs_are_those_of_a_shard_without(
+    spark: SparkSession, tmp_path: Path, persist_seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = StagedShard(spark, tmp_path / "plain", MANY_KEYS_DOMAIN.schema)
+    merged = StagedShard(spark, tmp_path / "merged", MANY_KEYS_DOMAIN.schema)
+    feed = Feed(MANY_KEYS_DOMAIN, random.Random(f"{persist_seed}/runs"), worlds=10)
+    for number in range(5):
+        if number == 4:  # a look-up of the batch's keys only, as in a large shard
+            monkeypatch.setattr("persist_spark.upsert.batch.SMALL_STATE_BYTES", 0)
+        lower, upper = 3 * number, 3 * number + 3
+        records = feed.records(60, lower, upper)
+        for shard in (plain, merged):
+            shard.commit(records, upper)
+        if number in (1, 3):
+            merge(merged.client, SHARD, 2)
+    assert len(merged.client.state(SHARD).batches) == 3
+    theirs, ours = plain.client.open_reader(SHARD), merged.client.open_reader(SHARD)
+    for time in (0, 4, 8, 14):
+        assert sorted(map(repr, ours.snapshot(time).to_pylist())) == sorted(
+            map(repr, theirs.snapshot(time).to_pylist())
+        )
+    assert sorted(map(repr, ours.changes(0).to_pylist())) == sorted(map(repr, theirs.changes(0).to_pylist()))
+
+
+def test_a_view_and_its_input_are_merged_between_refreshes(spark: SparkSession, tmp_path: Path) -> None:
+    shards = ViewShards(spark, tmp_path)
+    expected = []
+    for number in range(4):
+        time = 5 * number
+        added = [((number, "red", 1), time, 1), ((9, "blue", number), time + 1, 1)]
+        gone = [((9, "blue", number - 1), time + 1, -1)] if number else []
+        shards.commit("items", ITEMS, time + 5, [*added, *gone], [("value", b"%d" % number, b"p", time, 1)])
+        assert shards.refresh(BY_COLOUR).stats["corrections"] == 0
+        expected.append((time + 4, shards.rows("by_colour"), shards.errs("by_colour")))
+        if number:
+            merge(shards.client, "items", 2)
+            merge(shards.client, "by_colour", 2)
+    for time, rows, errs in expected:
+        assert (shards.rows("by_colour", time), shards.errs("by_colour", time)) == (rows, errs)
+    shards.commit("items", ITEMS, 25)
+    merge(shards.client, "items", 2)
+    description = shards.mint(BY_COLOUR)
+    assert isinstance(description, BatchDescription)
+    assert description.input_key is None  # no input has changed, though it was merged
+    for name in ("items", "by_colour"):
+        assert fsck(shards.client, name).is_clean
