@@ -9,7 +9,11 @@ Invariants, for any callers in any order:
 2. Bytes of an artifact and facts of a manifest never change: saving the same again succeeds, saving others fails.
    Only `write_derived` replaces bytes: the caller has derived them from the commit, so different bytes are damage.
 3. A checkpoint without a manifest does not exist: the manifest is written last and deleted first.
-4. One damaged checkpoint affects no other: a listing names those that it cannot read and skips them.
+4. A publisher may write the manifest of a checkpoint that another task is deleting. So each looks once more: the
+   publisher deletes the checkpoint if it is not complete after its write, and the deletion lists the folder until it
+   is empty. Once both have returned, the checkpoint is complete or gone. If one of them dies in between, it may stay
+   incomplete until the next checkpoint task, which writes it again from its commit or deletes it.
+5. One damaged checkpoint affects no other: a listing names those that it cannot read and skips them.
 """
 
 from __future__ import annotations
@@ -23,7 +27,16 @@ from persist_core.checkpoint.chains import walk
 from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState
 from persist_core.errors import CorruptArtifact, Corruption, InvalidInput
 from persist_core.location.blob import Blob
-from persist_core.shard.keys import MANIFEST, CheckpointLayout, check_checkpoint_id, is_checkpoint_id, state_path
+from persist_core.shard.keys import (
+    MANIFEST,
+    CheckpointLayout,
+    check_checkpoint_id,
+    is_checkpoint_id,
+    offsets_path,
+    state_path,
+)
+
+_MAX_DELETIONS = 10  # of one folder: each but the first because a publisher has written into it meanwhile
 
 
 class Checkpointer(Protocol):
@@ -205,9 +218,26 @@ class BlobCheckpointer:
             except InvalidInput:
                 self._blob.set(key, data)
                 raise
-        for entry in list(self._blob.list_keys_and_metadata(self.layout.folder(checkpoint_id))):
-            self._blob.delete(entry.key)
+        for _ in range(_MAX_DELETIONS):
+            entries = list(self._blob.list_keys_and_metadata(self.layout.folder(checkpoint_id)))
+            if not entries:
+                break
+            for entry in entries:
+                self._blob.delete(entry.key)
         return data is not None
+
+    def is_complete(self, manifest: CheckpointManifest, sizes: Mapping[str, int] | None = None) -> bool:
+        """Whether every object of the checkpoint but its manifest is there, in its size: artifacts and offsets files.
+
+        `sizes`: size in bytes of every object, by key; by default a new listing.
+        """
+        if sizes is None:
+            sizes = self._sizes(manifest.checkpoint_id)
+        expected = {artifact.path: artifact.size_bytes for artifact in manifest.artifacts}
+        expected |= {offsets_path(name): len(each.encode()) for name, each in manifest.source_offsets.items()}
+        return all(
+            sizes.get(self.layout.artifact(manifest.checkpoint_id, path)) == size for path, size in expected.items()
+        )
 
     def needed_by(self, checkpoint_id: str) -> frozenset[str]:
         """Ids of the checkpoint and of those that its delta chains need, if their manifests can be read."""
@@ -264,8 +294,7 @@ class BlobCheckpointer:
 
     def _check_sizes(self, manifest: CheckpointManifest) -> None:
         """Check that artifacts exist. Their digests were verified when their checkpoint became the latest."""
-        folder = self.layout.folder(manifest.checkpoint_id)
-        sizes = {entry.key: entry.size_bytes for entry in self._blob.list_keys_and_metadata(folder)}
+        sizes = self._sizes(manifest.checkpoint_id)
         for artifact in manifest.artifacts:
             key = self.layout.artifact(manifest.checkpoint_id, artifact.path)
             if sizes.get(key) != artifact.size_bytes:
@@ -274,6 +303,10 @@ class BlobCheckpointer:
                     f"artifact {key} in {self._blob.uri} is {found}; expected {artifact.size_bytes} bytes with SHA-256"
                     f" {artifact.sha256}"
                 )
+
+    def _sizes(self, checkpoint_id: str) -> dict[str, int]:
+        folder = self.layout.folder(checkpoint_id)
+        return {entry.key: entry.size_bytes for entry in self._blob.list_keys_and_metadata(folder)}
 
     def _pins(self) -> Iterator[str]:
         for entry in self._blob.list_keys_and_metadata(self.layout.root):

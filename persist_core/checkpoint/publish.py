@@ -114,8 +114,11 @@ def manifest_of(manifest: BatchManifest, commit: Commit) -> CheckpointManifest:
 def publish(blob: Blob, manifest: BatchManifest, commit: Commit) -> tuple[str, ...]:
     """Write the whole checkpoint of one commit; returns the keys of damaged objects that it has replaced.
 
+    If retention deletes the checkpoint meanwhile, it stays deleted. Never moves `_latest`: see `settle_latest`.
+
     Raises `CorruptArtifact` if an artifact of operator state and its copy are both missing or damaged. Then nothing
-    changes for readers of checkpoints. Never moves `_latest`: see `settle_latest`.
+    changes for readers of checkpoints. Raises `InvalidInput` if the checkpoint was deleted meanwhile and pinned after
+    that.
     """
     checkpointer = BlobCheckpointer(blob, manifest.shard)
     checkpoint_id, expected = commit.checkpoint_id, manifest_of(manifest, commit)
@@ -136,6 +139,8 @@ def publish(blob: Blob, manifest: BatchManifest, commit: Commit) -> tuple[str, .
         if Quarantine(blob, checkpointer.layout).copy(checkpoint_id):
             replaced.append(checkpointer.layout.manifest(checkpoint_id))
         blob.set(checkpointer.layout.manifest(checkpoint_id), expected.encode())
+        if not checkpointer.is_complete(expected):  # retention has deleted it meanwhile: keep to that
+            checkpointer.delete_checkpoint(checkpoint_id)
     return tuple(replaced)
 
 
@@ -265,13 +270,14 @@ class _Publication:
     def repair(self, listing: Listing, *, thorough: bool = False) -> bool:
         """Write damaged checkpoints again from their commits; move the manifests of others aside. True if it did.
 
-        Finds manifests that cannot be read, and artifacts with a wrong size; if `thorough`, any difference from the
-        commit.
+        Finds manifests that cannot be read, and files that are missing or have a wrong size; if `thorough`, any
+        difference from the commit.
         """
         for manifest in listing.manifests:
-            is_damaged = self._has_other_sizes(manifest, listing)
+            is_damaged = not self.checkpointer.is_complete(manifest, listing.sizes)
             if is_damaged or (thorough and manifest.checkpoint_id in self._commits):
-                self._repair(manifest.checkpoint_id, f"checkpoint {manifest.checkpoint_id}: a copy has another size")
+                checkpoint_id = manifest.checkpoint_id
+                self._repair(checkpoint_id, f"checkpoint {checkpoint_id}: a file is missing or has another size")
         for checkpoint_id, error in listing.unreadable.items():
             if isinstance(error, CorruptArtifact):
                 self._repair(checkpoint_id, str(error))
@@ -368,13 +374,6 @@ class _Publication:
             self.damaged.append(f"checkpoint {commit.checkpoint_id}: {error}")
             return False
         return True
-
-    def _has_other_sizes(self, manifest: CheckpointManifest, listing: Listing) -> bool:
-        layout = self.checkpointer.layout
-        return any(
-            listing.sizes.get(layout.artifact(manifest.checkpoint_id, artifact.path)) != artifact.size_bytes
-            for artifact in manifest.artifacts
-        )
 
 
 def _latest_or_none(checkpointer: BlobCheckpointer) -> str | None:

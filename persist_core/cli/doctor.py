@@ -65,7 +65,7 @@ def _examined(open_store: Callable[[str], Any], examine: Callable[[Any], list[Fi
 
 def _print_json(role: str, uri: str, findings: Iterable[Finding]) -> None:
     rows = [
-        {"check": f.check, "grade": f.grade.value, "found": f.found, "wanted": f.wanted, "remedy": f.remedy}
+        {"check": f.check, "grade": f.grade.value, "found": f.found, "expected": f.expected, "remedy": f.remedy}
         for f in findings
     ]
     healthy = all(row["grade"] != Grade.PROBLEM.value for row in rows)
@@ -78,5 +78,5 @@ def _print_table(role: str, uri: str, findings: Iterable[Finding]) -> None:
     for finding in findings:
         output.print_line(f"  {finding.grade.value:<8} {finding.check:<19} {finding.found}")
         if finding.grade is not Grade.OK:
-            output.print_line(f"  {'':<8} {'':<19} expected: {finding.wanted}")
+            output.print_line(f"  {'':<8} {'':<19} expected: {finding.expected}")
             output.print_line(f"  {'':<8} {'':<19} do: {finding.remedy}")

@@ -31,13 +31,13 @@ class Finding:
     check: str  # stable, snake_case
     grade: Grade
     found: str
-    wanted: str = ""
+    expected: str = ""
     remedy: str = ""
 
 
-def grade_if(bad: bool, check: str, found: str, *, wanted: str, remedy: str, grade: Grade = Grade.PROBLEM) -> Finding:
+def grade_if(bad: bool, check: str, found: str, *, expected: str, remedy: str, grade: Grade = Grade.PROBLEM) -> Finding:
     """The finding: of `grade` and with its remedy if `bad`, else `OK`."""
-    return Finding(check, grade, found, wanted, remedy) if bad else Finding(check, Grade.OK, found)
+    return Finding(check, grade, found, expected, remedy) if bad else Finding(check, Grade.OK, found)
 
 
 def clock_offset(store_ms: float, before_ms: int, after_ms: int) -> Finding:
@@ -48,7 +48,7 @@ def clock_offset(store_ms: float, before_ms: int, after_ms: int) -> Finding:
         abs(offset_ms) - unsure_ms > MAX_CLOCK_OFFSET_MS,
         "clock",
         f"the store's clock differs from this machine's by {offset_ms / 1000:+.3f} s (within {unsure_ms / 1000:.3f} s)",
-        wanted=f"at most {MAX_CLOCK_OFFSET_MS / 1000:g} s",
+        expected=f"at most {MAX_CLOCK_OFFSET_MS / 1000:g} s",
         remedy="synchronize both clocks (NTP): commits are dated by the writer's clock",
         grade=Grade.WARNING,
     )

@@ -41,14 +41,16 @@ def check_records(examined: Examined, found: Violations) -> None:
 def check_sources(examined: Examined, found: Violations) -> None:
     """Check the progress in the state, the objects that older commits and checkpoints name, and what is stored."""
     client, state = examined.client, examined.state
+    verified: set[str] = set()
     with found.checking("source_progress", f"the progress of shard {state.shard}"):
         for progress in progress_of(client.blob, state.shard, state.sources).values():
+            verified |= progress.needed_keys()
             for message in progress.verify():
                 found.add("source_progress", message)
     _check_each(client.blob, inputs_prefix(state.shard), "source_progress", _key_of_input, found)
     _check_each(client.blob, ledger_prefix(state.shard), "source_progress", _key_of_segment, found)
     with found.checking("source_progress", f"the earlier progress of shard {state.shard}"):
-        missing = _earlier_needs(examined, found)
+        missing = _earlier_needs(examined, found) - verified
         for owner in sorted({owner_of(key) for key in missing}):  # a fork's earlier progress is that of its origin
             for prefix in (inputs_prefix(owner), ledger_prefix(owner)):
                 missing -= {entry.key for entry in client.blob.list_keys_and_metadata(prefix)}

@@ -74,7 +74,7 @@ class Examiner:
                     f"a listing of the new prefix {prefix} has {len(strangers)} keys, the first {strangers[0]!r}"
                     if strangers
                     else "listing works",
-                    wanted="no key under a prefix that was never used",
+                    expected="no key under a prefix that was never used",
                     remedy="do not use this store: its listings are wrong",
                 )
             )
@@ -125,7 +125,7 @@ class Examiner:
                 bool(wrong),
                 "race",
                 "; ".join(wrong) or f"{RACERS} writers, {RACE_ROUNDS} rounds: one winner each time",
-                wanted="one winner a round, and its bytes stored",
+                expected="one winner a round, and its bytes stored",
                 remedy="do not use this store: two writers can both conclude that they committed",
             )
         )
@@ -151,7 +151,7 @@ class Examiner:
                 lost > 0,
                 "commit",
                 f"{lost} of {self.commits} commits were refused" if lost else f"{self.commits} commits in a row",
-                wanted="no commit refused without a competing writer",
+                expected="no commit refused without a competing writer",
                 remedy="do not use this store: it lost acknowledged writes",
             )
         )
@@ -160,7 +160,7 @@ class Examiner:
                 p50 > SLOW_COMMIT_MS,
                 "latency",
                 f"a commit takes {p50:.1f} ms (p50), {p99:.1f} ms (p99)",
-                wanted=f"at most {SLOW_COMMIT_MS:g} ms (p50)",
+                expected=f"at most {SLOW_COMMIT_MS:g} ms (p50)",
                 remedy="use a store closer to the workers",
                 grade=Grade.WARNING,
             )
@@ -175,7 +175,7 @@ class Examiner:
                 left != [head],
                 "truncate",
                 f"deleted {deleted} versions, left {len(left)}",
-                wanted="only the newest version left",
+                expected="only the newest version left",
                 remedy="do not use this store: truncation keeps old versions or deletes new ones",
             )
         )
@@ -206,7 +206,7 @@ class Examiner:
                 f"writes {_rate(len(data), written - start)}, reads {_rate(len(data), read - written)}"
                 if back == data
                 else f"{len(data)} bytes written, {'none' if back is None else len(back)} read, or others",
-                wanted="the bytes that were written",
+                expected="the bytes that were written",
                 remedy="do not use this store",
             )
         )
@@ -231,7 +231,7 @@ class Examiner:
                 f"a write takes {quantile(times_ms, 0.5):.1f} ms (p50), a listing of {len(keys)} {list_ms:.1f} ms"
                 if is_right
                 else f"{len(keys)} written, {len(listed)} listed, {deleted} deleted, {left} left",
-                wanted="all listed in order, all deleted",
+                expected="all listed in order, all deleted",
                 remedy="do not use this store",
             )
         )

@@ -39,7 +39,7 @@ def diagnose_file_system(path: Path) -> Iterator[Finding]:
         free_bytes < MIN_FREE_BYTES,
         "free_space",
         f"{free_bytes / (1 << 30):.1f} GiB free at {there}",
-        wanted=f"at least {MIN_FREE_BYTES / (1 << 30):g} GiB",
+        expected=f"at least {MIN_FREE_BYTES / (1 << 30):g} GiB",
         remedy="free some space",
         grade=Grade.WARNING,
     )

@@ -58,7 +58,7 @@ def diagnose(
         server["version_number"] < MIN_VERSION,
         "server",
         f"PostgreSQL {server['version']}",
-        wanted="13 or newer",
+        expected="13 or newer",
         remedy="upgrade the server",
     )
     yield _pooler(connection, server["session"])
@@ -68,14 +68,14 @@ def diagnose(
         server["in_recovery"] or server["read_only"] == "on",
         "primary",
         "a standby or a read-only user" if server["in_recovery"] or server["read_only"] == "on" else "the primary",
-        wanted="the primary, and a user with write permission",
+        expected="the primary, and a user with write permission",
         remedy="name the primary in the URI; unset default_transaction_read_only",
     )
     yield grade_if(
         server["autovacuum"] == "off",
         "autovacuum",
         f"autovacuum = {server['autovacuum']}",
-        wanted="on",
+        expected="on",
         remedy="set autovacuum = on: truncated versions take space until it runs",
         grade=Grade.WARNING,
     )
@@ -83,7 +83,7 @@ def diagnose(
         server["busy"] > MAX_BUSY_SHARE * server["max_busy"],
         "connections",
         f"{server['busy']} of {server['max_busy']} connections in use",
-        wanted=f"at most {MAX_BUSY_SHARE:.0%}",
+        expected=f"at most {MAX_BUSY_SHARE:.0%}",
         remedy="raise max_connections, or put PgBouncer in front of the server",
         grade=Grade.WARNING,
     )
@@ -107,7 +107,7 @@ def _encryption(connection: psycopg.Connection[Any]) -> Finding:
         not connection.pgconn.ssl_in_use and not is_local,
         "encryption",
         f"{how}, on this machine" if is_local else how,
-        wanted="TLS",
+        expected="TLS",
         remedy="add sslmode=verify-full (and sslrootcert=FILE) to the URI",
         grade=Grade.WARNING,
     )
@@ -118,14 +118,14 @@ def _durability(server: Mapping[str, Any]) -> Iterator[Finding]:
         server["fsync"] == "off",
         "fsync",
         f"fsync = {server['fsync']}",
-        wanted="on",
+        expected="on",
         remedy="set fsync = on: without it, a crash of the server's machine can undo or damage commits",
     )
     yield grade_if(
         server["full_page_writes"] == "off",
         "full_page_writes",
         f"full_page_writes = {server['full_page_writes']}",
-        wanted="on, or a file system that never tears a page",
+        expected="on, or a file system that never tears a page",
         remedy="set full_page_writes = on",
         grade=Grade.WARNING,
     )
@@ -135,7 +135,7 @@ def _durability(server: Mapping[str, Any]) -> Iterator[Finding]:
         "synchronous_commit",
         f"synchronous_commit = {setting}, {'with' if standbys else 'without'} synchronous standbys"
         + (" (our commits use on)" if setting == "off" else ""),
-        wanted="on or remote_apply, if standbys are synchronous",
+        expected="on or remote_apply, if standbys are synchronous",
         remedy="set synchronous_commit = on: otherwise a failover can undo the newest commits",
         grade=Grade.WARNING,
     )
@@ -148,7 +148,7 @@ def _rights(table: Mapping[str, Any], address: PostgresAddress) -> Finding:
             not table["may_create"],
             "rights",
             f"table {address.qualified} does not exist; this user may {'' if table['may_create'] else 'not '}create it",
-            wanted="the table, or the right to create it",
+            expected="the table, or the right to create it",
             remedy=remedy,
         )
     lacking = [] if table["may_use"] else [f"USAGE of schema {address.schema}"]
@@ -165,6 +165,6 @@ def _rights(table: Mapping[str, Any], address: PostgresAddress) -> Finding:
         bool(lacking),
         "rights",
         f"table {address.qualified}: {'lacking ' + ', '.join(lacking) if lacking else 'all rights needed'}",
-        wanted=", ".join(_RIGHTS),
+        expected=", ".join(_RIGHTS),
         remedy=remedy,
     )

@@ -85,7 +85,7 @@ def transport(endpoint: str | None) -> Finding:
         url.scheme == "http" and url.hostname not in _LOOPBACK,
         "transport",
         f"{url.scheme}" + (" on this machine" if url.hostname in _LOOPBACK else ""),
-        wanted="https: otherwise rows and states cross the network unencrypted",
+        expected="https: otherwise rows and states cross the network unencrypted",
         remedy="give the server a certificate and write endpoint=https://...",
         grade=Grade.WARNING,
     )
@@ -97,7 +97,7 @@ def _versioning(found: Any) -> Iterator[Finding]:
         status == "Enabled",
         "versioning",
         f"versioning is {status}",
-        wanted="a lifecycle rule NoncurrentVersionExpiration beside it",
+        expected="a lifecycle rule NoncurrentVersionExpiration beside it",
         remedy="deleted and overwritten objects stay and cost money: add a rule that expires noncurrent versions",
         grade=Grade.WARNING,
     )
@@ -115,14 +115,14 @@ def _lifecycle(found: Any, root: str, *, has_uploads: bool) -> Iterator[Finding]
         bool(deadly),
         "lifecycle",
         f"rules that delete objects by age: {', '.join(deadly)}" if deadly else "no rule deletes objects by age",
-        wanted="none below our prefix: old objects are live data, and so is the newest state of an idle shard",
+        expected="none below our prefix: old objects are live data, and so is the newest state of an idle shard",
         remedy="remove those rules, or restrict them to other prefixes",
     )
     yield grade_if(
         bool(archiving),
         "archiving",
         f"rules that archive objects: {', '.join(archiving)}" if archiving else "no rule archives objects",
-        wanted="none below our prefix: archived objects cannot be read",
+        expected="none below our prefix: archived objects cannot be read",
         remedy="remove those rules, or restrict them to other prefixes",
     )
     if has_uploads:
@@ -148,7 +148,7 @@ def _unfinished_uploads(rules: list[Any], root: str) -> Finding:
         not clears_all,
         "unfinished_uploads",
         f"cleared after {min(days.values())} d" if clears_all else "no rule clears unfinished uploads",
-        wanted="AbortIncompleteMultipartUpload after 7 d, for all of our prefix",
+        expected="AbortIncompleteMultipartUpload after 7 d, for all of our prefix",
         remedy="add the rule of docs/locations-s3.md: parts of interrupted uploads are invisible and cost money",
         grade=Grade.WARNING,
     )
@@ -171,7 +171,7 @@ def _object_lock(found: Any) -> Iterator[Finding]:
         retention is not None,
         "object_lock",
         f"default retention {retention}" if retention else "no default retention",
-        wanted="none: objects that are truncated or collected stay until the retention ends",
+        expected="none: objects that are truncated or collected stay until the retention ends",
         remedy="use a bucket without a default retention, or accept the cost of objects that stay",
         grade=Grade.WARNING,
     )

@@ -17,6 +17,6 @@ def diagnose(path: Path) -> Iterator[Finding]:
         kind in NETWORK_FILE_SYSTEMS,
         "file_locks",
         f"{path} is on {kind or 'an unknown file system'}",
-        wanted="a local disk: SQLite's locks do not work on network file systems",
+        expected="a local disk: SQLite's locks do not work on network file systems",
         remedy="keep the database on a local disk, or use postgresql: for several machines",
     )

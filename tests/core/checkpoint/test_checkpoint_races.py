@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from persist_core.checkpoint.publish import settle_latest
+from persist_core.checkpoint.publish import publish, settle_latest
 from persist_core.errors import AlreadyCommitted, CorruptArtifact
 from persist_core.location.blob import BlobMetadata
 from persist_core.location.mem import MemBlob
+from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted
-from tests.core.checkpoint.checkpointed_shard import KEEP_ONE, Shard
+from persist_core.shard.keys import offsets_path
+from tests.core.checkpoint.checkpointed_shard import KEEP_ALL, KEEP_ONE, Shard
 from tests.core.protocol.test_checkpoint_protocol import Runs
 
 
@@ -91,6 +93,67 @@ def test_a_publisher_may_be_overtaken_at_any_call() -> None:
         return is_overtaken
 
     assert each_call(run) > 15
+
+
+def test_a_publisher_puts_back_nothing_that_retention_has_deleted() -> None:
+    """Found by simulation 318253786: the slow publisher died before its own retention."""
+
+    def run(calls: int) -> bool:
+        blob = Overtaking()
+        shard = Shard(blob)
+        shard.commit()
+        state = shard.client.state("s")
+        (commit,) = state.commits
+        manifest = shard.client.manifest(commit)
+
+        def rival() -> None:
+            shard.publish(KEEP_ONE)
+            shard.commit()
+            shard.publish(KEEP_ONE)
+
+        blob.overtake(calls, rival)
+        publish(blob, manifest, commit)
+        is_overtaken = blob.has_overtaken()
+        assert not is_overtaken or fsck(shard.client, "s").is_clean, calls
+        return is_overtaken
+
+    assert each_call(run) > 5
+
+
+def test_a_deletion_may_be_overtaken_at_any_call() -> None:
+    """The rival publishes what is being deleted: in the end the checkpoint is complete or gone."""
+
+    def run(calls: int) -> bool:
+        blob = Overtaking()
+        shard = Shard(blob)
+        older = shard.commit()
+        shard.publish(KEEP_ALL)
+        newest = shard.commit()
+        shard.publish(KEEP_ALL)
+        state = shard.client.state("s")
+        (commit,) = (each for each in state.commits if each.checkpoint_id == older)
+        manifest = shard.client.manifest(commit)
+        blob.overtake(calls, lambda: publish(blob, manifest, commit))
+        shard.publish(KEEP_ONE)
+        is_overtaken = blob.has_overtaken()
+        assert shard.checkpointer.list_checkpoints() in ([newest], [older, newest]), calls
+        assert fsck(shard.client, "s").is_clean, calls
+        return is_overtaken
+
+    assert each_call(run) > 15
+
+
+def test_what_a_deletion_left_behind_when_it_died_is_settled_by_the_next_task() -> None:
+    shard = Shard()
+    older = shard.commit()
+    shard.publish(KEEP_ALL)
+    newest = shard.commit()
+    shard.publish(KEEP_ALL)
+    shard.blob.delete(shard.checkpointer.layout.artifact(older, offsets_path("files")))
+    assert [violation.check for violation in fsck(shard.client, "s").violations] == ["checkpoint"]
+    shard.publish(KEEP_ALL)
+    assert shard.checkpointer.list_checkpoints() == [older, newest]
+    assert fsck(shard.client, "s").is_clean
 
 
 def test_a_pointer_is_never_left_at_a_checkpoint_that_is_gone() -> None:

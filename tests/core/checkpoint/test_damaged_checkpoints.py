@@ -34,6 +34,8 @@ def test_an_unreadable_old_manifest_is_written_again_and_its_bytes_are_kept() ->
     third = shard.commit()
     report = shard.publish()
     assert (report.published, report.repaired, report.quarantined) == ((third,), (manifest_key(first),), ())
+    (warning,) = report.warnings
+    assert warning.startswith(f"{manifest_key(first)} was damaged")
     assert shard.blob.get(manifest_key(first)) == whole
     assert shard.checkpointer.list_checkpoints() == [first, second, third]
     (kept,) = shard.blob.list_keys_and_metadata("s/checkpoints/quarantine/")
@@ -72,9 +74,10 @@ def test_an_unreadable_manifest_of_a_forgotten_commit_is_moved_aside_and_retenti
     first, second = shard.commit(), shard.commit()
     report = shard.publish(KEEP_ONE)
     assert (report.quarantined, report.deleted, report.kept) == ((forgotten,), (first,), 1)
+    assert [forgotten in warning for warning in report.warnings] == [True, True]
     assert shard.checkpointer.list_checkpoints() == [second]
     assert shard.blob.get(copy_key(forgotten)) == b"old", "what belongs to it stays while it is in the quarantine"
-    assert shard.publish(KEEP_ONE).quarantined == ()
+    assert shard.publish(KEEP_ONE).warnings == ()
     assert fsck(shard.client, "s").is_clean
 
 

@@ -58,7 +58,7 @@ def by_check(found: list[Finding]) -> dict[str, Finding]:
 def sick(findings: dict[str, Finding]) -> dict[str, Grade]:
     """The problems. Each has an expectation and a remedy."""
     bad = [finding for finding in findings.values() if finding.grade is not Grade.OK]
-    assert all(finding.wanted and finding.remedy for finding in bad)
+    assert all(finding.expected and finding.remedy for finding in bad)
     return {finding.check: finding.grade for finding in bad if finding.check != "free_space"}
 
 
@@ -315,7 +315,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], postgre
     assert (blob["role"], blob["healthy"], consensus["role"], consensus["healthy"]) == ("blob", True, "consensus", True)
     assert unreachable["healthy"] is False
     assert [(f["check"], f["grade"]) for f in unreachable["findings"]] == [("reachable", "problem")]
-    assert unreachable["findings"][0].keys() == {"check", "grade", "found", "wanted", "remedy"}
+    assert unreachable["findings"][0].keys() == {"check", "grade", "found", "expected", "remedy"}
 
 
 def test_the_command_takes_the_configured_location(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

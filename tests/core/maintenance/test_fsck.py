@@ -225,10 +225,11 @@ def test_violations_of_one_check_are_counted_beyond_the_first() -> None:
 def test_a_damaged_ledger_and_a_damaged_checkpoint_are_found() -> None:
     location = Location()
     segment = {"key": "s/sources/files/0.json.zst", "files": 1, "sha256": "0" * 64, "size_bytes": 1}
-    offsets = {"base": "/in", "files": 1, "size_bytes": 1, "segments": [segment]}
+    offsets = {"root": "/in", "base": "/in", "files": 1, "size_bytes": 1, "segments": [segment]}
     location.sources = {"files": SourceFrontier("files", offsets)}
     location.append(0, 9, [])
-    assert location.checks() == {"source_progress"}
+    (lost,) = fsck(location.client, "s").violations  # once, though the state and its commit both name it
+    assert (lost.check, str(segment["key"]) in lost.message) == ("source_progress", True)
     location.blob.set("s/checkpoints/_latest", b"not an id")
     assert location.checks() == {"source_progress", "latest"}
 

@@ -99,7 +99,7 @@ def _restore(world: World, client: PersistClient, name: str) -> None:
         client.clock.sleep_ms(1_000)  # `since` has passed it
     except (CheckpointNotFound, Corruption):
         if checkpoint_id not in world.referee.deleted_checkpoints:
-            raise  # else retention has taken it, and a slow publisher may have put back its manifest
+            raise  # else retention has deleted it since it was listed
 
 
 def write_some(world: World, name: str, times: int) -> None:
@@ -140,17 +140,16 @@ def scrub_some(world: World, name: str, times: int) -> None:
         except (StorageError, ShardNotFound):
             client.clock.sleep_ms(1_000)
             continue
-        # A publisher may be between its manifest and `_latest`, or have died there; the end of the run checks that.
-        damage = [violation for violation in report.violations if violation.check not in (STORAGE, "latest")]
+        damage = [violation for violation in report.violations if not _is_unfinished(world, violation)]
         if damage:
             world.fail("scrub", f"{name} found {damage}")
 
 
 def _is_unfinished(world: World, violation: Violation) -> bool:
-    """Whether this is what publishers leave behind while they work, or when they die, and what the next one corrects.
+    """Whether this is what tasks leave behind while they work or when they die. The end of the run finds none of it.
 
-    `_latest` is older then (the referee checks that it does not stay so); or a slow one has put back the manifest of a
-    checkpoint that retention has deleted.
+    The store did not answer; `_latest` is older than the newest manifest; or a publisher has written the manifest of a
+    checkpoint that retention has deleted, and has not looked again yet (the referee checks that it does).
     """
     is_put_back = violation.message.partition(":")[0] in world.referee.deleted_checkpoints
-    return violation.check == "latest" or (violation.check == "checkpoint" and is_put_back)
+    return violation.check in (STORAGE, "latest") or (violation.check == "checkpoint" and is_put_back)

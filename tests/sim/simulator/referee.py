@@ -8,6 +8,9 @@
 5. Bytes under a key are never replaced by others, `_latest` and the records of conflicts aside.
 6. `_latest` never names a checkpoint that is not whole, and never goes back permanently: a publisher that was overtaken
    and so moved it back has corrected that by the time its stage ends.
+7. A publisher that writes the manifest of a checkpoint that was deleted before lists its folder in the next call.
+   Others may see the incomplete checkpoint until the publisher has deleted it, or if it dies before that; the end of
+   the run does not.
 """
 
 from __future__ import annotations
@@ -57,23 +60,32 @@ class Referee:
         self._epochs: dict[str, int] = {}  # of checkpoints, by id
         self._points: dict[str, _Point] = {}  # to which a restore may go back, by checkpoint id
         self.deleted_checkpoints: set[str] = set()  # by id: those that something was ever deleted of
+        self._put_back: dict[str, str] = {}  # by actor: the deleted checkpoint whose manifest it has just written
         self.expected = Expected()
         self.contents: dict[Slot, Value] = {}
         self.consumed: set[str] = set()
         self.state: ShardState | None = None
 
     def wrote(self, key: str, before: bytes | None, data: bytes) -> None:
+        self._check_looks_again(key)
+        checkpoint_id = self._checkpoint_of(key)
+        if checkpoint_id in self.deleted_checkpoints and key == self._checkpointer.layout.manifest(checkpoint_id):
+            self._put_back[self._who()] = checkpoint_id
         if key == self._checkpointer.layout.latest:
             self._check_latest(moved_to=data.decode())
         elif before is not None and before != data and "/conflicts/" not in key:
             self._fail("replaced", f"{key} held {before[:80]!r}; {self._who()} wrote {data[:80]!r}")
 
     def deleted(self, key: str) -> None:
+        self._check_looks_again(key)
         if key in self._needed:
             self._fail("deleted", f"{self._who()} deleted {key}, which a commit needs")
         if key.startswith(self._checkpointer.layout.root):
-            self.deleted_checkpoints.add(key.removeprefix(self._checkpointer.layout.root).strip("/").split("/")[0])
+            self.deleted_checkpoints.add(self._checkpoint_of(key))
             self._check_latest(moved_to=None)
+
+    def listed(self, prefix: str) -> None:
+        self._check_looks_again(prefix)
 
     def committed(self, key: str, version: VersionedData) -> None:
         try:
@@ -89,6 +101,17 @@ class Referee:
         """The current actor has completed a stage without an error."""
         if self._moved_back is not None and self._moved_back[0] == self._who():
             self._fail("latest", f"{self._who()} left _latest at {self._moved_back[1]}; it was at {self._furthest}")
+
+    def _checkpoint_of(self, key: str) -> str:
+        return key.removeprefix(self._checkpointer.layout.root).split("/")[0]
+
+    def _check_looks_again(self, key: str) -> None:
+        """Whoever is at work has written, deleted or listed this."""
+        checkpoint_id = self._put_back.pop(self._who(), None)
+        if checkpoint_id is not None and key != self._checkpointer.layout.folder(checkpoint_id):
+            manifest = self._checkpointer.find_readable(checkpoint_id)
+            if manifest is not None and not self._checkpointer.is_complete(manifest):
+                self._fail("put back", f"{self._who()} wrote the manifest of {checkpoint_id}, which is not complete")
 
     def _check_append(self, after: ShardState, commit: Commit) -> None:
         manifest = load_manifest(self._blob, commit.manifest_key)

@@ -33,6 +33,10 @@ class Witness(Protocol):
         """A blob was deleted."""
         ...
 
+    def listed(self, prefix: str) -> None:
+        """Blobs are about to be listed."""
+        ...
+
     def committed(self, key: str, version: VersionedData) -> None:
         """A compare-and-set went through."""
         ...
@@ -94,7 +98,11 @@ class SimulatedBlob:
         return self._simulated.call("delete", key, delete)
 
     def list_keys_and_metadata(self, prefix: str) -> Iterator[BlobMetadata]:
-        return self._simulated.call("list", prefix, lambda: self._inner.list_keys_and_metadata(prefix))
+        def list_all() -> Iterator[BlobMetadata]:
+            self._witness.listed(prefix)
+            return self._inner.list_keys_and_metadata(prefix)
+
+        return self._simulated.call("list", prefix, list_all)
 
     def uri_of(self, key: str) -> str:
         return self._inner.uri_of(key)
