@@ -74,7 +74,7 @@ def test_read_only_says_what_it_would_write_and_leaves_nothing(
     assert world.client.shards() == ["orders"]
     assert not list(world.client.blob.list_keys_and_metadata("tried/"))
     assert run_command(["run", "orders", "--read-only"]) == 2
-    assert "--read-only is for views" in capsys.readouterr().err
+    assert "orders is a collection; expected a view" in capsys.readouterr().err
 
 
 def test_a_view_is_closed_when_its_inputs_are(world: World, capsys: pytest.CaptureFixture[str]) -> None:
