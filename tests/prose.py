@@ -62,12 +62,6 @@ def rules() -> tuple[Rule, ...]:
     return tuple(Rule(re.compile(rule["pattern"], re.IGNORECASE), rule["instead"]) for rule in data["rule"])
 
 
-@cache
-def not_yet() -> tuple[str, ...]:
-    """Folders and files whose prose is not checked yet."""
-    return tuple(tomllib.loads(_RULES_FILE.read_text())["not_yet"])
-
-
 def written_files() -> list[Path]:
     """Every document and Python file that is or would be committed, relative to the root."""
     listed = subprocess.run(
@@ -172,7 +166,7 @@ def _misspelled(prose: dict[Path, list[str]]) -> Iterator[Finding]:
 
 
 def main(names: list[str]) -> int:
-    """Print the findings in the named files, or in all, those of `not_yet` included."""
+    """Print the findings in the named files, or in all."""
     asked = [path for path in written_files() if not names or str(path).startswith(tuple(names))]
     found = findings(asked)
     lines = [*map(str, found), f"{len(found)} findings in {len({finding.path for finding in found})} files"]

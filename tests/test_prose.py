@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.prose import findings, not_yet, paragraphs, prose_of, rules, written_files
+from tests.prose import findings, paragraphs, prose_of, rules, written_files
 
 
 def test_prose_is_plain_english() -> None:
-    found = findings(path for path in written_files() if not str(path).startswith(not_yet()))
+    found = findings(written_files())
     if found:
         pytest.fail("phrases to rewrite (tests/prose_rules.toml):\n  " + "\n  ".join(map(str, found)), pytrace=False)
 

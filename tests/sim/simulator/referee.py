@@ -106,7 +106,7 @@ class Referee:
         return key.removeprefix(self._checkpointer.layout.root).split("/")[0]
 
     def _check_looks_again(self, key: str) -> None:
-        """Whoever is at work has written, deleted or listed this."""
+        """The task that is at work has written, deleted or listed this."""
         checkpoint_id = self._put_back.pop(self._who(), None)
         if checkpoint_id is not None and key != self._checkpointer.layout.folder(checkpoint_id):
             manifest = self._checkpointer.find_readable(checkpoint_id)
