@@ -150,7 +150,9 @@ def test_a_job_without_the_jars_says_how_to_get_them(
 ) -> None:
     monkeypatch.setattr("persist_core.spark_job.submit.with_s3a_jars", lambda conf, *_: dict(conf))
     location = PersistLocation(server.new_uri(), f"sqlite:///{tmp_path}/consensus.db")
-    with pytest.raises(InvalidInput, match=r"S3AFileSystem on its class path.*make spark-jars.*PERSIST_SPARK_JARS"):
+    with pytest.raises(
+        InvalidInput, match=r"S3AFileSystem is not on its class path.*make spark-jars.*PERSIST_SPARK_JARS"
+    ):
         run(location, SparkSettings(LOCAL))
     with open_location(location) as opened:
         assert PersistClient(opened).state(SHARD).batches == ()
