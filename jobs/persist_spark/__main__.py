@@ -15,7 +15,7 @@ from persist_core.config.view import ViewConfig
 from persist_core.errors import PersistError, StorageError
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import location_from
-from persist_core.shard.keys import manifest_key, trial_key
+from persist_core.shard.keys import dry_run_key, manifest_key
 from persist_core.spark_job.answer import record_failure
 from persist_core.spark_job.spec import JobSpec, load_spec
 
@@ -49,7 +49,7 @@ def _run(spec: JobSpec, location: OpenLocation) -> None:
     finally:
         spark.stop()
     if manifest is None:
-        summary: dict[str, object] = {"trial": trial_key(description.shard, spec.attempt)}
+        summary: dict[str, object] = {"dry_run": dry_run_key(description.shard, spec.attempt)}
     else:
         summary = {"manifest": manifest_key(description.shard, spec.attempt), "stats": dict(manifest.stats)}
     sys.stdout.write(json.dumps(summary) + "\n")

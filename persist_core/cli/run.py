@@ -16,12 +16,12 @@ from persist_core.config.files import SUFFIXES, read_mapping
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig, load_view
 from persist_core.errors import InvalidInput
-from persist_core.protocol.run import RunReport, bring_up_to_date, default_until, describe_trial, input_noun
+from persist_core.protocol.run import RunReport, bring_up_to_date, default_until, describe_dry_run, input_noun
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.keys import check_shard_name
-from persist_core.shard.stats import Trial
+from persist_core.shard.stats import DryRun
 from persist_core.sources.shards import check_closable
-from persist_core.spark_job.submit import LOCAL_MASTER, SparkSettings, try_view, write_batch
+from persist_core.spark_job.submit import LOCAL_MASTER, SparkSettings, dry_run_view, write_batch
 from persist_core.time_text import parse_time
 
 ENV_COLLECTIONS = "PERSIST_COLLECTIONS"
@@ -29,7 +29,7 @@ ENV_VIEWS = "PERSIST_VIEWS"
 ENV_SPARK_MASTER = "PERSIST_SPARK_MASTER"
 DEFAULT_COLLECTIONS = Path("dags") / "collections"
 VIEWS_FOLDER = "views"  # beside the folder of collections
-TRIAL_COUNTS = ("inserted", "retracted", "errs_inserted", "errs_retracted", "corrections", "rows", "errs")
+DRY_RUN_COUNTS = ("inserted", "retracted", "errs_inserted", "errs_retracted", "corrections", "rows", "errs")
 _DIGESTS = ("contents_0", "contents_1")  # among a view's stats; only the next refresh uses them
 
 
@@ -67,7 +67,7 @@ def run(
     if read_only or (isinstance(config, ViewConfig) and config.read_only):
         if not isinstance(config, ViewConfig):
             raise InvalidInput(f"--read-only: {config.name} is a collection; expected a view")
-        _print_trial(session, config, _try_out(session, config, frontier, settings))
+        _print_dry_run(session, config, _dry_run(session, config, frontier, settings))
         return
     if close and isinstance(config, ViewConfig):
         check_closable(session.client, config)
@@ -83,12 +83,12 @@ def _write(session: Session, config: ShardConfig, settings: SparkSettings, descr
     return write_batch(session.client, session.location, config, settings, description)
 
 
-def _try_out(session: Session, config: ViewConfig, until: int | None, settings: SparkSettings) -> Trial:
-    as_of, description = describe_trial(session.client, config, until)
+def _dry_run(session: Session, config: ViewConfig, until: int | None, settings: SparkSettings) -> DryRun:
+    as_of, description = describe_dry_run(session.client, config, until)
     session.say(
         f"trying {config.name} as of {output.show_time(as_of)} with Spark ({settings.master}); nothing is written"
     )
-    return try_view(session.client, session.location, config, settings, description, as_of)
+    return dry_run_view(session.client, session.location, config, settings, description, as_of)
 
 
 def _settings(master: str | None, conf: tuple[str, ...], logs: Path | None) -> SparkSettings:
@@ -123,23 +123,25 @@ def find_config(name: str, collections: Path | None, views: Path | None) -> Shar
     )
 
 
-def _print_trial(session: Session, config: ViewConfig, trial: Trial) -> None:
+def _print_dry_run(session: Session, config: ViewConfig, dry_run: DryRun) -> None:
     if session.as_json:
         output.print_json(
             {
                 "shard": config.name,
                 "status": "read_only",
-                "as_of": trial.as_of,
-                "stats": dict(trial.stats),
-                "sample": [dict(update) for update in trial.sample],
+                "as_of": dry_run.as_of,
+                "stats": dict(dry_run.stats),
+                "sample": [dict(update) for update in dry_run.sample],
             }
         )
         return
-    counts = ", ".join(f"{name} {trial.stats.get(name, 0)}" for name in TRIAL_COUNTS)
-    output.print_line(f"{config.name} as of {output.show_time(trial.as_of)} would write: {counts}. Nothing was written")
-    for update in trial.sample:
+    counts = ", ".join(f"{name} {dry_run.stats.get(name, 0)}" for name in DRY_RUN_COUNTS)
+    output.print_line(
+        f"{config.name} as of {output.show_time(dry_run.as_of)} would write: {counts}. Nothing was written"
+    )
+    for update in dry_run.sample:
         output.print_line("  " + json.dumps(update, ensure_ascii=False))
-    more = trial.stats.get("updates", 0) - len(trial.sample)
+    more = dry_run.stats.get("updates", 0) - len(dry_run.sample)
     if more > 0:
         output.print_line(f"  and {more} more updates")
 

@@ -186,13 +186,13 @@ def _lines(config: ShardConfig, step: Step) -> list[str]:
     return [] if step.pending == 0 else [f"warning: {step.reason}"]
 
 
-def describe_trial(client: PersistClient, config: ViewConfig, until: int | None) -> tuple[int, BatchDescription]:
+def describe_dry_run(client: PersistClient, config: ViewConfig, until: int | None) -> tuple[int, BatchDescription]:
     """The time and the description of a read-only refresh of a view, as far as its inputs and `until` go.
 
     Changes nothing. Raises `OutsideFrontiers` if the inputs have no time in common yet.
     """
-    as_of = ShardSource(config, client).trial_time(until)
-    return as_of, stages.trial_description(client, config, as_of)
+    as_of = ShardSource(config, client).dry_run_time(until)
+    return as_of, stages.dry_run_description(client, config, as_of)
 
 
 def input_noun(config: ShardConfig) -> str:

@@ -165,19 +165,19 @@ def _with_pending(reason: str, source: Source, state: ShardState, until: int | N
     return NothingToDo(reason, state.upper.time, pending)
 
 
-def trial_description(client: PersistClient, config: ShardConfig, as_of: int) -> BatchDescription:
-    """The description for a trial at `as_of`: it compares with all that the shard holds. Mints and stages nothing."""
+def dry_run_description(client: PersistClient, config: ShardConfig, as_of: int) -> BatchDescription:
+    """The description for a dry run at `as_of`: it compares with all that the shard holds. Mints and stages nothing."""
     state = client.machine.fetch(config.name) or ShardState(config.name)
     lower = MAX_TIME if state.upper.time is None else state.upper.time
     return BatchDescription(
         shard=config.name,
         lower=lower,
         upper=None if state.upper.is_closed else max(lower, as_of) + 1,
-        token="trial",
+        token="dry_run",
         checkpoint_id=client.ids.uuid7(),
         epoch=0,
         parent_id=None,
-        writer="trial",
+        writer="dry_run",
     )
 
 
@@ -366,9 +366,9 @@ __all__ = [
     "check_not_outdated",
     "checkpoint",
     "committed_interval",
+    "dry_run_description",
     "manifest_of_outdated",
     "mint",
     "outdated_first",
-    "trial_description",
     "write_without_input",
 ]

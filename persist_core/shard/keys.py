@@ -8,7 +8,7 @@ Below `<shard>/`:
     batches/<attempt>/_persist_part=<kind>/*.parquet  parts that one write attempt staged
     batches/<attempt>/manifest.json                   manifest of that attempt, written last
     batches/<attempt>/failure.json                    why the attempt failed, if it could still write this
-    trials/<attempt>.json                             what a read-only refresh of a view would write, until it is read
+    dry-runs/<attempt>.json                             what a read-only refresh of a view would write, until it is read
     checkpoints/_latest                               id of the latest checkpoint
     checkpoints/<id>/manifest.json                    manifest of a checkpoint, written last
     checkpoints/<id>/pinned                           a user's pin: retention leaves the checkpoint alone
@@ -118,9 +118,9 @@ def failure_key(shard: str, attempt: str) -> str:
     return f"{attempt_prefix(shard, attempt)}/failure.json"
 
 
-def trial_key(shard: str, attempt: str) -> str:
-    """The report of a trial (`shard.stats.Trial`). Its reader deletes it."""
-    return f"{shard}/trials/{attempt}.json"
+def dry_run_key(shard: str, attempt: str) -> str:
+    """The report of a dry run (`shard.stats.DryRun`). Its reader deletes it."""
+    return f"{shard}/dry-runs/{attempt}.json"
 
 
 def conflicts_prefix(shard: str) -> str:

@@ -1,4 +1,4 @@
-"""What runs count and report: plain numbers that a batch's manifest carries, and the report of a trial."""
+"""What runs count and report: plain numbers that a batch's manifest carries, and the report of a dry run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from persist_core.errors import InvariantViolation
 from persist_core.shard.sealed import seal, unseal
 
-TRIAL_VERSION = 1
-_TRIAL = "trial"
+DRY_RUN_VERSION = 1
+_DRY_RUN = "dry_run"
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class ViewStats:
 
 
 @dataclass(frozen=True)
-class Trial:
+class DryRun:
     """What a read-only refresh would do: its stats, and a few of its updates as JSON objects for people."""
 
     as_of: int
@@ -108,12 +108,12 @@ class Trial:
     def encode(self) -> bytes:
         """Sealed JSON. Values that JSON does not have (decimals, times) become text."""
         sample = [{name: _plain(value) for name, value in row.items()} for row in self.sample]
-        return seal(_TRIAL, TRIAL_VERSION, {"as_of": self.as_of, "stats": dict(self.stats), "sample": sample})
+        return seal(_DRY_RUN, DRY_RUN_VERSION, {"as_of": self.as_of, "stats": dict(self.stats), "sample": sample})
 
     @classmethod
-    def decode(cls, data: bytes, *, what: str = "a trial's report") -> Trial:
+    def decode(cls, data: bytes, *, what: str = "a dry run's report") -> DryRun:
         """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion`."""
-        body = unseal(data, kind=_TRIAL, version=TRIAL_VERSION, what=what)
+        body = unseal(data, kind=_DRY_RUN, version=DRY_RUN_VERSION, what=what)
         return cls(body["as_of"], body["stats"], tuple(body["sample"]))
 
 

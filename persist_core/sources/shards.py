@@ -209,7 +209,7 @@ class ShardSource:
                 if hold.hold.since < target:
                     hold.downgrade(target)  # a mismatch means that another checkpoint of this view has moved it
 
-    def trial_time(self, until: int | None) -> int:
+    def dry_run_time(self, until: int | None) -> int:
         """The last time before `until` that all inputs have reached. Raises `OutsideFrontiers` if none exists."""
         bounds = [CLOSED if until is None else Frontier(until)]
         for name in self._config.inputs:

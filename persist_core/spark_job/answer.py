@@ -1,4 +1,4 @@
-"""How a Spark job answers: a manifest or a trial's report (exit code 0), or a failure record (any other exit code).
+"""How a Spark job answers: a manifest or a dry run's report (exit code 0), or a failure record (any other exit code).
 
 the job: record_failure -> <attempt>/failure.json -> the starter: job_failure -> the error to raise
 """
@@ -10,7 +10,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.blob import Blob
 from persist_core.shard.keys import failure_key
 from persist_core.shard.sealed import seal, unseal
-from persist_core.shard.stats import Trial
+from persist_core.shard.stats import DryRun
 from persist_core.spark_job.spec import JobSpec
 
 FAILURE_VERSION = 1
@@ -49,7 +49,7 @@ def error_of_kind(kind: str, message: str) -> PersistError:
     return RunFailed(f"{kind}: {message}")
 
 
-def take_trial(client: PersistClient, key: str, data: bytes) -> Trial:
-    """Decode a trial's report and delete it from blob storage."""
+def take_dry_run(client: PersistClient, key: str, data: bytes) -> DryRun:
+    """Decode a dry run's report and delete it from blob storage."""
     client.blob.delete(key)
-    return Trial.decode(data)
+    return DryRun.decode(data)

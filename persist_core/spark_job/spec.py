@@ -33,14 +33,14 @@ _KINDS: dict[str, type[ShardConfig]] = {"collection": CollectionConfig, "view": 
 class JobSpec:
     """One write attempt: which description, of which collection or view, under which attempt id (a UUIDv7).
 
-    `trial_as_of` is set for a read-only refresh of a view: the job reports what a refresh at that time would write, in
-    `keys.trial_key`, and stages nothing.
+    `dry_run_as_of` is set for a read-only refresh of a view: the job reports what a refresh at that time would write,
+    in `keys.dry_run_key`, and stages nothing.
     """
 
     description: BatchDescription
     config: ShardConfig
     attempt: str
-    trial_as_of: int | None = None
+    dry_run_as_of: int | None = None
 
     @property
     def key(self) -> str:
@@ -60,7 +60,7 @@ class JobSpec:
             "description": self.description.to_json(),
             _kind_of(self.config): self.config.model_dump(mode="json"),
             "attempt": self.attempt,
-            "trial_as_of": self.trial_as_of,
+            "dry_run_as_of": self.dry_run_as_of,
         }
         return seal(_SEAL, SPEC_VERSION, body, sort_keys=False)
 
@@ -72,7 +72,7 @@ class JobSpec:
             description=BatchDescription.from_json(body["description"]),
             config=next(model.model_validate(body[kind]) for kind, model in _KINDS.items() if kind in body),
             attempt=body["attempt"],
-            trial_as_of=body["trial_as_of"],
+            dry_run_as_of=body["dry_run_as_of"],
         )
 
 

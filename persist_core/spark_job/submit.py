@@ -29,9 +29,9 @@ from persist_core.errors import InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.location.settings import PersistLocation
 from persist_core.shard.batch import BatchDescription
-from persist_core.shard.keys import manifest_key, trial_key
-from persist_core.shard.stats import Trial
-from persist_core.spark_job.answer import job_failure, take_trial
+from persist_core.shard.keys import dry_run_key, manifest_key
+from persist_core.shard.stats import DryRun
+from persist_core.spark_job.answer import job_failure, take_dry_run
 from persist_core.spark_job.handover import hand_over, location_environment, properties_file, spark_defaults
 from persist_core.spark_job.installation import find_spark_submit, job_path, spark_environment, spark_home
 from persist_core.spark_job.jars import with_s3a_jars
@@ -76,18 +76,18 @@ def write_batch(
     return key
 
 
-def try_view(
+def dry_run_view(
     client: PersistClient,
     location: PersistLocation,
     config: ViewConfig,
     settings: SparkSettings,
     description: BatchDescription,
     as_of: int,
-) -> Trial:
+) -> DryRun:
     """What a refresh of the view at `as_of` would write. Mints and stages nothing; raises as `write_batch` does."""
-    spec = JobSpec(description, config, client.ids.uuid7(), trial_as_of=as_of)
-    key = trial_key(description.shard, spec.attempt)
-    return take_trial(client, key, _run_job(client, location, spec, key, settings))
+    spec = JobSpec(description, config, client.ids.uuid7(), dry_run_as_of=as_of)
+    key = dry_run_key(description.shard, spec.attempt)
+    return take_dry_run(client, key, _run_job(client, location, spec, key, settings))
 
 
 def _run_job(

@@ -81,7 +81,7 @@ class MintBatchDescriptionsOperator(_PersistOperator):
     earlier dag runs that still run, so that it is refreshed at the end of each interval, in order. `{"force": true}` in
     the dag run's conf accepts an end more than an hour from now. Returns
     `BatchDescription.to_json()`; of a read-only view (`read_only` in its file, or in the dag run's conf)
-    `{"trial_as_of": ..., "description": ...}`, minting nothing. Skips if the interval is already in the shard, or the
+    `{"dry_run_as_of": ..., "description": ...}`, minting nothing. Skips if the interval is already in the shard, or the
     inputs have not advanced.
 
     :param config: the collection or view
@@ -95,7 +95,7 @@ class MintBatchDescriptionsOperator(_PersistOperator):
         with self._client() as client:
             until = None if _follows_inputs(self.config) else interval_end_ms(context, client.clock)
             if isinstance(self.config, ViewConfig) and is_read_only(self.config, context):
-                return _trial(client, self.config, until)
+                return _dry_run(client, self.config, until)
             if isinstance(self.config, ViewConfig) and not _follows_inputs(self.config):
                 after_earlier_runs(context, client.clock, self.log)
             is_forced = _asks_for(context, "force")
@@ -154,7 +154,7 @@ class AppendBatchesOperator(_PersistOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Append, or heal. Raises `PersistCasConflict` if the append was lost for the first time."""
-        if self.staged.get("trial") is not None:
+        if self.staged.get("dry_run") is not None:
             raise AirflowSkipException(
                 f"read-only: nothing was written to {self.shard}; the write task's log has what a refresh would write"
             )
@@ -243,13 +243,13 @@ def _follows_inputs(config: ShardConfig) -> bool:
     return isinstance(config, ViewConfig) and config.schedule in (None, ON_INPUT)
 
 
-def _trial(client: PersistClient, config: ViewConfig, until: int | None) -> dict[str, Any]:
-    """What the write task gets for a trial of the view. Raises `AirflowSkipException` before there is any input."""
+def _dry_run(client: PersistClient, config: ViewConfig, until: int | None) -> dict[str, Any]:
+    """What the write task gets for a dry run of the view. Raises `AirflowSkipException` before there is any input."""
     try:
-        as_of, description = run.describe_trial(client, config, until)
+        as_of, description = run.describe_dry_run(client, config, until)
     except NotReadable as error:
         raise AirflowSkipException(str(error)) from error
-    return {"trial_as_of": as_of, "description": description.to_json()}
+    return {"dry_run_as_of": as_of, "description": description.to_json()}
 
 
 def writer_of(context: Context) -> str:

@@ -31,8 +31,8 @@ from persist_core.errors import OutdatedDescription
 from persist_core.handles.client import PersistClient
 from persist_core.protocol import run
 from persist_core.shard.batch import BatchDescription
-from persist_core.shard.keys import manifest_key, trial_key
-from persist_core.spark_job.answer import job_failure, take_trial
+from persist_core.shard.keys import dry_run_key, manifest_key
+from persist_core.spark_job.answer import job_failure, take_dry_run
 from persist_core.spark_job.handover import hand_over, location_environment, properties_file, spark_defaults
 from persist_core.spark_job.installation import job_path, local_environment, spark_environment, spark_home
 from persist_core.spark_job.jars import with_s3a_jars
@@ -46,7 +46,7 @@ class WriteBatchesOperator(SparkSubmitOperator):
 
     Returns `{"description": ..., "manifest_key": ...}`. The key is `None` if the description was outdated or
     already committed, and nothing was staged: the append task then finds the commit, or records the conflict and heals.
-    For a read-only view it stages nothing, and adds `"trial"`: what a refresh would write, counted and sampled.
+    For a read-only view it stages nothing, and adds `"dry_run"`: what a refresh would write, counted and sampled.
 
     All arguments of the provider's SparkSubmitOperator may be given, `conf` goes over the tuned defaults. Without a
     Spark connection of that id the job runs in `local[*]`. A description with neither input nor stash needs no Spark.
@@ -94,8 +94,8 @@ class WriteBatchesOperator(SparkSubmitOperator):
         with fail_without_retry():
             client = PersistHook(self.persist_conn_id).get_conn()
             try:
-                if "trial_as_of" in self.description:
-                    return self._try(client, context)
+                if "dry_run_as_of" in self.description:
+                    return self._dry_run(client, context)
                 description = BatchDescription.from_json(self.description)
                 key = run.write_staged(client, self.config, description, self.writer(client, context))
             finally:
@@ -120,21 +120,25 @@ class WriteBatchesOperator(SparkSubmitOperator):
         self._run(client, context, spec, key)
         return key
 
-    def _try(self, client: PersistClient, context: Context) -> dict[str, Any]:
+    def _dry_run(self, client: PersistClient, context: Context) -> dict[str, Any]:
         """A read-only view: report what its refresh would write. Nothing is staged."""
         asked = self.description
         description = BatchDescription.from_json(asked["description"])
-        spec = JobSpec(description, self.config, client.ids.uuid7(), trial_as_of=asked["trial_as_of"])
-        key = trial_key(description.shard, spec.attempt)
-        trial = take_trial(client, key, self._run(client, context, spec, key))
-        counts = {name: count for name, count in trial.stats.items() if not name.startswith("contents_")}
+        spec = JobSpec(description, self.config, client.ids.uuid7(), dry_run_as_of=asked["dry_run_as_of"])
+        key = dry_run_key(description.shard, spec.attempt)
+        dry_run = take_dry_run(client, key, self._run(client, context, spec, key))
+        counts = {name: count for name, count in dry_run.stats.items() if not name.startswith("contents_")}
         self.log.info(
-            "read-only: a refresh of %s as of %s would write: %s", self.shard, format_time(trial.as_of), counts
+            "read-only: a refresh of %s as of %s would write: %s", self.shard, format_time(dry_run.as_of), counts
         )
-        for update in trial.sample:
+        for update in dry_run.sample:
             self.log.info("  %s", update)
-        report = {"as_of": trial.as_of, "stats": dict(trial.stats), "sample": [dict(each) for each in trial.sample]}
-        return {"description": asked["description"], "manifest_key": None, "trial": report}
+        report = {
+            "as_of": dry_run.as_of,
+            "stats": dict(dry_run.stats),
+            "sample": [dict(each) for each in dry_run.sample],
+        }
+        return {"description": asked["description"], "manifest_key": None, "dry_run": report}
 
     def _run(self, client: PersistClient, context: Context, spec: JobSpec, answer_key: str) -> bytes:
         """Run one job to its end; the bytes of its answer, which the job writes last.

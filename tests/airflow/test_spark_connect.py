@@ -25,8 +25,8 @@ from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
-from persist_core.protocol.run import bring_up_to_date, describe_trial
-from persist_core.spark_job.submit import SparkSettings, try_view, write_batch
+from persist_core.protocol.run import bring_up_to_date, describe_dry_run
+from persist_core.spark_job.submit import SparkSettings, dry_run_view, write_batch
 from tests.airflow.fruit import HISTORY, NAME, Fruit, check_history, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
 from tests.servers.lifeline import wait_until
@@ -76,9 +76,9 @@ def test_persist_run_keeps_a_collection_and_a_view_of_it_in_a_server(
     path.write_text(f"query: SELECT name, count(*) AS n FROM {NAME} GROUP BY name\n")
     view = load_view(path, collections=fruit.dags / "collections")
     up_to(fruit.config(), 1)
-    as_of, description = describe_trial(client, view, end_ms(1))
-    trial = try_view(client, location, view, settings, description, as_of)
-    assert trial.stats["inserted"] == 3
+    as_of, description = describe_dry_run(client, view, end_ms(1))
+    dry_run = dry_run_view(client, location, view, settings, description, as_of)
+    assert dry_run.stats["inserted"] == 3
     up_to(view, 1)
     rows = client.open_reader("names").snapshot().to_pylist()
     assert sorted((row["name"], row["n"]) for row in rows) == [("fig", 1), ("kiwi", 1), ("red apple", 1)]

@@ -14,8 +14,8 @@ from persist_airflow.operators import MintBatchDescriptionsOperator
 from persist_airflow.spark import WriteBatchesOperator
 from persist_core.handles.client import PersistClient
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.keys import trial_key
-from persist_core.shard.stats import Trial
+from persist_core.shard.keys import dry_run_key
+from persist_core.shard.stats import DryRun
 from tests.airflow.fruit import NAME, Fruit, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
 from tests.airflow.test_dag_runs import IS_AIRFLOW_3
@@ -38,11 +38,11 @@ def waits_for(dag: Any) -> set[str]:
 
 
 def staged(self: Any, spec: Any, *_: Any) -> None:
-    """Stands for the Spark job: stages an empty batch, or leaves a trial's report."""
+    """Stands for the Spark job: stages an empty batch, or leaves a dry run's report."""
     client = self.test_client
-    if spec.trial_as_of is not None:
-        trial = Trial(spec.trial_as_of, {"inserted": 3, "updates": 3}, ({"_persist_diff": 1, "name": "fig"},))
-        client.blob.set(trial_key(spec.config.name, spec.attempt), trial.encode())
+    if spec.dry_run_as_of is not None:
+        dry_run = DryRun(spec.dry_run_as_of, {"inserted": 3, "updates": 3}, ({"_persist_diff": 1, "name": "fig"},))
+        client.blob.set(dry_run_key(spec.config.name, spec.attempt), dry_run.encode())
         return
     client.open_writer(spec.config.name).stage(spec.description, ROWS, spec.attempt)
 
@@ -152,10 +152,10 @@ def test_a_read_only_run_tells_what_it_would_write_and_is_skipped(
     dag = build_view_dag(views.write("names", text))
     run = DagRunDriver(dag, None, conf={"read_only": True} if asked == "conf" else {})
     keys = {entry.key for entry in client.blob.list_keys_and_metadata("")}
-    assert run.run(MINT)["trial_as_of"] == end_ms(1) - 1
+    assert run.run(MINT)["dry_run_as_of"] == end_ms(1) - 1
     written = run.run(WRITE)
     assert written["manifest_key"] is None
-    assert written["trial"]["stats"]["inserted"] == 3
+    assert written["dry_run"]["stats"]["inserted"] == 3
     with pytest.raises(AirflowSkipException, match="read-only: nothing was written"):
         run.run(APPEND)
     assert {entry.key for entry in client.blob.list_keys_and_metadata("")} == keys

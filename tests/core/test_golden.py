@@ -35,7 +35,7 @@ from persist_core.shard.batch import (
     StateArtifact,
 )
 from persist_core.shard.keys import manifest_key, part_key
-from persist_core.shard.stats import Trial
+from persist_core.shard.stats import DryRun
 from persist_core.sources.files import FrozenInput, InputFile
 from persist_core.sources.ledger import Ledger
 from persist_core.sources.natural_order import natural_key
@@ -112,7 +112,7 @@ STORED = {
         ConflictRecord.encode,
         ConflictRecord.decode,
     ),
-    "trial-v1": Stored(Trial(9, {"rows": 1}, ({"id": 1, "name": "é"},)), Trial.encode, Trial.decode),
+    "dry-run-v1": Stored(DryRun(9, {"rows": 1}, ({"id": 1, "name": "é"},)), DryRun.encode, DryRun.decode),
 }
 
 

@@ -180,7 +180,7 @@ def test_a_view_is_refreshed_mended_and_tried_on_s3_alone(request: pytest.Fixtur
         assert shards.refresh(BY_COLOUR).stats["inserted"] == 2
         shards.commit("by_colour", COLOURS, 6, [(("pink", 1), 5, 1)])
         shards.commit("items", ITEMS, 8, [((3, "red", 1), 7, 1)], [("value", b"k", b"p", 7, -1)])
-        tried = shards.trial(BY_COLOUR, 7).stats
+        tried = shards.dry_run(BY_COLOUR, 7).stats
         refreshed = shards.refresh(BY_COLOUR).stats
         assert tried == refreshed
         assert (refreshed["corrections"], refreshed["updates"], refreshed["errs_retracted"]) == (1, 4, 1)

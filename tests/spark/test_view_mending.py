@@ -149,28 +149,28 @@ def test_errs_go_through_three_levels_and_away_again(shards: ViewShards) -> None
     assert fsck(shards.client, "top").is_clean
 
 
-def test_a_trial_says_what_would_change_and_changes_nothing(shards: ViewShards) -> None:
-    fresh = shards.trial(BY_COLOUR, 4)
+def test_a_dry_run_says_what_would_change_and_changes_nothing(shards: ViewShards) -> None:
+    fresh = shards.dry_run(BY_COLOUR, 4)
     assert (fresh.stats["inserted"], fresh.stats["rows"], shards.client.shards()) == (2, 2, ["items"])
     shards.refresh(BY_COLOUR)
     shards.commit("items", ITEMS, 8, [((3, "red", 1), 7, 1)], [("value", b"k", b"p", 7, 1)])
     keys = {entry.key for entry in shards.client.blob.list_keys_and_metadata("")}
     state = shards.client.state("by_colour")
-    trial = shards.trial(BY_COLOUR, 7)
-    assert (trial.stats["inserted"], trial.stats["retracted"], trial.stats["errs_inserted"]) == (1, 1, 1)
-    oks = [update for update in trial.sample if "colour" in update]
+    dry_run = shards.dry_run(BY_COLOUR, 7)
+    assert (dry_run.stats["inserted"], dry_run.stats["retracted"], dry_run.stats["errs_inserted"]) == (1, 1, 1)
+    oks = [update for update in dry_run.sample if "colour" in update]
     assert oks == [
         {DIFF: -1, "colour": "red", "total": 5},
         {DIFF: 1, "colour": "red", "total": 6},
     ]
-    assert len(trial.sample) == 3
+    assert len(dry_run.sample) == 3
     left = {entry.key for entry in shards.client.blob.list_keys_and_metadata("")} - keys
-    assert [key.rpartition("/")[0] for key in left] == ["by_colour/trials"]
+    assert [key.rpartition("/")[0] for key in left] == ["by_colour/dry runs"]
     assert shards.client.state("by_colour") == state
     other = view("by_colour", "SELECT colour, max(n) AS total FROM items GROUP BY colour", ["items"])
     assert "AS BIGINT" not in other.definition
     with pytest.raises(SchemaMismatch):
-        shards.trial(other, 7)
+        shards.dry_run(other, 7)
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted, NothingToDo
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchDescription, BatchManifest
-from persist_core.shard.keys import manifest_key, trial_key
+from persist_core.shard.keys import dry_run_key, manifest_key
 from persist_core.shard.state import Committed
-from persist_core.shard.stats import Trial
+from persist_core.shard.stats import DryRun
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.view.job import run_view_job
 from tests.plain_commit import ErrUpdate, Update, commit
@@ -71,14 +71,14 @@ class ViewShards:
         stages.checkpoint(self.client, view)
         return self.client.staged_manifest(key)
 
-    def trial(self, view: ViewConfig, as_of: int) -> Trial:
+    def dry_run(self, view: ViewConfig, as_of: int) -> DryRun:
         """What a refresh at that time would write."""
-        description = stages.trial_description(self.client, view, as_of)
-        spec = JobSpec(description, view, self.client.ids.uuid7(), trial_as_of=as_of)
+        description = stages.dry_run_description(self.client, view, as_of)
+        spec = JobSpec(description, view, self.client.ids.uuid7(), dry_run_as_of=as_of)
         assert run_view_job(self.spark, spec, self.location) is None
-        found = self.client.blob.get(trial_key(view.name, spec.attempt))
+        found = self.client.blob.get(dry_run_key(view.name, spec.attempt))
         assert found is not None
-        return Trial.decode(found)
+        return DryRun.decode(found)
 
     def rows(self, shard: str, as_of: int | None = None) -> Counter[str]:
         """The rows as of a time, as comparable texts, each as often as it is there."""

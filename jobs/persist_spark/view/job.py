@@ -4,7 +4,7 @@
                                      └ errs as of r, kinds prefixed ─────────┘
     digest of what is persisted, by the same action == digest that the last refresh left?   no: count the corrections
 
-May run any number of times, at the same time, anywhere, and may die at any point. A trial (read-only) does the same,
+May run any number of times, at the same time, anywhere, and may die at any point. A dry run (read-only) does the same,
 and stages nothing.
 """
 
@@ -27,10 +27,10 @@ from persist_core.location.open import OpenLocation
 from persist_core.protocol.stages import check_not_outdated
 from persist_core.schema import DIFF, ERR_KIND, ERR_KIND_SEPARATOR, CollectionSchema, check_compatible
 from persist_core.shard.batch import BatchManifest, HollowBatch
-from persist_core.shard.keys import trial_key
+from persist_core.shard.keys import dry_run_key
 from persist_core.shard.pieces import all_errs, oks_as_of
 from persist_core.shard.state import ShardState
-from persist_core.shard.stats import Trial
+from persist_core.shard.stats import DryRun
 from persist_core.sources.frozen import load_frozen
 from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource
 from persist_core.spark_job.spec import JobSpec
@@ -43,7 +43,7 @@ from persist_spark.stage import stage
 from persist_spark.view.difference import EMPTY, Contents, Installed, Refresh, install_desired_into_persist
 from persist_spark.view.rows import failed, refused, rows_of, shaped
 
-SAMPLE_ROWS = 20  # of a trial
+SAMPLE_ROWS = 20  # of a dry run
 # A query may join anything, so Spark decides what to broadcast.
 _JOINS = {"spark.sql.autoBroadcastJoinThreshold": "10485760"}
 
@@ -92,7 +92,7 @@ class _View:
 def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> BatchManifest | None:
     """Stage the refresh that `spec` describes; its manifest is under `persist_core.shard.batch.manifest_key`.
 
-    Returns `None` for a trial, which leaves its report under `persist_core.shard.batch.trial_key` and stages nothing.
+    Returns `None` for a dry run, which leaves its report under `keys.dry_run_key` and stages nothing.
     Raises `OutdatedDescription`, `ConfigError` (Spark refuses the query), `SchemaMismatch`, `NotReadable` before
     anything is staged; `RunFailed` (evaluation failed), `TooManyUpdates` after. Nothing is committed in any case.
     """
@@ -100,8 +100,8 @@ def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
     if not isinstance(config, ViewConfig):
         raise InvalidInput(f"job spec of {config.name}: found a {type(config).__name__}, expected a view")
     client, description = PersistClient(location), spec.description
-    if spec.trial_as_of is not None:
-        frozen = ShardSource(config, client).frozen_at(spec.trial_as_of)
+    if spec.dry_run_as_of is not None:
+        frozen = ShardSource(config, client).frozen_at(spec.dry_run_as_of)
         state = client.machine.fetch(config.name) or ShardState(config.name)
     else:
         state = client.state(config.name)
@@ -117,9 +117,9 @@ def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
     wanted = {**stage_settings(moved_bytes), **_JOINS}
     with settings(spark, wanted), failed(config.name, f"the refresh at {frozen.as_of}"), named_damage(client.blob):
         schema, installed = view.plan(frozen, frozen.as_of)
-        if spec.trial_as_of is not None:
-            trial = _try(view, schema, installed, frozen.as_of)
-            client.blob.set(trial_key(config.name, spec.attempt), trial.encode())
+        if spec.dry_run_as_of is not None:
+            dry_run = _dry_run(view, schema, installed, frozen.as_of)
+            client.blob.set(dry_run_key(config.name, spec.attempt), dry_run.encode())
             return None
         return stage(
             client.blob,
@@ -205,7 +205,7 @@ def check_limits(config: ViewConfig, refresh: Refresh) -> None:
             )
 
 
-def _try(view: _View, schema: CollectionSchema, installed: Installed, as_of: int) -> Trial:
+def _dry_run(view: _View, schema: CollectionSchema, installed: Installed, as_of: int) -> DryRun:
     """Compute the refresh, and keep its counts and some of its updates."""
     run_without_output(installed.updates)
     stats = _Corrected(view, installed).outcome().stats
@@ -216,7 +216,7 @@ def _try(view: _View, schema: CollectionSchema, installed: Installed, as_of: int
     texts = ordered.selectExpr(
         f"to_json(struct({', '.join(shown)}), map('ignoreNullFields', 'false')) AS row"
     ).collect()
-    return Trial(as_of, stats.to_json(), tuple(_for_people(json.loads(text["row"])) for text in texts))
+    return DryRun(as_of, stats.to_json(), tuple(_for_people(json.loads(text["row"])) for text in texts))
 
 
 def _for_people(update: dict[str, Any]) -> dict[str, Any]:

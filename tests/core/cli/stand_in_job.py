@@ -16,9 +16,9 @@ from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.schema import DIFF, TIME, CollectionSchema, Column
 from persist_core.shard.batch import BatchManifest
-from persist_core.shard.keys import trial_key
+from persist_core.shard.keys import dry_run_key
 from persist_core.shard.parts import updates_schema
-from persist_core.shard.stats import Trial
+from persist_core.shard.stats import DryRun
 from persist_core.sources.files import FrozenInput
 from persist_core.spark_job.answer import record_failure
 from persist_core.spark_job.spec import JobSpec, load_spec
@@ -40,13 +40,13 @@ def main(what: str) -> int:
 
 
 def _refresh(client: PersistClient, spec: JobSpec) -> None:
-    """A view: the ids of its one input, all of them new. A trial reports the same."""
+    """A view: the ids of its one input, all of them new. A dry run reports the same."""
     (name,), at = spec.config.model_dump()["inputs"], (spec.description.upper or 0) - 1
     found = client.open_reader(name).snapshot(at)
-    if spec.trial_as_of is not None:
+    if spec.dry_run_as_of is not None:
         stats = {"inserted": len(found), "updates": len(found), "rows": len(found), "corrections": 0}
-        trial = Trial(spec.trial_as_of, stats, tuple({DIFF: 1, **row} for row in found.to_pylist()[:1]))
-        client.blob.set(trial_key(spec.config.name, spec.attempt), trial.encode())
+        dry_run = DryRun(spec.dry_run_as_of, stats, tuple({DIFF: 1, **row} for row in found.to_pylist()[:1]))
+        client.blob.set(dry_run_key(spec.config.name, spec.attempt), dry_run.encode())
         return
     schema = CollectionSchema(key=(), values=(Column("id", "bigint"),))
     rows = [{**row, TIME: at, DIFF: 1} for row in found.to_pylist()]

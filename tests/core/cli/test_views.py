@@ -64,9 +64,9 @@ def test_read_only_says_what_it_would_write_and_leaves_nothing(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arguments in (("run", "ids", "--read-only"), ("run", "tried")):
-        (trial,) = printed(capsys, *arguments)
-        assert (trial["status"], trial["as_of"], trial["stats"]["inserted"]) == ("read_only", 999, 2)
-        assert trial["sample"] == [{"_persist_diff": 1, "id": 1}]
+        (dry_run,) = printed(capsys, *arguments)
+        assert (dry_run["status"], dry_run["as_of"], dry_run["stats"]["inserted"]) == ("read_only", 999, 2)
+        assert dry_run["sample"] == [{"_persist_diff": 1, "id": 1}]
     assert run_command(["run", "tried"]) == 0
     told = capsys.readouterr().out
     assert "tried as of 999 would write: inserted 2" in told

@@ -148,8 +148,8 @@ def test_a_view_and_a_collection_cant_share_a_shard(files: Files) -> None:
 def test_a_job_is_told_of_a_view_as_it_is(files: Files) -> None:
     view = load_view(files.write("v", "query: SELECT id FROM orders"))
     description = BatchDescription("v", 0, 5, token="x", checkpoint_id="c", epoch=1, parent_id=None, writer="w")
-    for trial in (None, 4):
-        spec = JobSpec(description, view, "attempt", trial_as_of=trial)
+    for dry_run in (None, 4):
+        spec = JobSpec(description, view, "attempt", dry_run_as_of=dry_run)
         again = JobSpec.decode(spec.encode())
         assert again == spec
         assert isinstance(again.config, ViewConfig)

@@ -260,12 +260,12 @@ def test_fsck_finds_a_missing_frozen_input_and_rows_that_were_never_there(world:
     assert finding.check == "counts_not_negative"
 
 
-def test_trials_take_no_hold_and_stage_nothing(world: World) -> None:
+def test_dry_runs_take_no_hold_and_stage_nothing(world: World) -> None:
     config = world.view()
     before = {entry.key for entry in world.blob.list_keys_and_metadata("")}
-    assert ShardSource(config, world.client).trial_time(None) == 6
-    assert ShardSource(config, world.client).trial_time(4) == 3
-    description = stages.trial_description(world.client, config, 6)
+    assert ShardSource(config, world.client).dry_run_time(None) == 6
+    assert ShardSource(config, world.client).dry_run_time(4) == 3
+    description = stages.dry_run_description(world.client, config, 6)
     assert (description.lower, description.upper) == (0, 7)
     assert ShardSource(config, world.client).frozen_at(6).as_of == 6
     assert {entry.key for entry in world.blob.list_keys_and_metadata("")} == before
@@ -273,7 +273,7 @@ def test_trials_take_no_hold_and_stage_nothing(world: World) -> None:
     assert world.held("a") == {}
     world.client.ensure_shard("c")
     with pytest.raises(OutsideFrontiers, match="not all of its inputs"):
-        ShardSource(world.view(inputs=["a", "c"]), world.client).trial_time(None)
+        ShardSource(world.view(inputs=["a", "c"]), world.client).dry_run_time(None)
 
 
 def test_minted_and_covered_by_another_description_of_the_same_interval(world: World) -> None:
