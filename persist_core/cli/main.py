@@ -55,7 +55,7 @@ def persist() -> None:
 @click.option("--limit", type=click.IntRange(min=0), help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
 @with_session
 def snapshot(session: Session, shard: str, as_of: str | None, limit: int | None) -> None:
-    """The rows of SHARD (of a collection or view) as of a time, ordered by key; without one, by all columns."""
+    """The rows of SHARD (a collection or view) as of a time, ordered by key; of a view, by all columns."""
     reader = session.client.open_reader(shard)
     table = reader.snapshot(_time(as_of, "--as-of"))
     schema = session.client.state(shard).schema
@@ -67,7 +67,7 @@ def snapshot(session: Session, shard: str, as_of: str | None, limit: int | None)
 @click.argument("shard")
 @click.option("--after", required=True, help="Updates after this time ...")
 @click.option("--through", help="... up to and including this one (default: the newest).")
-@click.option("--errs", is_flag=True, help="The updates of the errors instead of the rows'.")
+@click.option("--errs", is_flag=True, help="Print changes of the errors instead of the rows.")
 @click.option("--limit", type=click.IntRange(min=0), help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
 @with_session
 def changes(session: Session, shard: str, after: str, through: str | None, errs: bool, limit: int | None) -> None:

@@ -22,8 +22,8 @@ from persist_core.errors import PersistError
 def maintain_command(session: Session, names: tuple[str, ...], max_rows: int, max_merges: int) -> None:
     """Merge batches of the shards NAME (default: of all), and expire leases.
 
-    Safe at any time, beside runs. Merges read whole batches into memory: --max-rows bounds how much. What stays due is
-    printed.
+    You can run it at any time, also while DAGs run. A merge reads whole batches into memory; --max-rows limits how
+    much. The output says which merges are still due.
     """
     done, failed = [], None
     for name in names or session.client.shards():

@@ -108,7 +108,7 @@ def rows_of(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def _column(field: pa.Field, column: pa.Array) -> list[Any]:
-    """Python values. Where dates or timestamps lie outside of Python's years, the texts that Arrow makes of them."""
+    """Python values. Dates and timestamps outside of Python's range of years become Arrow's text."""
     values: list[Any]
     try:
         values = column.to_pylist()

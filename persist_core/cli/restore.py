@@ -37,16 +37,18 @@ WRITER = "cli/restore"
 def restore_command(
     session: Session, shard: str, checkpoint_id: str, new_shard: str | None, dry_run: bool, max_updates: int
 ) -> None:
-    """Make SHARD (a collection) hold again what it held at a checkpoint, and read its input again from there on.
+    """Restore SHARD (a collection) to a checkpoint. The next run reads the input since that checkpoint again.
 
-    A new commit: history stays readable, and a restore can be undone by another one. Pause the DAG first. The next run
-    reads the files consumed since then again, so take those out that should not come back. With --as the checkpoint
-    becomes a new shard that goes on by itself, and SHARD stays as it is.
+    A restore is a new commit: history stays readable, and another restore can undo it. Pause the DAG first, and move
+    away the files that should not be read again. With --as, the checkpoint becomes a new, independent shard, and SHARD
+    does not change.
     """
     check_checkpoint_id(checkpoint_id)
     if new_shard is not None:
         if dry_run:
-            raise InvalidInput("--dry-run says what would change in the shard itself, and --as changes nothing there")
+            raise InvalidInput(
+                "--dry-run reports what a restore would change in SHARD; with --as nothing changes there. Leave one out"
+            )
         _print_fork(session, shard, fork(session.client, shard, checkpoint_id, new_shard, writer=WRITER), new_shard)
         return
     plan = plan_restore(session.client, shard, checkpoint_id, max_updates=max_updates)
@@ -139,7 +141,7 @@ def _print_fork(session: Session, shard: str, done: Committed, new_shard: str) -
         f"{new_shard} {'is' if done.is_new else 'was already made'} a fork of {shard} at checkpoint"
         f" {commit.restored_from}, upper {output.show_time(commit.upper)}; it shares the parts up to there"
     )
-    output.print_line(f"to go on, write a collection file {new_shard}.yaml; {shard} stays as it is")
+    output.print_line(f"to continue it, write a collection file {new_shard}.yaml; {shard} did not change")
 
 
 @click.command("pin")

@@ -213,7 +213,7 @@ def _upper(manifest: CheckpointManifest) -> int | None:
 @click.argument("shard")
 @with_session
 def conflicts(session: Session, shard: str) -> None:
-    """Lost appends of SHARD: who expected which upper, what was there, and who won. Oldest first."""
+    """The lost appends of SHARD, oldest first: both writers, the expected upper and the upper that was found."""
     session.client.state(shard)
     records = list_conflicts(session.client.blob, shard)
     if session.as_json:

@@ -1,4 +1,4 @@
-"""Upserts in plain, slow, obvious Python: the oracle of Spark's answer (docs/semantics.md, section 4).
+"""Upserts in simple, slow Python: the oracle of Spark's answer (docs/semantics.md, section 4).
 
     records, stash --settle times--> consolidate per (slot, time) --classify--> for each time, oldest first:
                                                                      expand truncates, pick winners, look each up in
