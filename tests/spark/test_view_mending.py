@@ -165,7 +165,7 @@ def test_a_dry_run_says_what_would_change_and_changes_nothing(shards: ViewShards
     ]
     assert len(dry_run.sample) == 3
     left = {entry.key for entry in shards.client.blob.list_keys_and_metadata("")} - keys
-    assert [key.rpartition("/")[0] for key in left] == ["by_colour/dry runs"]
+    assert [key.rpartition("/")[0] for key in left] == ["by_colour/dry-runs"]
     assert shards.client.state("by_colour") == state
     other = view("by_colour", "SELECT colour, max(n) AS total FROM items GROUP BY colour", ["items"])
     assert "AS BIGINT" not in other.definition
