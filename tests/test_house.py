@@ -136,7 +136,7 @@ def test_silenced_checks_say_why() -> None:
 
 def test_keys_of_blob_storage_are_made_in_one_place() -> None:
     """A string with a folder of a shard in it, docstrings apart, is a key that `shard/keys.py` does not know of."""
-    folder = re.compile(r"(?:^|/)(?:batches|checkpoints|conflict_alerts|conflicts|forks|inputs|jobs|sources|dry runs)/")
+    folder = re.compile(r"(?:^|/)(?:batches|checkpoints|conflict_alerts|conflicts|forks|inputs|jobs|sources|dry-runs)/")
     found = []
     for path, text in python_files():
         if path.parts[0] in ("persist_core", "jobs", "plugins") and path != Path("persist_core/shard/keys.py"):
