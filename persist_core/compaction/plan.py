@@ -41,12 +41,6 @@ def next_merge(batches: Sequence[HollowBatch]) -> tuple[HollowBatch, ...] | None
     return first[-MAX_INPUTS:]
 
 
-def debt(batches: Sequence[HollowBatch]) -> int:
-    """How many batches the merge that is due next would take away; 0 if nothing is due."""
-    due = next_merge(batches)
-    return len(due) - 1 if due else 0
-
-
 def tier(rows: int) -> int:
     """The tier of a batch of so many rows."""
     number = 0

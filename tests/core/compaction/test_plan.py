@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from persist_core.compaction.plan import FAN_IN, MAX_INPUTS, SMALLEST_TIER_ROWS, debt, next_merge, tier
+from persist_core.compaction.plan import FAN_IN, MAX_INPUTS, SMALLEST_TIER_ROWS, next_merge, tier
 from persist_core.shard.batch import BatchCounts, HollowBatch
 
 APPENDS = 1_000
@@ -56,7 +56,7 @@ def test_what_is_left_and_what_is_rewritten_are_bounded(
         filled = [each for each in batches if each.counts.rows]
         tiers = tier(max([1, *(each.counts.rows for each in filled)])) + 1
         assert len(filled) <= FAN_IN * tiers + 1
-        assert debt(batches) == 0
+        assert next_merge(batches) is None
     levels = max(1.0, math.log(max(appended, 2) / SMALLEST_TIER_ROWS, FAN_IN))
     # About once a tier, five times for the bottom; tiny batches are merged among themselves as long as they are tiny.
     assert rewritten <= appended * (levels + 6) + APPENDS * SMALLEST_TIER_ROWS * FAN_IN
@@ -84,4 +84,3 @@ def test_an_empty_batch_at_the_end_is_left_for_the_next_append_to_extend() -> No
 def test_a_small_share_above_the_bottom_is_no_reason_to_rewrite_it() -> None:
     small = [batch(time, time + 1, 1_000) for time in range(1, 7)]
     assert next_merge([batch(0, 1, 1_000_000), *small]) is None
-    assert debt([batch(0, 1, 1_000_000), *small]) == 0
