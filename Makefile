@@ -10,7 +10,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 in = env -u PYTHONPATH -u SPARK_HOME VIRTUAL_ENV="$(CURDIR)/$(1)" PATH="$(CURDIR)/$(1)/bin:$$PATH"
 IN = $(call in,.venv)
 
-LOCKS := uv build java go airflow-3.3 airflow-2.11 spark-3.5 spark-4.1
+LOCKS := uv build java go airflow-3.3 airflow-2.11 spark-3.5 spark-4.1 bench image-airflow image-spark docker
 CODE := persist_core jobs plugins dags tests
 SPARKS := 3.5 4.1
 INSTALLER := .cache/uv/installed
@@ -19,12 +19,12 @@ BUILD_INPUTS := requirements/build.txt requirements/java.txt pyproject.toml test
 export UV_SYSTEM_CERTS ?= $(if $(wildcard /etc/ssl/certs/ca-certificates.crt),true,false)
 # More pytest arguments, for one test: make test ARGS='-k upsert'
 ARGS ?=
-BENCH ?= upl
+BENCH ?= aims
 # Tests run in two processes: many of them wait for a server or a scheduler. ARGS='-n 0' runs them in one.
 TWO := -n 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help install check spark-jars s3-servers minio test test-airflow-2.11 test-spark-matrix bench demo up down \
-    airflow clean lock format docs
+.PHONY: help install check spark-jars s3-servers minio test test-airflow-2.11 test-spark-matrix test-package \
+    check-docker test-docker bench demo up down airflow clean lock format docs
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9.-]*:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,8 +74,20 @@ s3-servers: .venv/installed ## the S3-speaking server that the tests use, built 
 minio: .venv/installed ## MinIO, a second S3-speaking server: where it is built, the tests use it too
 	@[ -x .cache/servers/minio ] || tests/env/s3_server.sh minio
 
-bench: .venv/installed ## the benchmarks of docs/benchmarks.md: BENCH=upl or views (ARGS='--help' for sizes)
-	@$(IN) python -m tests.benchmarks.$(BENCH) $(ARGS)
+test-package: .venv/installed ## builds the wheel and tries it in new environments, installed by plain pip (10 minutes)
+	@$(IN) python -m pytest -v tests/env/check_wheel.py $(ARGS)
+
+check-docker: .venv-docker/installed ## lints docker/: Dockerfiles, the compose file, Kubernetes objects
+	@.venv-docker/bin/hadolint docker/*.Dockerfile
+	@.venv-docker/bin/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
+	@.venv-docker/bin/kubernetes-validate --strict --quiet docker/kubernetes/spark-connect.yaml
+
+test-docker: check-docker s3-servers ## builds the images and runs the main job on the whole compose stack (root; 15 minutes)
+	@tests/docker/stack.sh
+
+bench: .venv-bench/installed ## the benchmarks of docs/benchmarks.md (ARGS='--help' for presets; BENCH=upl or views for one)
+	@$(call in,.venv-bench) python -m tests.env.spark_jars iceberg
+	@$(call in,.venv-bench) python -m tests.benchmarks.$(BENCH) $(ARGS)
 
 docs: .venv/installed ## writes the pages of docs/reference that are made from the code
 	@$(IN) python -m tests.env.reference
@@ -87,7 +99,8 @@ lock: $(INSTALLER) ## resolves requirements/*.in into the locked files again (AR
 	@for lock in $(LOCKS); do \
 	    echo "requirements/$$lock.txt"; \
 	    UV_CUSTOM_COMPILE_COMMAND="make lock" .cache/uv/bin/uv pip compile --quiet requirements/$$lock.in \
-	        -o requirements/$$lock.txt --override requirements/overrides.txt --generate-hashes --universal \
+	        -o requirements/$$lock.txt --generate-hashes --universal \
+	        $$([ $$lock = image-airflow ] || echo --override requirements/overrides.txt) \
 	        --python-version 3.11 --no-emit-index-url --no-emit-find-links $(ARGS); \
 	done
 
@@ -104,6 +117,11 @@ $(INSTALLER): requirements/uv.txt tests/env/uv.sh
 
 .venv/installed: requirements/airflow-3.3.txt $(BUILD_INPUTS)
 	@tests/env/install.sh .venv airflow-3.3
+	@touch $@
+
+.venv-docker/installed: requirements/docker.txt $(INSTALLER)
+	@.cache/uv/bin/uv venv --quiet --clear --no-python-downloads --python "$$(cat .cache/python)" .venv-docker
+	@VIRTUAL_ENV=.venv-docker .cache/uv/bin/uv pip sync --quiet --require-hashes --only-binary :all: requirements/docker.txt
 	@touch $@
 
 .venv-%/installed: requirements/%.txt $(BUILD_INPUTS)

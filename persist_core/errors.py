@@ -119,6 +119,12 @@ class LeaseExpired(NotReadable):
     kind: ClassVar[str] = "lease_expired"
 
 
+class ReadTooSlow(NotReadable):
+    """A read without a lease took longer than GC's grace, and a file that it needs was deleted. Read again."""
+
+    kind: ClassVar[str] = "read_too_slow"
+
+
 class Corruption(PersistError):
     """Stored state violates an invariant or does not match its digest. Stop writing and run `persist fsck`."""
 

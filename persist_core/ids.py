@@ -38,6 +38,15 @@ def uuid7_of(time_ms: int, name: str) -> str:
     return _uuid7(min(time_ms, (1 << 48) - 1), bits & ((1 << 74) - 1))
 
 
+def time_of_uuid7(text: str) -> int | None:
+    """When a UUIDv7 was made, in ms; `None` for any other text."""
+    try:
+        parsed = uuid.UUID(text)
+    except ValueError:
+        return None
+    return parsed.int >> 80 if parsed.version == 7 else None
+
+
 class RandomIds:
     """Ids from the operating system's randomness."""
 

@@ -14,6 +14,7 @@ from persist_core.frontier import MAX_TIME, check_time
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_ISO_MS = (datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
 _INTEGER = re.compile(r"[0-9]{1,19}", re.ASCII)
+DAY_MS = 86_400_000  # times in the first day of 1970 are counters, not clock times
 _MAX_CHARS = 64  # longer than any ISO text; keeps messages short
 
 
@@ -52,3 +53,17 @@ def format_time(time: int) -> str:
         return str(time)
     moment = _EPOCH + timedelta(milliseconds=time)
     return moment.isoformat(timespec="milliseconds" if time % 1000 else "seconds").replace("+00:00", "Z")
+
+
+def show_interval(lower: int, upper: int | None) -> str:
+    """`2026-01-02 -> 2026-01-03 (1767312000000 -> 1767398400000)`; of counters the integers alone."""
+    days = " -> ".join(show_time(time).removesuffix("T00:00:00Z") for time in (lower, upper))
+    numbers = f"{lower} -> {'closed' if upper is None else upper}"
+    return days if days == numbers else f"{days} ({numbers})"
+
+
+def show_time(time: int | None) -> str:
+    """A time for people: ISO if it is a clock time, else the integer; `closed` for the end of a closed shard."""
+    if time is None:
+        return "closed"
+    return str(time) if time < DAY_MS else format_time(time)

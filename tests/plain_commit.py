@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -24,8 +24,11 @@ def commit(
     upper: int | None,
     updates: Iterable[Update] = (),
     errs: Iterable[ErrUpdate] = (),
+    *,
+    writer: str = "rogue",
+    stats: Mapping[str, int] | None = None,
 ) -> None:
-    """One batch from the shard's upper up to `upper`."""
+    """One batch from the shard's upper up to `upper`. `stats`: what its manifest says that the run counted."""
     state = client.ensure_shard(shard)
     newest = state.newest_commit
     description = BatchDescription(
@@ -36,7 +39,7 @@ def commit(
         checkpoint_id=client.ids.uuid7(),
         epoch=newest.epoch + 1 if newest else 1,
         parent_id=None,
-        writer="rogue",
+        writer=writer,
     )
     wide, narrow = updates_schema(schema), errs_schema(schema)
     rows = [dict(zip(wide.names, (*row, time, diff), strict=True)) for row, time, diff in updates]
@@ -45,12 +48,13 @@ def commit(
         | dict(zip(narrow.names[len(schema.key) :], (kind, f"message of {kind}", *rest), strict=True))
         for kind, *rest in errs
     ]
-    writer = client.open_writer(shard)
-    key = writer.stage(
+    handle = client.open_writer(shard)
+    key = handle.stage(
         description,
         schema,
         client.ids.uuid7(),
         pa.Table.from_pylist(rows, schema=wide),
         pa.Table.from_pylist(bad, schema=narrow),
+        stats=stats,
     )
-    assert isinstance(writer.compare_and_append(client.staged_manifest(key), key), Committed)
+    assert isinstance(handle.compare_and_append(client.staged_manifest(key), key), Committed)

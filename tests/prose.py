@@ -25,7 +25,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DICTIONARIES = "clear,en-GB_to_en-US"  # of codespell: certain mistakes only, and American spelling
 KNOWN_WORDS = "iff,CAS"  # "if and only if", "compare and swap"
-MADE_BY_A_PROGRAM = ("docs/reference/cli.md", "docs/reference/errors.md")  # their texts are checked in the code
+MADE_BY_A_PROGRAM = tuple(
+    f"docs/reference/{name}.md" for name in ("cli", "errors", "inspection")
+)  # checked in the code
 _RULES_FILE = ROOT / "tests" / "prose_rules.toml"
 _CODE_IN_LINE = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)|\]\([^)\s]*\)|<[^>\s]+>")
 _FENCE = re.compile(r"^\s*(?:```|~~~)")

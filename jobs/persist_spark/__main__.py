@@ -9,15 +9,22 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from persist_core.config.collection import CollectionConfig
 from persist_core.config.view import ViewConfig
 from persist_core.errors import PersistError, StorageError
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import location_from
 from persist_core.shard.keys import dry_run_key, manifest_key
 from persist_core.spark_job.answer import record_failure
-from persist_core.spark_job.spec import JobSpec, load_spec
+from persist_core.spark_job.spec import JobSpec, MergeInputs, load_spec
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from persist_core.shard.batch import BatchManifest
 
 
 def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
@@ -37,6 +44,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
 
 
 def _run(spec: JobSpec, location: OpenLocation) -> None:
+    from persist_spark.merge.job import run_merge_job
     from persist_spark.session import build_session
     from persist_spark.upsert.job import run_write_job
     from persist_spark.view.job import run_view_job
@@ -44,8 +52,12 @@ def _run(spec: JobSpec, location: OpenLocation) -> None:
     description = spec.description
     spark = build_session(f"persist {description.shard} {description.interval}")
     try:
-        run = run_view_job if isinstance(spec.config, ViewConfig) else run_write_job
-        manifest = run(spark, spec, location)
+        jobs: dict[type, Callable[[SparkSession, JobSpec, OpenLocation], BatchManifest | None]] = {
+            CollectionConfig: run_write_job,
+            ViewConfig: run_view_job,
+            MergeInputs: run_merge_job,
+        }
+        manifest = jobs[type(spec.config)](spark, spec, location)
     finally:
         spark.stop()
     if manifest is None:

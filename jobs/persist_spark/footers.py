@@ -1,40 +1,84 @@
-"""How many rows a Parquet file holds, by its footer: a few kilobytes at its end."""
+"""How many rows a Parquet file holds, between which keys and until when, by its footer: a few kilobytes at its end."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pyarrow.parquet as pq
 
 from persist_core.errors import CorruptArtifact
 from persist_core.location.blob import Blob, BlobMetadata, RangeReader
+from persist_core.schema import ENDED, TIME, Column
+from persist_core.shard.key_range import EVERYTHING, KeyRange, range_of_statistics, spanning
 
 THREADS = 16  # a batch may have thousands of files, and each costs one round trip to the store
 _FOOTER_BYTES = 64 << 10  # the first read of a Parquet reader; nearly every footer is shorter
 
 
-def rows_of(blob: Blob, files: Sequence[BlobMetadata]) -> list[int | None]:
-    """The rows of each file, in their order; all `None` if the store can only read whole values.
+@dataclass(frozen=True)
+class Footer:
+    """What a footer says: the number of rows, `None` if it could not be read; the range of their keys; the latest time,
+    of a version the time of its end."""
+
+    rows: int | None = None
+    keys: KeyRange = EVERYTHING
+    last_time: int | None = None
+
+
+def footers_of(blob: Blob, files: Sequence[BlobMetadata], key: Sequence[Column]) -> list[Footer]:
+    """The footer of each file, in their order; of each nothing is known if the store can only read whole values.
 
     Raises `CorruptArtifact` for a file that is missing or is not Parquet.
     """
     if blob.uri.startswith("file:"):
-        return [_rows(file, lambda file: blob.uri_of(file.key).removeprefix("file://")) for file in files]
+        return [_footer(file, lambda file: blob.uri_of(file.key).removeprefix("file://"), key) for file in files]
     if not isinstance(blob, RangeReader):
-        return [None] * len(files)
+        return [Footer()] * len(files)
     ends: RangeReader = blob
     with ThreadPoolExecutor(THREADS) as threads:
-        return list(threads.map(lambda file: _rows(file, lambda file: _Tail(ends, file)), files))
+        return list(threads.map(lambda file: _footer(file, lambda file: _Tail(ends, file), key), files))
 
 
-def _rows(file: BlobMetadata, source: Callable[[BlobMetadata], str | io.RawIOBase]) -> int:
+def _footer(file: BlobMetadata, source: Callable[[BlobMetadata], str | io.RawIOBase], key: Sequence[Column]) -> Footer:
     try:
-        rows: int = pq.read_metadata(source(file)).num_rows
+        metadata = pq.read_metadata(source(file))
+        return Footer(metadata.num_rows, _keys(metadata, key), _last_time(metadata))
     except (OSError, ValueError) as error:
         raise CorruptArtifact(f"staged file {file.key} cannot be read as Parquet: {error}; stage again") from error
-    return rows
+
+
+def _keys(metadata: pq.FileMetaData, key: Sequence[Column]) -> KeyRange:
+    """The range of the keys, by the statistics of the row groups; no bounds if a key column has none."""
+    places = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
+    if not key or any(column.name not in places for column in key):
+        return EVERYTHING
+    ranges = []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        statistics = [group.column(places[column.name]).statistics for column in key]
+        if any(each is None or not each.has_min_max for each in statistics):
+            return EVERYTHING
+        lowest, highest = [each.min_raw for each in statistics], [each.max_raw for each in statistics]
+        ranges.append(range_of_statistics(lowest, highest, key))
+    return spanning(ranges)
+
+
+def _last_time(metadata: pq.FileMetaData) -> int | None:
+    places = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
+    latest = []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        names = [name for name in (ENDED, TIME) if name in places]
+        statistics = [group.column(places[name]).statistics for name in names]
+        while statistics and statistics[0] is not None and statistics[0].null_count == group.num_rows:
+            statistics.pop(0)  # no version in it has ended
+        if not statistics or statistics[0] is None or not statistics[0].has_min_max:
+            return None
+        latest.append(int(statistics[0].max_raw))
+    return max(latest, default=None)
 
 
 class _Tail(io.RawIOBase):

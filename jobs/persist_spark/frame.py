@@ -65,6 +65,17 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def passed(*numbers: int) -> list[str]:
+    """SQL texts for bigints that change from batch to batch.
+
+    Spark writes plain numbers into the code that it generates. So each batch would run new code, which it has to
+    compile and the JVM has to optimize again: that costs more than all else in a small batch. An array is passed to
+    the code; and an index that is known only in the task keeps Spark from replacing its elements by numbers.
+    """
+    array = f"array({', '.join(f'{number}L' for number in numbers)})"
+    return [f"{array}[pmod(spark_partition_id(), 1) + {place}]" for place in range(len(numbers))]
+
+
 def named(name: str) -> SparkColumn:
     """The column called exactly `name`."""
     return F.col(quoted(name))
@@ -92,19 +103,9 @@ def records_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:
     return T.StructType(user_fields(schema) + system + [T.StructField(n, t) for n, t in _ERR_TYPES.items()])
 
 
-def null_of(type_name: str) -> SparkColumn:
-    """A typed null for a column of that type."""
-    return F.lit(None).cast(spark_type(type_name))
-
-
 def err_type(name: str) -> T.DataType:
     """The Spark type of one of `ERR_COLUMNS`."""
     return _ERR_TYPES[name]
-
-
-def err_null(name: str) -> SparkColumn:
-    """A typed null for one of `ERR_COLUMNS`."""
-    return F.lit(None).cast(_ERR_TYPES[name])
 
 
 def _text(column: Column, value: SparkColumn) -> SparkColumn:

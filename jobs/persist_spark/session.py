@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from pyspark.sql import SparkSession
 
@@ -21,16 +22,18 @@ REQUIRED = {
     "spark.sql.parquet.writeLegacyFormat": "false",
     "spark.sql.caseSensitive": "false",
 }
+LISTED_BY_A_JOB = "spark.sql.sources.parallelPartitionDiscovery.threshold"  # from so many paths on
 # For lower fixed costs: a shard may have hundreds of small parts, and a job to list them costs more than listing them.
 FASTER = {
-    "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
+    LISTED_BY_A_JOB: "10000",
     "spark.sql.maxConcurrentOutputFileWriters": "8",  # four kinds of parts: without it each task sorts by kind
     "spark.sql.autoBroadcastJoinThreshold": "-1",  # we decide what to broadcast, from the description
 }
 # Adaptive execution plans again after each exchange. Below this size that costs more than it can gain.
 _ADAPTIVE_BYTES = 64 << 20
 _BYTES_PER_PARTITION = 8 << 20  # of input, which is mostly compressed
-_MIN_PARTITIONS = 2
+# Up to here one task does the work in less time than it takes to share it out.
+ONE_TASK_BYTES = 2 << 20
 _MAX_PARTITIONS = 8192
 
 
@@ -51,16 +54,30 @@ def build_session(app_name: str) -> SparkSession:
     return builder.getOrCreate()
 
 
+# The session, and what the blocks of `settings` around us have set in it.
+_known: ContextVar[tuple[SparkSession | None, Mapping[str, str]]] = ContextVar("known settings", default=(None, {}))
+
+
 @contextmanager
 def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Set these runtime settings, and restore what was there before."""
-    before = {name: spark.conf.get(name, None) for name in wanted}
-    for name, value in wanted.items():
+    """Set these runtime settings, and restore what was there before.
+
+    Each question and each change is a call of the server in a Spark Connect session. So a block within another one of
+    the same session asks only for what that one did not set, and a setting that needs no change costs no call.
+    """
+    session, outer = _known.get()
+    known = outer if session is spark else {}
+    before = {name: known[name] if name in known else spark.conf.get(name, None) for name in wanted}
+    changed = {name: value for name, value in wanted.items() if before[name] != value}
+    for name, value in changed.items():
         spark.conf.set(name, value)
+    token = _known.set((spark, {**known, **wanted}))
     try:
         yield
     finally:
-        for name, old in before.items():
+        _known.reset(token)
+        for name in changed:
+            old = before[name]
             if old is None:
                 spark.conf.unset(name)
             else:
@@ -69,9 +86,9 @@ def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
 
 def stage_settings(exchanged_bytes: int) -> dict[str, str]:
     """The settings of a write stage that moves about this many bytes through its exchange."""
-    partitions = min(max(_MIN_PARTITIONS, exchanged_bytes // _BYTES_PER_PARTITION), _MAX_PARTITIONS)
+    several = min(max(2, exchanged_bytes // _BYTES_PER_PARTITION), _MAX_PARTITIONS)
     sized = {
-        "spark.sql.shuffle.partitions": str(partitions),
+        "spark.sql.shuffle.partitions": str(several if exchanged_bytes > ONE_TASK_BYTES else 1),
         "spark.sql.adaptive.enabled": str(exchanged_bytes > _ADAPTIVE_BYTES).lower(),
     }
     return {**FASTER, **REQUIRED, **sized}

@@ -35,10 +35,11 @@ from persist_core.shard.batch import (
     PartKind,
     StateArtifact,
 )
+from persist_core.shard.key_range import EVERYTHING
 from persist_core.shard.keys import attempt_prefix
 from persist_spark import s3a
 from persist_spark.digests import digests_of
-from persist_spark.footers import rows_of
+from persist_spark.footers import Footer, footers_of
 from persist_spark.read.damage import named_damage
 
 MAX_PLANS = 2  # the normal plan, then at most once the thorough one
@@ -70,8 +71,8 @@ class StateRows:
     held: int
 
 
-class Counted(Protocol):
-    """What the action that wrote a batch counted: rows by kind, and an order-independent digest of all updates."""
+class Written(Protocol):
+    """What the action that wrote files counted: rows by kind."""
 
     @property
     def needs_thorough_plan(self) -> bool:
@@ -88,6 +89,10 @@ class Counted(Protocol):
         """The rows of each operator's state, by operator."""
         ...
 
+
+class Counted(Written, Protocol):
+    """What the action that wrote a batch counted, with an order-independent digest of all updates."""
+
     @property
     def rows_digest(self) -> str:
         """For `persist_core.shard.batch.contents_digest`."""
@@ -100,7 +105,8 @@ class Counted(Protocol):
 
 
 C = TypeVar("C", bound=Counted)
-Counts = TypeVar("Counts", bound=Counted, covariant=True)
+W = TypeVar("W", bound=Written)
+Counts = TypeVar("Counts", bound=Written, covariant=True)
 
 
 class Planned(Protocol[Counts]):
@@ -129,7 +135,13 @@ class StagedFile:
     key: str
     size_bytes: int
     sha256: str
-    rows: int | None
+    footer: Footer
+
+    def part(self) -> Part:
+        """The file as a part of a manifest. The keys of errs have no bounds: they are not looked up by key alone."""
+        kind, last_time = PartKind(self.kind), self.footer.last_time
+        keys = EVERYTHING if kind is PartKind.ERRS else self.footer.keys
+        return Part(self.key, kind, self.size_bytes, self.sha256, self.footer.rows, last_time, keys.first, keys.last)
 
 
 def stage(
@@ -147,22 +159,9 @@ def stage(
     `check` gets what the action counted, after all input was read. `attempt` must be unused. Raises what `check`
     raises, `InvariantViolation`, and `CorruptArtifact` for a damaged part that was read; no manifest is written then.
     """
-    prefix = attempt_prefix(description.shard, attempt)
-    if any(True for _ in blob.list_keys_and_metadata(f"{prefix}/")):
-        raise InvalidInput(f"attempt {attempt} of shard {description.shard} was used before; expected a fresh id")
-    planned, outcome = _write(blob, prefix, plan)
-    check(outcome)
-    listed = _list(blob, prefix)
-    s3a.check_commit(blob, prefix, {file.key: file.size_bytes for file in listed})
-    files = _described(blob, prefix, listed)
-    check_rows(files, outcome, prefix)
-    blob.make_durable(f"{prefix}/")
+    files, planned, outcome = stage_files(blob, description.shard, attempt, schema, plan, check=check)
     kinds = {kind.value for kind in PartKind}
-    parts = tuple(
-        Part(file.key, PartKind(file.kind), file.size_bytes, file.sha256, file.rows)
-        for file in files
-        if file.kind in kinds
-    )
+    parts = tuple(file.part() for file in files if file.kind in kinds)
     manifest = replace(
         manifest_for(description, schema, parts, outcome.counts, rows=outcome.rows_digest),
         operators=dict(_states(files, planned.operators, outcome)),
@@ -172,7 +171,31 @@ def stage(
     return manifest
 
 
-def _write(blob: Blob, prefix: str, plan: Callable[[bool], Planned[C]]) -> tuple[Planned[C], C]:
+def stage_files(
+    blob: Blob,
+    shard: str,
+    attempt: str,
+    schema: CollectionSchema,
+    plan: Callable[[bool], Planned[W]],
+    *,
+    check: Callable[[W], None],
+) -> tuple[list[StagedFile], Planned[W], W]:
+    """Write the files of an attempt, without a manifest: what they hold is what the action counted. Arguments and
+    errors are those of `stage`."""
+    prefix = attempt_prefix(shard, attempt)
+    if any(True for _ in blob.list_keys_and_metadata(f"{prefix}/")):
+        raise InvalidInput(f"attempt {attempt} of shard {shard} was used before; expected a fresh id")
+    planned, outcome = _write(blob, prefix, plan)
+    check(outcome)
+    listed = _list(blob, prefix)
+    s3a.check_commit(blob, prefix, {file.key: file.size_bytes for file in listed})
+    files = _described(blob, prefix, listed, schema)
+    check_rows(files, outcome, prefix)
+    blob.make_durable(f"{prefix}/")
+    return files, planned, outcome
+
+
+def _write(blob: Blob, prefix: str, plan: Callable[[bool], Planned[W]]) -> tuple[Planned[W], W]:
     """Run the action of the plan that turns out to be enough."""
     options = {**_WRITE_OPTIONS, **s3a.access_options(blob.uri, os.environ), **s3a.commit_options(blob.uri)}
     for number in range(MAX_PLANS):
@@ -198,24 +221,25 @@ def _list(blob: Blob, prefix: str) -> list[BlobMetadata]:
     return found
 
 
-def _described(blob: Blob, prefix: str, files: list[BlobMetadata]) -> list[StagedFile]:
-    """The same with their kinds, which their folders name, their digests and their rows."""
+def _described(blob: Blob, prefix: str, files: list[BlobMetadata], schema: CollectionSchema) -> list[StagedFile]:
+    """The same with their kinds, which their folders name, their digests and their footers."""
     kinds = [file.key.removeprefix(f"{prefix}/{PART}=").partition("/")[0] for file in files]
-    found = zip(kinds, files, digests_of(blob, files), rows_of(blob, files), strict=True)
-    return [StagedFile(kind, file.key, file.size_bytes, sha256, rows) for kind, file, sha256, rows in found]
+    found = zip(kinds, files, digests_of(blob, files), footers_of(blob, files, schema.key), strict=True)
+    return [StagedFile(kind, file.key, file.size_bytes, sha256, footer) for kind, file, sha256, footer in found]
 
 
-def check_rows(files: list[StagedFile], outcome: Counted, prefix: str) -> None:
+def check_rows(files: list[StagedFile], outcome: Written, prefix: str) -> None:
     """Raise `InvariantViolation` unless the files hold exactly the rows that the action counted."""
     counts = outcome.counts
     expected = {
         PartKind.INSERTIONS.value: counts.insertions,
         PartKind.RETRACTIONS.value: counts.retractions,
         PartKind.ERRS.value: counts.err_insertions + counts.err_retractions,
+        PartKind.HISTORY.value: counts.history,
         **{operator: rows.written for operator, rows in outcome.state_rows.items()},
     }
     for kind in sorted({*expected, *(file.kind for file in files)}):
-        counted = [file.rows for file in files if file.kind == kind]
+        counted = [file.footer.rows for file in files if file.kind == kind]
         known = [rows for rows in counted if rows is not None]
         if len(known) == len(counted) and sum(known) != expected.get(kind, 0):
             raise InvariantViolation(

@@ -122,6 +122,11 @@ class CheckpointManifest(_Entry):
         """Artifacts of all operators."""
         return tuple(part for operator in self.operators.values() for part in operator.partitions)
 
+    @property
+    def upper(self) -> int | None:
+        """The shard's upper after the checkpoint's commit; `None` if it was closed."""
+        return self.shard.upper if self.shard else self.watermark
+
     def facts(self) -> dict[str, Any]:
         """All fields that this release knows, as plain data."""
         return {**_plain(self, keep_unknown=False), "version": MANIFEST_VERSION}

@@ -29,6 +29,7 @@ from persist_core.errors import CorruptArtifact, Corruption, InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.location.blob import Blob
 from persist_core.shard.batch import BatchManifest
+from persist_core.shard.history import history_start
 from persist_core.shard.keys import offsets_path, state_path
 from persist_core.shard.state import Commit, ShardState
 
@@ -43,7 +44,7 @@ class CheckpointReport:
 
     `repaired`: keys of damaged objects that were written again from their commit. `quarantined`: ids of checkpoints
     whose unreadable manifest was moved aside. `damaged`: what could not be repaired, one message each; the shard and
-    its newest state are not affected. `maintained`: what merging batches after the checkpoint did, or why it failed.
+    its newest state are not affected.
     """
 
     checkpoint_id: str
@@ -55,7 +56,11 @@ class CheckpointReport:
     repaired: tuple[str, ...] = ()
     quarantined: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
-    maintained: str | None = None
+
+    def __str__(self) -> str:
+        deleted = f"; deleted {len(self.deleted)} that are not retained" if self.deleted else ""
+        what = "published" if self.checkpoint_id in self.published else "was published before"
+        return f"checkpoint {self.checkpoint_id} (epoch {self.epoch}) {what}; {self.kept} checkpoints kept{deleted}"
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -359,6 +364,7 @@ class _Publication:
             keep_weekly=retention.keep_weekly,
             latest_id=_latest_or_none(self.checkpointer),
             pinned=listing.pinned,
+            history_start=history_start(self._state),
         )
         for checkpoint_id in doomed:
             self.checkpointer.delete_checkpoint(checkpoint_id)

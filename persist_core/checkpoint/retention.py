@@ -1,7 +1,8 @@
 """Which checkpoints to keep: a plan, computed by a pure function.
 
-It keeps the latest, the last N, the newest of each of the last D days and W weeks (UTC) that have one, those that a
-user has pinned, and every ancestor that a delta chain of a kept one needs, for any operator.
+It keeps the last N and the newest of each of the last D days and W weeks (UTC) that have one, as far as the shard's
+history reaches: a restore needs that history. It also keeps the latest, those that a user has
+pinned, and every ancestor that a delta chain of a kept one needs, for any operator.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from persist_core.checkpoint.chains import walk
 from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.errors import CorruptArtifact
+from persist_core.frontier import ZERO, Frontier
+from persist_core.shard.batch import last_time
 
 _DAY_MS = 86_400_000
 _MONDAY_OFFSET_DAYS = 3  # the Unix epoch was a Thursday; weeks begin on Monday
@@ -24,13 +27,19 @@ def plan_retention(
     keep_weekly: int,
     latest_id: str | None,
     pinned: Collection[str] = (),
+    history_start: Frontier = ZERO,
 ) -> list[str]:
-    """Ids to delete, newest first, so that a chain never loses its start. `manifests` in any order."""
+    """Ids to delete, newest first, so that a chain never loses its start. `manifests` in any order.
+
+    `history_start`: the earliest time that the shard's history keeps. A restore to a checkpoint reads the changes from
+    the last time before its upper on.
+    """
     ordered = sorted(manifests, key=lambda manifest: manifest.position)
     by_id = {manifest.checkpoint_id: manifest for manifest in ordered}
-    kept = {manifest.checkpoint_id for manifest in ordered[-keep_last:]} if keep_last else set()
-    kept |= _newest_of_each(ordered, keep_daily, _day)
-    kept |= _newest_of_each(ordered, keep_weekly, _week)
+    restorable = [manifest for manifest in ordered if history_start <= Frontier(last_time(manifest.upper))]
+    kept = {manifest.checkpoint_id for manifest in restorable[-keep_last:]} if keep_last else set()
+    kept |= _newest_of_each(restorable, keep_daily, _day)
+    kept |= _newest_of_each(restorable, keep_weekly, _week)
     kept |= set(pinned) & by_id.keys()
     if latest_id in by_id:
         kept.add(latest_id)

@@ -1,7 +1,7 @@
 """`persist`: what is in a location, and running a collection or view without Airflow.
 
 persist shards | describe | snapshot | changes | errors | checkpoints | pin | unpin | restore | conflicts | fsck |
-        doctor | run | maintain
+        doctor | run | maintain | gc | drop | holds | release | init | demo
 
 Every command takes the location from its options, the environment or a config file, prints tables for people or JSON
 for programs (`--json`), and ends with an exit code that says what to do next (`persist_core.cli.output`).
@@ -20,14 +20,19 @@ from click.exceptions import NoArgsIsHelpError
 
 from persist_core.cli import output
 from persist_core.cli.doctor import doctor
+from persist_core.cli.gc import drop_command, gc_command
+from persist_core.cli.holds import holds_command, release_command
 from persist_core.cli.maintain import maintain_command
+from persist_core.cli.project import demo, init
 from persist_core.cli.restore import pin_command, restore_command, unpin_command
 from persist_core.cli.run import run
 from persist_core.cli.session import Session, with_session
-from persist_core.cli.shards import check, checkpoints, conflicts, describe, shards
+from persist_core.cli.shards import check, checkpoints, commits, conflicts, describe, shards
 from persist_core.errors import InvalidInput, PersistError
-from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, RESERVED_PREFIX, TIME
-from persist_core.time_text import parse_time
+from persist_core.inspection.rows import ERR_COLUMNS, errors_in_order, in_key_order, in_time_order, key_of
+from persist_core.inspection.values import rows_of
+from persist_core.schema import ERR_KEY, ERR_PAYLOAD, RESERVED_PREFIX, TIME
+from persist_core.time_text import parse_time, show_time
 
 DEFAULT_ROWS = 100  # rows of a table printed for people without --limit; JSON has all
 _INTERRUPTED = 130  # 128 + SIGINT, as in shells
@@ -49,18 +54,25 @@ def persist() -> None:
     """
 
 
+_key_option = click.option(
+    "--key",
+    multiple=True,
+    help="Only rows with this key. Repeat it for each key column, in order; the first columns alone will do.",
+)
+
+
 @persist.command()
 @click.argument("shard")
 @click.option("--as-of", help="Time to read at (default: the newest).")
+@_key_option
 @click.option("--limit", type=click.IntRange(min=0), help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
 @with_session
-def snapshot(session: Session, shard: str, as_of: str | None, limit: int | None) -> None:
+def snapshot(session: Session, shard: str, as_of: str | None, key: tuple[str, ...], limit: int | None) -> None:
     """The rows of SHARD (a collection or view) as of a time, ordered by key; of a view, by all columns."""
     reader = session.client.open_reader(shard)
-    table = reader.snapshot(_time(as_of, "--as-of"))
-    schema = session.client.state(shard).schema
-    order = (schema.key_names or table.column_names) if schema else table.column_names
-    _print_rows(session, table.sort_by([(name, "ascending") for name in order]), limit, "no rows")
+    state = session.client.state(shard)
+    table = reader.snapshot(_time(as_of, "--as-of"), keys=key_of(state, key))
+    _print_rows(session, in_key_order(state, table), limit, "no rows")
 
 
 @persist.command()
@@ -68,19 +80,24 @@ def snapshot(session: Session, shard: str, as_of: str | None, limit: int | None)
 @click.option("--after", required=True, help="Updates after this time ...")
 @click.option("--through", help="... up to and including this one (default: the newest).")
 @click.option("--errs", is_flag=True, help="Print changes of the errors instead of the rows.")
+@_key_option
 @click.option("--limit", type=click.IntRange(min=0), help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
 @with_session
-def changes(session: Session, shard: str, after: str, through: str | None, errs: bool, limit: int | None) -> None:
+def changes(
+    session: Session,
+    shard: str,
+    after: str,
+    through: str | None,
+    errs: bool,
+    key: tuple[str, ...],
+    limit: int | None,
+) -> None:
     """The updates of SHARD between two times: what was inserted (diff > 0) and retracted (diff < 0), and when."""
     reader = session.client.open_reader(shard)
     read = reader.error_changes if errs else reader.changes
-    table = read(parse_time(after, what="--after"), _time(through, "--through"))
-    schema = session.client.state(shard).schema
-    keys = [name for name in (schema.key_names if schema else ()) if name in table.column_names]
-    others = [name for name in table.column_names if name not in (TIME, DIFF)]
-    order = [TIME, *(keys or others), DIFF]
-    table = table.sort_by([(name, "ascending") for name in order]).select([TIME, DIFF, *others])
-    _print_rows(session, table, limit, "no changes")
+    state = session.client.state(shard)
+    table = read(parse_time(after, what="--after"), _time(through, "--through"), keys=key_of(state, key))
+    _print_rows(session, in_time_order(state, table), limit, "no changes")
 
 
 @persist.command()
@@ -90,20 +107,18 @@ def changes(session: Session, shard: str, after: str, through: str | None, errs:
 @with_session
 def errors(session: Session, shard: str, as_of: str | None, limit: int | None) -> None:
     """The errors of SHARD as of a time: records that could not be decoded, and why."""
-    table = session.client.open_reader(shard).errors(_time(as_of, "--as-of"))
-    first = [name for name in (TIME, ERR_KIND, ERR_KEY, ERR_MESSAGE, ERR_PAYLOAD) if name in table.column_names]
-    others = [name for name in table.column_names if name not in first]
-    table = table.sort_by([(name, "ascending") for name in (TIME, ERR_KIND, ERR_KEY) if name in first])
-    _print_rows(session, table.select(first + ([] if not session.as_json else others)), limit, "no errors")
+    table = errors_in_order(session.client.open_reader(shard).errors(_time(as_of, "--as-of")))
+    columns = table.column_names if session.as_json else table.column_names[: len(ERR_COLUMNS)]
+    _print_rows(session, table.select(columns), limit, "no errors")
 
 
 def _print_rows(session: Session, table: pa.Table, limit: int | None, empty: str) -> None:
     """Rows as NDJSON, or as a table with its system columns under short names."""
     if session.as_json:
-        output.print_ndjson(output.rows_of(table if limit is None else table.slice(0, limit)))
+        output.print_ndjson(rows_of(table if limit is None else table.slice(0, limit)))
         return
     shown = table.slice(0, DEFAULT_ROWS if limit is None else limit)
-    rows = (_row_for_people(row) for row in output.rows_of(shown))
+    rows = (_row_for_people(row) for row in rows_of(shown))
     output.print_table([_short(name, table.column_names) for name in table.column_names], rows, empty=empty)
     if len(shown) < len(table):
         output.print_line(f"{len(table) - len(shown)} more rows; --limit {len(table)} shows all, --json too")
@@ -113,7 +128,7 @@ def _row_for_people(row: Mapping[str, Any]) -> list[Any]:
     """Times as ISO, bytes that are not text as hex; a raw key that is the whole record is not shown twice."""
     shown = {name: value["hex"] if isinstance(value, dict) else value for name, value in row.items()}
     if TIME in shown:
-        shown[TIME] = output.show_time(shown[TIME])
+        shown[TIME] = show_time(shown[TIME])
     if shown.get(ERR_KEY) is not None and shown[ERR_KEY] == shown.get(ERR_PAYLOAD):
         shown[ERR_KEY] = "(the payload)"
     return list(shown.values())
@@ -130,8 +145,8 @@ def _time(text: str | None, what: str) -> int | None:
 
 
 for _command in (
-    shards, describe, checkpoints, pin_command, unpin_command, restore_command, conflicts, check, doctor, run,
-    maintain_command,
+    shards, describe, commits, checkpoints, pin_command, unpin_command, restore_command, conflicts, check, doctor, run,
+    maintain_command, gc_command, drop_command, holds_command, release_command, init, demo,
 ):  # fmt: skip
     persist.add_command(_command)
 

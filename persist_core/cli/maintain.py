@@ -1,4 +1,4 @@
-"""`persist maintain`: merge what is due, expire leases."""
+"""`persist maintain`: all that is due, in the one order of `persist_core.maintenance.maintain`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import click
 
 from persist_core.cli import output
 from persist_core.cli.session import Session, with_session
-from persist_core.compaction.maintain import MAX_MERGES, MAX_ROWS, maintain
 from persist_core.errors import PersistError
+from persist_core.maintenance.maintain import MAX_MERGES, MAX_ROWS, maintain
+from persist_core.spark_job.merging import SparkMerger
+from persist_core.spark_job.submit import SparkSettings
 
 
 @click.command("maintain")
@@ -18,35 +20,32 @@ from persist_core.errors import PersistError
 @click.option(
     "--max-merges", type=click.IntRange(min=0), default=MAX_MERGES, show_default=True, help="Merges of each shard."
 )
+@click.option("--master", help="Spark master, or sc://host:port, that does merges of more than --max-rows rows.")
 @with_session
-def maintain_command(session: Session, names: tuple[str, ...], max_rows: int, max_merges: int) -> None:
-    """Merge batches of the shards NAME (default: of all), and expire leases.
+def maintain_command(
+    session: Session, names: tuple[str, ...], max_rows: int, max_merges: int, master: str | None
+) -> None:
+    """Expire leases, advance since, merge batches and collect garbage, of the shards NAME (default: of all).
 
     You can run it at any time, also while DAGs run. A merge reads whole batches into memory; --max-rows limits how
-    much. The output says which merges are still due.
+    much. The output says what is still due. `persist gc` has more options for garbage.
     """
     done, failed = [], None
+    by_spark = SparkMerger(session.client, session.location, SparkSettings(master)) if master else None
     for name in names or session.client.shards():
         try:
-            done.append(maintain(session.client, name, max_rows=max_rows, max_merges=max_merges))
+            done.append(
+                maintain(session.client, name, max_rows=max_rows, max_merges=max_merges, merge_elsewhere=by_spark)
+            )
         except PersistError as error:
             failed = failed or error
             output.print_error(error, as_json=False)
     if session.as_json:
         output.print_ndjson([asdict(each) for each in done])
     else:
-        rows = [
-            (
-                each.shard,
-                each.merges,
-                each.rows,
-                f"{each.batches_before} -> {each.batches_after}",
-                len(each.expired_leases),
-                f"a merge of {each.owed_rows} rows" if each.owed_rows else "",
-            )
-            for each in done
-        ]
-        columns = ("shard", "merges", "rows read", "batches", "expired leases", "still due")
-        output.print_table(columns, rows, empty=f"no shards in {session.client.location.consensus.uri}")
+        rows = [(each.shard, each.did or "nothing to do", str(each.owed)) for each in done]
+        output.print_table(
+            ("shard", "done", "still due"), rows, empty=f"no shards in {session.client.location.consensus.uri}"
+        )
     if failed is not None:
         raise failed

@@ -8,22 +8,18 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, date, datetime
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, TextIO
 
-import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from persist_core.errors import Corruption, InvalidInput, NotReadable, PersistError, RunFailed, StorageError
-from persist_core.frontier import Frontier
-from persist_core.schema import ERR_KEY, ERR_PAYLOAD
-from persist_core.time_text import format_time
+from persist_core.inspection.values import json_value
+from persist_core.time_text import show_time
 
 EXIT_CODES: tuple[tuple[type[PersistError], int], ...] = (
     (InvalidInput, 2),
@@ -33,9 +29,7 @@ EXIT_CODES: tuple[tuple[type[PersistError], int], ...] = (
     (StorageError, 6),
 )
 MAX_CELL_CHARS = 120  # of a table for people; JSON has all
-_ROWS_AT_ONCE = 10_000  # Arrow rows turned into Python objects at a time
 _WIDTH_WITHOUT_TERMINAL = 200
-_DAY_MS = 86_400_000  # times in the first day of 1970 are counters, not clock times
 
 
 def exit_code(error: PersistError) -> int:
@@ -58,17 +52,10 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def show_time(time: int | None) -> str:
-    """A time for people: ISO if it is a clock time, else the integer."""
-    if time is None:
-        return "closed"
-    return str(time) if time < _DAY_MS else format_time(time)
-
-
-def show_frontier(frontier: Frontier) -> str:
-    """A frontier for people, with the integer beside the ISO text."""
-    shown = show_time(frontier.time)
-    return shown if shown == str(frontier) else f"{shown} ({frontier})"
+def show_bound(time: int | None) -> str:
+    """A frontier for people, with the integer beside the ISO text; `None` is closed."""
+    shown = show_time(time)
+    return shown if time is None or shown == str(time) else f"{shown} ({time})"
 
 
 def show_bytes(size_bytes: int) -> str:
@@ -77,55 +64,6 @@ def show_bytes(size_bytes: int) -> str:
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]
     return f"{size_bytes} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
-
-
-def json_value(value: Any) -> Any:
-    """A value of an Arrow table as JSON: decimals, dates and timestamps as text, bytes as lower-case hex."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, Decimal):
-        return format(value, "f")
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    if isinstance(value, date):
-        return value.isoformat()
-    if isinstance(value, bytes):
-        return value.hex()
-    return str(value)
-
-
-def rows_of(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """The rows as JSON objects. Error keys and payloads are bytes: text if they are UTF-8, else `{"hex": ...}`."""
-    for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE):
-        columns = [_column(field, column) for field, column in zip(batch.schema, batch.columns, strict=True)]
-        for values in zip(*columns, strict=True):
-            yield {
-                name: _raw(value) if name in (ERR_KEY, ERR_PAYLOAD) else json_value(value)
-                for name, value in zip(batch.schema.names, values, strict=True)
-            }
-
-
-def _column(field: pa.Field, column: pa.Array) -> list[Any]:
-    """Python values. Dates and timestamps outside of Python's range of years become Arrow's text."""
-    values: list[Any]
-    try:
-        values = column.to_pylist()
-    except (ValueError, OverflowError):
-        if not pa.types.is_temporal(field.type):
-            raise
-        values = column.cast(pa.string()).to_pylist()
-    return values
-
-
-def _raw(value: bytes | None) -> Any:
-    if value is None:
-        return None
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return {"hex": value.hex()}
 
 
 def print_json(body: Mapping[str, Any]) -> None:

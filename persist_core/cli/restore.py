@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.checkpoint.pins import pin, unpin
 from persist_core.cli import output
 from persist_core.cli.session import Session, with_session
 from persist_core.errors import CheckpointNotFound, InvalidInput, RunFailed
@@ -15,8 +15,9 @@ from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import MAX_UPDATES, NothingToRestore, RestorePlan, plan_restore, restore
 from persist_core.protocol.stages import Conflict
 from persist_core.shard.batch import BatchCounts
-from persist_core.shard.keys import check_checkpoint_id
+from persist_core.shard.keys import CheckpointLayout, check_checkpoint_id
 from persist_core.shard.state import Committed
+from persist_core.time_text import show_time
 
 MAX_FILES_SHOWN = 20  # to people; JSON has all
 WRITER = "cli/restore"
@@ -94,7 +95,7 @@ def _print_plan(session: Session, plan: RestorePlan, done: Committed | None) -> 
         return
     output.print_line(
         f"{plan.shard} {'is' if done else 'would be'} as it was at checkpoint {checkpoint.checkpoint_id} (upper"
-        f" {output.show_time(plan.point.upper)}), from {output.show_time(plan.lower)} on: {_counted(counts)}"
+        f" {show_time(plan.point.upper)}), from {show_time(plan.lower)} on: {_counted(counts)}"
     )
     if files is None:
         output.print_line("which inputs will be read again is not known: the record of consumed inputs is damaged")
@@ -139,7 +140,7 @@ def _print_fork(session: Session, shard: str, done: Committed, new_shard: str) -
         return
     output.print_line(
         f"{new_shard} {'is' if done.is_new else 'was already made'} a fork of {shard} at checkpoint"
-        f" {commit.restored_from}, upper {output.show_time(commit.upper)}; it shares the parts up to there"
+        f" {commit.restored_from}, upper {show_time(commit.upper)}; it shares the parts up to there"
     )
     output.print_line(f"to continue it, write a collection file {new_shard}.yaml; {shard} did not change")
 
@@ -149,8 +150,10 @@ def _print_fork(session: Session, shard: str, done: Committed, new_shard: str) -
 @click.argument("checkpoint_id")
 @with_session
 def pin_command(session: Session, shard: str, checkpoint_id: str) -> None:
-    """Keep a checkpoint of SHARD until `persist unpin`, so that it can be restored; retention skips it."""
-    _find(session, shard, checkpoint_id).pin(checkpoint_id)
+    """Keep a checkpoint of SHARD until `persist unpin`, so that it can be restored: retention skips it, and the history
+    since then is kept."""
+    _check_known(session, shard, checkpoint_id)
+    pin(session.client, shard, checkpoint_id)
     _print_pin(session, shard, checkpoint_id, is_pinned=True, said="pinned: retention skips it")
 
 
@@ -159,21 +162,20 @@ def pin_command(session: Session, shard: str, checkpoint_id: str) -> None:
 @click.argument("checkpoint_id")
 @with_session
 def unpin_command(session: Session, shard: str, checkpoint_id: str) -> None:
-    """Leave a pinned checkpoint of SHARD to retention again."""
-    was_pinned = _find(session, shard, checkpoint_id).unpin(checkpoint_id)
+    """Leave a pinned checkpoint of SHARD to retention and the history again."""
+    _check_known(session, shard, checkpoint_id)
+    was_pinned = unpin(session.client, shard, checkpoint_id)
     said = "no longer pinned: the next run may delete it" if was_pinned else "was not pinned"
     _print_pin(session, shard, checkpoint_id, is_pinned=False, said=said)
 
 
-def _find(session: Session, shard: str, checkpoint_id: str) -> BlobCheckpointer:
+def _check_known(session: Session, shard: str, checkpoint_id: str) -> None:
     check_checkpoint_id(checkpoint_id)
     session.client.state(shard)
-    checkpointer = BlobCheckpointer(session.client.blob, shard)
-    if session.client.blob.get(checkpointer.layout.manifest(checkpoint_id)) is None:
+    if session.client.blob.get(CheckpointLayout(shard).manifest(checkpoint_id)) is None:
         raise CheckpointNotFound(
             f"shard {shard} has no checkpoint {checkpoint_id}; `persist checkpoints {shard}` lists them"
         )
-    return checkpointer
 
 
 def _print_pin(session: Session, shard: str, checkpoint_id: str, *, is_pinned: bool, said: str) -> None:

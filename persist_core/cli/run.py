@@ -16,13 +16,15 @@ from persist_core.config.files import SUFFIXES, read_mapping
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig, load_view
 from persist_core.errors import InvalidInput
+from persist_core.gc.drop import create_again
+from persist_core.maintenance.maintain import maintain_inline
 from persist_core.protocol.run import RunReport, bring_up_to_date, default_until, describe_dry_run, input_noun
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.keys import check_shard_name
 from persist_core.shard.stats import DryRun
 from persist_core.sources.shards import check_closable
 from persist_core.spark_job.submit import LOCAL_MASTER, SparkSettings, dry_run_view, write_batch
-from persist_core.time_text import parse_time
+from persist_core.time_text import parse_time, show_time
 
 ENV_COLLECTIONS = "PERSIST_COLLECTIONS"
 ENV_VIEWS = "PERSIST_VIEWS"
@@ -38,6 +40,7 @@ _DIGESTS = ("contents_0", "contents_1")  # among a view's stats; only the next r
 @click.option("--until", help="The input's frontier: files and records before it are final (default: now).")
 @click.option("--force", is_flag=True, help="Accept a --until more than an hour from now. See docs/operations.md.")
 @click.option("--close", is_flag=True, help="The input has ended: take all of it and close the shard.")
+@click.option("--recreate", is_flag=True, help="Begin a dropped shard again, empty: it takes in all its input.")
 @click.option("--read-only", is_flag=True, help="For a view: print what a refresh would write, and write nothing.")
 @click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files.")
 @click.option("--views", type=click.Path(path_type=Path), help="Folder of view files (default: `views` beside it).")
@@ -51,6 +54,7 @@ def run(
     until: str | None,
     force: bool,
     close: bool,
+    recreate: bool,
     read_only: bool,
     collections: Path | None,
     views: Path | None,
@@ -69,12 +73,22 @@ def run(
             raise InvalidInput(f"--read-only: {config.name} is a collection; expected a view")
         _print_dry_run(session, config, _dry_run(session, config, frontier, settings))
         return
+    if recreate:
+        create_again(session.client, config.name)
     if close and isinstance(config, ViewConfig):
         check_closable(session.client, config)
     if frontier is None and not close:
         frontier = default_until(config, session.client.clock.now_ms())
     write = functools.partial(_write, session, config, settings)
-    report = bring_up_to_date(session.client, config, until=frontier, write=write, say=session.say, is_forced=force)
+    report = bring_up_to_date(
+        session.client,
+        config,
+        until=frontier,
+        write=write,
+        say=session.say,
+        maintain=maintain_inline,
+        is_forced=force,
+    )
     _print_run(session, config, report)
 
 
@@ -85,9 +99,7 @@ def _write(session: Session, config: ShardConfig, settings: SparkSettings, descr
 
 def _dry_run(session: Session, config: ViewConfig, until: int | None, settings: SparkSettings) -> DryRun:
     as_of, description = describe_dry_run(session.client, config, until)
-    session.say(
-        f"trying {config.name} as of {output.show_time(as_of)} with Spark ({settings.master}); nothing is written"
-    )
+    session.say(f"trying {config.name} as of {show_time(as_of)} with Spark ({settings.master}); nothing is written")
     return dry_run_view(session.client, session.location, config, settings, description, as_of)
 
 
@@ -136,9 +148,7 @@ def _print_dry_run(session: Session, config: ViewConfig, dry_run: DryRun) -> Non
         )
         return
     counts = ", ".join(f"{name} {dry_run.stats.get(name, 0)}" for name in DRY_RUN_COUNTS)
-    output.print_line(
-        f"{config.name} as of {output.show_time(dry_run.as_of)} would write: {counts}. Nothing was written"
-    )
+    output.print_line(f"{config.name} as of {show_time(dry_run.as_of)} would write: {counts}. Nothing was written")
     for update in dry_run.sample:
         output.print_line("  " + json.dumps(update, ensure_ascii=False))
     more = dry_run.stats.get("updates", 0) - len(dry_run.sample)

@@ -1,24 +1,24 @@
-"""Commands that look at shards from outside: `shards`, `describe`, `checkpoints`, `conflicts`, `fsck`."""
+"""Commands that look at shards from outside: `shards`, `describe`, `commits`, `checkpoints`, `conflicts`, `fsck`.
+
+The facts are those of `persist_core.inspection`: with `--json` its objects, for people a table of some of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import click
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer
-from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.cli import output
+from persist_core.cli.holds import history_facts
 from persist_core.cli.session import Session, with_session
-from persist_core.compaction.plan import next_merge
-from persist_core.errors import CorruptArtifact, Corruption
-from persist_core.handles.client import PersistClient
+from persist_core.inspection.facts import LastCommit, ShardDescription
+from persist_core.inspection.inspector import DEFAULT_COMMITS, MAX_COMMITS, Inspector
 from persist_core.maintenance.fsck import CheckpointRepair, FsckReport, fsck, repair
-from persist_core.protocol.conflicts import list_conflicts
 from persist_core.shard.keys import check_shard_name
-from persist_core.shard.state import ShardState
+from persist_core.time_text import show_time
 
 UNREADABLE = "the manifest can't be read"
 
@@ -26,43 +26,30 @@ UNREADABLE = "the manifest can't be read"
 @click.command()
 @with_session
 def shards(session: Session) -> None:
-    """List the shards of the location, with their frontiers."""
-    bodies = [_shard_body(session.client, name) for name in session.client.shards()]
+    """List the shards of the location: frontiers, contents, and what needs attention."""
+    found = Inspector(session.client).summaries()
     if session.as_json:
-        output.print_ndjson(bodies)
+        output.print_ndjson(asdict(each) for each in found)
         return
     rows = [
-        (b["shard"], b["error"], "", "", "", "")
-        if "error" in b
+        (s.shard, s.error, *[""] * 8)
+        if "unreadable" in s.attention
         else (
-            b["shard"],
-            output.show_time(b["since"]),
-            output.show_time(b["upper"]),
-            b["batches"],
-            output.show_bytes(b["size_bytes"]),
-            output.show_time(b["committed_ms"]) if b["committed_ms"] is not None else "never",
+            s.shard,
+            s.kind,
+            show_time(s.upper),
+            s.rows if s.rows is not None else "unknown",
+            s.errors if s.errors is not None else "unknown",
+            s.stash if s.stash is not None else "unknown",
+            s.batches,
+            output.show_bytes(s.size_bytes),
+            show_time(s.newest_commit.committed_ms) if s.newest_commit else "never",
+            ", ".join(s.attention),
         )
-        for b in bodies
+        for s in found
     ]
-    columns = ("shard", "since", "upper", "batches", "size", "last commit")
+    columns = ("shard", "kind", "upper", "rows", "errors", "stash", "batches", "size", "last commit", "attention")
     output.print_table(columns, rows, empty=f"no shards in {session.client.location.consensus.uri}")
-
-
-def _shard_body(client: PersistClient, name: str) -> dict[str, Any]:
-    try:
-        state = client.state(name)
-    except Corruption as error:
-        return {"shard": name, "error": f"{error.kind}: {error}"}
-    newest = state.newest_commit
-    return {
-        "shard": name,
-        "since": state.since.time,
-        "upper": state.upper.time,
-        "is_dropped": state.is_dropped,
-        "batches": len(state.batches),
-        "size_bytes": sum(batch.size_bytes for batch in state.batches),
-        "committed_ms": newest.committed_ms if newest else None,
-    }
 
 
 @click.command()
@@ -70,85 +57,87 @@ def _shard_body(client: PersistClient, name: str) -> dict[str, Any]:
 @with_session
 def describe(session: Session, shard: str) -> None:
     """Frontiers, schema, sizes, progress and holders of SHARD."""
-    state = session.client.state(shard)
-    body = _description_of(state)
+    found = Inspector(session.client).description(shard)
     if session.as_json:
-        output.print_json(body)
+        output.print_json(asdict(found))
         return
-    newest = state.newest_commit
-    output.print_facts(
-        [
-            ("shard", shard),
-            ("since", output.show_frontier(state.since)),
-            ("upper", output.show_frontier(state.upper)),
-            ("batches", f"{len(state.batches)}, {body['updates']} updates, {output.show_bytes(body['size_bytes'])}"),
-            (
-                "last commit",
-                "never"
-                if newest is None
-                else f"{output.show_time(newest.committed_ms)} by {newest.writer}, checkpoint {newest.checkpoint_id}",
-            ),
-            ("compaction", _due(state)),
-            ("state", f"version {state.seqno}"),
-            *((f"source {name}", _progress(offsets)) for name, offsets in body["sources"].items()),
-            *(
-                (f"lease {lease['reader']}", f"holds {output.show_time(lease['since'])}, until {lease['expires_ms']}")
-                for lease in body["leases"]
-            ),
-            *((f"hold {hold['holder']}", f"holds {output.show_time(hold['since'])}") for hold in body["holds"]),
-        ]
-    )
-    if state.schema is not None:
-        keys = state.schema.key_names
-        rows = [
-            (c.name, c.type, "key" if c.name in keys else "" if c.nullable else "not null")
-            for c in state.schema.columns
-        ]
+    output.print_facts(_facts(found))
+    if found.schema is not None:
+        keys, values = found.schema["key"], found.schema["values"]
+        rows = [(c["name"], c["type"], "key") for c in keys]
+        rows += [(c["name"], c["type"], "" if c["nullable"] else "not null") for c in values]
         output.print_table(("column", "type", ""), rows)
 
 
-def _description_of(state: ShardState) -> dict[str, Any]:
-    newest = state.newest_commit
-    return {
-        "shard": state.shard,
-        "seqno": state.seqno,
-        "since": state.since.time,
-        "upper": state.upper.time,
-        "is_dropped": state.is_dropped,
-        "schema": state.schema.to_json() if state.schema else None,
-        "batches": len(state.batches),
-        "updates": sum(batch.counts.updates for batch in state.batches),
-        "size_bytes": sum(batch.size_bytes for batch in state.batches),
-        "due_merge": _due_merge(state),
-        "newest_commit": asdict(newest) if newest else None,
-        "sources": {name: _offsets(source.offsets) for name, source in state.sources.items()},
-        "leases": [
-            {"reader": name, "since": lease.since.time, "expires_ms": lease.heartbeat_ms + lease.duration_ms}
-            for name, lease in sorted(state.leases.items())
-        ],
-        "holds": [{"holder": name, "since": hold.since.time} for name, hold in sorted(state.holds.items())],
-    }
+def _facts(found: ShardDescription) -> Iterable[tuple[str, str]]:
+    yield "shard", f"{found.shard} ({found.kind})"
+    yield "since", output.show_bound(found.since)
+    yield "upper", output.show_bound(found.upper)
+    yield from history_facts(found)
+    yield "batches", f"{found.batches}, {found.updates} updates, {output.show_bytes(found.size_bytes)}"
+    counts = {"rows": found.rows, "errors": found.errors, "in the stash": found.stash}
+    yield "contents", ", ".join(f"{'unknown' if n is None else n} {what}" for what, n in counts.items())
+    yield "last commit", _last(found.newest_commit)
+    yield "maintenance", _due(found)
+    yield "state", f"version {found.seqno}"
+    for name, progress in found.sources.items():
+        yield f"source {name}", _progress(progress)
+    for fork in found.forks:
+        yield f"fork {fork.shard}", f"of checkpoint {fork.checkpoint_id}, {show_time(fork.made_ms)}"
+    for lease in found.leases:
+        ends = show_time(lease.expires_ms)
+        yield f"lease {lease.reader}", f"holds {show_time(lease.since)}, until {ends}"
+    for hold in found.holds:
+        yield f"hold {hold.holder}", f"holds {show_time(hold.since)}"
+    if found.attention:
+        yield "attention", ", ".join(found.attention)
+    if found.error:
+        yield "not readable", found.error
 
 
-def _due_merge(state: ShardState) -> dict[str, int] | None:
-    due = next_merge(state.batches)
-    return {"batches": len(due), "rows": sum(batch.counts.rows for batch in due)} if due else None
+def _last(commit: LastCommit | None) -> str:
+    if commit is None:
+        return "never"
+    return f"{show_time(commit.committed_ms)} by {commit.writer}, checkpoint {commit.checkpoint_id}"
 
 
-def _due(state: ShardState) -> str:
-    due = _due_merge(state)
+def _due(found: ShardDescription) -> str:
+    due = found.due_merge
     if due is None:
         return "nothing is due"
-    return f"a merge of {due['batches']} batches, {due['rows']} rows, is due: `persist maintain {state.shard}`"
+    return f"{due} is due: `persist maintain {found.shard}`"
 
 
-def _offsets(offsets: Mapping[str, Any]) -> dict[str, Any]:
-    """A source's progress, with long lists as their length."""
-    return {name: len(value) if isinstance(value, list | tuple) else value for name, value in offsets.items()}
+def _progress(progress: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in sorted(progress.items()))
 
 
-def _progress(offsets: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in sorted(offsets.items()))
+@click.command()
+@click.argument("shard")
+@click.option("--before", type=click.IntRange(min=0), help="Commits before this version of the state (`older`).")
+@click.option(
+    "--limit", type=click.IntRange(1, MAX_COMMITS), default=DEFAULT_COMMITS, show_default=True, help="Commits to print."
+)
+@with_session
+def commits(session: Session, shard: str, before: int | None, limit: int) -> None:
+    """The newest commits of SHARD, oldest first: times, writer, and what each changed."""
+    page = Inspector(session.client).commits(shard, before=before, limit=limit)
+    if session.as_json:
+        output.print_json(asdict(page))
+        return
+    rows = [
+        (
+            show_time(c.committed_ms),
+            show_time(c.upper),
+            *((c.error, "", "", "") if c.error else (c.inserts, c.updates, c.deletes, c.errors)),
+            c.writer,
+        )
+        for c in page.commits
+    ]
+    columns = ("committed", "upper", "inserts", "updates", "deletes", "errors", "writer")
+    output.print_table(columns, rows, empty="no commits")
+    if page.older is not None:
+        output.print_line(f"older commits: `persist commits {shard} --before {page.older}`")
 
 
 @click.command()
@@ -156,57 +145,29 @@ def _progress(offsets: Mapping[str, Any]) -> str:
 @with_session
 def checkpoints(session: Session, shard: str) -> None:
     """The checkpoints of SHARD, oldest first."""
-    session.client.state(shard)
-    checkpointer = BlobCheckpointer(session.client.blob, shard)
-    latest, listing = None, checkpointer.listing()
-    try:
-        latest = checkpointer.read_latest()
-    except CorruptArtifact as error:
-        session.say(f"warning: {error}; the next run writes it again")
-    manifests, pinned, unreadable = listing.manifests, listing.pinned, listing.unreadable
+    inspector = Inspector(session.client)
+    found, problem = inspector.checkpoints(shard), inspector.latest_problem(shard)
+    if problem is not None:
+        session.say(f"warning: {problem}; the next run writes it again")
     if session.as_json:
-        output.print_ndjson(
-            {
-                "checkpoint_id": manifest.checkpoint_id,
-                "epoch": manifest.epoch,
-                "timestamp_ms": manifest.timestamp_ms,
-                "parent_id": manifest.parent_id,
-                "is_delta": manifest.is_delta,
-                "is_latest": manifest.checkpoint_id == latest,
-                "is_pinned": manifest.checkpoint_id in pinned,
-                "restored_from": manifest.restored_from,
-                "since": manifest.shard.since if manifest.shard else None,
-                "upper": _upper(manifest),
-                "operators": {name: state.total_bytes for name, state in manifest.operators.items()},
-                "total_size_bytes": manifest.total_size_bytes,
-            }
-            for manifest in manifests
-        )
-        output.print_ndjson({"checkpoint_id": each, "error": UNREADABLE} for each in unreadable)
+        output.print_ndjson(asdict(each) for each in found)
         return
-    rows: list[tuple[Any, ...]] = []
-    for manifest in manifests:
-        marks = (" (latest)" if manifest.checkpoint_id == latest else "") + (
-            " (pinned)" if manifest.checkpoint_id in pinned else ""
+    rows = [
+        (c.checkpoint_id, UNREADABLE, *[""] * 5)
+        if c.error is not None
+        else (
+            c.checkpoint_id + "".join(f" ({reason})" for reason in c.kept_by),
+            c.epoch,
+            show_time(c.timestamp_ms),
+            show_time(c.upper),
+            output.show_bytes(c.total_size_bytes or 0),
+            c.parent_id,
+            c.restored_from or "",
         )
-        rows.append(
-            (
-                manifest.checkpoint_id + marks,
-                manifest.epoch,
-                output.show_time(manifest.timestamp_ms),
-                output.show_time(_upper(manifest)),
-                output.show_bytes(manifest.total_size_bytes),
-                manifest.parent_id,
-                manifest.restored_from or "",
-            )
-        )
-    rows += [(each, UNREADABLE, "", "", "", "", "") for each in unreadable]
+        for c in found
+    ]
     columns = ("checkpoint", "epoch", "made", "upper", "state size", "parent", "restored from")
     output.print_table(columns, rows, empty="no checkpoints")
-
-
-def _upper(manifest: CheckpointManifest) -> int | None:
-    return manifest.shard.upper if manifest.shard else manifest.watermark
 
 
 @click.command()
@@ -214,16 +175,15 @@ def _upper(manifest: CheckpointManifest) -> int | None:
 @with_session
 def conflicts(session: Session, shard: str) -> None:
     """The lost appends of SHARD, oldest first: both writers, the expected upper and the upper that was found."""
-    session.client.state(shard)
-    records = list_conflicts(session.client.blob, shard)
+    records = Inspector(session.client).conflicts(shard)
     if session.as_json:
         output.print_ndjson(asdict(record) for record in records)
         return
     rows = [
         (
-            output.show_time(r.detected_ms),
-            output.show_time(r.expected_upper),
-            output.show_time(r.found_upper),
+            show_time(r.detected_ms),
+            show_time(r.expected_upper),
+            show_time(r.found_upper),
             r.loser,
             r.winner,
         )

@@ -7,43 +7,56 @@
 The files are an attempt like any other: nothing that a reader sees changes before the one compare-and-set, and a merge
 that dies leaves garbage. Any number of merges may run side by side; of two that share an input, one is `NotReplaced`.
 
-History is append-only by nature: a file of it is carried into the run as it is, unless the history rewritten by this
-merge is more than half its size. So a shard that keeps all its history rewrites each of its rows only
-logarithmically often.
+Memory is bounded for a keyed shard: a merge of more than `rows_at_once` rows sorts them on the local disk first
+(`spill`), and then does the above for one range of keys after the other. Errs, and the rows of a view, must fit into
+memory.
+
+Two kinds of files go into the run as they are. *Insertions* of a run whose range of keys meets no other input: so if
+keys rise with time, only what is new is rewritten. *History*, which is append-only by nature, as long as it has few
+files; then small files are merged with what is rewritten anyway. So a shard that keeps all its history rewrites each of
+its rows only logarithmically often.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_core.compaction.files import RunFiles, rows_per_file
+from persist_core.compaction.spill import Spill
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
-from persist_core.handles.read import ReadHandle, read_part
-from persist_core.handles.write import stage_manifest, stage_part
+from persist_core.handles.load import read_part, read_part_batches
+from persist_core.handles.read import ReadHandle
+from persist_core.handles.write import stage_manifest
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
 from persist_core.shard import pieces
 from persist_core.shard.batch import BatchCounts, BatchManifest, HollowBatch, Part, PartKind, Run, SourceFrontier
+from persist_core.shard.key_range import meets_any
 from persist_core.shard.keys import owner_of
-from persist_core.shard.parts import ERR_IDENTITY, errs_schema, history_schema, part_schema, updates_schema
+from persist_core.shard.parts import ERR_IDENTITY, errs_schema, history_schema, updates_schema
+from persist_core.shard.pieces import Piece
 from persist_core.shard.replace import NotReplaced, Replaced, replace_batches
 from persist_core.shard.state import ShardState
 from persist_core.shard.versions import Versions, at_time, fold_errs, resolve, sum_diffs
 
-MAX_PART_ROWS = 1_000_000  # of one file: a read decodes files side by side, each in memory as a whole
-CARRIED_SHARE = 2  # a file of history is carried over if it has at least this many times the rows that are rewritten
+ROWS_AT_ONCE = 500_000  # in memory: about 0.5 GB at 180 bytes a row
+MAX_HISTORY_FILES = 16  # from here on, small files of history are merged
+CARRIED_SHARE = 2  # a file is then carried over if it has at least this many times the rows that are rewritten
 
 
 @dataclass(frozen=True)
 class Merge:
     """What to merge: neighbors of one shard, oldest first, with their manifests; and what may be given up.
 
-    `is_bottom`: nothing lies below the inputs. `since`: the shard's, when the merge was planned.
+    `is_bottom`: nothing lies below the inputs. `since` and `era`: the shard's, when the merge was planned.
     """
 
     shard: str
@@ -51,6 +64,7 @@ class Merge:
     manifests: tuple[BatchManifest, ...]
     since: int
     is_bottom: bool
+    era: int
 
     @classmethod
     def of(cls, client: PersistClient, state: ShardState, inputs: Sequence[HollowBatch]) -> Merge:
@@ -63,7 +77,7 @@ class Merge:
         if state.since.time is None:
             raise InvalidInput(f"shard {state.shard} is dropped; there is nothing to merge")
         manifests = client.open_reader(state.shard).manifests(inputs)
-        return cls(state.shard, tuple(inputs), tuple(manifests), state.since.time, first == 0)
+        return cls(state.shard, tuple(inputs), tuple(manifests), state.since.time, first == 0, state.era)
 
     @property
     def schema(self) -> CollectionSchema:
@@ -82,20 +96,59 @@ class Merge:
                 if part.kind is PartKind.HISTORY and not (part.last_time is not None and part.last_time <= self.since):
                     yield batch, manifest, part
 
-    def carried(self, rewritten: int) -> tuple[Part, ...]:
-        """The files of history that go into the run as they are, given how many rows of new history there are.
+    @property
+    def file_rows(self) -> int:
+        """How many rows a new file of the run holds."""
+        return rows_per_file([part for manifest in self.manifests for part in manifest.parts])
 
-        From the smallest file on, each that is not much larger than what is rewritten anyway is rewritten too. Files of
-        another shard (in a fork, which may clip them) are always rewritten.
+    def carried(self) -> tuple[Part, ...]:
+        """The files that go into the run as they are.
+
+        Files of another shard (in a fork, which may clip them) are always rewritten.
         """
-        files = sorted(self.history(), key=lambda each: (each[2].rows or 0, each[2].key))
-        kept: list[Part] = []
-        for _, _, part in files:
-            if (part.rows or 0) >= CARRIED_SHARE * rewritten and owner_of(part.key) == self.shard:
-                kept.append(part)
+        found = [*self._untouched(self.file_rows), *self._old_history()]
+        return tuple(part for part in found if owner_of(part.key) == self.shard)
+
+    def _untouched(self, file_rows: int) -> Iterator[Part]:
+        """Insertions of runs that no other input can end, if they are not much smaller than a new file."""
+        oks = [[part for part in manifest.parts if part.kind in pieces.OKS] for manifest in self.manifests]
+        for place, manifest in enumerate(self.manifests):
+            others = [part.keys for other in (*oks[:place], *oks[place + 1 :]) for part in other]
+            for part in oks[place] if manifest.run and manifest.schema.key else ():
+                is_large = part.kind is PartKind.INSERTIONS and 2 * (part.rows or 0) >= file_rows
+                if is_large and not meets_any(part.keys, others):
+                    yield part
+
+    def _old_history(self) -> Iterator[Part]:
+        """All history, if its files are few. Else, from the smallest file on, each that is not much larger than what is
+        rewritten anyway is rewritten too; at most each retraction of an input becomes a row of history."""
+        files = sorted((part for _, _, part in self.history()), key=lambda part: (part.rows or 0, part.key))
+        rewritten = sum(batch.counts.retractions for batch in self.inputs)
+        for part in files:
+            if len(files) < MAX_HISTORY_FILES or (part.rows or 0) >= CARRIED_SHARE * rewritten:
+                yield part
             else:
                 rewritten += part.rows or 0
-        return tuple(kept)
+
+    def contents(self, kept: Collection[str]) -> Iterator[Piece]:
+        """What the inputs contribute to a read of the newest contents, without the files in `kept`."""
+        for batch, manifest in zip(self.inputs, self.manifests, strict=True):
+            for piece in pieces.oks_as_of(batch, manifest, batch.last_time):
+                if piece.part.key not in kept:
+                    yield piece
+
+    def raw_updates(self) -> Iterator[Piece]:
+        """Of a multiset: the updates after `since` of the inputs that are raw; those of runs are their history."""
+        for batch, manifest in zip(self.inputs, self.manifests, strict=True):
+            if manifest.run is None:
+                yield from pieces.oks_between(batch, manifest, self.since, batch.last_time)
+
+    def rewritten(self, kept: Collection[str]) -> Iterator[tuple[Part, int | None]]:
+        """The files of history that are not carried over; of each, the last time that its batch still has if the state
+        clips it."""
+        for batch, manifest, part in self.history():
+            if part.key not in kept:
+                yield part, batch.last_time if batch.last_time < manifest.last_time else None
 
     def manifest(self, parts: tuple[Part, ...], counts: BatchCounts) -> BatchManifest:
         """The manifest of the run. Its progress is what its inputs say together, from the newest restore on."""
@@ -125,96 +178,105 @@ class Merge:
             stats={},
             restored=restored,
             run=run,
+            era=self.era,
         )
 
 
-def merge_here(client: PersistClient, merge: Merge, *, attempt: str) -> Replaced | NotReplaced:
-    """Do the merge in this process, in memory. `attempt` is a fresh UUIDv7.
+def merge_here(
+    client: PersistClient, merge: Merge, *, attempt: str, rows_at_once: int = ROWS_AT_ONCE
+) -> Replaced | NotReplaced:
+    """Do the merge in this process. `attempt` is a fresh UUIDv7.
 
     Raises `InvariantViolation` if the updates of a key do not alternate, `CorruptArtifact` naming a damaged file;
     nothing is changed then.
     """
-    began_ms = client.clock.now_ms()
-    manifest = _staged(client, merge, attempt)
-    key = stage_manifest(client.blob, manifest, attempt)
+    manifest = stage_here(client, merge, attempt, rows_at_once)
+    return replace_inputs(client, manifest, stage_manifest(client.blob, manifest, attempt))
+
+
+def replace_inputs(client: PersistClient, manifest: BatchManifest, key: str) -> Replaced | NotReplaced:
+    """Put a staged run in the place of its inputs. `key` is its manifest's."""
     _, result = client.machine.apply(
-        merge.shard,
-        lambda state: replace_batches(state, manifest, key, staged_ms=began_ms, now_ms=client.clock.now_ms()),
+        manifest.shard,
+        lambda state: replace_batches(state, manifest, key),
     )
     return result
 
 
-def _staged(client: PersistClient, merge: Merge, attempt: str) -> BatchManifest:
-    """Stage the parts of the run, and say what its manifest is."""
-    schema, reader = merge.schema, client.open_reader(merge.shard)
-    versions = _keyed(reader, merge) if schema.key else _multiset(reader, merge)
-    carried = merge.carried(len(versions.history))
-    history = [versions.history, *_rewritten(client, merge, carried)]
-    errs = reader.read(merge.inputs, errs_schema(schema), pieces.all_errs)
+def finished(client: PersistClient, merge: Merge, files: RunFiles, carried: Sequence[Part]) -> BatchManifest:
+    """Stage the errs of a run whose other files are there; what its manifest is."""
+    errs = client.open_reader(merge.shard).read(merge.inputs, errs_schema(merge.schema), pieces.all_errs)
     if merge.is_bottom:
-        errs = fold_errs(errs, [*schema.key_names, *ERR_IDENTITY], merge.since)
-    kinds = {
-        PartKind.INSERTIONS: (versions.insertions, part_schema(schema)),
-        PartKind.RETRACTIONS: (versions.retractions, part_schema(schema)),
-        PartKind.ERRS: (errs, part_schema(schema)),
-        PartKind.HISTORY: (_since(_sorted(pa.concat_tables(history), schema), merge.since), history_schema(schema)),
-    }
-    parts = [
-        stage_part(
-            client.blob,
-            merge.shard,
-            attempt,
-            kind,
-            rows,
-            columns,
-            client.part_format,
-            number=number,
-            last_time=pc.max(rows[ENDED if ENDED in rows.column_names else TIME]).as_py(),
-        )
-        for kind, (table, columns) in kinds.items()
-        for number, rows in enumerate(_cut(table))
-    ]
-    inserted = int(pc.sum(pc.greater(errs[DIFF], 0)).as_py() or 0)
-    counts = BatchCounts(
-        len(versions.insertions),
-        len(versions.retractions),
-        inserted,
-        len(errs) - inserted,
-        len(kinds[PartKind.HISTORY][0]) + sum(part.rows or 0 for part in carried),
-    )
-    return merge.manifest((*parts, *carried), counts)
+        errs = fold_errs(errs, [*merge.schema.key_names, *ERR_IDENTITY], merge.since)
+    files.finish(errs)
+    return merge.manifest((*files.parts, *carried), files.batch_counts(errs, carried))
 
 
-def _contents(reader: ReadHandle, merge: Merge) -> pa.Table:
-    """What the inputs contribute to a read of the newest contents."""
-    return reader.read(merge.inputs, updates_schema(merge.schema), lambda b, m: pieces.oks_as_of(b, m, b.last_time))
+def stage_here(client: PersistClient, merge: Merge, attempt: str, rows_at_once: int = ROWS_AT_ONCE) -> BatchManifest:
+    """Stage the parts of the run, and say what its manifest is. Raises as `merge_here` does."""
+    schema, reader = merge.schema, client.open_reader(merge.shard)
+    files = RunFiles(client, merge.shard, attempt, schema, merge.file_rows)
+    carried = merge.carried()
+    kept = {part.key for part in carried}
+    if not schema.key:
+        found: Iterable[tuple[Versions, pa.Table]] = [(_multiset(reader, merge), _history(client, merge, kept))]
+    elif merge.rows <= rows_at_once:
+        found = [(resolve(_contents(reader, merge, kept), schema.key_names), _history(client, merge, kept))]
+    else:
+        found = _by_ranges(client, merge, kept, rows_at_once)
+    for versions, history in found:
+        files.add(PartKind.INSERTIONS, versions.insertions)
+        files.add(PartKind.RETRACTIONS, versions.retractions)
+        all_history = pa.concat_tables([versions.history, history])
+        files.add(PartKind.HISTORY, _since(_sorted(all_history, schema), merge.since))
+    return finished(client, merge, files, carried)
 
 
-def _keyed(reader: ReadHandle, merge: Merge) -> Versions:
-    return resolve(_contents(reader, merge), merge.schema.key_names)
+def _by_ranges(
+    client: PersistClient, merge: Merge, kept: Collection[str], rows_at_once: int
+) -> Iterator[tuple[Versions, pa.Table]]:
+    """The resolved versions of each range of keys, and the history that is rewritten with them."""
+    schema = merge.schema
+    columns, chunk_rows = _nullable(updates_schema(schema)), max(1, rows_at_once // 2)
+    with TemporaryDirectory(prefix="persist-merge-") as folder:
+        spill = Spill(Path(folder), schema.key)
+        for piece in merge.contents(kept):
+            needed = columns.append(pa.field(ENDED, pa.int64())) if piece.has_ends else columns
+            for rows in read_part_batches(client.blob, piece.part, needed, client.part_format, rows=chunk_rows):
+                spill.add("updates", piece.of(rows))
+        for part, clip in merge.rewritten(kept):
+            needed = history_schema(schema)
+            for rows in read_part_batches(client.blob, part, needed, client.part_format, rows=chunk_rows):
+                spill.add("history", _until(rows, clip))
+        for found in spill.ranges(rows_at_once):
+            updates = found.get("updates", columns.empty_table())
+            yield resolve(updates, schema.key_names), found.get("history", history_schema(schema).empty_table())
+
+
+def _contents(reader: ReadHandle, merge: Merge, kept: Collection[str] = ()) -> pa.Table:
+    return reader.read_pieces(list(merge.contents(kept)), updates_schema(merge.schema))
 
 
 def _multiset(reader: ReadHandle, merge: Merge) -> Versions:
     """Rows as often as they are there (or missing) at the end, and the updates of raw inputs behind them."""
     summed = at_time(sum_diffs(_contents(reader, merge), merge.schema.arrow().names), merge.inputs[0].lower)
     inserted = pc.greater(summed[DIFF], 0)
-    raw = reader.read(
-        merge.inputs,
-        updates_schema(merge.schema),
-        lambda b, m: () if m.run else pieces.oks_between(b, m, merge.since, b.last_time),
-    )
+    raw = reader.read_pieces(list(merge.raw_updates()), updates_schema(merge.schema))
     return Versions(summed.filter(inserted), summed.filter(pc.invert(inserted)), raw)
 
 
-def _rewritten(client: PersistClient, merge: Merge, carried: tuple[Part, ...]) -> list[pa.Table]:
-    """The rows of the files of history that are not carried over; of a clipped input, what ended by its upper."""
-    columns, kept = history_schema(merge.schema), {part.key for part in carried}
-    tables = []
-    for batch, _, part in merge.history():
-        if part.key not in kept:
-            rows = read_part(client.blob, part, columns, client.part_format)
-            tables.append(rows.filter(pc.less_equal(_end(rows), batch.last_time)))
-    return tables
+def _history(client: PersistClient, merge: Merge, kept: Collection[str]) -> pa.Table:
+    """The rows of the files of history that are not carried over."""
+    columns = history_schema(merge.schema)
+    tables = [
+        _until(read_part(client.blob, part, columns, client.part_format), clip) for part, clip in merge.rewritten(kept)
+    ]
+    return pa.concat_tables(tables) if tables else columns.empty_table()
+
+
+def _until(history: pa.Table, clip: int | None) -> pa.Table:
+    """What ended by then."""
+    return history if clip is None else history.filter(pc.less_equal(_end(history), clip))
 
 
 def _end(history: pa.Table) -> pa.ChunkedArray:
@@ -230,6 +292,5 @@ def _sorted(history: pa.Table, schema: CollectionSchema) -> pa.Table:
     return history.sort_by([*((name, "ascending") for name in schema.key_names), (TIME, "ascending")])
 
 
-def _cut(table: pa.Table) -> Iterator[pa.Table]:
-    for start in range(0, len(table), MAX_PART_ROWS):
-        yield table.slice(start, MAX_PART_ROWS)
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_nullable(True) for field in schema])

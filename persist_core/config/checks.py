@@ -11,6 +11,7 @@ from persist_core.config.path_pattern import MAX_PATTERN_CHARS, BadPattern, pars
 from persist_core.config.problems import nearest, refuse
 from persist_core.errors import InvalidName, InvalidTime
 from persist_core.schema import MAX_NAME_CHARS, RESERVED_PREFIX, SIMPLE_TYPES, arrow_type
+from persist_core.shard.history import UNITS_MS
 from persist_core.time_text import parse_time
 
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})  # Unicode categories that are not visible in a name
@@ -135,6 +136,35 @@ def expand_variables(text: str, environment: Mapping[str, str]) -> str:
     if "${" in _VARIABLE.sub("", text):
         raise refuse(text, "variables as ${NAME} or ${NAME:-default}", "correct the braces")
     return expanded
+
+
+ALL_HISTORY = "all"
+_HISTORY = re.compile(r"([0-9]{1,9}) *([a-z]+)", re.ASCII)
+MAX_HISTORY_MS = 1_000 * 366 * UNITS_MS["days"]
+
+
+def history(value: object) -> str:
+    """Check how much history to keep: `all`, `0`, or a number of days, hours or minutes. Returns its plain form."""
+    text = " ".join(value.lower().split()) if isinstance(value, str) else value
+    if text in (ALL_HISTORY, "0") or (text == 0 and isinstance(text, int) and not isinstance(text, bool)):
+        return str(text)
+    found = _HISTORY.fullmatch(text) if isinstance(text, str) else None
+    unit = f"{found[2].removesuffix('s')}s" if found else ""
+    if found is None or unit not in UNITS_MS:
+        units = (ALL_HISTORY, *UNITS_MS)
+        remedy = nearest(found[2] if found else value, units) or "for example history: 30 days"
+        raise refuse(value, "all, 0, or a number of days, hours or minutes", remedy)
+    if int(found[1]) * UNITS_MS[unit] > MAX_HISTORY_MS:
+        raise refuse(value, "at most 1000 years", "write all")
+    return f"{int(found[1])} {unit}"
+
+
+def history_ms(text: str) -> int | None:
+    """The milliseconds in what `history` has returned; `None` for all."""
+    if text == ALL_HISTORY:
+        return None
+    count, _, unit = text.partition(" ")
+    return int(count) * UNITS_MS.get(unit, 0)
 
 
 CRON_FIELDS = 5  # Airflow does not support seconds or years

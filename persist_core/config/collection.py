@@ -18,9 +18,10 @@ from pydantic_core import PydanticCustomError
 
 from persist_core.config import checks
 from persist_core.config.files import load_folder, read_mapping
+from persist_core.config.model import ConfigModel
 from persist_core.config.path_pattern import PathPattern, parse_pattern
 from persist_core.config.problems import explain, nearest, refuse, show
-from persist_core.config.shard import ConfigModel, ShardConfig
+from persist_core.config.shard import ShardConfig
 from persist_core.errors import ConfigError
 from persist_core.schema import MAX_COLUMNS, CollectionSchema, Column
 
@@ -335,6 +336,6 @@ def _expanded(file: Path, name: Any, value: Any) -> Any:
     return expanded[0] if isinstance(value, str) else expanded
 
 
-def load_collections(folder: Path) -> tuple[list[CollectionConfig], list[ConfigError]]:
+def load_collections(folder: Path, *, only: str | None = None) -> tuple[list[CollectionConfig], list[ConfigError]]:
     """Every collection file in `folder`, by name, and an error for each invalid file. See `load_folder`."""
-    return load_folder(folder, load_collection, what="collection")
+    return load_folder(folder, load_collection, what="collection", only=only)

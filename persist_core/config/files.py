@@ -22,6 +22,20 @@ def read_mapping(path: Path, base_dir: Path | None, *, first_fields: str) -> dic
 
     `base_dir` is what the file's own `base_dir:` lies below (default: the file's folder). Raises `ConfigError`.
     """
+    body = read_fields(path, first_fields=first_fields)
+    name, base = body.get("name", path.stem), body.get("base_dir", ".")
+    body = {**body, "name": name}
+    if isinstance(name, str) and name != path.stem:
+        problem = refuse(name, f"the file's own name, {show(path.stem)}", "rename the file or remove the field")
+        raise ConfigError(f"{path}: name: {problem.message()}")
+    if isinstance(base, str):
+        # absolute, symbolic links not resolved: a folder replaced through a link keeps its identity in the ledger
+        body["base_dir"] = os.path.normpath((base_dir or path.parent).absolute() / base)
+    return body
+
+
+def read_fields(path: Path, *, first_fields: str) -> dict[str, Any]:
+    """The file's fields, as they stand there. Raises `ConfigError`."""
     file = str(path)
     try:
         size_bytes = path.stat().st_size
@@ -34,14 +48,6 @@ def read_mapping(path: Path, base_dir: Path | None, *, first_fields: str) -> dic
         raise ConfigError(f"{file}: {error}") from None
     if not isinstance(body, dict):
         raise ConfigError(f"{file}: the file: found {show(body)}, expected a mapping; start with {first_fields}")
-    name, base = body.get("name", path.stem), body.get("base_dir", ".")
-    body = {**body, "name": name}
-    if isinstance(name, str) and name != path.stem:
-        problem = refuse(name, f"the file's own name, {show(path.stem)}", "rename the file or remove the field")
-        raise ConfigError(f"{path}: name: {problem.message()}")
-    if isinstance(base, str):
-        # absolute, symbolic links not resolved: a folder replaced through a link keeps its identity in the ledger
-        body["base_dir"] = os.path.normpath((base_dir or path.parent).absolute() / base)
     return body
 
 
@@ -50,8 +56,12 @@ def config_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and not path.name.startswith("."))
 
 
-def load_folder(folder: Path, load: Callable[[Path], C], *, what: str) -> tuple[list[C], list[ConfigError]]:
+def load_folder(
+    folder: Path, load: Callable[[Path], C], *, what: str, only: str | None = None
+) -> tuple[list[C], list[ConfigError]]:
     """Every `*.yaml` and `*.yml` in `folder`, by name, and an error for each invalid file; never raises.
+
+    With `only`, the files of this name alone are opened.
 
     If two files have the same name, ignoring case, the second is an error: shards are folders, and some file systems
     ignore case. `what` the files describe is for messages.
@@ -68,6 +78,8 @@ def load_folder(folder: Path, load: Callable[[Path], C], *, what: str) -> tuple[
     first: dict[str, Path] = {}
     for path in files:
         other = first.setdefault(path.stem.lower(), path)
+        if only is not None and path.stem != only:
+            continue
         try:
             if other != path:
                 raise ConfigError(f"{path}: the file: found the name of {other.name} again; rename one of the two")

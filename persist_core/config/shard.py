@@ -1,24 +1,21 @@
-"""The fields that every kind of shard has in its YAML file: name, schedule, retention.
+"""The fields that every kind of shard has in its YAML file: name, schedule, retention, history.
 
 Collections and views build on them.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from persist_core.config import checks
+from persist_core.config.model import ConfigModel
 from persist_core.config.problems import refuse
+from persist_core.config.tasks import AirflowConfig
 from persist_core.errors import InvalidName
 from persist_core.shard.keys import check_shard_name
-
-
-class ConfigModel(BaseModel):
-    """Frozen; an unknown field is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
 
 class RetentionConfig(ConfigModel):
@@ -31,14 +28,21 @@ class RetentionConfig(ConfigModel):
 
 
 class ShardConfig(ConfigModel):
-    """The fields of a shard's file that do not depend on its source."""
+    """The fields of a shard's file that do not depend on its source.
+
+    `spark_conf` goes over the tuned Spark settings of its jobs, in Airflow and in `persist run`, and under those given
+    there. A Spark Connect server has its own.
+    """
 
     name: str
     description: Annotated[str, Field(max_length=10_000)] = ""
     schedule: str | None = "@daily"
     start_date: str | None = None
     retention: RetentionConfig = RetentionConfig()
+    history: str = checks.ALL_HISTORY
     base_dir: str = "."
+    airflow: AirflowConfig = AirflowConfig()
+    spark_conf: dict[str, str] = {}  # noqa: RUF012 - pydantic copies defaults
 
     @field_validator("name")
     @classmethod
@@ -57,6 +61,21 @@ class ShardConfig(ConfigModel):
     @classmethod
     def _check_start_date(cls, text: str | None) -> str | None:
         return None if text is None else checks.start_date(text)
+
+    @field_validator("spark_conf", mode="before")
+    @classmethod
+    def _spark_conf_as_text(cls, data: Any) -> Any:
+        return {name: checks.scalar_text(value) for name, value in data.items()} if isinstance(data, Mapping) else data
+
+    @field_validator("history", mode="before")
+    @classmethod
+    def _check_history(cls, text: object) -> str:
+        return checks.history(text)
+
+    @property
+    def history_ms(self) -> int | None:
+        """How much history to keep before the newest contents, in ms; `None`: all."""
+        return checks.history_ms(self.history)
 
     @field_validator("base_dir")
     @classmethod

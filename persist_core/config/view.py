@@ -23,8 +23,9 @@ from pydantic_core import PydanticCustomError
 from persist_core.config import checks
 from persist_core.config.collection import load_collection
 from persist_core.config.files import SUFFIXES, config_files, load_folder, read_mapping
+from persist_core.config.model import ConfigModel
 from persist_core.config.problems import explain, nearest, refuse, show
-from persist_core.config.shard import ConfigModel, ShardConfig
+from persist_core.config.shard import ShardConfig
 from persist_core.errors import ConfigError, InvalidName
 from persist_core.shard.keys import check_shard_name
 
@@ -172,10 +173,15 @@ def load_view(path: Path, *, collections: Path | None = None) -> ViewConfig:
     return _load_view(path, _known(path.parent, collections))
 
 
-def load_views(folder: Path, *, collections: Path | None = None) -> tuple[list[ViewConfig], list[ConfigError]]:
-    """Every view file in `folder`, inputs before the views that read them, and an error for each invalid file."""
+def load_views(
+    folder: Path, *, collections: Path | None = None, only: str | None = None
+) -> tuple[list[ViewConfig], list[ConfigError]]:
+    """Every view file in `folder`, inputs before the views that read them, and an error for each invalid file.
+
+    `only`: see `load_folder`.
+    """
     known = _known(folder, collections)
-    views, errors = load_folder(folder, lambda path: _load_view(path, known), what="view")
+    views, errors = load_folder(folder, lambda path: _load_view(path, known), what="view", only=only)
     by_name = {view.name: view for view in views}
     order = TopologicalSorter({view.name: view.inputs for view in views}).static_order()
     return [by_name[name] for name in order if name in by_name], errors

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import ShardNotFound
-from persist_core.handles.read import FETCH_THREADS, ReadHandle, load_manifest
+from persist_core.frontier import Frontier
+from persist_core.handles.load import load_manifest
+from persist_core.handles.read import FETCH_THREADS, ReadHandle
 from persist_core.handles.since import SinceHandle
 from persist_core.handles.write import WriteHandle
 from persist_core.ids import Ids, RandomIds
@@ -93,9 +95,12 @@ class PersistClient:
         handle.register(lease_ms)
         return handle
 
-    def open_since(self, shard: str, holder: str) -> SinceHandle:
-        """The critical hold `holder` on the shard's `since`, registered if it is new."""
-        return SinceHandle.open(self.machine, self.ids, check_shard_name(shard), holder)
+    def open_since(self, shard: str, holder: str, *, since: Frontier | None = None) -> SinceHandle:
+        """The critical hold `holder` on the shard's `since`, registered at `since` (default: the shard's) if it is new.
+
+        Raises `NotReadable` if the shard has given up `since` already.
+        """
+        return SinceHandle.open(self.machine, self.ids, check_shard_name(shard), holder, since=since)
 
     def open_writer(self, shard: str) -> WriteHandle:
         """A writer of the shard, which is created if it is new."""

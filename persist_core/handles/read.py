@@ -9,7 +9,6 @@ rows. A shard without a key is a multiset and is consolidated by whole rows.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,17 +18,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_core.clock import Clock, SystemClock
-from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolation, OutsideFrontiers
+from persist_core.errors import InvalidInput, InvariantViolation, OutsideFrontiers
 from persist_core.frontier import MAX_TIME, Frontier, check_time
+from persist_core.handles.load import load_manifest, read_part
+from persist_core.handles.slow_reads import named_if_slow
 from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
 from persist_core.shard import pieces
 from persist_core.shard import state as transitions
-from persist_core.shard.batch import BatchManifest, HollowBatch, Part
+from persist_core.shard.batch import BatchManifest, HollowBatch
+from persist_core.shard.key_range import KeyRange, rows_within
 from persist_core.shard.machine import Machine
 from persist_core.shard.parts import ERR_IDENTITY, PARQUET, PartFormat, errs_schema, updates_schema
 from persist_core.shard.pieces import Piece
-from persist_core.shard.state import Lease, ShardState
+from persist_core.shard.state import Commit, Lease, ShardState
 from persist_core.shard.versions import sum_diffs
 
 MAX_COPIES = 10_000_000  # of one row in a multiset: a table with more does not fit in memory
@@ -44,7 +46,8 @@ _Fetched = TypeVar("_Fetched")
 
 
 class ReadHandle:
-    """Reads one shard. Without a lease it holds nothing back; with one, `heartbeat` in time or get `LeaseExpired`.
+    """Reads one shard. Without a lease it holds nothing back; with one, read or `heartbeat` in time or get
+    `LeaseExpired`. A read renews the lease only after a third of its time, so most reads write no version.
 
     `fetch_threads`: how many blobs are fetched concurrently; with 1 all calls come from the caller's own thread.
     """
@@ -71,7 +74,9 @@ class ReadHandle:
     def state(self) -> ShardState:
         """The newest state; with a lease, `LeaseExpired` if it has expired."""
         if self._reader is not None:
-            return self.heartbeat()
+            return self._apply_lease(
+                lambda state, reader: transitions.keep_lease(state, reader, now_ms=self._clock.now_ms())
+            )
         state, _ = self._machine.apply(self.shard, lambda state: (state, None))
         return state
 
@@ -104,17 +109,26 @@ class ReadHandle:
         state, _ = self._machine.apply(self.shard, lambda state: change(state, reader))
         return state
 
-    def snapshot(self, as_of: int | None = None) -> pa.Table:
+    def snapshot(self, as_of: int | None = None, *, keys: Sequence[KeyRange] | None = None) -> pa.Table:
         """The oks as of `as_of` (default: the newest time), one row per row; columns of the schema.
 
-        Raises `OutsideFrontiers` unless `since <= as_of < upper`.
+        `keys`: only rows whose key is in one of these ranges; files that cannot hold any are not opened. Raises
+        `OutsideFrontiers` unless `since <= as_of < upper`, `InvalidInput` for `keys` of a shard without a key.
         """
         state = self.state()
         schema = schema_of(state)
         time = check_as_of(state, as_of)
         batches = [batch for batch in state.batches if batch.lower <= time]
-        oks = self.read(batches, updates_schema(schema), lambda b, m: pieces.oks_as_of(b, m, time))
-        live = self._live(oks, schema.key_names, time, schema)
+        columns = updates_schema(schema)
+        below, above = (
+            self._read_keys(some, columns, lambda b, m: pieces.oks_as_of(b, m, time), schema, keys)
+            for some in (batches[:1], batches[1:])
+        )
+        is_run = bool(batches) and batches[0].run_changed_at is not None
+        if schema.key and is_run and pc.all(pc.equal(below[DIFF], 1)).as_py() is not False:
+            live = self._live_above(below, above, schema, time)
+        else:
+            live = self._live(pa.concat_tables([below, above]), schema.key_names, time, schema)
         try:
             return live.select(schema.arrow().names).cast(schema.arrow())
         except (pa.ArrowException, ValueError) as error:  # a null in a column that is not nullable
@@ -132,19 +146,27 @@ class ReadHandle:
         updates = self.read(batches, errs_schema(schema), lambda b, m: pieces.errs_as_of(b, m, time))
         return self._repeated(updates, list(ERR_IDENTITY), time).drop_columns([DIFF])
 
-    def changes(self, after: int, through: int | None = None) -> pa.Table:
+    def changes(self, after: int, through: int | None = None, *, keys: Sequence[KeyRange] | None = None) -> pa.Table:
         """The oks' updates with `after < time <= through`, each once, with time and diff; ordered by time, then diff.
 
-        `snapshot(after)` plus these is `snapshot(through)`. Raises `OutsideFrontiers` unless
+        `snapshot(after)` plus these is `snapshot(through)`; `keys` as for `snapshot`. Raises `OutsideFrontiers` unless
         `since <= after <= through < upper`.
         """
         batches, schema, low, high = self._range(after, through)
-        return _in_order(self.read(batches, updates_schema(schema), lambda b, m: pieces.oks_between(b, m, low, high)))
+        columns = updates_schema(schema)
+        return _in_order(
+            self._read_keys(batches, columns, lambda b, m: pieces.oks_between(b, m, low, high), schema, keys)
+        )
 
-    def error_changes(self, after: int, through: int | None = None) -> pa.Table:
+    def error_changes(
+        self, after: int, through: int | None = None, *, keys: Sequence[KeyRange] | None = None
+    ) -> pa.Table:
         """The errs' updates with `after < time <= through`, as `changes` gives the oks'."""
         batches, schema, low, high = self._range(after, through)
-        return _in_order(self.read(batches, errs_schema(schema), lambda b, m: pieces.errs_between(b, m, low, high)))
+        columns = errs_schema(schema)
+        return _in_order(
+            self._read_keys(batches, columns, lambda b, m: pieces.errs_between(b, m, low, high), schema, keys)
+        )
 
     def all_updates(self, state: ShardState) -> tuple[pa.Table, pa.Table]:
         """Every update that the shard still has, oks and errs. For `fsck`."""
@@ -156,8 +178,8 @@ class ReadHandle:
         errs = self.read(batches, errs_schema(schema), pieces.all_errs)
         return oks, errs
 
-    def manifests(self, batches: Iterable[HollowBatch]) -> list[BatchManifest]:
-        """The manifests of these batches, in their order."""
+    def manifests(self, batches: Iterable[HollowBatch | Commit]) -> list[BatchManifest]:
+        """The manifests of these batches or commits, in their order."""
         return self._side_by_side(
             lambda batch: load_manifest(self._blob, batch.manifest_key, sha256=batch.manifest_sha256), list(batches)
         )
@@ -185,14 +207,31 @@ class ReadHandle:
         batches = [b for b in state.batches if b.lower <= high and (b.upper is None or b.upper > low + 1)]
         return batches, schema, low, high
 
+    def _read_keys(
+        self,
+        batches: Sequence[HollowBatch],
+        columns: pa.Schema,
+        choose: Choose,
+        schema: CollectionSchema,
+        keys: Sequence[KeyRange] | None,
+    ) -> pa.Table:
+        """What `read` gives, of these keys only."""
+        if keys is None:
+            return self.read(batches, columns, choose)
+        if not schema.key:
+            raise InvalidInput(f"shard {self.shard} has no key: its rows cannot be selected by key")
+        found = self.read(batches, columns, lambda b, m: pieces.within(choose(b, m), keys))
+        return rows_within(found, keys, schema.key)
+
     def read(self, batches: Sequence[HollowBatch], schema: pa.Schema, choose: Choose) -> pa.Table:
         """The rows of all pieces that `choose` picks of these batches, with the columns of `schema`, all nullable."""
+        with named_if_slow(self._machine, self.shard, batches):
+            pairs = zip(batches, self.manifests(batches), strict=True)
+            return self.read_pieces([piece for batch, manifest in pairs for piece in choose(batch, manifest)], schema)
+
+    def read_pieces(self, chosen: list[Piece], schema: pa.Schema) -> pa.Table:
+        """The rows of these pieces, with the columns of `schema`, all nullable."""
         nullable = pa.schema([field.with_nullable(True) for field in schema])
-        chosen = [
-            piece
-            for batch, manifest in zip(batches, self.manifests(batches), strict=True)
-            for piece in choose(batch, manifest)
-        ]
         tables = self._side_by_side(lambda piece: self._piece(piece, nullable), chosen)
         return pa.concat_tables(tables) if tables else nullable.empty_table()
 
@@ -207,6 +246,19 @@ class ReadHandle:
             return [fetch(item) for item in items]
         with ThreadPoolExecutor(threads) as pool:
             return list(pool.map(fetch, items))
+
+    def _live_above(self, run: pa.Table, above: pa.Table, schema: CollectionSchema, time: int) -> pa.Table:
+        """The rows of a snapshot whose bottom batch is a run: it holds each of its keys once, as its merge made sure.
+
+        So only its rows with keys of the batches above have to be compared, and only those keys are hashed.
+        """
+        keys = list(schema.key_names)
+        changed = above.select(keys).group_by(keys).aggregate([])
+        rows = run.select(keys).append_column("row", _numbers(len(run)))
+        touched = rows.join(changed, keys=keys, join_type="left semi")["row"]
+        is_touched = pc.is_in(rows["row"], touched.combine_chunks())
+        compared = self._live(pa.concat_tables([run.filter(is_touched), above]), schema.key_names, time, schema)
+        return pa.concat_tables([run.filter(pc.invert(is_touched)), compared])
 
     def _live(self, updates: pa.Table, keys: tuple[str, ...], time: int, schema: CollectionSchema) -> pa.Table:
         """The rows of a snapshot. `InvariantViolation` with the row if a count is not one that a shard may hold."""
@@ -272,67 +324,28 @@ class ReadHandle:
         return counted.take(pa.array(copies, pa.int64()))
 
 
-def load_manifest(blob: Blob, key: str, *, sha256: str | None = None) -> BatchManifest:
-    """Read a batch's manifest; `sha256` is the digest that the state binds (`None`: not committed yet).
-
-    Raises `CorruptArtifact` naming the key if it is missing or damaged, or another manifest than the one committed.
-    """
-    data = blob.get(key)
-    if data is None:
-        raise CorruptArtifact(f"manifest {key} is missing in {blob.uri}; run `persist fsck`")
-    manifest = BatchManifest.decode(data, what=f"manifest {key} in {blob.uri}")
-    if sha256 is not None and manifest.sha256 != sha256:
-        raise CorruptArtifact(
-            f"manifest {key} in {blob.uri} has SHA-256 {manifest.sha256}; the shard's state says {sha256}, so it was"
-            " replaced. Run `persist fsck`"
-        )
-    return manifest
-
-
-def load_part(blob: Blob, part: Part) -> bytes:
-    """The bytes of a part, their size and SHA-256 verified; `CorruptArtifact` naming the part and both digests."""
-    data = blob.get(part.key)
-    if data is None:
-        raise CorruptArtifact(f"part {part.key} is missing in {blob.uri}; run `persist fsck`")
-    if len(data) != part.size_bytes:
-        raise CorruptArtifact(
-            f"part {part.key} in {blob.uri} has {len(data)} bytes, expected {part.size_bytes}; run `persist fsck`"
-        )
-    found = hashlib.sha256(data).hexdigest()
-    if found != part.sha256:
-        raise CorruptArtifact(
-            f"part {part.key} in {blob.uri} has SHA-256 {found}, expected {part.sha256}; run `persist fsck`"
-        )
-    return data
-
-
-def read_part(blob: Blob, part: Part, schema: pa.Schema, part_format: PartFormat = PARQUET) -> pa.Table:
-    """One part with exactly the columns of `schema`; a column added after it was written is null."""
-    data = load_part(blob, part)
-    try:
-        table = part_format.decode(data, schema.names)
-        there = set(table.column_names)
-        columns = [table[f.name].cast(f.type) if f.name in there else pa.nulls(table.num_rows, f.type) for f in schema]
-        return pa.table(columns, schema=schema)
-    except Exception as error:
-        raise CorruptArtifact(
-            f"part {part.key} in {blob.uri} has the bytes that its writer staged, but cannot be read:"
-            f" {error!r}. Run `persist fsck`"
-        ) from error
-
-
 def check_as_of(state: ShardState, as_of: int | None) -> int:
     """The time to read at (default: the newest, `upper - 1`), or `OutsideFrontiers` printing both frontiers."""
     if as_of is None and state.upper.is_closed:
         as_of = MAX_TIME
     elif as_of is None and state.upper.time:
         as_of = state.upper.time - 1
-    if as_of is None or not (state.since <= Frontier(check_time(as_of, what="as_of")) and state.upper.is_past(as_of)):
+    is_kept = as_of is None or state.since <= Frontier(check_time(as_of, what="as_of"))
+    if as_of is None or not (is_kept and state.upper.is_past(as_of)):
         raise OutsideFrontiers(
             f"shard {state.shard} can be read at times in [since {state.since}, upper {state.upper});"
             f" the read asked for {'the newest time' if as_of is None else as_of}"
+            + ("" if is_kept else f". {_gone(state)}")
         )
     return as_of
+
+
+def _gone(state: ShardState) -> str:
+    return (
+        "The history before since is gone: `history:` in the file of the collection or view says how much of it is kept"
+        f" from now on, and `persist holds {state.shard}` what is held. To keep a time, pin its checkpoint (`persist"
+        " pin`) or read with a lease"
+    )
 
 
 def schema_of(state: ShardState) -> CollectionSchema:

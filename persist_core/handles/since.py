@@ -1,10 +1,13 @@
-"""`SinceHandle`: a critical, permanent hold on a shard's `since`, moved by compare-and-downgrade."""
+"""`SinceHandle`: a critical, permanent hold on a shard's `since`, moved by compare-and-downgrade.
+
+It holds `since` back and never moves it: `handles.history` does.
+"""
 
 from __future__ import annotations
 
 from persist_core.frontier import Frontier
 from persist_core.ids import Ids
-from persist_core.shard import state as transitions
+from persist_core.shard import holds as transitions
 from persist_core.shard.machine import Machine
 from persist_core.shard.state import Hold, HoldMismatch
 
@@ -20,14 +23,19 @@ class SinceHandle:
         self.hold = hold
 
     @classmethod
-    def open(cls, machine: Machine, ids: Ids, shard: str, holder: str) -> SinceHandle:
-        """Register the hold, or find the existing one."""
+    def open(cls, machine: Machine, ids: Ids, shard: str, holder: str, *, since: Frontier | None = None) -> SinceHandle:
+        """Register the hold at `since` (default: the shard's), or find the existing one; `NotReadable` if `since` is
+        gone already."""
         opaque = ids.uuid7()
-        _, hold = machine.apply(shard, lambda state: transitions.register_hold(state, holder, opaque=opaque))
+        _, hold = machine.apply(
+            shard, lambda state: transitions.register_hold(state, holder, opaque=opaque, since=since)
+        )
         return cls(machine, ids, shard, holder, hold)
 
     def downgrade(self, since: Frontier) -> Hold | HoldMismatch:
-        """Give up all times before `since`. `HoldMismatch` (a value) if another owner has moved the hold."""
+        """Give up all times before `since`: it may follow as far as the history and other holders allow.
+
+        `HoldMismatch` (a value) if another owner has moved the hold."""
         expected, opaque = self.hold.opaque, self._ids.uuid7()
         _, result = self._machine.apply(
             self.shard,

@@ -28,6 +28,7 @@ from persist_core.shard.batch import (
     Restored,
     contents_digest,
 )
+from persist_core.shard.key_range import EVERYTHING, KeyRange, range_of
 from persist_core.shard.keys import manifest_key, part_key
 from persist_core.shard.machine import Machine
 from persist_core.shard.parts import PARQUET, PartFormat, errs_schema, part_schema, rows_digest, updates_schema
@@ -69,6 +70,8 @@ class WriteHandle:
         state = self._machine.fetch(self.shard)
         if state is not None and state.schema is not None:
             check_compatible(state.schema, schema)
+        if state is not None and description.era is None:  # before anything is staged
+            description = replace(description, era=state.era)
         oks = _checked(oks, updates_schema(schema), description)
         errs = _checked(errs, errs_schema(schema), description)
         forward = pc.greater(oks[DIFF], 0)
@@ -78,7 +81,16 @@ class WriteHandle:
             PartKind.ERRS: errs,
         }
         parts = tuple(
-            stage_part(self._blob, self.shard, attempt, kind, piece, part_schema(schema), self._part_format)
+            stage_part(
+                self._blob,
+                self.shard,
+                attempt,
+                kind,
+                piece,
+                part_schema(schema),
+                self._part_format,
+                keys=EVERYTHING if kind is PartKind.ERRS else range_of(piece, schema.key),
+            )
             for kind, piece in pieces.items()
             if len(piece)
         )
@@ -115,8 +127,12 @@ def stage_part(
     *,
     number: int = 0,
     last_time: int | None = None,
+    keys: KeyRange = EVERYTHING,
 ) -> Part:
-    """Write one part with exactly the columns of `schema`; those that `table` does not have are null."""
+    """Write one part with exactly the columns of `schema`; those that `table` does not have are null.
+
+    `last_time`, `keys`: bounds of its times and keys.
+    """
     columns = [
         table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
         for field in schema
@@ -124,7 +140,8 @@ def stage_part(
     data = part_format.encode(pa.table(columns, schema=schema))
     key = part_key(shard, attempt, kind, number)
     blob.set(key, data)
-    return Part(key, kind, len(data), hashlib.sha256(data).hexdigest(), rows=len(table), last_time=last_time)
+    digest = hashlib.sha256(data).hexdigest()
+    return Part(key, kind, len(data), digest, len(table), last_time, keys.first, keys.last)
 
 
 def manifest_for(
@@ -153,6 +170,7 @@ def manifest_for(
         writer=description.writer,
         sources=description.sources,
         read_operators=description.read_operators,
+        era=description.era or 0,
     )
 
 

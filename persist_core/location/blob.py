@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from persist_core.errors import InvalidInput, InvalidName
@@ -20,10 +20,11 @@ MAX_KEY_BYTES = 1024  # S3's limit on the UTF-8 bytes of a key; the other backen
 
 @dataclass(frozen=True)
 class BlobMetadata:
-    """One key of a listing."""
+    """One key of a listing. `modified_ms`: when it was last written, by the store's own clock."""
 
     key: str
     size_bytes: int
+    modified_ms: int = field(default=0, compare=False)
 
 
 class Blob(Protocol):

@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Iterator
 
+from persist_core.clock import Clock, SystemClock
 from persist_core.errors import InvalidInput, InvalidUri
 from persist_core.location.blob import BlobMetadata, check_blob_data, check_blob_key, check_blob_prefix
 from persist_core.location.consensus import (
@@ -42,6 +43,7 @@ class _BlobStore:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.values: dict[str, bytes] = {}
+        self.modified_ms: dict[str, int] = {}
 
 
 class _ConsensusStore:
@@ -68,8 +70,9 @@ def forget_mem(name: str) -> None:
 class MemBlob:
     """`Blob` in this process's memory. `MemBlob("x")` shares with every other `MemBlob("x")`."""
 
-    def __init__(self, name: str = "") -> None:
+    def __init__(self, name: str = "", *, clock: Clock | None = None) -> None:
         self._name = name
+        self._clock = clock or SystemClock()
         if name:
             with _registry_lock:
                 self._store = _blob_stores.setdefault(name, _BlobStore())
@@ -86,17 +89,23 @@ class MemBlob:
         check_blob_data(key, data)
         with self._store.lock:
             self._store.values[key] = data
+            self._store.modified_ms[key] = self._clock.now_ms()
 
     def delete(self, key: str) -> int | None:
         check_blob_key(key)
         with self._store.lock:
             data = self._store.values.pop(key, None)
+            self._store.modified_ms.pop(key, None)
         return None if data is None else len(data)
 
     def list_keys_and_metadata(self, prefix: str) -> Iterator[BlobMetadata]:
         check_blob_prefix(prefix)
         with self._store.lock:
-            found = [BlobMetadata(key, len(data)) for key, data in self._store.values.items() if key.startswith(prefix)]
+            found = [
+                BlobMetadata(key, len(data), self._store.modified_ms.get(key, 0))
+                for key, data in self._store.values.items()
+                if key.startswith(prefix)
+            ]
         return iter(sorted(found, key=lambda metadata: metadata.key.encode("utf-8")))
 
     def uri_of(self, key: str) -> str:

@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_core.handles.client import PersistClient
-from persist_core.handles.read import read_part
+from persist_core.handles.load import read_part
 from persist_core.maintenance.check_state import Examined
 from persist_core.maintenance.violations import MAX_SHOWN, Violations
 from persist_core.schema import DIFF, ENDED, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
 from persist_core.shard import pieces
 from persist_core.shard.batch import BatchCounts, BatchManifest, HollowBatch, Part, PartKind
+from persist_core.shard.key_range import range_of
 from persist_core.shard.parts import errs_schema, history_schema, updates_schema
 from persist_core.shard.pieces import Piece
 
@@ -123,6 +124,9 @@ def _check_part(part: Part, table: pa.Table, manifest: BatchManifest, found: Vio
             f"{part.key}: {len(outside)} rows outside of [{manifest.lower}, {manifest.upper}) or later than the"
             f" manifest says, the first {outside.slice(0, 1).to_pylist()[0]}",
         )
+    keys = range_of(table, manifest.schema.key)
+    if not _is_err(part) and len(table) and not part.keys.covers(keys):
+        found.add("bounds", f"{part.key}: keys {keys.first} to {keys.last}; the manifest says {part.keys}")
     if part.rows not in (None, len(table)):
         found.add("counts", f"{part.key}: {len(table)} rows, expected {part.rows}")
     expected = {PartKind.INSERTIONS: pc.greater, PartKind.RETRACTIONS: pc.less}.get(part.kind, pc.not_equal)

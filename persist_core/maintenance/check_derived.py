@@ -13,6 +13,7 @@ from persist_core.errors import Corruption
 from persist_core.maintenance.check_state import Examined
 from persist_core.maintenance.violations import Violations
 from persist_core.shard.keys import offsets_path
+from persist_core.shard.state import ShardState
 
 _MAX_LOOKS = 3  # at `_latest`, which publishers may move while retention deletes
 
@@ -25,6 +26,14 @@ def check_checkpoints(examined: Examined, found: Violations) -> None:
         commits = {commit.checkpoint_id: (commit, manifest) for commit, manifest in examined.committed()}
         for checkpoint_id, error in listing.unreadable.items():
             found.add("checkpoint", f"{checkpoint_id}: {error}")
+        undone = _undone(examined, listing)
+        for manifest in undone:
+            found.add(
+                "undone",
+                f"checkpoint {manifest.checkpoint_id} of epoch {manifest.epoch}: its commit is not in the state, whose"
+                f" newest is {_newest_commit(examined.state)}; consensus was restored from a backup that is older than"
+                " the blobs: see docs/deploy.md",
+            )
         ancestors, broken = _chains(checkpointer, listing)
         for manifest in listing.manifests:
             mine = commits.get(manifest.checkpoint_id)
@@ -38,7 +47,7 @@ def check_checkpoints(examined: Examined, found: Violations) -> None:
                     for difference in differences:
                         found.add("checkpoint", f"{manifest.checkpoint_id}: {difference}")
         with found.checking("latest", checkpointer.layout.latest):
-            _check_latest(checkpointer, listing, examined, found)
+            _check_latest(checkpointer, listing, examined, found, {manifest.checkpoint_id for manifest in undone})
 
 
 def _differences(
@@ -86,8 +95,10 @@ def _chains(checkpointer: BlobCheckpointer, listing: Listing) -> tuple[set[str],
     return ancestors, broken
 
 
-def _check_latest(checkpointer: BlobCheckpointer, listing: Listing, examined: Examined, found: Violations) -> None:
-    """Check that `_latest` names a checkpoint that exists and is not older than the newest published one.
+def _check_latest(
+    checkpointer: BlobCheckpointer, listing: Listing, examined: Examined, found: Violations, undone: set[str]
+) -> None:
+    """Check that `_latest` names a checkpoint that exists, is not undone, and not older than the newest published one.
 
     `listing` is older than what is read here, so a pointer that another task moves meanwhile is never too old. It is
     too old while a publisher is between its manifest and the pointer; if the publisher crashed there, the next one
@@ -107,8 +118,32 @@ def _check_latest(checkpointer: BlobCheckpointer, listing: Listing, examined: Ex
         found.add("latest", f"{key} is missing; {expected}")
     elif latest is not None and named is None:
         found.add("latest", f"{key} names {latest}, which has no readable manifest; {expected}")
+    elif latest in undone:
+        found.add("latest", f"{key} names {latest}, whose commit is not in the state; {expected}")
     elif named is not None and newest is not None and named.position < newest.position:
         found.add("latest", f"{key} names {latest} of epoch {named.epoch}; {expected}, of epoch {newest.epoch}")
+
+
+def _undone(examined: Examined, listing: Listing) -> list[CheckpointManifest]:
+    """Checkpoints whose commits the state has lost: as new as a commit that it lists, or newer, and not among them.
+
+    A commit precedes its checkpoint. So a second look at the state, after the listing, knows the commits of all
+    checkpoints in it, also those of a run at this moment.
+    """
+
+    def unknown(state: ShardState) -> list[CheckpointManifest]:
+        known = {commit.checkpoint_id for commit in state.commits}
+        first = state.commits[0].epoch if state.commits else 0
+        return [each for each in listing.manifests if each.checkpoint_id not in known and each.epoch >= first]
+
+    if not unknown(examined.state):
+        return []
+    return unknown(examined.client.state(examined.state.shard))
+
+
+def _newest_commit(state: ShardState) -> str:
+    newest = state.newest_commit
+    return "none" if newest is None else f"{newest.checkpoint_id} of epoch {newest.epoch}"
 
 
 def _position(manifest: CheckpointManifest) -> tuple[int, str]:

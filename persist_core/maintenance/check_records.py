@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
 from persist_core.errors import Corruption, InvalidInput
+from persist_core.gc.garbage_list import GarbageList
 from persist_core.location.blob import Blob
 from persist_core.maintenance.check_state import Examined
 from persist_core.maintenance.violations import Violations
@@ -17,7 +18,10 @@ from persist_core.shard.batch import SourceFrontier
 from persist_core.shard.keys import (
     conflict_key,
     conflicts_prefix,
+    era_in,
     forks_prefix,
+    gc_clock_key,
+    gc_prefix,
     input_key,
     inputs_prefix,
     ledger_prefix,
@@ -33,6 +37,7 @@ def check_records(examined: Examined, found: Violations) -> None:
     client, state = examined.client, examined.state
     _check_each(client.blob, forks_prefix(state.shard), "fork", _key_of_fork, found)
     _check_each(client.blob, conflicts_prefix(state.shard), "conflict", _key_of_conflict, found)
+    _check_each(client.blob, gc_prefix(state.shard), "gc", _key_of_list, found)
     with found.checking("fork", f"records of what {state.shard} shares"):
         for key in unrecorded(client.blob, state.shard, state.batches):
             found.add("fork", f"{key} is shared, but its shard has no record of that; GC may delete it")
@@ -98,9 +103,15 @@ def _key_of_conflict(data: bytes, key: str) -> str:
     return conflict_key(record.shard, record.conflict_id)
 
 
+def _key_of_list(data: bytes, key: str) -> str:
+    if key != gc_clock_key(owner_of(key)):
+        GarbageList.decode(data, what=f"list of garbage {key}; `persist gc` replaces it")
+    return key
+
+
 def _key_of_input(data: bytes, key: str) -> str:
-    return input_key(owner_of(key), verified_digest(data, what=f"frozen input {key}"))
+    return input_key(owner_of(key), era_in(key), verified_digest(data, what=f"frozen input {key}"))
 
 
 def _key_of_segment(data: bytes, key: str) -> str:
-    return ledger_segment_key(owner_of(key), hashlib.sha256(data).hexdigest())
+    return ledger_segment_key(owner_of(key), era_in(key), hashlib.sha256(data).hexdigest())

@@ -47,7 +47,7 @@ def fsck(client: PersistClient, shard: str) -> FsckReport:
     found = Violations(shard)
     state = read_state(client, shard, found)
     counted, batches = Counted(0, 0, 0), 0
-    if state is not None:
+    if state is not None and not state.is_dropped:
         examined = read_manifests(client, state, found)
         batches = len(state.batches)
         with found.checking("part", f"the parts of shard {shard}"):

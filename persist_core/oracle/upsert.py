@@ -36,6 +36,7 @@ from persist_core.oracle.consolidate import (
     consolidate,
     same_value,
 )
+from persist_core.oracle.sequence import Judged, OrderMemory, Orders, Precedence
 from persist_core.schema import LATE_TIME, CollectionSchema, Late
 from persist_core.shard.stats import DrainStats
 
@@ -66,11 +67,13 @@ class Record:
 
 @dataclass(frozen=True)
 class Drained:
-    """What a drain makes: updates to append (consolidated, by time), the stash after it, and the counts."""
+    """What a drain makes: updates to append (consolidated, by time), the stash after it, the counts, and in `sequence`
+    order the orders that were seen."""
 
     updates: tuple[UpsertDiff, ...]
     stash: tuple[Record, ...]
     stats: DrainStats
+    orders: OrderMemory | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,8 @@ def drain_sealed_input(
     as_of_frontier: int | None = None,
     stash_frontier: int | None = None,
     schema: CollectionSchema | None = None,
+    orders: OrderMemory | None = None,
+    keep_deleted_ms: int | None = None,
 ) -> Drained:
     """The updates that `records` and `stash` make of `state`, for the batch `[lower, upper)`.
 
@@ -103,10 +108,13 @@ def drain_sealed_input(
     processed (a chain of deltas does); from there on it is always lifted. `schema` names the columns for canonical
     bytes; without it they are numbered.
 
+    With `orders`, what earlier drains have seen (`OrderMemory()` for the first), the batch is drained in `sequence`
+    order: the highest order ever seen for a slot wins. Tombstones older than `upper - keep_deleted_ms` are forgotten.
+
     Raises `BadBounds` for an empty or reversed interval and for a state that reaches into it, `InvariantViolation` for
     a state that is not a keyed collection.
     """
-    drain = _Drain(lower, upper, late, _floor(lower, upper, as_of_frontier), schema)
+    drain = _Drain(lower, upper, late, _floor(lower, upper, as_of_frontier), schema, orders, keep_deleted_ms)
     processed = lower if stash_frontier is None else stash_frontier
     committed = list(state)
     if any(update.time >= lower for update in committed):
@@ -163,11 +171,6 @@ class _Arrival:
     at: int
     is_expanded: bool = False
 
-    @property
-    def rank(self) -> tuple[Any, ...]:
-        """What decides within one (slot, time), before canonical bytes."""
-        return (self.at, _comparable(self.record.order))
-
 
 def _comparable(order: Any) -> Any:
     """Order keys as Spark compares structs: null first."""
@@ -179,8 +182,19 @@ def _comparable(order: Any) -> Any:
 class _Drain:
     """One drain: `take` settles, consolidates and classifies; `run` walks the times and emits."""
 
-    def __init__(self, lower: int, upper: int | None, late: Late, floor: int, schema: CollectionSchema | None) -> None:
+    def __init__(
+        self,
+        lower: int,
+        upper: int | None,
+        late: Late,
+        floor: int,
+        schema: CollectionSchema | None,
+        orders: OrderMemory | None,
+        keep_deleted_ms: int | None,
+    ) -> None:
         self.lower, self.upper, self.late, self.floor, self.schema = lower, upper, late, floor, schema
+        self.orders = None if orders is None else Orders(orders)
+        self.keep_deleted_ms = keep_deleted_ms
         self.counts: Counter[str] = Counter()
         self.final: dict[int, dict[Slot | None, list[_Arrival]]] = defaultdict(lambda: defaultdict(list))
         self.pending: dict[tuple[int, Slot | None], list[_Arrival]] = defaultdict(list)
@@ -224,7 +238,15 @@ class _Drain:
         stash = [self._winner(arrivals).record for arrivals in self.pending.values()]
         stats = DrainStats(**self.counts, output_count=len(updates), stashed=len(stash))
         stats.check()
-        return Drained(tuple(consolidate(updates)), tuple(sorted(stash, key=repr)), stats)
+        orders = self._orders_after(contents, stash)
+        return Drained(tuple(consolidate(updates)), tuple(sorted(stash, key=repr)), stats, orders)
+
+    def _orders_after(self, contents: dict[Slot, Value], stash: list[Record]) -> OrderMemory | None:
+        if self.orders is None:
+            return None
+        is_kept = self.keep_deleted_ms is None or self.upper is None
+        keep_from = None if is_kept else (self.upper or 0) - (self.keep_deleted_ms or 0)
+        return self.orders.after(contents, {r.slot for r in stash if r.slot is not None}, keep_from=keep_from)
 
     def _settled(self, record: Record, late: Late) -> _Arrival:
         if record.time is None:
@@ -259,28 +281,53 @@ class _Drain:
         if not by_slot.get(None):
             return
         truncate = max(by_slot[None], key=self._precedence)
+        if self.orders is not None:
+            self._expand_floor(truncate, by_slot, contents, self.orders)
+            return
         for slot in [*contents, *(slot for slot in by_slot if slot is not None and slot not in contents)]:
-            before = [arrival for arrival in by_slot.get(slot, ()) if arrival.rank < truncate.rank]
+            before = [arrival for arrival in by_slot.get(slot, ()) if self._rank(arrival) < self._rank(truncate)]
             newest = max(before, key=self._precedence).record if before else None
             if (slot in contents) if newest is None else (newest.value is not TOMBSTONE):
-                tombstone = replace(truncate.record, slot=slot, value=TOMBSTONE)
-                by_slot[slot].append(_Arrival(tombstone, truncate.time, truncate.at, is_expanded=True))
-                self.counts["truncated"] += 1
+                self._expand(truncate, by_slot[slot], slot)
+
+    def _expand_floor(
+        self,
+        truncate: _Arrival,
+        by_slot: dict[Slot | None, list[_Arrival]],
+        contents: dict[Slot, Value],
+        orders: Orders,
+    ) -> None:
+        """The same in `sequence` order: for every slot that holds a value of a lower order, whenever it came."""
+        precedence = self._precedence(truncate)
+        orders.raise_floor(precedence)
+        for slot in contents:
+            if orders.is_below(slot, precedence):
+                self._expand(truncate, by_slot[slot], slot)
+
+    def _expand(self, truncate: _Arrival, arrivals: list[_Arrival], slot: Slot) -> None:
+        tombstone = replace(truncate.record, slot=slot, value=TOMBSTONE)
+        arrivals.append(_Arrival(tombstone, truncate.time, truncate.at, is_expanded=True))
+        self.counts["truncated"] += 1
 
     def _winner(self, arrivals: list[_Arrival]) -> _Arrival:
         """The arrival that survives consolidation; the others are counted."""
         self.counts["duplicates"] += len(arrivals) - 1
-        for rank in {arrival.rank for arrival in arrivals}:
-            tied = {self._precedence(arrival) for arrival in arrivals if arrival.rank == rank}
+        for rank in {self._rank(arrival) for arrival in arrivals}:
+            tied = {self._precedence(arrival) for arrival in arrivals if self._rank(arrival) == rank}
             self.counts["order_ties"] += len(tied) - 1
         return max(arrivals, key=self._precedence)
 
-    def _precedence(self, arrival: _Arrival) -> tuple[Any, ...]:
-        """Original time, then order; if even these are equal the greater bytes, a tombstone being the least."""
-        value = arrival.record.value
+    def _rank(self, arrival: _Arrival) -> tuple[Any, ...]:
+        """What decides within one (slot, time), before canonical bytes: in `sequence` order the order alone."""
+        order = _comparable(arrival.record.order)
+        return (arrival.at, order) if self.orders is None else (order,)
+
+    def _precedence(self, arrival: _Arrival) -> Precedence:
+        """The rank; if even that is equal the greater bytes, a tombstone being the least."""
+        value, rank = arrival.record.value, self._rank(arrival)
         if isinstance(value, Err):
-            return (arrival.rank, 1, value.payload)
-        return (arrival.rank, 1, self._canonical(value)) if isinstance(value, tuple) else (arrival.rank, 0, b"")
+            return (rank, 1, value.payload, value.kind, value.key_bytes or b"")
+        return (rank, 1, self._canonical(value)) if isinstance(value, tuple) else (rank, 0)
 
     def _canonical(self, value: tuple[Any, ...] | None) -> bytes:
         """Canonical bytes of a value; of nulls if there is no value."""
@@ -298,6 +345,13 @@ class _Drain:
         before = contents.get(slot)
         self.counts["eligible"] += 1
         self.counts["result_count"] += before is not None
+        if self.orders is not None:
+            judged = self.orders.judge(slot, self._precedence(winner))
+            if judged is not Judged.NEWEST:
+                self.counts[judged.value] += 1
+            if judged in (Judged.LATE, Judged.TIED):
+                return []
+            self.orders.saw(slot, self._precedence(winner), winner.time)
         self.counts["errors"] += isinstance(value, Err)
         if same_value(before, value):
             return []

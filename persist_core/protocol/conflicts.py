@@ -7,6 +7,8 @@ retry or a zombie that loses again with the same description finds the record th
 from __future__ import annotations
 
 import hashlib
+import itertools
+from collections.abc import MutableMapping
 from dataclasses import asdict, dataclass
 
 from persist_core.clock import Clock
@@ -47,6 +49,12 @@ class ConflictRecord:
     def __str__(self) -> str:
         found = "closed" if self.found_upper is None else self.found_upper
         upper = "closed" if self.description_upper is None else self.description_upper
+        if self.found_upper == self.expected_upper:
+            return (
+                f"the batch [{self.expected_upper}, {upper}) of shard {self.shard} by {self.loser} was refused: it was"
+                " minted so long ago that GC may have deleted files that it names. No input is lost or duplicated: it"
+                " is minted again"
+            )
         return (
             f"CAS conflict on shard {self.shard}: expected upper {self.expected_upper}, found {found};"
             f" lost [{self.expected_upper}, {upper}) of {self.loser}; won by {self.winner or 'an older commit'}."
@@ -79,10 +87,22 @@ def record_conflict(
     return record, True
 
 
-def list_conflicts(blob: Blob, shard: str) -> list[ConflictRecord]:
-    """All conflicts recorded for a shard, oldest first. Raises `CorruptArtifact` naming a record that is damaged."""
-    found = {entry.key: blob.get(entry.key) for entry in blob.list_keys_and_metadata(conflicts_prefix(shard))}
-    records = [
-        ConflictRecord.decode(data, what=f"conflict record {key}") for key, data in found.items() if data is not None
-    ]
+def list_conflicts(
+    blob: Blob, shard: str, *, known: MutableMapping[str, ConflictRecord] | None = None, limit: int | None = None
+) -> list[ConflictRecord]:
+    """All conflicts recorded for a shard (or `limit` of them, any), oldest first.
+
+    `known` remembers records by key, because a record never changes. Raises `CorruptArtifact` naming a record that is
+    damaged.
+    """
+    known = {} if known is None else known
+    records = []
+    for entry in itertools.islice(blob.list_keys_and_metadata(conflicts_prefix(shard)), limit):
+        record = known.get(entry.key)
+        if record is None:
+            data = blob.get(entry.key)
+            if data is None:
+                continue
+            record = known[entry.key] = ConflictRecord.decode(data, what=f"conflict record {entry.key}")
+        records.append(record)
     return sorted(records, key=lambda record: (record.detected_ms, record.conflict_id))

@@ -42,16 +42,18 @@ def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, 
     if new_shard == shard:
         raise InvalidInput(f"a fork of {shard} needs another name; to restore the shard itself, leave out --as")
     state = client.state(shard)
+    since = state.since  # of what is shared: the shard's own may move on before the fork is made
     point = point_of(client, state, checkpoint_id)
     token = restore_token("fork", shard, checkpoint_id, new_shard)
     known = client.machine.fetch(new_shard) or ShardState(new_shard)
     for commit in known.commits:
         if commit.token == token:
             return Committed(commit, is_new=False)
-    transitions.check_can_be_fork(known, state.since)
+    transitions.check_can_be_fork(known, since)
+    known = client.ensure_shard(new_shard)  # so that GC can refuse a fork that it has given up
     attempt = client.ids.uuid7()
     manifest = replace(
-        _manifest(client, point, new_shard, token, writer),
+        _manifest(client, point, new_shard, token, writer, known.era),
         operators=copy_operators(client, point, new_shard, attempt),
         restored=Restored(shard, checkpoint_id, point.checkpoint.watermark),
     )
@@ -63,15 +65,18 @@ def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, 
         [*names, *(key for keys in shared for key in sorted(keys))],
         checkpoint_id=checkpoint_id,
         made_ms=client.clock.now_ms(),
+        eras=lambda owner: client.state(owner).era,
     )
-    state = client.state(shard)  # read after the records were written: see persist_core.protocol.fork_records
+    began, state = state, client.state(shard)  # read after the records were written: persist_core.protocol.fork_records
     if not set(names) <= {batch.manifest_key for batch in state.batches}:
-        raise RunFailed(f"batches of shard {shard} were merged in the meantime; {new_shard} was not created. Try again")
+        raise RunFailed(f"batches of shard {shard} were merged in the meantime; {new_shard} was not made. Try again")
+    if state.oldest_era > began.era:
+        raise RunFailed(f"{new_shard} was not made: GC of {shard} may have deleted files that it needs. Try again")
     key = stage_manifest(client.blob, manifest, attempt)
     _, result = client.machine.apply(
         new_shard,
         lambda found: transitions.start_fork(
-            found, manifest, key, batches=point.batches, since=state.since, now_ms=client.clock.now_ms()
+            found, manifest, key, batches=point.batches, since=since, now_ms=client.clock.now_ms()
         ),
         create=True,
     )
@@ -79,7 +84,9 @@ def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, 
     return result
 
 
-def _manifest(client: PersistClient, point: RestorePoint, new_shard: str, token: str, writer: str) -> BatchManifest:
+def _manifest(
+    client: PersistClient, point: RestorePoint, new_shard: str, token: str, writer: str, era: int
+) -> BatchManifest:
     """The manifest of the one commit: no parts of its own, for all the batches that are shared."""
     description = BatchDescription(
         shard=new_shard,
@@ -91,6 +98,7 @@ def _manifest(client: PersistClient, point: RestorePoint, new_shard: str, token:
         parent_id=None,
         writer=writer,
         sources=point.sources,
+        era=era,
     )
     schema = client.manifest(point.batches[-1]).schema
     rows = restore_token(*(batch.manifest_key for batch in point.batches))

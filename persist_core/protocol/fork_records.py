@@ -1,6 +1,6 @@
 """What a fork shares with its origin. The records are stored with the shard that owns the keys, so that GC finds them.
 
-    <shard>/forks/<fork>/<sha256>.json   sealed {"shard", "fork", "checkpoint_id", "made_ms", "keys": [...]}
+    <shard>/forks/<fork>/<sha256>.json   sealed {"shard", "fork", "checkpoint_id", "made_ms", "era", "keys": [...]}
 
 `keys` are batch manifests of `<shard>` (each stands for its parts too) and segments of its ledger. No
 compare-and-set spans two shards, so the order makes this safe: a fork first writes its record, then checks that the
@@ -8,13 +8,13 @@ shard's state still names all of `keys`. GC first reads the shard's state, then 
 read does not name a key and GC finds no record, then the fork's later check does not find the key either, and the fork
 fails.
 
-A record has no effect if the fork's state names none of its keys, or if it is older than any staging intent and the
-fork was never created.
+A record has no effect once batches of its `era` (of `<shard>`) are refused and the fork names none of its keys. The
+fork's shard is made, empty, before the record, so that GC can end an era of it: a slow fork is then refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
 from persist_core.errors import CorruptArtifact
@@ -35,6 +35,7 @@ class ForkRecord:
     fork: str
     checkpoint_id: str
     made_ms: int
+    era: int
     keys: tuple[str, ...]
 
     def encode(self) -> bytes:
@@ -53,14 +54,19 @@ class ForkRecord:
         return fork_key(self.shard, self.fork, sealed_digest(self.encode()))
 
 
-def record_fork(blob: Blob, fork: str, keys: Iterable[str], *, checkpoint_id: str, made_ms: int) -> None:
-    """Write a record for each shard that owns some of `keys`: a fork of a fork shares with both."""
+def record_fork(
+    blob: Blob, fork: str, keys: Iterable[str], *, checkpoint_id: str, made_ms: int, eras: Callable[[str], int]
+) -> None:
+    """Write a record for each shard that owns some of `keys`: a fork of a fork shares with both.
+
+    `eras` gives the era of a shard, read before the fork looked up what it shares.
+    """
     by_owner: dict[str, set[str]] = {}
     for key in keys:
         by_owner.setdefault(owner_of(key), set()).add(key)
     for shard, owned in sorted(by_owner.items()):
         if shard != fork:
-            record = ForkRecord(shard, fork, checkpoint_id, made_ms, tuple(sorted(owned)))
+            record = ForkRecord(shard, fork, checkpoint_id, made_ms, eras(shard), tuple(sorted(owned)))
             blob.set(record.key, record.encode())
 
 

@@ -45,7 +45,7 @@ class RestorePlan:
     """What a restore would do: `oks` and `errs` are its updates, all at time `lower`.
 
     `inputs_again`: inputs that the next run consumes again if they are still there; `None` if the progress of now is
-    damaged, so that they are not known.
+    damaged, so that they are not known. `era`: the shard's, before the checkpoint was read.
     """
 
     shard: str
@@ -55,6 +55,7 @@ class RestorePlan:
     oks: pa.Table
     errs: pa.Table
     inputs_again: tuple[str, ...] | None
+    era: int
 
     @property
     def upper(self) -> int:
@@ -111,6 +112,7 @@ def plan_restore(
         _undone(oks, [column.name for column in state.schema.columns], updates_schema(state.schema), lower, fork),
         _undone(errs, list(ERR_IDENTITY), errs_schema(state.schema), lower, fork),
         _inputs_again(client, state, point),
+        state.era,
     )
 
 
@@ -171,6 +173,7 @@ def restore(client: PersistClient, plan: RestorePlan, *, writer: str) -> Committ
         parent_id=parent.checkpoint_id if parent else None,
         writer=writer,
         sources=plan.point.sources,
+        era=plan.era,
     )
     key = client.open_writer(plan.shard).stage(
         description,

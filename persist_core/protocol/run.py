@@ -1,11 +1,11 @@
 """The one driver of the write protocol: it repeats mint, write and append.
 
     rounds(...)            -> Minted, then Round or Conflict, again and again; at the end NothingToDo
-    bring_up_to_date(...)  -> RunReport: all rounds and their checkpoints, as `persist run` makes them
+    bring_up_to_date(...)  -> RunReport: all rounds, their checkpoints and maintenance, as `persist run` makes them
 
 The append task of Airflow takes the same rounds after a conflict, and stops at the first commit. The write stage's job
-is handed in as a callable, so that this module does not know how jobs are started. A process that is killed at any
-point leaves nothing to clean up: the next run starts from the newest commit.
+and maintenance are handed in as callables, so that this module does not know how jobs are started, nor what maintenance
+is. A process that is killed at any point leaves nothing to clean up: the next run starts from the newest commit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from persist_core.config.view import ViewConfig
 from persist_core.errors import InvalidInput, OutdatedDescription, RunFailed
 from persist_core.frontier import Frontier, interval
 from persist_core.handles.client import PersistClient
-from persist_core.protocol import stages
+from persist_core.protocol import describe, stages
 from persist_core.protocol.stages import Conflict, Minted, NothingToDo
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.state import Commit, Committed
@@ -32,6 +32,9 @@ MAX_CONFLICTS = 10  # in one run; a writer that always wins needs one schedule f
 
 Write = Callable[[BatchDescription], str]
 """Runs the write job for a description and returns the manifest's key. Raises `OutdatedDescription`."""
+
+Maintain = Callable[[PersistClient, str], str | None]
+"""Small maintenance of a shard after its checkpoint; what it did, for people. Never raises a `PersistError`."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -129,9 +132,10 @@ def bring_up_to_date(
     until: int | None,
     write: Write,
     say: Callable[[str], None],
+    maintain: Maintain = lambda _client, _shard: None,
     is_forced: bool = False,
 ) -> RunReport:
-    """Bring the shard of a collection or view up to `until` (ms), with a checkpoint after each commit.
+    """Bring the shard of a collection or view up to `until` (ms), with a checkpoint and `maintain` after each commit.
 
     `until=None` closes a collection, and refreshes a view as far as its inputs go. `say` gets one line for each step.
     Raises what `rounds` raises, and `RunFailed` if other writers keep winning. All commits made before stay.
@@ -153,6 +157,8 @@ def bring_up_to_date(
             conflicts += 1
         elif isinstance(step, Round):
             _checkpoint(client, config, say)
+            for line in filter(None, [maintain(client, config.name)]):
+                say(line)
             done.append(step)
         elif isinstance(step, NothingToDo):
             _checkpoint(client, config, say)  # a run that died after its append left this undone
@@ -192,7 +198,7 @@ def describe_dry_run(client: PersistClient, config: ViewConfig, until: int | Non
     Changes nothing. Raises `OutsideFrontiers` if the inputs have no time in common yet.
     """
     as_of = ShardSource(config, client).dry_run_time(until)
-    return as_of, stages.dry_run_description(client, config, as_of)
+    return as_of, describe.dry_run_description(client, config, as_of)
 
 
 def input_noun(config: ShardConfig) -> str:

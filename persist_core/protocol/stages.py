@@ -15,15 +15,12 @@ Invariants, which let a caller retry any of them at any time:
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain
 from persist_core.checkpoint.recovery import recover_newest
-from persist_core.compaction.maintain import maintain_inline
 from persist_core.config.shard import ShardConfig
 from persist_core.errors import (
     AlreadyCommitted,
@@ -34,21 +31,22 @@ from persist_core.errors import (
     RunFailed,
     StorageError,
 )
-from persist_core.frontier import MAX_TIME, Frontier, interval
+from persist_core.frontier import Frontier, interval
 from persist_core.handles.client import PersistClient
+from persist_core.handles.history import set_history
 from persist_core.handles.write import WriteHandle, manifest_for, stage_manifest
-from persist_core.ids import uuid7_of
 from persist_core.protocol.conflicts import ConflictRecord, record_conflict
+from persist_core.protocol.describe import describe
 from persist_core.schema import CollectionSchema
 from persist_core.shard.batch import (
     BatchCounts,
     BatchDescription,
     BatchManifest,
-    StateArtifact,
 )
-from persist_core.shard.state import Commit, Committed, ShardState, UpperMismatch
+from persist_core.shard.history import show_history
+from persist_core.shard.state import Commit, Committed, ShardState, UpperMismatch, upper_mismatch
 from persist_core.sources.registry import source_of
-from persist_core.sources.source import Intake, NotYet, Source
+from persist_core.sources.source import NotYet, Source
 from persist_core.time_text import format_time
 
 MAX_MINT_TRIES = 5  # each but the first because another writer committed during the try before
@@ -99,15 +97,36 @@ def mint(
     """
     if until is not None and not is_forced:
         _check_not_ahead(config.name, until, client.clock.now_ms())
+    notices: tuple[str, ...] = ()
     for _ in range(MAX_MINT_TRIES - 1):
-        state = client.ensure_shard(config.name)
+        state, noticed = _as_defined(client, config)
+        notices += noticed
         try:
-            return _mint(client, config, state, until=until, writer=writer)
+            return _with_notices(_mint(client, config, state, until=until, writer=writer), notices)
         except CorruptArtifact:
             # If another writer has committed meanwhile, retention may have deleted what this one was reading.
             if client.state(config.name).newest_commit == state.newest_commit:
                 raise
-    return _mint(client, config, client.ensure_shard(config.name), until=until, writer=writer)
+    state, noticed = _as_defined(client, config)
+    return _with_notices(_mint(client, config, state, until=until, writer=writer), notices + noticed)
+
+
+def _as_defined(client: PersistClient, config: ShardConfig) -> tuple[ShardState, tuple[str, ...]]:
+    """The shard, made if it is new, with the history that its file asks for; a notice if it had another one."""
+    state = client.ensure_shard(config.name)
+    if state.history_ms == config.history_ms or state.is_dropped:
+        return state, ()
+    after, before = set_history(client, config.name, config.history_ms)
+    if not state.commits:
+        return after, ()
+    kept = f"history of shard {config.name} is now {config.history}; it was {show_history(before)}"
+    return after, (f"{kept}. The next checkpoint and the next maintenance give up what is older, permanently",)
+
+
+def _with_notices(minted: Minted | NothingToDo, notices: tuple[str, ...]) -> Minted | NothingToDo:
+    if isinstance(minted, Minted):
+        return replace(minted, notices=(*notices, *minted.notices))
+    return replace(minted, reason=". ".join((minted.reason, *notices)))
 
 
 def _mint(
@@ -115,6 +134,11 @@ def _mint(
 ) -> Minted | NothingToDo:
     source = source_of(client, config)
     lower = state.upper.time or 0
+    if state.is_dropped:
+        raise InvalidInput(
+            f"shard {config.name} was dropped. Remove its file and its DAG; or, to begin it again with all its input,"
+            f" run `persist run --recreate {config.name}`"
+        )
     if state.upper.is_closed:
         reason = f"shard {config.name} is closed: it accepts no more updates"
         return _with_pending(reason, source, state, until, client.clock.now_ms())
@@ -131,7 +155,7 @@ def _mint(
     if isinstance(intake, NotYet):
         return NothingToDo(intake.reason, lower)
     recovered = recover_newest(client, state)
-    description = _describe(client, config, state, lower, intake, writer, recovered.operators)
+    description = describe(client, config, state, lower, intake, writer, recovered.operators)
     return Minted(description, (*intake.notices, *recovered.notices))
 
 
@@ -165,63 +189,6 @@ def _with_pending(reason: str, source: Source, state: ShardState, until: int | N
     return NothingToDo(reason, state.upper.time, pending)
 
 
-def dry_run_description(client: PersistClient, config: ShardConfig, as_of: int) -> BatchDescription:
-    """The description for a dry run at `as_of`: it compares with all that the shard holds. Mints and stages nothing."""
-    state = client.machine.fetch(config.name) or ShardState(config.name)
-    lower = MAX_TIME if state.upper.time is None else state.upper.time
-    return BatchDescription(
-        shard=config.name,
-        lower=lower,
-        upper=None if state.upper.is_closed else max(lower, as_of) + 1,
-        token="dry_run",
-        checkpoint_id=client.ids.uuid7(),
-        epoch=0,
-        parent_id=None,
-        writer="dry_run",
-    )
-
-
-def _describe(
-    client: PersistClient,
-    config: ShardConfig,
-    state: ShardState,
-    lower: int,
-    intake: Intake,
-    writer: str,
-    operators: Mapping[str, tuple[StateArtifact, ...]],
-) -> BatchDescription:
-    parent = state.newest_commit
-    epoch = parent.epoch + 1 if parent else 1
-    identity = json.dumps([config.name, lower, intake.upper, intake.input_key, writer])
-    token = hashlib.sha256(identity.encode()).hexdigest()
-    return BatchDescription(
-        shard=config.name,
-        lower=lower,
-        upper=intake.upper,
-        token=token,
-        checkpoint_id=uuid7_of(lower, token),
-        epoch=epoch,
-        parent_id=parent.checkpoint_id if parent else None,
-        writer=writer,
-        input_key=intake.input_key,
-        input_files=intake.input_files,
-        input_bytes=intake.input_bytes,
-        sources=intake.sources,
-        operators=operators,
-        saves_deltas=bool(operators) and epoch % config.retention.snapshot_every != 0,
-        stash_frontier=_stash_frontier(client, state) if operators else None,
-    )
-
-
-def _stash_frontier(client: PersistClient, state: ShardState) -> int | None:
-    """The effect of a restore on the stash that it brought back: see `BatchDescription.stash_frontier`."""
-    parent = state.newest_commit
-    if parent is None or parent.restored_from is None:
-        return None
-    restored = client.manifest(parent).restored
-    return restored.watermark if restored else None
-
-
 def write_without_input(client: PersistClient, config: ShardConfig, description: BatchDescription) -> str | None:
     """Stage a batch that has neither input nor stash, without Spark: it only advances the upper (a seal).
 
@@ -244,7 +211,7 @@ def manifest_of_outdated(client: PersistClient, config: ShardConfig, description
     commit = _commit_of(state, description)
     if commit is not None:
         return commit.manifest_key
-    if state.upper == Frontier(description.lower):
+    if not _can_only_lose(state, description):
         raise RunFailed(
             f"the write stage called {description.interval} outdated, but the upper of shard {description.shard} is"
             f" still {state.upper}; nothing was committed. Run it again"
@@ -265,8 +232,14 @@ def check_not_outdated(state: ShardState, description: BatchDescription) -> None
 
     `AlreadyCommitted`, which is one, if it is itself a commit: nothing is left to write, even if its input is gone.
     """
-    if _commit_of(state, description) is not None or state.upper != Frontier(description.lower):
+    if _commit_of(state, description) is not None or _can_only_lose(state, description):
         raise _outdated(state, description)
+
+
+def _can_only_lose(state: ShardState, description: BatchDescription) -> bool:
+    """Whether the append of the description would be refused: another writer was faster, or GC may have deleted what
+    it names."""
+    return state.upper != Frontier(description.lower) or (description.era or 0) < state.oldest_era
 
 
 def _commit_of(state: ShardState, description: BatchDescription) -> Commit | None:
@@ -280,6 +253,11 @@ def _outdated(state: ShardState, description: BatchDescription) -> OutdatedDescr
         return AlreadyCommitted(
             f"{what} is already committed, at {commit.committed_ms} as epoch {commit.epoch}. Nothing was staged; append"
             " finds the commit"
+        )
+    if state.upper == Frontier(description.lower):
+        return OutdatedDescription(
+            f"{what} is outdated: it was minted in era {description.era}, and GC may have deleted what was staged"
+            f" before era {state.oldest_era}. Nothing was staged; mint again"
         )
     return OutdatedDescription(f"{what} is outdated: the upper is {state.upper}. Nothing was staged; mint again")
 
@@ -296,7 +274,7 @@ def outdated_first(client: PersistClient, description: BatchDescription) -> Iter
     except Exception as error:
         with suppress(StorageError):  # then the original error is more specific
             state = client.state(description.shard)
-            if state.upper != Frontier(description.lower):
+            if _can_only_lose(state, description):
                 raise _outdated(state, description) from error
         raise
 
@@ -304,23 +282,29 @@ def outdated_first(client: PersistClient, description: BatchDescription) -> Iter
 def append(client: PersistClient, description: BatchDescription, manifest_key: str) -> Committed | Conflict:
     """Append the staged batch. A lost race is a `Conflict`, recorded once; nothing is lost or doubled by it.
 
-    A description that is committed is `Committed`, also if its staged batch is gone by now.
+    A description that is committed is `Committed`, and one that can only be refused a `Conflict`, also if its staged
+    batch is gone by now.
     """
     try:
         manifest = client.staged_manifest(manifest_key)
         check_manifest(manifest, description)
     except (CorruptArtifact, InvalidInput):
-        commit = _commit_of(client.state(description.shard), description)
-        if commit is None:
+        state = client.state(description.shard)
+        commit = _commit_of(state, description)
+        if commit is not None:
+            return Committed(commit, is_new=False)
+        if not _can_only_lose(state, description):
             raise
-        return Committed(commit, is_new=False)
+        return _conflict(client, description, upper_mismatch(state, description))
     # Not by `open_writer`: minting has made the shard, and another look at it is another request on a remote store.
     writer = WriteHandle(client.machine, client.blob, client.clock, description.shard)
     result = writer.compare_and_append(manifest, manifest_key)
-    if isinstance(result, UpperMismatch):
-        record, is_new = record_conflict(client.blob, client.clock, description, result)
-        return Conflict(record, is_new=is_new, is_covered=result.is_stale)
-    return result
+    return _conflict(client, description, result) if isinstance(result, UpperMismatch) else result
+
+
+def _conflict(client: PersistClient, description: BatchDescription, mismatch: UpperMismatch) -> Conflict:
+    record, is_new = record_conflict(client.blob, client.clock, description, mismatch)
+    return Conflict(record, is_new=is_new, is_covered=mismatch.is_stale)
 
 
 def check_manifest(manifest: BatchManifest, description: BatchDescription) -> None:
@@ -340,14 +324,11 @@ def check_manifest(manifest: BatchManifest, description: BatchDescription) -> No
 def checkpoint(client: PersistClient, config: ShardConfig) -> CheckpointReport | None:
     """Publish the checkpoint of the newest commit (and any that was missed), move `_latest`, apply retention.
 
-    Derived from the commit: safe to do again, by any process, at any time. Then merges batches if the shard has many.
-    `None` if nothing was committed yet.
+    Derived from the commit: safe to do again, by any process, at any time. `None` if nothing was committed yet.
     """
     report = publish_and_retain(client, config.name, config.retention)
     if report is not None:
-        state = client.state(config.name)
-        source_of(client, config).settle(state)
-        report = replace(report, maintained=maintain_inline(client, state))
+        source_of(client, config).settle(client.state(config.name))
     return report
 
 
@@ -366,7 +347,6 @@ __all__ = [
     "check_not_outdated",
     "checkpoint",
     "committed_interval",
-    "dry_run_description",
     "manifest_of_outdated",
     "mint",
     "outdated_first",

@@ -18,6 +18,7 @@ from typing import Any
 from persist_core.errors import BadBounds, CorruptArtifact, InvalidInput
 from persist_core.frontier import MAX_TIME, Frontier, check_time, interval
 from persist_core.schema import CollectionSchema
+from persist_core.shard.key_range import Key, KeyRange
 from persist_core.shard.keys import check_shard_name
 from persist_core.shard.sealed import seal, sealed_digest, unseal
 
@@ -44,7 +45,8 @@ STASH_OPERATOR = "upsert-stash"  # the operator whose state the stash is
 class Part:
     """One Parquet file of a batch. `sha256` is of its bytes; `rows` is `None` if the writer did not count.
 
-    No update in the file is later than `last_time`; `None` if the writer did not look.
+    No update in the file is later than `last_time`; `None` if the writer did not look. No key in it is before
+    `first_key` or after `last_key` (`shard.key_range`); `None` if there is no such bound.
     """
 
     key: str
@@ -53,6 +55,13 @@ class Part:
     sha256: str
     rows: int | None = None
     last_time: int | None = None
+    first_key: Key | None = None
+    last_key: Key | None = None
+
+    @property
+    def keys(self) -> KeyRange:
+        """The range of its keys."""
+        return KeyRange(self.first_key, self.last_key)
 
 
 @dataclass(frozen=True)
@@ -138,7 +147,8 @@ class BatchDescription:
     commit. `operators` is the operator state before it: the chain of artifacts of each operator, oldest first. Of the
     stash, records before `stash_frontier` (`None`: before `lower`) have been processed by earlier batches. `writer`
     says who minted it (`dag_id/run_id` or `cli/...`), for people. `saves_deltas`: operators that have a chain add to
-    it; without it they save their state in full.
+    it; without it they save their state in full. `era`: the shard's when it was minted; `None` for a writer that names
+    nothing that was staged before its batch.
     """
 
     shard: str
@@ -156,6 +166,7 @@ class BatchDescription:
     operators: Mapping[str, tuple[StateArtifact, ...]] = field(default_factory=dict)
     saves_deltas: bool = False
     stash_frontier: int | None = None
+    era: int | None = None
 
     def __post_init__(self) -> None:
         check_shard_name(self.shard)
@@ -254,7 +265,8 @@ class BatchManifest:
     `operators` is the operator state after the batch; `read_operators` are the digests of the chains it started from.
     `stats` is `DrainStats.to_json()` of the run that wrote it (empty for other writers). `restored` is set if the batch
     goes back to a checkpoint: `sources` and `operators` then replace whatever was before. `run` is set if it was
-    merged: no commit then, so it has no operator state, and its other facts are its newest input's.
+    merged: no commit then, so it has no operator state, and its other facts are its newest input's. Everything that it
+    names was staged in the shard's era `era` or later, or was named by the shard then (`shard.eras`).
     """
 
     shard: str
@@ -275,6 +287,7 @@ class BatchManifest:
     stats: Mapping[str, int] = field(default_factory=dict)
     restored: Restored | None = None
     run: Run | None = None
+    era: int = 0
 
     @property
     def last_time(self) -> int:
@@ -324,7 +337,7 @@ class BatchManifest:
                 **{
                     **body,
                     "schema": CollectionSchema.from_json(body["schema"]),
-                    "parts": tuple(Part(**{**part, "kind": PartKind(part["kind"])}) for part in body["parts"]),
+                    "parts": tuple(map(_part, body["parts"])),
                     "counts": BatchCounts(**body["counts"]),
                     "sources": {name: SourceFrontier(**source) for name, source in body["sources"].items()},
                     "operators": {name: _operator_state(state) for name, state in body["operators"].items()},
@@ -340,6 +353,11 @@ class BatchManifest:
 
 def _artifacts(body: Iterable[Mapping[str, Any]]) -> tuple[StateArtifact, ...]:
     return tuple(StateArtifact(**artifact) for artifact in body)
+
+
+def _part(body: Mapping[str, Any]) -> Part:
+    keys = {name: None if body[name] is None else tuple(body[name]) for name in ("first_key", "last_key")}
+    return Part(**{**body, **keys, "kind": PartKind(body["kind"])})
 
 
 def _operator_state(body: Mapping[str, Any]) -> OperatorState:

@@ -25,7 +25,7 @@ from persist_core.shard.batch import BatchCounts, HollowBatch, SourceFrontier
 from persist_core.shard.invariants import check_state
 from persist_core.shard.keys import manifest_key
 from persist_core.shard.sealed import seal, unseal
-from persist_core.shard.state import Commit, Hold, Lease, ShardState
+from persist_core.shard.state import Commit, Hold, Lease, Released, ShardState
 
 STATE_VERSION = 1
 _STATE = "shard_state"
@@ -58,13 +58,14 @@ def encode_state(version: StateVersion) -> bytes:
             "first_lower": state.batches[0].lower if state.batches else None,
             "batches": _lines(state.shard, state.batches),
             "commits": [vars(commit) for commit in state.commits],
-            "leases": {
-                name: {"since": lease.since.time, "heartbeat_ms": lease.heartbeat_ms, "duration_ms": lease.duration_ms}
-                for name, lease in state.leases.items()
-            },
+            "leases": {name: {**vars(lease), "since": lease.since.time} for name, lease in state.leases.items()},
             "holds": {name: {"since": hold.since.time, "opaque": hold.opaque} for name, hold in state.holds.items()},
             "sources": {name: asdict(source) for name, source in state.sources.items()},
             "operators": dict(state.operators),
+            "history_ms": state.history_ms,
+            "released": [vars(each) for each in state.released],
+            "era": state.era,
+            "oldest_era": state.oldest_era,
         },
     }
     return seal(_STATE, STATE_VERSION, body)
@@ -97,6 +98,10 @@ def _decoded(body: dict[str, Any]) -> ShardState:
         holds={name: Hold(Frontier(hold["since"]), hold["opaque"]) for name, hold in body["holds"].items()},
         sources={name: SourceFrontier(**source) for name, source in body["sources"].items()},
         operators=body["operators"],
+        history_ms=body["history_ms"],
+        released=tuple(Released(**each) for each in body["released"]),
+        era=body["era"],
+        oldest_era=body["oldest_era"],
     )
 
 

@@ -13,6 +13,8 @@ from dataclasses import replace
 from persist_core.errors import InvariantViolation
 from persist_core.frontier import Frontier
 from persist_core.shard.batch import SourceFrontier
+from persist_core.shard.drop import is_end_or_beginning
+from persist_core.shard.history import history_start
 from persist_core.shard.state import MIN_COMMITS_KEPT, ShardState
 
 
@@ -55,6 +57,17 @@ def epochs_increase(state: ShardState) -> bool:
 def since_never_regresses(before: ShardState, after: ShardState) -> bool:
     """`since` never moves back."""
     return before.since <= after.since
+
+
+def since_moves_within_the_history(before: ShardState, after: ShardState) -> bool:
+    """`since` moves alone, and not beyond the start of the history; but for a new fork, and a drop.
+
+    Leases aside, which the machine expires with every change.
+    """
+    if before.since == after.since or after.is_dropped or not before.commits:
+        return True
+    others = replace(after, seqno=before.seqno, since=before.since, leases=before.leases)
+    return after.since <= history_start(after) and others == before
 
 
 def upper_never_regresses(before: ShardState, after: ShardState) -> bool:
@@ -121,6 +134,11 @@ def seqno_moves_by_one(before: ShardState, after: ShardState) -> bool:
     return after.seqno == before.seqno + 1
 
 
+def eras_never_regress(before: ShardState, after: ShardState) -> bool:
+    """Eras only advance, and the newest era is never refused."""
+    return before.era <= after.era and before.oldest_era <= after.oldest_era <= after.era
+
+
 def shard_is_the_same(before: ShardState, after: ShardState) -> bool:
     """A key of consensus always belongs to the same shard."""
     return before.shard == after.shard
@@ -136,15 +154,22 @@ STATE_INVARIANTS: tuple[Callable[[ShardState], bool], ...] = (
 )
 STEP_INVARIANTS: tuple[Callable[[ShardState, ShardState], bool], ...] = (
     since_never_regresses,
+    since_moves_within_the_history,
     upper_never_regresses,
     upper_moves_by_one_batch,
     batches_change_only_by_an_append_or_a_merge,
     progress_moves_with_data,
     progress_goes_back_only_by_a_restore,
     commits_are_kept,
+    eras_never_regress,
     shard_is_the_same,
     seqno_moves_by_one,
 )
+LIFE_INVARIANTS: tuple[Callable[[ShardState, ShardState], bool], ...] = (
+    eras_never_regress,
+    shard_is_the_same,
+    seqno_moves_by_one,
+)  # of a drop, and of the creation of a shard with the name of a dropped one
 
 
 def check_state(state: ShardState) -> None:
@@ -163,7 +188,7 @@ def check_step(before: ShardState | None, after: ShardState) -> None:
     check_state(after)
     if before is None:
         return
-    for predicate in STEP_INVARIANTS:
+    for predicate in LIFE_INVARIANTS if is_end_or_beginning(before, after) else STEP_INVARIANTS:
         if not predicate(before, after):
             raise InvariantViolation(
                 f"shard {after.shard}: {predicate.__name__} does not hold between"

@@ -2,8 +2,8 @@
 
 Below `<shard>/`:
 
-    inputs/<sha256>.json                              frozen input of a description, named by its digest
-    sources/files/<sha256>.json.zst                   segment of the ledger of consumed files, named by its digest
+    inputs/<era>/<sha256>.json                        frozen input of a description, named by its digest
+    sources/files/<era>/<sha256>.json.zst             segment of the ledger of consumed files, named by its digest
     jobs/<attempt>.json                               spec of one Spark job
     batches/<attempt>/_persist_part=<kind>/*.parquet  parts that one write attempt staged
     batches/<attempt>/manifest.json                   manifest of that attempt, written last
@@ -18,8 +18,11 @@ Below `<shard>/`:
     conflicts/<id>.json                               record of one lost append
     conflict_alerts/<id>.json                         marks a conflict whose callbacks were called
     forks/<fork>/<sha256>.json                        what a fork of this shard shares with it
+    gc/<era>/<id>.json                                keys that may be garbage: see `persist_core.gc`
+    gc/clock                                          written to learn the store's time
 
-Two attempts never share a folder. An attempt and a checkpoint id are UUIDv7s.
+Two attempts never share a folder. An attempt, a checkpoint id and the id of a list of garbage are UUIDv7s. `<era>` is
+the era in which an object was staged (`persist_core.shard.eras`), so that a name that is garbage is never used again.
 """
 
 from __future__ import annotations
@@ -56,9 +59,14 @@ def digest_in(key: str) -> str:
     return key.rpartition("/")[2].partition(".")[0]
 
 
-def input_key(shard: str, sha256: str) -> str:
+def era_in(key: str) -> int:
+    """The era in the key of a frozen input, a segment of the ledger or a list of garbage; `ValueError` for others."""
+    return int(key.split("/")[-2])
+
+
+def input_key(shard: str, era: int, sha256: str) -> str:
     """A frozen input."""
-    return f"{inputs_prefix(shard)}{sha256}.json"
+    return f"{inputs_prefix(shard)}{era}/{sha256}.json"
 
 
 def inputs_prefix(shard: str) -> str:
@@ -71,9 +79,9 @@ def ledger_prefix(shard: str) -> str:
     return f"{shard}/sources/files/"
 
 
-def ledger_segment_key(shard: str, sha256: str) -> str:
+def ledger_segment_key(shard: str, era: int, sha256: str) -> str:
     """A segment of the ledger of consumed files; `sha256` is that of its stored bytes."""
-    return f"{ledger_prefix(shard)}{sha256}.json.zst"
+    return f"{ledger_prefix(shard)}{era}/{sha256}.json.zst"
 
 
 def job_spec_key(shard: str, attempt: str) -> str:
@@ -133,9 +141,44 @@ def conflict_key(shard: str, conflict_id: str) -> str:
     return f"{conflicts_prefix(shard)}{conflict_id}.json"
 
 
+def conflict_alerts_prefix(shard: str) -> str:
+    """The keys of all marks of conflicts start with this."""
+    return f"{shard}/conflict_alerts/"
+
+
 def conflict_alert_key(shard: str, conflict_id: str) -> str:
     """The mark of a conflict whose callbacks were called."""
-    return f"{shard}/conflict_alerts/{conflict_id}.json"
+    return f"{conflict_alerts_prefix(shard)}{conflict_id}.json"
+
+
+def gc_prefix(shard: str) -> str:
+    """The keys of GC's own objects start with this."""
+    return f"{shard}/gc/"
+
+
+def garbage_list_key(shard: str, era: int, list_id: str) -> str:
+    """A list of keys that were garbage in an era."""
+    return f"{gc_prefix(shard)}{era}/{list_id}.json"
+
+
+def gc_clock_key(shard: str) -> str:
+    """What GC writes to learn the store's time."""
+    return f"{gc_prefix(shard)}clock"
+
+
+def collectable_prefixes(shard: str) -> tuple[str, ...]:
+    """All keys that GC may delete start with one of these. It leaves alone what a newer release may keep elsewhere."""
+    return (
+        batches_prefix(shard),
+        f"{check_shard_name(shard)}/checkpoints/",
+        conflict_alerts_prefix(shard),
+        conflicts_prefix(shard),
+        f"{shard}/dry-runs/",
+        forks_prefix(shard),
+        inputs_prefix(shard),
+        f"{shard}/jobs/",
+        ledger_prefix(shard),
+    )
 
 
 def forks_prefix(shard: str) -> str:

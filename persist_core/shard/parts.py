@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Iterator
 from typing import Protocol
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from persist_core.schema import DIFF, ENDED, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR
 ERR_IDENTITY = (ERR_KIND, ERR_KEY, ERR_PAYLOAD)  # what makes two errs equal: the message is for people
 
 _DIGESTED_AT_ONCE = 10_000  # rows as Python objects: some 20 times what they take in Arrow
+_DICTIONARY_BYTES = 64 << 10  # keys and measures hardly repeat: their dictionaries would cost time and save nothing
 _SMALL_PART_BYTES = 1 << 20  # is decoded by its caller: handing it to other threads costs more than it saves
 
 _ERR_FIELDS = (
@@ -58,19 +60,39 @@ class PartFormat(Protocol):
         """Those of `columns` that the part has. Raises `pa.ArrowInvalid` or `OSError` for bytes that are not a part."""
         ...
 
+    def batches(self, data: bytes, columns: list[str], rows: int) -> Iterator[pa.Table]:
+        """The same, at most `rows` rows at a time."""
+        ...
+
 
 class ParquetParts:
-    """Parquet, zstd: what every shard is made of."""
+    """Parquet, zstd: what every shard is made of.
+
+    Sorted rows with their times take 0.97 of what plain Parquet (zstd) of the rows alone takes. Higher levels of zstd
+    and smaller row groups made files larger, not smaller.
+    """
 
     def encode(self, table: pa.Table) -> bytes:
         out = io.BytesIO()
-        pq.write_table(table, out, compression="zstd", write_page_checksum=True)  # Spark verifies pages
+        pq.write_table(
+            table,
+            out,
+            compression="zstd",
+            dictionary_pagesize_limit=_DICTIONARY_BYTES,
+            write_page_checksum=True,  # Spark verifies pages
+        )
         return out.getvalue()
 
     def decode(self, data: bytes, columns: list[str]) -> pa.Table:
         file = pq.ParquetFile(io.BytesIO(data))
         there = [name for name in columns if name in file.schema_arrow.names]
         return file.read(columns=there, use_threads=len(data) > _SMALL_PART_BYTES)
+
+    def batches(self, data: bytes, columns: list[str], rows: int) -> Iterator[pa.Table]:
+        file = pq.ParquetFile(io.BytesIO(data))
+        there = [name for name in columns if name in file.schema_arrow.names]
+        for batch in file.iter_batches(rows, columns=there):
+            yield pa.Table.from_batches([batch])
 
 
 PARQUET = ParquetParts()

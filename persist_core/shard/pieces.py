@@ -14,7 +14,7 @@ time of its manifest, its history is not opened at all. It is opened for earlier
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from persist_core.schema import TIME
 from persist_core.shard.batch import BatchManifest, HollowBatch, Part, PartKind
+from persist_core.shard.key_range import KeyRange, meets_any
 from persist_core.shard.versions import alive_at, at_time, negated, updates_of
 
 OKS = (PartKind.INSERTIONS, PartKind.RETRACTIONS)
@@ -64,6 +65,11 @@ class Piece:
         if self.through is not None:
             updates = updates.filter(pc.less_equal(updates[TIME], self.through))
         return at_time(negated(updates), self.lower) if self.take is Take.UNDONE else updates
+
+
+def within(pieces: Iterable[Piece], ranges: Sequence[KeyRange] | None) -> Iterator[Piece]:
+    """Those whose files can hold a key in one of the ranges (`None`: any key). Files without bounds can hold any."""
+    return (piece for piece in pieces if ranges is None or meets_any(piece.part.keys, ranges))
 
 
 def oks_as_of(batch: HollowBatch, manifest: BatchManifest, time: int) -> Iterator[Piece]:

@@ -18,7 +18,6 @@ from persist_core.frontier import Frontier
 from persist_core.shard.batch import BatchManifest, HollowBatch
 from persist_core.shard.state import ShardState
 
-MAX_MERGE_MS = 24 * 3_600_000  # a run that is older is garbage, though nothing may have collected it yet
 _GONE = "another merge has replaced some of its inputs"
 
 
@@ -33,18 +32,18 @@ class Replaced:
 @dataclass(frozen=True)
 class NotReplaced:
     """Nothing was changed, and the run's files are garbage: its inputs are not side by side in the shard any more, or
-    the merge took so long that its files may be collected as garbage."""
+    the merge took so long that GC may have deleted its files."""
 
     reason: str
 
 
 def replace_batches(
-    state: ShardState, manifest: BatchManifest, manifest_key: str, *, staged_ms: int, now_ms: int
+    state: ShardState, manifest: BatchManifest, manifest_key: str
 ) -> tuple[ShardState, Replaced | NotReplaced]:
     """Put the run `manifest` in the place of its inputs iff they are still there, side by side, with the same bounds.
 
-    `staged_ms`: when its attempt began. Changes no frontier, commit, source or operator state. Raises `InvalidInput` if
-    the manifest is not a run of this shard, or if it gave up times that the shard still has.
+    Changes no frontier, commit, source or operator state. Raises `InvalidInput` if the manifest is not a run of this
+    shard, or if it gave up times that the shard still has.
     """
     run = manifest.run
     if run is None or manifest.shard != state.shard:
@@ -55,8 +54,8 @@ def replace_batches(
     placed = manifest.hollow(manifest_key)
     if placed in state.batches:
         return state, Replaced(placed, is_new=False)
-    if now_ms - staged_ms > MAX_MERGE_MS:
-        return state, NotReplaced(f"it began {now_ms - staged_ms} ms ago; the limit is {MAX_MERGE_MS}")
+    if manifest.era < state.oldest_era:
+        return state, NotReplaced(f"it began in era {manifest.era}; GC may have deleted its files")
     digests = [batch.manifest_sha256 for batch in state.batches]
     count = len(run.inputs)
     first = next((i for i in range(len(digests) - count + 1) if tuple(digests[i : i + count]) == run.inputs), None)

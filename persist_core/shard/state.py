@@ -6,8 +6,7 @@ Nothing here reads a clock, draws an id or touches a store: `shard.machine` runs
 loop and commits the result by compare-and-set. A transition that changes nothing returns the very same state object,
 and the machine then writes nothing.
 
-What holds between any two versions of a shard is in `persist_core.shard.invariants`; it is checked before every
-compare-and-set and after every decode, so a reader of this file may rely on it.
+What holds in every version is in `persist_core.shard.invariants`, checked at each compare-and-set and each decode.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from persist_core.errors import InvalidInput, LeaseExpired, NotReadable, StateNotRead, TokenReuse
+from persist_core.errors import InvalidInput, LeaseExpired, NotReadable, RunFailed, StateNotRead, TokenReuse
 from persist_core.frontier import ZERO, Frontier
 from persist_core.schema import CollectionSchema, check_compatible
-from persist_core.shard.batch import BatchManifest, HollowBatch, SourceFrontier, check_bounds
+from persist_core.shard.batch import BatchDescription, BatchManifest, HollowBatch, SourceFrontier, check_bounds
 
 MIN_COMMITS_KEPT = 128  # tokens that stay idempotent; docs/semantics.md, section 3
 MAX_COMMITS_KEPT = 192  # trimmed down to the minimum when this is passed, so that not every commit rewrites the list
@@ -50,11 +49,13 @@ class Commit:
 
 @dataclass(frozen=True)
 class Lease:
-    """A leased reader's hold on `since`: valid until `heartbeat_ms + duration_ms`."""
+    """A leased reader's hold on `since`: valid until `heartbeat_ms + duration_ms`. `era`: the shard's when the reader
+    began its last read; GC keeps what that read may need (`shard.eras`)."""
 
     since: Frontier
     heartbeat_ms: int
     duration_ms: int
+    era: int = 0
 
     def has_expired(self, now_ms: int) -> bool:
         """True from the first millisecond after the lease's end."""
@@ -70,11 +71,23 @@ class Hold:
 
 
 @dataclass(frozen=True)
+class Released:
+    """A lease or hold that a user ended: whose it was, what it held, who ended it, when and why."""
+
+    holder: str
+    since: int | None
+    released_ms: int
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class ShardState:
     """Everything about a shard except the contents of its batches.
 
-    `seqno` is that of this very version (-1: not written yet); only the machine moves it, by one. `operators` maps each
-    operator that has state to the digest of its chain (`batch.chain_digest`) after the newest commit.
+    `seqno` is that of this very version (-1: not written yet); only the machine moves it, by one. `history_ms` says how
+    far `since` may follow `upper` (None: all history is kept). `operators` maps each operator that has state to the
+    digest of its chain (`batch.chain_digest`) after the newest commit. `released`: the newest, oldest first.
     """
 
     shard: str
@@ -88,6 +101,10 @@ class ShardState:
     holds: Mapping[str, Hold] = field(default_factory=dict)
     sources: Mapping[str, SourceFrontier] = field(default_factory=dict)
     operators: Mapping[str, str] = field(default_factory=dict)
+    history_ms: int | None = None
+    released: tuple[Released, ...] = ()
+    era: int = 0  # `shard.eras`
+    oldest_era: int = 0
 
     @property
     def is_dropped(self) -> bool:
@@ -116,9 +133,10 @@ class Committed:
 
 @dataclass(frozen=True)
 class UpperMismatch:
-    """Another writer advanced the shard. `winner` is the commit that covers `expected`, if it is still known.
+    """Another writer advanced the shard, or (`found` is as expected) the batch is of an era that is refused.
 
-    `is_stale`: the refused batch's own upper is covered already; its token may have been forgotten.
+    `winner` is the commit that covers `expected`, if it is still known. `is_stale`: the refused batch's own upper is
+    covered already; its token may have been forgotten.
     """
 
     expected: int
@@ -157,8 +175,8 @@ def compare_and_append(
                     " Mint a new description instead of changing the batch"
                 )
             return state, Committed(commit, is_new=False)
-    if state.upper != Frontier(expected_upper):
-        return state, _upper_mismatch(state, manifest)
+    if state.upper != Frontier(expected_upper) or manifest.era < state.oldest_era:
+        return state, upper_mismatch(state, manifest)
     schema = manifest.schema if state.schema is None else check_compatible(state.schema, manifest.schema)
     _check_operators_read(state, manifest)
     commit = _commit(state, manifest, manifest_key, state.since, now_ms)
@@ -190,12 +208,14 @@ def start_fork(
     """Make an empty shard a fork: it shares `batches`, and its one commit, `manifest`, stands for all of them.
 
     `since` is that of the shard it comes from. Idempotent by token. Raises `InvalidInput` if the shard holds data
-    or was dropped, or if a lease or a hold of it lies below `since`.
+    or was dropped, or if a lease or a hold of it lies below `since`; `RunFailed` if GC has given up the fork.
     """
     for commit in state.commits:
         if commit.token == manifest.token:
             return state, Committed(commit, is_new=False)
     check_can_be_fork(state, since)
+    if manifest.era < state.oldest_era:
+        raise RunFailed(f"fork {state.shard}: GC may have deleted files that it shares; it was not made. Try again")
     commit = _commit(state, manifest, manifest_key, since, now_ms)
     after = replace(
         state,
@@ -278,32 +298,29 @@ def _commit(state: ShardState, manifest: BatchManifest, manifest_key: str, since
     )
 
 
-def _upper_mismatch(state: ShardState, manifest: BatchManifest) -> UpperMismatch:
-    lower = manifest.lower
+def upper_mismatch(state: ShardState, batch: BatchManifest | BatchDescription) -> UpperMismatch:
+    """The answer to the append of a batch that can only be refused."""
+    lower = batch.lower
     winner = next((c for c in state.commits if c.lower <= lower and (c.upper is None or lower < c.upper)), None)
-    return UpperMismatch(
-        expected=lower, found=state.upper, winner=winner, is_stale=Frontier(manifest.upper) <= state.upper
-    )
+    return UpperMismatch(lower, state.upper, winner, is_stale=Frontier(batch.upper) <= state.upper)
 
 
 def register_lease(
     state: ShardState, reader: str, *, now_ms: int, duration_ms: int, since: Frontier | None = None
 ) -> tuple[ShardState, Lease]:
-    """Give `reader` (an id never used before) a lease at `since` (default: the shard's own).
-
-    The same id returns the same lease until it expires, so a caller that lost the answer can ask again.
-    """
+    """Give `reader` (an id never used before) a lease at `since` (default: the shard's own). The same id returns the
+    same lease until it expires, so a caller that lost the answer can ask again."""
     known = state.leases.get(reader)
     if known is not None:
         if known.has_expired(now_ms):
             raise _lease_expired(state, reader)
         return state, known
-    state, _ = expire_leases(state, now_ms=now_ms)  # first: it may advance the shard's since
+    state, _ = expire_leases(state, now_ms=now_ms)
     since = state.since if since is None else since
     if since < state.since:
         raise NotReadable(f"shard {state.shard}: since is {state.since}; expected a hold at {since}, which is gone")
-    _check_room(state, len(state.leases), "leases that have not expired")
-    lease = Lease(since=since, heartbeat_ms=now_ms, duration_ms=duration_ms)
+    check_room(state, len(state.leases), "leases that have not expired")
+    lease = Lease(since, heartbeat_ms=now_ms, duration_ms=duration_ms, era=state.era)
     return replace(state, leases={**state.leases, reader: lease}), lease
 
 
@@ -321,7 +338,19 @@ def renew_lease(
     renewed = replace(lease, since=wanted, heartbeat_ms=max(now_ms, lease.heartbeat_ms))
     if renewed == lease:
         return state, lease
-    return _advance_since(replace(state, leases={**state.leases, reader: renewed})), renewed
+    return replace(state, leases={**state.leases, reader: renewed}), renewed
+
+
+def keep_lease(state: ShardState, reader: str, *, now_ms: int) -> tuple[ShardState, Lease]:
+    """The reader begins a read. Renew the lease if a third of its time has passed or an era has begun, so that reads in
+    between write no version. Raises as above."""
+    lease = state.leases.get(reader)
+    if lease is None or lease.has_expired(now_ms):
+        raise _lease_expired(state, reader)
+    if now_ms - lease.heartbeat_ms < lease.duration_ms // 3 and lease.era == state.era:
+        return state, lease
+    leases = {**state.leases, reader: replace(lease, era=state.era)}
+    return renew_lease(replace(state, leases=leases), reader, now_ms=now_ms)
 
 
 def release_lease(state: ShardState, reader: str) -> tuple[ShardState, bool]:
@@ -329,7 +358,7 @@ def release_lease(state: ShardState, reader: str) -> tuple[ShardState, bool]:
     if reader not in state.leases:
         return state, False
     leases = {name: lease for name, lease in state.leases.items() if name != reader}
-    return _advance_since(replace(state, leases=leases)), True
+    return replace(state, leases=leases), True
 
 
 def expire_leases(state: ShardState, *, now_ms: int) -> tuple[ShardState, tuple[str, ...]]:
@@ -338,63 +367,22 @@ def expire_leases(state: ShardState, *, now_ms: int) -> tuple[ShardState, tuple[
     if not expired:
         return state, ()
     leases = {name: lease for name, lease in state.leases.items() if name not in expired}
-    return _advance_since(replace(state, leases=leases)), expired
+    return replace(state, leases=leases), expired
 
 
-def register_hold(state: ShardState, holder: str, *, opaque: str) -> tuple[ShardState, Hold]:
-    """Register the critical reader `holder` at the shard's since; one that exists is returned unchanged."""
-    known = state.holds.get(holder)
-    if known is not None:
-        return state, known
-    _check_room(state, len(state.holds), "critical holds")
-    hold = Hold(since=state.since, opaque=opaque)
-    return replace(state, holds={**state.holds, holder: hold}), hold
-
-
-def compare_and_downgrade_hold(
-    state: ShardState, holder: str, *, expected_opaque: str, opaque: str, since: Frontier
-) -> tuple[ShardState, Hold | HoldMismatch]:
-    """Move `holder` up to `since` and to the token `opaque` iff its token is `expected_opaque`.
-
-    A lower `since` than the hold's is kept at the hold's. Raises `NotReadable` for an unknown holder.
-    """
-    hold = state.holds.get(holder)
-    if hold is None:
-        raise NotReadable(f"shard {state.shard} has no critical hold {holder!r}; register it first")
-    moved = Hold(since=max(hold.since, since), opaque=opaque)
-    if moved == hold:
-        return state, hold
-    if hold.opaque != expected_opaque:
-        return state, HoldMismatch(hold)
-    return _advance_since(replace(state, holds={**state.holds, holder: moved})), moved
-
-
-def release_hold(state: ShardState, holder: str) -> tuple[ShardState, bool]:
-    """Release a critical hold. False if it was gone already."""
-    if holder not in state.holds:
-        return state, False
-    holds = {name: hold for name, hold in state.holds.items() if name != holder}
-    return _advance_since(replace(state, holds=holds)), True
-
-
-def _advance_since(state: ShardState) -> ShardState:
-    """`since` is the minimum of the holds and never regresses; without holds it stays."""
-    held = [lease.since for lease in state.leases.values()] + [hold.since for hold in state.holds.values()]
-    if not held:
-        return state
-    return replace(state, since=max(state.since, min(held)))
-
-
-def _check_room(state: ShardState, held: int, what: str) -> None:
+def check_room(state: ShardState, held: int, what: str) -> None:
+    """Raise `InvalidInput` if the shard has `MAX_HOLDERS` of `what` already."""
     if held >= MAX_HOLDERS:
         raise InvalidInput(
             f"shard {state.shard} has {held} {what}, and at most {MAX_HOLDERS} are allowed. Close readers and release"
-            " holds that are not used any more; `persist describe` lists them"
+            f" holds that are not used any more; `persist holds {state.shard}` lists them"
         )
 
 
 def _lease_expired(state: ShardState, reader: str) -> LeaseExpired:
+    ended = next((each for each in reversed(state.released) if each.holder == reader), None)
+    why = "has expired" if ended is None else f"was released by {ended.by} at {ended.released_ms} ({ended.reason})"
     return LeaseExpired(
-        f"shard {state.shard}: the lease of reader {reader} has expired, its since is no longer held"
+        f"shard {state.shard}: the lease of reader {reader} {why}, its since is no longer held"
         f" (shard's since {state.since}, upper {state.upper}); open a new reader"
     )

@@ -11,6 +11,12 @@ from persist_core.shard.sealed import seal, unseal
 
 DRY_RUN_VERSION = 1
 _DRY_RUN = "dry_run"
+_REMARKABLE = {
+    "stashed": "in the stash until their time",
+    "late_times": "with a time that was final already",
+    "order_ties": "with the order of another record",
+    "skipped": "control records skipped",
+}
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,8 @@ class DrainStats:
     just before. `already_persisted`: redelivered winners of a (slot, original time) before the batch's lower; what they
     beat is in `duplicates`, as everywhere. `truncated`: tombstones that truncates expanded to; the truncate itself is
     `skipped`. `stashed`: what the stash holds at the end. `order_ties`: records that lost by canonical bytes alone.
+    In `sequence` order, `late`: of the winners, those that lost to an order seen before; `late_beyond_memory`: those
+    that won, though a tombstone that is not remembered any more may be newer.
     """
 
     records_read: int = 0
@@ -36,6 +44,7 @@ class DrainStats:
     stashed: int = 0
     duplicates: int = 0
     late: int = 0
+    late_beyond_memory: int = 0
     late_times: int = 0
     order_ties: int = 0
     skipped: int = 0
@@ -119,6 +128,24 @@ class DryRun:
 
 def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def in_words(shard: str, stats: Mapping[str, int]) -> str:
+    """What a run changed, in one line for logs: `+21 rows, 16 updated, 10 deleted, 1 error (persist errors x)`.
+
+    `stats` are those of a `DrainStats` or of a `ViewStats`.
+    """
+    inserted = stats.get("inserts", stats.get("inserted", 0))
+    deleted = stats.get("deletes", stats.get("retracted", 0))
+    errors = stats.get("errors", stats.get("errs_inserted", 0))
+    said = [
+        f"+{inserted} rows",
+        f"{stats['updates']} updated" if "inserts" in stats else "",
+        f"{deleted} deleted",
+        f"{errors} {'error' if errors == 1 else 'errors'} (persist errors {shard})" if errors else "",
+        *(f"{stats[name]} {words}" for name, words in _REMARKABLE.items() if stats.get(name)),
+    ]
+    return ", ".join(filter(None, said))
 
 
 def correction_notice(shard: str, stats: Mapping[str, int]) -> str | None:

@@ -32,9 +32,9 @@ class CollectionSource:
         freeze = source.freeze(consumed, until=until, lower=lower)
         sources, input_key = dict(state.sources), None
         if freeze.frozen.files:
-            input_key = stage_frozen(self._blob, self._config.name, freeze.frozen)
+            input_key = stage_frozen(self._blob, self._config.name, freeze.frozen, era=state.era)
         if freeze.frozen.files or source.has_other_place(consumed):
-            sources[FILES] = source.advance(consumed, freeze.frozen)
+            sources[FILES] = source.advance(consumed, freeze.frozen, era=state.era)
         return Intake(
             upper=freeze.upper,
             sources=sources,

@@ -191,8 +191,8 @@ class FileSource:
             is_over_limit=not self._fits(len(taken), sum(file.size_bytes for file in taken)),
         )
 
-    def advance(self, consumed: SourceFrontier | None, frozen: FrozenInput) -> SourceFrontier:
-        """The progress after `frozen`. Stages the ledger and commits nothing. Idempotent."""
+    def advance(self, consumed: SourceFrontier | None, frozen: FrozenInput, *, era: int) -> SourceFrontier:
+        """The progress after `frozen`. Stages the ledger in the shard's `era` and commits nothing. Idempotent."""
         place, known = self._known(consumed)
         twice = next((file.relative for file in frozen.files if file.relative in known), None)
         if twice is not None:
@@ -200,7 +200,7 @@ class FileSource:
         added = {file.relative: (file.size_bytes, file.mtime_ms) for file in frozen.files}
         if len(added) != len(frozen.files):
             raise InvalidInput("a frozen input names a file twice; mint again")
-        return self._ledger.extend(self._ledger.replaced(consumed, known), added, place=place)
+        return self._ledger.extend(self._ledger.replaced(consumed, known, era=era), added, place=place, era=era)
 
     def has_other_place(self, consumed: SourceFrontier | None) -> bool:
         """True if `source.path` starts at another folder than when `consumed` was committed."""

@@ -1,7 +1,7 @@
 """Frozen inputs in blob storage: the one way to store and to load them, whatever the source.
 
 A frozen input is a sealed object under the key that contains its digest (`persist_core.shard.keys.input_key`):
-equal inputs are stored once, and the bytes under a key never change.
+equal inputs are stored once in an era, and the bytes under a key never change.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Frozen(Protocol):
 F = TypeVar("F", bound=Frozen)
 
 
-def stage_frozen(blob: Blob, shard: str, frozen: Frozen) -> str:
-    """Store a frozen input of a shard and return its key. Idempotent."""
+def stage_frozen(blob: Blob, shard: str, frozen: Frozen, *, era: int) -> str:
+    """Store a frozen input of a shard, in the shard's era, and return its key. Idempotent."""
     data = frozen.encode()
-    key = input_key(shard, sealed_digest(data))
+    key = input_key(shard, era, sealed_digest(data))
     blob.set(key, data)
     return key
 

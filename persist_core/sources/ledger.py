@@ -1,7 +1,7 @@
 """Which files a shard has consumed: sets of `(path, size, time of change)` in content-addressed segments.
 
     SourceFrontier.offsets  {"root": ..., "base": ..., "files": n, "size_bytes": ..., "segments": [{key, files, ...}]}
-    <shard>/sources/files/<sha256>.json.zst  zstd of a sealed {"files": [[relative, size_bytes, mtime_ms], ...]}
+    <shard>/sources/files/<era>/<sha256>.json.zst  zstd of a sealed {"files": [[relative, size_bytes, mtime_ms], ...]}
 
 1. A segment never changes: its key is the digest of its bytes. Staging one twice has no effect.
 2. Each segment holds at least twice the files of the next. So n files lie in at most log2(n) + 1 segments, and each
@@ -65,21 +65,21 @@ class Ledger:
             )
         return every
 
-    def replaced(self, frontier: SourceFrontier | None, files: Consumed) -> SourceFrontier | None:
+    def replaced(self, frontier: SourceFrontier | None, files: Consumed, *, era: int) -> SourceFrontier | None:
         """The frontier with `files` in place of all its files: the same files under other names. Stages one segment."""
         if frontier is None or files == self.consumed(frontier):
             return frontier
-        segments = [asdict(self._stage(files))]
+        segments = [asdict(self._stage(files, era))]
         return SourceFrontier(SOURCE_TYPE, {**frontier.offsets, "segments": segments})
 
-    def extend(self, frontier: SourceFrontier | None, files: Consumed, *, place: Place) -> SourceFrontier:
+    def extend(self, frontier: SourceFrontier | None, files: Consumed, *, place: Place, era: int) -> SourceFrontier:
         """The frontier after `files` too. Stages at most one segment; commits nothing."""
         segments = list(segments_of(frontier))
         added = dict(files)
         while segments and segments[-1].files < 2 * len(added):  # bounded by the number of segments
             added.update(self.read(segments.pop()))
         if added:
-            segments.append(self._stage(added))
+            segments.append(self._stage(added, era))
         before: Mapping[str, int] = frontier.offsets if frontier else {}
         return SourceFrontier(
             SOURCE_TYPE,
@@ -91,11 +91,11 @@ class Ledger:
             },
         )
 
-    def _stage(self, files: Consumed) -> LedgerSegment:
+    def _stage(self, files: Consumed, era: int) -> LedgerSegment:
         rows = [[relative, *facts] for relative, facts in sorted(files.items())]
         data = zstandard.ZstdCompressor(level=_LEVEL).compress(seal(_SEGMENT, SEGMENT_VERSION, {"files": rows}))
         sha256 = hashlib.sha256(data).hexdigest()
-        key = ledger_segment_key(self._shard, sha256)
+        key = ledger_segment_key(self._shard, era, sha256)
         self._blob.set(key, data)
         self._read[key] = files
         return LedgerSegment(key, len(files), sha256, len(data))

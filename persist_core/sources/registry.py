@@ -36,6 +36,12 @@ def progress_of(blob: Blob, shard: str, sources: Mapping[str, SourceFrontier]) -
     return {name: _progress_of(blob, shard, stored) for name, stored in sources.items()}
 
 
+def kind_of(sources: Mapping[str, SourceFrontier]) -> str:
+    """What a shard with this progress is: `collection` (of files), `view` (of shards), or `other`."""
+    kinds = {FILES: "collection", SHARDS: "view"}
+    return next((kinds[stored.source_type] for stored in sources.values() if stored.source_type in kinds), "other")
+
+
 def _progress_of(blob: Blob, shard: str, stored: SourceFrontier) -> Progress:
     if stored.source_type == FILES:
         return FileProgress(blob, shard, stored)

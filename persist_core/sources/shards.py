@@ -5,8 +5,8 @@
 1. All inputs are read as of the same time, so a view is consistent across them; `upper` is at most the smallest upper.
 2. An input whose `since` has passed that time is an error, never an approximation. The hold `view/<name>` on each input
    keeps its `since` back as long as the newest refresh may have to be evaluated again.
-3. A view does not shorten the history of its inputs: its hold moves only as far as the holds that are not held by
-   views. Retention decides how much history is kept, not readers.
+3. A view does not shorten the history of its inputs: a hold only keeps `since` back. So it stays where it is, which
+   costs no version of the input's state, until the input's history would pass it.
 4. If neither the definition nor any input has changed since the newest refresh, the description is a seal: it reads
    nothing.
 """
@@ -33,13 +33,14 @@ from persist_core.handles.since import SinceHandle
 from persist_core.location.blob import Blob
 from persist_core.schema import CollectionSchema
 from persist_core.shard.batch import SourceFrontier
+from persist_core.shard.history import history_start
+from persist_core.shard.holds import VIEW
 from persist_core.shard.sealed import seal, unseal
 from persist_core.shard.state import ShardState
 from persist_core.sources.frozen import load_frozen, stage_frozen
 from persist_core.sources.source import Intake, NotYet
 
 SHARDS = "shards"  # the name and the type of a view's one source
-HOLDER_PREFIX = "view/"
 FROZEN_VERSION = 1
 _FROZEN = "frozen_shards"
 NO_COLUMNS = CollectionSchema(key=())  # of a view without a refresh
@@ -175,7 +176,7 @@ class ShardSource:
         if last is not None and self._is_unchanged(state, last, inputs, as_of):
             sources[SHARDS] = Refreshed(as_of, last.input_key, frozen.uppers).to_source()
             return Intake(upper.time, sources, notices=(*notices, "no input has changed: nothing to read"))
-        key = stage_frozen(self._client.blob, self._config.name, frozen)
+        key = stage_frozen(self._client.blob, self._config.name, frozen, era=state.era)
         sources[SHARDS] = Refreshed(as_of, key, frozen.uppers).to_source()
         return Intake(upper.time, sources, key, len(inputs), _bytes_of(inputs.values()), tuple(notices))
 
@@ -188,7 +189,7 @@ class ShardSource:
         return state.schema or NO_COLUMNS
 
     def settle(self, state: ShardState) -> None:
-        """Move the holds up, as far as the newest refresh and the holds of others allow (see the module, 2 and 3).
+        """Move the holds that block an input's history up to the newest refresh (see the module, 2 and 3).
 
         Releases the hold on an input that only the previous refresh has read.
         """
@@ -202,12 +203,10 @@ class ShardSource:
                 held = self._client.state(name)
             except ShardNotFound:
                 continue
-            others = [hold.since for holder, hold in held.holds.items() if not holder.startswith(HOLDER_PREFIX)]
-            if others:
-                target = min(Frontier(last.as_of), *others)
-                hold = self._hold(name)
-                if hold.hold.since < target:
-                    hold.downgrade(target)  # a mismatch means that another checkpoint of this view has moved it
+            own = held.holds.get(f"{VIEW}{self._config.name}")
+            if own is not None and own.since < min(Frontier(last.as_of), history_start(held)):
+                # a mismatch means that another checkpoint of this view has moved it
+                self._hold(name).downgrade(Frontier(last.as_of))
 
     def dry_run_time(self, until: int | None) -> int:
         """The last time before `until` that all inputs have reached. Raises `OutsideFrontiers` if none exists."""
@@ -232,8 +231,8 @@ class ShardSource:
             if state.since > Frontier(as_of):
                 raise OutsideFrontiers(
                     f"view {self._config.name} needs its input {name} as of {as_of}, but {name} can be read from since"
-                    f" {state.since} on. Refresh the view at a later time (a later DAG run, or --until), or restore"
-                    f" {name}"
+                    f" {state.since} on. Refresh the view at a later time (a later DAG run, or --until). `history:` in"
+                    f" the file of {name} says how much is kept; `persist holds {name}` shows what holds more"
                 )
         uppers = {name: state.upper.time for name, state in sorted(inputs.items())}
         return FrozenShards(self._config.definition, as_of, uppers)
@@ -260,11 +259,11 @@ class ShardSource:
         """Inputs of the previous commit that the view no longer reads but still holds."""
         before = Refreshed.of(self._client.manifest(state.commits[-2]).sources) if state.commits[1:] else None
         names = [] if before is None else sorted(set(before.uppers) - set(self._config.inputs))
-        holder = f"{HOLDER_PREFIX}{self._config.name}"
+        holder = f"{VIEW}{self._config.name}"
         return [name for name in names if holder in self._client.state(name).holds]
 
     def _hold(self, name: str) -> SinceHandle:
-        return self._client.open_since(name, f"{HOLDER_PREFIX}{self._config.name}")
+        return self._client.open_since(name, f"{VIEW}{self._config.name}")
 
 
 def _missing(name: str) -> str:

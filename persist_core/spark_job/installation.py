@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from persist_core.errors import InvalidInput
@@ -48,6 +49,24 @@ def job_path() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise InvalidInput("package persist_spark is not installed; it comes with airflow-persist")
     return Path(next(iter(spec.submodule_search_locations))) / "__main__.py"
+
+
+def run_here(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run the job in this process, whose environment holds `environment` meanwhile; its exit status.
+
+    For jobs whose plan runs in a Spark Connect server, which start no JVM. Not thread-safe: a process has one
+    environment. Raises what the job raises, and `InvalidInput` if it is not installed.
+    """
+    job_path()
+    before = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        exit_status: int = importlib.import_module("persist_spark.__main__").main(arguments, os.environ)
+        return exit_status
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def spark_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -9,10 +9,12 @@ read argv.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.shard import ShardConfig
@@ -26,19 +28,38 @@ from persist_core.shard.sealed import seal, sealed_digest, unseal
 SPEC_VERSION = 1
 _SEAL = "job_spec"
 KEY_OPTION, DIGEST_OPTION = "--spec-key", "--spec-sha256"
-_KINDS: dict[str, type[ShardConfig]] = {"collection": CollectionConfig, "view": ViewConfig}  # field -> what it holds
+
+
+class MergeInputs(BaseModel):
+    """What a job merges instead of writing a batch: neighbors of the shard `name`, by the digests of their manifests,
+    oldest first."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    inputs: tuple[str, ...]
+
+
+# field -> what it holds
+_KINDS: dict[str, type[ShardConfig] | type[MergeInputs]] = {
+    "collection": CollectionConfig,
+    "view": ViewConfig,
+    "compact": MergeInputs,
+}
 
 
 @dataclass(frozen=True)
 class JobSpec:
-    """One write attempt: which description, of which collection or view, under which attempt id (a UUIDv7).
+    """One attempt: which description, of which collection or view, under which attempt id (a UUIDv7).
+
+    Of a merge, the description says the bounds and the bytes of its inputs.
 
     `dry_run_as_of` is set for a read-only refresh of a view: the job reports what a refresh at that time would write,
     in `keys.dry_run_key`, and stages nothing.
     """
 
     description: BatchDescription
-    config: ShardConfig
+    config: ShardConfig | MergeInputs
     attempt: str
     dry_run_as_of: int | None = None
 
@@ -53,6 +74,11 @@ class JobSpec:
         if isinstance(self.config, CollectionConfig):
             return self.config
         raise InvalidInput(f"job spec of {self.config.name}: found a {_kind_of(self.config)}, expected a collection")
+
+    @property
+    def spark_conf(self) -> Mapping[str, str]:
+        """Spark settings that the shard's file asks for. A merge has none: it does not know the file."""
+        return {} if isinstance(self.config, MergeInputs) else self.config.spark_conf
 
     def encode(self) -> bytes:
         """Sealed JSON. Keys are not sorted: the order of a collection's columns is the order in its file."""
@@ -112,5 +138,5 @@ def load_spec(blob: Blob, argv: Sequence[str]) -> JobSpec:
     return JobSpec.decode(data, what=key)
 
 
-def _kind_of(config: ShardConfig) -> str:
+def _kind_of(config: ShardConfig | MergeInputs) -> str:
     return next(kind for kind, model in _KINDS.items() if isinstance(config, model))

@@ -72,7 +72,7 @@ def write_batch(
     """
     spec = JobSpec(description, config, client.ids.uuid7())
     key = manifest_key(description.shard, spec.attempt)
-    _run_job(client, location, spec, key, settings)
+    run_job(client, location, spec, key, settings)
     return key
 
 
@@ -87,13 +87,13 @@ def dry_run_view(
     """What a refresh of the view at `as_of` would write. Mints and stages nothing; raises as `write_batch` does."""
     spec = JobSpec(description, config, client.ids.uuid7(), dry_run_as_of=as_of)
     key = dry_run_key(description.shard, spec.attempt)
-    return take_dry_run(client, key, _run_job(client, location, spec, key, settings))
+    return take_dry_run(client, key, run_job(client, location, spec, key, settings))
 
 
-def _run_job(
+def run_job(
     client: PersistClient, location: PersistLocation, spec: JobSpec, answer_key: str, settings: SparkSettings
 ) -> bytes:
-    """One Spark job to its end; the bytes of the answer that it left."""
+    """One Spark job to its end; the answer that it left under `answer_key`. Raises as `write_batch` does."""
     folder = settings.log_folder
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -121,7 +121,7 @@ def _command(
             )
         yield connect_command(arguments), {**location_environment(location), **connect_environment(settings.master)}
         return
-    conf = {**tuned_conf(settings.master, spec.description.input_bytes), **settings.conf}
+    conf = {**tuned_conf(settings.master, spec.description.input_bytes), **spec.spark_conf, **settings.conf}
     home = spark_home(os.environ)
     conf = with_s3a_jars(conf, location.blob_uri, os.environ, home)
     given = hand_over(location_environment(location), master=settings.master, deploy_mode=None, conf=conf)

@@ -2,7 +2,8 @@
 
     backfill(args) -> core's `airflow backfill create` -> follow(id): poll the metadata database, draw, say how it ended
 
-Airflow's own command does the creating, so that its checks and rules stay the only ones.
+Airflow's own command does the creating, so that its checks and rules stay the only ones. SQLite, which has one writer
+at a time, may refuse any of this while a scheduler runs ("database is locked"): then it is tried again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -24,6 +25,10 @@ POLL_MS = 500
 NO_SCHEDULER_GRACE_MS = 30_000  # a scheduler that is just starting shows up well within this
 SCHEDULER_DEAD_AFTER = timedelta(seconds=60)  # its heartbeat comes every 5 s
 ENDED = ("success", "failed")
+LOCKED_TRIES = 10  # each after SQLite has waited some seconds by itself
+LOCKED_PAUSE_MS = 1_000
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ class Follower:
         with self._progress() as draw:
             while True:
                 self.check()
-                status = read_status(backfill_id)
+                status = unlocked(lambda: read_status(backfill_id), self.clock)
                 draw(status)
                 now_ms = self.clock.now_ms()
                 if status.has_scheduler:
@@ -103,7 +108,7 @@ def backfill(args: Namespace) -> None:
         raise SystemExit("give --start-date, --end-date or both")
     if args.reset_dagruns and args.rerun_failed_tasks:
         raise SystemExit("--reset-dagruns and --rerun-failed-tasks exclude each other: the first includes the second")
-    model = _dag_model(args.dag_id)
+    model = unlocked(lambda: _dag_model(args.dag_id))
     if model is None:
         raise SystemExit(f"no DAG {args.dag_id!r} in the metadata database; `airflow dags reserialize` reads the files")
     if model.is_paused and not args.dry_run:
@@ -115,7 +120,7 @@ def backfill(args: Namespace) -> None:
     if backfill_id is None:
         return
     status = Follower(console).follow(backfill_id, timeout_s=args.timeout_s)
-    close_ended(args.dag_id)
+    unlocked(lambda: close_ended(args.dag_id))
     raise SystemExit(_conclude(console, status))
 
 
@@ -124,7 +129,7 @@ def create(args: Namespace, *, default_max_active_runs: int) -> int | None:
     from airflow.cli.commands.backfill_command import create_backfill
     from airflow.models.backfill import AlreadyRunningBackfill
 
-    close_ended(args.dag_id)
+    unlocked(lambda: close_ended(args.dag_id))
     reprocess = "completed" if args.reset_dagruns else "failed" if args.rerun_failed_tasks else "none"
     translated = Namespace(
         **{
@@ -137,11 +142,50 @@ def create(args: Namespace, *, default_max_active_runs: int) -> int | None:
             "run_on_latest_version": None,
         }
     )
-    try:
+    before = unlocked(lambda: _newest_backfill(args.dag_id))
+
+    def create_again() -> None:
+        _close_empty(args.dag_id, after=before)
         create_backfill(translated)
+
+    try:
+        unlocked(create_again)
     except AlreadyRunningBackfill as error:
         raise SystemExit(f"{error} Wait until it has ended, or cancel it in Airflow's UI") from error
-    return None if args.dry_run else _newest_backfill(args.dag_id)
+    return None if args.dry_run else unlocked(lambda: _newest_backfill(args.dag_id))
+
+
+def unlocked(action: Callable[[], T], clock: Clock | None = None) -> T:
+    """Do `action`, again and again while SQLite refuses it because another process writes; at most `LOCKED_TRIES`."""
+    from sqlalchemy.exc import OperationalError
+
+    for left in reversed(range(LOCKED_TRIES)):
+        try:
+            return action()
+        except OperationalError as error:
+            if "database is locked" not in str(error) or not left:
+                raise
+        (clock or SystemClock()).sleep_ms(LOCKED_PAUSE_MS)
+    raise AssertionError("the last try returns or raises")
+
+
+def _close_empty(dag_id: str, *, after: int) -> None:
+    """Mark backfills newer than `after` as completed that have no dag runs: the lock stopped Airflow between the two.
+
+    Airflow commits the backfill first and then its dag runs, in one transaction.
+    """
+    from airflow.models.backfill import Backfill, BackfillDagRun
+    from airflow.utils.session import create_session
+    from sqlalchemy import exists, update
+
+    is_empty = ~exists().where(BackfillDagRun.backfill_id == Backfill.id)
+    with create_session() as session:
+        session.execute(
+            update(Backfill)
+            .where(Backfill.dag_id == dag_id, Backfill.id > after, Backfill.completed_at.is_(None), is_empty)
+            .values(completed_at=_now())
+            .execution_options(synchronize_session=False)
+        )
 
 
 def close_ended(dag_id: str) -> None:
@@ -255,13 +299,14 @@ def _dag_model(dag_id: str) -> Any:
 
 
 def _newest_backfill(dag_id: str) -> int:
+    """The id of the DAG's newest backfill; 0 without one."""
     from airflow.models.backfill import Backfill
     from airflow.utils.session import create_session
     from sqlalchemy import select
 
     with create_session() as session:
         newest = select(Backfill.id).where(Backfill.dag_id == dag_id).order_by(Backfill.id.desc()).limit(1)
-        return session.scalars(newest).one()
+        return session.scalars(newest).one_or_none() or 0
 
 
 def _conclude(console: Console, status: BackfillStatus) -> int:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import Any, NoReturn
+from urllib.parse import quote, urlsplit
 
 from airflow.exceptions import AirflowClusterPolicySkipDag
 from airflow.providers.common.compat.sdk import (
@@ -19,12 +19,14 @@ from airflow.providers.common.compat.sdk import (
     AirflowException,
     AirflowFailException,
     AirflowNotFoundException,
+    AirflowSensorTimeout,
     AirflowSkipException,
     Asset,
     BaseHook,
     BaseNotifier,
     BaseOperator,
     BaseOperatorLink,
+    BaseSensorOperator,
     Context,
     Stats,
     TaskGroup,
@@ -32,6 +34,7 @@ from airflow.providers.common.compat.sdk import (
     mask_secret,
 )
 from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_0_PLUS, AIRFLOW_V_3_3_PLUS
+from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from persist_core.clock import Clock
 from persist_core.errors import ConfigError
@@ -41,30 +44,40 @@ __all__ = [
     "AirflowException",
     "AirflowFailException",
     "AirflowNotFoundException",
+    "AirflowSensorTimeout",
     "AirflowSkipException",
     "Asset",
     "BaseHook",
     "BaseNotifier",
     "BaseOperator",
     "BaseOperatorLink",
+    "BaseSensorOperator",
+    "BaseTrigger",
     "Context",
     "Stats",
     "TaskGroup",
-    "after_earlier_runs",
+    "TriggerEvent",
     "any_asset",
     "asset_link",
+    "asset_tables",
+    "conf",
+    "defers_by_default",
     "file_import_error",
     "form_widgets",
+    "framed_url",
     "interval_end_ms",
     "interval_schedule",
     "make_asset",
     "mask_secret",
+    "only_dag_id",
+    "reschedule",
+    "run_ahead",
     "set_event_extra",
     "submit_once",
 ]
 
-_EARLIER_RUNS_POLL = timedelta(seconds=20)  # each look is a task of its own, and costs a second of one core
-_EARLIER_RUNS_PATIENCE = timedelta(days=1)  # an earlier run that takes longer is stuck
+_ENDED = ("success", "skipped", "failed", "upstream_failed", "removed")
+_BEGUN = ("scheduled", "queued", "running", "restarting", "deferred", "up_for_retry", "up_for_reschedule")
 
 
 def interval_schedule(cron: str | None) -> Any:
@@ -90,26 +103,45 @@ def interval_end_ms(context: Context, clock: Clock) -> int:
     return clock.now_ms() if end is None else int(end.timestamp()) * 1000 + end.microsecond // 1000
 
 
-def after_earlier_runs(context: Context, clock: Clock, log: Any) -> None:
-    """Reschedule the task, without using up a try, while an earlier dag run of its DAG is running.
+def run_ahead(context: Context, append: str, staging: Sequence[str]) -> str | None:
+    """Why another dag run of this DAG takes its turn first, in words; `None` if none does.
 
-    A backfill on 3.x has a limit of its own, by default 10 dag runs at the same time, and ignores the DAG's
-    `max_active_runs`, which 2.11 respects. Earlier runs that only wait to be started do not count: they may be waiting
-    for this one.
+    `append` is the task that ends a turn, `staging` are the tasks of a run that has begun its own. An earlier dag run
+    goes first unless its append has ended, and so does any that is staging. Earlier runs that only wait to be started
+    do not count: they may be waiting for this one. 2.11 starts no more dag runs than the DAG allows, 3.x does so for
+    backfills.
     """
+    if not AIRFLOW_V_3_0_PLUS:
+        return None
     ti: Any = context["ti"]
-    earlier: Any = ti.get_previous_dagrun(state="running") if AIRFLOW_V_3_0_PLUS else None
-    now = datetime.fromtimestamp(clock.now_ms() / 1000, UTC)
-    started: datetime | None = getattr(context["dag_run"], "start_date", None)
-    if earlier is None or (started is not None and now - started > _EARLIER_RUNS_PATIENCE):
-        return
-    log.info(
-        "dag run %s is earlier and still running; looking again in %s. A backfill with --max-active-runs 1 avoids this",
-        earlier.run_id,
-        _EARLIER_RUNS_POLL,
-    )
-    error: Any = importlib.import_module("airflow.sdk.exceptions").AirflowRescheduleException
-    raise error(now + _EARLIER_RUNS_POLL)
+    earlier = ti.get_previous_dagrun(state="running")
+    if earlier is not None:
+        states = ti.get_task_states(dag_id=ti.dag_id, task_ids=[append], run_ids=[earlier.run_id])
+        if states.get(earlier.run_id, {}).get(append) not in _ENDED:
+            return f"dag run {earlier.run_id} is earlier and still running"
+    if ti.get_ti_count(dag_id=ti.dag_id, task_ids=list(staging), states=list(_BEGUN)):
+        return "another dag run is writing its batch"
+    return None
+
+
+def only_dag_id() -> str | None:
+    """The DAG that this process parses files for; `None` in the DAG processor, which needs all of them."""
+    name = "airflow.sdk" if AIRFLOW_V_3_0_PLUS else "airflow.utils.dag_parsing_context"
+    context: Any = importlib.import_module(name).get_parsing_context()
+    found: str | None = context.dag_id
+    return found
+
+
+def defers_by_default() -> bool:
+    """Airflow's own switch: whether operators wait in the triggerer (`[operators] default_deferrable`)."""
+    return bool(conf.getboolean("operators", "default_deferrable", fallback=False))
+
+
+def reschedule(at_ms: int) -> NoReturn:
+    """End this look of the task, and start it again at `at_ms`. Takes neither a try nor, meanwhile, a slot."""
+    module = "airflow.sdk.exceptions" if AIRFLOW_V_3_0_PLUS else "airflow.exceptions"
+    error: Any = importlib.import_module(module).AirflowRescheduleException
+    raise error(datetime.fromtimestamp(at_ms / 1000, UTC))
 
 
 def make_asset(uri: str) -> Asset:
@@ -141,12 +173,34 @@ def asset_link(uri: str) -> str:
     return f"{base.rstrip('/')}/datasets?uri={quote(uri, safe='')}"
 
 
-def submit_once() -> dict[str, Any]:
+def framed_url(route: str, path: str) -> str | None:
+    """The URL at which the UI shows the page `path` (below its base path) in the frame of a plugin's view.
+
+    The UI takes from its own URL where the frame starts, base path included. `None` on 2.11, which has no such views.
+    """
+    if not AIRFLOW_V_3_0_PLUS:
+        return None
+    base = (conf.get("api", "base_url", fallback="") or "").rstrip("/")
+    return f"{base}/plugin/{route}{urlsplit(base).path}/{path}"
+
+
+def asset_tables() -> tuple[Any, Any, Any]:
+    """The tables of assets and of tasks that update them, and the column of the second that names the first."""
+    if AIRFLOW_V_3_0_PLUS:
+        tables: Any = importlib.import_module("airflow.models.asset")
+        return tables.AssetModel, tables.TaskOutletAssetReference, tables.TaskOutletAssetReference.asset_id
+    tables = importlib.import_module("airflow.models.dataset")
+    return tables.DatasetModel, tables.TaskOutletDatasetReference, tables.TaskOutletDatasetReference.dataset_id
+
+
+def submit_once(operator: type) -> dict[str, Any]:
     """Arguments that make SparkSubmitOperator submit again on a retry instead of looking for the job of the last try.
 
-    A try stages under an id of its own, so a later try cannot use the job of an earlier one.
+    A try stages under an id of its own, so a later try cannot use the job of an earlier one. Release 5 of the Spark
+    provider always submits again and does not know the argument.
     """
-    return {"durable": False} if AIRFLOW_V_3_3_PLUS else {}
+    is_resumable = any(base.__name__ == "ResumableJobMixin" for base in operator.__mro__)
+    return {"durable": False} if AIRFLOW_V_3_3_PLUS and is_resumable else {}
 
 
 def file_import_error(path: Path, message: str) -> None:

@@ -1,6 +1,6 @@
 """From a collection or view to its tasks, a task group or a whole DAG.
 
-    shard_tasks(config)                    the four tasks, in the DAG or group that is open
+    shard_tasks(config)                    the four tasks, in the DAG or group that is open; `tasks_of(dag)` finds them
     upsert_task_group(config)              the same inside a task group; `view_task_group` for views
     build_upsert_dag(config)               DAG persist_upsert__<name>; `build_view_dag`: persist_view__<name>
     build_dags(folder), build_view_dags    one DAG per file of a folder; a wrong file becomes an import error of its own
@@ -14,12 +14,12 @@ views and views of views chain by themselves. Parsing touches no store and no ne
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from persist_airflow.compat import DAG, TaskGroup, any_asset, interval_schedule, make_asset
+from persist_airflow.compat import DAG, TaskGroup, any_asset, interval_schedule, make_asset, only_dag_id
 from persist_airflow.hook import PersistHook
 from persist_airflow.links import shard_uri
 from persist_airflow.notifications import ConflictCallback
@@ -33,15 +33,43 @@ from persist_airflow.wrong_files import stand_ins
 from persist_core.config.collection import CollectionConfig, load_collections
 from persist_core.config.files import config_files
 from persist_core.config.shard import ShardConfig
+from persist_core.config.tasks import AirflowConfig, TaskConfig
 from persist_core.config.view import ON_INPUT, ViewConfig, load_views
 from persist_core.errors import ConfigError
 from persist_core.time_text import parse_time
 
 UPSERT_PREFIX = "persist_upsert__"
 VIEW_PREFIX = "persist_view__"
-RETRIES = 3
-RETRY_DELAY = timedelta(seconds=10)
-APPEND_RETRIES = 6  # a conflict costs a try, and so does a worker that dies
+STAGES = ("mint", "write", "append", "checkpoint")
+TASK_IDS = ("mint_batch_descriptions", "write_batches", "append_batches", "checkpoint_manifest")
+
+
+class OperatorOptions(TypedDict, total=False):
+    """Airflow's own options of one task; they go over those in the shard's file."""
+
+    pool: str
+    pool_slots: int
+    queue: str
+    priority_weight: int
+    weight_rule: str
+    retries: int
+    retry_delay: timedelta
+    retry_exponential_backoff: bool
+    execution_timeout: timedelta
+    executor_config: Mapping[str, Any]
+    on_failure_callback: Any
+    on_success_callback: Any
+    on_retry_callback: Any
+
+
+class StageOptions(TypedDict, total=False):
+    """Of all four tasks, and of each."""
+
+    all: OperatorOptions
+    mint: OperatorOptions
+    write: OperatorOptions
+    append: OperatorOptions
+    checkpoint: OperatorOptions
 
 
 class TaskOptions(TypedDict, total=False):
@@ -51,6 +79,7 @@ class TaskOptions(TypedDict, total=False):
     spark_conn_id: str
     on_cas_conflict: Sequence[ConflictCallback] | ConflictCallback
     spark: Mapping[str, Any] | None
+    tasks: StageOptions | None
 
 
 class DagOptions(TaskOptions, total=False):
@@ -62,12 +91,13 @@ class DagOptions(TaskOptions, total=False):
 
 @dataclass(frozen=True)
 class ShardTasks:
-    """The four tasks, already chained."""
+    """The four tasks, already chained; `group` if they are in a task group of their own."""
 
     mint: MintBatchDescriptionsOperator
     write: WriteBatchesOperator
     append: AppendBatchesOperator
     checkpoint: CheckpointManifestOperator
+    group: TaskGroup | None = None
 
 
 def shard_tasks(
@@ -77,34 +107,80 @@ def shard_tasks(
     spark_conn_id: str = "spark_default",
     on_cas_conflict: Sequence[ConflictCallback] | ConflictCallback = (),
     spark: Mapping[str, Any] | None = None,
+    tasks: StageOptions | None = None,
 ) -> ShardTasks:
     """The four tasks of one collection or view, in the DAG or task group that is open.
 
-    `spark` are further arguments for the provider's SparkSubmitOperator (`conf`, `packages`, `executor_memory`, ...).
+    `spark` are further arguments for the provider's SparkSubmitOperator (`conf`, `packages`, `executor_memory`, ...),
+    `tasks` Airflow's options of all four tasks and of each: they go over `airflow:` in the shard's file, and that over
+    `default_args`. After a conflict append runs Spark, so without a pool of its own it takes that of write.
     """
     shared: dict[str, Any] = {"config": config, "persist_conn_id": persist_conn_id}
-    mint = MintBatchDescriptionsOperator(task_id="mint_batch_descriptions", **shared)
+    options = {stage: _options_of(config.airflow, tasks or {}, stage) for stage in STAGES}
+    if "pool" in options["write"]:
+        options["append"].setdefault("pool", options["write"]["pool"])
+    mint = MintBatchDescriptionsOperator(task_id=TASK_IDS[0], **shared, **options["mint"])
     write = WriteBatchesOperator(
-        task_id="write_batches", description=mint.output, spark_conn_id=spark_conn_id, **shared, **(spark or {})
+        task_id=TASK_IDS[1],
+        description=mint.output,
+        spark_conn_id=spark_conn_id,
+        **shared,
+        **{**options["write"], **(spark or {})},
     )
     append = AppendBatchesOperator(
-        task_id="append_batches",
+        task_id=TASK_IDS[2],
         staged=write.output,
         write_task_id=write.task_id,
         on_cas_conflict=on_cas_conflict,
-        retries=APPEND_RETRIES,
         **shared,
+        **options["append"],
     )
-    checkpoint = CheckpointManifestOperator(task_id="checkpoint_manifest", **shared)
+    checkpoint = CheckpointManifestOperator(task_id=TASK_IDS[3], **shared, **options["checkpoint"])
     mint >> write >> append >> checkpoint
     return ShardTasks(mint, write, append, checkpoint)
 
 
-def shard_task_group(config: ShardConfig, *, group_id: str | None = None, **options: Unpack[TaskOptions]) -> TaskGroup:
+def _options_of(config: AirflowConfig, given: StageOptions, stage: str) -> dict[str, Any]:
+    """The arguments of one task's operator: of all tasks, then of this one; from the file, then from the caller."""
+    of_stage: TaskConfig = getattr(config, stage)
+    callers: Mapping[str, Any] = {**given}
+    found: dict[str, Any] = {}
+    for each in (_in_airflow(config.all), _in_airflow(of_stage), callers.get("all"), callers.get(stage)):
+        found |= each or {}
+    return found
+
+
+def _in_airflow(config: TaskConfig) -> dict[str, Any]:
+    """The options of a file, those that are set, under Airflow's names."""
+    named = {
+        "pool": config.pool,
+        "pool_slots": config.pool_slots,
+        "queue": config.queue,
+        "priority_weight": config.priority,
+        "retries": config.retries,
+        "retry_delay": None if config.retry_delay_s is None else timedelta(seconds=config.retry_delay_s),
+        "execution_timeout": None if config.timeout_s is None else timedelta(seconds=config.timeout_s),
+        "executor_config": config.executor_config,
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def shard_task_group(config: ShardConfig, *, group_id: str | None = None, **options: Unpack[TaskOptions]) -> ShardTasks:
     """The four tasks inside a task group (default id: the shard's name). `options` are those of `shard_tasks`."""
     with TaskGroup(group_id or config.name) as group:
-        shard_tasks(config, **options)
-    return group
+        tasks = shard_tasks(config, **options)
+    return replace(tasks, group=group)
+
+
+def tasks_of(dag: DAG, group_id: str | None = None) -> ShardTasks:
+    """The four tasks in a DAG that a factory has made, or in the task group `group_id` of a DAG."""
+    prefix = f"{group_id}." if group_id else ""
+    mint, write, append, checkpoint = (_task(dag, f"{prefix}{task_id}") for task_id in TASK_IDS)
+    return ShardTasks(mint, write, append, checkpoint, dag.task_group_dict[group_id] if group_id else None)
+
+
+def _task(dag: DAG, task_id: str) -> Any:
+    return dag.get_task(task_id)
 
 
 def build_dag(
@@ -120,16 +196,17 @@ def build_dag(
     that is due, and a backfill makes history in steps. A view that refreshes `on_input` goes as far as its inputs.
     """
     face = _face(config)
+    owner = {"owner": config.airflow.owner} if config.airflow.owner else {}
     arguments: dict[str, Any] = {
         "dag_id": f"{face.prefix}{config.name}",
         "description": config.description or face.description,
         "schedule": _schedule(config, options.get("persist_conn_id", PersistHook.default_conn_name)),
         "start_date": _start_of(config),
         "catchup": False,
-        "max_active_runs": 1,
-        "tags": ["persist", face.tag],
+        "max_active_runs": config.airflow.max_active_runs,
+        "tags": ["persist", face.tag, *config.airflow.tags],
         "doc_md": face.document,
-        "default_args": {"retries": RETRIES, "retry_delay": RETRY_DELAY, **(default_args or {})},
+        "default_args": {**(default_args or {}), **owner},
     }
     with DAG(**{**arguments, **(dag_args or {})}) as dag:
         shard_tasks(config, **options)
@@ -141,21 +218,34 @@ build_upsert_dag = build_view_dag = build_dag
 
 
 def build_dags(folder: str | Path, **options: Unpack[DagOptions]) -> dict[str, DAG]:
-    """A DAG for every collection file in `folder`, by DAG id: `globals().update(...)`. `options`: see `build_dag`."""
+    """A DAG for every collection file in `folder`, by DAG id: `globals().update(...)`. `options`: see `build_dag`.
+
+    A task's process gets its own DAG alone, so the number of files costs it nothing.
+    """
     folder = Path(folder).absolute()
-    return _dags(*load_collections(folder), folder, UPSERT_PREFIX, options)
+    loaded = load_collections(folder, only=_only_shard(UPSERT_PREFIX))
+    return _dags(*loaded, folder, UPSERT_PREFIX, options)
 
 
 def build_view_dags(
     folder: str | Path, *, collections: str | Path | None = None, **options: Unpack[DagOptions]
 ) -> dict[str, DAG]:
-    """A DAG for every view file in `folder`, by DAG id: `globals().update(...)`. `options`: see `build_dag`.
+    """The same for views.
 
     `collections` is the folder of the collections that views may read (default: `collections` beside `folder`).
     """
     folder = Path(folder).absolute()
-    loaded = load_views(folder, collections=Path(collections) if collections is not None else None)
+    beside = Path(collections) if collections is not None else None
+    loaded = load_views(folder, collections=beside, only=_only_shard(VIEW_PREFIX))
     return _dags(*loaded, folder, VIEW_PREFIX, options)
+
+
+def _only_shard(prefix: str) -> str | None:
+    """The shard whose DAG this process needs: an empty name for none of those with the prefix, `None` for all."""
+    dag_id = only_dag_id()
+    if dag_id is None:
+        return None
+    return dag_id.removeprefix(prefix) if dag_id.startswith(prefix) else ""
 
 
 def _dags(

@@ -12,9 +12,12 @@ registered with Airflow's secrets masker, and messages hold only redacted URIs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from persist_airflow.compat import AirflowNotFoundException, BaseHook, form_widgets, mask_secret
+from persist_airflow.failures import fail_without_retry
 from persist_airflow.provider import CONNECTION_TYPE, FORM_FIELDS, HIDDEN_FIELDS, PLACEHOLDERS, RELABELED
 from persist_core.errors import ConfigError, InvalidUri, PersistError
 from persist_core.handles.client import PersistClient
@@ -108,6 +111,17 @@ class PersistHook(BaseHook):
             return self.get_connection(self.persist_conn_id)
         except AirflowNotFoundException:
             return None
+
+
+@contextmanager
+def task_client(persist_conn_id: str) -> Iterator[PersistClient]:
+    """A client for the body of a task. Errors that no retry can correct fail the task without further tries."""
+    with fail_without_retry():
+        client = PersistHook(persist_conn_id).get_conn()
+        try:
+            yield client
+        finally:
+            client.location.close()
 
 
 def _refuse_secrets(name: str, uri: str) -> None:

@@ -11,36 +11,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import Any
 
 from persist_airflow.compat import (
     AirflowSkipException,
     BaseOperator,
     Context,
-    after_earlier_runs,
+    defers_by_default,
     interval_end_ms,
     make_asset,
     set_event_extra,
 )
 from persist_airflow.exceptions import PersistCasConflict
-from persist_airflow.failures import fail_without_retry
 from persist_airflow.healing import heal
-from persist_airflow.hook import PersistHook
+from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.links import ShardLink, shard_uri
 from persist_airflow.notifications import ConflictCallback, alert
-from persist_airflow.spark import WriteBatchesOperator
+from persist_airflow.spark import RETRIES, RETRY_DELAY, WriteBatchesOperator
+from persist_airflow.turns import wait_for_turn
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ON_INPUT, ViewConfig
 from persist_core.errors import NotReadable
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
+from persist_core.maintenance.maintain import maintain_inline
 from persist_core.protocol import run, stages
 from persist_core.protocol.stages import Conflict, Minted, NothingToDo
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.state import Commit, Committed
-from persist_core.shard.stats import correction_notice
+from persist_core.shard.stats import correction_notice, in_words
+from persist_core.time_text import show_interval
 
 __all__ = [
     "AppendBatchesOperator",
@@ -50,54 +54,71 @@ __all__ = [
 ]
 
 
+APPEND_RETRIES = 6  # a conflict costs a try, and so does a worker that dies
+
+
 class _PersistOperator(BaseOperator):
-    """What the operators share: the shard's file, the location, the link to the shard."""
+    """What the operators share: the shard's file, the location, the link to the shard.
+
+    `retries` are enough for workers that die; `default_args` go over them.
+    """
 
     template_fields: Sequence[str] = ("persist_conn_id", "shard")
     operator_extra_links = (ShardLink(),)
 
     def __init__(
-        self, *, config: ShardConfig, persist_conn_id: str = PersistHook.default_conn_name, **kwargs: Any
+        self,
+        *,
+        config: ShardConfig,
+        persist_conn_id: str = PersistHook.default_conn_name,
+        retries: int = RETRIES,
+        retry_delay: timedelta = RETRY_DELAY,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(retries=retries, retry_delay=retry_delay, **kwargs)
         self.config = config
         self.persist_conn_id = persist_conn_id
         self.shard = config.name
 
-    @contextmanager
-    def _client(self) -> Iterator[PersistClient]:
-        with fail_without_retry():
-            client = PersistHook(self.persist_conn_id).get_conn()
-            try:
-                yield client
-            finally:
-                client.location.close()
+    def _client(self) -> AbstractContextManager[PersistClient]:
+        return task_client(self.persist_conn_id)
 
 
 class MintBatchDescriptionsOperator(_PersistOperator):
     """Describe the batch of this dag run: `[shard's upper, end of the data interval)` and all unread input that is due.
 
-    A view that refreshes on input goes as far as its inputs, whatever the interval. One with a cron schedule waits for
-    earlier dag runs that still run, so that it is refreshed at the end of each interval, in order. `{"force": true}` in
-    the dag run's conf accepts an end more than an hour from now. Returns
+    A view that refreshes on input goes as far as its inputs, whatever the interval. Dag runs of one DAG take turns, the
+    earliest first (`persist_airflow.turns`). `{"force": true}` in the dag run's conf accepts an end more than an hour
+    from now. Returns
     `BatchDescription.to_json()`; of a read-only view (`read_only` in its file, or in the dag run's conf)
     `{"dry_run_as_of": ..., "description": ...}`, minting nothing. Skips if the interval is already in the shard, or the
     inputs have not advanced.
 
     :param config: the collection or view
+    :param deferrable: wait for the turn in the triggerer; default: Airflow's `[operators] default_deferrable`
     :param persist_conn_id: the location (templated)
     """
 
     ui_color = "#cfe3f5"
 
+    def __init__(self, *, deferrable: bool | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.deferrable = defers_by_default() if deferrable is None else deferrable
+
     def execute(self, context: Context) -> dict[str, Any]:
         """Mint. Raises `AirflowSkipException` if there is nothing to do."""
+        return self._mint(context)
+
+    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - its name and signature are Airflow's
+        """Called when the triggerer has found that the shard moved on, or after a while: look again."""
+        return self._mint(context)
+
+    def _mint(self, context: Context) -> dict[str, Any]:
         with self._client() as client:
             until = None if _follows_inputs(self.config) else interval_end_ms(context, client.clock)
             if isinstance(self.config, ViewConfig) and is_read_only(self.config, context):
                 return _dry_run(client, self.config, until)
-            if isinstance(self.config, ViewConfig) and not _follows_inputs(self.config):
-                after_earlier_runs(context, client.clock, self.log)
+            wait_for_turn(self, context, client, deferrable=self.deferrable)
             is_forced = _asks_for(context, "force")
             minted = stages.mint(client, self.config, until=until, writer=writer_of(context), is_forced=is_forced)
         if isinstance(minted, NothingToDo):
@@ -109,7 +130,7 @@ class MintBatchDescriptionsOperator(_PersistOperator):
         description = minted.description
         self.log.info(
             "minted %s of shard %s: %d %s, %d bytes",
-            description.interval,
+            show_interval(description.lower, description.upper),
             description.shard,
             description.input_files,
             run.input_noun(self.config),
@@ -143,9 +164,10 @@ class AppendBatchesOperator(_PersistOperator):
         staged: Any,
         write_task_id: str,
         on_cas_conflict: Sequence[ConflictCallback] | ConflictCallback = (),
+        retries: int = APPEND_RETRIES,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(retries=retries, **kwargs)
         self.staged = staged
         self.write_task_id = write_task_id
         self.on_cas_conflict = tuple(on_cas_conflict) if isinstance(on_cas_conflict, Sequence) else (on_cas_conflict,)
@@ -168,7 +190,9 @@ class AppendBatchesOperator(_PersistOperator):
                 if result.is_new:
                     raise PersistCasConflict(result.record)
                 report = self._heal(client, description, context)
-        self.log.info("%s: %s", report["result"], report)
+        if "lower" in report:
+            interval = show_interval(report["lower"], report["upper"])
+            self.log.info("%s %s: %s", report["result"], interval, in_words(self.shard, report["stats"]))
         corrected = correction_notice(self.shard, report.get("stats", {}))
         if corrected is not None:
             self.log.warning("%s", corrected)
@@ -184,7 +208,8 @@ class AppendBatchesOperator(_PersistOperator):
             if isinstance(step, Conflict):
                 self._conflict(client, step, context)
             elif isinstance(step, Minted):
-                self.log.info("after the conflict: minted %s from the new upper", step.description.interval)
+                interval = show_interval(step.description.lower, step.description.upper)
+                self.log.info("after the conflict: minted %s from the new upper", interval)
 
         healed = heal(client, self.config, description, write=write.writer(client, context), on_step=on_step)
         if isinstance(healed, NothingToDo):
@@ -193,13 +218,16 @@ class AppendBatchesOperator(_PersistOperator):
         return _report(client, "healed", healed.commit)
 
     def _conflict(self, client: PersistClient, conflict: Conflict, context: Context) -> None:
-        """Log both sides, and alert once."""
-        self.log.error("%s", conflict.record)
+        """Log both sides, and alert once. It is an error only the first time."""
+        self.log.log(logging.ERROR if conflict.is_new else logging.INFO, "%s", conflict.record)
         alert(client, conflict.record, self.on_cas_conflict, context)
 
 
 class CheckpointManifestOperator(_PersistOperator):
     """Publish the checkpoint of the newest commit, move `_latest`, apply retention. Safe to do again at any time.
+
+    Then do a small part of the shard's maintenance if much of it is due, so that a shard stays fast without
+    `persist_maintenance`.
 
     :param config: the collection or view
     :param persist_conn_id: the location (templated)
@@ -220,7 +248,10 @@ class CheckpointManifestOperator(_PersistOperator):
                 self.log.info("shard %s has no commit yet: no checkpoint", self.shard)
                 return None
             report = _report(client, "published", client.state(self.shard).newest_commit)
+            maintained = maintain_inline(client, self.shard)
         self.log.info("%s", published)
+        if maintained is not None:
+            self.log.info("%s", maintained)
         for warning in published.warnings:
             self.log.warning("%s", warning)
         set_event_extra(context, self.asset, report)

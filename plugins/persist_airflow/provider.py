@@ -58,7 +58,14 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "hooks": [{"integration-name": "Persist", "python-modules": ["persist_airflow.hook"]}],
-        "operators": [{"integration-name": "Persist", "python-modules": ["persist_airflow.operators"]}],
+        "operators": [
+            {
+                "integration-name": "Persist",
+                "python-modules": ["persist_airflow.operators", "persist_airflow.maintenance"],
+            }
+        ],
+        "sensors": [{"integration-name": "Persist", "python-modules": ["persist_airflow.sensors"]}],
+        "triggers": [{"integration-name": "Persist", "python-modules": ["persist_airflow.triggers"]}],
         "integrations": [{"integration-name": "Persist", "external-doc-url": "", "tags": ["software"]}],
         "extra-links": ["persist_airflow.links.ShardLink"],
         "notifications": ["persist_airflow.notifications.LogConflictNotifier"],

@@ -1,9 +1,9 @@
-"""`WriteBatchesOperator`: runs the Spark job for one description, and returns the staged batch's manifest.
+"""`SparkJobOperator` runs one of our Spark jobs to its end; `WriteBatchesOperator` the job for one description.
 
     description + collection -> JobSpec, stored as a blob -> spark-submit persist_spark --spec-key ... --spec-sha256 ...
         -> <attempt>/manifest.json (its key is the result) or <attempt>/failure.json (raised as a clear error)
 
-With a connection of type `spark_connect` the job is a Python process without a JVM, and its plan runs in that server.
+With a connection of type `spark_connect` the job runs in the task's own process, and its plan in that server.
 The location and its credentials reach the job as `persist_core.spark_job.handover` says, never on a command line.
 
 Staging changes nothing that a reader sees, so this task may run any number of times, concurrently, and die anywhere.
@@ -15,6 +15,7 @@ import functools
 import inspect
 import os
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 
 from persist_airflow.class_data import class_data
 from persist_airflow.compat import AirflowException, AirflowNotFoundException, BaseHook, Context, submit_once
-from persist_airflow.failures import airflow_error, fail_without_retry
-from persist_airflow.hook import PersistHook
-from persist_airflow.spark_connect import ConnectedJob, connect_url
+from persist_airflow.failures import airflow_error
+from persist_airflow.hook import PersistHook, task_client
+from persist_airflow.spark_connect import connect_url, run_connected
 from persist_core.config.shard import ShardConfig
 from persist_core.errors import OutdatedDescription
 from persist_core.handles.client import PersistClient
@@ -34,113 +35,55 @@ from persist_core.shard.batch import BatchDescription
 from persist_core.shard.keys import dry_run_key, manifest_key
 from persist_core.spark_job.answer import job_failure, take_dry_run
 from persist_core.spark_job.handover import hand_over, location_environment, properties_file, spark_defaults
-from persist_core.spark_job.installation import job_path, local_environment, spark_environment, spark_home
+from persist_core.spark_job.installation import job_path, local_environment, spark_home
 from persist_core.spark_job.jars import with_s3a_jars
 from persist_core.spark_job.spec import JobSpec, stored
-from persist_core.spark_job.submit import LOCAL_MASTER, connect_command, connect_environment, tuned_conf
+from persist_core.spark_job.submit import LOCAL_MASTER, connect_environment, tuned_conf
 from persist_core.time_text import format_time
 
+RETRIES = 3
+RETRY_DELAY = timedelta(seconds=10)
 
-class WriteBatchesOperator(SparkSubmitOperator):
-    """Stage the batch of `description` with Spark.
 
-    Returns `{"description": ..., "manifest_key": ...}`. The key is `None` if the description was outdated or
-    already committed, and nothing was staged: the append task then finds the commit, or records the conflict and heals.
-    For a read-only view it stages nothing, and adds `"dry_run"`: what a refresh would write, counted and sampled.
+class SparkJobOperator(SparkSubmitOperator):
+    """Runs jobs for one shard, where and as the Spark connection says.
 
-    All arguments of the provider's SparkSubmitOperator may be given, `conf` goes over the tuned defaults. Without a
-    Spark connection of that id the job runs in `local[*]`. A description with neither input nor stash needs no Spark.
-    A Spark Connect server has its own settings: there `conf` and similar arguments are ignored, with a warning.
+    All arguments of the provider's SparkSubmitOperator may be given, `conf` goes over `spark_conf`, and that over the
+    tuned defaults. Without a Spark connection of that id jobs run in `local[*]`. A Spark Connect server has its own
+    settings: there `conf` and similar arguments are ignored, with a warning.
 
-    :param config: the collection or view
-    :param description: `BatchDescription.to_json()`, as mint returns it (templated)
+    :param shard: its name (templated)
+    :param spark_conf: Spark settings
     :param persist_conn_id: the location (templated)
-    :param spark_conn_id: the Spark connection
+    :param spark_conn_id: the Spark connection (templated)
     """
 
-    template_fields: Sequence[str] = (
-        *SparkSubmitOperator.template_fields,
-        "description",
-        "persist_conn_id",
-        "shard",
-    )
-    template_fields_renderers = {"description": "json"}  # noqa: RUF012 - Airflow's way to say it
-    ui_color = "#f7d7a8"
+    template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "persist_conn_id", "spark_conn_id", "shard")
 
     def __init__(
         self,
         *,
-        config: ShardConfig,
-        description: Any,
+        shard: str,
+        spark_conf: Mapping[str, str] | None = None,
         persist_conn_id: str = PersistHook.default_conn_name,
         spark_conn_id: str = "spark_default",
+        retries: int = RETRIES,
+        retry_delay: timedelta = RETRY_DELAY,
         **kwargs: Any,
     ) -> None:
-        arguments: dict[str, Any] = {"name": f"persist_{config.name}", "conn_id": spark_conn_id, **submit_once()}
-        super().__init__(**{**arguments, **kwargs})
+        arguments: dict[str, Any] = {"name": f"persist_{shard}", **submit_once(SparkSubmitOperator), **kwargs}
+        super().__init__(**arguments, retries=retries, retry_delay=retry_delay)
         self._brings_jars = bool(kwargs.keys() & {"jars", "packages"})
         self._submit_arguments = sorted(
             kwargs.keys() & inspect.signature(SparkSubmitOperator.__init__).parameters.keys()
         )
-        self._connected_job: ConnectedJob | None = None
         self._environment: dict[str, str] = {}
-        self.config = config
-        self.description = description
+        self.spark_conf = dict(spark_conf or {})
         self.persist_conn_id = persist_conn_id
-        self.shard = config.name
+        self.spark_conn_id = spark_conn_id
+        self.shard = shard
 
-    def execute(self, context: Context) -> Any:
-        """Stage once. Raises `AirflowFailException` if another try would fail as well, else `SparkJobFailed`."""
-        with fail_without_retry():
-            client = PersistHook(self.persist_conn_id).get_conn()
-            try:
-                if "dry_run_as_of" in self.description:
-                    return self._dry_run(client, context)
-                description = BatchDescription.from_json(self.description)
-                key = run.write_staged(client, self.config, description, self.writer(client, context))
-            finally:
-                client.location.close()
-        if key is None:
-            self.log.warning(
-                "description %s is outdated or already committed. Nothing was staged; the append task finds the commit,"
-                " or records the conflict and mints again",
-                description.interval,
-            )
-        else:
-            self.log.info("staged %s: %s", description.interval, key)
-        return {"description": self.description, "manifest_key": key}
-
-    def writer(self, client: PersistClient, context: Context) -> run.Write:
-        """What runs this task's Spark job for a description. The append task uses it after a conflict."""
-        return functools.partial(self._write, client, context)
-
-    def _write(self, client: PersistClient, context: Context, description: BatchDescription) -> str:
-        spec = JobSpec(description, self.config, client.ids.uuid7())
-        key = manifest_key(description.shard, spec.attempt)
-        self._run(client, context, spec, key)
-        return key
-
-    def _dry_run(self, client: PersistClient, context: Context) -> dict[str, Any]:
-        """A read-only view: report what its refresh would write. Nothing is staged."""
-        asked = self.description
-        description = BatchDescription.from_json(asked["description"])
-        spec = JobSpec(description, self.config, client.ids.uuid7(), dry_run_as_of=asked["dry_run_as_of"])
-        key = dry_run_key(description.shard, spec.attempt)
-        dry_run = take_dry_run(client, key, self._run(client, context, spec, key))
-        counts = {name: count for name, count in dry_run.stats.items() if not name.startswith("contents_")}
-        self.log.info(
-            "read-only: a refresh of %s as of %s would write: %s", self.shard, format_time(dry_run.as_of), counts
-        )
-        for update in dry_run.sample:
-            self.log.info("  %s", update)
-        report = {
-            "as_of": dry_run.as_of,
-            "stats": dict(dry_run.stats),
-            "sample": [dict(each) for each in dry_run.sample],
-        }
-        return {"description": asked["description"], "manifest_key": None, "dry_run": report}
-
-    def _run(self, client: PersistClient, context: Context, spec: JobSpec, answer_key: str) -> bytes:
+    def run_job(self, client: PersistClient, context: Context, spec: JobSpec, answer_key: str) -> bytes:
         """Run one job to its end; the bytes of its answer, which the job writes last.
 
         Raises `OutdatedDescription`, and for other failures what Airflow is to see.
@@ -163,35 +106,30 @@ class WriteBatchesOperator(SparkSubmitOperator):
 
     def _submit(self, spec: JobSpec, arguments: Sequence[str], context: Context) -> None:
         """Run the job to its end in the Spark that the connection names. Raises `AirflowException` if it fails."""
-        remote = connect_url(self._conn_id)
+        remote = connect_url(self.spark_conn_id)
         if remote is None:
             self._submit_to_master(spec, arguments, context)
         else:
             self._run_connected(arguments, remote)
 
     def _run_connected(self, arguments: Sequence[str], remote: str) -> None:
-        """Run the job's Python here, and its plan in the Spark Connect server `remote`."""
+        """Run the job in this process, and its plan in the Spark Connect server `remote`."""
         ignored = [name for name in self._submit_arguments if name != "env_vars"]
         if ignored:
             self.log.warning("%s: for spark-submit only, ignored with Spark Connect", ", ".join(ignored))
-        environment = {
-            **os.environ,
-            **spark_environment(os.environ),
-            **self._variables(PersistHook(self.persist_conn_id)),
-            **connect_environment(remote),
-        }
-        self._connected_job = ConnectedJob(connect_command(arguments), environment)
-        self._connected_job.run(self.log.info)
+        variables = self._variables(PersistHook(self.persist_conn_id))
+        run_connected(arguments, {**variables, **connect_environment(remote)})
 
     def _variables(self, hook: PersistHook) -> dict[str, str]:
         """The location, its credentials, and the user's own environment variables, for the job's driver."""
         return {**hook.get_environment(), **location_environment(hook.get_location()), **(self.env_vars or {})}
 
     def on_kill(self) -> None:
-        """End the job's process; what it has staged so far is garbage that no reader sees."""
-        if self._connected_job is not None:
-            self._connected_job.stop()
-        else:
+        """End what `spark-submit` started; what it has staged so far is garbage that no reader sees.
+
+        A job in a Spark Connect server ends with this process's own session.
+        """
+        if self._hook is not None:
             super().on_kill()
 
     def _submit_to_master(self, spec: JobSpec, arguments: Sequence[str], context: Context) -> None:
@@ -201,7 +139,7 @@ class WriteBatchesOperator(SparkSubmitOperator):
         is_local = master == "local" or master.startswith("local[")  # "localhost" is a host
         hook = PersistHook(self.persist_conn_id)
         quiet = {"spark.log.level": "WARN"} if is_local else {}  # on a cluster the provider reads ids in the log
-        conf = {**quiet, **tuned_conf(master, spec.description.input_bytes), **(self.conf or {})}
+        conf = {**quiet, **tuned_conf(master, spec.description.input_bytes), **self.spark_conf, **(self.conf or {})}
         if not self._brings_jars:
             home = spark_home(os.environ) if is_local else None
             conf = with_s3a_jars(conf, hook.get_location().blob_uri, os.environ, home)
@@ -234,6 +172,7 @@ class WriteBatchesOperator(SparkSubmitOperator):
 
     def _get_hook(self) -> SparkSubmitHook:
         """The provider's hook, which starts `spark-submit` in the environment of the current job."""
+        self._conn_id = self.spark_conn_id  # the provider reads it under this name, and renders no template in it
         hook = super()._get_hook()
         if self._environment:
             vars(hook)["submit"] = functools.partial(hook.submit, env=self._environment)
@@ -246,10 +185,12 @@ class WriteBatchesOperator(SparkSubmitOperator):
         for a process to bring a connection of its own: the Spark hook would take a missing one for YARN.
         """
         try:
-            connection = BaseHook.get_connection(self._conn_id)
+            connection = BaseHook.get_connection(self.spark_conn_id)
         except AirflowNotFoundException:
-            os.environ[f"AIRFLOW_CONN_{self._conn_id.upper()}"] = f'{{"conn_type": "spark", "host": "{LOCAL_MASTER}"}}'
-            self.log.info("no Spark connection %r: running in %s", self._conn_id, LOCAL_MASTER)
+            os.environ[f"AIRFLOW_CONN_{self.spark_conn_id.upper()}"] = (
+                f'{{"conn_type": "spark", "host": "{LOCAL_MASTER}"}}'
+            )
+            self.log.info("no Spark connection %r: running in %s", self.spark_conn_id, LOCAL_MASTER)
             return LOCAL_MASTER, self._deploy_mode
         host, port = connection.host or "", connection.port
         is_url = connection.conn_type == SparkSubmitHook.conn_type and host and ("://" in host or not port)  # its rule
@@ -263,3 +204,73 @@ def _close_pipe(hook: SparkSubmitHook | None) -> None:
     process = getattr(hook, "_submit_sp", None)
     if process is not None and process.stdout is not None:
         process.stdout.close()
+
+
+class WriteBatchesOperator(SparkJobOperator):
+    """Stage the batch of `description` with Spark.
+
+    Returns `{"description": ..., "manifest_key": ...}`. The key is `None` if the description was outdated or
+    already committed, and nothing was staged: the append task then finds the commit, or records the conflict and heals.
+    For a read-only view it stages nothing, and adds `"dry_run"`: what a refresh would write, counted and sampled.
+
+    A description with neither input nor stash needs no Spark. Further arguments are those of `SparkJobOperator`.
+
+    :param config: the collection or view
+    :param description: `BatchDescription.to_json()`, as mint returns it (templated)
+    """
+
+    template_fields: Sequence[str] = (*SparkJobOperator.template_fields, "description")
+    template_fields_renderers = {"description": "json"}  # noqa: RUF012 - Airflow's way to say it
+    ui_color = "#f7d7a8"
+
+    def __init__(self, *, config: ShardConfig, description: Any, **kwargs: Any) -> None:
+        super().__init__(shard=config.name, spark_conf=config.spark_conf, **kwargs)
+        self.config = config
+        self.description = description
+
+    def execute(self, context: Context) -> Any:
+        """Stage once. Raises `AirflowFailException` if another try would fail as well, else `SparkJobFailed`."""
+        with task_client(self.persist_conn_id) as client:
+            if "dry_run_as_of" in self.description:
+                return self._dry_run(client, context)
+            description = BatchDescription.from_json(self.description)
+            key = run.write_staged(client, self.config, description, self.writer(client, context))
+        if key is None:
+            self.log.warning(
+                "description %s is outdated or already committed. Nothing was staged; the append task finds the commit,"
+                " or records the conflict and mints again",
+                description.interval,
+            )
+        else:
+            self.log.info("staged %s: %s", description.interval, key)
+        return {"description": self.description, "manifest_key": key}
+
+    def writer(self, client: PersistClient, context: Context) -> run.Write:
+        """What runs this task's Spark job for a description. The append task uses it after a conflict."""
+        return functools.partial(self._write, client, context)
+
+    def _write(self, client: PersistClient, context: Context, description: BatchDescription) -> str:
+        spec = JobSpec(description, self.config, client.ids.uuid7())
+        key = manifest_key(description.shard, spec.attempt)
+        self.run_job(client, context, spec, key)
+        return key
+
+    def _dry_run(self, client: PersistClient, context: Context) -> dict[str, Any]:
+        """A read-only view: report what its refresh would write. Nothing is staged."""
+        asked = self.description
+        description = BatchDescription.from_json(asked["description"])
+        spec = JobSpec(description, self.config, client.ids.uuid7(), dry_run_as_of=asked["dry_run_as_of"])
+        key = dry_run_key(description.shard, spec.attempt)
+        dry_run = take_dry_run(client, key, self.run_job(client, context, spec, key))
+        counts = {name: count for name, count in dry_run.stats.items() if not name.startswith("contents_")}
+        self.log.info(
+            "read-only: a refresh of %s as of %s would write: %s", self.shard, format_time(dry_run.as_of), counts
+        )
+        for update in dry_run.sample:
+            self.log.info("  %s", update)
+        report = {
+            "as_of": dry_run.as_of,
+            "stats": dict(dry_run.stats),
+            "sample": [dict(each) for each in dry_run.sample],
+        }
+        return {"description": asked["description"], "manifest_key": None, "dry_run": report}

@@ -1,17 +1,19 @@
-"""Jobs whose plan runs in a Spark Connect server: which one, by Airflow's connection, and the process beside it.
+"""Jobs whose plan runs in a Spark Connect server: which server, by Airflow's connection, and the job in this process.
 
-connection of type `spark_connect` -> sc://host:port/;token=... in the environment -> python persist_spark/__main__.py
+connection of type `spark_connect` -> sc://host:port/;token=... in the environment -> persist_spark.__main__.main(...)
+
+The job has no process of its own. A new Python would import pyspark's client, pandas and our packages again, which is
+about 1.5 s of processor time. A worker that imports them before it forks its tasks pays that once.
 """
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from airflow.providers.apache.spark.hooks.spark_connect import SparkConnectHook
 
 from persist_airflow.compat import AirflowException, AirflowNotFoundException, BaseHook
-from persist_core.spark_job.submit import stop_process_group
+from persist_core.spark_job.installation import run_here
 
 
 def connect_url(conn_id: str) -> str | None:
@@ -26,36 +28,14 @@ def connect_url(conn_id: str) -> str | None:
     return url
 
 
-class ConnectedJob:
-    """One job's process. It leads a process group of its own, so that `stop` leaves nothing of it behind."""
+def run_connected(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Run one job to its end. Raises `AirflowException` if it fails.
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._command = list(command)
-        self._environment = dict(environment)
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def run(self, say: Callable[[str], None]) -> None:
-        """Run it to its end and `say` each line of its output. Raises `AirflowException` unless it ends with 0."""
-        with subprocess.Popen(
-            self._command,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        ) as process:
-            self._process = process
-            try:
-                assert process.stdout is not None
-                for line in process.stdout:
-                    say(line.decode("utf-8", "replace").rstrip())
-                exit_status = process.wait()
-            finally:
-                self.stop()
-        if exit_status:
-            raise AirflowException(f"the job's process ended with exit status {exit_status}; its output is above")
-
-    def stop(self) -> None:
-        """End the process if it still runs. May be called twice, and from another thread."""
-        if self._process is not None:
-            stop_process_group(self._process)
+    A signal that ends the task ends the job too: the session's release stops what the server still does for it.
+    """
+    try:
+        exit_status = run_here(arguments, environment)
+    except Exception as error:
+        raise AirflowException(f"the job failed: {type(error).__name__}: {error}") from error
+    if exit_status:
+        raise AirflowException("the job failed; its output is above")

@@ -36,6 +36,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Airflow's own, at its import
     importlib.import_module("persist_airflow.factory")
 
+from tests.airflow.airflow_process import migrate  # noqa: E402 - it goes with the others
 from tests.airflow.amazon import install  # noqa: E402 - it goes with the others
 from tests.airflow.fruit import Fruit  # noqa: E402 - it imports Airflow
 from tests.airflow.view_files import Views  # noqa: E402 - the same
@@ -85,3 +86,11 @@ def fruit(tmp_path: Path) -> Fruit:
 def views(fruit: Fruit) -> Views:
     """A folder for view files beside the collection, and a DAG file that reads it."""
     return Views(fruit)
+
+
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home whose database is migrated; copied for each test."""
+    home = tmp_path_factory.mktemp("migrated")
+    migrate(home)
+    return home

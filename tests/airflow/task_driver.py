@@ -20,7 +20,10 @@ class DagRunDriver:
     run_id: str = "test"
     run_after: datetime | None = None
     conf: dict[str, Any] = field(default_factory=dict)
-    earlier_run: Any = None  # that is running
+    earlier_run: str | None = None  # that is running
+    append_states: dict[str, str] = field(default_factory=dict)  # of dag runs
+    started: datetime | None = None
+    staging: int = 0  # tasks of other dag runs that write or append now
     xcoms: dict[str, Any] = field(default_factory=dict)
     events: dict[str, dict[str, Any]] = field(default_factory=dict)
     executed: dict[str, Any] = field(default_factory=dict)  # the newest operator of each task, after its execution
@@ -31,7 +34,11 @@ class DagRunDriver:
         return {
             "dag": self.dag,
             "dag_run": SimpleNamespace(
-                dag_id=self.dag.dag_id, run_id=self.run_id, run_after=self.run_after, conf=self.conf
+                dag_id=self.dag.dag_id,
+                run_id=self.run_id,
+                run_after=self.run_after,
+                conf=self.conf,
+                start_date=self.started,
             ),
             "run_id": self.run_id,
             "data_interval_end": self.interval_end,
@@ -40,12 +47,19 @@ class DagRunDriver:
             "ti": SimpleNamespace(
                 dag_id=self.dag.dag_id,
                 xcom_pull=lambda task_ids, **_: self.xcoms[task_ids],
-                get_previous_dagrun=lambda state=None: self.earlier_run if state == "running" else None,
+                get_previous_dagrun=lambda state=None: self._earlier() if state == "running" else None,
+                get_task_states=lambda run_ids, task_ids, **_: {
+                    run_id: {task_ids[0]: self.append_states.get(run_id)} for run_id in run_ids
+                },
+                get_ti_count=lambda **_: self.staging,
                 get_relevant_upstream_map_indexes=lambda *_, **__: None,  # 2.11 asks; nothing here is mapped
             ),
             "expanded_ti_count": None,
             "params": {},
         }
+
+    def _earlier(self) -> Any:
+        return None if self.earlier_run is None else SimpleNamespace(run_id=self.earlier_run)
 
     def run(self, task_id: str, **changed: Any) -> Any:
         """Execute one task; `changed` are attributes to overrule before its templates are rendered."""

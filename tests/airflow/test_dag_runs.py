@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +14,7 @@ from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.conflicts import list_conflicts
 from tests import real_parts
+from tests.airflow.airflow_process import run
 from tests.airflow.fruit import DAY_MS, NAME, START_MS, Fruit, check_history, end_of
 from tests.servers.backends import on_s3
 
@@ -45,52 +42,6 @@ print(json.dumps(states))
 """
 
 
-@pytest.fixture(scope="module")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home whose database is migrated; copied for each test."""
-    home = tmp_path_factory.mktemp("migrated")
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "airflow", "db", "migrate"],
-        env=environment(home, home / "dags"),
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        timeout=900,
-    )
-    return home
-
-
-def environment(home: Path, dags: Path, location: PersistLocation | None = None) -> dict[str, str]:
-    """For an Airflow process in that home."""
-    return {
-        **os.environ,
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),  # 2.11 starts `airflow`
-        "AIRFLOW_HOME": str(home),
-        "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
-        "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
-        **(location.to_env() if location else {}),
-    }
-
-
-def run(fruit: Fruit, migrated: Path, location: PersistLocation, *arguments: str) -> str:
-    """A Python process in a fresh copy of the home; its output."""
-    home = fruit.dags.parent / "home"
-    if not home.exists():
-        shutil.copytree(migrated, home)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", *arguments],
-        env=environment(home, fruit.dags, location),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=1500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
-    return done.stdout
-
-
 @on_s3
 def test_dag_runs_in_any_order_end_in_the_same_history(
     fruit: Fruit, migrated: Path, location: PersistLocation, client: PersistClient
@@ -99,7 +50,7 @@ def test_dag_runs_in_any_order_end_in_the_same_history(
     real_parts.used("dag.test()", importlib.metadata.version("apache-airflow"))
     fruit.write_days(range(4))
     ends = [end_of(day).isoformat() for day in (2, 1, 3)]
-    out = run(fruit, migrated, location, "-c", DRIVER, str(fruit.dags), *ends)
+    out = run(fruit.dags, migrated, location, "-c", DRIVER, str(fruit.dags), *ends)
     states: list[Any] = json.loads(out.splitlines()[-1])
     assert states == [["success", SUCCESS], ["success", SKIPPED], ["success", SUCCESS]]
     assert "already in shard fruit" in out
@@ -113,7 +64,7 @@ def test_airflow_2s_own_backfill(
     fruit: Fruit, migrated: Path, location: PersistLocation, client: PersistClient
 ) -> None:
     fruit.write_days(range(2))
-    run(fruit, migrated, location, "-m", "airflow", "dags", "backfill", "persist_upsert__fruit",
+    run(fruit.dags, migrated, location, "-m", "airflow", "dags", "backfill", "persist_upsert__fruit",
         "-s", "2026-01-01", "-e", "2026-01-02", "--disable-retry")  # fmt: skip
     assert check_history(client, 2) == {"upper": START_MS + 2 * DAY_MS, "commits": 2}
     assert fsck(client, NAME).is_clean
@@ -127,7 +78,7 @@ def test_too_many_errors_fail_the_run_at_once_and_commit_nothing(
     fruit.write_days(range(1))
     with (fruit.feed / "date=2026-01-01" / "part.json").open("a") as part:
         part.write('{"id": 7, "name": \n')
-    out = run(fruit, migrated, location, "-c", DRIVER, str(fruit.dags), end_of(0).isoformat())
+    out = run(fruit.dags, migrated, location, "-c", DRIVER, str(fruit.dags), end_of(0).isoformat())
     ((state, tasks),) = json.loads(out.splitlines()[-1])
     assert (state, tasks["mint_batch_descriptions"], tasks["write_batches"]) == ("failed", "success", "failed")
     assert "too_many_errors" in out

@@ -7,12 +7,13 @@ import json
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from persist_airflow.factory import build_dags, upsert_task_group
+from persist_airflow.factory import build_dags, build_view_dags, tasks_of, upsert_task_group
 from tests.airflow.fruit import DAY, START, Fruit
 
 pytestmark = pytest.mark.airflow_2_11
@@ -47,6 +48,18 @@ def test_the_bundled_dags_have_no_errors() -> None:
     bag = dag_bag(ROOT / "dags")
     assert not bag.import_errors
     assert "persist_upsert__customers" in bag.dags
+
+
+def test_a_task_opens_the_file_of_its_own_dag_alone(fruit: Fruit, monkeypatch: pytest.MonkeyPatch) -> None:
+    (fruit.dags / "collections" / "broken.yaml").write_text("columns: [")
+    folder = fruit.dags / "collections"
+    monkeypatch.setenv("_AIRFLOW_PARSING_CONTEXT_DAG_ID", "persist_upsert__fruit")
+    assert list(build_dags(folder)) == ["persist_upsert__fruit"]
+    assert build_view_dags(folder) == {}
+    monkeypatch.setenv("_AIRFLOW_PARSING_CONTEXT_DAG_ID", "somebody_elses")
+    assert build_dags(folder) == {}
+    monkeypatch.delenv("_AIRFLOW_PARSING_CONTEXT_DAG_ID")
+    assert len(build_dags(folder)) == 2, "the stand-in of the broken file too"
 
 
 def test_runs_have_real_data_intervals(fruit: Fruit) -> None:
@@ -115,10 +128,53 @@ def test_options_reach_the_tasks(fruit: Fruit) -> None:
     ).values()
     write: Any = dag.get_task("write_batches")
     append: Any = dag.get_task("append_batches")
-    assert (write.persist_conn_id, write._conn_id, write.conf) == ("lake", "cluster", {"spark.x": "1"})
+    assert (write.persist_conn_id, write.spark_conn_id, write.conf) == ("lake", "cluster", {"spark.x": "1"})
     assert append.on_cas_conflict == (told,)
     assert (write.retries, write.owner, dag.max_active_runs) == (0, "data", 4)
     assert [asset.uri for asset in append.outlets] == ["persist://lake/fruit"]
+
+
+def test_options_of_tasks_come_from_the_file_and_the_factory(fruit: Fruit) -> None:
+    text = (fruit.dags / "collections" / "fruit.yaml").read_text()
+    fruit.write_collection(
+        "fruit",
+        text
+        + """
+airflow:
+  owner: orchard
+  tags: [food]
+  max_active_runs: 3
+  all: {queue: slow, retries: 8}
+  write: {pool: spark, timeout_s: 3600, retries: 1, executor_config: {KubernetesExecutor: {image: big}}}
+  checkpoint: {priority: 5, retry_delay_s: 60}
+spark_conf: {spark.sql.shuffle.partitions: 8, spark.sql.adaptive.enabled: false}
+""",
+    )
+    (dag,) = build_dags(
+        fruit.dags / "collections",
+        default_args={"owner": "data", "retries": 2},
+        tasks={"all": {"queue": "fast"}, "append": {"retries": 4}},
+    ).values()
+    tasks = tasks_of(dag)
+    each = (tasks.mint, tasks.write, tasks.append, tasks.checkpoint)
+    assert [task.task_id for task in each] == CHAIN
+    assert [task.owner for task in each] == ["orchard"] * 4
+    assert ({"persist", "upsert", "food"}, 3) == (set(dag.tags), dag.max_active_runs)
+    assert [task.retries for task in each] == [8, 1, 4, 8], "the factory, then the file, then default_args"
+    assert [task.queue for task in each] == ["fast"] * 4
+    assert [task.pool for task in each] == ["default_pool", "spark", "spark", "default_pool"]
+    assert [task.priority_weight for task in each] == [1, 1, 1, 5]
+    assert tasks.write.execution_timeout == timedelta(hours=1)
+    assert tasks.write.executor_config == {"KubernetesExecutor": {"image": "big"}}
+    assert tasks.write.spark_conf == {"spark.sql.shuffle.partitions": "8", "spark.sql.adaptive.enabled": "false"}
+    assert tasks.checkpoint.retry_delay == timedelta(minutes=1)
+
+
+def test_all_four_tasks_honor_default_args(fruit: Fruit) -> None:
+    (plain,) = build_dags(fruit.dags / "collections").values()
+    assert [plain.get_task(task_id).retries for task_id in CHAIN] == [3, 3, 6, 3]
+    (given,) = build_dags(fruit.dags / "collections", default_args={"retries": 1}).values()
+    assert [given.get_task(task_id).retries for task_id in CHAIN] == [1, 1, 1, 1]
 
 
 def test_the_task_group_stands_in_any_dag(fruit: Fruit) -> None:
@@ -126,11 +182,13 @@ def test_the_task_group_stands_in_any_dag(fruit: Fruit) -> None:
 
     with DAG("mine", schedule=None) as dag:
         upsert_task_group(fruit.config())
-        upsert_task_group(fruit.config(), group_id="again", persist_conn_id="other")
+        tasks = upsert_task_group(fruit.config(), group_id="again", persist_conn_id="other")
     assert {task.task_id for task in dag.tasks} == {f"{group}.{task}" for group in ("fruit", "again") for task in CHAIN}
     append: Any = dag.get_task("again.append_batches")
     assert append.write_task_id == "again.write_batches"
     assert append.persist_conn_id == "other"
+    assert tasks.append is append
+    assert tasks == tasks_of(dag, "again")
 
 
 PROBE = """

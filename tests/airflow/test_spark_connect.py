@@ -8,10 +8,10 @@ import os
 import stat
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -19,7 +19,7 @@ from persist_airflow.compat import AirflowException, AirflowFailException
 from persist_airflow.embedded.spark_connect import LocalSpark
 from persist_airflow.exceptions import SparkJobFailed
 from persist_airflow.factory import build_upsert_dag
-from persist_airflow.spark_connect import ConnectedJob, connect_url
+from persist_airflow.spark_connect import connect_url, run_connected
 from persist_core.config.view import load_view
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
@@ -29,7 +29,6 @@ from persist_core.protocol.run import bring_up_to_date, describe_dry_run
 from persist_core.spark_job.submit import SparkSettings, dry_run_view, write_batch
 from tests.airflow.fruit import HISTORY, NAME, Fruit, check_history, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
-from tests.servers.lifeline import wait_until
 from tests.servers.spark_connect import ConnectServer, running
 
 MINT, WRITE = "mint_batch_descriptions", "write_batches"
@@ -39,6 +38,13 @@ BAD_LINE = '{"id": 1, "name": 7'
 @pytest.fixture(scope="module")
 def server() -> Iterator[ConnectServer]:
     yield from running()
+
+
+@pytest.fixture(autouse=True)
+def no_classic_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task has a process of its own. This one may have a session of other tests, and Spark allows one kind."""
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
+    monkeypatch.setattr("pyspark.sql.SparkSession._instantiatedSession", None)
 
 
 def connect(monkeypatch: pytest.MonkeyPatch, server: ConnectServer, token: str | None = None) -> None:
@@ -120,12 +126,11 @@ def test_another_token_is_refused_and_arguments_of_spark_submit_are_left_aside_a
     dag = build_upsert_dag(fruit.config(), spark={"executor_memory": "2g", "env_vars": {"A": "b"}})
     run = DagRunDriver(dag, end_of(0))
     run.run(MINT)
-    with pytest.raises(SparkJobFailed, match=r"(?i)token"):
+    with pytest.raises(SparkJobFailed, match="Invalid authentication token") as refused:
         run.run(WRITE)
     log = capfd.readouterr().out
     assert "executor_memory: for spark-submit only" in log
-    assert "Invalid authentication token" in log
-    assert "guessed" not in log
+    assert "guessed" not in f"{log}{refused.value}"
 
 
 @pytest.mark.airflow_2_11
@@ -150,31 +155,62 @@ def test_the_connections_type_says_where_jobs_run(
     assert connect_url("spark_default") == url
 
 
-def test_a_job_that_is_stopped_leaves_no_process_behind(tmp_path: Path) -> None:
-    note = tmp_path / "pid"
-    script = (
-        "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid()));"
-        "print('on it', flush=True); time.sleep(60)"
-    )
-    job = ConnectedJob([sys.executable, "-c", script, str(note)], os.environ)
-    said: list[str] = []
-    failures: list[BaseException] = []
+def test_a_job_in_the_tasks_process_leaves_its_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job sees the location's secrets and Spark's mode; the tasks and hooks after it do not."""
+    seen: list[tuple[Sequence[str], dict[str, str]]] = []
 
-    def run() -> None:
-        try:
-            job.run(said.append)
-        except AirflowException as error:
-            failures.append(error)
+    def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+        seen.append((arguments, dict(environment)))
+        os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # as pyspark does
+        if len(seen) == 3:
+            raise ValueError("no such host")
+        return len(seen) - 1
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    wait_until(lambda: said == ["on it"], what="the job's first line")
-    job.stop()
-    thread.join(30)
-    assert "exit status" in str(failures[0])
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(note.read_text()), 0)
-    job.stop()
+    monkeypatch.setitem(sys.modules, "persist_spark.__main__", cast(Any, SimpleNamespace(main=main)))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the worker's")
+    before = dict(os.environ)
+    given = {"SPARK_REMOTE": "sc://h", "AWS_SECRET_ACCESS_KEY": "the connection's"}
+    run_connected(["--spec-key", "k"], given)
+    with pytest.raises(AirflowException, match="the job failed; its output is above"):
+        run_connected([], given)
+    with pytest.raises(AirflowException, match="the job failed: ValueError: no such host"):
+        run_connected([], given)
+    assert seen[0] == (["--spec-key", "k"], {**before, **given})
+    assert dict(os.environ) == before
+
+
+def test_a_task_that_is_stopped_stops_its_job_in_the_server_too(server: ConnectServer) -> None:
+    """As Airflow stops one: SIGTERM, whose handler raises in the main thread, while the server computes."""
+    script = """
+import signal, sys
+from types import SimpleNamespace
+from persist_core.spark_job.installation import run_here
+from pyspark.sql import functions as F
+
+def stop(number, frame):
+    raise KeyboardInterrupt
+
+def main(arguments, environment):
+    from persist_spark.session import build_session
+    spark = build_session("counts")
+    try:
+        print(spark.range(1).count(), flush=True)
+        spark.range(int(arguments[0])).select(F.max(F.hash("id"))).collect()
+    finally:
+        spark.stop()
+
+signal.signal(signal.SIGTERM, stop)
+sys.modules["persist_spark.__main__"] = SimpleNamespace(main=main)
+run_here(sys.argv[2:], {"SPARK_REMOTE": sys.argv[1]})
+"""
+    for rows, ends_by_itself in ((10**15, False), (10, True)):  # the first takes all cores, for days
+        command = [sys.executable, "-c", script, server.url, str(rows)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as task:
+            assert task.stdout is not None
+            assert task.stdout.readline() == "1\n"
+            if not ends_by_itself:
+                task.terminate()
+            assert (task.wait(300) == 0) is ends_by_itself
 
 
 def test_the_token_of_a_local_server_is_its_owners_alone(tmp_path: Path) -> None:

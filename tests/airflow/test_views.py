@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from persist_airflow.compat import AirflowException, AirflowSkipException
+from persist_airflow.compat import AirflowSkipException
 from persist_airflow.factory import build_upsert_dag, build_view_dag, build_view_dags, view_task_group
 from persist_airflow.operators import MintBatchDescriptionsOperator
 from persist_airflow.spark import WriteBatchesOperator
@@ -18,7 +17,6 @@ from persist_core.shard.keys import dry_run_key
 from persist_core.shard.stats import DryRun
 from tests.airflow.fruit import NAME, Fruit, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
-from tests.airflow.test_dag_runs import IS_AIRFLOW_3
 from tests.airflow.test_parse import CHAIN, dag_bag
 from tests.airflow.view_files import Views
 from tests.servers.backends import on_each_consensus, on_servers
@@ -121,25 +119,6 @@ def test_a_scheduled_run_refreshes_at_the_end_of_its_interval(
         DagRunDriver(dag, end_of(0), "late").run(MINT)
     assert DagRunDriver(dag, end_of(9), "far").run_all()["upper"] == end_ms(3), "no further than its input"
     assert [commit.upper for commit in client.state("names").commits] == [end_ms(0), end_ms(1), end_ms(3)]
-
-
-@pytest.mark.usefixtures("spark")
-def test_a_scheduled_run_lets_earlier_ones_end_first(fruit: Fruit, views: Views, client: PersistClient) -> None:
-    """Airflow may start any number of runs of a backfill: the view is refreshed at the end of each interval."""
-    DagRunDriver(build_upsert_dag(fruit.config()), end_of(3)).run_all()
-    text = "query: SELECT name FROM fruit\n"
-    daily = build_view_dag(views.write("names", text + "schedule: '@daily'\n"))
-    earlier = SimpleNamespace(run_id="backfill__2026-01-02")
-    waiting = DagRunDriver(daily, end_of(2), "later", earlier_run=earlier)
-    if IS_AIRFLOW_3:  # 2.11 starts no more concurrent runs than the DAG allows
-        with pytest.raises(AirflowException) as put_off:
-            waiting.run(MINT)
-        assert type(put_off.value).__name__ == "AirflowRescheduleException"
-        assert "names" not in client.shards()
-    waiting.earlier_run = None
-    assert waiting.run_all()["upper"] == end_ms(2)
-    on_input = build_view_dag(views.write("also_names", text))
-    assert DagRunDriver(on_input, end_of(2), earlier_run=earlier).run_all()["upper"] == end_ms(3)
 
 
 @pytest.mark.usefixtures("spark")

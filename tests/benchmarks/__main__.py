@@ -1,5 +1,5 @@
-"""`make bench`: the only workload so far. `ARGS='--help'` lists its sizes."""
+"""`python -m tests.benchmarks` is `make bench`."""
 
-from tests.benchmarks.upl import main
+from tests.benchmarks.aims import main
 
 main()

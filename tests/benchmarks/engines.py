@@ -1,14 +1,17 @@
-"""The three engines that do the same work on the same events, and the reads that are compared.
+"""The engines that do the same work on the same events. Each runs in a process of its own (`turns`).
 
-    Ours       write stage + append: insertions, retractions, errs, stash, digests, counts, progress in one commit
-    Rewrite    the floor for copy-on-write: the new table is (old anti-join keys) + upserts; no changelog, no history
-    Duck       the ceiling: DuckDB writes the same insertions and retractions, without errs, digests or a commit
+    airflow-persist         write stage + append: insertions, retractions, errs, stash, digests, counts, progress
+    rewrite by anti-join    the floor for copy-on-write: new table = (old anti-join keys) + upserts; no changelog, no
+                            history. A read of its table is "plain Parquet of the same rows"
+    Iceberg merge-on-read   `MERGE INTO` with deletion vectors (`iceberg`)
+    DuckDB, equal work      the ceiling: the same insertions and retractions, without errs, digests or a commit
 
-Each gets one Parquet file of events per round. Each `commit` returns the bytes it wrote.
+Each gets one Parquet file of events per round, and Spark engines read it with the same explicit schema.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -16,68 +19,107 @@ import duckdb
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from persist_core.compaction.maintain import maintain
+from persist_core.compaction.merge import Merge, merge_here, replace_inputs
+from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
-from persist_core.location.open import OpenLocation
+from persist_core.handles.history import set_history
+from persist_core.location.open import OpenLocation, open_location
+from persist_core.location.settings import PersistLocation
+from persist_core.maintenance.maintain import maintain
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.keys import manifest_key
+from persist_core.shard.replace import NotReplaced, Replaced
 from persist_core.shard.state import Committed
 from persist_spark import frame, snapshot
+from persist_spark.merge.job import stage_merge
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
-from tests.benchmarks.workload import VALUE_COLUMNS, KeyType
+from tests.benchmarks.sessions import consume, session
+from tests.benchmarks.workload import VALUE_COLUMNS, Workload
 
 SHARD = "upl"
 _MS_PER_ROUND = 1000
+_GC_CALLS = 3  # an era begins, its list is stored, and is swept
 _TYPES = ("string", "string", "string", "int", "bigint", "double", "decimal(12,2)", "date", "timestamp")
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What an engine is started with. `folder` is its own, and holds all that it stores."""
+
+    folder: Path
+    workload: Workload
+    cores: int
+    memory: str
+
+    def stored(self) -> Path:
+        """The folder that the engine stores its data in, made now."""
+        folder = self.folder / "stored"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def location(self) -> OpenLocation:
+        """The location of our own engines."""
+        return open_location(PersistLocation(f"file://{self.stored()}", f"sqlite:///{self.folder}/consensus.db"))
+
+
 class Engine(Protocol):
-    """The operations that are timed."""
+    """The operations that are timed. What lies in `stored` counts as written.
 
-    name: str
+    Some engines also have `maintain()` (do all maintenance that is due) and `read_as_of(number)` (read the rows that
+    were alive after round `number`).
+    """
 
-    def commit(self, number: int, events: Path) -> int:
-        """Apply the events of round `number` (0: the base). Returns bytes written."""
+    stored: Path
+
+    def commit(self, number: int, events: Path) -> None:
+        """Apply the events of round `number` (0: the base)."""
         ...
 
     def read(self) -> None:
         """Decode every column of every live row."""
         ...
 
-    def rows(self) -> int:
-        """Live rows."""
+    def export(self, folder: Path) -> None:
+        """Write the live rows as Parquet, for the comparison with what is expected. Not timed."""
         ...
 
 
-def schema_of(key_type: KeyType) -> CollectionSchema:
+def schema_of(workload: Workload) -> CollectionSchema:
     """The collection's schema: `id`, then the nine value columns."""
     values = tuple(Column(name, kind) for name, kind in zip(VALUE_COLUMNS, _TYPES, strict=True))
-    return CollectionSchema(key=(Column("id", key_type, nullable=False),), values=values)
+    return CollectionSchema(key=(Column("id", workload.key_column_type, nullable=False),), values=values)
 
 
-def consume(rows: DataFrame) -> None:
-    """Decode and drop every row."""
-    rows.write.format("noop").mode("overwrite").save()
+def read_events(spark: SparkSession, workload: Workload, events: Path) -> DataFrame:
+    """The events of one file, with an explicit schema, as every Spark engine reads them."""
+    names = {column.name: column.type for column in schema_of(workload).columns}
+    schema = ", ".join(f"{name} {kind}" for name, kind in {**names, "op": "string"}.items())
+    return spark.read.schema(schema).parquet(str(events))
 
 
-class Ours:
-    """The write stage under test, warm, without the start-up of Spark."""
+def winners(spark: SparkSession, workload: Workload, events: Path) -> DataFrame:
+    """The newest event of each key, for engines that do not order events themselves."""
+    found = read_events(spark, workload, events).withColumn("place", F.monotonically_increasing_id())
+    newest = F.row_number().over(Window.partitionBy("id").orderBy(F.desc("place")))
+    return found.withColumn("rank", newest).where("rank = 1").drop("place", "rank")
 
-    name = "airflow-persist"
-    shard = SHARD
 
-    def __init__(self, spark: SparkSession, location: OpenLocation, key_type: KeyType) -> None:
-        self._spark = spark
-        self._location = location
-        self._client = PersistClient(location)
-        self._schema = schema_of(key_type)
-        self._client.ensure_shard(self.shard)
+class NeverMaintained:
+    """The write stage under test, warm, without the start-up of Spark, and without any maintenance."""
 
-    def commit(self, number: int, events: Path) -> int:
+    def __init__(self, setting: Setting) -> None:
+        self._setting, self.stored = setting, setting.stored()
+        self._spark = session(setting.cores, setting.memory)
+        self._location = setting.location()
+        self._client = PersistClient(self._location)
+        self._schema = schema_of(setting.workload)
+        self._client.ensure_shard(SHARD)
+
+    def commit(self, number: int, events: Path) -> None:
         lower = number * _MS_PER_ROUND
         description = BatchDescription(
-            shard=self.shard,
+            shard=SHARD,
             lower=lower,
             upper=lower + _MS_PER_ROUND,
             token=f"round-{number}",
@@ -86,24 +128,23 @@ class Ours:
             parent_id=None,
             writer="benchmark",
             input_bytes=events.stat().st_size,
+            era=self._client.state(SHARD).era,
         )
         attempt = self._client.ids.uuid7()
         request = UpsertRequest(description, self._schema, attempt, may_stash=False, is_columnar=True)
         manifest = stage_upserts(self._spark, self._client, request, self._records(events))
-        appended = self._client.open_writer(self.shard).compare_and_append(manifest, manifest_key(self.shard, attempt))
+        appended = self._client.open_writer(SHARD).compare_and_append(manifest, manifest_key(SHARD, attempt))
         if not isinstance(appended, Committed):
             raise AssertionError(f"round {number} was not committed: {appended}")
-        return manifest.size_bytes
 
     def _records(self, events: Path) -> DataFrame:
-        found = self._spark.read.schema(self._events_schema()).parquet(str(events))
-        err = [frame.err_null(name).alias(name) for name in frame.ERR_COLUMNS]
+        err = [F.lit(None).cast(frame.err_type(name)).alias(name) for name in frame.ERR_COLUMNS]
         order = F.struct(
             F.lit(events.name).alias("file"),
             F.lit(0).cast("bigint").alias("block"),
             F.monotonically_increasing_id().alias("row"),
         )
-        return found.select(
+        return read_events(self._spark, self._setting.workload, events).select(
             *[column.name for column in self._schema.columns],
             F.col("op").alias(frame.OP),
             F.lit(None).cast("bigint").alias("_persist_time"),
@@ -112,60 +153,82 @@ class Ours:
             *err,
         )
 
-    def _events_schema(self) -> str:
-        names = {column.name: column.type for column in self._schema.columns}
-        return ", ".join(f"{name} {kind}" for name, kind in {**names, "op": "string"}.items())
-
     def read(self) -> None:
-        consume(snapshot(self._spark, self._location, self.shard))
+        consume(snapshot(self._spark, self._location, SHARD))
 
-    def rows(self) -> int:
-        return snapshot(self._spark, self._location, self.shard).count()
+    def read_as_of(self, number: int) -> None:
+        consume(snapshot(self._spark, self._location, SHARD, as_of=(number + 1) * _MS_PER_ROUND - 1))
+
+    def export(self, folder: Path) -> None:
+        snapshot(self._spark, self._location, SHARD).write.parquet(str(folder))
 
 
-class Maintained(Ours):
-    """The same with the merges that are due after each commit; they count as part of it, in time and in bytes."""
+class Ours(NeverMaintained):
+    """The same with all maintenance that is due: large merges by Spark, as in the DAG `persist_maintenance`."""
 
-    name = "airflow-persist, maintained"
-    shard = f"{SHARD}-maintained"
+    def maintain(self) -> None:
+        maintain(self._client, SHARD, merge_elsewhere=self._merge_by_spark)
 
-    def commit(self, number: int, events: Path) -> int:
-        written, before = super().commit(number, events), self._parts()
-        maintain(self._client, self.shard)
-        return written + sum(size for key, size in self._parts().items() if key not in before)
+    def _merge_by_spark(self, merge: Merge) -> Replaced | NotReplaced:
+        attempt = self._client.ids.uuid7()
+        manifest = stage_merge(self._spark, self._client, merge, attempt)
+        return replace_inputs(self._client, manifest, manifest_key(SHARD, attempt))
 
-    def _parts(self) -> dict[str, int]:
-        batches = self._client.state(self.shard).batches
-        return {part.key: part.size_bytes for batch in batches for part in self._client.manifest(batch).parts}
+
+class WithoutHistory(Ours):
+    """The same with `history: 0`, and GC that waits for no reader: what it keeps is what the newest rows need."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        set_history(self._client, SHARD, 0)
+
+    def maintain(self) -> None:
+        super().maintain()
+        for _ in range(_GC_CALLS):
+            collect(self._client, SHARD, grace_ms=0, intent_ms=0)
+
+
+class Compaction:
+    """No Spark: merges all batches of a shard that is there into one run, as the largest merge of a shard does."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.stored = setting.stored()
+        self._client = PersistClient(setting.location())
+
+    def maintain(self) -> None:
+        state = self._client.state(SHARD)
+        merge_here(self._client, Merge.of(self._client, state, state.batches), attempt=self._client.ids.uuid7())
 
 
 class Rewrite:
     """The whole table is rewritten each round; only the newest event of a key counts."""
 
-    name = "rewrite by anti-join"
+    def __init__(self, setting: Setting) -> None:
+        self._setting, self.stored = setting, setting.stored()
+        self._spark = session(setting.cores, setting.memory)
+        self._table = self.stored / "none"
 
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self._spark = spark
-        self._folder = folder
-        self._table = folder / "0"
-
-    def commit(self, number: int, events: Path) -> int:
-        found = self._spark.read.parquet(str(events)).withColumn("place", F.monotonically_increasing_id())
-        newest = F.row_number().over(Window.partitionBy("id").orderBy(F.desc("place")))
-        winners = found.withColumn("rank", newest).where("rank = 1")
-        table = winners.where("op = 'u'").drop("op", "place", "rank")
+    def commit(self, number: int, events: Path) -> None:
+        found = winners(self._spark, self._setting.workload, events)
+        table = found.where("op = 'u'").drop("op")
+        old_table = self._table
         if number:
-            old = self._spark.read.parquet(str(self._table))
-            table = old.join(F.broadcast(found.select("id")), "id", "left_anti").unionByName(table)
-        self._table = self._folder / str(number)
+            keys = F.broadcast(read_events(self._spark, self._setting.workload, events).select("id"))
+            table = self._rows().join(keys, "id", "left_anti").unionByName(table)
+        self._table = self.stored / str(number)
         table.write.option("compression", "zstd").parquet(str(self._table))
-        return sum(path.stat().st_size for path in self._table.glob("*.parquet"))
+        for path in old_table.glob("*"):
+            path.unlink()
+
+    def _rows(self) -> DataFrame:
+        columns = ", ".join(f"{column.name} {column.type}" for column in schema_of(self._setting.workload).columns)
+        return self._spark.read.schema(columns).parquet(str(self._table))
 
     def read(self) -> None:
-        consume(self._spark.read.parquet(str(self._table)))
+        consume(self._rows())
 
-    def rows(self) -> int:
-        return self._spark.read.parquet(str(self._table)).count()
+    def export(self, folder: Path) -> None:
+        self._rows().write.parquet(str(folder))
 
 
 _DUCK_ROUND = """
@@ -189,43 +252,40 @@ _DUCK_ROUND = """
 
 
 class Duck:
-    """The same insertions and retractions by DuckDB, on two threads."""
+    """The same insertions and retractions by DuckDB, on as many threads as Spark has cores."""
 
-    name = "DuckDB, equal work"
-
-    def __init__(self, folder: Path, threads: int) -> None:
-        self._folder = folder
-        self._db = duckdb.connect(config={"threads": threads})
+    def __init__(self, setting: Setting) -> None:
+        self.stored = setting.stored()
+        self._db = duckdb.connect(config={"threads": setting.cores, "memory_limit": "3GB"})
         self._db.execute("SET TimeZone = 'UTC'")
 
     def _files(self, prefix: str) -> str:
-        return f"read_parquet('{self._folder}/{prefix}*.parquet')"
+        return f"read_parquet('{self.stored}/{prefix}*.parquet')"
 
-    def commit(self, number: int, events: Path) -> int:
+    def commit(self, number: int, events: Path) -> None:
         columns = ", ".join(VALUE_COLUMNS)
         if number == 0:
             self._db.execute(
-                f"COPY (SELECT id, {columns}, 0 AS time FROM '{events}') TO '{self._folder}/i0.parquet'"
+                f"COPY (SELECT id, {columns}, 0 AS time FROM '{events}') TO '{self.stored}/i0.parquet'"
                 " (FORMAT parquet, COMPRESSION zstd);"
-                f"COPY (SELECT id, {columns}, 0 AS time FROM '{events}' LIMIT 0) TO '{self._folder}/r0.parquet'"
+                f"COPY (SELECT id, {columns}, 0 AS time FROM '{events}' LIMIT 0) TO '{self.stored}/r0.parquet'"
                 " (FORMAT parquet, COMPRESSION zstd)"
             )
-        else:
-            self._db.execute(
-                _DUCK_ROUND.format(
-                    events=events,
-                    insertions=self._files("i"),
-                    retractions=self._files("r"),
-                    folder=self._folder,
-                    number=number,
-                    time=number * _MS_PER_ROUND,
-                    columns=", ".join(f"w.{name}" for name in VALUE_COLUMNS),
-                    old_columns=", ".join(f"b.{name}" for name in VALUE_COLUMNS),
-                    new=", ".join(f"w.{name}" for name in VALUE_COLUMNS),
-                    old=", ".join(f"b.{name}" for name in VALUE_COLUMNS),
-                )
+            return
+        self._db.execute(
+            _DUCK_ROUND.format(
+                events=events,
+                insertions=self._files("i"),
+                retractions=self._files("r"),
+                folder=self.stored,
+                number=number,
+                time=number * _MS_PER_ROUND,
+                columns=", ".join(f"w.{name}" for name in VALUE_COLUMNS),
+                old_columns=", ".join(f"b.{name}" for name in VALUE_COLUMNS),
+                new=", ".join(f"w.{name}" for name in VALUE_COLUMNS),
+                old=", ".join(f"b.{name}" for name in VALUE_COLUMNS),
             )
-        return sum((self._folder / f"{kind}{number}.parquet").stat().st_size for kind in "ir")
+        )
 
     def _live(self) -> str:
         return (
@@ -237,6 +297,6 @@ class Duck:
         hashed = ", ".join(f"i.{name}" for name in ("id", *VALUE_COLUMNS))
         self._db.execute(f"SELECT max(hash({hashed})) FROM {self._live()}").fetchall()
 
-    def rows(self) -> int:
-        found = self._db.execute(f"SELECT count(*) FROM {self._live()}").fetchone()
-        return int(found[0]) if found else 0
+    def export(self, folder: Path) -> None:
+        folder.mkdir()
+        self._db.execute(f"COPY (SELECT i.* EXCLUDE (time) FROM {self._live()}) TO '{folder}/rows.parquet'")

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from persist_core.compaction.plan import next_merge
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import WriteHandle
@@ -29,6 +30,7 @@ from persist_core.shard.state import ShardState, compare_and_append
 
 SCHEMA = CollectionSchema((Column("id", "bigint", nullable=False),), (Column("name", "string"),))
 TRIES = 7
+LIVING_ROWS, EVENTS = 2_000_000, 5_000  # of a shard that is maintained
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,23 @@ def state_after(commits: int, ids: Iterator[str], *, updates: int) -> ShardState
         state, _ = compare_and_append(state, manifest, manifest_key("s", next(ids)), expected_upper=lower, now_ms=0)
         state = replace(state, seqno=state.seqno + 1)
     return replace(state, seqno=0)
+
+
+def maintained(commits: int, ids: Iterator[str]) -> tuple[HollowBatch, ...]:
+    """The batches of a shard of `LIVING_ROWS` rows after as many commits of `EVENTS` updates, all merges done."""
+    batches: list[HollowBatch] = []
+    for number in range(commits):
+        batches.append(_hollow(number, number + 1, EVENTS, next(ids)))
+        while (due := next_merge(batches)) is not None:
+            first = batches.index(due[0])
+            rows = sum(batch.counts.rows for batch in due)
+            run = _hollow(due[0].lower, due[-1].upper, rows if first else min(rows, LIVING_ROWS), next(ids))
+            batches[first : first + len(due)] = [run]
+    return tuple(batches)
+
+
+def _hollow(lower: int, upper: int | None, rows: int, attempt: str) -> HollowBatch:
+    return HollowBatch(lower, upper, manifest_key("s", attempt), f"{lower:064x}", BatchCounts(rows), 50_000)
 
 
 def least_ms(act: Callable[[], object]) -> float:
@@ -115,13 +134,19 @@ def _next(seqnos: Iterator[int], data: bytes) -> tuple[int | None, VersionedData
 
 
 def main(commits: int) -> None:
-    """Print one line for seals and one for data."""
+    """Print one line for seals, one for data, and one for data that maintenance has merged."""
     with client() as on:
         ids = iter(on.ids.uuid7, "")
-        for what, updates in (("seals", 0), ("data", 3)):
-            cost = cost_of(state_after(commits, ids, updates=updates))
+        data = state_after(commits, ids, updates=3)
+        states = {
+            "seals": state_after(commits, ids, updates=0),
+            "data, never merged": data,
+            "data, merged": replace(data, batches=maintained(commits, ids)),
+        }
+        for what, state in states.items():
+            cost = cost_of(state)
             sys.stdout.write(
-                f"{commits} commits, {what}: {cost.state_bytes} bytes ({cost.state_bytes / commits:.0f} a commit),"
+                f"{commits} commits, {what}: {len(state.batches)} batches, {cost.state_bytes} bytes,"
                 f" encode {cost.encode_ms:.1f} ms, decode {cost.decode_ms:.1f} ms, store {cost.store_ms:.1f} ms"
                 f" (encode / store = {cost.encode_ms / cost.store_ms:.2f}), append {cost.append_ms:.1f} ms\n"
             )

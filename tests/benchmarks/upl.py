@@ -1,173 +1,199 @@
-"""UPL-small: our write stage against a full rewrite (the floor to beat) and DuckDB (the ceiling), in one run.
+"""One scenario: engines apply the same rounds of events, in turns, each in a process of its own.
 
-    python -m tests.benchmarks.upl --keys 2000000 --events 50000 --rounds 20 --out upl.md
+    python -m tests.benchmarks.upl --keys 2000000 --events 50000 --rounds 10 --json medium.json
 
-Prints a table of seconds per round, then the ratios; `--json` writes everything measured. Seconds depend on the
-machine, ratios hardly: quote ratios.
+Maintenance is due in every `--maintain-every`th round and in the last, and is timed apart from the commit. In every
+`--read-every`th round and in the last, each engine reads its newest rows, before and after maintenance. At the end the
+rows of each engine are compared with the newest event of each key in the files; the run fails if they differ. Prints a
+table of medians, and ratios (of commits: the median of the ratios of the rounds). `--json` writes everything measured.
+Seconds depend on the machine, ratios hardly: quote ratios.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import json
-import statistics
+import os
+import shutil
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
-from pyspark.sql import SparkSession
+import pyspark
 
-from persist_core.location.open import open_location
-from persist_core.location.settings import PersistLocation
-from tests.benchmarks.engines import Duck, Engine, Maintained, Ours, Rewrite, consume
-from tests.benchmarks.workload import KeyType, Workload, write_base, write_round
+from tests.benchmarks.engines import Setting
+from tests.benchmarks.tables import scenario_table
+from tests.benchmarks.turns import SHORT_NAMES, Player, busy_seconds, usage
+from tests.benchmarks.workload import Hits, KeyType, Workload, fingerprint, newest_events, write_feed
 
-_WARM_ROUNDS = 2  # compiled and cached by then; rounds are counted from the third on
-_READS = 3
-
-
-def session(cores: int) -> SparkSession:
-    """A local session, as `write_batches` has one, but with memory for the big bases."""
-    spark = (
-        SparkSession.builder.master(f"local[{cores}]")
-        .appName("upl")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.memory", "6g")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.shuffle.partitions", str(cores))
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
+READS = 3  # in a row; the best counts
 
 
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds, and what `work` returned."""
-    start = time.perf_counter()
-    result = work()
-    return time.perf_counter() - start, result
+@dataclass
+class Figures:
+    """What one engine took. Lists are by round, 0 being the base; reads are by round, as JSON wants its keys: text."""
+
+    commit_s: list[float] = field(default_factory=list)
+    commit_bytes: list[int] = field(default_factory=list)
+    maintain_s: list[float] = field(default_factory=list)
+    maintain_bytes: list[int] = field(default_factory=list)
+    read_before_s: dict[str, float] = field(default_factory=dict)
+    read_s: dict[str, float] = field(default_factory=dict)
+    stored_bytes: dict[str, int] = field(default_factory=dict)
+    middle_read_s: float | None = None
+    peak_memory_bytes: int = 0
 
 
-def run(spark: SparkSession, workload: Workload, folder: Path, engines: list[Engine], feed: Path) -> dict[str, Any]:
-    """Run all rounds, engine by engine within a round, so that other load on the machine affects all engines."""
-    seconds: dict[str, list[float]] = {engine.name: [] for engine in engines}
-    written: dict[str, list[int]] = {engine.name: [] for engine in engines}
-    given: list[int] = []
-    for number in range(workload.rounds + 1):
-        events = feed / f"{number:03}.parquet"
-        given.append(events.stat().st_size)
-        for engine in engines:
-            taken, size_bytes = timed(functools.partial(engine.commit, number, events))
-            seconds[engine.name].append(taken)
-            written[engine.name].append(size_bytes)
-        click.echo(f"round {number:2}: " + "  ".join(f"{e.name} {seconds[e.name][-1]:.2f} s" for e in engines))
-    rows = {engine.name: engine.rows() for engine in engines}
-    if len(set(rows.values())) != 1:
-        raise click.ClickException(f"the engines disagree on the number of rows: {rows}")
-    plain = folder / "plain"
-    spark.read.parquet(str(folder / "rewrite" / str(workload.rounds))).repartition(2).write.parquet(str(plain))
-    reads = {engine.name: min(timed(engine.read)[0] for _ in range(_READS)) for engine in engines}
-    reads["plain Parquet"] = min(timed(lambda: consume(spark.read.parquet(str(plain))))[0] for _ in range(_READS))
+@dataclass(frozen=True)
+class Scenario:
+    """The options of one run."""
+
+    workload: Workload
+    engines: Sequence[str]
+    maintain_every: int = 1
+    read_every: int = 5
+    cores: int = 2
+    memory: str = "2g"
+
+
+def run(scenario: Scenario, say: Callable[[str], None]) -> dict[str, Any]:
+    """All rounds; everything measured. Raises `AssertionError` if an engine fails or its rows are not the expected."""
+    workload = scenario.workload
+    began, busy_before, used_before = time.perf_counter(), busy_seconds(), usage().processor_s
+    with tempfile.TemporaryDirectory(prefix="upl-") as scratch, contextlib.ExitStack() as started:
+        folder = Path(scratch)
+        (folder / "feed").mkdir()
+        feed = write_feed(workload, folder / "feed")
+        players = []
+        for name in scenario.engines:
+            setting = Setting(folder / name.replace(" ", "-"), workload, scenario.cores, scenario.memory)
+            players.append(Player(name, setting))
+            started.callback(players[-1].close)
+        figures = {name: Figures() for name in scenario.engines}
+        for number, events in enumerate(feed):
+            turn = number % len(players)  # so that no engine always runs after the slowest
+            _round(scenario, number, events, [*players[turn:], *players[:turn]], figures)
+            say(
+                f"round {number:3}: " + "  ".join(f"{name} {each.commit_s[-1]:.2f} s" for name, each in figures.items())
+            )
+        for player in players:
+            if player.can("read_as_of"):
+                middle = [player.call("read_as_of", workload.rounds // 2).seconds for _ in range(READS)]
+                figures[player.name].middle_read_s = min(middle)
+            figures[player.name].peak_memory_bytes = player.usage().peak_memory_bytes
+        used = usage().processor_s - used_before  # of all engines too: they still run
+        others = (busy_seconds() - busy_before - used) / (time.perf_counter() - began)
+        rows = _check(players, feed, folder)
+        given = [path.stat().st_size for path in feed]
     return {
-        "keys": workload.keys,
-        "events": workload.events,
-        "rounds": workload.rounds,
-        "key_type": workload.key_type,
-        "rows": next(iter(rows.values())),
-        "commit_s": seconds,
-        "written_bytes": written,
+        "workload": asdict(workload),
+        "maintain_every": scenario.maintain_every,
+        "rows": rows,
         "input_bytes": given,
-        "read_s": reads,
+        "engines": {name: asdict(each) for name, each in figures.items()},
+        "machine": {"cores": os.cpu_count(), "others": round(others, 2), "spark": pyspark.__version__},
+        "commit": _git_commit(),
     }
 
 
-def report(measured: dict[str, Any]) -> str:
-    """Markdown: one table of seconds, one of ratios with the targets."""
-    ours, floor, duck = (measured["commit_s"][name] for name in (Ours.name, Rewrite.name, Duck.name))
-    rounds = slice(_WARM_ROUNDS + 1, None)
+def _round(
+    scenario: Scenario, number: int, events: Path, players: Sequence[Player], figures: dict[str, Figures]
+) -> None:
+    """One turn of each engine."""
+    is_last = number == scenario.workload.rounds
+    reads = number > 0 and (number % scenario.read_every == 0 or is_last)
+    for player in players:
+        turn = player.call("commit", number, events)
+        figures[player.name].commit_s.append(turn.seconds)
+        figures[player.name].commit_bytes.append(turn.written_bytes)
+    if reads:
+        for name, seconds in _read(players).items():
+            figures[name].read_before_s[str(number)] = seconds
+    for player in players:
+        if player.can("maintain") and (is_last or number % scenario.maintain_every == 0):
+            turn = player.call("maintain")
+            figures[player.name].maintain_s.append(turn.seconds)
+            figures[player.name].maintain_bytes.append(turn.written_bytes)
+        else:
+            figures[player.name].maintain_s.append(0.0)
+            figures[player.name].maintain_bytes.append(0)
+    if reads:
+        for name, seconds in _read(players).items():
+            figures[name].read_s[str(number)] = seconds
+        for player in players:
+            figures[player.name].stored_bytes[str(number)] = player.stored_bytes()
 
-    def middle(values: list[float]) -> float:
-        return statistics.median(values[rounds])
 
-    first, last = statistics.median(ours[3:6]), statistics.median(ours[-3:])
-    written, given = sum(measured["written_bytes"][Ours.name][1:]), sum(measured["input_bytes"][1:])
-    reads, maintained = measured["read_s"], measured["commit_s"][Maintained.name]
-    rewritten = sum(measured["written_bytes"][Maintained.name][1:])
-    lines = [
-        f"### {measured['keys']:,} keys ({measured['key_type']}), {measured['rounds']} rounds of"
-        f" {measured['events']:,} events",
-        "",
-        "| engine | base, s | commit, median s | last round, s | read, s | MB written a round |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for name, values in measured["commit_s"].items():
-        mb = statistics.median(measured["written_bytes"][name][1:]) / 1e6
-        lines.append(
-            f"| {name} | {values[0]:.2f} | {middle(values):.2f} | {values[-1]:.2f} | {reads[name]:.2f} | {mb:.1f} |"
-        )
-    lines += [
-        f"| plain Parquet | | | | {reads['plain Parquet']:.2f} | |",
-        "",
-        "| ratio | measured | aim |",
-        "| --- | --- | --- |",
-        f"| commit / rewrite | {middle(ours) / middle(floor):.2f} | <= 0.35 |",
-        f"| commit / DuckDB | {middle(ours) / middle(duck):.2f} | |",
-        f"| last 3 rounds / rounds 3-5 | {last / first:.2f} | <= 1.2 |",
-        f"| newest snapshot, never merged / plain Parquet | {reads[Ours.name] / reads['plain Parquet']:.2f} | |",
-        f"| snapshot, maintained / plain Parquet | {reads[Maintained.name] / reads['plain Parquet']:.2f} | 1.5 |",
-        f"| newest snapshot, maintained / never merged | {reads[Maintained.name] / reads[Ours.name]:.2f} | |",
-        f"| commits with all maintenance / rewrite | {sum(maintained[1:]) / sum(floor[1:]):.2f} | |",
-        f"| commits with all maintenance / without | {sum(maintained[1:]) / sum(ours[1:]):.2f} | |",
-        f"| bytes written with all maintenance / byte of input | {rewritten / given:.2f} | <= 6 |",
-        f"| bytes written / byte of input | {written / given:.2f} | <= 2 |",
-        "",
-    ]
-    return "\n".join(lines)
+def _read(players: Sequence[Player]) -> dict[str, float]:
+    """Seconds of the best of `READS` reads by each engine."""
+    taken: dict[str, list[float]] = {player.name: [] for player in players}
+    for _ in range(READS):
+        for player in players:
+            taken[player.name].append(player.call("read").seconds)
+    return {name: min(seconds) for name, seconds in taken.items()}
+
+
+def _check(players: Sequence[Player], feed: list[Path], folder: Path) -> int:
+    """The number of living rows. Raises `AssertionError` if an engine's rows are not the newest events of the feed."""
+    expected = fingerprint(newest_events(feed))
+    for player in players:
+        exported = folder / "exported"
+        player.call("export", exported)
+        found = fingerprint(f"FROM read_parquet('{exported}/*.parquet')")
+        if found != expected:
+            raise AssertionError(f"{player.name}: (rows, sum of hashes) is {found}, expected {expected}")
+        shutil.rmtree(exported)
+    return expected[0]
+
+
+def _git_commit() -> str:
+    """The commit that was measured, with a `+` if the work tree differs from it."""
+    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout.strip() or "unknown"
 
 
 @click.command(help=__doc__)
 @click.option("--keys", default=200_000, show_default=True, help="Rows of the base table.")
-@click.option("--events", default=50_000, show_default=True, help="Events in each round.")
-@click.option("--rounds", default=20, show_default=True)
-@click.option("--key-type", type=click.Choice(["bigint", "string"]), default="bigint", show_default=True)
+@click.option("--events", default=5_000, show_default=True, help="Events in each round.")
+@click.option("--rounds", default=12, show_default=True)
+@click.option("--key-type", type=click.Choice(["bigint", "string", "rising"]), default="bigint", show_default=True)
+@click.option("--hits", type=click.Choice(["uniform", "recent"]), default="uniform", show_default=True)
+@click.option(
+    "--engines", default="ours,iceberg,rewrite,duckdb", show_default=True, help="Some of " + ",".join(SHORT_NAMES)
+)
+@click.option("--maintain-every", default=1, show_default=True, help="Rounds from one maintenance to the next.")
+@click.option("--read-every", default=5, show_default=True, help="Rounds from one measured read to the next.")
 @click.option("--cores", default=2, show_default=True)
+@click.option("--memory", default="2g", show_default=True, help="The heap of each engine's JVM.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write everything measured here.")
-@click.option("--out", type=click.Path(path_type=Path), help="Also append the tables here.")
 def main(
-    keys: int, events: int, rounds: int, key_type: KeyType, cores: int, json_path: Path | None, out: Path | None
+    keys: int,
+    events: int,
+    rounds: int,
+    key_type: KeyType,
+    hits: Hits,
+    engines: str,
+    maintain_every: int,
+    read_every: int,
+    cores: int,
+    memory: str,
+    json_path: Path | None,
 ) -> None:
-    workload = Workload(keys=keys, events=events, rounds=rounds, key_type=key_type)
-    spark = session(cores)
-    with tempfile.TemporaryDirectory(prefix="upl-") as scratch:
-        folder = Path(scratch)
-        feed, rewrite, duck = (folder / name for name in ("feed", "rewrite", "duck"))
-        for path in (feed, rewrite, duck):
-            path.mkdir()
-        write_base(workload, feed / "000.parquet")
-        for number in range(1, rounds + 1):
-            write_round(workload, number, feed / f"{number:03}.parquet")
-        location = PersistLocation(f"file://{folder}/blobs", f"sqlite:///{folder}/consensus.db")
-        with open_location(location) as opened:
-            engines: list[Engine] = [
-                Ours(spark, opened, key_type),
-                Maintained(spark, opened, key_type),
-                Rewrite(spark, rewrite),
-                Duck(duck, cores),
-            ]
-            measured = run(spark, workload, folder, engines, feed)
-    spark.stop()
-    click.echo("\n" + report(measured))
+    unknown = set(engines.split(",")) - SHORT_NAMES.keys()
+    if unknown:
+        raise click.BadParameter(f"found {', '.join(sorted(unknown))}; expected some of {', '.join(SHORT_NAMES)}")
+    workload = Workload(keys=keys, events=events, rounds=rounds, key_type=key_type, hits=hits)
+    names = [SHORT_NAMES[short] for short in engines.split(",")]
+    measured = run(Scenario(workload, names, maintain_every, read_every, cores, memory), click.echo)
+    click.echo("\n" + scenario_table(measured))
     if json_path:
         json_path.write_text(json.dumps(measured, indent=1) + "\n")
-    if out:
-        with out.open("a") as file:
-            file.write(report(measured))
 
 
 if __name__ == "__main__":

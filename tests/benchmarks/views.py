@@ -36,8 +36,7 @@ from persist_spark import frame, snapshot
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 from persist_spark.view.job import run_view_job
 from persist_spark.view.rows import rows_of
-from tests.benchmarks.engines import consume
-from tests.benchmarks.upl import session, timed
+from tests.benchmarks.sessions import consume, session, timed
 
 ITEMS_PER_ORDER = 4
 ROUND_MS = 1000
@@ -173,7 +172,7 @@ class World:
             F.lit(None).cast("bigint").alias("_persist_time"),
             order.alias(frame.ORDER),
             F.lit(None).cast("binary").alias(frame.BAD_KEY),
-            *[frame.err_null(name).alias(name) for name in frame.ERR_COLUMNS],
+            *[F.lit(None).cast(frame.err_type(name)).alias(name) for name in frame.ERR_COLUMNS],
         )
 
     def refresh(self, view: ViewConfig) -> dict[str, int]:

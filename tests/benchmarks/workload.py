@@ -1,9 +1,12 @@
 """UPL-small: a base table and rounds of change events, as Parquet files, the same for the same arguments.
 
-    base: `keys` rows of 10 columns, about 150 bytes each, scrambled bigint or 16-byte string keys
+    base: `keys` rows of 10 columns, about 150 bytes each; keys: scrambled bigints, 16-byte strings, or rising bigints
     round: `events` rows: 60 % updates, 30 % inserts, 10 % deletes; a tenth of them repeat a key of the same round
 
 An event has the table's columns, `op` (`u` or `d`, whose value columns are null) and its place in the file as order.
+Updates and deletes hit all keys alike (`uniform`), or 95 % of them hit the newest 5 % of the keys (`recent`).
+
+The expected contents are those of the newest event of each key (`newest_events`), as DuckDB finds them in the files.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ from typing import Literal
 import duckdb
 import numpy as np
 
-KeyType = Literal["bigint", "string"]
+KeyType = Literal["bigint", "string", "rising"]
+Hits = Literal["uniform", "recent"]
 _SCRAMBLE = 0x5851F42D4C957F2D  # odd, so that multiplying by it modulo 2**63 loses nothing (Knuth's MMIX constant)
+_RECENT_SHARE, _RECENT_HITS = 0.05, 0.95
 VALUE_COLUMNS = ("name", "mail", "city", "age", "visits", "score", "balance", "born", "seen_at")
 
 
@@ -28,10 +33,18 @@ class Workload:
     events: int
     rounds: int
     key_type: KeyType = "bigint"
+    hits: Hits = "uniform"
     seed: int = 7
+
+    @property
+    def key_column_type(self) -> str:
+        """The key's type as a collection declares it."""
+        return "string" if self.key_type == "string" else "bigint"
 
     def key_sql(self, number: str) -> str:
         """SQL for the key of the `number`-th row ever made."""
+        if self.key_type == "rising":
+            return f"({number})::BIGINT"
         scrambled = f"(({number})::HUGEINT * {_SCRAMBLE} % 9223372036854775808)"
         return f"{scrambled}::BIGINT" if self.key_type == "bigint" else f"substr(md5({scrambled}::VARCHAR), 1, 16)"
 
@@ -71,6 +84,9 @@ def write_round(workload: Workload, number: int, path: Path) -> None:
     once = int(workload.events * 0.9)
     ops = rng.choice(np.array(["u", "i", "d"]), size=once, p=[0.6, 0.3, 0.1])
     rows = rng.integers(0, first_new, size=once)
+    if workload.hits == "recent":
+        recent = rng.random(once) < _RECENT_HITS
+        rows[recent] = rng.integers(int(first_new * (1 - _RECENT_SHARE)), first_new, size=once)[recent]
     fresh = ops == "i"
     rows[fresh] = first_new + np.arange(fresh.sum())
     again = rng.integers(0, once, size=workload.events - once)
@@ -86,3 +102,35 @@ def write_round(workload: Workload, number: int, path: Path) -> None:
             f" {_values_sql(f'({number}::BIGINT * 100000000 + place)')}, op, place FROM picked) v ORDER BY place)"
             f" TO '{path}' (FORMAT parquet, COMPRESSION zstd)"
         )
+
+
+def write_feed(workload: Workload, folder: Path) -> list[Path]:
+    """The base, then the rounds, one file each."""
+    files = [folder / f"{number:05}.parquet" for number in range(workload.rounds + 1)]
+    write_base(workload, files[0])
+    for number, path in enumerate(files[1:], 1):
+        write_round(workload, number, path)
+    return files
+
+
+def newest_events(feed: list[Path]) -> str:
+    """SQL for the living rows after these files."""
+    files = ", ".join(f"'{path}'" for path in feed)
+    return f"""
+        WITH events AS (
+            SELECT * EXCLUDE (filename, file_row_number), (filename, file_row_number) AS place
+            FROM read_parquet([{files}], filename = true, file_row_number = true)
+        ), newest AS (SELECT id, max(place) AS place FROM events GROUP BY id)
+        SELECT e.* EXCLUDE (op, place) FROM events e SEMI JOIN newest n ON e.id = n.id AND e.place = n.place
+        WHERE e.op = 'u'
+    """
+
+
+def fingerprint(rows: str, memory: str = "3GB") -> tuple[int, int]:
+    """The number of rows of a query, and a sum of their hashes, which does not depend on their order."""
+    columns = ", ".join(("id", *VALUE_COLUMNS))
+    with duckdb.connect(config={"memory_limit": memory}) as db:
+        db.execute("SET TimeZone = 'UTC'")
+        found = db.execute(f"SELECT count(*), sum(hash({columns})::HUGEINT) FROM ({rows})").fetchone()
+    assert found is not None
+    return int(found[0]), int(found[1] or 0)

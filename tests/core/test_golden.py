@@ -19,6 +19,7 @@ from persist_core.checkpoint.manifest import (
     SourceOffsets,
 )
 from persist_core.errors import CorruptArtifact
+from persist_core.gc.garbage_list import Garbage, GarbageList
 from persist_core.location.mem import MemBlob
 from persist_core.protocol.conflicts import ConflictRecord
 from persist_core.protocol.fork_records import ForkRecord
@@ -62,7 +63,10 @@ MANIFEST = BatchManifest(
     token="t",
     contents_digest="c" * 64,
     schema=CollectionSchema((Column("id", "bigint", nullable=False),), (Column("näme", "string"),)),
-    parts=(Part(part_key("orders", A, "errs", 0), PartKind.ERRS, 7, "d" * 64, 2),),
+    parts=(
+        Part(part_key("orders", A, "insertions", 0), PartKind.INSERTIONS, 7, "c" * 64, 2, 10, (-1,), (2**63 - 1,)),
+        Part(part_key("orders", A, "errs", 0), PartKind.ERRS, 7, "d" * 64, 2),
+    ),
     counts=BatchCounts(1, 2, 3, 4),
     checkpoint_id=B,
     epoch=5,
@@ -75,6 +79,7 @@ MANIFEST = BatchManifest(
     read_operators={STASH_OPERATOR: "f" * 64},
     stats={"eligible": 1},
     restored=Restored("orders", A, 9),
+    era=3,
 )
 CHECKPOINT = CheckpointManifest(
     checkpoint_id=B,
@@ -105,7 +110,12 @@ STORED = {
         FrozenShards("select 1", 9, {"a": 10, "b": None}), FrozenShards.encode, FrozenShards.decode
     ),
     "fork-record-v1": Stored(
-        ForkRecord("orders", "twin", A, 7, (manifest_key("orders", A),)), ForkRecord.encode, ForkRecord.decode
+        ForkRecord("orders", "twin", A, 7, 2, (manifest_key("orders", A),)), ForkRecord.encode, ForkRecord.decode
+    ),
+    "garbage-list-v1": Stored(
+        GarbageList("orders", 3, 4, 5, (Garbage(manifest_key("orders", A), 6),)),
+        GarbageList.encode,
+        lambda data: GarbageList.decode(data, what="a list"),
     ),
     "conflict-v1": Stored(
         ConflictRecord("id", "orders", 10, None, 20, "loser", "winner", 3, "t", 4),
@@ -145,7 +155,7 @@ def test_golden_bytes_of_a_ledger_segment() -> None:
     segment = {"key": "s/any", "files": 2, "sha256": digest, "size_bytes": len(data)}
     files = {"a é.jsonl": (1, 2), "b.jsonl": (3, 4)}
     assert Ledger(blob, "s").consumed(SourceFrontier("files", {"segments": [segment]})) == files
-    frontier = Ledger(blob, "s").extend(None, files, place=Place("/in", "/in"))
+    frontier = Ledger(blob, "s").extend(None, files, place=Place("/in", "/in"), era=0)
     written = blob.get(frontier.offsets["segments"][0]["key"])
     assert written is not None
     assert zstandard.ZstdDecompressor().decompress(written) == golden

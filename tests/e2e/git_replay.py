@@ -13,11 +13,13 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from persist_core.compaction.merge import ROWS_AT_ONCE, Merge, merge_here
 from persist_core.config.collection import CollectionConfig, load_collection
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import OpenLocation
 from persist_core.protocol import stages
 from persist_core.shard.keys import manifest_key
+from persist_core.shard.replace import Replaced
 from persist_core.shard.state import Committed
 from persist_core.spark_job.spec import JobSpec
 from tests.e2e.git_feed import COLLECTION, Record, Tree, commits, records, tree
@@ -65,6 +67,7 @@ def replay(
     for until, lines in deliveries(feed, len(history), batches, dice):
         (folder / "feed" / f"until-{until}.jsonl").write_text("".join(lines))
         done.stats.append(_run(spark, client, config, until))
+        _merge(client, dice)
     chosen = sorted({1, len(history), *(dice.randint(1, len(history)) for _ in range(samples))})
     compare(client, repo, history, chosen)
     done.compared = chosen
@@ -104,6 +107,18 @@ def _run(spark: SparkSession, client: PersistClient, config: CollectionConfig, u
     assert isinstance(result, Committed), result
     stages.checkpoint(client, config)
     return dict(manifest.stats)
+
+
+def _merge(client: PersistClient, dice: random.Random) -> None:
+    """More merges than any plan asks for: some neighbors after every commit, with little in memory at a time."""
+    state = client.state(COLLECTION)
+    if len(state.batches) < 2:
+        return
+    first = dice.randrange(len(state.batches) - 1)
+    inputs = state.batches[first : dice.randrange(first + 2, len(state.batches) + 1)]
+    merge = Merge.of(client, state, inputs)
+    rows_at_once = dice.choice([100, ROWS_AT_ONCE])
+    assert isinstance(merge_here(client, merge, attempt=client.ids.uuid7(), rows_at_once=rows_at_once), Replaced)
 
 
 def compare(client: PersistClient, repo: Path, history: Sequence[str], times: Sequence[int]) -> None:

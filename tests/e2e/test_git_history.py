@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from persist_core.handles.client import PersistClient
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
-from tests.e2e.git_feed import Tree, commits, path_text, records, tree
+from persist_core.maintenance.fsck import fsck
+from tests.e2e.git_feed import COLLECTION, Tree, commits, path_text, records, tree
 from tests.e2e.git_replay import replay
 from tests.e2e.random_repo import make_random_repo
 from tests.servers.backends import on_postgresql
@@ -72,6 +74,9 @@ def test_a_random_repository(spark: SparkSession, location: OpenLocation, random
     assert done.commits == 300
     assert any(stats["stashed"] for stats in done.stats), "no record ever waited in the stash: the test lost its point"
     assert sum(stats["deletes"] for stats in done.stats) > 10
+    client = PersistClient(location)
+    assert len(client.state(COLLECTION).batches) < 4, "nothing was merged"
+    assert fsck(client, COLLECTION).is_clean
 
 
 @on_postgresql

@@ -2,12 +2,14 @@
 
     persist's own commands ------> docs/reference/cli.md
     persist_core.errors ---------> docs/reference/errors.md
+    persist_core.inspection -----> docs/reference/inspection.md
 
-`make check` compares both files with `pages()`.
+`make check` compares these files with `pages()`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,6 +21,10 @@ from persist_core import errors
 from persist_core.cli.main import persist
 from persist_core.cli.output import EXIT_CODES
 from persist_core.errors import PersistError
+from persist_core.inspection import facts
+from persist_core.maintenance.holders import Held, Holders
+from persist_core.protocol.conflicts import ConflictRecord
+from persist_core.shard.state import Released
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -37,7 +43,7 @@ CLI_HEAD = """# Command line
 
 {group}
 
-## Options of every command
+## Options of every command on a location
 
 {shared}
 """
@@ -46,18 +52,25 @@ EXAMPLES = """
 persist run customers --until 2026-01-08
 persist shards
 persist describe customers
+persist commits customers --limit 10
 persist snapshot customers --as-of 2026-01-03 --limit 5
 persist changes customers --after 2026-01-03 --through 2026-01-04
 persist errors customers
 persist checkpoints customers
 persist maintain customers
+persist gc customers --dry-run
+persist holds customers
 persist pin customers CHECKPOINT_ID
 persist restore customers --to CHECKPOINT_ID --dry-run
 persist unpin customers CHECKPOINT_ID
 persist conflicts customers
 persist fsck customers
 persist doctor
+persist init shop
+persist demo
 """.strip().splitlines()
+
+NO_LOCATION = {"demo", "init"}  # these commands work without one, and have no options for it
 
 ERRORS_HEAD = """# Errors and exit codes
 
@@ -78,9 +91,44 @@ What an operator does about each kind is in [operations](../operations.md#a-dag-
 """
 
 
+INSPECTION_HEAD = """# Facts about shards, as JSON
+
+{made}
+The [page for shards](../page.md) reads these objects, and `persist ... --json` prints them. Names and meanings are
+stable; later releases may add fields. Times are integers (milliseconds since 1970 for schedules). `null` is a closed
+frontier or an unknown fact.
+
+| command | endpoint of the page | object |
+| --- | --- | --- |
+| `persist shards --json` (one a line) | `api/shards` | [ShardSummary](#shardsummary) |
+| `persist describe SHARD --json` | `api/shard` | [ShardDescription](#sharddescription) |
+| `persist commits SHARD --json` | `api/commits` | [CommitsPage](#commitspage) |
+| | `api/batches` | [BatchesPage](#batchespage) |
+| `persist checkpoints SHARD --json` (one a line) | `api/checkpoints` | [CheckpointFacts](#checkpointfacts) |
+| `persist holds SHARD --json` | | [Holders](#holders) |
+| `persist conflicts SHARD --json` (one a line) | `api/conflicts` | [ConflictRecord](#conflictrecord) |
+| | `api/rows`, `api/changes`, `api/errors` | [RowsPage](#rowspage) |
+"""
+
+
 def pages() -> dict[Path, str]:
     """Every page and its text."""
-    return {FOLDER / "cli.md": cli_page(), FOLDER / "errors.md": errors_page()}
+    return {
+        FOLDER / "cli.md": cli_page(),
+        FOLDER / "errors.md": errors_page(),
+        FOLDER / "inspection.md": inspection_page(),
+    }
+
+
+def inspection_page() -> str:
+    """The objects of an inspection, with the type of each field."""
+    text = INSPECTION_HEAD.format(made=_MADE)
+    found = [each for each in vars(facts).values() if dataclasses.is_dataclass(each) and isinstance(each, type)]
+    for kind in (*found, Holders, Held, Released, ConflictRecord):
+        own = [(f"`{field.name}`", f"`{field.type}`") for field in dataclasses.fields(kind)]
+        about = "\n\n".join(" ".join(each.split()) for each in (kind.__doc__ or "").split("\n\n"))
+        text += f"\n## {kind.__name__}\n\n{about}\n\n{_table(('field', 'type'), own)}\n"
+    return text
 
 
 def cli_page() -> str:
@@ -88,7 +136,8 @@ def cli_page() -> str:
     context = click.Context(persist, info_name="persist", **persist.context_settings)
     commands = [persist.commands[name] for name in sorted(persist.commands)]
     options = [_options(command, context) for command in commands]
-    shared = [record for record in options[0] if all(record in others for others in options)]
+    on_locations = [found for command, found in zip(commands, options, strict=True) if command.name not in NO_LOCATION]
+    shared = [record for record in on_locations[0] if all(record in others for others in on_locations)]
     head = CLI_HEAD.format(
         made=_MADE,
         examples="\n".join(f"$ {command}" for command in EXAMPLES),

@@ -1,6 +1,7 @@
-"""The jars with which Spark reads and writes S3, from the locked lists in requirements/spark-jars/.
+"""Jars for Spark from the locked lists in requirements/spark-jars/: for S3, and Iceberg for the benchmarks.
 
-    python -m tests.env.spark_jars           brings those of the installed Spark into .cache/spark-jars/<Hadoop version>
+    python -m tests.env.spark_jars           brings S3A for the installed Spark into .cache/spark-jars/<Hadoop version>
+    python -m tests.env.spark_jars iceberg   brings Iceberg into .cache/spark-jars/iceberg
     python -m tests.env.spark_jars lock      resolves `ROOTS` again and writes the lists
 
 Ivy fetches them, which every Spark includes for `spark.jars.packages`; so neither Maven nor a downloader of
@@ -37,9 +38,23 @@ MAX_SECONDS = 900  # about 50 small files from a repository; including a slow mi
 _SDK_2 = ("software.amazon.awssdk:s3", "software.amazon.awssdk:s3-transfer-manager", "software.amazon.awssdk:sts")
 _SDK_1 = ("com.amazonaws:aws-java-sdk-s3", "com.amazonaws:aws-java-sdk-sts", "com.amazonaws:aws-java-sdk-dynamodb")
 ROOTS = {
-    "3.5.0": [*(f"{module}:2.35.4" for module in _SDK_2), "org.apache.spark:spark-hadoop-cloud_2.13:4.1.2"],
-    "3.4.2": [*(f"{module}:2.29.52" for module in _SDK_2), "org.apache.spark:spark-hadoop-cloud_2.13:4.1.2"],
-    "3.3.4": [*(f"{module}:1.12.262" for module in _SDK_1), "org.apache.spark:spark-hadoop-cloud_2.12:3.5.8"],
+    "hadoop-3.5.0": [
+        "org.apache.hadoop:hadoop-aws:3.5.0",
+        *(f"{module}:2.35.4" for module in _SDK_2),
+        "org.apache.spark:spark-hadoop-cloud_2.13:4.1.2",
+    ],
+    "hadoop-3.4.2": [
+        "org.apache.hadoop:hadoop-aws:3.4.2",
+        *(f"{module}:2.29.52" for module in _SDK_2),
+        "org.apache.spark:spark-hadoop-cloud_2.13:4.1.2",
+    ],
+    "hadoop-3.3.4": [
+        "org.apache.hadoop:hadoop-aws:3.3.4",
+        *(f"{module}:1.12.262" for module in _SDK_1),
+        "org.apache.spark:spark-hadoop-cloud_2.12:3.5.8",
+    ],
+    # One jar for one Spark release, 4.1: requirements/bench.in. There is no runtime for Spark 4.2 or 4.3 yet.
+    "iceberg": ["org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"],
 }
 # Spark contains these (another copy would be a second version on the class path), or S3A does not need them.
 _LEFT_OUT = (
@@ -54,7 +69,8 @@ _LEFT_OUT = (
     "com.fasterxml.jackson.core:*",
     "org.wildfly.openssl:*",
 )
-_INTRANSITIVE = ("org.apache.spark:",)  # its dependencies are Spark and other cloud stores
+# Their dependencies are Spark itself, and other cloud stores.
+_INTRANSITIVE = ("org.apache.spark:", "org.apache.iceberg:")
 
 
 @dataclass(frozen=True, order=True)
@@ -71,10 +87,10 @@ class Jar:
         return f"{group}_{artifact}-{version}.jar"
 
 
-def install(hadoop: str, spark_home: Path) -> Path:
-    """Bring the locked jars for this Hadoop version into their folder, whole or not at all, and return it."""
-    jars = read_list(hadoop)
-    folder = JARS / hadoop
+def install(name: str, spark_home: Path) -> Path:
+    """Bring the jars of one list into their folder, whole or not at all, and return it."""
+    jars = read_list(name)
+    folder = JARS / name.removeprefix("hadoop-")
     if folder.is_dir() and _digests(folder) == {jar.file_name: jar.sha256 for jar in jars}:
         return folder
     JARS.mkdir(parents=True, exist_ok=True)
@@ -86,7 +102,7 @@ def install(hadoop: str, spark_home: Path) -> Path:
             if found.get(jar.file_name) != jar.sha256:
                 raise SystemExit(
                     f"{jar.coordinates}: SHA-256 {found.get(jar.file_name)}; expected {jar.sha256}, as"
-                    f" {list_path(hadoop).relative_to(ROOT)} says. Nothing was installed: check the"
+                    f" {list_path(name).relative_to(ROOT)} says. Nothing was installed: check the"
                     " repository that it came from"
                 )
         shutil.rmtree(folder, ignore_errors=True)
@@ -94,33 +110,30 @@ def install(hadoop: str, spark_home: Path) -> Path:
     return folder
 
 
-def lock(hadoop: str, spark_home: Path) -> None:
-    """Resolve `ROOTS` and write the list."""
-    roots = [f"org.apache.hadoop:hadoop-aws:{hadoop}", *ROOTS[hadoop]]
+def lock(name: str, spark_home: Path) -> None:
+    """Resolve the roots of one list and write it."""
     with tempfile.TemporaryDirectory(prefix="persist-jars-") as scratch:
         fetched = Path(scratch) / "jars"
-        _ivy(spark_home, roots, _LEFT_OUT, Path(scratch), fetched)
-        jars = [Jar(_coordinates(name), digest) for name, digest in _digests(fetched).items()]
-    header = (
-        f"# Written by `python -m tests.env.spark_jars lock`: S3A for Hadoop {hadoop}, without what Spark has itself."
-    )
+        _ivy(spark_home, ROOTS[name], _LEFT_OUT, Path(scratch), fetched)
+        jars = [Jar(_coordinates(file), digest) for file, digest in _digests(fetched).items()]
+    header = f"# Written by `python -m tests.env.spark_jars lock`: {name}, without what Spark has itself."
     lines = [f"{jar.coordinates} sha256:{jar.sha256}" for jar in sorted(jars)]
-    list_path(hadoop).write_text("\n".join([header, *lines, ""]))
+    list_path(name).write_text("\n".join([header, *lines, ""]))
 
 
-def read_list(hadoop: str) -> list[Jar]:
-    """The locked jars for this Hadoop version."""
-    path = list_path(hadoop)
+def read_list(name: str) -> list[Jar]:
+    """The locked jars of one list."""
+    path = list_path(name)
     if not path.is_file():
-        known = ", ".join(sorted(other.stem.removeprefix("hadoop-") for other in LISTS.glob("hadoop-*.txt")))
-        raise SystemExit(f"no jars are locked for Hadoop {hadoop}; there are lists for {known}")
+        known = ", ".join(sorted(other.stem for other in LISTS.glob("*.txt")))
+        raise SystemExit(f"no jars are locked for {name}; there are lists for {known}")
     lines = [line.split() for line in path.read_text().splitlines() if line and not line.startswith("#")]
     return [Jar(coordinates, digest.removeprefix("sha256:")) for coordinates, digest in lines]
 
 
-def list_path(hadoop: str) -> Path:
-    """The list for one Hadoop version."""
-    return LISTS / f"hadoop-{hadoop}.txt"
+def list_path(name: str) -> Path:
+    """The file of one list."""
+    return LISTS / f"{name}.txt"
 
 
 def _ivy(spark_home: Path, roots: Sequence[str], excluded: Sequence[str], scratch: Path, into: Path) -> None:
@@ -184,19 +197,19 @@ def main(arguments: Sequence[str]) -> None:
     if spec is None or spec.origin is None:
         raise SystemExit("no pyspark beside this Python: `make install` brings one")
     spark_home = Path(spec.origin).parent
-    hadoop = hadoop_version(spark_home)
-    if hadoop is None:
-        raise SystemExit(f"{spark_home}/jars has no hadoop-client-api: this Spark was built without Hadoop")
     if list(arguments) == ["lock"]:
         for each in ROOTS:
             lock(each, spark_home)
             sys.stdout.write(f"wrote {list_path(each).relative_to(ROOT)}\n")
-    elif not arguments:
-        folder = install(hadoop, spark_home)
-        size_mb = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
-        sys.stdout.write(f"{folder.relative_to(ROOT)}: {len(list(folder.iterdir()))} jars, {size_mb:.1f} MB\n")
-    else:
+        return
+    if list(arguments) not in ([], ["iceberg"]):
         raise SystemExit(__doc__)
+    hadoop = hadoop_version(spark_home)
+    if hadoop is None:
+        raise SystemExit(f"{spark_home}/jars has no hadoop-client-api: this Spark was built without Hadoop")
+    folder = install("iceberg" if arguments else f"hadoop-{hadoop}", spark_home)
+    size_mb = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
+    sys.stdout.write(f"{folder.relative_to(ROOT)}: {len(list(folder.iterdir()))} jars, {size_mb:.1f} MB\n")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from persist_core.checkpoint.checkpointer import Listing
 from persist_core.config.collection import CollectionConfig
+from persist_core.gc.collect import collect
+from persist_core.gc.needs import Needs
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import stage_manifest
 from persist_core.location.consensus import CaSResult, VersionedData
@@ -18,9 +22,10 @@ from persist_core.shard import state as transitions
 from persist_core.shard.batch import STASH_OPERATOR, BatchDescription
 from persist_core.shard.keys import CheckpointLayout
 from persist_core.shard.state import Committed, ShardState, UpperMismatch
+from tests.sim.simulator.reading import LEASE_MS
 from tests.sim.simulator.simulation import Parts
 from tests.sim.simulator.workload import SHARD
-from tests.sim.simulator.world import STAGING_INTENT_MS, Stages, append_row, write_plainly
+from tests.sim.simulator.world import GRACE_MS, INTENT_MS, Stages, append_row, write_plainly
 from tests.sim.simulator.write_stage import write
 
 
@@ -132,19 +137,44 @@ def _pointer_always(client: PersistClient, config: CollectionConfig) -> object:
     return report
 
 
-def _collect_by_old_state(client: PersistClient, collected: set[str]) -> None:
+def _collect_by_old_state(client: PersistClient) -> None:
     """Reads the state first and lists afterwards: what is committed in between is garbage to it."""
     named = {batch.manifest_key.rpartition("/")[0] for batch in client.state(SHARD).batches}
     for entry in list(client.blob.list_keys_and_metadata(f"{SHARD}/batches/")):
         if "/".join(entry.key.split("/")[:3]) not in named:
-            collected.add(entry.key)
             client.blob.delete(entry.key)
 
 
-def _expire_early(client: PersistClient, collected: set[str]) -> None:
+class _WithoutForks(Needs):
+    """Forgets what forks share."""
+
+    def of_forks(self, state: ShardState, candidates: Collection[str] | None) -> set[str]:
+        del state, candidates
+        return set()
+
+
+class _WithoutCheckpoints(Needs):
+    """Forgets that a restore to a checkpoint needs the progress that it names."""
+
+    def of_checkpoints(self, shard: str, listing: Listing) -> set[str]:
+        del shard, listing
+        return set()
+
+    def of_commits(self, state: ShardState) -> set[str]:
+        newest = state.newest_commit
+        return super().of_commits(replace(state, commits=(newest,) if newest else ()))
+
+
+def _collect_with(needs: Callable[[PersistClient, str], Needs]) -> Parts:
+    def collect_so(client: PersistClient) -> object:
+        return collect(client, SHARD, grace_ms=GRACE_MS, intent_ms=INTENT_MS, needs=needs(client, SHARD))
+
+    return Parts(Stages(collect=collect_so))
+
+
+def _expire_early(client: PersistClient) -> None:
     """Treats leases as expired that have some time left."""
-    del collected  # it deletes nothing
-    soon_ms = client.clock.now_ms() + STAGING_INTENT_MS + 1
+    soon_ms = client.clock.now_ms() + LEASE_MS + 1
     client.machine.apply(SHARD, lambda state: transitions.expire_leases(state, now_ms=soon_ms))
 
 
@@ -200,6 +230,8 @@ PLANTED: dict[str, Parts] = {
     "pointer before the checkpoint": Parts(Stages(checkpoint=_pointer_first)),
     "pointer goes back": Parts(Stages(checkpoint=_pointer_always)),
     "collector reads the state first": Parts(Stages(collect=_collect_by_old_state)),
+    "GC forgets forks": _collect_with(_WithoutForks),
+    "GC forgets checkpoints": _collect_with(_WithoutCheckpoints),
     "leases expire early": Parts(Stages(collect=_expire_early)),
     "restore keeps the progress": Parts(Stages(restore=_restore_contents_only)),
     "restore loses the stash": Parts(Stages(restore=_restore_without_stash)),

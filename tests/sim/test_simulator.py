@@ -39,6 +39,9 @@ def full_scenarios(persist_seed: int) -> Iterator[Scenario]:
             plain_writers=1,
             restorers=1,
             scrubbers=1,
+            mergers=1,
+            forkers=1,
+            browsers=1,
             files=3,
         )
 

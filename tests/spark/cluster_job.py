@@ -31,7 +31,7 @@ from persist_core.location.open import open_blob
 from persist_core.maintenance.fsck import fsck
 from persist_core.oracle.upsert import Record
 from persist_core.shard.keys import attempt_prefix
-from persist_spark import snapshot
+from persist_spark import session, snapshot
 from persist_spark.upsert import batch as upsert_batch
 from persist_spark.upsert.plan import persistent_upsert
 from tests.spark.staged_shard import SHARD, StagedShard
@@ -77,7 +77,8 @@ def stage(spark: SparkSession, uri: str, fault: str, marks: str) -> dict[str, An
     with closing(open_blob(uri)) as blob:
         shard = StagedShard(spark, blob, ONE_KEY)
         records = [Record((key,), (f"name {key}", key, None), None, (None, "f", 0, key)) for key in range(ROWS)]
-        with mock.patch.object(upsert_batch, "persistent_upsert", upsert):
+        several_tasks = [mock.patch.object(module, "ONE_TASK_BYTES", -1) for module in (session, upsert_batch)]
+        with several_tasks[0], several_tasks[1], mock.patch.object(upsert_batch, "persistent_upsert", upsert):
             manifest = shard.commit(records, 10)
         prefix = f"{attempt_prefix(SHARD, shard.attempt)}/"
         return {

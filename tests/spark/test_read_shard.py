@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 import persist_spark
 from persist_core.errors import InvalidInput, InvariantViolation, OutsideFrontiers, ShardNotFound
 from persist_core.handles.client import PersistClient
+from persist_core.handles.history import advance_since, set_history
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.oracle.consolidate import canonical_bytes
@@ -133,3 +134,11 @@ def test_reads_outside_the_frontiers_print_both(spark: SparkSession, tmp_path: P
         persist_spark.snapshot(spark, shard.location, SHARD, 10)
     with pytest.raises(InvalidInput, match="after 5 through 4"):
         persist_spark.changes(spark, shard.location, SHARD, 5, 4)
+    set_history(shard.client, SHARD, 3)
+    advance_since(shard.client, SHARD)
+    assert persist_spark.snapshot(spark, shard.location, SHARD, 7).count() == 0
+    gone = r"\[since 7, upper 10\); the read asked for 6. The history before since is gone.*`persist holds"
+    with pytest.raises(OutsideFrontiers, match=gone):
+        persist_spark.snapshot(spark, shard.location, SHARD, 6)
+    with pytest.raises(OutsideFrontiers, match=gone):
+        persist_spark.changes(spark, shard.location, SHARD, 6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +12,115 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import persist_spark
-from persist_core.compaction.merge import Merge, merge_here
+from persist_core.compaction.merge import Merge, merge_here, replace_inputs, stage_here
 from persist_core.handles.client import PersistClient
+from persist_core.handles.load import read_part
 from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation
+from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.schema import CollectionSchema
-from persist_core.shard.batch import BatchDescription
-from persist_core.shard.replace import Replaced
+from persist_core.shard.batch import BatchDescription, BatchManifest, HollowBatch, PartKind
+from persist_core.shard.keys import manifest_key
+from persist_core.shard.parts import history_schema, part_schema
+from persist_core.shard.replace import NotReplaced, Replaced
+from persist_core.spark_job.merging import SparkMerger
+from persist_core.spark_job.spec import JobSpec
+from persist_core.spark_job.submit import SparkSettings
+from persist_spark.merge.job import run_merge_job, stage_merge
 from tests.core.compaction.histories import KEYED, MULTISET, History
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import MANY_KEYS_DOMAIN, Feed
 from tests.spark.view_shards import BY_COLOUR, ITEMS, ViewShards
+
+LOCATION = PersistLocation("mem:a", "mem:b")  # what the stand-in for a job is given, and does not open
 
 
 def rows_of(frame: DataFrame) -> Counter[tuple[Any, ...]]:
     return Counter(
         tuple(bytes(cell) if isinstance(cell, bytearray) else cell for cell in row) for row in frame.collect()
     )
+
+
+class SparkHistory(History):
+    """Merges by Spark and in this process: both make the same run."""
+
+    spark: SparkSession
+
+    def merge_these(self, inputs: tuple[HollowBatch, ...]) -> None:
+        merge = Merge.of(self.client, self.state, inputs)
+        attempt = self.client.ids.uuid7()
+        staged = stage_merge(self.spark, self.client, merge, attempt)
+        here = stage_here(self.client, merge, self.client.ids.uuid7(), self.chance.choice([7, 10**6]))
+        assert (staged.counts, staged.run, staged.token) == (here.counts, here.run, here.token)
+        assert held(self.client, staged) == held(self.client, here)
+        for kind in ("insertions", "retractions", "history") if self.schema.key else ():
+            bounds = [part.keys for part in staged.parts if part.kind == kind]
+            ids = sorted((int(each.first[0]), int(each.last[0])) for each in bounds if each.first and each.last)
+            assert len(ids) == len(bounds)
+            assert all(one[1] <= two[0] for one, two in pairwise(ids))
+        key = manifest_key(self.shard, attempt)
+        assert isinstance(replace_inputs(self.client, staged, key), Replaced)
+        self.merges += 1
+
+
+def held(client: PersistClient, manifest: BatchManifest) -> Counter[str]:
+    """The rows of every kind that a manifest's parts hold."""
+    found: Counter[str] = Counter()
+    columns = {kind: part_schema(manifest.schema) for kind in PartKind}
+    columns[PartKind.HISTORY] = history_schema(manifest.schema)
+    for part in manifest.parts:
+        table = read_part(client.blob, part, columns[part.kind])
+        if manifest.schema.key and part.kind != "errs":
+            names = list(manifest.schema.key_names)
+            ordered = table.sort_by([(name, "ascending") for name in names])
+            assert table.select(names).equals(ordered.select(names))
+        found.update(f"{part.kind} {row}" for row in table.to_pylist())
+    return found
+
+
+@pytest.mark.parametrize("schema", [KEYED, MULTISET], ids=["keyed", "multiset"])
+def test_a_job_merges_as_one_process_does(
+    spark: SparkSession, tmp_path: Path, schema: CollectionSchema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("persist_core.compaction.files.MIN_FILE_BYTES", 4_000)
+    monkeypatch.setattr(SparkHistory, "spark", spark, raising=False)
+    history = SparkHistory(OpenLocation(FileBlob(tmp_path), MemConsensus()), schema, seed=8)
+    for _ in range(30):
+        history.chance.choice([history, history, *history.forks]).step()
+    history.append(close=True)
+    for each in (history, *history.forks):
+        if len(each.state.batches) > 1:
+            each.merge_these(each.state.batches)
+        each.check()
+    assert history.merges > 2
+    assert not schema.key or any(each.merges for each in history.forks)
+
+
+def test_a_merger_stages_by_a_job_and_puts_in_place(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = History(OpenLocation(FileBlob(tmp_path), MemConsensus()), KEYED, seed=5)
+    while len(history.state.batches) < 6:
+        history.append()
+
+    def job(client: PersistClient, location: PersistLocation, spec: JobSpec, key: str, _: SparkSettings) -> bytes:
+        assert location == LOCATION
+        run_merge_job(spark, JobSpec.decode(spec.encode()), client.location)
+        return client.blob.get(key) or b""
+
+    monkeypatch.setattr("persist_core.spark_job.merging.run_job", job)
+    merger = SparkMerger(history.client, LOCATION, SparkSettings())
+    before = history.state
+    assert isinstance(merger(Merge.of(history.client, before, before.batches[1:4])), Replaced)
+    assert [batch.lower for batch in history.state.batches] == [
+        batch.lower for batch in before.batches if batch not in before.batches[2:4]
+    ]
+    late = merger(Merge.of(history.client, before, before.batches[2:5]))
+    assert isinstance(late, NotReplaced)
+    assert "another merge has replaced some of the batches" in late.reason
+    history.check()
 
 
 def merge(client: PersistClient, shard: str, count: int) -> None:
@@ -44,10 +135,11 @@ def test_reads_are_right_at_every_time(spark: SparkSession, tmp_path: Path, sche
     history = History(OpenLocation(FileBlob(tmp_path), MemConsensus()), schema, seed=6)
     for _ in range(25):
         history.step()
+    while schema.key and not history.forks:
+        history.step()
     history.merge()
     history.append()
     assert history.merges
-    assert bool(history.forks) is bool(schema.key)
     for each in (history, *history.forks):
         assert any(each.client.manifest(batch).run for batch in each.state.batches)
         state = each.state

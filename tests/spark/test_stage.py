@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +31,15 @@ from persist_core.oracle.upsert import (
 )
 from persist_core.schema import PART, CollectionSchema, Column
 from persist_core.shard.batch import STASH_OPERATOR, BatchCounts, BatchManifest, PartKind
+from persist_core.shard.key_range import KeyRange, exactly, key_at, range_of
 from persist_core.shard.keys import manifest_key
 from persist_core.shard.parts import updates_schema
 from persist_spark import stage
+from persist_spark.footers import Footer, footers_of
+from persist_spark.frame import part_type
+from persist_spark.session import REQUIRED, settings
 from persist_spark.upsert import batch as upsert_batch
+from persist_spark.upsert.lookup import committed_updates, key_ranges
 from persist_spark.upsert.outcome import Emitted, Outcome, Read
 from tests.spark.s3_store import s3_blob
 from tests.spark.staged_shard import SHARD, StagedShard
@@ -195,10 +202,42 @@ def test_looking_up_only_the_batchs_slots_gives_the_same(shard: StagedShard, mon
     description = shard.description(30)
     whole = shard.write(records, description)
     monkeypatch.setattr(upsert_batch, "SMALL_STATE_BYTES", 0)
+    monkeypatch.setattr(upsert_batch, "LARGE_STATE_BYTES", 0)
     keyed = shard.write(records, description)
     assert keyed.contents_digest == whole.contents_digest
     assert keyed.stats == whole.stats
     assert keyed.counts == BatchCounts(insertions=3, retractions=2, err_retractions=1)
+
+
+def test_a_look_up_opens_only_files_that_can_hold_the_keys(spark: SparkSession, tmp_path: Path) -> None:
+    shard = StagedShard(spark, tmp_path / "location", ONE_KEY)
+    for number in range(3):
+        shard.commit([_record(10 * number + key, _ok("a"), key) for key in range(5)], number + 1)
+    batches = shard.client.state(SHARD).batches
+    committed = [(batch, shard.client.manifest(batch)) for batch in batches]
+    slots = spark.createDataFrame([(3, None), (21, None), (None, b"bad")], "id bigint, _persist_bad_key binary")
+    ranges = key_ranges(slots, ONE_KEY)
+    assert ranges == [KeyRange((3,), (3,)), KeyRange((21,), (21,))]
+    found = committed_updates(spark, shard.blob, committed, ONE_KEY, slots=slots, ranges=ranges)
+    assert found is not None
+    assert sorted(row["id"] for row in found.collect()) == [3, 21]
+    opened = {Path(path).parts[-3] for path in found.inputFiles()}
+    assert opened == {Path(committed[number][1].parts[0].key).parts[-3] for number in (0, 2)}
+
+
+def test_ranges_of_a_batchs_keys_hold_them_all(spark: SparkSession) -> None:
+    for type_name in ("int", "string", "date", "timestamp"):
+        values = KEYS[type_name] if type_name != "int" else list(range(0, 10_000, 7))
+        schema = CollectionSchema((Column("the.key", type_name, nullable=False),))
+        slots = spark.createDataFrame([(value,) for value in [*values, *values]], f"`the.key` {type_name}")
+        ranges = key_ranges(slots, schema)
+        assert ranges is not None
+        assert len(ranges) == (63 if type_name == "int" else len(values))  # 1,429 keys, 23 in a range
+        table = pa.table({"the.key": pa.array(values, schema.arrow()[0].type)})
+        keys = [key_at(table, row, schema.key) for row in range(len(values))]
+        assert all(any(each.covers(exactly(key)) for each in ranges) for key in keys)
+    assert key_ranges(slots, CollectionSchema((Column("the.key", "decimal(9,2)", nullable=False),))) is None
+    assert key_ranges(slots.limit(0), schema) == []
 
 
 def test_stash_goes_on_through_deltas_and_ends_where_the_input_ends(shard: StagedShard) -> None:
@@ -241,7 +280,42 @@ def test_rows_that_nobody_counted_fail_the_run() -> None:
     read = Read(**dict.fromkeys(Read.__dataclass_fields__, 0))
     emitted = replace(Emitted(**dict.fromkeys(Emitted.__dataclass_fields__, 0)), insertions=1)
     outcome = Outcome(read, emitted, is_thorough=False)
-    files = [stage.StagedFile("insertions", f"x/{name}.parquet", 10, "", 1) for name in ("task", "speculative-task")]
+    names = ("task", "speculative-task")
+    files = [stage.StagedFile("insertions", f"x/{name}.parquet", 10, "", Footer(1)) for name in names]
     stage.check_rows(files[:1], outcome, "x")
     with pytest.raises(InvariantViolation, match="the insertions files hold 2 rows; the action counted 1"):
         stage.check_rows(files, outcome, "x")
+
+
+KEYS: dict[str, list[Any]] = {
+    "boolean": [True, False],
+    "int": [-5, 7],
+    "bigint": [-(2**63), 2**63 - 1],
+    "string": ["", "\U0001f600", "\uffff", "z" * 5000],
+    "binary": [b"\xff", b"", b"\x7f"],
+    "date": [date(1, 1, 1), date(9999, 12, 31)],
+    "timestamp": [datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)],
+    "decimal(9,2)": [Decimal("-1.50"), Decimal("3")],
+    "decimal(38,2)": [Decimal("-1.50"), Decimal(10**35)],
+}
+
+
+def test_footers_of_spark_bound_keys_as_arrow_sorts_them(spark: SparkSession, tmp_path: Path) -> None:
+    """Of a single column the footer says what the rows say; a file without rows says nothing."""
+    blob = FileBlob(tmp_path)
+    for number, (type_name, values) in enumerate(KEYS.items()):
+        schema = CollectionSchema((Column("the.key", type_name, nullable=False),))
+        rows = [(value, 0, 1, None, None, None, None) for value in values]
+        for name, found in ((f"{number}-full", rows), (f"{number}-none", [])):
+            frame = spark.createDataFrame(found, part_type(schema)).coalesce(1)
+            with settings(spark, REQUIRED):
+                frame.write.parquet(f"file://{tmp_path}/{name}")
+        full, none = (
+            [file for file in blob.list_keys_and_metadata(f"{number}-{name}/") if file.key.endswith(".parquet")]
+            for name in ("full", "none")
+        )
+        table = pa.table({"the.key": pa.array(values, schema.arrow()[0].type)})
+        (footer,) = footers_of(blob, full, schema.key)
+        assert footer == Footer(len(values), range_of(table, schema.key), last_time=0)
+        assert footers_of(blob, none, schema.key) == [Footer(0)]
+        assert range_of(table, schema.key).first is not None

@@ -17,6 +17,7 @@ from persist_core.oracle.upsert import (
     drain_sealed_input,
 )
 from persist_core.schema import CollectionSchema, Column, Late
+from persist_spark.session import settings, stage_settings
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import persistent_upsert
 from tests.spark.upsert_cases import (
@@ -196,6 +197,34 @@ def test_digest_is_of_contents_not_of_order(spark: SparkSession, dice: random.Ra
     value = next(r.value for r in records if isinstance(r.value, tuple))
     another = Record((1_000_000,), value, 0, (None, "z", 0, 0))  # of a key that no record has
     assert digest([*records, another], 1) != first
+
+
+@pytest.mark.parametrize("late", ["lift", "error", "persisted"])
+def test_each_batch_runs_the_same_generated_code(spark: SparkSession, dice: random.Random, late: Late) -> None:
+    """Bounds in the code would make the JVM compile and optimize it again for each batch."""
+    schema = ONE_KEY_DOMAIN.schema
+    records = to_records(spark, schema, Feed(ONE_KEY_DOMAIN, dice, WORLDS).records(2, 0, 3))
+    state = to_state(spark, schema, [])
+
+    def code(lower: int, upper: int) -> list[str]:
+        drained = persistent_upsert(
+            records,
+            state,
+            schema=schema,
+            lower=lower,
+            upper=upper,
+            stash=records,
+            stash_frontier=lower - 1,
+            as_of_frontier=upper - 2,
+            late=late,
+        )
+        with settings(spark, stage_settings(0)):  # adaptive execution would show code only while it runs
+            found = drained.updates._jdf.queryExecution().debug().codegenToSeq()
+        return [found.apply(number)._2() for number in range(found.size())]
+
+    first = code(3, 7)
+    assert sum(map(len, first)) > 10_000
+    assert code(1_700_000_000_000, 1_700_000_086_400) == first
 
 
 def test_collection_of_keys_alone(spark: SparkSession) -> None:

@@ -17,7 +17,7 @@ from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.oracle.consolidate import canonical_bytes
-from persist_core.protocol import stages
+from persist_core.protocol import describe, stages
 from persist_core.protocol.stages import Minted, NothingToDo
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchDescription, BatchManifest
@@ -73,7 +73,7 @@ class ViewShards:
 
     def dry_run(self, view: ViewConfig, as_of: int) -> DryRun:
         """What a refresh at that time would write."""
-        description = stages.dry_run_description(self.client, view, as_of)
+        description = describe.dry_run_description(self.client, view, as_of)
         spec = JobSpec(description, view, self.client.ids.uuid7(), dry_run_as_of=as_of)
         assert run_view_job(self.spark, spec, self.location) is None
         found = self.client.blob.get(dry_run_key(view.name, spec.attempt))

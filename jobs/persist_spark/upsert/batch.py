@@ -19,14 +19,17 @@ from persist_core.schema import CollectionSchema, Late, check_compatible
 from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchManifest, PartKind
 from persist_spark.frame import ORDER, named, records_type, slot_names
 from persist_spark.read.damage import check_sizes, part_sizes
-from persist_spark.read.parts import committed_updates, scan_keys
-from persist_spark.session import settings, stage_settings
+from persist_spark.read.parts import listing, scan_keys
+from persist_spark.session import ONE_TASK_BYTES, settings, stage_settings
 from persist_spark.stage import stage
+from persist_spark.upsert.lookup import committed_updates, key_ranges
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
 
 # Reading a small shard whole costs less than the extra job to broadcast the batch's keys.
 SMALL_STATE_BYTES = 8 << 20
+# From here on, not opening files that cannot hold the batch's keys saves more than the job that finds their ranges.
+LARGE_STATE_BYTES = 64 << 20
 _LOOKED_UP = (PartKind.INSERTIONS, PartKind.RETRACTIONS, PartKind.ERRS)
 # Above this the keys of a batch do not fit a broadcast; the whole state then goes through the exchange.
 MAX_BROADCAST_INPUT_BYTES = 128 << 20
@@ -77,7 +80,8 @@ def stage_upserts(
         stash = scan_keys(spark, client.blob, [artifact.key for artifact in chain], stash_type)
     is_keyed = state_bytes > SMALL_STATE_BYTES and description.input_bytes <= MAX_BROADCAST_INPUT_BYTES
     is_kept = is_keyed and not request.is_columnar
-    with settings(spark, stage_settings(description.input_bytes + (0 if is_keyed else state_bytes))):
+    exchanged_bytes = description.input_bytes + (0 if is_keyed else state_bytes)
+    with settings(spark, {**stage_settings(exchanged_bytes), **listing(client.blob)}):
         if is_kept:
             records = records.persist(StorageLevel.MEMORY_AND_DISK)
         try:
@@ -85,9 +89,10 @@ def stage_upserts(
 
             def drain(is_thorough: bool) -> PlannedUpsert:
                 slots = _slots(records, stash, schema) if is_keyed and not is_thorough else None
+                ranges = key_ranges(slots, schema) if slots is not None and state_bytes > LARGE_STATE_BYTES else None
                 drained = persistent_upsert(
                     records,
-                    committed_updates(spark, client.blob, committed, schema, slots=slots),
+                    committed_updates(spark, client.blob, committed, schema, slots=slots, ranges=ranges),
                     schema=schema,
                     lower=description.lower,
                     upper=description.upper,
@@ -97,6 +102,7 @@ def stage_upserts(
                     is_delta=description.saves_delta(STASH_OPERATOR),
                     may_stash=request.may_stash or stash is not None,
                     is_thorough=is_thorough,
+                    in_one_task=not is_keyed and exchanged_bytes <= ONE_TASK_BYTES,
                 )
                 plans.append(drained)
                 return drained
@@ -106,14 +112,7 @@ def stage_upserts(
                 _check_history(plans[-1], outcome, description)
                 _check_errors(outcome, description, request.max_errors)
 
-            return stage(
-                client.blob,
-                description,
-                schema,
-                request.attempt,
-                drain,
-                check=check,
-            )
+            return stage(client.blob, description, schema, request.attempt, drain, check=check)
         finally:
             if is_kept:
                 records.unpersist()

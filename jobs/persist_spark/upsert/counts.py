@@ -22,6 +22,7 @@ COMMITTED, STASHED, ARRIVED, EXPANDED = 0, 1, 2, 3
 PHASE = "_persist_phase"  # int: the outcome of a record, one of the three below
 FINAL, PENDING, COUNTED = 0, 1, 2  # processed now, kept in the stash, only counted
 LATE = "_persist_late"  # boolean: the record's own time lies before `lower`
+VALUE = "_persist_value"  # struct of v0..: null for errs and tombstones, as `ERR` is for oks and tombstones
 ERR = "_persist_err"  # struct of the err columns: null for a good record
 WINS = "_persist_wins"  # boolean: the last row of its slot and time
 TIED = "_persist_tied"

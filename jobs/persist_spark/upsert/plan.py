@@ -15,8 +15,8 @@ Invariants a reader may rely on:
 2. Every count is observed after the exchange, in the stage that writes: a retried task does not count a row twice.
 3. The normal plan neither expands truncates nor breaks ties of equal orders; it counts them. If either count is
    not zero, discard its output and plan again with `is_thorough=True` (`Outcome.needs_thorough_plan`).
-4. The bounds of the batch occur in `_arrivals` and right before it only. Spark compiles numbers into the code it
-   generates: anywhere else they would make every batch run new code, which the JVM has not optimized yet.
+4. The bounds of the batch are columns of arrivals (`UpsertRules.bounds`) and occur nowhere else. So the code that Spark
+   generates is the same for each batch of a collection: it is compiled once, and the JVM optimizes it.
 
 Expressions are SQL texts, since each of a thousand calls of the Column API would cost a dozen messages to the JVM.
 Key columns are k0.. in them, and value columns are v0.. within one struct: no name can clash or break out, and a value
@@ -57,6 +57,7 @@ from persist_spark.frame import (
     UPSERT,
     canonical_json,
     canonical_key,
+    passed,
     quoted,
 )
 from persist_spark.upsert.counts import (
@@ -82,15 +83,15 @@ from persist_spark.upsert.counts import (
     STAYS,
     STAYS_OUT,
     TIED,
+    VALUE,
     WINS,
     as_json,
     emitted_counts,
     read_counts,
 )
 from persist_spark.upsert.outcome import Outcome
-from persist_spark.upsert.rules import CANONICAL, UpsertRules
+from persist_spark.upsert.rules import CANONICAL, FLOOR, GIVEN, LOWER, UPPER, UpsertRules
 
-VALUE = "_persist_value"  # struct of v0..: null for errs and tombstones, as `ERR` is for oks and tombstones
 VALUE_BEFORE, ERR_BEFORE = "_persist_value_before", "_persist_err_before"  # what the slot held just before
 _NEVER = -1  # the time of control records, which are only counted
 # What the original time of an already persisted record is subtracted from: the result is negative, so the record is
@@ -159,6 +160,7 @@ def persistent_upsert(
     is_delta: bool = False,
     may_stash: bool = True,
     is_thorough: bool = False,
+    in_one_task: bool = False,
 ) -> PlannedUpsert:
     """The updates that `records` (the records frame) make of `state`, for the batch `[lower, upper)`.
 
@@ -168,7 +170,8 @@ def persistent_upsert(
     if a record's time lies before `lower`: it was never consumed and is lifted or made an err; or (`persisted`: the
     caller redelivers) it is dropped and counted. `is_delta`: emit only newly stashed records. `may_stash=False`
     promises that no time lies at or after `upper`, and leaves out the columns that only the stash has. `is_thorough`:
-    expand truncates and break ties; `state` then has to hold *all* slots.
+    expand truncates and break ties; `state` then has to hold *all* slots. `in_one_task`: all of this is so little that
+    one task does it, without an exchange.
 
     Raises `BadBounds` if `as_of_frontier` is not before `upper`.
     """
@@ -183,6 +186,8 @@ def persistent_upsert(
         chain = chain.union(_history(state, records.schema[ORDER].dataType.simpleString(), rules))
     if is_thorough:
         chain = _with_truncates(chain, rules)
+    if in_one_task:
+        chain = chain.coalesce(1)
     read, emitted = Observation(), Observation()
     ranked = _ranked(chain, rules).observe(read, as_json(read_counts()))
     changes = _changes(ranked, rules).observe(emitted, as_json(emitted_counts()))
@@ -191,20 +196,20 @@ def persistent_upsert(
 
 def _arrivals(records: DataFrame, origin: int, rules: UpsertRules) -> DataFrame:
     """Records with their times settled. A missing time is the description's: the last one before the upper."""
+    records = records.selectExpr("*", *rules.bounds)
     if rules.late == "error":
         records = _with_late_errs(records, rules)
-    given = rules.lower if rules.upper is None else rules.upper - 1
-    at = f"coalesce({TIME}, {given}L)"
-    is_late = f"{at} < {rules.lower}L"
+    at = f"coalesce({TIME}, {GIVEN})"
+    is_late = f"{at} < {LOWER}"
     is_skip = f"{OP} = '{SKIP}'"
     is_past = is_late if rules.late == "persisted" else "false"
-    is_pending = "false" if rules.upper is None else f"{at} >= {rules.upper}L"
+    is_pending = "false" if rules.upper is None else f"{at} >= {UPPER}"
     spread = f"CAST(CAST(pmod(xxhash64({ORDER}), {_SKIP_SLOTS}) AS STRING) AS BINARY)"
     return records.selectExpr(
         *rules.key_columns,
         f"CASE WHEN {is_skip} THEN {spread} ELSE {BAD_KEY} END AS {BAD_KEY}",
         f"CASE WHEN {is_skip} THEN {_NEVER}L WHEN {is_past} THEN {_FIRST_PAST}L - {at}"
-        f" ELSE greatest({at}, {rules.floor}L) END AS {TIME}",
+        f" ELSE greatest({at}, {FLOOR}) END AS {TIME}",
         f"{at} AS {AT}",
         f"{origin} AS {FROM}",
         f"CASE WHEN {is_skip} OR {is_past} THEN {COUNTED} WHEN {is_pending} THEN {PENDING} ELSE {FINAL} END AS {PHASE}",
@@ -219,10 +224,10 @@ def _arrivals(records: DataFrame, origin: int, rules: UpsertRules) -> DataFrame:
 def _with_late_errs(records: DataFrame, rules: UpsertRules) -> DataFrame:
     """Make each record before `lower` an err of its slot. Its payload is its values: the raw record is not kept."""
     is_good = F.col(ERR_KIND).isNull() & ~F.col(OP).isin(TRUNCATE, SKIP)
-    refused = F.coalesce((F.col(TIME) < rules.lower) & is_good, F.lit(False))
+    refused = F.coalesce((F.col(TIME) < F.col(LOWER)) & is_good, F.lit(False))
     err = {
         ERR_KIND: F.lit(LATE_TIME),
-        ERR_MESSAGE: F.concat(F.lit("time "), F.col(TIME), F.lit(f" lies before {rules.lower}, which is final")),
+        ERR_MESSAGE: F.expr(f"concat('time ', {TIME}, ' lies before ', {LOWER}, ', which is final')"),
         ERR_KEY: F.coalesce(F.col(BAD_KEY), canonical_key(rules.schema)),
         ERR_PAYLOAD: canonical_json(rules.schema.values),
     }
@@ -258,7 +263,7 @@ def _ranked(chain: DataFrame, rules: UpsertRules) -> DataFrame:
         tied.append(f"NOT lead({CANONICAL}) {window} <=> {CANONICAL}")
     diff_before = f"coalesce(lag(CASE WHEN {FROM} = {COMMITTED} THEN {AT} END) {window}, -1L)"
     return chain.selectExpr(
-        *[name for name in chain.columns if name != CANONICAL],
+        *rules.chain,
         f"coalesce({next_time} != {TIME}, true) AS {WINS}",
         f"{' AND '.join(tied)} AS {TIED}",
         f"{FROM} = {COMMITTED} AND NOT ({AT} IN (1, -1) AND {AT} = -{diff_before}) AS {BROKEN}",
@@ -287,7 +292,7 @@ def _stashed(stash: DataFrame, frontier: int, rules: UpsertRules) -> DataFrame:
 
     Records that a restore brought back may lie before `lower`. It arrived in time, so it is always lifted.
     """
-    waiting = stash.where(f"{TIME} >= {frontier}L")
+    waiting = stash.where(f"{TIME} >= {passed(frontier)[0]}")
     live = _with_canonical(_arrivals(waiting, STASHED, replace(rules, late="lift")), rules)
     wins = f"lead({AT}) OVER (PARTITION BY {', '.join(rules.slot)}, {AT} ORDER BY {ORDER}, {CANONICAL}) IS NULL"
     return live.selectExpr("*", f"{wins} AS {WINS}").where(WINS).drop(WINS, CANONICAL)
@@ -312,7 +317,7 @@ def _with_truncates(chain: DataFrame, rules: UpsertRules) -> DataFrame:
         VALUE: "NULL",
         ERR: "NULL",
     }
-    cells = {name: name for name in chain.columns} | given
+    cells = {name: name for name in rules.chain} | given
     expanded = slots.crossJoin(F.broadcast(truncates)).selectExpr(*[f"{sql} AS {name}" for name, sql in cells.items()])
     both = _with_canonical(chain.union(expanded), rules)
     had = f"coalesce(lag({OP} = '{UPSERT}' AND {PHASE} != {COUNTED}) {rules.by_rank}, false) AS {HAD}"
@@ -342,8 +347,8 @@ def _changes(ranked: DataFrame, rules: UpsertRules) -> DataFrame:
         f" WHEN {HAD} AND {HOLDS} THEN CASE WHEN {is_same} THEN array({STAYS}) ELSE array({GOES}, {COMES}) END"
         f" WHEN {HAD} THEN array({GOES}) WHEN {HOLDS} THEN array({COMES}) END"
     )
-    passed = [*rules.slot, TIME, AT, OP, ORDER, HAD, HOLDS, VALUE, ERR, VALUE_BEFORE, ERR_BEFORE]
-    sided = linked.where(f"{FROM} != {COMMITTED}").selectExpr(*passed, f"explode({sides}) AS {SIDE}")
+    kept = [*rules.slot, TIME, AT, OP, ORDER, HAD, HOLDS, VALUE, ERR, VALUE_BEFORE, ERR_BEFORE]
+    sided = linked.where(f"{FROM} != {COMMITTED}").selectExpr(*kept, f"explode({sides}) AS {SIDE}")
     return _flat(sided, rules)
 
 

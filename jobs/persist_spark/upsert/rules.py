@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from persist_core.schema import TIME, CollectionSchema, Late
-from persist_spark.frame import BAD_KEY, OP, ORDER, quoted
-from persist_spark.upsert.counts import AT
+from persist_spark.frame import BAD_KEY, OP, ORDER, passed, quoted
+from persist_spark.upsert.counts import AT, ERR, FROM, LATE, PHASE, VALUE
 
+# Columns of arrivals, bigint: the batch's bounds, the time of records without one, the least time of an update.
+LOWER, UPPER, GIVEN, FLOOR = "_persist_lower", "_persist_upper", "_persist_given", "_persist_floor"
 CANONICAL = "_persist_canonical"  # bytes that decide between records of one order
 _NO_CELLS = "'is_there', true"  # a collection may have a key and nothing else; Spark has no empty structs
 
@@ -29,6 +31,14 @@ class UpsertRules:
     is_thorough: bool
 
     @property
+    def bounds(self) -> list[str]:
+        """The numbers of this batch as columns: nowhere else do they occur in the plan, see `frame.passed`."""
+        numbers = {LOWER: self.lower, GIVEN: self.lower, FLOOR: self.floor}
+        if self.upper is not None:
+            numbers |= {GIVEN: self.upper - 1, UPPER: self.upper}
+        return [f"{sql} AS {name}" for name, sql in zip(numbers, passed(*numbers.values()), strict=True)]
+
+    @property
     def keys(self) -> list[str]:
         """The key columns' plain names, `k0`.. ."""
         return [f"k{i}" for i in range(len(self.schema.key))]
@@ -42,6 +52,11 @@ class UpsertRules:
     def slot(self) -> list[str]:
         """The columns that name a slot, compared null-safe."""
         return [*self.keys, BAD_KEY]
+
+    @property
+    def chain(self) -> list[str]:
+        """The columns of arrivals, stashed and committed rows, all in one frame."""
+        return [*self.slot, TIME, AT, FROM, PHASE, LATE, OP, ORDER, VALUE, ERR]
 
     @property
     def key_columns(self) -> list[str]:

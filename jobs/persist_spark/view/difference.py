@@ -28,7 +28,7 @@ from persist_core.schema import DIFF, ERR_MESSAGE, PART, TIME, CollectionSchema,
 from persist_core.shard.batch import BatchCounts, PartKind
 from persist_core.shard.parts import ERR_IDENTITY
 from persist_core.shard.stats import ViewStats
-from persist_spark.frame import ERR_COLUMNS, err_type, quoted, spark_type
+from persist_spark.frame import ERR_COLUMNS, err_type, passed, quoted, spark_type
 from persist_spark.stage import StateRows
 from persist_spark.upsert.counts import HASHES, as_json
 
@@ -120,6 +120,7 @@ def install_desired_into_persist(
     `DIFF`. `persisted_*` have the same columns and `DIFF`: the target's updates, all before `at`. `None` is
     an empty frame. `schema` has no key: a view is a multiset.
     """
+    (time,) = passed(at)
     flat = [f"c{i}" for i in range(len(schema.columns))]
     values = [f"{_canonical(column)} AS {name}" for name, column in zip(flat, schema.columns, strict=True)]
     oks = desired_oks.selectExpr(*values, f"1L AS {WANTED}", f"0L AS {FOUND}")
@@ -131,13 +132,13 @@ def install_desired_into_persist(
     changed, observed = _changed(gathered.groupBy(*flat).agg(*_sums()), flat, is_err=False)
     published = [f"{name} AS {quoted(column.name)}" for name, column in zip(flat, schema.columns, strict=True)]
     no_err = [f"CAST(NULL AS {err_type(name).simpleString()}) AS {name}" for name in ERR_COLUMNS]
-    updates = changed.selectExpr(*published, f"{at}L AS {TIME}", DIFF, *no_err, PART)
+    updates = changed.selectExpr(*published, f"{time} AS {TIME}", DIFF, *no_err, PART)
     errs = _errs(desired_errs, persisted_errs)
     if errs is None:
         return Installed(updates, (observed,))
     changed_errs, observed_errs = _changed(errs, list(ERR_IDENTITY), is_err=True)
     no_values = [f"CAST(NULL AS {_sql_type(column)}) AS {quoted(column.name)}" for column in schema.columns]
-    err_updates = changed_errs.selectExpr(*no_values, f"{at}L AS {TIME}", DIFF, *ERR_COLUMNS, PART)
+    err_updates = changed_errs.selectExpr(*no_values, f"{time} AS {TIME}", DIFF, *ERR_COLUMNS, PART)
     return Installed(updates.union(err_updates), (observed, observed_errs))
 
 

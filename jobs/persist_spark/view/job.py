@@ -37,7 +37,7 @@ from persist_core.spark_job.spec import JobSpec
 from persist_spark.frame import ERR_COLUMNS, part_type, quoted
 from persist_spark.read.damage import check_sizes, named_damage, part_sizes
 from persist_spark.read.frames import error_updates, snapshot
-from persist_spark.read.parts import scan_pieces
+from persist_spark.read.parts import listing, scan_pieces
 from persist_spark.session import settings, stage_settings
 from persist_spark.stage import stage
 from persist_spark.view.difference import EMPTY, Contents, Installed, Refresh, install_desired_into_persist
@@ -114,7 +114,7 @@ def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
     check_sizes(client.blob, part_sizes(manifests))
     view = _View(spark, client, location, config, state, list(zip(below, manifests, strict=True)))
     moved_bytes = description.input_bytes + sum(manifest.size_bytes for manifest in manifests)
-    wanted = {**stage_settings(moved_bytes), **_JOINS}
+    wanted = {**stage_settings(moved_bytes), **listing(client.blob), **_JOINS}
     with settings(spark, wanted), failed(config.name, f"the refresh at {frozen.as_of}"), named_damage(client.blob):
         schema, installed = view.plan(frozen, frozen.as_of)
         if spec.dry_run_as_of is not None:

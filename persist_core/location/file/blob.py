@@ -250,10 +250,10 @@ class FileBlob:
                 continue
             with self._verdict("list", name):
                 try:
-                    size_bytes = (self._root / name).stat(follow_symlinks=False).st_size
+                    found = (self._root / name).stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
-            yield BlobMetadata(name, size_bytes)
+            yield BlobMetadata(name, found.st_size, found.st_mtime_ns // 1_000_000)
 
     def _children(self, base: str) -> list[str]:
         """Keys of the files and, with `/` at the end, of the directories in `base`, in descending order."""

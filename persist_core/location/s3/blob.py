@@ -171,7 +171,7 @@ class S3Blob:
                 key = str(entry["Key"]).removeprefix(self._root)
                 # Some tools mark a folder by an empty object whose name ends in a slash: it is not one of our keys.
                 if not key.endswith("/") and not key.startswith(f"{CONSENSUS_FOLDER}/"):
-                    yield BlobMetadata(key, int(entry["Size"]))
+                    yield BlobMetadata(key, int(entry["Size"]), int(entry["LastModified"].timestamp() * 1000))
             if not page.get("IsTruncated"):
                 return
             request["ContinuationToken"] = page["NextContinuationToken"]

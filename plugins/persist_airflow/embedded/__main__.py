@@ -1,4 +1,4 @@
-"""`make up`, `make down`, `make airflow`, `make demo`: the embedded Airflow of a clone, from its top folder.
+"""`make up`, `make down`, `make airflow`, `make demo`: the embedded Airflow of the current folder, with its `dags/`.
 
 python -m persist_airflow.embedded up|down|demo
 python -m persist_airflow.embedded airflow ARGUMENTS...
@@ -7,12 +7,14 @@ python -m persist_airflow.embedded airflow ARGUMENTS...
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from persist_airflow.embedded.commands import embedded_command
 from persist_airflow.embedded.home import (
     UI_PORT,
     WITH_UI,
@@ -22,6 +24,7 @@ from persist_airflow.embedded.home import (
     project_airflow,
 )
 
+EXAMPLE_DAGS = Path(__file__).parents[1] / "example_dags"  # where the wheel has the `dags/` of this project
 USAGE = "usage: python -m persist_airflow.embedded up|down|demo, or airflow ARGUMENTS...\n"
 
 
@@ -34,7 +37,8 @@ def up(root: Path) -> int:
         with console.status("starting Airflow: about half a minute"):
             airflow.prepare()
             airflow.start(WITH_UI)
-    console.print(f"Airflow: {airflow.url}   {_login(airflow)}   `make down` stops it", soft_wrap=True)
+    stop = embedded_command(root, "down")
+    console.print(f"Airflow: {airflow.url}   {_login(airflow)}   `{stop}` stops it", soft_wrap=True)
     return 0
 
 
@@ -51,9 +55,11 @@ def down(root: Path) -> int:
 
 
 def demo(root: Path) -> int:
-    """The demo."""
+    """The demo. A folder without DAGs (`persist demo` makes one) gets those that are in the package."""
     from persist_airflow.embedded.demo import run_demo
 
+    if not (root / "dags").exists():
+        shutil.copytree(EXAMPLE_DAGS, root / "dags")
     return run_demo(root)
 
 

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from persist_airflow.backfill import ENDED, POLL_MS, Follower, create, fail_unended
+from persist_airflow.embedded.commands import embedded_command, is_clone
 from persist_airflow.embedded.home import EmbeddedAirflowError, LocalAirflow, project_airflow
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
 from persist_core.config.collection import CollectionConfig, load_collection
@@ -97,7 +98,8 @@ def _run_steps(console: Console, airflow: LocalAirflow, steps: Sequence[Step]) -
     """All steps through a real scheduler; whether every dag run succeeded."""
     if airflow.is_running():
         raise EmbeddedAirflowError(
-            "Airflow is running already, and the demo would start a second scheduler; stop it with `make down`"
+            "Airflow is running already, and the demo would start a second scheduler; stop it with"
+            f" `{embedded_command(airflow.dags.parent, 'down')}`"
         )
     with airflow.stopping():
         with console.status("preparing an Airflow home and its database"):
@@ -115,7 +117,9 @@ def _run_steps(console: Console, airflow: LocalAirflow, steps: Sequence[Step]) -
     for run_id, task_id in airflow.query(_FAILED_TASKS):
         console.print(f"  {run_id}: {task_id}", highlight=False)
     console.print(
-        f"Their logs are below {airflow.logs}. `make demo` again goes on where this one stopped", soft_wrap=True
+        f"Their logs are below {airflow.logs}. `{embedded_command(airflow.dags.parent, 'demo')}` again goes on where"
+        " this one stopped",
+        soft_wrap=True,
     )
     return False
 
@@ -244,15 +248,17 @@ def _print_next(console: Console, airflow: LocalAirflow) -> None:
     console.print("\n[bold]What to do next[/]", highlight=False)
     for name, value in airflow.location.to_env().items():
         console.print(f"  export {name}={value}", highlight=False, soft_wrap=True)
-    persist = ".venv/bin/persist"
+    root = airflow.dags.parent
+    persist = ".venv/bin/persist" if is_clone(root) else "persist"
+    console.print(f"  cd {root}", highlight=False, soft_wrap=True)
     for command, what in (
         (f"{persist} snapshot {COLLECTION} --as-of 2026-01-03", "the table as of any time"),
         (f"{persist} changes {COLLECTION} --after 2026-01-02 --through 2026-01-04", "what changed between two times"),
         (f"{persist} errors {COLLECTION}", "what could not be read, byte for byte"),
         (f"{persist} fsck {COLLECTION}", "checks what is stored, digests included"),
         (f"{persist} run {VIEW} --read-only", "what a refresh of the view would write"),
-        ("make up", "Airflow's UI with these DAGs"),
-        (f"make airflow ARGS='dags details {UPSERT}{COLLECTION}'", "Airflow's own command line"),
+        (embedded_command(root, "up"), "Airflow's UI with these DAGs"),
+        (embedded_command(root, "airflow", f"dags details {UPSERT}{COLLECTION}"), "Airflow's own command line"),
     ):
         console.print(f"  {command:<72} # {what}", highlight=False, soft_wrap=True, markup=False)
     console.print("A table of your own: write dags/collections/<name>.yaml", highlight=False, markup=False)

@@ -44,7 +44,8 @@ psutil: Any = importlib.import_module("psutil")  # comes with Airflow, without t
 SPARK = "spark-connect"
 API_SERVER = "api-server"
 HEADLESS = (API_SERVER, "scheduler")  # what running a backfill takes, in the order of their start
-WITH_UI = (API_SERVER, "scheduler", "dag-processor", "triggerer")
+TRIGGERER = "triggerer"
+WITH_UI = (API_SERVER, "scheduler", "dag-processor", TRIGGERER)
 HEALTHY_TIMEOUT_MS = 240_000  # 12 s on an idle machine with 2 cores
 STOP_TIMEOUT_S = 4.0  # then by force: a scheduler waits for its tasks, an API server for open connections
 KILL_TIMEOUT_S = 10.0
@@ -57,6 +58,12 @@ _PRELOAD = """import sys
 if "scheduler" in sys.argv:
     import persist_airflow.factory
     import persist_core.protocol.stages
+"""
+# What a job in the Spark Connect server needs: about 1.3 s of processor time, half of it for pandas.
+_PRELOAD_SPARK = """    import persist_spark.merge.job
+    import persist_spark.upsert.job
+    import persist_spark.view.job
+    import pyspark.sql.connect.session
 """
 
 
@@ -139,7 +146,9 @@ class LocalAirflow:
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.logs.mkdir(exist_ok=True)
         (self.home / "config").mkdir(exist_ok=True)
-        (self.home / "config" / "airflow_local_settings.py").write_text(_PRELOAD)
+        (self.home / "config" / "airflow_local_settings.py").write_text(
+            _PRELOAD + (_PRELOAD_SPARK if self.has_spark else "")
+        )
         stamp, version = self.home / "migrated-to", importlib.metadata.version("apache-airflow")
         if not stamp.exists() or stamp.read_text() != version:
             self.command("db", "migrate")
@@ -187,9 +196,10 @@ class LocalAirflow:
         Tasks report to the API server; if the scheduler started them earlier, their first tries would fail. Raises
         `EmbeddedAirflowError` if a process dies or does not become healthy; the caller stops what runs.
         """
+        defers = {"AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE": str(TRIGGERER in components)}
         for name in components:
             arguments = self._arguments(name, headless="dag-processor" not in components)
-            self._spawn(name, [sys.executable, "-m", "airflow", *arguments], self.environment())
+            self._spawn(name, [sys.executable, "-m", "airflow", *arguments], {**defers, **self.environment()})
             if name == API_SERVER:
                 self._wait_until_healthy(f"{self.url}/execution/health")
 
@@ -216,7 +226,7 @@ class LocalAirflow:
             only = ["--apps", "execution"] if headless else []
             return [name, "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1", *only]
         # Logs are read from the shared folder; the log servers would listen on every interface.
-        return [name, "--skip-serve-logs"] if name in ("scheduler", "triggerer") else [name]
+        return [name, "--skip-serve-logs"] if name in ("scheduler", TRIGGERER) else [name]
 
     def _wait_until_healthy(self, url: str) -> None:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -17,6 +17,7 @@ from persist_core.checkpoint.publish import publish_and_retain
 from persist_core.checkpoint.retention import plan_retention
 from persist_core.config.shard import RetentionConfig
 from persist_core.errors import CorruptArtifact, Indeterminate, InvalidInput, UnknownVersion
+from persist_core.frontier import Frontier
 from persist_core.location.blob import Blob
 from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemBlob
@@ -338,9 +339,9 @@ def test_bytes_that_are_no_manifest_are_corrupt(data: bytes) -> None:
 HISTORIES = st.lists(st.tuples(st.booleans(), st.integers(0, 10)), min_size=1, max_size=25)
 
 
-@given(HISTORIES, st.integers(1, 5), st.integers(0, 4), st.integers(0, 3), st.integers(0, 24))
+@given(HISTORIES, st.integers(1, 5), st.integers(0, 4), st.integers(0, 3), st.integers(0, 24), st.integers(0, 40))
 def test_retention_keeps_what_it_promises(
-    history: list[tuple[bool, int]], keep_last: int, daily: int, weekly: int, pin: int
+    history: list[tuple[bool, int]], keep_last: int, daily: int, weekly: int, pin: int, history_days: int
 ) -> None:
     manifests: list[CheckpointManifest] = []
     day = 0
@@ -354,29 +355,40 @@ def test_retention_keeps_what_it_promises(
                 day * DAY_MS,
                 operators={"upsert": SavedOperator((), 0, is_delta=is_delta and parent is not None)},
                 parent_id=parent,
+                watermark=day * DAY_MS + 1,
             )
         )
+    start = Frontier(max(0, day - history_days) * DAY_MS)
+    within = [manifest for manifest in manifests if manifest.timestamp_ms >= (start.time or 0)]
     ids = [manifest.checkpoint_id for manifest in manifests]
     pinned = {ids[pin]} if pin < len(ids) else set()
-    doomed = plan_retention(
-        manifests, keep_last=keep_last, keep_daily=daily, keep_weekly=weekly, latest_id=ids[-1], pinned=pinned
-    )
+
+    def plan(found: list[CheckpointManifest]) -> list[str]:
+        return plan_retention(
+            found,
+            keep_last=keep_last,
+            keep_daily=daily,
+            keep_weekly=weekly,
+            latest_id=ids[-1],
+            pinned=pinned,
+            history_start=start,
+        )
+
+    doomed = plan(manifests)
     kept = [manifest for manifest in manifests if manifest.checkpoint_id not in doomed]
     kept_ids = {manifest.checkpoint_id for manifest in kept}
-    assert kept_ids >= set(ids[-keep_last:]) | pinned | {ids[-1]}
+    assert kept_ids >= {manifest.checkpoint_id for manifest in within[-keep_last:]} | pinned | {ids[-1]}
+    beyond = kept_ids - {manifest.checkpoint_id for manifest in within} - pinned
+    if not any(manifest.is_delta for manifest in manifests):
+        assert not beyond, "only a chain keeps what the history does not reach"
     for manifest in kept:
         assert not manifest.is_delta or manifest.parent_id in kept_ids
     for period_ms, count in ((DAY_MS, daily), (7 * DAY_MS, weekly)):
         shift = 3 * DAY_MS if period_ms != DAY_MS else 0
-        newest = {(manifest.timestamp_ms + shift) // period_ms: manifest.checkpoint_id for manifest in manifests}
+        newest = {(manifest.timestamp_ms + shift) // period_ms: manifest.checkpoint_id for manifest in within}
         assert kept_ids >= {newest[key] for key in sorted(newest)[-count:] if count}
     without = [manifest for manifest in manifests if manifest.checkpoint_id in kept_ids]
-    assert (
-        plan_retention(
-            without, keep_last=keep_last, keep_daily=daily, keep_weekly=weekly, latest_id=ids[-1], pinned=pinned
-        )
-        == []
-    ), "a plan is its own fixed point"
+    assert plan(without) == [], "a plan is its own fixed point"
 
 
 IDS = checkpoint_ids(25)

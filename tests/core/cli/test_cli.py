@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from persist_core.cli.main import run_command
-from persist_core.cli.output import printable, show_bytes, show_time
+from persist_core.cli.output import printable, show_bytes
 from persist_core.config.collection import CollectionConfig
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
@@ -28,7 +28,7 @@ from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.state import Committed
-from persist_core.time_text import format_time, parse_time
+from persist_core.time_text import format_time, parse_time, show_time
 from tests.servers.backends import blob_uri_beside, on_each_consensus
 
 SCHEMA = CollectionSchema(
@@ -165,6 +165,11 @@ def test_snapshot_as_json_keeps_every_value(persist: Persist) -> None:
     newest = persist("snapshot", "orders", "--json", "--limit", "1").json
     assert [row["price"] for row in newest] == ["7.00"]
     assert persist("snapshot", "orders", "--json", "--as-of", str(DAY_2)).json[0]["price"] == "7.00"
+    assert persist("snapshot", "orders", "--key", "1", "--as-of", "2026-01-01", "--json").json == [ada]
+    assert {row["id"] for row in persist("changes", "orders", "--after", "0", "--key", "1", "--json").json} == {1}
+    refused = persist("snapshot", "orders", "--key", "one")
+    assert refused.code == 2
+    assert "key column id: found 'one'; expected a bigint" in refused.err
 
 
 @pytest.mark.parametrize("command", [["snapshot"], ["changes", "--after", "0"], ["errors"], ["describe"]])

@@ -15,6 +15,7 @@ from persist_core.clock import ManualClock
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
+from persist_core.handles.history import advance_since, set_history
 from persist_core.handles.read import ReadHandle
 from persist_core.ids import SeededIds
 from persist_core.location.mem import MemBlob
@@ -24,6 +25,7 @@ from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchDescription, HollowBatch
+from persist_core.shard.key_range import KeyRange, exactly, meets_any
 from persist_core.shard.parts import PARQUET, errs_schema, updates_schema
 from persist_core.shard.replace import Replaced
 from persist_core.shard.state import Committed, ShardState, expire_leases
@@ -130,12 +132,12 @@ class History:
         upper = None if close else lower + self.chance.randrange(1, 4)
         times = range(lower, lower + 3 if upper is None else upper)
         oks, errs = _random_updates(self.chance, self.expected, times) if updates else ([], [])
-        self._commit(lower, upper, oks, errs)
+        self.commit(lower, upper, oks, errs)
 
     def seal(self) -> None:
         self.append(updates=False)
 
-    def _commit(self, lower: int, upper: int | None, oks: list[Any], errs: list[Any]) -> None:
+    def commit(self, lower: int, upper: int | None, oks: list[Any], errs: list[Any]) -> None:
         newest = self.state.newest_commit
         description = BatchDescription(
             shard=self.shard,
@@ -175,13 +177,17 @@ class History:
 
     def merge_these(self, inputs: tuple[HollowBatch, ...]) -> None:
         merge = Merge.of(self.client, self.state, inputs)
-        assert isinstance(merge_here(self.client, merge, attempt=self.client.ids.uuid7()), Replaced)
+        at_once = self.chance.choice([3, 20, 1_000])
+        done = merge_here(self.client, merge, attempt=self.client.ids.uuid7(), rows_at_once=at_once)
+        assert isinstance(done, Replaced)
         self.merges += 1
 
     def move_since(self) -> None:
         upper = self.state.upper.time or 1
         hold = self.client.open_since(self.shard, "history")
         hold.downgrade(Frontier(self.chance.randrange(upper)))
+        set_history(self.client, self.shard, self.chance.choice([0, upper // 2, None]))
+        advance_since(self.client, self.shard)
 
     def lease(self) -> None:
         """Hold `since` for a while; the clock goes on."""
@@ -224,7 +230,7 @@ class History:
             return
         checkpoint_id, upper = point
         name = f"{self.shard}-fork{len(self.forks)}"
-        made = History(self.client.location, self.schema, self.seed, shard=name, origin=self)
+        made = type(self)(self.client.location, self.schema, self.seed, shard=name, origin=self)
         fork(self.client, self.shard, checkpoint_id, name, writer="test")
         made.expected = self.expected.until(upper)
         made._publish()
@@ -254,10 +260,23 @@ class History:
         for time in range(since, end + 1):
             assert _rows(reader.snapshot(time)) == expected.snapshot(time), (self.shard, time)
             assert _rows(reader.errors(time)) == expected.errors(time), (self.shard, time)
-        for _ in range(6):
+        for _ in range(4):
             low, high = sorted(self.chance.randrange(since, end + 1) for _ in range(2))
             assert _rows(reader.changes(low, high)) == expected.changes(expected.oks, low, high)
             assert _rows(reader.error_changes(low, high)) == expected.changes(expected.errs, low, high)
+            if self.schema.key:
+                keys = self._some_keys()
+                found = {
+                    row: count for row, count in expected.snapshot(high).items() if meets_any(exactly(row[:2]), keys)
+                }
+                assert _rows(reader.snapshot(high, keys=keys)) == found
+                changed = expected.changes(expected.oks, low, high)
+                found = {row: count for row, count in changed.items() if meets_any(exactly(row[:2]), keys)}
+                assert _rows(reader.changes(low, high, keys=keys)) == found
+
+    def _some_keys(self) -> list[KeyRange]:
+        number = self.chance.randrange(5)
+        return self.chance.choice([[exactly((number, ""))], [KeyRange((number,), None), KeyRange(None, (0, "ü"))], []])
 
 
 def _identities(expected: Expected, time: int) -> Counter[Row]:

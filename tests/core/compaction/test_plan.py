@@ -58,8 +58,8 @@ def test_what_is_left_and_what_is_rewritten_are_bounded(
         assert len(filled) <= FAN_IN * tiers + 1
         assert next_merge(batches) is None
     levels = max(1.0, math.log(max(appended, 2) / SMALLEST_TIER_ROWS, FAN_IN))
-    # About once a tier, five times for the bottom; tiny batches are merged among themselves as long as they are tiny.
-    assert rewritten <= appended * (levels + 6) + APPENDS * SMALLEST_TIER_ROWS * FAN_IN
+    # About once a tier, four times for the bottom; tiny batches are merged among themselves as long as they are tiny.
+    assert rewritten <= appended * (levels + 5) + APPENDS * SMALLEST_TIER_ROWS * 2
 
 
 def test_a_shard_that_was_never_merged_catches_up_in_bounded_pieces() -> None:

@@ -10,12 +10,16 @@ import pytest
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolation
 from persist_core.frontier import Frontier
+from persist_core.handles.history import advance_since, set_history
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
+from persist_core.maintenance.check_contents import check_contents
+from persist_core.maintenance.check_state import Examined
 from persist_core.maintenance.fsck import fsck
+from persist_core.maintenance.violations import Violations
 from persist_core.shard.batch import BatchCounts, BatchManifest
 from persist_core.shard.invariants import check_step
-from persist_core.shard.replace import MAX_MERGE_MS, NotReplaced, Replaced, replace_batches
+from persist_core.shard.replace import NotReplaced, Replaced, replace_batches
 from persist_core.shard.state import Committed, Hold, ShardState, compare_and_append
 from tests.core.compaction.histories import KEYED, MULTISET, History
 
@@ -48,9 +52,7 @@ def test_an_append_between_staging_and_replacing_changes_nothing() -> None:
     run, key = staged(made, 0, 4)
     made.append()
     made.append()
-    state, result = made.client.machine.apply(
-        "s", lambda state: replace_batches(state, run, key, staged_ms=0, now_ms=0)
-    )
+    state, result = made.client.machine.apply("s", lambda state: replace_batches(state, run, key))
     assert isinstance(result, Replaced)
     assert len(state.batches) == 3
     made.check()
@@ -63,7 +65,7 @@ def test_a_batch_that_was_staged_before_a_merge_is_appended_after_it() -> None:
     manifest, key = made.client.manifest(made.state.batches[-1]), made.state.batches[-1].manifest_key
     merge = Merge.of(made.client, before, before.batches)
     run = merge.manifest((), BatchCounts())
-    merged, _ = replace_batches(before, run, "s/batches/m/manifest.json", staged_ms=0, now_ms=0)
+    merged, _ = replace_batches(before, run, "s/batches/m/manifest.json")
     after, result = compare_and_append(merged, manifest, key, expected_upper=manifest.lower, now_ms=0)
     assert isinstance(result, Committed)
     assert [batch.upper for batch in after.batches] == [before.upper.time, manifest.upper]
@@ -73,18 +75,14 @@ def test_a_second_try_finds_the_run_and_another_merge_finds_its_inputs_gone() ->
     made = history()
     run, key = staged(made, 1, 2)
     other, other_key = staged(made, 2, 2)
-    state, first = made.client.machine.apply("s", lambda state: replace_batches(state, run, key, staged_ms=0, now_ms=0))
-    again, second = made.client.machine.apply(
-        "s", lambda state: replace_batches(state, run, key, staged_ms=0, now_ms=0)
-    )
+    state, first = made.client.machine.apply("s", lambda state: replace_batches(state, run, key))
+    again, second = made.client.machine.apply("s", lambda state: replace_batches(state, run, key))
     assert isinstance(first, Replaced)
     assert first.is_new
     assert isinstance(second, Replaced)
     assert not second.is_new
     assert again.seqno == state.seqno
-    last, third = made.client.machine.apply(
-        "s", lambda state: replace_batches(state, other, other_key, staged_ms=0, now_ms=0)
-    )
+    last, third = made.client.machine.apply("s", lambda state: replace_batches(state, other, other_key))
     assert isinstance(third, NotReplaced)
     assert last.batches == state.batches
     made.check()
@@ -93,10 +91,11 @@ def test_a_second_try_finds_the_run_and_another_merge_finds_its_inputs_gone() ->
 def test_a_merge_that_took_longer_than_garbage_lives_is_not_applied() -> None:
     made = history()
     run, key = staged(made, 0, 4)
-    state, result = replace_batches(made.state, run, key, staged_ms=0, now_ms=MAX_MERGE_MS + 1)
+    later = replace(made.state, era=run.era + 2, oldest_era=run.era + 1)
+    state, result = replace_batches(later, run, key)
     assert isinstance(result, NotReplaced)
-    assert state == made.state
-    _, result = replace_batches(made.state, run, key, staged_ms=0, now_ms=MAX_MERGE_MS)
+    assert state == later
+    _, result = replace_batches(replace(later, oldest_era=run.era), run, key)
     assert isinstance(result, Replaced)
 
 
@@ -107,11 +106,11 @@ def test_a_run_is_never_appended_and_a_batch_never_takes_a_place() -> None:
         compare_and_append(ShardState("s"), run, key, expected_upper=run.lower, now_ms=0)
     raw = made.client.manifest(made.state.batches[0])
     with pytest.raises(InvalidInput, match="not a run"):
-        replace_batches(made.state, raw, key, staged_ms=0, now_ms=0)
+        replace_batches(made.state, raw, key)
     assert run.run is not None
     greedy = replace(run, run=replace(run.run, since=10**6))
     with pytest.raises(InvalidInput, match="can be read from since"):
-        replace_batches(made.state, greedy, key, staged_ms=0, now_ms=0)
+        replace_batches(made.state, greedy, key)
 
 
 def read_everything(made: History) -> None:
@@ -145,7 +144,7 @@ def test_a_merge_that_changes_anything_else_is_not_written(broken: Callable[[Sha
     made = history()
     run, key = staged(made, 1, 3)
     before = made.state
-    after, _ = replace_batches(before, run, key, staged_ms=0, now_ms=0)
+    after, _ = replace_batches(before, run, key)
     check_step(before, replace(after, seqno=before.seqno + 1))
     with pytest.raises(InvariantViolation):
         check_step(before, broken(replace(after, seqno=before.seqno + 1)))
@@ -162,8 +161,8 @@ def test_history_is_carried_over_and_dropped_with_since() -> None:
     made.merge_these(made.state.batches)
     assert kept.key in {part.key for part in made.client.manifest(made.state.batches[0]).parts}
     made.check()
-    hold = made.client.open_since("s", "h")
-    hold.downgrade(Frontier((made.state.upper.time or 0) - 1))
+    set_history(made.client, "s", 0)
+    advance_since(made.client, "s")
     made.append()
     made.merge_these(made.state.batches)
     assert kept.key not in {part.key for part in made.client.manifest(made.state.batches[0]).parts}
@@ -184,15 +183,33 @@ def test_damage_in_a_run_is_found_like_damage_in_a_part() -> None:
     made.check()
 
 
+def test_keys_beyond_the_bounds_of_their_file_are_found() -> None:
+    made = history(8)
+    made.merge_these(made.state.batches)
+    (run,) = made.state.batches
+    manifest = made.client.manifest(run)
+    place, part = next((i, each) for i, each in enumerate(manifest.parts) if each.first_key and each.kind != "errs")
+    assert part.first_key is not None
+    for wrong in (replace(part, last_key=part.first_key), replace(part, first_key=part.last_key)):
+        parts = (*manifest.parts[:place], wrong, *manifest.parts[place + 1 :])
+        changed = replace(manifest, parts=parts)
+        examined = Examined(made.client, made.state, {run.manifest_key: changed})
+        found = Violations("s")
+        check_contents(examined, found)
+        assert any("the manifest says KeyRange" in each.message for each in found.report())
+
+
 @pytest.mark.parametrize("first", [0, 1], ids=["with the bottom", "above the bottom"])
 def test_an_err_that_came_again_keeps_its_newest_wording(first: int) -> None:
     made = History(OpenLocation(MemBlob(), MemConsensus()), KEYED, seed=1)
     err = (None, None, "key", "wording 0", b"k", b"raw")
     again = (None, None, "key", "wording 3", b"k", b"raw")
-    made._commit(0, 2, [], [(err, 0, 1)])
-    made._commit(2, 3, [], [(err, 2, -1)])
-    made._commit(3, 5, [], [(again, 3, 1)])
-    made.client.open_since("s", "h").downgrade(Frontier(4))
+    made.commit(0, 2, [], [(err, 0, 1)])
+    made.commit(2, 3, [], [(err, 2, -1)])
+    made.commit(3, 5, [], [(again, 3, 1)])
+    set_history(made.client, "s", 0)
+    advance_since(made.client, "s")
+    assert made.state.since == Frontier(4)
     made.merge_these(made.state.batches[first:])
     made.check()
 
@@ -201,7 +218,7 @@ def test_a_run_whose_updates_do_not_alternate_is_not_made() -> None:
     made = history(2)
     lower = made.state.upper.time or 0
     (row,) = list(made.expected.snapshot(lower - 1))[:1]
-    made._commit(lower, lower + 1, [(row, lower, 1)], [])
+    made.commit(lower, lower + 1, [(row, lower, 1)], [])
     before: ShardState = made.state
     with pytest.raises(InvariantViolation, match="do not alternate"):
         made.merge_these(before.batches)
@@ -210,8 +227,8 @@ def test_a_run_whose_updates_do_not_alternate_is_not_made() -> None:
 
 def test_a_multiset_with_a_negative_count_is_merged_as_it_is() -> None:
     made = History(OpenLocation(MemBlob(), MemConsensus()), MULTISET, seed=1)
-    made._commit(0, 2, [((1, "x"), 0, 1)], [])
-    made._commit(2, 3, [((1, "x"), 2, -2)], [])
-    made._commit(3, 4, [((1, "x"), 3, 2)], [])
+    made.commit(0, 2, [((1, "x"), 0, 1)], [])
+    made.commit(2, 3, [((1, "x"), 2, -2)], [])
+    made.commit(3, 4, [((1, "x"), 3, 2)], [])
     made.merge_these(made.state.batches[:2])
     assert made.client.open_reader("s").snapshot(3).num_rows == 1

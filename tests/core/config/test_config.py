@@ -223,6 +223,34 @@ def test_schedules_that_are_not(tmp_path: Path, text: str) -> None:
         load(tmp_path, {**LEAST, "schedule": text})
 
 
+@pytest.mark.parametrize(
+    ("given", "kept", "history_ms"),
+    [
+        ("all", "all", None),
+        (0, "0", 0),
+        ("0", "0", 0),
+        ("30 days", "30 days", 30 * 86_400_000),
+        ("1 Day", "1 days", 86_400_000),
+        ("36hours", "36 hours", 36 * 3_600_000),
+        (" 5  minutes ", "5 minutes", 300_000),
+        ("0 days", "0 days", 0),
+    ],
+)
+def test_history(tmp_path: Path, given: object, kept: str, history_ms: int | None) -> None:
+    config = load(tmp_path, {**LEAST, "history": given})
+    assert (config.history, config.history_ms) == (kept, history_ms)
+    assert CollectionConfig.model_validate_json(config.model_dump_json()) == config
+    assert load(tmp_path, LEAST).history_ms is None
+
+
+@pytest.mark.parametrize(
+    "given", [30, -1, False, 0.0, 1.5, None, "", "30", "-3 days", "3 weeks", "1.5 days", "999999999 days", ["all"]]
+)
+def test_histories_that_are_not(tmp_path: Path, given: object) -> None:
+    with pytest.raises(ConfigError, match=r"history: found .*, expected (all, 0, or a number|at most 1000 years)"):
+        load(tmp_path, {**LEAST, "history": given})
+
+
 _texts = st.one_of(
     st.text(max_size=20),
     st.sampled_from(

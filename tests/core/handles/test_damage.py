@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
 from persist_core.errors import CorruptArtifact, InvariantViolation
-from persist_core.handles.read import MAX_COPIES, ReadHandle, load_manifest
+from persist_core.handles.load import load_manifest
+from persist_core.handles.read import MAX_COPIES, ReadHandle
 from persist_core.handles.write import stage_manifest
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchManifest
@@ -72,6 +74,10 @@ class Raising:
     def decode(self, data: bytes, columns: list[str]) -> pa.Table:
         self._error.add_note(f"{len(data)} bytes, columns {columns}")
         raise self._error
+
+    def batches(self, data: bytes, columns: list[str], rows: int) -> Iterator[pa.Table]:
+        assert rows
+        yield self.decode(data, columns)
 
 
 @pytest.mark.parametrize(

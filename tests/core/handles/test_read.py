@@ -28,6 +28,8 @@ from persist_core.ids import SeededIds
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema, Column
 from persist_core.shard.batch import BatchDescription, BatchManifest
+from persist_core.shard.history import advance_since, set_history
+from persist_core.shard.key_range import KeyRange, exactly
 from persist_core.shard.machine import Machine
 from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.state import Committed
@@ -52,6 +54,12 @@ class Shard:
         self.reader = ReadHandle(self.machine, self.blob, "s")
         self.schema = schema
         self.epoch = 0
+
+    def keep(self, history_ms: int) -> int | None:
+        """Let `since` follow the upper at this distance; returns it."""
+        self.machine.apply("s", lambda state: set_history(state, history_ms))
+        _, advance = self.machine.apply("s", lambda state: advance_since(state, now_ms=self.clock.now_ms()))
+        return advance.since.time
 
     def append(
         self,
@@ -171,9 +179,10 @@ def test_reads_outside_the_frontiers_print_both() -> None:
     shard.append(0, 10, [(1, "eu", None, None, 0, 1)])
     with pytest.raises(OutsideFrontiers, match=r"\[since 0, upper 10\); the read asked for 10"):
         shard.reader.snapshot(10)
-    hold = SinceHandle.open(shard.machine, shard.ids, "s", "h")
-    hold.downgrade(Frontier(5))
-    with pytest.raises(OutsideFrontiers, match=r"\[since 5, upper 10\); the read asked for 4"):
+    shard.keep(5)
+    with pytest.raises(
+        OutsideFrontiers, match=r"\[since 5, upper 10\); the read asked for 4.*before since is gone.*persist holds s`"
+    ):
         shard.reader.changes(4, 8)
     with pytest.raises(InvalidInput, match="expected after <= through"):
         shard.reader.changes(8, 6)
@@ -202,15 +211,34 @@ def test_a_lease_holds_since_and_its_end_is_said() -> None:
     leased.register(lease_ms=50)
     hold = SinceHandle.open(shard.machine, shard.ids, "s", "h")
     hold.downgrade(Frontier(8))
-    assert shard.reader.state().since == Frontier(0)
+    assert shard.keep(0) == 0
     leased.heartbeat(since=Frontier(3))
-    assert shard.reader.state().since == Frontier(3)
+    assert shard.keep(0) == 3
     shard.clock.sleep_ms(51)
     with pytest.raises(LeaseExpired):
         leased.snapshot(5)
     assert leased.expire() is True
     assert leased.expire() is False
-    assert shard.reader.state().since == Frontier(8)
+    assert shard.keep(0) == 8
+
+
+def test_reads_with_a_lease_cost_no_version_until_a_third_of_it_has_passed() -> None:
+    shard = Shard()
+    shard.append(0, 10, [(1, "eu", None, None, 0, 1)])
+    leased = ReadHandle(shard.machine, shard.blob, "s", reader="r1", clock=shard.clock)
+    leased.register(lease_ms=300)
+    versions = [shard.reader.state().seqno]
+    for _ in range(30):
+        leased.snapshot()
+        leased.changes(0)
+        shard.clock.sleep_ms(50)
+        versions.append(shard.reader.state().seqno)
+    assert versions[-1] - versions[0] == 30 * 50 // 100 - 1, "one for each third that the clock has passed"
+    leased.heartbeat()
+    assert shard.reader.state().seqno == versions[-1] + 1
+    shard.clock.sleep_ms(301)
+    with pytest.raises(LeaseExpired):
+        leased.snapshot()
 
 
 def test_missing_and_broken_parts_are_named() -> None:
@@ -248,3 +276,25 @@ def test_contents_do_not_depend_on_row_order_but_on_every_update() -> None:
     assert contents(updates) == contents(updates[::-1])
     assert contents(updates) != contents(updates[:1])
     assert contents(updates) != contents([updates[0], (2, "eu", Decimal("1.01"), "b", 1, 1)])
+
+
+def test_only_files_that_can_hold_the_keys_are_opened() -> None:
+    shard = Shard()
+    for number in range(3):
+        shard.append(number, number + 1, [(10 * number + i, "eu", None, "x", number, 1) for i in range(5)])
+    parts = [part for m in shard.reader.manifests(shard.reader.state().batches) for part in m.parts]
+    assert [(part.first_key, part.last_key) for part in parts] == [
+        ((10 * number, "eu"), (10 * number + 4, "eu")) for number in range(3)
+    ]
+    for part in (parts[0], parts[2]):
+        shard.blob.delete(part.key)
+    (row,) = shard.reader.snapshot(keys=[exactly((12, "eu"))]).to_pylist()
+    assert row["id"] == 12
+    assert shard.reader.snapshot(keys=[KeyRange((5,), (9, "zz")), KeyRange((15,), (19,))]).num_rows == 0
+    assert shard.reader.changes(0, keys=[exactly((13,))])[TIME].to_pylist() == [1]
+    with pytest.raises(CorruptArtifact, match=f"{parts[2].key} is missing"):
+        shard.reader.snapshot(keys=[KeyRange((14, "eu"), None)])
+    flat = Shard(CollectionSchema((), (Column("a", "int"),)))
+    flat.append(0, 1, [(1, 0, 1)])
+    with pytest.raises(InvalidInput, match="shard s has no key"):
+        flat.reader.snapshot(keys=[exactly((1,))])

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from persist_core.compaction.merge import Merge, merge_here
 from persist_core.config.view import ViewConfig
 from persist_core.errors import CorruptArtifact
 from persist_core.handles.client import PersistClient
@@ -33,6 +34,7 @@ from persist_core.protocol.stages import Conflict, Minted
 from persist_core.schema import CollectionSchema
 from persist_core.shard.keys import attempt_of, attempt_prefix
 from persist_core.shard.parts import updates_schema
+from persist_core.shard.replace import Replaced
 from persist_core.shard.state import Commit, Committed
 from persist_core.sources.files import FrozenInput
 from persist_core.sources.frozen import load_frozen
@@ -48,6 +50,7 @@ _KINDS = {
     "state": r"state:.*",
     "batch manifest": r".*/batches/[^/]+/manifest\.json",
     "part": r".*/_persist_part=(insertions|retractions|errs)/.*",
+    "history of a run": r".*/_persist_part=history/.*",
     "operator state": r".*/_persist_part=upsert-stash/.*",
     "checkpoint manifest": r".*/checkpoints/[^/]+/manifest\.json",
     "copy of operator state": r".*/checkpoints/[^/]+/operators/.*",
@@ -233,7 +236,15 @@ class Complete:
         self._refresh()
         things.run(UPTO)
         fork(self.client, SHARD, things.checkpointer.list_checkpoints()[2], FORK, writer="test")
+        self._merge()
         things.drop("pending.txt", _records(9, UPTO))
+
+    def _merge(self) -> None:
+        """A run in the place of batches that the fork goes on to read."""
+        state = self.client.state(SHARD)
+        assert state.batches[:2] == self.client.state(FORK).batches[:2]
+        merge = Merge.of(self.client, state, state.batches[:2])
+        assert isinstance(merge_here(self.client, merge, attempt=self.client.ids.uuid7()), Replaced)
 
     def _refresh(self) -> None:
         """What the Spark job of a view does; the rows are invented."""

@@ -17,7 +17,7 @@ from persist_core.location.blob import BlobMetadata
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
-from persist_core.maintenance.fsck import fsck
+from persist_core.maintenance.fsck import fsck, repair
 from persist_core.maintenance.violations import MAX_SHOWN, STORAGE
 from persist_core.protocol.fork import fork
 from persist_core.protocol.fork_records import list_forks
@@ -25,6 +25,7 @@ from persist_core.shard.batch import BatchDescription, SourceFrontier
 from persist_core.shard.parts import PARQUET, errs_schema, updates_schema
 from tests.core.handles.test_read import SCHEMA, history, table
 from tests.core.protocol.restored_shard import SHARD, Collection
+from tests.sim.simulator.write_stage import ArrowParts
 
 Row = tuple[Any, ...]
 
@@ -41,6 +42,9 @@ class PartFormatOf:
 
     def decode(self, data: bytes, columns: list[str]) -> pa.Table:
         raise AssertionError(f"not read with this format: {len(data)} {columns}")
+
+    def batches(self, data: bytes, columns: list[str], rows: int) -> Iterator[pa.Table]:
+        raise AssertionError(f"not read with this format: {len(data)} {columns} {rows}")
 
 
 class Location:
@@ -232,6 +236,31 @@ def test_a_damaged_ledger_and_a_damaged_checkpoint_are_found() -> None:
     assert (lost.check, str(segment["key"]) in lost.message) == ("source_progress", True)
     location.blob.set("s/checkpoints/_latest", b"not an id")
     assert location.checks() == {"source_progress", "latest"}
+
+
+def test_a_future_that_an_older_backup_of_consensus_undid_is_found(tmp_path: Path) -> None:
+    """The blobs know more than the state: `_latest` and its checkpoint are of a commit that no longer happened."""
+    shard = Collection(tmp_path)
+    shard.run(10)
+    backup = shard.location.consensus.head(SHARD)
+    undone = shard.run(20)
+    assert fsck(shard.client, SHARD).is_clean
+    assert backup is not None
+    restored = MemConsensus()
+    for version in shard.location.consensus.scan(SHARD, 0, 100):
+        if version.seqno <= backup.seqno:
+            assert restored.compare_and_set(SHARD, version.seqno - 1 if version.seqno else None, version)
+    location = OpenLocation(shard.location.blob, restored)
+    before = PersistClient(location, shard.clock, shard.client.ids, part_format=ArrowParts())
+    found = fsck(before, SHARD).violations
+    assert {violation.check for violation in found} == {"undone", "latest"}
+    assert all(undone in violation.message for violation in found)
+    repair(before, SHARD)
+    assert {violation.check for violation in fsck(before, SHARD).violations} == {"undone"}
+    again = shard.beside(SHARD)
+    again.client = before
+    assert again.run(20) == undone  # the input is still there, so the same commit is made again
+    assert fsck(before, SHARD).is_clean
 
 
 def test_a_fork_whose_record_is_gone_is_found(tmp_path: Path) -> None:

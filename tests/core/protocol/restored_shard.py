@@ -43,8 +43,8 @@ class Collection:
 
     def __init__(self, folder: Path, location: OpenLocation | None = None, shard: str = SHARD) -> None:
         self.folder, self.shard = folder, shard
-        self.location = location or OpenLocation(MemBlob(), MemConsensus())
         self.clock = ManualClock(1_700_000_000_000)
+        self.location = location or OpenLocation(MemBlob(clock=self.clock), MemConsensus())
         ids = SeededIds(7, self.clock)
         self.client = PersistClient(self.location, self.clock, ids, fetch_threads=1, part_format=ArrowParts())
         body = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,40 +25,11 @@ from persist_core.shard.batch import STASH_OPERATOR
 from persist_core.shard.state import Committed
 from persist_core.testing.faults import FaultRates, SeededFaults, UnreliableBlob, UnreliableConsensus
 from tests.core.protocol.restored_shard import SHARD, Collection
+from tests.dying_store import Crash, DyingStore
 from tests.sim.simulator.write_stage import ArrowParts
 
 A, B, C = ("eu", 1), ("eu", 2), ("", 0)
 MAX_CALLS = 200
-
-
-class Crash(BaseException):
-    """The process is gone."""
-
-
-class Dying:
-    """A store whose caller dies at one of its calls, before or after it has happened. Calls are counted together."""
-
-    def __init__(self, store: Any, calls: list[int], dies_at: int, *, is_late: bool) -> None:
-        self._store, self._calls, self._dies_at, self._is_late = store, calls, dies_at, is_late
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._store, name)
-        return self._counted(value) if callable(value) else value
-
-    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any) -> Any:
-            self._calls[0] += 1
-            dies = self._calls[0] == self._dies_at
-            if dies and not self._is_late:
-                raise Crash
-            answer = call(*arguments)
-            if isinstance(answer, Iterator):
-                answer = iter(list(answer))
-            if dies:
-                raise Crash
-            return answer
-
-        return counted
 
 
 def ok(slot: tuple[str, int], name: str, time: int, row: int = 0) -> Record:
@@ -92,8 +63,8 @@ def forked(client: PersistClient, to: str) -> object:
 def dies(shard: Collection, to: str, do: Callable[[PersistClient, str], object], at: int, *, is_late: bool) -> bool:
     """Whether the process died: False once it makes fewer calls than `at`."""
     calls = [0]
-    blob = Dying(shard.location.blob, calls, at, is_late=is_late)
-    consensus = Dying(shard.location.consensus, calls, at, is_late=is_late)
+    blob = DyingStore(shard.location.blob, calls, at, is_late=is_late)
+    consensus = DyingStore(shard.location.consensus, calls, at, is_late=is_late)
     try:
         do(client_on(shard, OpenLocation(blob, consensus)), to)
     except Crash:
@@ -257,9 +228,9 @@ def test_a_fork_gives_up_where_its_batches_are_merged_meanwhile(
         merge(shard)
 
     monkeypatch.setattr("persist_core.protocol.fork.record_fork", recorded)
-    with pytest.raises(RunFailed, match="were merged in the meantime; twin was not created"):
+    with pytest.raises(RunFailed, match="were merged in the meantime; twin was not made"):
         forked(shard.client, first)
-    assert shard.client.shards() == [SHARD]
+    assert not shard.client.state("twin").commits
 
 
 def test_a_checkpoint_in_the_middle_of_a_run_is_restored_and_forked(tmp_path: Path) -> None:

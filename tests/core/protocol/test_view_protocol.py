@@ -12,15 +12,17 @@ from persist_core.config.view import ViewConfig
 from persist_core.errors import CorruptArtifact, InvalidInput, OutsideFrontiers, UnknownVersion
 from persist_core.frontier import CLOSED, MAX_TIME, Frontier
 from persist_core.handles.client import PersistClient
+from persist_core.handles.history import advance_since, set_history
 from persist_core.handles.write import manifest_for, stage_manifest
 from persist_core.ids import SeededIds
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.fsck import fsck
-from persist_core.protocol import stages
+from persist_core.protocol import describe, stages
 from persist_core.protocol.stages import Minted, NothingToDo
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchCounts, BatchDescription, BatchManifest
+from persist_core.shard.history import Advance, Holder
 from persist_core.shard.parts import updates_schema
 from persist_core.shard.sealed import seal
 from persist_core.shard.state import Committed
@@ -147,28 +149,31 @@ def test_closed_inputs_never_end_and_close_the_view_when_all_are(world: World) -
 
 
 def test_an_input_whose_since_has_passed_is_an_error(world: World) -> None:
-    hold = world.client.open_since("a", "retention")
-    hold.downgrade(Frontier(8))
+    set_history(world.client, "a", 2)
+    advance_since(world.client, "a")
     with pytest.raises(OutsideFrontiers, match="needs its input a as of 6, but a can be read from since 8 on"):
         world.mint()
 
 
-def test_holds_are_taken_at_mint_and_never_give_up_history_by_themselves(world: World) -> None:
+def test_holds_are_taken_at_mint_and_move_when_they_are_block_the_history(world: World) -> None:
     world.mint()
     assert world.held("a") == {"view/v": 0}
     world.refresh()
     assert world.held("a") == {"view/v": 0}
     assert world.client.state("a").since == Frontier(0)
-    retention = world.client.open_since("a", "retention")
-    retention.downgrade(Frontier(9))
-    assert world.client.state("a").since == Frontier(0), "the view may still need 6"
+    set_history(world.client, "a", 0)
+    held_by = Holder("hold", "view/v", Frontier(0))
+    assert advance_since(world.client, "a") == Advance(Frontier(0), Frontier(0), Frontier(9), held_by)
     stages.checkpoint(world.client, world.view())
-    assert world.held("a") == {"view/v": 6, "retention": 9}
-    assert world.client.state("a").since == Frontier(6)
+    assert world.held("a") == {"view/v": 6}
+    advance_since(world.client, "a")
+    assert world.client.state("a").since == Frontier(6), "the view may still need 6"
+    seqno = world.client.state("a").seqno
     stages.checkpoint(world.client, world.view())
-    assert world.held("a") == {"view/v": 6, "retention": 9}
+    assert world.client.state("a").seqno == seqno
     world.append("b", 12)
     assert world.refresh().upper == 10
+    advance_since(world.client, "a")
     assert world.client.state("a").since == Frontier(9)
 
 
@@ -265,7 +270,7 @@ def test_dry_runs_take_no_hold_and_stage_nothing(world: World) -> None:
     before = {entry.key for entry in world.blob.list_keys_and_metadata("")}
     assert ShardSource(config, world.client).dry_run_time(None) == 6
     assert ShardSource(config, world.client).dry_run_time(4) == 3
-    description = stages.dry_run_description(world.client, config, 6)
+    description = describe.dry_run_description(world.client, config, 6)
     assert (description.lower, description.upper) == (0, 7)
     assert ShardSource(config, world.client).frozen_at(6).as_of == 6
     assert {entry.key for entry in world.blob.list_keys_and_metadata("")} == before

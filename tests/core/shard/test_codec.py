@@ -15,7 +15,7 @@ from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchCounts, HollowBatch, SourceFrontier
 from persist_core.shard.codec import StateVersion, decode_state, encode_state
 from persist_core.shard.sealed import seal
-from persist_core.shard.state import Commit, Hold, Lease, ShardState
+from persist_core.shard.state import Commit, Hold, Lease, Released, ShardState
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 KEY = "customers/batches/a/manifest.json"
@@ -41,6 +41,10 @@ FULL = StateVersion(
         holds={"h": Hold(CLOSED, "o")},
         sources={"files": SourceFrontier("files", {"segments": [], "files": 0})},
         operators={"upsert-stash": "cc"},
+        history_ms=86_400_000,
+        released=(Released("q", 4, 5, "me@host", "its program is gone"),),
+        era=3,
+        oldest_era=2,
     ),
 )
 

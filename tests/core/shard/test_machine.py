@@ -17,6 +17,7 @@ from persist_core.location.mem import MemConsensus
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard import state as transitions
 from persist_core.shard.batch import BatchCounts, BatchManifest
+from persist_core.shard.history import advance_since, set_history
 from persist_core.shard.machine import MAX_STORE_TRIES, Machine
 from persist_core.shard.state import Committed, ShardState, UpperMismatch
 
@@ -197,18 +198,12 @@ def test_many_writers_lose_nothing_and_need_few_tries() -> None:
     assert len(state.batches) == 160
 
 
-def test_an_expired_lease_holds_since_no_longer_than_until_the_next_change() -> None:
+def test_an_expired_lease_ends_with_the_next_change() -> None:
     clock = ManualClock()
     on = Machine(Scripted(), clock, SeededIds(1, clock))
     append(on, manifest(0, 10, "a"))
-    on.apply("s", lambda state: transitions.register_hold(state, "h", opaque="o"))
     on.apply("s", lambda state: transitions.register_lease(state, "r", now_ms=clock.now_ms(), duration_ms=50))
-    on.apply(
-        "s",
-        lambda state: transitions.compare_and_downgrade_hold(
-            state, "h", expected_opaque="o", opaque="p", since=Frontier(8)
-        ),
-    )
+    on.apply("s", lambda state: set_history(state, 2))
     clock.sleep_ms(51)
     found = on.fetch("s")
     assert found is not None
@@ -216,4 +211,6 @@ def test_an_expired_lease_holds_since_no_longer_than_until_the_next_change() -> 
     append(on, manifest(10, 20, "b"))
     found = on.fetch("s")
     assert found is not None
-    assert (found.since, list(found.leases)) == (Frontier(8), [])
+    assert list(found.leases) == []
+    _, moved = on.apply("s", lambda state: advance_since(state, now_ms=clock.now_ms()))
+    assert (moved.since, moved.held_by) == (Frontier(18), None)

@@ -13,12 +13,11 @@ from persist_core.errors import (
     InvalidInput,
     InvariantViolation,
     LeaseExpired,
-    NotReadable,
     SchemaMismatch,
     StateNotRead,
     TokenReuse,
 )
-from persist_core.frontier import CLOSED, ZERO, Frontier
+from persist_core.frontier import CLOSED, Frontier
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import (
     BatchCounts,
@@ -29,6 +28,7 @@ from persist_core.shard.batch import (
     StateArtifact,
     chain_digest,
 )
+from persist_core.shard.holds import compare_and_downgrade_hold, register_hold, release_hold
 from persist_core.shard.invariants import check_state, check_step
 from persist_core.shard.state import (
     MAX_COMMITS_KEPT,
@@ -39,11 +39,8 @@ from persist_core.shard.state import (
     ShardState,
     UpperMismatch,
     compare_and_append,
-    compare_and_downgrade_hold,
     expire_leases,
-    register_hold,
     register_lease,
-    release_hold,
     release_lease,
     renew_lease,
     start_fork,
@@ -167,21 +164,6 @@ def test_schema_may_grow_by_nullable_columns_only() -> None:
     ):
         with pytest.raises(SchemaMismatch, match="left"):
             append(state, manifest(20, 30, "c", schema=bad))
-
-
-def test_since_is_the_minimum_of_the_holds_never_regresses_and_stays_with_none_left() -> None:
-    state, _ = register_lease(ShardState("s"), "r1", now_ms=0, duration_ms=100)
-    state, _ = register_hold(state, "h", opaque="o1")
-    state, _ = renew_lease(state, "r1", now_ms=1, since=Frontier(50))
-    assert state.since == ZERO
-    state, moved = compare_and_downgrade_hold(state, "h", expected_opaque="o1", opaque="o2", since=Frontier(30))
-    assert (state.since, moved) == (Frontier(30), Hold(Frontier(30), "o2"))
-    state, released = release_hold(state, "h")
-    assert (state.since, released) == (Frontier(50), True)
-    state, _ = release_lease(state, "r1")
-    assert state.since == Frontier(50)
-    with pytest.raises(NotReadable, match="which is gone"):
-        register_lease(state, "r2", now_ms=1, duration_ms=10, since=Frontier(40))
 
 
 def test_an_expired_lease_says_so_always_and_expiring_twice_is_harmless() -> None:

@@ -30,13 +30,13 @@ def test_nothing_is_consumed_twice_and_late_files_are_found(tmp_path: Path) -> N
     source = FileSource(collection(tmp_path, "date={date:%Y-%m-%d}/*.jsonl"), MemBlob())
     drop(tmp_path, "date=2026-01-02/a.jsonl")
     first = source.freeze(None, until=None)
-    frontier = source.advance(None, first.frozen)
+    frontier = source.advance(None, first.frozen, era=0)
     assert names(source.freeze(frontier, until=None)) == []
     drop(tmp_path, "date=2026-01-01/late.jsonl")
     drop(tmp_path, "date=2026-01-02/0.jsonl")
     second = source.freeze(frontier, until=None)
     assert names(second) == ["date=2026-01-01/late.jsonl", "date=2026-01-02/0.jsonl"]
-    after = source.advance(frontier, second.frozen)
+    after = source.advance(frontier, second.frozen, era=0)
     assert names(source.freeze(after, until=None)) == []
     assert after.offsets["files"] == 3
 
@@ -57,14 +57,14 @@ def test_empty_files_are_consumed_too(tmp_path: Path) -> None:
     drop(tmp_path, "empty.jsonl", b"")
     freeze = source.freeze(None, until=None)
     assert names(freeze) == ["empty.jsonl"]
-    assert names(source.freeze(source.advance(None, freeze.frozen), until=None)) == []
+    assert names(source.freeze(source.advance(None, freeze.frozen, era=0), until=None)) == []
 
 
 @pytest.mark.parametrize(("data", "mtime_ms"), [(b"longer", 1_000), (b"ab", 2_000)], ids=["size", "mtime"])
 def test_a_consumed_file_that_changed_is_reported_not_read(tmp_path: Path, data: bytes, mtime_ms: int) -> None:
     source = FileSource(collection(tmp_path), MemBlob())
     drop(tmp_path, "a.jsonl", b"ab", mtime_ms=1_000)
-    frontier = source.advance(None, source.freeze(None, until=None).frozen)
+    frontier = source.advance(None, source.freeze(None, until=None).frozen, era=0)
     drop(tmp_path, "a.jsonl", data, mtime_ms=mtime_ms)
     freeze = source.freeze(frontier, until=None)
     assert names(freeze) == []
@@ -84,7 +84,7 @@ def test_limits_take_the_first_files_and_leave_the_rest(tmp_path: Path) -> None:
     for _ in range(4):
         freeze = source.freeze(frontier, until=DAY_MS)
         assert freeze.upper == DAY_MS
-        frontier = source.advance(frontier, freeze.frozen)
+        frontier = source.advance(frontier, freeze.frozen, era=0)
         seen.append(names(freeze))
     assert seen == [[f"{n}.jsonl" for n in range(first, first + 3)] for first in (1, 4, 7, 10)]
     assert freeze.left_over == 0
@@ -118,7 +118,7 @@ def test_with_times_from_paths_whole_dates_are_taken_and_the_upper_stops_before_
     assert names(first) == ["a/2026-01-01.jsonl", "z/2026-01-01.jsonl"]
     assert first.upper == parse_time("2026-01-02")
     assert (first.left_over, first.is_over_limit) == (2, True)
-    frontier = source.advance(None, first.frozen)
+    frontier = source.advance(None, first.frozen, era=0)
     second = source.freeze(frontier, until=None, lower=parse_time("2026-01-02"))
     assert names(second) == ["a/2026-01-02.jsonl"]
     assert second.upper == parse_time("2026-01-03")
@@ -173,13 +173,13 @@ def test_a_frontier_can_be_advanced_again_but_not_past_the_same_files(tmp_path: 
     blob = MemBlob()
     source = FileSource(collection(tmp_path), blob)
     frozen = source.freeze(None, until=None).frozen
-    frontier = source.advance(None, frozen)
-    assert FileSource(collection(tmp_path), blob).advance(None, frozen) == frontier
+    frontier = source.advance(None, frozen, era=0)
+    assert FileSource(collection(tmp_path), blob).advance(None, frozen, era=0) == frontier
     with pytest.raises(InvalidInput, match=r"a\.jsonl.*consumed by an earlier commit"):
-        source.advance(frontier, frozen)
+        source.advance(frontier, frozen, era=0)
     twice = FrozenInput((frozen.files[0], frozen.files[0]), frozen.base)
     with pytest.raises(InvalidInput, match="names a file twice"):
-        source.advance(None, twice)
+        source.advance(None, twice, era=0)
 
 
 @pytest.mark.parametrize("wider", ["**/*.jsonl", "/{top}/**/*.jsonl", "/{top}/in/*/*.jsonl"])
@@ -188,12 +188,12 @@ def test_another_pattern_over_the_same_files_reads_nothing_again(tmp_path: Path,
     drop(tmp_path, "in/x/b.jsonl")
     blob = MemBlob()
     narrow = FileSource(collection(tmp_path, "in/x/*.jsonl"), blob)
-    frontier = narrow.advance(None, narrow.freeze(None, until=None).frozen)
+    frontier = narrow.advance(None, narrow.freeze(None, until=None).frozen, era=0)
     drop(tmp_path, "in/y/c.jsonl")
     wide = FileSource(collection(tmp_path, wider.replace("/{top}", str(tmp_path))), blob)
     freeze = wide.freeze(frontier, until=None)
     assert [file.path for file in freeze.frozen.files] == [f"{tmp_path}/in/y/c.jsonl"]
     assert FrozenInput.decode(freeze.frozen.encode()) == freeze.frozen
-    after = wide.advance(frontier, freeze.frozen)
+    after = wide.advance(frontier, freeze.frozen, era=0)
     assert names(wide.freeze(after, until=None)) == []
     assert names(narrow.freeze(after, until=None)) == []

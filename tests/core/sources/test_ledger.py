@@ -27,7 +27,7 @@ def test_segments_stay_few_and_are_rewritten_seldom() -> None:
     commits = 600
     for number in range(commits):
         ledger = Ledger(blob, "orders")
-        frontier = ledger.extend(frontier, {f"{number}.jsonl": (1, 2)}, place=Place("/in", "/in"))
+        frontier = ledger.extend(frontier, {f"{number}.jsonl": (1, 2)}, place=Place("/in", "/in"), era=0)
         segments = segments_of(frontier)
         staged += segments[-1].files
         assert len(segments) <= (number + 1).bit_length()
@@ -44,7 +44,7 @@ def test_damage_to_the_ledger_is_named(tmp_path: Path) -> None:
     blob = MemBlob()
     config = collection(tmp_path)
     source = FileSource(config, blob)
-    frontier = source.advance(None, source.freeze(None, until=None).frozen)
+    frontier = source.advance(None, source.freeze(None, until=None).frozen, era=0)
     (segment,) = segments_of(frontier)
     whole = blob.get(segment.key)
     assert whole is not None
@@ -114,7 +114,7 @@ class Consumption(RuleBasedStateMachine):
             left = due - set(names(freeze))
             assert all(_date(name) >= freeze.upper for name in left)
         if not dies:
-            self.frontier = source.advance(self.frontier, freeze.frozen)
+            self.frontier = source.advance(self.frontier, freeze.frozen, era=0)
             self.consumed += names(freeze)
             self.upper = freeze.upper
 
@@ -163,5 +163,5 @@ def test_twenty_thousand_files_take_a_moment(tmp_path: Path) -> None:
     source = FileSource(collection(folder), MemBlob())
     freeze = source.freeze(None, until=None)
     assert len(freeze.frozen.files) == 20_000
-    frontier = source.advance(None, FrozenInput.decode(freeze.frozen.encode()))
+    frontier = source.advance(None, FrozenInput.decode(freeze.frozen.encode()), era=0)
     assert source.freeze(frontier, until=None).frozen.files == ()

@@ -28,7 +28,7 @@ class Files:
         for names in ("abcd", "ef", "g"):
             for name in names:
                 drop(folder, f"{name}.jsonl")
-            frontier = source.advance(frontier, source.freeze(frontier, until=None).frozen)
+            frontier = source.advance(frontier, source.freeze(frontier, until=None).frozen, era=0)
             self.frontiers.append(frontier)
 
     def progress(self) -> Progress:
@@ -88,7 +88,7 @@ def test_inputs_that_a_restore_reads_again(files: Files) -> None:
 
 def test_progress_of_a_view() -> None:
     blob = MemBlob()
-    key = stage_frozen(blob, "v", FrozenShards("SELECT 1", 6, {"a": 10, "b": 7}))
+    key = stage_frozen(blob, "v", FrozenShards("SELECT 1", 6, {"a": 10, "b": 7}), era=0)
     stored = Refreshed(6, key, {"a": 10, "b": 7}).to_source()
     (progress,) = progress_of(blob, "v", {"shards": stored}).values()
     assert progress.needed_keys() == {key}
@@ -112,7 +112,7 @@ def test_a_frozen_input_is_what_its_key_says(tmp_path: Path) -> None:
     blob = MemBlob()
     drop(tmp_path, "a.jsonl")
     frozen = FileSource(collection(tmp_path), blob).freeze(None, until=None).frozen
-    key = stage_frozen(blob, "orders", frozen)
+    key = stage_frozen(blob, "orders", frozen, era=0)
     assert load_frozen(blob, key, FrozenInput) == frozen
     data = blob.get(key)
     assert data is not None

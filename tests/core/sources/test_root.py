@@ -38,7 +38,7 @@ class Tree:
     def consume(self, path: str, **said: str | list[str]) -> list[str]:
         source = FileSource(self.config(path, **said), self.blob)
         frozen = source.freeze(self.frontier, until=None).frozen
-        self.frontier = source.advance(self.frontier, frozen)
+        self.frontier = source.advance(self.frontier, frozen, era=0)
         return sorted(str(Path(file.path).relative_to(self.top)) for file in frozen.files)
 
 

@@ -129,7 +129,7 @@ def test_odd_names_that_are_fine(tmp_path: Path, name: str) -> None:
     freeze = source.freeze(None, until=None)
     assert names(freeze) == [name]
     assert FrozenInput.decode(freeze.frozen.encode()) == freeze.frozen
-    assert names(source.freeze(source.advance(None, freeze.frozen), until=None)) == []
+    assert names(source.freeze(source.advance(None, freeze.frozen, era=0), until=None)) == []
 
 
 def test_folders_and_pipes_that_match_are_reported(tmp_path: Path) -> None:

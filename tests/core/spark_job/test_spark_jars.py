@@ -75,12 +75,12 @@ def test_keys_in_a_uri_go_into_the_environment_and_hide_others() -> None:
         assert location_environment(location) == location.to_env()
 
 
-@pytest.mark.parametrize("hadoop", sorted(spark_jars.ROOTS))
-def test_a_list_is_whole_and_small(hadoop: str) -> None:
-    jars = spark_jars.read_list(hadoop)
+@pytest.mark.parametrize("name", sorted(spark_jars.ROOTS))
+def test_a_list_is_whole_and_small(name: str) -> None:
+    jars = spark_jars.read_list(name)
     assert jars == sorted(jars)
     modules = {jar.coordinates.rpartition(":")[0] for jar in jars}
-    roots = {root.rpartition(":")[0] for root in spark_jars.ROOTS[hadoop]} | {"org.apache.hadoop:hadoop-aws"}
+    roots = {root.rpartition(":")[0] for root in spark_jars.ROOTS[name]}
     assert roots <= modules
     assert len(modules) == len(jars), "one version of each"
     assert not any("bundle" in module for module in modules)

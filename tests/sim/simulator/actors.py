@@ -10,6 +10,8 @@ from persist_core.errors import (
     CheckpointNotFound,
     Corruption,
     OutsideFrontiers,
+    ReadTooSlow,
+    RunFailed,
     ShardNotFound,
     StateNotRead,
     StorageError,
@@ -17,9 +19,10 @@ from persist_core.errors import (
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance.violations import STORAGE, Violation
+from persist_core.protocol.fork import fork
 from persist_core.shard.state import HoldMismatch
 from tests.sim.simulator.workload import SHARD
-from tests.sim.simulator.world import World
+from tests.sim.simulator.world import GRACE_MS, World
 
 MAX_LOOKS = 10  # of an actor that waits for others
 
@@ -54,7 +57,8 @@ def collect_some(world: World, name: str, times: int) -> None:
     client = world.client(name)
     for _ in range(times):
         try:
-            world.stages.collect(client, world.collected)
+            world.stages.collect(client)
+            client.clock.sleep_ms(GRACE_MS)
         except (StorageError, ShardNotFound):
             client.clock.sleep_ms(1_000)
 
@@ -126,8 +130,45 @@ def merge_some(world: World, name: str, times: int) -> None:
                 merge = Merge.of(client, state, state.batches[first : first + count])
                 merge_here(client, merge, attempt=client.ids.uuid7())
                 world.referee.stage_ended()
+        except (StorageError, ShardNotFound, ReadTooSlow):
+            client.clock.sleep_ms(1_000)
+
+
+def fork_some(world: World, name: str, times: int) -> None:
+    """An actor that forks the shard at a checkpoint, and merges what the fork shares."""
+    client = world.client(name)
+    for number in range(times):
+        _wait_for_a_commit(world, client)
+        fork_name = f"{name}-{number}"
+        try:
+            _fork(world, client, fork_name)
+            if fork_name in world.forks and client.ids.jitter() < 0.5:
+                _merge(client, fork_name)
         except (StorageError, ShardNotFound):
             client.clock.sleep_ms(1_000)
+
+
+def _fork(world: World, client: PersistClient, fork_name: str) -> None:
+    there = BlobCheckpointer(client.blob, SHARD).list_checkpoints()
+    if not there:
+        return
+    checkpoint_id = there[int(client.ids.jitter() * len(there))]
+    try:
+        commit = fork(client, SHARD, checkpoint_id, fork_name, writer=fork_name).commit
+    except (OutsideFrontiers, RunFailed):
+        client.clock.sleep_ms(1_000)  # `since` has passed it, or its batches were merged meanwhile
+    except (CheckpointNotFound, Corruption):
+        if checkpoint_id not in world.referee.deleted_checkpoints:
+            raise  # else retention has deleted it since it was listed
+    else:
+        assert commit.upper is not None  # no simulation closes its shard
+        world.forks[fork_name] = commit.upper
+
+
+def _merge(client: PersistClient, shard: str) -> None:
+    state = client.state(shard)
+    if len(state.batches) > 1:
+        merge_here(client, Merge.of(client, state, state.batches), attempt=client.ids.uuid7())
 
 
 def scrub_some(world: World, name: str, times: int) -> None:

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified, manifest_chain
 from persist_core.errors import PersistError
-from persist_core.handles.read import load_manifest
+from persist_core.handles.load import load_manifest
 from persist_core.location.blob import Blob
 from persist_core.location.consensus import VersionedData
 from persist_core.oracle.consolidate import Slot, UpsertDiff, Value
@@ -54,7 +54,6 @@ class Referee:
         self._fail = fail
         self._who = who
         self._checkpointer = BlobCheckpointer(blob, SHARD)
-        self._needed: set[str] = set()
         self._furthest = (0, "")  # the epoch and id to which `_latest` was moved furthest
         self._moved_back: tuple[str, tuple[int, str]] | None = None  # who has moved it back, and to what
         self._epochs: dict[str, int] = {}  # of checkpoints, by id
@@ -78,8 +77,8 @@ class Referee:
 
     def deleted(self, key: str) -> None:
         self._check_looks_again(key)
-        if key in self._needed:
-            self._fail("deleted", f"{self._who()} deleted {key}, which a commit needs")
+        if key.startswith(f"{SHARD}/batches/") and key in self._named():
+            self._fail("deleted", f"{self._who()} deleted {key}, which the shard needs")
         if key.startswith(self._checkpointer.layout.root):
             self.deleted_checkpoints.add(self._checkpoint_of(key))
             self._check_latest(moved_to=None)
@@ -88,14 +87,29 @@ class Referee:
         self._check_looks_again(prefix)
 
     def committed(self, key: str, version: VersionedData) -> None:
+        if key != SHARD:
+            return  # a fork: it is read in the end
         try:
             after = decode_state(version.data).state
             check_step(self.state, after)
             if after.newest_commit is not None and (self.state is None or after.upper != self.state.upper):
                 self._check_append(after, after.newest_commit)
+            elif self.state is not None and after.batches != self.state.batches:
+                for batch in set(after.batches) - set(self.state.batches):
+                    read_updates(self._blob, load_manifest(self._blob, batch.manifest_key))
         except PersistError as error:
             self._fail(type(error).__name__, f"{self._who()} committed version {version.seqno} of {key}: {error}")
         self.state = after
+
+    def _named(self) -> set[str]:
+        """What the newest state names below the folder of batches."""
+        state = self.state
+        if state is None:
+            return set()
+        manifests = {key: load_manifest(self._blob, key) for key in state.manifest_keys}
+        parts = {part.key for batch in state.batches for part in manifests[batch.manifest_key].parts}
+        states = [each for manifest in manifests.values() for each in manifest.operators.values()]
+        return {*manifests, *parts, *(artifact.key for each in states for artifact in each.artifacts)}
 
     def stage_ended(self) -> None:
         """The current actor has completed a stage without an error."""
@@ -121,9 +135,7 @@ class Referee:
         updates = read_updates(self._blob, manifest)
         self._check_operators(manifest, updates)
         times = self._check_consumed(after, manifest)
-        self._needed |= {commit.manifest_key, *(part.key for part in manifest.parts)}
         artifacts = [artifact for state in manifest.operators.values() for artifact in state.artifacts]
-        self._needed |= {artifact.key for artifact in artifacts}
         for artifact in artifacts:
             load_verified(self._blob, artifact.key, artifact.sha256)
         upper = after.upper.time

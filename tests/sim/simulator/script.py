@@ -44,7 +44,7 @@ FATES = frozenset(Action) - {Action.PASS, Action.WAIT, Action.ZOMBIE}
 
 @dataclass(frozen=True)
 class Scenario:
-    """Who takes part, and the seed that their input and their habits come from."""
+    """Who takes part, and the seed that their input and their habits come from. `jumps`: the clocks of clients jump."""
 
     seed: int
     writers: int = 2
@@ -57,6 +57,10 @@ class Scenario:
     restorers: int = 0
     scrubbers: int = 0
     mergers: int = 0
+    keepers: int = 0
+    forkers: int = 0
+    browsers: int = 0
+    jumps: int = 0
     files: int = 4
 
     def __post_init__(self) -> None:
@@ -90,6 +94,10 @@ class Scenario:
             scrubbers=one_of(0, 0, 0, 1),
             files=one_of(1, 2, 3, 4),
             mergers=one_of(0, 0, 1, 2),
+            keepers=one_of(0, 0, 0, 1, 2),
+            forkers=one_of(0, 0, 0, 1),
+            browsers=one_of(0, 0, 0, 1),
+            jumps=one_of(0, 0, 0, 1),
         )
 
     @classmethod

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
-from persist_core.clock import ManualClock
+from persist_core.clock import Clock, ManualClock
 from persist_core.errors import OutdatedDescription
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
@@ -28,6 +28,7 @@ from persist_core.shard.state import Committed
 from tests.sim.simulator.actors import (
     checkpoint_some,
     collect_some,
+    fork_some,
     hold_some,
     merge_some,
     restore_some,
@@ -35,7 +36,10 @@ from tests.sim.simulator.actors import (
     write_some,
 )
 from tests.sim.simulator.dag_runs import DagRuns, ends_of
-from tests.sim.simulator.reading import read_some
+from tests.sim.simulator.history import keep_some
+from tests.sim.simulator.jumping_clock import JumpingClock
+from tests.sim.simulator.reachable import reachable
+from tests.sim.simulator.reading import check_snapshot, read_some, read_without_lease
 from tests.sim.simulator.referee import Referee
 from tests.sim.simulator.scheduler import (
     MAX_TRIES,
@@ -48,11 +52,12 @@ from tests.sim.simulator.scheduler import (
 from tests.sim.simulator.script import Scenario, Script
 from tests.sim.simulator.stores import SimulatedBlob, SimulatedConsensus
 from tests.sim.simulator.workload import CLOSING_ENDS, INTERVAL_ENDS, SHARD, Feed, ids_of, input_folder
-from tests.sim.simulator.world import Stages
+from tests.sim.simulator.world import GRACE_MS, INTENT_MS, Stages, collect_garbage
 from tests.sim.simulator.write_stage import ArrowParts
 
 START_MS = 1_700_000_000_000
 SLOW_MINT_MS = 600_000
+LONG_MS = 10 * 365 * 86_400_000  # longer than any clock here is ahead, and any lease
 
 
 @dataclass(frozen=True)
@@ -109,18 +114,29 @@ class _Simulation:
         self.clock = ManualClock(START_MS)
         self.feed = Feed(scenario, folder)
         self.config = self.feed.config
-        self.collected: set[str] = set()
+        self.forks: dict[str, int] = {}
         self.committed: dict[str, BatchDescription] = {}
-        self._real_blob = MemBlob()
+        self._real_blob = MemBlob(clock=self.clock)
         self.scheduler = Scheduler(decisions or SeededDecisions(ids_of(scenario, "decisions")), self.clock)
         self.referee = Referee(self._real_blob, self.feed, self.fail, lambda: self.scheduler.current)
         self.blob = SimulatedBlob(parts.blob(self._real_blob), self.scheduler, self.referee)
-        self.consensus = SimulatedConsensus(parts.consensus(), self.scheduler, self.referee)
+        self._real_consensus = parts.consensus()
+        self.consensus = SimulatedConsensus(self._real_consensus, self.scheduler, self.referee)
 
     def client(self, name: str) -> PersistClient:
-        ids = ids_of(self.scenario, name, self.clock)
+        clock: Clock = self.clock
+        if self.clocks_jump:
+            clock = JumpingClock(self.clock, ids_of(self.scenario, f"{name} clock"))
+        ids = ids_of(self.scenario, name, clock)
         location = OpenLocation(self.blob, self.consensus)
-        return PersistClient(location, self.clock, ids, fetch_threads=1, part_format=ArrowParts())
+        return PersistClient(location, clock, ids, fetch_threads=1, part_format=ArrowParts())
+
+    def now_ms(self) -> int:
+        return self.clock.now_ms()
+
+    @property
+    def clocks_jump(self) -> bool:
+        return self.scenario.jumps > 0
 
     def give_way(self) -> None:
         self.scheduler.give_way()
@@ -137,12 +153,15 @@ class _Simulation:
         for role, count, work, times in (
             ("reader", scenario.readers, read_some, 2),
             ("checkpointer", scenario.checkpointers, checkpoint_some, 2),
-            ("collector", scenario.collectors, collect_some, 2),
+            ("collector", scenario.collectors, collect_some, 7),
             ("holder", scenario.holders, hold_some, 3),
             ("plain-writer", scenario.plain_writers, write_some, 2),
             ("restorer", scenario.restorers, restore_some, 2),
             ("scrubber", scenario.scrubbers, scrub_some, 3),
             ("merger", scenario.mergers, merge_some, 3),
+            ("keeper", scenario.keepers, keep_some, 3),
+            ("forker", scenario.forkers, fork_some, 2),
+            ("browser", scenario.browsers, read_without_lease, 3),
         ):
             for number in range(1, count + 1):
                 name = f"{role}-{number}"
@@ -204,6 +223,7 @@ class _Simulation:
         if not report.is_clean:
             self.fail("fsck", f"{report.violations}")
         self._retry_all(client)
+        self._collect_all()
 
     def _retry_all(self, client: PersistClient) -> None:
         """Every committed description is tried again, when its input is long gone: it must end as already committed."""
@@ -216,3 +236,25 @@ class _Simulation:
             result = self.stages.append(client, description, key)
             if not isinstance(result, Committed) or result.commit.token != token:
                 self.fail("retry", f"{description} is committed; another try of it ended in {result}")
+
+    def _collect_all(self) -> None:
+        """When no actor is at work any more, GC deletes all that nothing needs, and nothing else."""
+        location = OpenLocation(self._real_blob, self._real_consensus)
+        client = PersistClient(location, self.clock, ids_of(self.scenario, "end", self.clock), fetch_threads=1)
+        client.part_format = ArrowParts()
+        self.clock.sleep_ms(LONG_MS)  # leases expire
+        for _ in range(2 * INTENT_MS // GRACE_MS + 8):
+            collect_garbage(client)
+            self.clock.sleep_ms(GRACE_MS)
+        left = {entry.key for entry in self._real_blob.list_keys_and_metadata(f"{SHARD}/")}
+        left -= reachable(self._real_blob, self._real_consensus, SHARD)
+        if left:
+            self.fail("garbage", f"GC has left {sorted(left)}")
+        report = fsck(client, SHARD)
+        if not report.is_clean:
+            self.fail("fsck", f"after GC: {report.violations}")
+        upper = client.state(SHARD).upper.time
+        assert upper is not None  # no simulation closes its shard
+        check_snapshot(self, client.open_reader(SHARD), upper - 1)
+        for name, fork_upper in self.forks.items():
+            check_snapshot(self, client.open_reader(name), fork_upper - 1)

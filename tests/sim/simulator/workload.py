@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from persist_core.clock import ManualClock
+from persist_core.clock import Clock, ManualClock
 from persist_core.config.collection import CollectionConfig
 from persist_core.ids import SeededIds
 from persist_core.oracle.consolidate import Slot, Value
@@ -40,7 +40,7 @@ class DropFile:
     records: tuple[Record, ...]
 
 
-def ids_of(scenario: Scenario, name: str, clock: ManualClock | None = None) -> SeededIds:
+def ids_of(scenario: Scenario, name: str, clock: Clock | None = None) -> SeededIds:
     """A separate random stream, so that no choice depends on the other actors."""
     return SeededIds(scenario.seed << 32 | zlib.crc32(name.encode()), clock or ManualClock())
 

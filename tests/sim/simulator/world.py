@@ -1,8 +1,7 @@
-"""What a simulated world consists of: the product's stages, a stand-in for GC, and what actors are given."""
+"""What a simulated world consists of: the product's stages, and what actors are given."""
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
@@ -10,58 +9,28 @@ from typing import NoReturn, Protocol
 import pyarrow as pa
 
 from persist_core.config.collection import CollectionConfig
-from persist_core.frontier import Frontier
+from persist_core.gc.collect import Collected, collect
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance.fsck import FsckReport, fsck
 from persist_core.protocol import stages
 from persist_core.protocol.restore import NothingToRestore, plan_restore, restore
 from persist_core.protocol.stages import Conflict, NothingToDo
 from persist_core.schema import DIFF, TIME
-from persist_core.shard import state as transitions
-from persist_core.shard.batch import BatchDescription, BatchManifest
+from persist_core.shard.batch import BatchDescription
 from persist_core.shard.parts import updates_schema
 from persist_core.shard.state import Committed, UpperMismatch
 from tests.sim.simulator.referee import Referee
 from tests.sim.simulator.workload import FIRST_PLAIN_ID, SHARD
 from tests.sim.simulator.write_stage import write
 
-STAGING_INTENT_MS = 3_600_000  # younger attempts are not garbage
+GRACE_MS = 600_000  # of GC: an era
+INTENT_MS = 3 * GRACE_MS
 
 
-def collect(client: PersistClient, collected: set[str]) -> None:
-    """A stand-in for GC: expires leases, truncates old versions of the state (more eagerly than the product does),
-    deletes attempts that no commit names and none can name any more.
-
-    An attempt can no longer be appended if the shard's upper is beyond its lower; it may still be asked for while
-    its staging intent lasts, by a task that is tried again. What has no manifest yet is left alone. Manifests that are
-    deleted are added to `collected`.
-    """
-    now_ms = client.clock.now_ms()
-    client.machine.apply(SHARD, lambda state: transitions.expire_leases(state, now_ms=now_ms))
-    listed = [entry.key for entry in client.blob.list_keys_and_metadata(f"{SHARD}/batches/")]
-    state = client.state(SHARD)  # read after the listing: no commit of a listed attempt is missed
-    client.location.consensus.truncate(SHARD, state.seqno)
-    named = {_attempt(key) for key in state.manifest_keys}
-    for key in listed:
-        attempt = _attempt(key)
-        if not key.endswith("/manifest.json") or attempt in named or _age_ms(attempt, now_ms) <= STAGING_INTENT_MS:
-            continue
-        data = client.blob.get(key)
-        if data is not None and BatchManifest.decode(data).run:
-            continue  # a reader may be at it, and this collector gives no grace
-        if data is not None and Frontier(BatchManifest.decode(data).lower) < state.upper:
-            collected.add(key)
-            for garbage in [key, *(other for other in listed if _attempt(other) == attempt and other != key)]:
-                client.blob.delete(garbage)
-
-
-def _attempt(key: str) -> str:
-    return key.split("/")[2]
-
-
-def _age_ms(attempt: str, now_ms: int) -> int:
-    """By the time in the attempt's UUIDv7."""
-    return now_ms - (uuid.UUID(attempt).int >> 80)
+def collect_garbage(client: PersistClient) -> Collected:
+    """GC of the simulated shard, with eras that last minutes. Truncates old versions more eagerly than the product."""
+    client.location.consensus.truncate(SHARD, client.state(SHARD).seqno)
+    return collect(client, SHARD, grace_ms=GRACE_MS, intent_ms=INTENT_MS)
 
 
 def restore_to(client: PersistClient, checkpoint_id: str, writer: str) -> Committed | Conflict | NothingToRestore:
@@ -113,7 +82,7 @@ class Stages:
     write: Callable[[PersistClient, CollectionConfig, BatchDescription], str] = write
     append: Callable[[PersistClient, BatchDescription, str], Committed | Conflict] = stages.append
     checkpoint: Callable[[PersistClient, CollectionConfig], object] = stages.checkpoint
-    collect: Callable[[PersistClient, set[str]], None] = collect
+    collect: Callable[[PersistClient], object] = collect_garbage
     restore: Callable[[PersistClient, str, str], object] = restore_to
     write_plainly: Callable[[PersistClient, CollectionConfig, str], Committed | UpperMismatch] = write_plainly
     fsck: Callable[[PersistClient, str], FsckReport] = fsck
@@ -125,11 +94,20 @@ class World(Protocol):
     config: CollectionConfig
     stages: Stages
     referee: Referee
-    collected: set[str]
     committed: dict[str, BatchDescription]  # commits that were acknowledged to dag runs, by token
+    forks: dict[str, int]  # the upper of each fork that was made, by name
 
     def client(self, name: str) -> PersistClient:
         """A client with its own random stream, on the simulated stores."""
+        ...
+
+    def now_ms(self) -> int:
+        """The true time; the clock of a client may be wrong."""
+        ...
+
+    @property
+    def clocks_jump(self) -> bool:
+        """Whether the clocks of clients are wrong: leases may then expire at any time."""
         ...
 
     def give_way(self) -> None:
@@ -139,3 +117,9 @@ class World(Protocol):
     def fail(self, kind: str, message: str) -> NoReturn:
         """Note a finding and end the simulation."""
         ...
+
+
+def linger(world: World, client: PersistClient) -> None:
+    """Let others continue, some times."""
+    for _ in range(1 + int(client.ids.jitter() * 4)):
+        world.give_way()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from functools import lru_cache
 
 import pyarrow as pa
@@ -53,6 +54,11 @@ class ArrowParts:
     def decode(self, data: bytes, columns: list[str]) -> pa.Table:
         table = pa.ipc.open_stream(data).read_all()
         return table.select([name for name in columns if name in table.column_names])
+
+    def batches(self, data: bytes, columns: list[str], rows: int) -> Iterator[pa.Table]:
+        table = self.decode(data, columns)
+        for start in range(0, len(table), rows):
+            yield table.slice(start, rows)
 
 
 def write(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str:

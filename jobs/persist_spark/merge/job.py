@@ -1,0 +1,74 @@
+"""The merge of a job: its inputs become a staged run, which its starter puts in their place.
+
+    JobSpec -> inputs still there? -> plan -> files -> errs (by the driver) -> manifest
+
+May run any number of times, anywhere, and may die at any point: it changes nothing that a reader sees.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pyspark.sql import SparkSession
+
+from persist_core.compaction.files import RunFiles
+from persist_core.compaction.merge import Merge, finished
+from persist_core.errors import InvariantViolation, OutdatedDescription
+from persist_core.handles.client import PersistClient
+from persist_core.handles.write import stage_manifest
+from persist_core.location.open import OpenLocation
+from persist_core.shard.batch import BatchManifest
+from persist_core.spark_job.spec import JobSpec, MergeInputs
+from persist_spark.merge.plan import Merged, plan_merge
+from persist_spark.read.damage import check_sizes, part_sizes
+from persist_spark.session import settings, stage_settings
+from persist_spark.stage import stage_files
+
+
+def run_merge_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> BatchManifest:
+    """Stage the run that `spec` describes, and return its manifest, which is in blob storage too.
+
+    Raises `OutdatedDescription` if some inputs are gone, `InvariantViolation` if the updates of a key do not alternate,
+    `CorruptArtifact` for a damaged file. Nothing is changed in any case.
+    """
+    client, shard = PersistClient(location), spec.description.shard
+    wanted = spec.config.inputs if isinstance(spec.config, MergeInputs) else ()
+    state = client.state(shard)
+    inputs = [batch for batch in state.batches if batch.manifest_sha256 in wanted]
+    if tuple(batch.manifest_sha256 for batch in inputs) != wanted:
+        raise OutdatedDescription(f"shard {shard}: another merge has replaced some of the batches to merge")
+    return stage_merge(spark, client, Merge.of(client, state, inputs), spec.attempt)
+
+
+def stage_merge(spark: SparkSession, client: PersistClient, merge: Merge, attempt: str) -> BatchManifest:
+    """Stage the run of a merge under `attempt`, a fresh UUIDv7. Raises as `run_merge_job` does."""
+    blob, schema = client.blob, merge.schema
+    check_sizes(blob, part_sizes(merge.manifests))
+    file_rows, carried = merge.file_rows, merge.carried()
+    kept = {part.key for part in carried}
+    chosen = list(merge.contents(kept))
+    expected = [piece.part.rows for piece in chosen if piece.through is None]
+    is_counted = len(expected) == len(chosen) and bool(schema.key)
+
+    def check(merged: Merged) -> None:
+        if merged.broken:
+            raise InvariantViolation(
+                f"shard {merge.shard}: {merged.broken} updates do not alternate between insertion and retraction."
+                f" Nothing was changed; run `persist fsck {merge.shard}`"
+            )
+        if is_counted and None not in expected and merged.read != sum(rows or 0 for rows in expected):
+            raise InvariantViolation(
+                f"shard {merge.shard}: the merge read {merged.read} rows of its inputs; their manifests count"
+                f" {sum(rows or 0 for rows in expected)}. Nothing was changed; run `persist fsck {merge.shard}`"
+            )
+
+    ranges = math.ceil(sum(batch.counts.rows for batch in merge.inputs) / file_rows) or 1
+    files = RunFiles(client, merge.shard, attempt, schema, file_rows)
+    with settings(spark, stage_settings(sum(batch.size_bytes for batch in merge.inputs))):
+        planned = plan_merge(spark, blob, merge, kept, ranges=ranges)
+        if planned is not None:
+            staged, _, merged = stage_files(blob, merge.shard, attempt, schema, lambda _: planned, check=check)
+            files.adopt([file.part() for file in staged], merged.counts)
+    manifest = finished(client, merge, files, carried)
+    stage_manifest(blob, manifest, attempt)
+    return manifest

@@ -1,0 +1,171 @@
+"""The versions of a run as one DataFrame: what `persist_core.shard.versions.resolve` does in Arrow, for any size.
+
+    contents ─┐ one exchange by  ┌─ insertions   alive at the end of the run
+              ├─ ranges of key, ─┼─ retractions  ends of versions from below the run
+    history ──┘ window over key  └─ history      began and ended in it, and the history that is rewritten
+
+The ranges come out sorted by key, one task and one file a range. A multiset needs no window: its rows are counted.
+
+Nothing here starts a Spark job. All is counted in the stage that writes: a retried task does not count a row twice.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pyspark.sql import DataFrame, Observation, SparkSession, Window
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from persist_core.compaction.merge import Merge
+from persist_core.location.blob import Blob
+from persist_core.schema import DIFF, ENDED, PART, TIME, CollectionSchema
+from persist_core.shard.batch import BatchCounts, PartKind
+from persist_spark.frame import ERR_COLUMNS, part_type, quoted
+from persist_spark.read.parts import scan_keys, scan_pieces
+from persist_spark.stage import StateRows
+from persist_spark.upsert.counts import as_json
+
+_IS_OLD = "_persist_is_old"  # boolean: the row is a version from the history of an input, resolved long ago
+_NEXT_TIME, _NEXT_DIFF, _DIFF_BEFORE = "_persist_next_time", "_persist_next_diff", "_persist_diff_before"
+_BROKEN = "_persist_broken"
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What the action that wrote a run counted.
+
+    `read`: rows of the contents; `broken`: updates that do not alternate.
+    """
+
+    counts: BatchCounts
+    read: int
+    broken: int
+    needs_thorough_plan: ClassVar[bool] = False
+    state_rows: ClassVar[Mapping[str, StateRows]] = {}
+
+
+@dataclass(frozen=True)
+class PlannedMerge:
+    """A run as one DataFrame for exactly one action."""
+
+    updates: DataFrame
+    observation: Observation
+    operators: ClassVar[Mapping[str, bool]] = {}
+
+    def outcome(self) -> Merged:
+        """What the action counted."""
+        found = {name: int(count or 0) for name, count in json.loads(self.observation.get["counts"]).items()}
+        read, broken = found.pop("read"), found.pop("broken")
+        return Merged(BatchCounts(**found), read, broken)
+
+
+def plan_merge(
+    spark: SparkSession, blob: Blob, merge: Merge, kept: Collection[str], *, ranges: int
+) -> PlannedMerge | None:
+    """The run without the files `kept`, in so many ranges of the key; `None` if no file has to be read."""
+    contents = scan_pieces(spark, blob, merge.contents(kept), _columns(merge.schema))
+    history = _history(spark, blob, merge, kept)
+    plan = _keyed if merge.schema.key else _multiset
+    rows = plan(merge, contents, history, ranges)
+    if rows is None:
+        return None
+    observation = Observation()
+    observed = rows.observe(observation, as_json(_counts()))
+    return PlannedMerge(observed.where(f"{PART} IS NOT NULL").drop(_BROKEN, _IS_OLD), observation)
+
+
+def _keyed(merge: Merge, contents: DataFrame | None, history: DataFrame | None, ranges: int) -> DataFrame | None:
+    sides = []
+    if contents is not None:
+        sides.append(contents.selectExpr("*", f"CAST(NULL AS BIGINT) AS {ENDED}", f"false AS {_IS_OLD}"))
+    if history is not None:
+        sides.append(history.selectExpr("*", f"true AS {_IS_OLD}"))
+    if not sides:
+        return None
+    key = [quoted(name) for name in merge.schema.key_names]
+    moved = functools.reduce(DataFrame.union, sides).repartitionByRange(ranges, *key)
+    window = Window.partitionBy(*key, _IS_OLD).orderBy(TIME, DIFF)
+    seen = moved.select(
+        "*",
+        F.lead(TIME).over(window).alias(_NEXT_TIME),
+        F.lead(DIFF).over(window).alias(_NEXT_DIFF),
+        F.lag(DIFF).over(window).alias(_DIFF_BEFORE),
+    )
+    ended = f"CASE WHEN {_IS_OLD} THEN {ENDED} WHEN {DIFF} > 0 THEN {_NEXT_TIME} END"
+    kind = (
+        f"CASE WHEN ({_IS_OLD} OR {DIFF} > 0) AND {ended} IS NOT NULL"
+        f" THEN CASE WHEN {ended} > {merge.since}L THEN '{PartKind.HISTORY}' END"
+        f" WHEN {DIFF} > 0 THEN '{PartKind.INSERTIONS}'"
+        f" WHEN {_DIFF_BEFORE} IS NULL THEN '{PartKind.RETRACTIONS}' END"
+    )
+    broken = f"NOT {_IS_OLD} AND (abs({DIFF}) != 1 OR coalesce({_DIFF_BEFORE} != -{DIFF}, false))"
+    return seen.selectExpr(
+        *_user_columns(merge.schema),
+        TIME,
+        DIFF,
+        f"{ended} AS {ENDED}",
+        f"{kind} AS {PART}",
+        f"{broken} AS {_BROKEN}",
+        _IS_OLD,
+    )
+
+
+def _multiset(merge: Merge, contents: DataFrame | None, history: DataFrame | None, ranges: int) -> DataFrame | None:
+    flat = [f"c{i}" for i in range(len(merge.schema.columns))]
+    named = [f"{name} AS {flat_name}" for name, flat_name in zip(_user_columns(merge.schema), flat, strict=True)]
+    published = [f"{flat_name} AS {name}" for name, flat_name in zip(_user_columns(merge.schema), flat, strict=True)]
+    sides = []
+    if contents is not None:
+        summed = contents.selectExpr(*named, DIFF).groupBy(*flat).agg(F.expr(f"sum({DIFF}) AS {DIFF}"))
+        kind = (
+            f"CASE WHEN {DIFF} > 0 THEN '{PartKind.INSERTIONS}' WHEN {DIFF} < 0 THEN '{PartKind.RETRACTIONS}' END"
+            f" AS {PART}"
+        )
+        time = f"{merge.inputs[0].lower}L AS {TIME}"
+        sides.append(summed.selectExpr(*published, time, DIFF, kind, f"false AS {_IS_OLD}"))
+    if history is not None:
+        part = f"CASE WHEN {TIME} > {merge.since}L THEN '{PartKind.HISTORY}' END AS {PART}"
+        sides.append(history.repartition(ranges).selectExpr("*", part, f"true AS {_IS_OLD}"))
+    if not sides:
+        return None
+    return functools.reduce(DataFrame.union, sides).selectExpr("*", f"false AS {_BROKEN}")
+
+
+def _history(spark: SparkSession, blob: Blob, merge: Merge, kept: Collection[str]) -> DataFrame | None:
+    """The history that is rewritten; of a multiset, the updates of raw inputs too, which become history."""
+    columns = _columns(merge.schema)
+    end = TIME
+    if merge.schema.key:
+        columns, end = T.StructType([*columns.fields, T.StructField(ENDED, T.LongType())]), ENDED
+    keys: dict[int | None, list[str]] = {}
+    for part, clip in merge.rewritten(kept):
+        keys.setdefault(clip, []).append(part.key)
+    frames = []
+    for clip, found in keys.items():
+        rows = scan_keys(spark, blob, found, columns)
+        frames.append(rows if clip is None else rows.where(f"{end} <= {clip}L"))
+    raw = None if merge.schema.key else scan_pieces(spark, blob, merge.raw_updates(), columns)
+    if raw is not None:
+        frames.append(raw)
+    return functools.reduce(DataFrame.unionByName, frames) if frames else None
+
+
+def _columns(schema: CollectionSchema) -> T.StructType:
+    """The columns of a part without those of errs."""
+    return T.StructType([field for field in part_type(schema).fields if field.name not in ERR_COLUMNS])
+
+
+def _user_columns(schema: CollectionSchema) -> list[str]:
+    return [quoted(column.name) for column in schema.columns]
+
+
+def _counts() -> dict[str, str]:
+    """Names are the fields of `BatchCounts` and `Merged`."""
+    kinds = {"insertions": PartKind.INSERTIONS, "retractions": PartKind.RETRACTIONS, "history": PartKind.HISTORY}
+    counts = {name: f"count_if({PART} = '{kind}')" for name, kind in kinds.items()}
+    return {**counts, "read": f"count_if(NOT {_IS_OLD})", "broken": f"count_if({_BROKEN})"}

@@ -1,0 +1,126 @@
+"""What a shard has committed of a batch's slots: the previous values that an upsert compares with.
+
+    batches, manifests -> pieces of the newest contents -> files that can hold a slot's key -> one scan, or two
+                                                                              -> only rows of the slots asked for
+
+An old value becomes a retraction, so insertions are read with whole rows. Of retractions only key and time are needed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence, Set
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from persist_core.location.blob import Blob
+from persist_core.schema import DIFF, ERR_KEY, ERR_PAYLOAD, TIME, CollectionSchema
+from persist_core.shard.batch import BatchManifest, HollowBatch, PartKind
+from persist_core.shard.key_range import KeyRange, Scalar
+from persist_core.shard.pieces import Piece, all_errs, oks_as_of, within
+from persist_spark.frame import BAD_KEY, ERR_COLUMNS, part_type, quoted
+from persist_spark.read.parts import scan_pieces
+
+MAX_RANGES = 64  # of a batch's keys: each file is compared with each range
+# SQL for the values of a column in the form of `shard.key_range`, as texts, and what makes a scalar of a text.
+_SCALARS: dict[str, tuple[str, Callable[[str], Scalar]]] = {
+    "int": ("CAST({} AS STRING)", int),
+    "bigint": ("CAST({} AS STRING)", int),
+    "date": ("CAST(unix_date({}) AS STRING)", int),
+    "timestamp": ("CAST(unix_micros({}) AS STRING)", int),
+    "string": ("{}", str),
+}
+# Retractions up to here are read together with insertions, values and all: a scan of their own costs more.
+FEW_RETRACTIONS_BYTES = 4 << 20
+
+
+def committed_updates(
+    spark: SparkSession,
+    blob: Blob,
+    batches: Sequence[tuple[HollowBatch, BatchManifest]],
+    schema: CollectionSchema,
+    *,
+    slots: DataFrame | None = None,
+    ranges: Sequence[KeyRange] | None = None,
+) -> DataFrame | None:
+    """The updates in these batches as `persistent_upsert` takes them, or `None` if none exist.
+
+    History that no look-up of the newest contents needs is left out.
+
+    Columns: the user's, time, diff, the err columns, `BAD_KEY`. Value columns of retractions may be null. `slots` (key
+    columns and `BAD_KEY`, small enough to be broadcast) selects only updates of these slots. `ranges`: every key of
+    them is in one of these, so files that hold no such key are not opened.
+    """
+    newest = (piece for batch, manifest in batches for piece in oks_as_of(batch, manifest, batch.last_time))
+    oks = list(within(newest, ranges))
+    ends = [piece for piece in oks if piece.part.kind is PartKind.RETRACTIONS]
+    if sum(piece.part.size_bytes for piece in ends) > FEW_RETRACTIONS_BYTES:
+        oks = [piece for piece in oks if piece.part.kind is not PartKind.RETRACTIONS]
+    else:
+        ends = []
+    errs = [piece for batch, manifest in batches for piece in all_errs(batch, manifest)]
+    values = [column.name for column in schema.values]
+    scans: tuple[tuple[list[Piece], Sequence[str]], ...] = ((oks, values), (ends, ()), (errs, ERR_COLUMNS))
+    frames = [
+        _restricted(found, schema, slots, is_err=more is ERR_COLUMNS)
+        for pieces, more in scans
+        if (found := _scan(spark, blob, pieces, schema, {*schema.key_names, TIME, DIFF, *more})) is not None
+    ]
+    return functools.reduce(DataFrame.union, frames) if frames else None
+
+
+def key_ranges(slots: DataFrame, schema: CollectionSchema) -> list[KeyRange] | None:
+    """At most `MAX_RANGES` ranges of the first key column, which hold the keys of all slots. Runs a small job.
+
+    `None`: keys of this type are not compared here, any file may hold them.
+    """
+    column = schema.key[0]
+    if column.type not in _SCALARS:
+        return None
+    as_text, scalar = _SCALARS[column.type]
+    first, last = "keys[place]", "keys[least(place + step, size(keys)) - 1]"
+    cut = (
+        f"transform(sequence(0, size(keys) - 1, step), place -> array({as_text.format(first)}, {as_text.format(last)}))"
+    )
+    found = (
+        slots.selectExpr(f"sort_array(collect_set({quoted(column.name)})) AS keys")
+        .where("size(keys) > 0")  # a slot may have no key
+        .selectExpr("keys", f"CAST(ceil(size(keys) / {MAX_RANGES}) AS INT) AS step")
+        .selectExpr(f"{cut} AS ranges")
+        .collect()
+    )
+    return [KeyRange((scalar(low),), (scalar(high),)) for row in found for low, high in row["ranges"]]
+
+
+def _scan(
+    spark: SparkSession, blob: Blob, pieces: Sequence[Piece], schema: CollectionSchema, needed: Set[str]
+) -> DataFrame | None:
+    """What these pieces take, in the columns of the part frame and `BAD_KEY`; those not `needed` are null, unread."""
+    columns = part_type(schema).fields
+    found = scan_pieces(spark, blob, pieces, T.StructType([column for column in columns if column.name in needed]))
+    if found is None:
+        return None
+    cells = [
+        name if column.name in needed else f"CAST(NULL AS {column.dataType.simpleString()}) AS {name}"
+        for column in columns
+        for name in (quoted(column.name),)
+    ]
+    return found.selectExpr(*cells, f"{_bad_key(schema) if ERR_KEY in needed else 'CAST(NULL AS BINARY)'} AS {BAD_KEY}")
+
+
+def _bad_key(schema: CollectionSchema) -> str:
+    """The slot of an err whose key could not be decoded: the raw key, or the payload if there is no key."""
+    has_no_key = " AND ".join(f"{quoted(name)} IS NULL" for name in schema.key_names)
+    return f"CASE WHEN {has_no_key} THEN coalesce({ERR_KEY}, {ERR_PAYLOAD}) END"
+
+
+def _restricted(updates: DataFrame, schema: CollectionSchema, slots: DataFrame | None, *, is_err: bool) -> DataFrame:
+    """Only updates of `slots`. Oks have a key, so plain equality is enough; it joins faster than null-safe equality."""
+    if slots is None:
+        return updates
+    names = [quoted(name) for name in (*schema.key_names, *([BAD_KEY] if is_err else []))]
+    wanted = slots.selectExpr(*[f"{name} AS _persist_slot{i}" for i, name in enumerate(names)])
+    same = [f"{name} {'<=>' if is_err else '='} _persist_slot{i}" for i, name in enumerate(names)]
+    return updates.join(F.broadcast(wanted), F.expr(" AND ".join(same)), "left_semi")

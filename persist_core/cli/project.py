@@ -1,0 +1,153 @@
+"""`persist init` and `persist demo`: a first project, and the bundled demo, for people who installed the package.
+
+    persist init FOLDER   persist.toml, a collection with two days of changes, a view, an Airflow DAG file, a README
+    persist demo FOLDER   seven bundled days through an Airflow and a Spark that it starts on this machine
+
+Neither changes a file that exists.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from persist_core.cli import output
+from persist_core.errors import InvalidInput
+
+_CONFIG = """\
+# Where the tables are stored. Both lines belong together: see docs/locations.md.
+blob_uri = "{blob}"
+consensus_uri = "{consensus}"
+"""
+_COLLECTION = """\
+# The table `orders`, made from a feed of changes: one JSON object for each change of an order.
+description: Orders of an invented shop
+source:
+  path: ../../feed/orders/{date:%Y-%m-%d}/*.jsonl
+  format: json
+key: order_id
+columns:
+  order_id: bigint
+  status: string
+  total: decimal(12,2)
+time: path # each record counts for the day of its folder
+order: [change_no] # the latest change of an order within a day
+delete: {column: op, values: [D]}
+schedule: "@daily"
+start_date: 2026-01-01
+"""
+_VIEW = """\
+# A query that is kept as a table: its rows as of any refresh, and what changed between two.
+description: Orders and their value by status
+query: |
+  SELECT status, count(*) AS orders, sum(total) AS total
+  FROM orders
+  GROUP BY status
+schedule: on_input # refreshed after each commit to `orders`
+"""
+_DAGS = '''\
+"""One DAG for each file in `collections/` and `views/`."""
+
+from pathlib import Path
+
+from persist_airflow.factory import build_dags, build_view_dags
+
+HERE = Path(__file__).parent
+globals().update(build_dags(HERE / "collections"))
+globals().update(build_view_dags(HERE / "views"))
+'''
+_MAINTENANCE_DAG = '''\
+"""The DAG `persist_maintenance`: it merges batches and deletes what nothing needs."""
+
+from pathlib import Path
+
+from persist_airflow.maintenance import build_maintenance_dag
+
+dag = build_maintenance_dag(Path(__file__).parent / "persist.yaml")
+'''
+_MAINTENANCE = """\
+# What holds for all collections and views.
+maintenance:
+  schedule: "@hourly"
+"""
+_DAY_1 = """\
+{"order_id": 1, "change_no": 1, "op": "I", "status": "open", "total": "20.00"}
+{"order_id": 2, "change_no": 2, "op": "I", "status": "open", "total": "35.50"}
+{"order_id": 2, "change_no": 3, "op": "U", "status": "paid", "total": "35.50"}
+{"order_id": 3, "change_no": 4, "op": "I", "status": "open", "total": "9.90"}
+"""
+_DAY_2 = """\
+{"order_id": 1, "change_no": 5, "op": "U", "status": "paid", "total": "20.00"}
+{"order_id": 3, "change_no": 6, "op": "D"}
+{"order_id": 4, "change_no": 7, "op": "I", "status": "open", "total": "12 EUR"}
+"""
+_README = """\
+# Tables from change feeds
+
+`dags/collections/orders.yaml` defines the table `orders`, made from the files in `feed/`.
+`dags/views/orders_by_status.yaml` is a query over it. Run both in this folder, without Airflow:
+
+```console
+$ persist run orders --until 2026-01-03
+$ persist run orders_by_status
+$ persist snapshot orders --as-of 2026-01-01
+$ persist changes orders_by_status --after 2026-01-01
+$ persist errors orders
+```
+
+The second day has a total that is not a number: `persist errors orders` shows that record.
+
+For Airflow, set `AIRFLOW__CORE__DAGS_FOLDER` to `dags/`, and name the location in the environment of its processes
+(`PERSIST_BLOB_URI` and `PERSIST_CONSENSUS_URI`, the values of `persist.toml`) or in a connection `persist_default` of
+type `persist`. For your own table, copy `orders.yaml`.
+"""
+
+
+def project_files(folder: Path) -> dict[str, str]:
+    """The files of a new project in `folder`: path, text."""
+    data = folder.absolute() / "data"
+    return {
+        "README.md": _README,
+        "persist.toml": _CONFIG.format(blob=(data / "blob").as_uri(), consensus=f"sqlite:///{data / 'consensus.db'}"),
+        "dags/persist_dags.py": _DAGS,
+        "dags/persist_maintenance.py": _MAINTENANCE_DAG,
+        "dags/persist.yaml": _MAINTENANCE,
+        "dags/collections/orders.yaml": _COLLECTION,
+        "dags/views/orders_by_status.yaml": _VIEW,
+        "feed/orders/2026-01-01/changes.jsonl": _DAY_1,
+        "feed/orders/2026-01-02/changes.jsonl": _DAY_2,
+    }
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+def init(folder: Path) -> None:
+    """Create a project in FOLDER: a collection with two days of changes, a view, a config file, a README."""
+    files = {folder / name: text for name, text in project_files(folder).items()}
+    existing = sorted(str(path) for path in files if path.exists())
+    if existing:
+        raise InvalidInput(f"{', '.join(existing)}: exists already; nothing was written. Choose another folder")
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    output.print_line(f"created {len(files)} files; next: cd {folder} && persist run orders --until 2026-01-03")
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default="persist-demo")
+def demo(folder: Path) -> None:
+    """Run the bundled demo in FOLDER (default: persist-demo): an Airflow scheduler, Spark, seven days of changes.
+
+    Everything that it starts listens on 127.0.0.1 only and is stopped at its end. Needs airflow-persist[airflow,spark]
+    and Java 17 or newer.
+    """
+    missing = [name for name in ("airflow", "pyspark", "persist_airflow") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InvalidInput(f"not installed: {', '.join(missing)}; run pip install 'airflow-persist[airflow,spark]'")
+    folder.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run([sys.executable, "-m", "persist_airflow.embedded", "demo"], cwd=folder, check=False)
+    raise SystemExit(done.returncode)  # it has printed what failed

@@ -1,0 +1,99 @@
+"""The files of a run: sorted rows cut into files of a target size, each with the bounds of its keys and times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_core.handles.client import PersistClient
+from persist_core.handles.write import stage_part
+from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
+from persist_core.shard.batch import BatchCounts, Part, PartKind
+from persist_core.shard.key_range import EVERYTHING, range_of
+from persist_core.shard.parts import history_schema, part_schema
+
+# A look-up opens few files, and a merge carries over those that it does not change: so a run has about `FILES`, unless
+# they were too small to be worth opening, or too large to be decoded in memory.
+FILES = 32
+MIN_FILE_BYTES = 8 << 20
+MAX_FILE_BYTES = 64 << 20
+_BYTES_PER_ROW = 64  # of a run whose inputs are unknown
+
+
+def rows_per_file(parts: Sequence[Part]) -> int:
+    """How many rows a file of insertions is to hold, given the insertions of the inputs."""
+    counted = [part for part in parts if part.kind is PartKind.INSERTIONS and part.rows]
+    size_bytes, rows = sum(part.size_bytes for part in counted), sum(part.rows or 0 for part in counted)
+    per_row = size_bytes / rows if rows else _BYTES_PER_ROW
+    return max(1, int(min(max(size_bytes / FILES, MIN_FILE_BYTES), MAX_FILE_BYTES) / per_row))
+
+
+@dataclass
+class RunFiles:
+    """The parts of one attempt. Rows are added in the order of their keys; a file is staged as soon as it is full."""
+
+    client: PersistClient
+    shard: str
+    attempt: str
+    schema: CollectionSchema
+    rows: int  # of each file
+    parts: list[Part] = field(default_factory=list)
+    counts: dict[PartKind, int] = field(default_factory=lambda: dict.fromkeys(PartKind, 0))
+    _waiting: dict[PartKind, pa.Table] = field(default_factory=dict)
+
+    def add(self, kind: PartKind, table: pa.Table) -> None:
+        """More rows of one kind."""
+        before = self._waiting.get(kind)
+        waiting = table if before is None else pa.concat_tables([before, table])
+        while 2 * len(waiting) >= 3 * self.rows:  # so that no file, the last one included, is much smaller
+            self._stage(kind, waiting.slice(0, self.rows))
+            waiting = waiting.slice(self.rows)
+        self._waiting[kind] = waiting
+
+    def adopt(self, parts: Sequence[Part], counts: BatchCounts) -> None:
+        """Files that were written elsewhere under the same attempt."""
+        self.parts += parts
+        self.counts[PartKind.INSERTIONS] += counts.insertions
+        self.counts[PartKind.RETRACTIONS] += counts.retractions
+        self.counts[PartKind.HISTORY] += counts.history
+
+    def finish(self, errs: pa.Table) -> None:
+        """The rest of all kinds, and the errs."""
+        for kind, table in [*self._waiting.items(), (PartKind.ERRS, errs)]:
+            if len(table):
+                self._stage(kind, table)
+        self._waiting.clear()
+
+    def batch_counts(self, errs: pa.Table, carried: Sequence[Part]) -> BatchCounts:
+        """The counts of the run, `carried` files included."""
+        rows = dict(self.counts)
+        for part in carried:
+            rows[part.kind] += part.rows or 0
+        inserted = int(pc.sum(pc.greater(errs[DIFF], 0)).as_py() or 0)
+        return BatchCounts(
+            rows[PartKind.INSERTIONS],
+            rows[PartKind.RETRACTIONS],
+            inserted,
+            len(errs) - inserted,
+            rows[PartKind.HISTORY],
+        )
+
+    def _stage(self, kind: PartKind, rows: pa.Table) -> None:
+        columns = history_schema(self.schema) if kind is PartKind.HISTORY else part_schema(self.schema)
+        part = stage_part(
+            self.client.blob,
+            self.shard,
+            self.attempt,
+            kind,
+            rows,
+            columns,
+            self.client.part_format,
+            number=sum(each.kind is kind for each in self.parts),
+            last_time=pc.max(rows[ENDED if ENDED in rows.column_names else TIME]).as_py(),
+            keys=EVERYTHING if kind is PartKind.ERRS else range_of(rows, self.schema.key),
+        )
+        self.parts.append(part)
+        self.counts[kind] += len(rows)

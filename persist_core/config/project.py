@@ -1,0 +1,66 @@
+"""What holds for a whole project and no single shard: `persist.yaml`, beside the folders of collections and views.
+
+maintenance:
+  schedule: "@hourly"      of the DAG persist_maintenance; null: only by hand
+  pool: default_pool       another pool must exist in Airflow
+  max_rows: 5000000        a merge of more rows is done by Spark
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from persist_core.config import checks
+from persist_core.config.files import read_fields
+from persist_core.config.model import ConfigModel
+from persist_core.config.problems import explain, refuse
+from persist_core.errors import ConfigError
+
+
+class MaintenanceConfig(ConfigModel):
+    """When and how the DAG `persist_maintenance` runs, and how much one dag run does.
+
+    At most `max_shards` shards a dag run, `max_tasks` of them at the same time. At most `max_merges` merges of a shard,
+    those of up to `max_rows` rows in the task's own process (one or two minutes for 5 million rows of 180 bytes), and
+    larger ones by Spark. GC deletes a file at least `grace_hours` after nothing needs it, and refuses batches that were
+    described more than `intent_hours` ago.
+    """
+
+    schedule: str | None = "@hourly"
+    pool: Annotated[str, Field(min_length=1, max_length=250)] = "default_pool"
+    max_shards: Annotated[int, Field(ge=1, le=1000)] = 200
+    max_tasks: Annotated[int, Field(ge=1, le=1000)] = 1
+    max_merges: Annotated[int, Field(ge=0, le=1000)] = 16
+    max_rows: Annotated[int, Field(ge=0)] = 5_000_000
+    grace_hours: Annotated[int, Field(ge=1, le=8760)] = 24
+    intent_hours: Annotated[int, Field(ge=1, le=8760)] = 72
+
+    @field_validator("schedule")
+    @classmethod
+    def _check_schedule(cls, schedule: str | None) -> str | None:
+        return None if schedule is None else checks.schedule(schedule)
+
+    @model_validator(mode="after")
+    def _check_hours(self) -> MaintenanceConfig:
+        if self.grace_hours > self.intent_hours:
+            raise refuse(self.grace_hours, f"at most intent_hours, {self.intent_hours}", "change one of the two",
+                         at=["grace_hours"])  # fmt: skip
+        return self
+
+
+class ProjectConfig(ConfigModel):
+    """A complete `persist.yaml`. A section that is left out has its defaults."""
+
+    maintenance: MaintenanceConfig = MaintenanceConfig()
+
+
+def load_project(path: Path) -> ProjectConfig:
+    """Parse and check the file. Raises `ConfigError`: one line per mistake, as `load_collection`."""
+    body = read_fields(path, first_fields="maintenance:")
+    try:
+        return ProjectConfig.model_validate(body)
+    except ValidationError as error:
+        raise ConfigError(explain(error, ProjectConfig, str(path))) from None

@@ -1,0 +1,217 @@
+"""One call of GC for one shard: begin an era if it is time, mark in it, sweep the lists of eras that are over.
+
+    era   1 mark ──> 2 mark ──> 3 mark ──> 4 mark ──> 5 mark ──> 6 mark, sweep the list of 1     (──> is a grace)
+          └──── batches described in era 1 are accepted ─┘└ grace ┘
+
+Only the store's own clock is read, by the times of the lists themselves: an era ends a grace after its list was stored.
+Each era has a list, if only an empty one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+from persist_core.checkpoint.publish import VERSIONS_KEPT
+from persist_core.errors import CorruptArtifact, InvalidInput
+from persist_core.gc.garbage_list import Garbage, GarbageList
+from persist_core.gc.mark import find_garbage, store
+from persist_core.gc.needs import Needs
+from persist_core.gc.sweep import sweep
+from persist_core.handles.client import PersistClient
+from persist_core.location.blob import Blob
+from persist_core.shard.eras import begin_era
+from persist_core.shard.keys import collectable_prefixes, era_in, gc_clock_key, gc_prefix
+from persist_core.shard.state import ShardState
+
+GRACE_MS = 24 * 3_600_000  # an era: the least time that garbage stays for readers without a lease
+INTENT_MS = 3 * GRACE_MS  # a description older than this may be refused: longer than the longest dag run
+MAX_KEYS = 100_000  # deleted by one call: an hour or less on S3
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What one call did to a shard. Sizes are in bytes.
+
+    `marked` keys were found to be garbage in `era`; `waiting` keys are on lists whose eras are not over. `kept` keys
+    were on a list that was swept, and are needed. `is_done` is False if `max_keys` left some of them.
+    """
+
+    shard: str
+    era: int
+    marked: int
+    marked_bytes: int
+    deleted: int
+    deleted_bytes: int
+    kept: int
+    waiting: int
+    waiting_bytes: int
+    is_done: bool
+
+    @property
+    def did(self) -> str:
+        """What was done, in words; empty if nothing was."""
+        marked = f"found {self.marked} unneeded files ({self.marked_bytes} bytes)" if self.marked else ""
+        deleted = f"deleted {self.deleted} files ({self.deleted_bytes} bytes)" if self.deleted else ""
+        return "; ".join(filter(None, (marked, deleted)))
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A list, and when it was stored, by the store's clock."""
+
+    key: str
+    listed: GarbageList
+    stored_ms: int = 0
+
+
+def collect(
+    client: PersistClient,
+    shard: str,
+    *,
+    grace_ms: int = GRACE_MS,
+    intent_ms: int = INTENT_MS,
+    max_keys: int = MAX_KEYS,
+    needs: Needs | None = None,
+) -> Collected:
+    """Do what is due. Safe at any time, beside anything else, and to repeat after a crash at any point.
+
+    `needs` decides what is needed. Raises `ShardNotFound`; `Corruption` if an object that decides this is damaged:
+    nothing is deleted then; `InvalidInput` for a grace that is longer than the intent.
+    """
+    kept_eras = _eras_of(intent_ms, grace_ms)
+    needs = needs or Needs(client, shard)
+    state, lists, now_ms = client.state(shard), *_lists(client.blob, shard)
+    begun = [each.stored_ms for each in lists if each.listed.era == state.era]
+    if begun and now_ms - min(begun) >= grace_ms:
+        over = state.era
+        state, _ = client.machine.apply(shard, lambda found: begin_era(found, after=over, kept=kept_eras))
+        _truncate(client, state)
+        begun = []
+    marked = [] if begun else _mark(client, state, needs, lists)
+    if marked:
+        lists, _ = _lists(client.blob, shard)
+    collected = _sweep(client, state, lists, needs, max_keys, kept_eras)
+    found = [each for stored in marked for each in stored.listed.garbage]
+    collected = replace(collected, marked=len(found), marked_bytes=sum(each.size_bytes for each in found))
+    if state.is_dropped and not collected.waiting and collected.is_done:  # nothing is left but empty lists
+        for entry in list(client.blob.list_keys_and_metadata(gc_prefix(shard))):
+            client.blob.delete(entry.key)
+    return collected
+
+
+def due_since_ms(client: PersistClient, state: ShardState, *, grace_ms: int = GRACE_MS) -> int | None:
+    """How long `collect` has been due, by this process's clock; negative before that, `None` if nothing was committed.
+
+    Costs one listing of the shard's lists, or of a dropped shard's files.
+    """
+    if state.is_dropped:
+        listings = (client.blob.list_keys_and_metadata(prefix) for prefix in collectable_prefixes(state.shard))
+        return 0 if any(next(iter(each), None) for each in listings) else None
+    lists = [entry for entry in client.blob.list_keys_and_metadata(gc_prefix(state.shard)) if _is_of(entry.key, state)]
+    begun = [entry.modified_ms for entry in lists] or [commit.committed_ms for commit in state.commits[:1]]
+    return client.clock.now_ms() - min(begun) - grace_ms if begun else None
+
+
+def _is_of(key: str, state: ShardState) -> bool:
+    """Whether the key is that of a list of the state's era."""
+    try:
+        return era_in(key) == state.era
+    except (ValueError, IndexError):  # GC's clock
+        return False
+
+
+def garbage(client: PersistClient, shard: str) -> Iterator[Garbage]:
+    """What a list of now would name. Changes nothing."""
+    for listed in find_garbage(client, shard, Needs(client, shard), known=()):
+        yield from listed.garbage
+
+
+def _eras_of(intent_ms: int, grace_ms: int) -> int:
+    """How many eras before the newest one last at least as long as the intent."""
+    if not 0 <= grace_ms <= intent_ms or (grace_ms == 0 and intent_ms > 0):
+        raise InvalidInput(
+            f"grace {grace_ms} ms and staging intent {intent_ms} ms; expected 0 < grace <= intent, or both 0"
+        )
+    return -(-intent_ms // grace_ms) if grace_ms else 0
+
+
+def _lists(blob: Blob, shard: str) -> tuple[list[_Stored], int]:
+    """All lists of the shard, and what time it is, by the store's clock."""
+    clock = gc_clock_key(shard)
+    blob.set(clock, b"")
+    lists, now_ms = [], 0
+    for entry in list(blob.list_keys_and_metadata(gc_prefix(shard))):
+        if entry.key == clock:
+            now_ms = entry.modified_ms
+        elif (listed := _read(blob, entry.key)) is not None:
+            lists.append(_Stored(entry.key, listed, entry.modified_ms))
+    return lists, now_ms
+
+
+def _truncate(client: PersistClient, state: ShardState) -> None:
+    """Forget old versions of the state. No reader needs them: the files that they name stay for some eras anyway."""
+    oldest_kept = state.seqno - (0 if state.is_dropped else VERSIONS_KEPT - 1)
+    if oldest_kept > 0:
+        client.location.consensus.truncate(state.shard, oldest_kept)
+
+
+def _mark(client: PersistClient, state: ShardState, needs: Needs, lists: list[_Stored]) -> list[_Stored]:
+    """Store lists of what is garbage now and on no list yet, at least one. Of a dropped shard nothing is to be left.
+
+    First, what is needed again leaves the older lists: an attempt may be appended after it was listed, and its files
+    are then to stay for readers as long as any others. So a list of this era means that the older ones are up to date.
+    """
+    needed = needs.of(client.state(state.shard))
+    lists = [_without(client, each, needed) for each in lists]
+    known = {each.key for stored in lists for each in stored.listed.garbage}
+    marked = [_Stored(store(client, listed), listed) for listed in find_garbage(client, state.shard, needs, known)]
+    if not marked and (lists or not state.is_dropped):
+        empty = GarbageList(state.shard, state.era, state.seqno, client.clock.now_ms(), ())
+        marked = [_Stored(store(client, empty), empty)]
+    return marked
+
+
+def _without(client: PersistClient, stored: _Stored, needed: Collection[str]) -> _Stored:
+    """The list without keys that are needed. It is stored under another key: stored bytes are never replaced."""
+    garbage = tuple(each for each in stored.listed.garbage if each.key not in needed)
+    if garbage == stored.listed.garbage:
+        return stored
+    listed = replace(stored.listed, garbage=garbage)
+    key = store(client, listed)
+    client.blob.delete(stored.key)
+    return _Stored(key, listed)
+
+
+def _sweep(
+    client: PersistClient, state: ShardState, lists: list[_Stored], needs: Needs, max_keys: int, kept_eras: int
+) -> Collected:
+    """Sweep the lists of eras that are over, for writers and for readers with a lease.
+
+    What was listed in era `e` could be appended, and so be read, until era `e + kept_eras` was over.
+    """
+    over = min([state.oldest_era - 1, *(lease.era - kept_eras for lease in state.leases.values())])
+    waiting = [each for stored in lists if stored.listed.era >= over for each in stored.listed.garbage]
+    deleted = deleted_bytes = kept = 0
+    is_done = True
+    for stored in lists:
+        if stored.listed.era < over:
+            swept = sweep(client, stored.listed, needs, max_keys=max_keys - deleted)
+            deleted, deleted_bytes, kept = deleted + swept.deleted, deleted_bytes + swept.size_bytes, kept + swept.kept
+            is_done = is_done and swept.is_done
+            if swept.is_done:
+                client.blob.delete(stored.key)
+    waiting_bytes = sum(each.size_bytes for each in waiting)
+    return Collected(state.shard, state.era, 0, 0, deleted, deleted_bytes, kept, len(waiting), waiting_bytes, is_done)
+
+
+def _read(blob: Blob, key: str) -> GarbageList | None:
+    """A list, `None` if another process has swept it. A damaged one is deleted: the next era lists its keys again."""
+    data = blob.get(key)
+    if data is None:
+        return None
+    try:
+        return GarbageList.decode(data, what=f"list of garbage {key}")
+    except CorruptArtifact:
+        blob.delete(key)
+        return None

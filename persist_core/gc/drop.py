@@ -1,0 +1,85 @@
+"""Drop a shard, and use the name of a dropped one again.
+
+Dropping changes only the state: GC then deletes what no fork needs. Nothing can be read any more, and nothing is left
+to restore.
+"""
+
+from __future__ import annotations
+
+from persist_core.errors import InvalidInput, RunFailed, ShardNotFound
+from persist_core.gc.collect import collect
+from persist_core.handles.client import PersistClient
+from persist_core.protocol.fork_records import list_forks
+from persist_core.shard import drop as transitions
+from persist_core.shard.holds import VIEW, release_hold
+from persist_core.shard.keys import owner_of
+from persist_core.shard.state import ShardState
+from persist_core.sources.shards import Refreshed
+
+MAX_CALLS = 100  # of GC, each of which deletes up to `MAX_KEYS` keys
+
+
+def users_of(client: PersistClient, shard: str) -> tuple[str, ...]:
+    """Who still needs the shard: views and other holds, readers with leases, forks that share its files."""
+    state = client.state(shard)
+    now_ms = client.clock.now_ms()
+    forks = sorted({record.fork for record in list_forks(client.blob, shard)})
+    return (
+        *(f"hold {name}" for name in sorted(state.holds)),
+        *(f"lease {name}" for name, lease in sorted(state.leases.items()) if not lease.has_expired(now_ms)),
+        *(f"fork {name}" for name in forks if _shares(client.machine.fetch(name), shard)),
+    )
+
+
+def drop(client: PersistClient, shard: str, *, is_forced: bool = False) -> bool:
+    """Close both frontiers of the shard, permanently. False if it was dropped before.
+
+    Raises `InvalidInput` if someone needs it, unless `is_forced`: views and readers of it then fail, and forks keep the
+    files that they share. A view that is dropped releases its holds on its inputs.
+    """
+    users = users_of(client, shard)
+    if users and not is_forced:
+        raise InvalidInput(
+            f"shard {shard} is needed by {', '.join(users)}. Drop the views first, end holds with `persist release`,"
+            " or drop it with --force: views and readers of it then fail, forks keep what they share"
+        )
+
+    def transition(state: ShardState) -> tuple[ShardState, ShardState]:
+        new = sorted({*state.holds, *state.leases} - {user.partition(" ")[2] for user in users})
+        if new and not is_forced:
+            raise InvalidInput(f"shard {shard} is needed by {', '.join(new)}, since a moment ago. Try again")
+        return transitions.drop(state)
+
+    _, before = client.machine.apply(shard, transition)
+    refreshed = Refreshed.of(before.sources)
+    for name in refreshed.uppers if refreshed else ():
+        _release(client, name, f"{VIEW}{shard}")
+    return not before.is_dropped
+
+
+def create_again(client: PersistClient, shard: str) -> None:
+    """Begin an empty shard under the name of a dropped one. What is left of that one is deleted first.
+
+    Raises `InvalidInput` if the shard is not dropped, `ShardNotFound` if it does not exist.
+    """
+    if not client.state(shard).is_dropped:
+        transitions.create_again(client.state(shard))  # raises
+    for _ in range(MAX_CALLS):
+        done = collect(client, shard, grace_ms=0, intent_ms=0)
+        if done.is_done and not done.waiting:
+            break
+    else:
+        raise RunFailed(f"shard {shard}: too much is left of the dropped shard; run `persist gc {shard}`, then again")
+    client.machine.apply(shard, transitions.create_again)
+
+
+def _shares(fork: ShardState | None, shard: str) -> bool:
+    return fork is not None and any(owner_of(batch.manifest_key) == shard for batch in fork.batches)
+
+
+def _release(client: PersistClient, shard: str, holder: str) -> None:
+    try:
+        if holder in client.state(shard).holds:
+            client.machine.apply(shard, lambda state: release_hold(state, holder))
+    except ShardNotFound:
+        return

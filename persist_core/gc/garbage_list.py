@@ -1,0 +1,72 @@
+"""A list of keys that were garbage in an era. It is stored first; its keys are deleted eras later, if they still are.
+
+<shard>/gc/<era>/<uuid7>.json   sealed {"shard", "era", "seqno", "marked_ms", "garbage": [[key, size_bytes], ...]}
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from persist_core.errors import CorruptArtifact
+from persist_core.shard.keys import owner_of
+from persist_core.shard.sealed import seal, unseal
+
+LIST_VERSION = 1
+_LIST = "garbage_list"
+_REASONS = {
+    "batches": "no batch, commit or fork names it",
+    "checkpoints": "its checkpoint is not complete, and no commit can complete it",
+    "conflict_alerts": "its conflict is not kept",
+    "conflicts": "there are enough newer ones",
+    "dry-runs": "it was never read",
+    "forks": "the fork uses nothing of this shard",
+    "inputs": "no commit or checkpoint names it",
+    "jobs": "its job was killed",
+    "sources": "no commit or checkpoint names it",
+}
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """A key that nothing needed, and its size in bytes."""
+
+    key: str
+    size_bytes: int
+
+    @property
+    def reason(self) -> str:
+        """Why it is not needed, for people."""
+        return _REASONS.get(self.key.split("/")[1], "nothing names it")
+
+
+@dataclass(frozen=True)
+class GarbageList:
+    """What nothing needed in version `seqno` of the shard's state, of era `era`. `marked_ms` is for people."""
+
+    shard: str
+    era: int
+    seqno: int
+    marked_ms: int
+    garbage: tuple[Garbage, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all keys."""
+        return sum(each.size_bytes for each in self.garbage)
+
+    def encode(self) -> bytes:
+        """Sealed JSON."""
+        rows = [[each.key, each.size_bytes] for each in self.garbage]
+        return seal(_LIST, LIST_VERSION, {**asdict(self), "garbage": rows})
+
+    @classmethod
+    def decode(cls, data: bytes, *, what: str) -> GarbageList:
+        """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
+        body = unseal(data, kind=_LIST, version=LIST_VERSION, what=what)
+        try:
+            listed = cls(**{**body, "garbage": tuple(Garbage(*row) for row in body["garbage"])})
+        except TypeError as error:
+            raise CorruptArtifact(f"{what} is malformed: {error!r}") from error
+        if any(owner_of(each.key) != listed.shard for each in listed.garbage):
+            raise CorruptArtifact(f"{what} names keys of another shard than {listed.shard}")
+        return listed

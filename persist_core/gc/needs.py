@@ -1,0 +1,169 @@
+"""What keeps what: each source of needs is one function that returns blob keys.
+
+Needs are keys, not attempts: a run carries files of older attempts. A damaged object whose contents decide what is
+needed is an error, so that GC stops before it deletes what that object may have named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from persist_core.checkpoint.checkpointer import BlobCheckpointer, Listing
+from persist_core.checkpoint.quarantine import Quarantine
+from persist_core.errors import CorruptArtifact, Corruption, UnknownVersion
+from persist_core.handles.client import PersistClient
+from persist_core.handles.load import load_manifest
+from persist_core.protocol.fork_records import ForkRecord, list_forks
+from persist_core.shard.batch import BatchManifest, HollowBatch, SourceFrontier
+from persist_core.shard.eras import refuse_earlier
+from persist_core.shard.keys import attempt_of, conflict_alert_key, conflict_key, conflicts_prefix, owner_of
+from persist_core.shard.state import Commit, ShardState
+from persist_core.sources.registry import progress_of
+
+MAX_CONFLICTS = 1_000  # records that are kept, the newest; they are for people and alerts
+
+
+class Needs:
+    """What is needed of one shard. Remembers the manifests that it has read: their bytes never change."""
+
+    def __init__(self, client: PersistClient, shard: str) -> None:
+        self._client = client
+        self._shard = shard
+        self._manifests: dict[str, BatchManifest] = {}
+
+    def of(self, state: ShardState, *, candidates: Collection[str] | None = None) -> set[str]:
+        """All needed keys below the shard, given its newest state.
+
+        `candidates`: keys that are about to be deleted; a fork that GC gives up because nothing of it needs them can
+        then no longer be made. Raises `Corruption` naming an object that cannot be read.
+        """
+        needed = set() if state.is_dropped else self._of_live(state)
+        needed |= self.of_forks(state, candidates)  # read after the state: `protocol.fork_records`
+        return {key for key in needed if owner_of(key) == self._shard}
+
+    def _of_live(self, state: ShardState) -> set[str]:
+        listing = BlobCheckpointer(self._client.blob, state.shard).listing()
+        return {
+            *self.of_batches(state),
+            *self.of_commits(state),
+            *self.of_progress(state.shard, state.sources),
+            *self.of_checkpoints(state.shard, listing),
+            *self.of_folders(state, listing),
+            *self.of_conflicts(),
+        }
+
+    def of_batches(self, state: ShardState) -> set[str]:
+        """Manifests of batches, and their parts."""
+        self._read(state.batches)
+        keys = {batch.manifest_key for batch in state.batches}
+        return keys | {part.key for key in keys for part in self._manifests[key].parts}
+
+    def of_commits(self, state: ShardState) -> set[str]:
+        """What each commit that the state still lists has named: a checkpoint can be derived from it again."""
+        self._read(state.commits)
+        needed = set()
+        for commit in state.commits:
+            manifest = self._manifests[commit.manifest_key]
+            needed.add(commit.manifest_key)
+            needed |= {each.key for operator in manifest.operators.values() for each in operator.artifacts}
+            needed |= self.of_progress(state.shard, manifest.sources)
+        return needed
+
+    def of_progress(self, shard: str, sources: Mapping[str, SourceFrontier]) -> set[str]:
+        """What the progress of a shard's sources refers to: segments of the ledger, a view's frozen input."""
+        progress = progress_of(self._client.blob, shard, sources).values()
+        return {key for each in progress for key in each.needed_keys()}
+
+    def of_checkpoints(self, shard: str, listing: Listing) -> set[str]:
+        """The progress that checkpoints name, for restores and forks. Raises `UnknownVersion` for one of a newer
+        release; a damaged one cannot be restored."""
+        for error in listing.unreadable.values():
+            if isinstance(error, UnknownVersion):
+                raise error
+        needed = set()
+        for manifest in listing.manifests:
+            offsets = manifest.source_offsets.items()
+            sources = {name: SourceFrontier(each.source_type, each.offsets) for name, each in offsets}
+            needed |= self.of_progress(shard, sources)
+        return needed
+
+    def of_folders(self, state: ShardState, listing: Listing) -> set[str]:
+        """The objects of checkpoints that exist, that may be published, or whose manifest is in the quarantine.
+
+        Retention deletes whole checkpoints; this leaves the remains of folders that nothing else will complete.
+        """
+        layout = BlobCheckpointer(self._client.blob, state.shard).layout
+        ids = {manifest.checkpoint_id for manifest in listing.manifests} | set(listing.unreadable)
+        ids |= {commit.checkpoint_id for commit in state.commits}
+        ids |= Quarantine(self._client.blob, layout).ids()
+        folders = tuple(layout.folder(checkpoint_id) for checkpoint_id in ids)
+        kept = (layout.latest, layout.quarantine)
+        return {key for key in listing.sizes if key.startswith(kept) or key.startswith(folders)}
+
+    def of_conflicts(self) -> set[str]:
+        """The newest records of conflicts, and the marks of those whose callbacks were called."""
+        entries = self._client.blob.list_keys_and_metadata(conflicts_prefix(self._shard))
+        newest = sorted(entries, key=lambda entry: (entry.modified_ms, entry.key))[-MAX_CONFLICTS:]
+        ids = [entry.key.rpartition("/")[2].removesuffix(".json") for entry in newest]
+        return {key(self._shard, each) for each in ids for key in (conflict_key, conflict_alert_key)}
+
+    def of_forks(self, state: ShardState, candidates: Collection[str] | None) -> set[str]:
+        """What forks share with the shard, and their records."""
+        needed: set[str] = set()
+        for record in list_forks(self._client.blob, state.shard):
+            shared = {record.key, *self._shared(record)}
+            if candidates is not None and shared.isdisjoint(candidates):
+                continue
+            if self._may_use(record, state, is_last_look=candidates is not None):
+                needed |= shared
+        return needed
+
+    def _shared(self, record: ForkRecord) -> set[str]:
+        """The keys in the record, with the parts of manifests. What is missing was gone before the fork was made."""
+        shared = set(record.keys)
+        for key in record.keys:
+            if attempt_of(key) is not None and key not in self._manifests:
+                try:
+                    self._manifests[key] = load_manifest(self._client.blob, key)
+                except CorruptArtifact:
+                    if self._client.blob.get(key) is not None:
+                        raise
+                    continue
+            if key in self._manifests:
+                shared |= {part.key for part in self._manifests[key].parts}
+        return shared
+
+    def _may_use(self, record: ForkRecord, state: ShardState, *, is_last_look: bool) -> bool:
+        """Whether the fork needs what its record names, or may still be made."""
+        if record.era >= state.oldest_era:
+            return True
+        fork = self._client.machine.fetch(record.fork)
+        if fork is None or fork.is_dropped:
+            return False
+        uses = self._names_any_of(fork, record.keys)
+        if uses or not is_last_look:
+            return uses
+        # What is being appended to the fork, or made of it, could still name these keys. It is refused from now on.
+        fork, _ = self._client.machine.apply(record.fork, refuse_earlier)
+        return self._names_any_of(fork, record.keys)
+
+    def _names_any_of(self, fork: ShardState, keys: Iterable[str]) -> bool:
+        others = Needs(self._client, fork.shard)
+        try:
+            listing = BlobCheckpointer(self._client.blob, fork.shard).listing()
+            named = {
+                *fork.manifest_keys,
+                *others.of_commits(fork),
+                *others.of_progress(fork.shard, fork.sources),
+                *others.of_checkpoints(fork.shard, listing),
+            }
+        except Corruption:  # of the fork: it may name any of them
+            return True
+        return not named.isdisjoint(keys)
+
+    def _read(self, named: Iterable[HollowBatch | Commit]) -> None:
+        """Read the manifests that are not known yet. Raises `CorruptArtifact` naming one that cannot be read."""
+        missing = {each.manifest_key: each for each in named if each.manifest_key not in self._manifests}
+        reader = self._client.open_reader(self._shard)
+        found = reader.manifests(missing.values())
+        self._manifests.update(zip(missing, found, strict=True))

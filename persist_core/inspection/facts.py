@@ -1,0 +1,229 @@
+"""The objects of an inspection. `dataclasses.asdict` makes their JSON; names and meanings are stable.
+
+Times are integers (milliseconds since 1970 for schedules); a closed frontier and an unknown fact are `None`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from persist_core.maintenance.debt import DueMerge
+
+
+@dataclass(frozen=True)
+class LastCommit:
+    """The newest commit of a shard, from its state alone.
+
+    `writer` is `dag_id/run_id` of the dag run that minted it, or names another program (`cli/...`).
+    """
+
+    committed_ms: int
+    writer: str
+    checkpoint_id: str
+    epoch: int
+    lower: int
+    upper: int | None
+    restored_from: str | None
+
+
+@dataclass(frozen=True)
+class ShardSummary:
+    """One line of the list of shards.
+
+    `kind` is `collection`, `view`, `dropped`, or `other` (no source yet). `forked_from` is the shard that owns files of
+    this one. `rows` and `errors` count what the newest contents hold; `stash` counts records that wait for their time.
+    `lag_ms` is how far the upper is behind the clock. `conflicts_7d` counts lost appends of the last 7 days; `None` if
+    there are too many to read. `attention` has a word for each problem: `unreadable`, `errors`, `conflicts`,
+    `future_upper`. `error` says what could not be read; with `unreadable` all other facts are `None`, 0 or empty.
+    """
+
+    shard: str
+    kind: str
+    forked_from: str | None = None
+    seqno: int = -1
+    since: int | None = None
+    upper: int | None = None
+    lag_ms: int | None = None
+    is_dropped: bool = False
+    rows: int | None = None
+    errors: int | None = None
+    stash: int | None = None
+    updates: int = 0
+    batches: int = 0
+    size_bytes: int = 0
+    commits: int = 0
+    conflicts_7d: int | None = None
+    newest_commit: LastCommit | None = None
+    due_merge: DueMerge | None = None
+    inputs: tuple[str, ...] = ()
+    attention: tuple[str, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class LeaseFacts:
+    """A reader's lease: what it holds `since` at, and when it ends without a heartbeat."""
+
+    reader: str
+    since: int | None
+    expires_ms: int
+
+
+@dataclass(frozen=True)
+class HoldFacts:
+    """A permanent hold on `since`. A view's holder is `view/<name>`."""
+
+    holder: str
+    since: int | None
+
+
+@dataclass(frozen=True)
+class ForkFacts:
+    """A shard that was forked from this one, at which checkpoint and when."""
+
+    shard: str
+    checkpoint_id: str
+    made_ms: int
+
+
+@dataclass(frozen=True)
+class ShardDescription(ShardSummary):
+    """One shard: the fields of its summary, and what a page about it needs besides lists.
+
+    `schema` is `CollectionSchema.to_json()`. `sources` is the progress by source, with long lists as their length.
+    `definition` is a view's, as its newest refresh had it (SQL or `module:function`). `views` are the shards whose
+    holds say that they read this one. `history` is how much is kept, as users write it; `history_start` is where it
+    alone would put `since`, and `held_back_by` the lease or hold that keeps `since` before that.
+    """
+
+    schema: Mapping[str, Any] | None = None
+    sources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    definition: str | None = None
+    leases: tuple[LeaseFacts, ...] = ()
+    holds: tuple[HoldFacts, ...] = ()
+    views: tuple[str, ...] = ()
+    forks: tuple[ForkFacts, ...] = ()
+    history: str = "all"
+    history_ms: int | None = None
+    history_start: int | None = None
+    held_back_by: str | None = None
+
+
+@dataclass(frozen=True)
+class CommitFacts:
+    """One commit. The counts are of its batch as it was appended, and `None` if its manifest can't be read.
+
+    `inserts`, `updates`, `deletes` and `errors` count keys of a collection (`errors`: records that became errors), or
+    rows of a view (an update is then a delete and an insert). `stats` is what the run reported, as its manifest has it.
+    `lag_ms` is the time from the upper to the commit. `error` says why counts are missing.
+    """
+
+    seqno: int
+    epoch: int
+    lower: int
+    upper: int | None
+    committed_ms: int
+    lag_ms: int | None
+    writer: str
+    checkpoint_id: str
+    restored_from: str | None
+    inserts: int | None = None
+    updates: int | None = None
+    deletes: int | None = None
+    errors: int | None = None
+    stash: int | None = None
+    size_bytes: int | None = None
+    parts: int | None = None
+    stats: Mapping[str, int] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class CommitsPage:
+    """Commits of a shard, oldest first. `older` asks for the page before it; `None`: no older one is known.
+
+    The state keeps the newest 128 or more; older ones are known as long as consensus keeps older versions of the state.
+    """
+
+    shard: str
+    commits: tuple[CommitFacts, ...]
+    older: int | None
+
+
+@dataclass(frozen=True)
+class BatchFacts:
+    """One batch of the state: its bounds, whether it is a run (merged), and counts of its rows by kind."""
+
+    lower: int
+    upper: int | None
+    is_run: bool
+    owner: str
+    insertions: int
+    retractions: int
+    err_insertions: int
+    err_retractions: int
+    history: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class BatchesPage:
+    """The newest batches, oldest first. `total` counts all."""
+
+    shard: str
+    total: int
+    batches: tuple[BatchFacts, ...]
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """One checkpoint. `operators` gives bytes of state by operator; `error` is set if its manifest can't be read.
+
+    `kept_by` says why retention keeps it, as far as the shard itself knows: `latest`, `pinned`.
+    """
+
+    checkpoint_id: str
+    epoch: int | None = None
+    timestamp_ms: int | None = None
+    parent_id: str | None = None
+    is_delta: bool | None = None
+    is_latest: bool = False
+    is_pinned: bool = False
+    kept_by: tuple[str, ...] = ()
+    restored_from: str | None = None
+    since: int | None = None
+    upper: int | None = None
+    operators: Mapping[str, int] | None = None
+    total_size_bytes: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class ColumnFacts:
+    """A column of a page of rows."""
+
+    name: str
+    type: str
+    is_key: bool
+
+
+@dataclass(frozen=True)
+class RowsPage:
+    """A page of rows, of changes (first columns: time, diff) or of errors.
+
+    `as_of` is the time read; of changes, `after` and `as_of` bound it: `after < time <= as_of`. `rows` has one list of
+    values a row, in the order of `columns`; a long text is cut, and its length follows in the text. `total` counts all
+    rows that match.
+    """
+
+    shard: str
+    since: int | None
+    upper: int | None
+    after: int | None
+    as_of: int
+    columns: tuple[ColumnFacts, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    offset: int
+    total: int

@@ -1,0 +1,277 @@
+"""`Inspector`: reads the facts of one location. For a process that looks often, it remembers what cannot change.
+
+    list_keys -> head of each shard -> summary      remembered by the digest of the state
+    commit -> manifest                              remembered by its digest
+    conflict records                                remembered by key
+
+Thread-safe if the location is: what is remembered is only ever replaced by an equal value.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Lock
+from typing import TypeVar
+
+from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.checkpoint.manifest import CheckpointManifest
+from persist_core.errors import CorruptArtifact, Corruption, ShardNotFound
+from persist_core.handles.client import PersistClient
+from persist_core.inspection import summaries
+from persist_core.inspection.facts import (
+    BatchesPage,
+    CheckpointFacts,
+    CommitFacts,
+    CommitsPage,
+    ForkFacts,
+    ShardDescription,
+    ShardSummary,
+)
+from persist_core.location.consensus import VersionedData
+from persist_core.protocol.conflicts import ConflictRecord, list_conflicts
+from persist_core.protocol.fork_records import list_forks
+from persist_core.shard.batch import BatchManifest
+from persist_core.shard.codec import decode_state
+from persist_core.shard.history import held_back_by, history_start, show_history
+from persist_core.shard.keys import check_shard_name, owner_of
+from persist_core.shard.sealed import sealed_digest
+from persist_core.shard.state import Commit, ShardState
+from persist_core.sources.frozen import load_frozen
+from persist_core.sources.shards import FrozenShards, Refreshed
+from persist_core.time_text import DAY_MS
+
+THREADS = 16  # stores are read side by side: the time is their latency
+MAX_COMMITS = 200  # of one page: each costs a manifest
+DEFAULT_COMMITS = 100
+MAX_BATCHES = 500
+MAX_CONFLICTS = 1_000  # records of one shard that are read to count the recent ones
+MAX_MANIFESTS = 4_096  # remembered
+MAX_STATES = 8  # remembered whole: the shards that users look at; one of 10,000 batches takes 10 MB
+MAX_SEALS = 8  # commits that are looked through for the newest one that counted
+WEEK_MS = 7 * DAY_MS
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+class Inspector:
+    """Facts about the shards of a client's location."""
+
+    def __init__(self, client: PersistClient, *, threads: int = THREADS) -> None:
+        self.client = client
+        self._threads = threads
+        self._lock = Lock()
+        self._summaries: dict[str, tuple[str, ShardSummary]] = {}
+        self._states: OrderedDict[str, tuple[str, ShardState]] = OrderedDict()
+        self._manifests: OrderedDict[str, BatchManifest] = OrderedDict()
+        self._conflicts: dict[str, ConflictRecord] = {}
+
+    def state(self, shard: str) -> ShardState:
+        """The newest state, decoded only if it has changed. Raises `ShardNotFound` and `Corruption`."""
+        head = self._head(shard)
+        digest = sealed_digest(head.data)
+        known = self._states.get(shard)
+        if known is None or known[0] != digest:
+            known = digest, _state(shard, head)
+            with self._lock:
+                self._states[shard] = known
+                while len(self._states) > MAX_STATES:
+                    self._states.popitem(last=False)
+        return known[1]
+
+    def summaries(self) -> list[ShardSummary]:
+        """Every shard of the location, by name. A shard that can't be read is one with `error`."""
+        return self._side_by_side(self.summary, self.client.shards())
+
+    def summary(self, shard: str) -> ShardSummary:
+        """One shard. Raises `ShardNotFound`; damage is in `error`."""
+        try:
+            known = self._summary(shard)
+        except Corruption as error:
+            return ShardSummary(shard, "other", attention=("unreadable",), error=_said(error))
+        try:
+            conflicts = self._recent_conflicts(shard)
+        except Corruption as error:
+            known, conflicts = replace(known, error=_said(error)), None
+        return summaries.at_time(known, now_ms=self.client.clock.now_ms(), conflicts_7d=conflicts)
+
+    def description(self, shard: str) -> ShardDescription:
+        """One shard, with its schema, progress, holders and lineage. Raises `ShardNotFound` and `Corruption`."""
+        state = self.state(shard)
+        definition: str | None = None
+        error: str | None = None
+        forks: tuple[ForkFacts, ...] = ()
+        try:
+            refreshed = Refreshed.of(state.sources)
+            if refreshed is not None:
+                definition = load_frozen(self.client.blob, refreshed.input_key, FrozenShards).definition
+            found = list_forks(self.client.blob, shard)
+            forks = tuple(ForkFacts(record.fork, record.checkpoint_id, record.made_ms) for record in found)
+        except Corruption as damage:
+            error = _said(damage)
+        summary = self.summary(shard)
+        known = {**vars(summary), "error": summary.error or error}
+        held = held_back_by(state, now_ms=self.client.clock.now_ms())
+        return ShardDescription(
+            **known,
+            schema=state.schema.to_json() if state.schema else None,
+            sources=summaries.progress_of(state.sources),
+            definition=definition,
+            leases=summaries.leases_of(state),
+            holds=summaries.holds_of(state),
+            views=summaries.views_of(state),
+            forks=forks,
+            history=show_history(state.history_ms),
+            history_ms=state.history_ms,
+            history_start=history_start(state).time,
+            held_back_by=held.name if held else None,
+        )
+
+    def commits(self, shard: str, *, before: int | None = None, limit: int = DEFAULT_COMMITS) -> CommitsPage:
+        """The newest commits, or those made before version `before` of the state; at most `MAX_COMMITS`."""
+        limit = min(limit, MAX_COMMITS)
+        state = self.state(shard)
+        known = [commit for commit in state.commits if before is None or commit.seqno < before]
+        while len(known) < limit:  # each turn finds at least one older commit, or ends
+            older = self._commits_up_to(shard, (known[0].seqno if known else before or 0) - 1)
+            if not older:
+                break
+            known = [*older, *known]
+        page = known[-limit:]
+        has_older = len(known) > limit or (bool(page) and bool(self._commits_up_to(shard, page[0].seqno - 1)))
+        facts = self._side_by_side(self._commit_facts, page)
+        return CommitsPage(shard, tuple(facts), page[0].seqno if has_older else None)
+
+    def batches(self, shard: str, *, limit: int = MAX_BATCHES) -> BatchesPage:
+        """The newest batches of the state."""
+        return summaries.batches_page(self.state(shard), min(limit, MAX_BATCHES))
+
+    def checkpoints(self, shard: str) -> list[CheckpointFacts]:
+        """Every checkpoint, oldest first; those that can't be read come last. Raises `ShardNotFound`."""
+        self.state(shard)
+        checkpointer = BlobCheckpointer(self.client.blob, shard)
+        listing = checkpointer.listing()
+        try:
+            latest = checkpointer.read_latest()
+        except CorruptArtifact:
+            latest = None  # `latest_problem` says why
+        readable = [_checkpoint(m, latest, m.checkpoint_id in listing.pinned) for m in listing.manifests]
+        damaged = [CheckpointFacts(name, error=_said(problem)) for name, problem in listing.unreadable.items()]
+        return [*readable, *damaged]
+
+    def latest_problem(self, shard: str) -> str | None:
+        """Why `_latest` can't be read, if it can't."""
+        try:
+            BlobCheckpointer(self.client.blob, shard).read_latest()
+        except CorruptArtifact as error:
+            return str(error)
+        return None
+
+    def conflicts(self, shard: str) -> list[ConflictRecord]:
+        """Every recorded conflict, oldest first. Raises `ShardNotFound` and `CorruptArtifact`."""
+        self.state(shard)
+        return list_conflicts(self.client.blob, shard, known=self._conflicts)
+
+    def _recent_conflicts(self, shard: str) -> int | None:
+        records = list_conflicts(self.client.blob, shard, known=self._conflicts, limit=MAX_CONFLICTS + 1)
+        oldest = self.client.clock.now_ms() - WEEK_MS
+        return sum(r.detected_ms >= oldest for r in records) if len(records) <= MAX_CONFLICTS else None
+
+    def _summary(self, shard: str) -> ShardSummary:
+        head = self._head(shard)
+        digest = sealed_digest(head.data)
+        known = self._summaries.get(shard)
+        if known is not None and known[0] == digest:
+            return known[1]
+        remembered = self._states.get(shard)
+        state = remembered[1] if remembered and remembered[0] == digest else _state(shard, head)
+        try:
+            made = summaries.summary_of(state, self._counted(state), is_clipped=self._is_clipped(state))
+        except Corruption as error:  # of a manifest; not remembered, because it may be repaired
+            return replace(summaries.summary_of(state, None), error=_said(error))
+        self._summaries[shard] = digest, made
+        return made
+
+    def _head(self, shard: str) -> VersionedData:
+        head = self.client.location.consensus.head(check_shard_name(shard))
+        if head is None:
+            raise ShardNotFound(
+                f"no shard {shard!r} in {self.client.location.consensus.uri}; `persist shards` lists the existing ones"
+            )
+        return head
+
+    def _counted(self, state: ShardState) -> BatchManifest | None:
+        """The newest manifest with the count that the summary needs. Seals count nothing, so a few may be passed."""
+        needed = summaries.needs_counts(state)
+        for commit in reversed(state.commits[-MAX_SEALS:] if needed else ()):
+            manifest = self._manifest(commit)
+            if needed in manifest.stats:
+                return manifest
+        return None
+
+    def _is_clipped(self, state: ShardState) -> bool:
+        """Whether the fork shares only a part of a run: its counts are then those of the whole run."""
+        shared = [batch for batch in state.batches if owner_of(batch.manifest_key) != state.shard]
+        return bool(shared) and self.client.manifest(shared[-1]).last_time > shared[-1].last_time
+
+    def _commits_up_to(self, shard: str, seqno: int) -> tuple[Commit, ...]:
+        """Commits of the version `seqno` of the state; none if consensus does not keep it."""
+        found = self.client.location.consensus.scan(shard, seqno, 1) if seqno >= 0 else []
+        return _state(shard, found[0]).commits if found and found[0].seqno == seqno else ()
+
+    def _commit_facts(self, commit: Commit) -> CommitFacts:
+        try:
+            return summaries.commit_facts(commit, self._manifest(commit))
+        except Corruption as error:
+            return summaries.commit_facts(commit, None, _said(error))
+
+    def _manifest(self, commit: Commit) -> BatchManifest:
+        with self._lock:
+            known = self._manifests.get(commit.manifest_sha256)
+            if known is not None:
+                self._manifests.move_to_end(commit.manifest_sha256)
+                return known
+        manifest = self.client.manifest(commit)
+        with self._lock:
+            self._manifests[commit.manifest_sha256] = manifest
+            while len(self._manifests) > MAX_MANIFESTS:
+                self._manifests.popitem(last=False)
+        return manifest
+
+    def _side_by_side(self, read: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
+        given = list(items)
+        threads = min(self._threads, len(given))
+        if threads <= 1:
+            return [read(item) for item in given]
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(read, given))
+
+
+def _state(shard: str, version: VersionedData) -> ShardState:
+    return decode_state(version.data, what=f"version {version.seqno} of the state of shard {shard}").state
+
+
+def _said(error: Corruption) -> str:
+    return f"{error.kind}: {error}"
+
+
+def _checkpoint(manifest: CheckpointManifest, latest: str | None, is_pinned: bool) -> CheckpointFacts:
+    is_latest = manifest.checkpoint_id == latest
+    return CheckpointFacts(
+        checkpoint_id=manifest.checkpoint_id,
+        epoch=manifest.epoch,
+        timestamp_ms=manifest.timestamp_ms,
+        parent_id=manifest.parent_id,
+        is_delta=manifest.is_delta,
+        is_latest=is_latest,
+        is_pinned=is_pinned,
+        kept_by=(*(["latest"] if is_latest else []), *(["pinned"] if is_pinned else [])),
+        restored_from=manifest.restored_from,
+        since=manifest.shard.since if manifest.shard else None,
+        upper=manifest.shard.upper if manifest.shard else manifest.watermark,
+        operators={name: operator.total_bytes for name, operator in manifest.operators.items()},
+        total_size_bytes=manifest.total_size_bytes,
+    )

@@ -1,0 +1,165 @@
+"""Pages of a shard's contents, read by pyarrow within bounds: rows as of a time, changes between two, errors.
+
+A reader has to join insertions with retractions, so a page costs what the whole read costs. A read that would open more
+rows or bytes than the bounds is refused before it begins, from the counts in the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from persist_core.errors import InvalidInput
+from persist_core.handles.client import PersistClient
+from persist_core.handles.read import ReadHandle, check_as_of, schema_of
+from persist_core.inspection.facts import ColumnFacts, RowsPage
+from persist_core.inspection.values import rows_of
+from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME
+from persist_core.shard.batch import HollowBatch
+from persist_core.shard.key_range import KeyRange, exactly, meets_any, parse_key
+from persist_core.shard.state import ShardState
+
+MAX_ROWS_READ = 2_000_000
+MAX_BYTES_READ = 256 << 20  # of Parquet
+MAX_LIMIT = 1_000  # rows of one page
+MAX_CELL_CHARS = 2_000
+ERR_COLUMNS = (TIME, ERR_KIND, ERR_KEY, ERR_MESSAGE, ERR_PAYLOAD)  # in the order in which errors are shown
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a page takes of the rows: those with this `key`, from `offset` on, `limit` at most.
+
+    `key` has a text for each of the first key columns. Texts of cells longer than `cell_chars` are cut.
+    """
+
+    key: tuple[str, ...] = ()
+    offset: int = 0
+    limit: int = 100
+    cell_chars: int = MAX_CELL_CHARS
+
+
+def rows_as_of(client: PersistClient, shard: str, as_of: int | None, cut: Cut) -> RowsPage:
+    """A page of the rows, in the order of the key (of a view: of all columns).
+
+    Raises `OutsideFrontiers`, and `InvalidInput` for a read that is too large or a key that is not one.
+    """
+    state, reader = client.state(shard), client.open_reader(shard)
+    time, keys = check_as_of(state, as_of), key_of(state, cut.key)
+    _check_size(reader, state, [batch for batch in state.batches if batch.lower <= time], keys)
+    return _page(state, in_key_order(state, reader.snapshot(time, keys=keys)), None, time, cut)
+
+
+def changes_between(
+    client: PersistClient, shard: str, after: int, through: int | None, cut: Cut, *, of_errors: bool = False
+) -> RowsPage:
+    """A page of the updates with `after < time <= through`, by time and key, with their time and diff.
+
+    Raises as `rows_as_of` does.
+    """
+    state, reader = client.state(shard), client.open_reader(shard)
+    time, keys = check_as_of(state, through), key_of(state, cut.key)
+    batches = [b for b in state.batches if b.lower <= time and (b.upper is None or b.upper > after + 1)]
+    _check_size(reader, state, batches, keys)
+    read = reader.error_changes if of_errors else reader.changes
+    return _page(state, in_time_order(state, read(after, time, keys=keys)), after, time, cut)
+
+
+def errors_as_of(client: PersistClient, shard: str, as_of: int | None, cut: Cut) -> RowsPage:
+    """A page of the errors, newest first: time, kind, key bytes, message, payload, and key columns."""
+    state = client.state(shard)
+    time = check_as_of(state, as_of)
+    counts = [batch.counts for batch in state.batches if batch.lower <= time]
+    _refuse_too_large(state, sum(each.err_insertions + each.err_retractions for each in counts), 0)
+    table = errors_in_order(client.open_reader(shard).errors(time))
+    return _page(state, table.take(pa.array(range(len(table) - 1, -1, -1), pa.int64())), None, time, cut)
+
+
+def in_key_order(state: ShardState, table: pa.Table) -> pa.Table:
+    """A snapshot, sorted by the key; without a key by all columns."""
+    names = schema_of(state).key_names or tuple(table.column_names)
+    return table.sort_by([(name, "ascending") for name in names])
+
+
+def in_time_order(state: ShardState, table: pa.Table) -> pa.Table:
+    """Changes, sorted by time, key and diff, with time and diff as their first columns."""
+    keys = [name for name in schema_of(state).key_names if name in table.column_names]
+    others = [name for name in table.column_names if name not in (TIME, DIFF)]
+    order = [TIME, *(keys or others), DIFF]
+    return table.sort_by([(name, "ascending") for name in order]).select([TIME, DIFF, *others])
+
+
+def errors_in_order(table: pa.Table) -> pa.Table:
+    """Errors, sorted by time, kind and key, the columns that every error has first."""
+    others = [name for name in table.column_names if name not in ERR_COLUMNS]
+    ordered = table.sort_by([(name, "ascending") for name in (TIME, ERR_KIND, ERR_KEY)])
+    return ordered.select([*ERR_COLUMNS, *others])
+
+
+def key_of(state: ShardState, texts: Sequence[str]) -> list[KeyRange] | None:
+    """The keys that start with these values, for a reader; `None` for all keys. Raises `InvalidInput`."""
+    return [exactly(parse_key(texts, schema_of(state).key))] if texts else None
+
+
+def _check_size(
+    reader: ReadHandle, state: ShardState, batches: Sequence[HollowBatch], keys: Sequence[KeyRange] | None
+) -> None:
+    """Raise `InvalidInput` if reading these batches takes more than the bounds.
+
+    The state knows enough if all keys are read. Only for a read of some keys, manifests say which files are opened.
+    """
+    rows = sum(batch.counts.rows + batch.counts.history for batch in batches)
+    size_bytes = sum(batch.size_bytes for batch in batches)
+    if keys is not None and _is_too_large(rows, size_bytes):
+        parts = [part for manifest in reader.manifests(batches) for part in manifest.parts]
+        opened = [part for part in parts if meets_any(part.keys, keys)]
+        rows, size_bytes = sum(part.rows or 0 for part in opened), sum(part.size_bytes for part in opened)
+    _refuse_too_large(state, rows, size_bytes)
+
+
+def _is_too_large(rows: int, size_bytes: int) -> bool:
+    return rows > MAX_ROWS_READ or size_bytes > MAX_BYTES_READ
+
+
+def _refuse_too_large(state: ShardState, rows: int, size_bytes: int) -> None:
+    if _is_too_large(rows, size_bytes):
+        raise InvalidInput(
+            f"shard {state.shard}: the read opens {rows} rows and {size_bytes} bytes, expected at most {MAX_ROWS_READ}"
+            f" rows and {MAX_BYTES_READ} bytes. Give a key or a shorter interval, or read it with `persist snapshot`,"
+            " `persist changes` or Spark"
+        )
+
+
+def _page(state: ShardState, table: pa.Table, after: int | None, as_of: int, cut: Cut) -> RowsPage:
+    keys = schema_of(state).key_names
+    types = {column.name: column.type for column in schema_of(state).columns}
+    shown = table.slice(cut.offset, min(cut.limit, MAX_LIMIT))
+    return RowsPage(
+        shard=state.shard,
+        since=state.since.time,
+        upper=state.upper.time,
+        after=after,
+        as_of=as_of,
+        columns=tuple(
+            ColumnFacts(field.name, types.get(field.name, str(field.type)), field.name in keys)
+            for field in shown.schema
+        ),
+        rows=tuple(_cells(row.values(), cut.cell_chars) for row in rows_of(shown)),
+        offset=cut.offset,
+        total=len(table),
+    )
+
+
+def _cells(values: Iterable[Any], max_chars: int) -> tuple[Any, ...]:
+    return tuple(_shortened(value, max_chars) for value in values)
+
+
+def _shortened(value: Any, max_chars: int) -> Any:
+    if isinstance(value, dict):  # bytes that are not text
+        return {"hex": _shortened(value["hex"], max_chars)}
+    if not isinstance(value, str) or len(value) <= max_chars:
+        return value
+    return f"{value[:max_chars]}... ({len(value)} characters)"

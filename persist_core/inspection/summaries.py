@@ -1,0 +1,201 @@
+"""Facts about a shard from its state, and from at most one manifest. Pure.
+
+Rows and errors need no reading: the state counts insertions and retractions of each batch, and of a keyed shard their
+difference is what is there. A multiset may hold a row many times in one stored row, so there (views) the counts are
+those that the newest refresh has left in its manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from persist_core.inspection.facts import (
+    BatchesPage,
+    BatchFacts,
+    CommitFacts,
+    HoldFacts,
+    LastCommit,
+    LeaseFacts,
+    ShardSummary,
+)
+from persist_core.maintenance.debt import DueMerge, merge_due, rows_of
+from persist_core.shard.batch import STASH_OPERATOR, BatchManifest, HollowBatch, SourceFrontier
+from persist_core.shard.holds import VIEW
+from persist_core.shard.keys import owner_of
+from persist_core.shard.state import Commit, ShardState
+from persist_core.sources.registry import kind_of
+from persist_core.sources.shards import Refreshed
+from persist_core.time_text import DAY_MS
+
+FUTURE_MS = 3_600_000  # an upper further ahead than this accepts nothing until then
+
+
+def summary_of(state: ShardState, counted: BatchManifest | None, *, is_clipped: bool = False) -> ShardSummary:
+    """What the state says, whatever the time is. `counted` is the manifest that `needs_counts` asked for, if any.
+
+    `is_clipped`: a fork shares a part of a run, and the state has the counts of the whole run.
+    """
+    newest, due = state.newest_commit, merge_due(state)
+    stats = counted.stats if counted else {}
+    rows, errors = (None, None) if is_clipped else _living(state.batches)
+    if is_multiset(state):
+        rows, errors = stats.get("rows"), stats.get("errs")
+    refreshed = Refreshed.of(state.sources)
+    return ShardSummary(
+        shard=state.shard,
+        kind="dropped" if state.is_dropped else kind_of(state.sources),
+        forked_from=next((o for o in map(_owner, reversed(state.batches)) if o != state.shard), None),
+        seqno=state.seqno,
+        since=state.since.time,
+        upper=state.upper.time,
+        is_dropped=state.is_dropped,
+        rows=rows,
+        errors=errors,
+        stash=stats.get("stashed") if STASH_OPERATOR in state.operators else 0,
+        updates=sum(batch.counts.updates for batch in state.batches),
+        batches=len(state.batches),
+        size_bytes=sum(batch.size_bytes for batch in state.batches),
+        commits=newest.epoch if newest else 0,
+        newest_commit=_last(newest) if newest else None,
+        due_merge=DueMerge(len(due), rows_of(due)) if due else None,
+        inputs=tuple(sorted(refreshed.uppers)) if refreshed else (),
+    )
+
+
+def at_time(summary: ShardSummary, *, now_ms: int, conflicts_7d: int | None) -> ShardSummary:
+    """The summary with what depends on the time of looking: the lag, recent conflicts, and what needs attention."""
+    upper = summary.upper
+    words = {
+        "errors": bool(summary.errors),
+        "conflicts": conflicts_7d != 0,
+        "future_upper": upper is not None and upper > now_ms + FUTURE_MS,
+    }
+    return replace(
+        summary,
+        lag_ms=lag(upper, now_ms),
+        conflicts_7d=conflicts_7d,
+        attention=tuple(word for word, holds in words.items() if holds),
+    )
+
+
+def lag(upper: int | None, now_ms: int) -> int | None:
+    """How far a clock time is behind `now_ms`; `None` for a closed upper and for counters."""
+    return None if upper is None or upper < DAY_MS else max(0, now_ms - upper)
+
+
+def is_multiset(state: ShardState) -> bool:
+    """Whether the shard has no key, and so may hold a row many times."""
+    return state.schema is not None and not state.schema.key
+
+
+def needs_counts(state: ShardState) -> str | None:
+    """The number in `BatchManifest.stats` that a summary needs and the state does not have, if any."""
+    if is_multiset(state):
+        return "rows"
+    return "stashed" if STASH_OPERATOR in state.operators else None
+
+
+def _living(batches: tuple[HollowBatch, ...]) -> tuple[int | None, int | None]:
+    counts = [batch.counts for batch in batches]
+    rows = sum(c.insertions - c.retractions for c in counts)
+    return rows, sum(c.err_insertions - c.err_retractions for c in counts)
+
+
+def _owner(batch: HollowBatch) -> str:
+    return owner_of(batch.manifest_key)
+
+
+def _last(commit: Commit) -> LastCommit:
+    return LastCommit(
+        committed_ms=commit.committed_ms,
+        writer=commit.writer,
+        checkpoint_id=commit.checkpoint_id,
+        epoch=commit.epoch,
+        lower=commit.lower,
+        upper=commit.upper,
+        restored_from=commit.restored_from,
+    )
+
+
+def leases_of(state: ShardState) -> tuple[LeaseFacts, ...]:
+    """Every lease, by reader."""
+    return tuple(
+        LeaseFacts(reader, lease.since.time, lease.heartbeat_ms + lease.duration_ms)
+        for reader, lease in sorted(state.leases.items())
+    )
+
+
+def holds_of(state: ShardState) -> tuple[HoldFacts, ...]:
+    """Every permanent hold, by holder."""
+    return tuple(HoldFacts(holder, hold.since.time) for holder, hold in sorted(state.holds.items()))
+
+
+def views_of(state: ShardState) -> tuple[str, ...]:
+    """The views that hold this shard, by name."""
+    return tuple(sorted(name.removeprefix(VIEW) for name in state.holds if name.startswith(VIEW)))
+
+
+def progress_of(sources: Mapping[str, SourceFrontier]) -> dict[str, dict[str, Any]]:
+    """Each source's progress, with its type, and with lists as their length."""
+    return {
+        name: {"source_type": source.source_type, **{key: _short(value) for key, value in source.offsets.items()}}
+        for name, source in sources.items()
+    }
+
+
+def _short(value: Any) -> Any:
+    return len(value) if isinstance(value, list | tuple) else value
+
+
+def commit_facts(commit: Commit, manifest: BatchManifest | None, error: str | None = None) -> CommitFacts:
+    """A commit, with the counts of its manifest."""
+    known = CommitFacts(
+        seqno=commit.seqno,
+        epoch=commit.epoch,
+        lower=commit.lower,
+        upper=commit.upper,
+        committed_ms=commit.committed_ms,
+        lag_ms=lag(commit.upper, commit.committed_ms),
+        writer=commit.writer,
+        checkpoint_id=commit.checkpoint_id,
+        restored_from=commit.restored_from,
+        error=error,
+    )
+    if manifest is None:
+        return known
+    stats, counts = manifest.stats, manifest.counts
+    return replace(
+        known,
+        inserts=stats.get("inserts", stats.get("inserted", counts.insertions)),
+        updates=stats.get("updates", 0) if "inserts" in stats else 0,
+        deletes=stats.get("deletes", stats.get("retracted", counts.retractions)),
+        errors=stats.get("errors", stats.get("errs_inserted", counts.err_insertions)),
+        stash=stats.get("stashed"),
+        size_bytes=manifest.size_bytes,
+        parts=len(manifest.parts),
+        stats=dict(stats),
+    )
+
+
+def batches_page(state: ShardState, limit: int) -> BatchesPage:
+    """The newest `limit` batches of the state."""
+    newest = state.batches[-limit:] if limit else ()
+    return BatchesPage(state.shard, len(state.batches), tuple(_batch_facts(batch) for batch in newest))
+
+
+def _batch_facts(batch: HollowBatch) -> BatchFacts:
+    counts = batch.counts
+    return BatchFacts(
+        lower=batch.lower,
+        upper=batch.upper,
+        is_run=batch.run_changed_at is not None or bool(counts.history),
+        owner=_owner(batch),
+        insertions=counts.insertions,
+        retractions=counts.retractions,
+        err_insertions=counts.err_insertions,
+        err_retractions=counts.err_retractions,
+        history=counts.history,
+        size_bytes=batch.size_bytes,
+    )

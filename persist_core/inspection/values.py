@@ -1,0 +1,64 @@
+"""Values of Arrow tables as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+
+from persist_core.schema import ERR_KEY, ERR_PAYLOAD
+
+_ROWS_AT_ONCE = 10_000  # Arrow rows turned into Python objects at a time
+
+
+def json_value(value: Any) -> Any:
+    """A value of an Arrow table as JSON: decimals, dates and timestamps as text, bytes as lower-case hex."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return value.hex()
+    return str(value)
+
+
+def rows_of(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """The rows as JSON objects. Error keys and payloads are bytes: text if they are UTF-8, else `{"hex": ...}`."""
+    for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE):
+        columns = [_column(field, column) for field, column in zip(batch.schema, batch.columns, strict=True)]
+        for values in zip(*columns, strict=True):
+            yield {
+                name: _raw(value) if name in (ERR_KEY, ERR_PAYLOAD) else json_value(value)
+                for name, value in zip(batch.schema.names, values, strict=True)
+            }
+
+
+def _column(field: pa.Field, column: pa.Array) -> list[Any]:
+    """Python values. Dates and timestamps outside of Python's range of years become Arrow's text."""
+    values: list[Any]
+    try:
+        values = column.to_pylist()
+    except (ValueError, OverflowError):
+        if not pa.types.is_temporal(field.type):
+            raise
+        values = column.cast(pa.string()).to_pylist()
+    return values
+
+
+def _raw(value: bytes | None) -> Any:
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"hex": value.hex()}

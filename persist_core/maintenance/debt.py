@@ -1,0 +1,93 @@
+"""What maintenance of a shard would do now: from its state, and one listing for GC, so that a look is cheap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from persist_core.compaction.plan import next_merge
+from persist_core.gc.collect import due_since_ms
+from persist_core.handles.client import PersistClient
+from persist_core.shard.batch import HollowBatch
+from persist_core.shard.history import advance_since
+from persist_core.shard.state import ShardState
+
+TASK_BATCHES = 8  # a merge of fewer batches and fewer rows costs less than the task that does it
+TASK_ROWS = 100_000
+TASK_SINCE_MS = 86_400_000  # nor is a shorter advance of `since` worth one, or one by less than a tenth of the history
+
+
+@dataclass(frozen=True)
+class DueMerge:
+    """The merge to do next: of how many batches, and how many rows they hold without their history."""
+
+    batches: int
+    rows: int
+
+    def __str__(self) -> str:
+        return f"a merge of {self.batches} batches, {self.rows} rows"
+
+
+@dataclass(frozen=True)
+class Debt:
+    """What is due. `merge` is the next one; others may follow it. `expired_leases` are names of readers.
+
+    `since` can advance by `since_behind_ms`, which the history of `history_ms` no longer needs. GC has been due for
+    `gc_due_ms`, negative before that. It is `None` if it is not known, because the state does not say it.
+    """
+
+    merge: DueMerge | None = None
+    expired_leases: tuple[str, ...] = ()
+    since_behind_ms: int = 0
+    history_ms: int | None = None
+    gc_due_ms: int | None = None
+
+    @property
+    def collects(self) -> bool:
+        """Whether GC is due."""
+        return self.gc_due_ms is not None and self.gc_due_ms >= 0
+
+    def __bool__(self) -> bool:
+        return bool(self.merge or self.expired_leases or self.since_behind_ms or self.collects)
+
+    @property
+    def is_worth_a_task(self) -> bool:
+        """Whether it is enough to start a task for it. Smaller debt waits until it has grown."""
+        merge = self.merge
+        is_large = merge is not None and (merge.batches >= TASK_BATCHES or merge.rows >= TASK_ROWS)
+        is_behind = self.since_behind_ms >= max(TASK_SINCE_MS, (self.history_ms or 0) // 10)
+        return is_large or is_behind or bool(self.expired_leases) or self.collects
+
+    def __str__(self) -> str:
+        leases = f"expired leases: {len(self.expired_leases)}" if self.expired_leases else ""
+        since = f"since can advance by {self.since_behind_ms} ms" if self.since_behind_ms else ""
+        collects = "GC" if self.collects else ""
+        return ", ".join(filter(None, (str(self.merge or ""), since, leases, collects))) or "nothing"
+
+
+def debt_of(state: ShardState, *, now_ms: int) -> Debt:
+    """What is due at `now_ms` in a shard with this state."""
+    due = merge_due(state)
+    after, advance = advance_since(state, now_ms=now_ms)
+    behind_ms = (advance.since.time or 0) - (advance.before.time or 0)
+    return Debt(
+        None if due is None else DueMerge(len(due), rows_of(due)),
+        tuple(sorted(state.leases.keys() - after.leases.keys())),
+        behind_ms,
+        state.history_ms,
+    )
+
+
+def whole_debt_of(client: PersistClient, state: ShardState, *, grace_ms: int) -> Debt:
+    """The same, and whether GC is due, which takes a listing."""
+    debt = debt_of(state, now_ms=client.clock.now_ms())
+    return replace(debt, gc_due_ms=due_since_ms(client, state, grace_ms=grace_ms))
+
+
+def merge_due(state: ShardState) -> tuple[HollowBatch, ...] | None:
+    """The batches to merge next, oldest first; `None` if nothing is due, as in a dropped shard."""
+    return None if state.is_dropped else next_merge(state.batches)
+
+
+def rows_of(batches: tuple[HollowBatch, ...]) -> int:
+    """The rows of a merge, without history: it is mostly carried over as files."""
+    return sum(batch.counts.rows for batch in batches)

@@ -1,0 +1,163 @@
+"""Who holds a shard's history, and ending a holder whose owner is gone: `persist holds`, `persist release`.
+
+history   what `history:` keeps; `since` follows it         ends: change the file of the collection or view
+lease     a reader's, until it expires                      ends: persist release
+view      what the newest refresh of a view has read        ends: the view moves it; persist release if it is gone
+pin       what a restore to a pinned checkpoint reads       ends: persist unpin
+hold      a program's                                       ends: the program; persist release
+fork      shares files, and holds no history                ends: with the fork
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.errors import InvalidInput
+from persist_core.handles.client import PersistClient
+from persist_core.ids import time_of_uuid7
+from persist_core.protocol.fork_records import list_forks
+from persist_core.shard.history import HISTORY, Holder, history_start, holders, show_history
+from persist_core.shard.holds import PIN, VIEW, end_holder
+from persist_core.shard.state import Released, ShardState
+from persist_core.sources.shards import Refreshed
+from persist_core.time_text import format_time
+
+
+@dataclass(frozen=True)
+class Held:
+    """One holder of a shard. `holder` is its name for `persist release`.
+
+    `since` is the earliest time that it keeps readable (`None`: none). `blocks`: it keeps `since` before the start of
+    the history. `from_ms`: when it began or last moved, if that is known; `expires_ms`: when a lease ends unless
+    its reader renews it. `about` and `remedy` are for people.
+    """
+
+    kind: str
+    holder: str
+    since: int | None
+    blocks: bool
+    from_ms: int | None
+    expires_ms: int | None
+    about: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Holders:
+    """All holders of a shard. `held`: the one that blocks first is the first. `wanted`: where the history alone would
+    put `since`. `released`: what users have ended, oldest first."""
+
+    shard: str
+    since: int | None
+    upper: int | None
+    history: str
+    history_ms: int | None
+    wanted: int | None
+    held: tuple[Held, ...]
+    released: tuple[Released, ...]
+
+
+def list_holders(client: PersistClient, shard: str) -> Holders:
+    """Who holds what of the shard, since when, and what ends it. Changes nothing."""
+    state = client.state(shard)
+    found = [_described(client, state, each) for each in holders(state, now_ms=client.clock.now_ms())]
+    forks: dict[str, Held] = {}
+    for record in list_forks(client.blob, shard):
+        about = f"shares files up to checkpoint {record.checkpoint_id}; holds no history"
+        forks[record.fork] = Held("fork", record.fork, None, False, record.made_ms, None, about, "")
+    return Holders(
+        shard,
+        state.since.time,
+        state.upper.time,
+        show_history(state.history_ms),
+        state.history_ms,
+        history_start(state).time,
+        (*found, *forks.values()),
+        state.released,
+    )
+
+
+def _described(client: PersistClient, state: ShardState, holder: Holder) -> Held:
+    blocks = holder.since < history_start(state)
+    release = f"persist release {state.shard} {holder.name} --reason TEXT"
+    from_ms = expires_ms = None
+    if holder.kind == HISTORY:
+        kind, about = HISTORY, _about_history(state)
+        remedy = "change `history:` in the file of the collection or view"
+    elif holder.kind == "lease":
+        lease = state.leases[holder.name]
+        kind, from_ms, expires_ms = "lease", time_of_uuid7(holder.name), lease.heartbeat_ms + lease.duration_ms
+        about, remedy = f"a reader, which last renewed its lease at {format_time(lease.heartbeat_ms)}", release
+    else:
+        from_ms = time_of_uuid7(state.holds[holder.name].opaque)
+        kind, about, remedy = _described_hold(client, state.shard, holder.name, release)
+    return Held(kind, holder.name, holder.since.time, blocks, from_ms, expires_ms, about, remedy)
+
+
+def _about_history(state: ShardState) -> str:
+    if state.history_ms is None:
+        return "everything is kept: stored bytes grow with every change"
+    return f"{show_history(state.history_ms)} before the upper are kept" if state.history_ms else "the newest contents"
+
+
+def _described_hold(client: PersistClient, shard: str, holder: str, release: str) -> tuple[str, str, str]:
+    """Kind, description and remedy of a critical hold."""
+    if holder.startswith(PIN):
+        checkpoint_id = holder.removeprefix(PIN)
+        if checkpoint_id in BlobCheckpointer(client.blob, shard).pinned():
+            return "pin", "a restore to this pinned checkpoint", f"persist unpin {shard} {checkpoint_id}"
+        return "pin", "left by a pin that was not completed", release
+    if holder.startswith(VIEW):
+        view = holder.removeprefix(VIEW)
+        said = _live_view(client, shard, view)
+        return (
+            ("view", said, f"refresh the view: persist run {view}") if said else ("view", "the view is gone", release)
+        )
+    return "hold", "a program", release
+
+
+def _live_view(client: PersistClient, shard: str, view: str) -> str | None:
+    """What a view that still reads the shard has read of it; `None` if there is no such view."""
+    state = client.machine.fetch(view)
+    if state is None or state.is_dropped:
+        return None
+    refreshed = Refreshed.of(state.sources)
+    if refreshed is None:
+        return "a view that was not refreshed yet"
+    return f"a view, refreshed as of {format_time(refreshed.as_of)}" if shard in refreshed.uppers else None
+
+
+def release(
+    client: PersistClient, shard: str, holder: str, *, by: str, reason: str, is_forced: bool = False
+) -> Released:
+    """End the lease or the hold of `holder` in its owner's place; the record of it. A second call returns the first's.
+
+    `since` moves with the next maintenance. A reader whose lease was ended gets `LeaseExpired`. Raises `InvalidInput`
+    if there is no such holder, if it is a pin (`unpin` ends it), or, unless `is_forced`, a view that still reads the
+    shard: its next refresh takes a new hold, at a later time.
+    """
+    state = client.state(shard)
+    if holder in state.holds and holder.startswith(PIN):
+        checkpoint_id = holder.removeprefix(PIN)
+        if checkpoint_id in BlobCheckpointer(client.blob, shard).pinned():
+            raise InvalidInput(
+                f"{holder} is a pinned checkpoint of shard {shard}: end it with `persist unpin {shard} {checkpoint_id}`"
+            )
+    if holder in state.holds and holder.startswith(VIEW) and not is_forced:
+        view = holder.removeprefix(VIEW)
+        if _live_view(client, shard, view):
+            raise InvalidInput(
+                f"view {view} still reads shard {shard}, up to its next refresh at the times that it holds. Refresh it"
+                f" (`persist run {view}`), or drop it first; --force ends the hold now"
+            )
+    _, record = client.machine.apply(
+        shard,
+        lambda found: end_holder(found, holder, now_ms=client.clock.now_ms(), by=by, reason=reason),
+    )
+    if record is None:
+        raise InvalidInput(
+            f"shard {shard} has no lease and no hold {holder!r}; `persist holds {shard}` lists them. Forks hold no"
+            " history, and `history:` is changed in the file of the collection or view"
+        )
+    return record

@@ -1,0 +1,74 @@
+"""The description of the next batch, from the shard's state and what a source has frozen."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+from persist_core.config.shard import ShardConfig
+from persist_core.frontier import MAX_TIME
+from persist_core.handles.client import PersistClient
+from persist_core.ids import uuid7_of
+from persist_core.shard.batch import BatchDescription, StateArtifact
+from persist_core.shard.state import ShardState
+from persist_core.sources.source import Intake
+
+
+def dry_run_description(client: PersistClient, config: ShardConfig, as_of: int) -> BatchDescription:
+    """The description for a dry run at `as_of`: it compares with all that the shard holds. Mints and stages nothing."""
+    state = client.machine.fetch(config.name) or ShardState(config.name)
+    lower = MAX_TIME if state.upper.time is None else state.upper.time
+    return BatchDescription(
+        shard=config.name,
+        lower=lower,
+        upper=None if state.upper.is_closed else max(lower, as_of) + 1,
+        token="dry_run",
+        checkpoint_id=client.ids.uuid7(),
+        epoch=0,
+        parent_id=None,
+        writer="dry_run",
+    )
+
+
+def describe(
+    client: PersistClient,
+    config: ShardConfig,
+    state: ShardState,
+    lower: int,
+    intake: Intake,
+    writer: str,
+    operators: Mapping[str, tuple[StateArtifact, ...]],
+) -> BatchDescription:
+    """The description of `[lower, intake.upper)`; `operators` is the operator state that it starts from."""
+    parent = state.newest_commit
+    epoch = parent.epoch + 1 if parent else 1
+    identity = json.dumps([config.name, lower, intake.upper, intake.input_key, writer, state.era])
+    token = hashlib.sha256(identity.encode()).hexdigest()
+    return BatchDescription(
+        shard=config.name,
+        lower=lower,
+        upper=intake.upper,
+        token=token,
+        checkpoint_id=uuid7_of(lower, token),
+        epoch=epoch,
+        parent_id=parent.checkpoint_id if parent else None,
+        writer=writer,
+        input_key=intake.input_key,
+        input_files=intake.input_files,
+        input_bytes=intake.input_bytes,
+        sources=intake.sources,
+        operators=operators,
+        saves_deltas=bool(operators) and epoch % config.retention.snapshot_every != 0,
+        stash_frontier=_stash_frontier(client, state) if operators else None,
+        era=state.era,
+    )
+
+
+def _stash_frontier(client: PersistClient, state: ShardState) -> int | None:
+    """The effect of a restore on the stash that it brought back: see `BatchDescription.stash_frontier`."""
+    parent = state.newest_commit
+    if parent is None or parent.restored_from is None:
+        return None
+    restored = client.manifest(parent).restored
+    return restored.watermark if restored else None

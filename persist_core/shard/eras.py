@@ -1,0 +1,39 @@
+"""Eras: how GC knows that nothing can name a file any more, without trusting any clock.
+
+    era 4 ─────────────── era 5 ─────────────── era 6 ───────────        state.era, moved by GC only
+      │ mint reads era 4     │                     │ oldest_era = 5
+      └─ stages files ───────┴── append: accepted  └── append: refused, and its files are garbage
+
+1. A process that is to name staged files in a state reads the shard's era first, and only then stages or looks up
+   files; the batch carries that era (`BatchManifest.era`).
+2. A batch of an era before `oldest_era` is refused, by the same compare-and-set that would have named its files.
+3. So a file that no state, checkpoint or fork needed in era `e` is never needed again once `oldest_era > e`: a batch
+   of a later era names only what was needed all the time since, and files that were staged after that era. The names of
+   frozen inputs and of segments of the ledger contain their era, and attempts have ids of their own, so these are other
+   names.
+
+Eras are counted, not timed. GC waits between two of them, so a clock that is wrong makes GC early or late for readers
+without a lease and for slow writers; it never makes a committed file disappear.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from persist_core.shard.state import ShardState
+
+
+def begin_era(state: ShardState, *, after: int, kept: int) -> tuple[ShardState, int]:
+    """Begin the era that follows era `after`, unless that was done already; the era that is then the newest.
+
+    Batches of the `kept` eras before it are still accepted.
+    """
+    if state.era != after:
+        return state, state.era
+    era = state.era + 1
+    return replace(state, era=era, oldest_era=max(state.oldest_era, era - kept)), era
+
+
+def refuse_earlier(state: ShardState) -> tuple[ShardState, int]:
+    """Begin an era and refuse all batches of earlier ones; the new era."""
+    return begin_era(state, after=state.era, kept=0)

@@ -1,0 +1,104 @@
+"""How much history a shard keeps: `since` follows the upper at a distance, held back by leases and holds.
+
+    since = the least of   upper - history     what the collection or view asks for (`history:`)
+                           leases              of readers, until they expire
+                           holds               of views, pinned checkpoints and programs, until they are released
+
+It never goes back, and it moves only here, so a shard whose history is `all` keeps all of it, whatever its readers do.
+A checkpoint that is not pinned needs no hold: retention keeps only those that lie within the history, so none of them
+lies before `upper - history`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from persist_core.errors import InvalidInput
+from persist_core.frontier import ZERO, Frontier
+from persist_core.shard.state import ShardState, expire_leases
+
+UNITS_MS = {"days": 86_400_000, "hours": 3_600_000, "minutes": 60_000}  # of a history as users write it
+HISTORY = "history"  # as the name of a holder: the definition itself
+
+
+@dataclass(frozen=True)
+class Holder:
+    """What keeps `since` at or before `since`: the history (`kind` is `history`), a `lease`, or a `hold`."""
+
+    kind: str
+    name: str
+    since: Frontier
+
+
+@dataclass(frozen=True)
+class Advance:
+    """What `advance_since` did. `wanted` is where the history alone would put `since`.
+
+    `held_by` blocks it first: `None` if `since` has reached `wanted`.
+    """
+
+    before: Frontier
+    since: Frontier
+    wanted: Frontier
+    held_by: Holder | None
+
+
+def set_history(state: ShardState, history_ms: int | None) -> tuple[ShardState, int | None]:
+    """Keep `history_ms` before the upper from now on (`None`: all). Returns what it was. Moves no frontier.
+
+    With a longer history than before, what `since` has passed stays unreadable.
+    """
+    if history_ms is not None and history_ms < 0:
+        raise InvalidInput(f"shard {state.shard}: a history of {history_ms} ms; expected 0 or more, or None for all")
+    if history_ms == state.history_ms:
+        return state, history_ms
+    return replace(state, history_ms=history_ms), state.history_ms
+
+
+def history_start(state: ShardState) -> Frontier:
+    """The earliest time that the history keeps. With a history of 0 that is the newest readable time.
+
+    For a closed shard the history counts from the lower of its last commit, since no time is the last one.
+    """
+    if state.history_ms is None:
+        return ZERO
+    newest = state.newest_commit
+    end = state.upper.time if state.upper.time is not None else newest.lower if newest else 0
+    return Frontier(max(0, end - max(1, state.history_ms)))
+
+
+def holders(state: ShardState, *, now_ms: int) -> tuple[Holder, ...]:
+    """Everything that holds `since` back, the one that blocks it first at the start. Expired leases hold nothing."""
+    found = [Holder("lease", name, each.since) for name, each in state.leases.items() if not each.has_expired(now_ms)]
+    found += [Holder("hold", name, each.since) for name, each in state.holds.items()]
+    return tuple(sorted([Holder(HISTORY, HISTORY, history_start(state)), *found], key=_earliest_first))
+
+
+def _earliest_first(holder: Holder) -> tuple[Frontier, bool, str]:
+    return holder.since, holder.kind != HISTORY, holder.name
+
+
+def held_back_by(state: ShardState, *, now_ms: int) -> Holder | None:
+    """The lease or hold that blocks `since` first; `None` if the history alone decides."""
+    first = holders(state, now_ms=now_ms)[0]
+    return None if first.kind == HISTORY else first
+
+
+def advance_since(state: ShardState, *, now_ms: int) -> tuple[ShardState, Advance]:
+    """Move `since` as far as all holders allow, and remove the leases that have expired. Idempotent."""
+    if state.is_dropped:
+        return state, Advance(state.since, state.since, state.since, None)
+    wanted, held_by = history_start(state), held_back_by(state, now_ms=now_ms)
+    since = max(state.since, held_by.since if held_by else wanted)
+    after, _ = expire_leases(state, now_ms=now_ms)
+    if since != state.since:
+        after = replace(after, since=since)
+    return after, Advance(state.since, since, wanted, held_by)
+
+
+def show_history(history_ms: int | None) -> str:
+    """A history as users write it: `all`, `0`, `30 days`."""
+    if history_ms is None or history_ms == 0:
+        return "all" if history_ms is None else "0"
+    unit, length_ms = next(((unit, ms) for unit, ms in UNITS_MS.items() if history_ms % ms == 0), ("ms", 1))
+    return f"{history_ms // length_ms} {unit}"

@@ -1,0 +1,201 @@
+"""The DAG `persist_maintenance`: it keeps every shard of a location small and fast, whichever program writes it.
+
+    list_shards --names of shards with debt--> maintain_shard (one mapped task for each) : `persist_core.maintenance`
+
+1. It takes no lock, and no task of another DAG waits for it: maintenance and commits never make each other fail.
+2. A dag run is bounded, and starts where the last one stopped. One shard's failure does not stop the others.
+3. Forks, and shards whose file was deleted, are maintained too: the location is asked, not the folder of files.
+
+    dag = build_maintenance_dag(Path(__file__).parent / "persist.yaml")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from persist_airflow.compat import DAG, BaseOperator, Context, interval_schedule
+from persist_airflow.hook import PersistHook, task_client
+from persist_airflow.spark import SparkJobOperator
+from persist_core.config.project import MaintenanceConfig, ProjectConfig, load_project
+from persist_core.errors import Corruption
+from persist_core.gc.collect import GRACE_MS, INTENT_MS
+from persist_core.handles.client import PersistClient
+from persist_core.maintenance.debt import whole_debt_of
+from persist_core.maintenance.maintain import MAX_MERGES, MAX_ROWS, maintain
+from persist_core.spark_job.merging import merge_by_job
+
+DAG_ID = "persist_maintenance"
+LOWEST_PRIORITY = 0  # Airflow's default is 1, and more for tasks that others wait for
+HOUR_MS = 3_600_000
+RETRIES = 1  # the next dag run tries again anyway
+RETRY_DELAY = timedelta(minutes=1)
+DOCUMENT = """Merges batches of shards and deletes what nothing needs: reads and commits stay fast, and shards small.
+
+`list_shards` finds the shards for which something is due. `maintain_shard` is mapped: one task for each of them.
+`persist describe NAME` prints what is due, `persist maintain NAME` does the same without Airflow.
+"""
+
+
+class ListShardsToMaintainOperator(BaseOperator):
+    """The names of the shards for which enough is due, those with the largest merge first.
+
+    Reads the newest state of each shard, and the names of its lists of garbage. A shard whose state cannot be read is
+    listed first, so that its own task fails and says why.
+
+    :param max_shards: at most so many; the others wait for the next dag run
+    :param grace_ms: GC is due so long after it last marked
+    :param persist_conn_id: the location (templated)
+    """
+
+    template_fields: Sequence[str] = ("persist_conn_id",)
+    ui_color = "#eeeeee"
+
+    def __init__(
+        self,
+        *,
+        max_shards: int = 200,
+        grace_ms: int = GRACE_MS,
+        persist_conn_id: str = PersistHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.grace_ms = grace_ms
+        self.max_shards = max_shards
+        self.persist_conn_id = persist_conn_id
+
+    def execute(self, context: Context) -> list[str]:  # noqa: ARG002 - Airflow's signature
+        """List. Changes nothing."""
+        with task_client(self.persist_conn_id) as client:
+            shards = client.shards()
+            debts = {shard: debt for shard in shards if (debt := self._debt_of(client, shard)) is not None}
+        due = sorted(debts, key=lambda shard: debts[shard], reverse=True)
+        left = len(due) - self.max_shards
+        more = f"; {left} of them wait for the next dag run" if left > 0 else ""
+        self.log.info("maintenance is due for %d of %d shards%s", len(due), len(shards), more)
+        return due[: self.max_shards]
+
+    def _debt_of(self, client: PersistClient, shard: str) -> float | None:
+        """How urgent it is: the rows to merge; `None` if too little is due."""
+        try:
+            debt = whole_debt_of(client, client.state(shard), grace_ms=self.grace_ms)
+        except Corruption as error:
+            self.log.warning("%s: %s: %s", shard, error.kind, error)
+            return float("inf")
+        if not debt.is_worth_a_task:
+            return None
+        self.log.info("%s: %s", shard, debt)
+        return debt.merge.rows if debt.merge else 0
+
+
+class MaintainShardOperator(SparkJobOperator):
+    """Do what is due for one shard, within bounds. Returns what was done and what is still due, as JSON.
+
+    Safe at any time, beside runs of the shard and beside another maintenance of it; what a killed try did stays done.
+    Spark starts only for a merge of more than `max_rows` rows. Further arguments are those of `SparkJobOperator`.
+
+    :param shard: its name (templated)
+    :param max_rows: of one merge in this process
+    :param max_merges: of one task
+    :param grace_ms: the least time that a file stays after nothing needs it
+    :param intent_ms: longer than the longest dag run: a batch that was described earlier may be refused
+    """
+
+    ui_color = "#dddddd"
+
+    def __init__(
+        self,
+        *,
+        max_rows: int = MAX_ROWS,
+        max_merges: int = MAX_MERGES,
+        grace_ms: int = GRACE_MS,
+        intent_ms: int = INTENT_MS,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.max_rows = max_rows
+        self.max_merges = max_merges
+        self.grace_ms = grace_ms
+        self.intent_ms = intent_ms
+
+    def execute(self, context: Context) -> Any:
+        """Maintain. Raises `AirflowFailException` if another try would fail as well."""
+        with task_client(self.persist_conn_id) as client:
+            done = maintain(
+                client,
+                self.shard,
+                max_rows=self.max_rows,
+                max_merges=self.max_merges,
+                merge_elsewhere=lambda merge: merge_by_job(
+                    client, merge, lambda spec, key: self.run_job(client, context, spec, key)
+                ),
+                grace_ms=self.grace_ms,
+                intent_ms=self.intent_ms,
+            )
+        self.log.info("%s", done)
+        return {**asdict(done), "summary": str(done)}
+
+
+def build_maintenance_dag(
+    project: ProjectConfig | str | Path | None = None,
+    *,
+    persist_conn_id: str = PersistHook.default_conn_name,
+    spark_conn_id: str = "spark_default",
+    spark: Mapping[str, Any] | None = None,
+    default_args: Mapping[str, Any] | None = None,
+    dag_args: Mapping[str, Any] | None = None,
+) -> DAG:
+    """The DAG that maintains every shard of a location, every hour unless `project` says otherwise.
+
+    `project` is a `persist.yaml` or what `load_project` made of it; without it the defaults count. `spark` are further
+    arguments for the provider's SparkSubmitOperator. `dag_args` go over the factory's arguments for the DAG. For a
+    second location build it again with another `dag_id`.
+    """
+    config = _maintenance_of(project)
+    arguments: dict[str, Any] = {
+        "dag_id": DAG_ID,
+        "description": "Merge batches and collect garbage of all shards",
+        "schedule": interval_schedule(config.schedule),
+        "start_date": datetime(1970, 1, 1, tzinfo=UTC),
+        "catchup": False,
+        "max_active_runs": 1,
+        "tags": ["persist", "maintenance"],
+        "doc_md": DOCUMENT,
+        "default_args": {
+            "retries": RETRIES,
+            "retry_delay": RETRY_DELAY,
+            "priority_weight": LOWEST_PRIORITY,
+            "weight_rule": "absolute",
+            **(default_args or {}),
+        },
+    }
+    with DAG(**{**arguments, **(dag_args or {})}) as dag:
+        shards = ListShardsToMaintainOperator(
+            task_id="list_shards",
+            max_shards=config.max_shards,
+            grace_ms=config.grace_hours * HOUR_MS,
+            persist_conn_id=persist_conn_id,
+        )
+        MaintainShardOperator.partial(
+            task_id="maintain_shard",
+            persist_conn_id=persist_conn_id,
+            max_rows=config.max_rows,
+            max_merges=config.max_merges,
+            grace_ms=config.grace_hours * HOUR_MS,
+            intent_ms=config.intent_hours * HOUR_MS,
+            spark_conn_id=spark_conn_id,
+            pool=config.pool,
+            max_active_tis_per_dag=config.max_tasks,
+            map_index_template="{{ task.shard }}",
+            **(spark or {}),
+        ).expand(shard=shards.output)
+    return dag
+
+
+def _maintenance_of(project: ProjectConfig | str | Path | None) -> MaintenanceConfig:
+    if project is None:
+        return MaintenanceConfig()
+    return (project if isinstance(project, ProjectConfig) else load_project(Path(project))).maintenance

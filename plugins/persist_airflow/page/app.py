@@ -1,0 +1,98 @@
+"""The FastAPI app of Airflow 3.
+
+Airflow does not authenticate the apps of plugins. So every route here but the static files asks Airflow's own
+dependency for the user (session cookie or bearer token), and `UserAccess` asks the auth manager what the user may see.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+from urllib.parse import urlencode
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import ConnectionDetails, DagAccessEntity, DagDetails
+from airflow.api_fastapi.core_api.security import GetUserDep, get_user
+from airflow.models.connection import Connection
+from airflow.models.dag import DagModel
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, Response
+from fastapi.staticfiles import StaticFiles
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from persist_airflow.page.answers import HEADERS, STATIC, answer
+from persist_airflow.page.site import Site
+
+
+class UserAccess:
+    """`site.Access` of a user of Airflow 3, by its auth manager."""
+
+    def __init__(self, user: Any) -> None:
+        self._user = user
+        self._dags: frozenset[str] | None = None
+
+    def readable_dags(self) -> frozenset[str]:
+        if self._dags is None:
+            self._dags = frozenset(get_auth_manager().get_authorized_dag_ids(user=self._user, method="GET"))
+        return self._dags
+
+    def reads_values(self, dag_id: str) -> bool:
+        details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
+        return get_auth_manager().is_authorized_dag(
+            method="GET", access_entity=DagAccessEntity.XCOM, details=details, user=self._user
+        )
+
+    def reads_connection(self, conn_id: str) -> bool:
+        details = ConnectionDetails(conn_id=conn_id, team_name=Connection.get_team_name(conn_id))
+        return get_auth_manager().is_authorized_connection(method="GET", details=details, user=self._user)
+
+
+class _WithHeaders:
+    """Adds the security headers to every response of an app, errors included."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                headers.setdefault("Cache-Control", "no-store" if "/api/" in scope["path"] else "no-cache")
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+def make_app() -> FastAPI:
+    """The app. It opens no location before the first request."""
+    app = FastAPI(title="Persist shards", docs_url=None, redoc_url=None, openapi_url=None)
+    site = Site()
+    app.add_middleware(_WithHeaders)
+    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+
+    @app.get("/")
+    async def page(request: Request) -> Response:
+        try:
+            await get_user(request, None, None)
+        except HTTPException:
+            return RedirectResponse(_login(request))
+        return FileResponse(STATIC / "index.html", media_type="text/html")
+
+    @app.get("/api/{endpoint}")
+    def api(endpoint: str, request: Request, user: GetUserDep) -> Response:
+        given: dict[str, list[str]] = defaultdict(list)
+        for name, value in request.query_params.multi_items():
+            given[name].append(value)
+        status, body = answer(site, UserAccess(user), endpoint, given)
+        return JSONResponse(body, status)
+
+    return app
+
+
+def _login(request: Request) -> str:
+    """Airflow's login page, relative to this one, and from there back to here."""
+    query = f"?{request.url.query}" if request.url.query else ""
+    return f"../api/v2/auth/login?{urlencode({'next': request.url.path + query})}"

@@ -1,0 +1,130 @@
+"""What Airflow's metadata database knows about shards: which DAGs write them, when they run, how long stages took.
+
+A DAG writes a shard if one of its tasks has the shard's asset as an outlet (`links.shard_uri`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from airflow.models.connection import Connection
+from airflow.models.dag import DagModel
+from airflow.models.dagrun import DagRun
+from airflow.models.serialized_dag import SerializedDagModel
+from airflow.models.taskinstance import TaskInstance
+from sqlalchemy import func, select
+
+from persist_airflow.compat import asset_tables
+from persist_airflow.provider import CONNECTION_TYPE
+
+_SHARD_URI = re.compile(r"persist://([^/?#]+)/([A-Za-z0-9][A-Za-z0-9._-]*)")
+MAX_ASSETS = 20_000  # rows that are read; more shards than that need more than one page
+MAX_DOCUMENT_CHARS = 20_000
+
+
+@dataclass(frozen=True)
+class DagFacts:
+    """A DAG that writes a shard. Times are in ms.
+
+    `expected_upper` is where the upper is after the last run that was due; `None` without a schedule.
+    """
+
+    dag_id: str
+    is_paused: bool
+    expected_upper: int | None
+    next_run_ms: int | None
+    last_run_id: str | None = None
+    last_run_state: str | None = None
+
+
+Writers = dict[str, dict[str, tuple[str, ...]]]  # connection -> shard -> ids of the DAGs that write it
+
+
+def writers(session: Any) -> Writers:
+    """Which DAGs write which shard of which connection."""
+    asset, outlet, asset_id = asset_tables()
+    statement = (
+        select(asset.uri, outlet.dag_id)
+        .join(outlet, asset_id == asset.id)
+        .where(asset.uri.like("persist://%"))
+        .order_by(asset.uri, outlet.dag_id)
+        .limit(MAX_ASSETS)
+    )
+    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for uri, dag_id in session.execute(statement):
+        shard = _SHARD_URI.fullmatch(uri)
+        if shard is not None and dag_id not in found[shard[1]][shard[2]]:
+            found[shard[1]][shard[2]].append(dag_id)
+    return {conn_id: {name: tuple(dags) for name, dags in shards.items()} for conn_id, shards in found.items()}
+
+
+def connections(session: Any) -> list[str]:
+    """Ids of the connections of our type that the database has; other backends cannot be listed."""
+    statement = select(Connection.conn_id).where(Connection.conn_type == CONNECTION_TYPE).order_by(Connection.conn_id)
+    return [str(conn_id) for conn_id in session.scalars(statement)]
+
+
+def dags(session: Any, dag_ids: Collection[str]) -> dict[str, DagFacts]:
+    """Facts about these DAGs, with each one's newest dag run."""
+    newest = select(func.max(DagRun.id)).where(DagRun.dag_id.in_(dag_ids)).group_by(DagRun.dag_id)
+    runs = {
+        dag_id: (str(run_id), str(getattr(state, "value", state)))
+        for dag_id, run_id, state in session.execute(
+            select(DagRun.dag_id, DagRun.run_id, DagRun.state).where(DagRun.id.in_(newest))
+        )
+    }
+    statement = select(
+        DagModel.dag_id,
+        DagModel.is_paused,
+        DagModel.next_dagrun_data_interval_start,
+        DagModel.next_dagrun_create_after,
+    ).where(DagModel.dag_id.in_(dag_ids))
+    return {
+        dag_id: DagFacts(dag_id, bool(is_paused), _ms(start), _ms(after), *runs.get(dag_id, (None, None)))
+        for dag_id, is_paused, start, after in session.execute(statement)
+    }
+
+
+def known_dags(session: Any, dag_ids: Collection[str]) -> list[str]:
+    """Which of these DAGs there are."""
+    return sorted(session.scalars(select(DagModel.dag_id).where(DagModel.dag_id.in_(dag_ids))))
+
+
+def stage_seconds(session: Any, commit_writers: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Seconds of each task of the dag runs that these writers (`dag_id/run_id`) name, by writer and task."""
+    runs: dict[str, set[str]] = defaultdict(set)
+    for writer in commit_writers:
+        dag_id, slash, run_id = writer.partition("/")
+        if slash:
+            runs[dag_id].add(run_id)
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for dag_id, run_ids in runs.items():
+        statement = select(TaskInstance.run_id, TaskInstance.task_id, TaskInstance.duration).where(
+            TaskInstance.dag_id == dag_id, TaskInstance.run_id.in_(run_ids), TaskInstance.duration.is_not(None)
+        )
+        for run_id, task_id, seconds in session.execute(statement):
+            stages = found[f"{dag_id}/{run_id}"]
+            name = task_id.rpartition(".")[2]  # in a task group the id starts with the group's
+            stages[name] = stages.get(name, 0.0) + float(seconds)
+    return dict(found)
+
+
+def document(session: Any, dag_id: str) -> str | None:
+    """The DAG's own documentation, which holds the definition of a collection or view."""
+    stored = session.scalar(
+        select(SerializedDagModel)
+        .where(SerializedDagModel.dag_id == dag_id)
+        .order_by(SerializedDagModel.last_updated.desc())
+        .limit(1)
+    )
+    text = ((stored.data if stored is not None else None) or {}).get("dag", {}).get("doc_md")
+    return str(text)[:MAX_DOCUMENT_CHARS] if text else None
+
+
+def _ms(moment: datetime | None) -> int | None:
+    return None if moment is None else int(moment.timestamp() * 1000)

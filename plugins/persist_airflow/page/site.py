@@ -1,0 +1,263 @@
+"""`Site`: the page's answers as plain JSON objects, for every framework that serves them.
+
+Which locations: those of the connections that assets of shards name, and of the connections of type `persist` in the
+database; without either the default connection.
+
+Who sees a shard: a user who may read a DAG that writes it. If no DAG writes it (a fork, a shard of `persist run`), a
+user who may read the connection. Rows, changes and payloads of errors need the right to read the DAG's XComs too. If
+`[persist] page_rows` is false, the page shows them to no user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from threading import Lock
+from typing import Any, Protocol, TypeVar
+
+from airflow.utils.session import create_session
+
+from persist_airflow.compat import conf
+from persist_airflow.hook import PersistHook
+from persist_airflow.page import metadata
+from persist_airflow.page.metadata import DagFacts, Writers
+from persist_core.clock import Clock, SystemClock
+from persist_core.errors import PersistError, StorageError
+from persist_core.inspection import rows
+from persist_core.inspection.facts import RowsPage, ShardSummary
+from persist_core.inspection.inspector import Inspector
+from persist_core.inspection.rows import Cut
+
+FRESH_MS = 2_000  # a list of summaries is this old at most
+REOPEN_MS = 600_000  # a location is opened again: a changed connection, or credentials that expire
+READ_TIMEOUT_S = 20.0  # of a page of rows
+READERS = 2  # pages of rows that are read at the same time; each may take a few hundred MB
+ACTION_DAGS = ("persist_actions", "persist_maintenance", "persist_watch")  # shown where they exist
+
+_Answer = TypeVar("_Answer")
+Json = dict[str, Any]
+
+
+class Forbidden(Exception):
+    """The user may not see this."""
+
+
+class Access(Protocol):
+    """What one user may see, by Airflow's roles."""
+
+    def readable_dags(self) -> frozenset[str]:
+        """Ids of all DAGs that the user may read."""
+        ...
+
+    def reads_values(self, dag_id: str) -> bool:
+        """Whether the user may read the DAG's XComs."""
+        ...
+
+    def reads_connection(self, conn_id: str) -> bool:
+        """Whether the user may read the connection."""
+        ...
+
+
+@dataclass
+class _Place:
+    """One open location, with its newest list of summaries."""
+
+    inspector: Inspector
+    location: str
+    opened_ms: int
+    listed_ms: int = -FRESH_MS
+    summaries: tuple[ShardSummary, ...] = ()
+
+
+class Site:
+    """Holds the open locations of one API server process. Thread-safe."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._lock = Lock()
+        self._places: dict[str, _Place] = {}
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="persist-rows")
+
+    def shards(self, access: Access) -> Json:
+        """The list: every location, with the summaries that the user may see."""
+        with create_session() as session:
+            writers = metadata.writers(session)
+            conn_ids = _connections(session, writers)
+            dags = metadata.dags(
+                session, {dag for shards in writers.values() for ids in shards.values() for dag in ids}
+            )
+        readable = access.readable_dags()
+        places = [self._listed(access, conn_id, writers.get(conn_id, {}), dags, readable) for conn_id in conn_ids]
+        return {"now_ms": self._clock.now_ms(), "locations": [place for place in places if place is not None]}
+
+    def _listed(
+        self,
+        access: Access,
+        conn_id: str,
+        writers: Mapping[str, tuple[str, ...]],
+        dags: Mapping[str, DagFacts],
+        readable: frozenset[str],
+    ) -> Json | None:
+        sees_all = access.reads_connection(conn_id)
+        seen = {name for name, ids in writers.items() if readable.intersection(ids)}
+        if not sees_all and not seen:
+            return None
+        body: Json = {"conn_id": conn_id, "location": None, "error": None, "shards": []}
+        try:
+            place = self._place(conn_id)
+            body["location"] = place.location if sees_all else None
+            for summary in self._summaries(place):
+                if summary.shard in seen or (sees_all and summary.shard not in writers):
+                    known = _known(writers.get(summary.shard, ()), dags, readable)
+                    body["shards"].append(asdict(summary) | {"airflow": airflow_facts(summary, known)})
+        except PersistError as error:
+            body["error"] = {"kind": error.kind, "message": str(error) if sees_all else "see the API server's log"}
+        return body
+
+    def shard(self, access: Access, conn_id: str, shard: str) -> Json:
+        """One shard: `ShardDescription`, and what Airflow knows."""
+        with create_session() as session:
+            ids = self._allowed(session, access, conn_id, shard)
+            known = metadata.dags(session, ids)
+            document = next(filter(None, (metadata.document(session, dag_id) for dag_id in ids)), None)
+            actions = metadata.known_dags(session, [*ids, *ACTION_DAGS])
+        readable = access.readable_dags()
+        description = self._inspector(conn_id).description(shard)
+        facts = airflow_facts(description, _known(ids, known, readable))
+        return asdict(description) | {
+            "conn_id": conn_id,
+            "now_ms": self._clock.now_ms(),
+            "shows_rows": self._shows_rows(access, conn_id, ids),
+            "airflow": facts
+            | {"document": document, "action_dags": [dag_id for dag_id in actions if dag_id in readable]},
+        }
+
+    def commits(self, access: Access, conn_id: str, shard: str, *, before: int | None, limit: int) -> Json:
+        """`CommitsPage`, with the seconds of each task of the dag runs that made them."""
+        self._check(access, conn_id, shard)
+        page = self._inspector(conn_id).commits(shard, before=before, limit=limit)
+        with create_session() as session:
+            seconds = metadata.stage_seconds(session, {commit.writer for commit in page.commits})
+        readable = access.readable_dags()
+        seen = {writer: stages for writer, stages in seconds.items() if writer.partition("/")[0] in readable}
+        return asdict(page) | {"airflow": {"stage_seconds": seen}}
+
+    def batches(self, access: Access, conn_id: str, shard: str, *, limit: int) -> Json:
+        """`BatchesPage`."""
+        self._check(access, conn_id, shard)
+        return asdict(self._inspector(conn_id).batches(shard, limit=limit))
+
+    def checkpoints(self, access: Access, conn_id: str, shard: str) -> Json:
+        """Every `CheckpointFacts`, oldest first."""
+        self._check(access, conn_id, shard)
+        return {"checkpoints": [asdict(each) for each in self._inspector(conn_id).checkpoints(shard)]}
+
+    def conflicts(self, access: Access, conn_id: str, shard: str) -> Json:
+        """Every `ConflictRecord`, oldest first."""
+        self._check(access, conn_id, shard)
+        return {"conflicts": [asdict(each) for each in self._inspector(conn_id).conflicts(shard)]}
+
+    def rows(self, access: Access, conn_id: str, shard: str, as_of: int | None, cut: Cut) -> Json:
+        """`RowsPage` of the rows as of a time."""
+        return self._read(access, conn_id, shard, lambda client: rows.rows_as_of(client, shard, as_of, cut))
+
+    def changes(
+        self, access: Access, conn_id: str, shard: str, after: int, through: int | None, cut: Cut, *, of_errors: bool
+    ) -> Json:
+        """`RowsPage` of the changes between two times."""
+        return self._read(
+            access,
+            conn_id,
+            shard,
+            lambda client: rows.changes_between(client, shard, after, through, cut, of_errors=of_errors),
+        )
+
+    def errors(self, access: Access, conn_id: str, shard: str, as_of: int | None, cut: Cut) -> Json:
+        """`RowsPage` of the errors as of a time."""
+        return self._read(access, conn_id, shard, lambda client: rows.errors_as_of(client, shard, as_of, cut))
+
+    def _read(self, access: Access, conn_id: str, shard: str, read: Callable[[Any], RowsPage]) -> Json:
+        with create_session() as session:
+            ids = self._allowed(session, access, conn_id, shard)
+        if not self._shows_rows(access, conn_id, ids):
+            raise Forbidden(f"the rows of shard {shard}")
+        client = self._inspector(conn_id).client
+        reading: Future[RowsPage] = self._readers.submit(read, client)
+        try:
+            return asdict(reading.result(timeout=READ_TIMEOUT_S))
+        except TimeoutError:
+            reading.cancel()
+            raise StorageError(
+                f"shard {shard}: no page of rows in {READ_TIMEOUT_S:.0f} s; give a key or a shorter interval, or run"
+                " `persist maintain` if the shard has many batches"
+            ) from None
+
+    def _shows_rows(self, access: Access, conn_id: str, dag_ids: Iterable[str]) -> bool:
+        ids = list(dag_ids)
+        if not conf.getboolean("persist", "page_rows", fallback=True):
+            return False
+        return any(access.reads_values(dag_id) for dag_id in ids) if ids else access.reads_connection(conn_id)
+
+    def _check(self, access: Access, conn_id: str, shard: str) -> None:
+        with create_session() as session:
+            self._allowed(session, access, conn_id, shard)
+
+    def _allowed(self, session: Any, access: Access, conn_id: str, shard: str) -> tuple[str, ...]:
+        """The DAGs that write the shard. Raises `Forbidden`, whether or not there is such a shard."""
+        writers = metadata.writers(session)
+        ids = writers.get(conn_id, {}).get(shard, ())
+        if ids:
+            is_allowed = bool(access.readable_dags().intersection(ids))
+        else:
+            is_allowed = conn_id in _connections(session, writers) and access.reads_connection(conn_id)
+        if not is_allowed:
+            raise Forbidden(f"shard {shard!r} of connection {conn_id!r}")
+        return ids
+
+    def _inspector(self, conn_id: str) -> Inspector:
+        return self._place(conn_id).inspector
+
+    def _place(self, conn_id: str) -> _Place:
+        """The open location of a connection. One that is replaced stays open for reads that still run."""
+        now_ms = self._clock.now_ms()
+        with self._lock:
+            place = self._places.get(conn_id)
+            if place is None or now_ms - place.opened_ms >= REOPEN_MS:
+                client = PersistHook(conn_id).get_conn()
+                location = f"{client.blob.uri}, {client.location.consensus.uri}"
+                place = self._places[conn_id] = _Place(Inspector(client), location, now_ms)
+        return place
+
+    def _summaries(self, place: _Place) -> tuple[ShardSummary, ...]:
+        now_ms = self._clock.now_ms()
+        if now_ms - place.listed_ms >= FRESH_MS:
+            place.summaries = tuple(place.inspector.summaries())
+            place.listed_ms = self._clock.now_ms()
+        return place.summaries
+
+
+def airflow_facts(summary: ShardSummary, dags: Iterable[DagFacts]) -> Json:
+    """What Airflow adds to a summary: its DAGs, how far the upper is behind their schedules, and what went wrong."""
+    found = list(dags)
+    upper = summary.upper if summary.lag_ms is not None else None  # a counter is behind no schedule
+    behind = [d.expected_upper - upper for d in found if d.expected_upper is not None and upper is not None]
+    words = {
+        "behind": any(each > 0 for each in behind),
+        "failed": any(dag.last_run_state == "failed" for dag in found),
+        "paused": any(dag.is_paused for dag in found),
+    }
+    return {
+        "dags": [asdict(dag) for dag in found],
+        "behind_ms": max([0, *behind]) if behind else None,
+        "attention": [word for word, holds in words.items() if holds],
+    }
+
+
+def _connections(session: Any, writers: Writers) -> list[str]:
+    found = sorted({*writers, *metadata.connections(session)})
+    return found or [PersistHook.default_conn_name]
+
+
+def _known(ids: Iterable[str], dags: Mapping[str, DagFacts], readable: frozenset[str]) -> list[DagFacts]:
+    return [dags[dag_id] for dag_id in ids if dag_id in dags and dag_id in readable]

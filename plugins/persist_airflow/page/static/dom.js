@@ -1,0 +1,48 @@
+// Elements from facts. Facts only ever become text nodes and attribute values, so no fact can become markup.
+const SVG = "http://www.w3.org/2000/svg";
+
+export function h(name, attributes = {}, ...children) {
+  return fill(document.createElement(name), attributes, children);
+}
+
+export function svg(name, attributes = {}, ...children) {
+  return fill(document.createElementNS(SVG, name), attributes, children);
+}
+
+function fill(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...present(children));
+  return element;
+}
+
+function present(children) {
+  return children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+}
+
+export function replaceMain(...children) {
+  const main = document.getElementById("main");
+  main.replaceChildren(...present(children));
+  main.setAttribute("aria-busy", "false");
+}
+
+// A table. `columns` are {name, number?, title?}; `rows` are lists of text, numbers or elements.
+export function table(caption, columns, rows, { empty = "none" } = {}) {
+  if (!rows.length) return h("p", { class: "muted" }, empty);
+  const head = columns.map((c) => h("th", { scope: "col", class: c.number && "number", title: c.title }, c.name));
+  const body = rows.map((row) =>
+    h("tr", {}, row.map((cell, i) => h(columns[i].head ? "th" : "td", { scope: columns[i].head && "row", class: columns[i].number && "number" }, cell ?? ""))));
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
+}
+
+export function section(id, title, ...children) {
+  return h("section", { id, "aria-labelledby": `${id}-title` }, h("h2", { id: `${id}-title` }, title), ...children);
+}
+
+export function badge(text, kind = "") {
+  return h("span", { class: `badge ${kind}` }, text);
+}

@@ -1,0 +1,135 @@
+// The list of shards: sortable, filterable, what is wrong first.
+import { badge, h, replaceMain } from "./dom.js";
+import { runLink, shardLink, writerLink } from "./links.js";
+import { ATTENTION, bytes, count, duration, time, timeElement } from "./words.js";
+
+const COLUMNS = [
+  { name: "Shard", key: (s) => s.shard.toLowerCase() },
+  { name: "Attention", key: (s) => -words(s).length },
+  { name: "Upper", key: (s) => s.upper ?? Infinity },
+  { name: "Lag", key: (s) => s.lag_ms ?? -1, number: true, title: "How far the upper is behind the clock" },
+  { name: "Rows", key: (s) => s.rows ?? -1, number: true },
+  { name: "Errors", key: (s) => s.errors ?? -1, number: true, title: "Errors that are alive" },
+  { name: "Stash", key: (s) => s.stash ?? -1, number: true, title: "Records that wait for their time" },
+  { name: "Conflicts", key: (s) => s.conflicts_7d ?? Infinity, number: true, title: "Lost appends of the last 7 days" },
+  { name: "Size", key: (s) => s.size_bytes, number: true },
+  { name: "Batches", key: (s) => s.batches, number: true },
+  { name: "Last commit", key: (s) => s.newest_commit?.committed_ms ?? -1 },
+  { name: "Next", key: (s) => nextRun(s) ?? Infinity, title: "The next dag run, and maintenance that is due" },
+];
+
+function words(shard) {
+  return [...shard.attention, ...shard.airflow.attention];
+}
+
+function nextRun(shard) {
+  const runs = shard.airflow.dags.filter((dag) => dag.next_run_ms !== null && !dag.is_paused).map((dag) => dag.next_run_ms);
+  return runs.length ? Math.min(...runs) : null;
+}
+
+export function attentionBadges(shard) {
+  return words(shard).map((word) => {
+    const [text, title] = ATTENTION[word] ?? [word, ""];
+    return h("span", { class: `badge ${word === "paused" || word === "conflicts" ? "note" : "bad"}`, title }, text);
+  });
+}
+
+export function showList(body) {
+  const shards = body.locations.flatMap((place) => place.shards.map((shard) => ({ ...shard, conn_id: place.conn_id })));
+  const view = readView();
+  const tbody = h("tbody"), status = h("p", { role: "status", class: "muted" });
+  const draw = () => {
+    const shown = shards.filter((shard) => isShown(shard, view));
+    const { key } = COLUMNS[view.sort];
+    shown.sort((a, b) => compare(key(a), key(b)) * (view.descending ? -1 : 1) || compare(a.shard, b.shard));
+    tbody.replaceChildren(...shown.map((shard) => row(shard, body)));
+    status.textContent = `${shown.length} of ${shards.length} shards; ${shards.filter((s) => words(s).length).length} need attention`;
+    for (const [i, cell] of heads.entries()) {
+      cell.setAttribute("aria-sort", i === view.sort ? (view.descending ? "descending" : "ascending") : "none");
+    }
+    writeView(view);
+  };
+  const heads = COLUMNS.map((column, i) => {
+    const sort = () => { view.descending = view.sort === i && !view.descending; view.sort = i; draw(); };
+    return h("th", { scope: "col", class: column.number && "number", title: column.title }, h("button", { type: "button", onclick: sort }, column.name));
+  });
+  const kinds = ["all kinds", ...new Set(shards.map((shard) => shard.kind))];
+  const controls = h("div", { class: "controls", role: "search" },
+    h("label", {}, "Filter ", h("input", { type: "search", value: view.text, placeholder: "name, DAG or kind", oninput: (e) => { view.text = e.target.value; draw(); } })),
+    h("label", {}, "Kind ", h("select", { onchange: (e) => { view.kind = e.target.selectedIndex ? e.target.value : ""; draw(); } },
+      kinds.map((kind) => h("option", { selected: kind === view.kind }, kind)))),
+    h("label", {}, h("input", { type: "checkbox", checked: view.attention, onchange: (e) => { view.attention = e.target.checked; draw(); } }), " Needs attention"));
+  replaceMain(
+    h("h1", {}, "Shards"),
+    body.locations.map(placeLine),
+    shards.length ? [controls, status] : h("p", { class: "empty" }, "No shards yet. A shard appears with the first run of its DAG, or with persist run."),
+    shards.length > 0 && h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Shards" },
+      h("table", { class: "list" }, h("caption", { class: "hidden" }, "Shards"), h("thead", {}, h("tr", {}, heads)), tbody)),
+  );
+  if (shards.length) draw();
+}
+
+function placeLine(place) {
+  const where = place.location ? `: ${place.location}` : "";
+  return [
+    h("p", { class: "muted" }, "Connection ", h("code", {}, place.conn_id), where),
+    place.error && h("div", { class: "alert", role: "alert" }, `${place.error.kind}: ${place.error.message}`),
+  ];
+}
+
+function row(shard, body) {
+  const now = body.now_ms, commit = shard.newest_commit, dagIds = shard.airflow.dags.map((dag) => dag.dag_id);
+  const place = body.locations.length > 1 && h("span", { class: "muted" }, ` ${shard.conn_id}`);
+  return h("tr", { class: words(shard).length > 0 && "attention" },
+    h("th", { scope: "row" }, shardLink(shard.conn_id, shard.shard), " ", shard.kind !== "other" && badge(shard.kind),
+      shard.forked_from && h("span", { class: "muted" }, ` fork of ${shard.forked_from}`), place),
+    h("td", {}, attentionBadges(shard), shard.error && h("span", { class: "muted cut", title: shard.error }, ` ${shard.error}`)),
+    h("td", {}, shard.seqno < 0 ? "" : timeElement(shard.upper, now),
+      shard.airflow.behind_ms > 0 && h("div", { class: "muted" }, `${duration(shard.airflow.behind_ms)} behind its schedule`)),
+    h("td", { class: "number" }, shard.lag_ms === null ? "" : duration(shard.lag_ms)),
+    h("td", { class: "number" }, count(shard.rows)),
+    h("td", { class: "number" }, count(shard.errors)),
+    h("td", { class: "number" }, count(shard.stash)),
+    h("td", { class: "number" }, count(shard.conflicts_7d)),
+    h("td", { class: "number" }, bytes(shard.size_bytes)),
+    h("td", { class: "number" }, count(shard.batches)),
+    h("td", {}, commit ? [timeElement(commit.committed_ms, now), h("div", { class: "muted cut", title: commit.writer }, writerLink(commit.writer, dagIds))] : "never"),
+    h("td", {}, next(shard, now)));
+}
+
+function next(shard, now) {
+  const at = nextRun(shard), failed = shard.airflow.dags.find((dag) => dag.last_run_state === "failed");
+  return [
+    at !== null && h("div", {}, at <= now ? "run due" : `run in ${duration(at - now)}`),
+    failed && h("div", {}, runLink(failed.dag_id, failed.last_run_id, "failed run")),
+    shard.due_merge && h("div", { class: "muted" }, `merge of ${shard.due_merge.batches} batches, ${count(shard.due_merge.rows)} rows`),
+  ];
+}
+
+function isShown(shard, view) {
+  const text = [shard.shard, shard.kind, shard.forked_from ?? "", ...shard.airflow.dags.map((dag) => dag.dag_id), time(shard.upper)].join(" ").toLowerCase();
+  return text.includes(view.text.toLowerCase()) && (!view.kind || view.kind === shard.kind) && (!view.attention || words(shard).length > 0);
+}
+
+function compare(a, b) {
+  return a < b ? -1 : a > b ? 1 : 0;
+}
+
+function readView() {
+  const asked = new URLSearchParams(location.search);
+  const sort = Number.parseInt(asked.get("sort") ?? "1", 10);
+  return {
+    text: asked.get("text") ?? "", kind: asked.get("kind") ?? "", attention: asked.get("attention") === "1",
+    sort: COLUMNS[sort] ? sort : 1, descending: asked.get("descending") === "1",
+  };
+}
+
+function writeView(view) {
+  const asked = new URLSearchParams();
+  if (view.text) asked.set("text", view.text);
+  if (view.kind) asked.set("kind", view.kind);
+  if (view.attention) asked.set("attention", "1");
+  if (view.sort !== 1) asked.set("sort", view.sort);
+  if (view.descending) asked.set("descending", "1");
+  history.replaceState(null, "", asked.size ? `?${asked}` : location.pathname);
+}

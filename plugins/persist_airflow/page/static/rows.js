@@ -1,0 +1,89 @@
+// Rows as of a time, with a slider over commits; changes between two times; errors. Each is read page by page.
+import { get } from "./api.js";
+import { h, section, table } from "./dom.js";
+import { count, time } from "./words.js";
+
+const LIMIT = 50;
+const SHORT = { _persist_time: "time", _persist_diff: "diff", _persist_err_kind: "kind", _persist_err_key: "key", _persist_err_message: "message", _persist_err_payload: "payload" };
+
+export function rowsSection(shard, commits) {
+  const keys = shard.schema.key;
+  const latest = shard.upper === null ? "" : time(shard.upper - 1);
+  // Times that can be read: each commit's last, from `since` on.
+  const times = commits.filter((c) => c.upper !== null && c.upper - 1 >= (shard.since ?? 0)).map((c) => c.upper - 1);
+  const asOf = h("input", { type: "text", id: "as-of", value: latest, size: 24, spellcheck: "false" });
+  const after = h("input", { type: "text", value: times.length > 1 ? time(times.at(-2)) : "", size: 24, spellcheck: "false" });
+  const slider = h("input", { type: "range", min: 0, max: Math.max(times.length - 1, 0), value: Math.max(times.length - 1, 0), list: "commit-times" });
+  const what = h("select", {}, ["rows", "changes", "errors", "changes of errors"].map((each) => h("option", {}, each)));
+  const inputs = keys.map((column) => h("input", { type: "text", size: 14, "aria-label": `key column ${column.name}` }));
+  const result = h("div", { "aria-live": "polite" });
+  const afterLabel = h("label", { hidden: true }, "After ", after);
+  let offset = 0, reading = 0;
+
+  const say = () => { slider.setAttribute("aria-valuetext", times.length ? `as of ${time(times[slider.value])}` : ""); };
+  const load = async () => {
+    const mine = ++reading;
+    afterLabel.hidden = !what.value.startsWith("changes");
+    result.setAttribute("aria-busy", "true");
+    const key = [];
+    for (const input of inputs) { if (!input.value) break; key.push(input.value); }
+    const common = { conn_id: shard.conn_id, shard: shard.shard, as_of: asOf.value.trim(), offset, limit: LIMIT };
+    const asked = what.value.startsWith("changes") ? { ...common, key, after: after.value.trim(), errors: what.value === "changes" ? 0 : 1 }
+      : what.value === "rows" ? { ...common, key } : common;
+    let shown;
+    try {
+      shown = pageOf(await get(what.value.startsWith("changes") ? "changes" : what.value, asked), what.value, (to) => { offset = to; load(); });
+    } catch (error) {
+      shown = h("div", { class: "alert", role: "alert" }, error.message);
+    }
+    if (mine === reading) { result.replaceChildren(shown); result.setAttribute("aria-busy", "false"); }
+  };
+  const fresh = () => { offset = 0; return load(); };
+  let waiting = 0;
+  slider.addEventListener("input", () => {
+    asOf.value = time(times[slider.value]);
+    after.value = slider.value > 0 ? time(times[slider.value - 1]) : time(Math.max(shard.since ?? 0, 0));
+    say();
+    clearTimeout(waiting);
+    waiting = setTimeout(fresh, 200);
+  });
+  what.addEventListener("change", fresh);
+  const form = h("form", { class: "controls", onsubmit: (event) => { event.preventDefault(); fresh(); } },
+    h("label", {}, "Show ", what),
+    afterLabel,
+    h("label", {}, "As of ", asOf),
+    times.length > 1 && h("label", { class: "wide" }, "Commit ", slider),
+    inputs.length > 0 && h("span", { class: "keys" }, "Key ", keys.map((column, i) => h("label", {}, `${column.name} `, inputs[i]))),
+    h("button", { type: "submit" }, "Read"));
+  say();
+  return {
+    element: section("rows", "Rows", form, result),
+    load: fresh,
+    pick: (commit) => {
+      const at = times.indexOf(commit.upper - 1);
+      if (at >= 0) { slider.value = at; slider.dispatchEvent(new Event("input")); document.getElementById("rows").scrollIntoView(); }
+    },
+  };
+}
+
+function pageOf(page, what, turn) {
+  const columns = page.columns.map((column) => ({ name: SHORT[column.name] ?? column.name, title: column.type, number: /int|decimal|double|float/.test(column.type), head: column.is_key }));
+  const rows = page.rows.map((row) => row.map((value, i) => cell(value, page.columns[i].name)));
+  const last = page.offset + page.rows.length;
+  const range = page.rows.length ? `${count(page.offset + 1)} to ${count(last)} of ${count(page.total)}` : `0 of ${count(page.total)}`;
+  const when = page.after === null ? `as of ${time(page.as_of)}` : `after ${time(page.after)} through ${time(page.as_of)}`;
+  return h("div", {},
+    h("p", { role: "status", class: "muted" }, `${range} ${what} ${when}`),
+    table(`${what} ${when}`, columns, rows, { empty: `no ${what}` }),
+    h("div", { class: "controls" },
+      h("button", { type: "button", disabled: page.offset === 0, onclick: () => turn(Math.max(page.offset - LIMIT, 0)) }, "Previous page"),
+      h("button", { type: "button", disabled: last >= page.total, onclick: () => turn(last) }, "Next page")));
+}
+
+function cell(value, name) {
+  if (value === null) return h("span", { class: "muted" }, "null");
+  if (typeof value === "object") return h("code", { title: "bytes that are not text, in hexadecimal" }, value.hex);
+  if (name === "_persist_time") return h("span", { title: `${value} ms` }, time(value));
+  if (name === "_persist_diff") return value > 0 ? `+${value}` : String(value);
+  return name === "_persist_err_payload" || name === "_persist_err_key" ? h("code", {}, value) : String(value);
+}

@@ -1,0 +1,91 @@
+"""`ShardSensor`: a task that waits until a shard is complete up to a time.
+
+ShardSensor(task_id="wait", shard="customers")                          up to the end of this run's data interval
+ShardSensor(task_id="wait", shard="customers", upper="2026-01-31")      up to a fixed time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from persist_airflow.compat import (
+    AirflowSensorTimeout,
+    BaseSensorOperator,
+    Context,
+    defers_by_default,
+    interval_end_ms,
+)
+from persist_airflow.hook import PersistHook, task_client
+from persist_airflow.triggers import ShardUpperTrigger
+from persist_core.clock import SystemClock
+from persist_core.frontier import Frontier
+from persist_core.time_text import format_time, parse_time, show_time
+
+
+class ShardSensor(BaseSensorOperator):
+    """Wait until the shard's upper is at least `upper`: all times before it are then final. In a closed shard all are.
+
+    Airflow's `poke_interval`, `timeout`, `mode` and `soft_fail` have their usual meaning. If the task is deferrable,
+    the triggerer looks, and the task takes no slot meanwhile.
+
+    :param shard: its name (templated). It need not exist yet
+    :param upper: an ISO time, or milliseconds (templated); default: the end of the dag run's data interval
+    :param deferrable: wait in the triggerer; default: Airflow's `[operators] default_deferrable`
+    :param persist_conn_id: the location (templated)
+    """
+
+    template_fields: Sequence[str] = ("shard", "upper", "persist_conn_id")
+    ui_color = "#d9e8e3"
+
+    def __init__(
+        self,
+        *,
+        shard: str,
+        upper: str | int | None = None,
+        deferrable: bool | None = None,
+        persist_conn_id: str = PersistHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.shard = shard
+        self.upper = upper
+        self.deferrable = defers_by_default() if deferrable is None else deferrable
+        self.persist_conn_id = persist_conn_id
+
+    def execute(self, context: Context) -> Any:
+        """Wait. Raises `InvalidTime` for an `upper` that is not a time."""
+        if not self.deferrable or self.poke(context):
+            return super().execute(context)
+        return self.defer(
+            trigger=ShardUpperTrigger(
+                self.shard,
+                self._wanted(context),
+                persist_conn_id=self.persist_conn_id,
+                poll_s=self.poke_interval,
+                timeout_s=self.timeout,
+            ),
+            method_name="execute_complete",
+        )
+
+    def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:  # noqa: ARG002 - its name and signature are Airflow's
+        """Called when the triggerer has seen the upper, or has given up."""
+        if not event["reached"]:
+            raise AirflowSensorTimeout(
+                f"shard {self.shard}: upper is {show_time(event['upper'])} after {self.timeout} s"
+            )
+        self.log.info("shard %s: upper is %s", self.shard, show_time(event["upper"]))
+
+    def poke(self, context: Context) -> bool:
+        """Whether the upper is there."""
+        wanted = self._wanted(context)
+        with task_client(self.persist_conn_id) as client:
+            state = client.machine.fetch(self.shard)
+        found = "it does not exist yet" if state is None else f"upper is {show_time(state.upper.time)}"
+        self.log.info("shard %s: %s; waiting for %s", self.shard, found, format_time(wanted))
+        return state is not None and state.upper >= Frontier(wanted)
+
+    def _wanted(self, context: Context) -> int:
+        if self.upper is None:
+            return interval_end_ms(context, SystemClock())
+        return parse_time(str(self.upper), what=f"upper of {self.task_id}")

@@ -1,0 +1,91 @@
+"""Dag runs of one DAG take turns, from mint to append: so a backfill neither conflicts with itself nor wastes Spark.
+
+    mint --another run goes first?--> the task is put off --> mint looks again --> its turn
+
+On 3.x a backfill runs up to 10 dag runs at the same time by default and ignores the DAG's `max_active_runs`. All of
+them would mint from the same upper, and all but one would conflict. Here the earliest running one goes first, and a run
+that has minted is never overtaken. Nothing is locked: two runs that start in the same moment, or two DAGs, may still
+conflict, and the append then heals. A turn that does not end within a day is not waited for any longer.
+
+The task waits deferred, in the triggerer, if Airflow's `[operators] default_deferrable` is on: it wakes when the shard
+reaches the start of its interval, and costs nothing meanwhile. Otherwise it is put off by the clock
+(`up_for_reschedule`); each look then costs a task start, so a run looks more seldom the more intervals are ahead of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from persist_airflow.compat import BaseOperator, Context, reschedule, run_ahead
+from persist_airflow.triggers import ShardUpperTrigger
+from persist_core.handles.client import PersistClient
+from persist_core.time_text import format_time
+
+NEXT_LOOK_MS = 10_000  # of the run that is next; if it came sooner, a busy scheduler could count it as a lost try
+LAST_LOOK_MS = 60_000  # of the runs far behind it
+LOOK_S, LAST_LOOK_S = 2.0, 60.0  # in the triggerer: between two looks, and until the task itself looks again
+SOON_S = 5.0  # the shard has come far enough, and the task before is just ending
+PATIENCE_MS = 24 * 3_600_000  # a turn that takes longer is stuck
+
+
+@dataclass(frozen=True)
+class _Distance:
+    """From the shard's `upper` to the `start` of this run's interval, in ms, and how many of its intervals that is."""
+
+    upper: int
+    start: int
+    intervals: float
+
+
+def wait_for_turn(operator: BaseOperator, context: Context, client: PersistClient, *, deferrable: bool) -> None:
+    """Return if it is this dag run's turn; else put the task off, which takes neither a try nor a slot.
+
+    `operator` has a `shard`, a `persist_conn_id`, and `execute_complete`, which looks again.
+    """
+    now_ms = client.clock.now_ms()
+    shard: str = vars(operator)["shard"]
+    started: datetime | None = getattr(context["dag_run"], "start_date", None)
+    if started is not None and now_ms - started.timestamp() * 1000 > PATIENCE_MS:
+        return
+    append = _append_task(context, shard)
+    ahead = append and run_ahead(context, append=append.task_id, staging=[append.write_task_id, append.task_id])
+    if not ahead:
+        return
+    distance = _distance(context, client, shard)
+    if deferrable:
+        is_near = distance.start <= distance.upper
+        operator.log.info("%s; waiting for the shard to reach %s", ahead, format_time(distance.start))
+        operator.defer(
+            trigger=ShardUpperTrigger(
+                shard,
+                max(distance.start, distance.upper + 1),
+                persist_conn_id=vars(operator)["persist_conn_id"],
+                poll_s=LOOK_S,
+                timeout_s=SOON_S if is_near else LAST_LOOK_S,
+            ),
+            method_name="execute_complete",
+        )
+    look_ms = now_ms + int(min(max(distance.intervals, 1) * NEXT_LOOK_MS, LAST_LOOK_MS))
+    operator.log.info("%s; looking again at %s", ahead, format_time(look_ms))
+    reschedule(look_ms)
+
+
+def _append_task(context: Context, shard: str) -> Any:
+    """The shard's append task in this DAG, which names its write task; `None` in a DAG of single operators."""
+    dag: Any = context["dag"]
+    of_shard = (task for task in dag.tasks if getattr(task, "shard", None) == shard)
+    return next((task for task in of_shard if hasattr(task, "write_task_id")), None)
+
+
+def _distance(context: Context, client: PersistClient, shard: str) -> _Distance:
+    """How far this run's interval lies ahead; a run without an interval is next."""
+    state = client.machine.fetch(shard)
+    upper = (state.upper.time if state else 0) or 0
+    start: Any = context.get("data_interval_start")
+    end: Any = context.get("data_interval_end")
+    if start is None or end is None or end <= start:
+        return _Distance(upper, upper, 1)
+    start_ms = int(start.timestamp() * 1000)
+    return _Distance(upper, start_ms, (start_ms - upper) / ((end - start).total_seconds() * 1000))

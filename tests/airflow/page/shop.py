@@ -1,0 +1,137 @@
+"""A location for tests of the page: a collection with history, errors and conflicts, a fork, hostile content."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from persist_core.checkpoint.publish import publish_missing
+from persist_core.compaction.merge import Merge, merge_here
+from persist_core.handles.client import PersistClient
+from persist_core.protocol.conflicts import record_conflict
+from persist_core.protocol.fork import fork
+from persist_core.schema import CollectionSchema, Column
+from persist_core.shard.batch import BatchDescription
+from persist_core.shard.state import UpperMismatch
+from tests.plain_commit import ErrUpdate, Update, commit
+
+DAY_MS = 86_400_000
+CUSTOMERS = CollectionSchema(
+    key=(Column("id", "bigint", nullable=False),),
+    values=(Column("name", "string"), Column("city", "string"), Column("balance", "decimal(12,2)")),
+)
+SCRIPT = '<script>window.hacked = "script"</script>'
+IMAGE = "<img src=x onerror='window.hacked = 1'>"
+ATTRIBUTE = '" autofocus onfocus="window.hacked = 2" x="'
+LINK = "javascript:window.hacked=3"
+TERMINAL = "\x1b]0;hacked\x07 \u202egnp.exe {{ 7*7 }} ${7*7}"
+HOSTILE = (SCRIPT, IMAGE, ATTRIBUTE, LINK, TERMINAL)
+MENACE = CollectionSchema(
+    key=(Column(f"key {IMAGE}", "string", nullable=False),),
+    values=(Column(f"value {SCRIPT}", "string"), Column("__proto__", "string"), Column("constructor", "binary")),
+)
+
+COLLECTION = """
+description: {description}
+source:
+  path: {feed}/*.jsonl
+  format: json
+key: id
+columns: {{id: bigint, name: string, city: string, balance: "decimal(12,2)"}}
+delete: {{null_value: true}}
+schedule: {schedule}
+start_date: 2026-01-01
+"""
+DAG_FILE = """
+# airflow DAG
+from pathlib import Path
+from persist_airflow.factory import build_dags
+globals().update(build_dags(Path(__file__).parent / "collections"))
+"""
+
+
+def write_dags(folder: Path, names: tuple[str, ...] = ("customers", "menace")) -> Path:
+    """A folder of DAGs with these collections; their feeds are empty."""
+    (folder / "collections").mkdir(parents=True)
+    (folder / "feed").mkdir()
+    (folder / "shop_dag.py").write_text(DAG_FILE)
+    for name in names:
+        description = f"'{SCRIPT}{IMAGE.replace(chr(39), chr(34))}'" if name == "menace" else "Customers of a shop"
+        text = COLLECTION.format(feed=folder / "feed", description=description, schedule='"@daily"')
+        (folder / "collections" / f"{name}.yaml").write_text(text)
+    return folder
+
+
+def fill(client: PersistClient, *, days: int = 40) -> None:
+    """Every shard."""
+    fill_customers(client, days)
+    fill_menace(client)
+    state = client.state("customers")
+    publish_missing(client, state)
+    fork(client, "customers", state.commits[days // 2].checkpoint_id, "customers-before-the-sale", writer="cli/restore")
+    client.open_since("customers", "view/regions")
+    client.open_leased_reader("customers", lease_ms=DAY_MS)
+
+
+def fill_customers(client: PersistClient, days: int) -> None:
+    """`days` daily commits up to yesterday: new customers, changes, a deletion now and then, errors, two conflicts."""
+    draw, today = random.Random(7), client.clock.now_ms() // DAY_MS
+    rows: dict[int, tuple[object, ...]] = {}
+    for day in range(today - days, today):
+        time, updates, errs = day * DAY_MS, [], []
+        changed = draw.sample(sorted(rows), k=min(len(rows), draw.randrange(6)))
+        deleted = changed[:1] if draw.random() < 0.3 else []
+        for key in changed:
+            updates.append((rows.pop(key), time, -1))
+            if key not in deleted:
+                rows[key] = (
+                    key,
+                    f"customer {key}",
+                    draw.choice(["Oslo", "Lima", "Kyoto"]),
+                    f"{draw.randrange(9_999)}.50",
+                )
+        new = range(1_000 * (day - today + days), 1_000 * (day - today + days) + draw.randrange(3, 15))
+        rows |= {key: (key, f"customer {key}", "Oslo", "10.00") for key in new}
+        updates += [(rows[key], time, 1) for key in (*new, *(set(changed) - set(deleted)))]
+        if day % 9 == 0:
+            errs = [("value", None, f'{{"id": {day}, "balance": "ten"}}'.encode(), time, 1)]
+        stats = {
+            "inserts": len(new),
+            "updates": len(changed) - len(deleted),
+            "deletes": len(deleted),
+            "errors": len(errs),
+        }
+        writer = f"persist_upsert__customers/scheduled__{day}"
+        commit(client, "customers", CUSTOMERS, time + DAY_MS, _decimal(updates), errs, writer=writer, stats=stats)
+    state = client.state("customers")
+    merge_here(client, Merge.of(client, state, state.batches[: days // 2]), attempt=client.ids.uuid7())
+    for number in range(2):
+        lose(client, "customers", f"persist_upsert__customers/backfill__{number}")
+
+
+def fill_menace(client: PersistClient) -> None:
+    """A shard whose names, keys, values, payloads, messages, writers and holders try to break out of the page."""
+    rows: list[Update] = [((f"{n} {text}", text, text, text.encode()), 1, 1) for n, text in enumerate(HOSTILE)]
+    errs: list[ErrUpdate] = [
+        (text, text.encode(), text.encode() * 300, 1, 1)
+        for text in (*HOSTILE, "\udcff".encode("utf-8", "ignore").decode() or "x")
+    ]
+    commit(client, "menace", MENACE, 5, rows, errs, writer=f"{SCRIPT}/{IMAGE}")
+    commit(client, "menace", MENACE, 9, [((f"9 {IMAGE}", None, None, b"\xff\x00"), 6, 1)], writer=LINK)
+    client.open_since("menace", f"view/{IMAGE}")
+    lose(client, "menace", f"{ATTRIBUTE}/{SCRIPT}")
+
+
+def lose(client: PersistClient, shard: str, writer: str) -> None:
+    """Record a lost append."""
+    state, token = client.state(shard), client.ids.uuid7()
+    lower = state.commits[-1].lower
+    description = BatchDescription(shard, lower, state.upper.time, token, client.ids.uuid7(), 1, None, writer=writer)
+    mismatch = UpperMismatch(lower, state.upper, state.commits[-1], is_stale=True)
+    record_conflict(client.blob, client.clock, description, mismatch)
+
+
+def _decimal(updates: list[Update]) -> list[Update]:
+    from decimal import Decimal
+
+    return [((*row[:3], Decimal(str(row[3]))), time, diff) for row, time, diff in updates]

@@ -1,0 +1,169 @@
+"""Who sees what: without a session, by role, without rights on the DAG; and what every answer carries."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tests.airflow.page.conftest import Browse
+from tests.airflow.page.roles import NO_VALUES
+from tests.airflow.page.shop import SCRIPT
+
+ENDPOINTS = ["shards", "shard", "commits", "batches", "checkpoints", "conflicts", "rows", "errors", "changes"]
+PLACE = {"conn_id": "persist_default"}
+CUSTOMERS, MENACE = ({**PLACE, "shard": shard} for shard in ("customers", "menace"))
+FORK = {**PLACE, "shard": "customers-before-the-sale"}
+
+
+def shards_of(body: dict[str, Any]) -> list[str]:
+    return [shard["shard"] for place in body["locations"] for shard in place["shards"]]
+
+
+def test_without_a_session_there_are_no_facts(browse: Browse) -> None:
+    stranger = browse(None)
+    for endpoint in ENDPOINTS:
+        answer = stranger.get(f"/persist/api/{endpoint}", params={**CUSTOMERS, "after": "0"})
+        assert (answer.status_code, answer.json()) == (401, {"detail": "Not authenticated"})
+    stranger.cookies.set("_token", "forged")
+    assert stranger.get("/persist/api/shards").status_code in (401, 403)
+    stranger.cookies.clear()
+    page = stranger.get("/persist/?conn_id=c&shard=s")
+    assert page.status_code == 307
+    login = urlsplit(page.headers["location"])
+    assert login.path == "../api/v2/auth/login"
+    assert parse_qs(login.query)["next"] == ["/persist/?conn_id=c&shard=s"]
+
+
+def test_a_bearer_token_will_do(browse: Browse) -> None:
+    token = browse("VIEWER").cookies["_token"]
+    answer = browse(None).get("/persist/api/shards", headers={"Authorization": f"Bearer {token}"})
+    assert shards_of(answer.json()) == ["customers"]
+
+
+def test_a_viewer_sees_the_shards_of_readable_dags(browse: Browse) -> None:
+    viewer = browse("VIEWER")
+    body = viewer.get("/persist/api/shards").json()
+    assert shards_of(body) == ["customers"]
+    assert body["locations"][0]["location"] is None  # the address of a store is for those who may read the connection
+    assert viewer.get("/persist/").status_code == 200
+    shard = viewer.get("/persist/api/shard", params=CUSTOMERS).json()
+    assert shard["airflow"]["action_dags"] == ["persist_upsert__customers"]
+    assert "| key | `id` |" in shard["airflow"]["document"]
+    for endpoint in ENDPOINTS:
+        answer = viewer.get(f"/persist/api/{endpoint}", params={**CUSTOMERS, "after": "0"})
+        assert answer.status_code == 200, answer.text
+
+
+def test_an_admin_sees_everything(browse: Browse) -> None:
+    admin = browse("ADMIN")
+    body = admin.get("/persist/api/shards").json()
+    assert shards_of(body) == ["customers", "customers-before-the-sale", "menace"]
+    assert body["locations"][0]["location"].startswith("file:///")
+    for shard in (MENACE, FORK):
+        assert admin.get("/persist/api/rows", params=shard).status_code == 200
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS[1:])
+def test_without_rights_on_the_dag_a_shard_looks_as_if_it_were_not_there(browse: Browse, endpoint: str) -> None:
+    for role, shards in {
+        "OP": ("menace", None),
+        "VIEWER": ("menace", "customers-before-the-sale", "no-such-shard"),
+    }.items():
+        for shard in filter(None, shards):
+            answer = browse(role).get(f"/persist/api/{endpoint}", params={**PLACE, "shard": shard, "after": "0"})
+            assert (answer.status_code, answer.json()["error"]["kind"]) == (403, "forbidden"), (role, shard)
+            assert "Oslo" not in answer.text
+
+
+def test_an_operator_reads_the_connection_and_so_shards_without_a_dag(browse: Browse) -> None:
+    operator = browse("OP")
+    assert shards_of(operator.get("/persist/api/shards").json()) == ["customers", "customers-before-the-sale"]
+    assert operator.get("/persist/api/rows", params=FORK).status_code == 200
+    answer = operator.get("/persist/api/shard", params={**PLACE, "shard": "no-such-shard"})
+    assert (answer.status_code, answer.json()["error"]["kind"]) == (404, "shard_not_found")
+    assert operator.get("/persist/api/shard", params={"conn_id": "other", "shard": "x"}).status_code == 403
+
+
+def test_rows_need_the_right_to_read_xcoms(browse: Browse, airflow_api: Any) -> None:
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+
+    user = browse(None)
+    user.cookies.set(
+        "_token", airflow_api.state.auth_manager.generate_jwt(SimpleAuthManagerUser(username=NO_VALUES, role="VIEWER"))
+    )
+    assert user.get("/persist/api/shard", params=CUSTOMERS).json()["shows_rows"] is False
+    for endpoint in ("rows", "errors", "changes"):
+        assert user.get(f"/persist/api/{endpoint}", params={**CUSTOMERS, "after": "0"}).status_code == 403
+
+
+def test_rows_can_be_switched_off(browse: Browse, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__PERSIST__PAGE_ROWS", "False")
+    admin = browse("ADMIN")
+    assert admin.get("/persist/api/shard", params=CUSTOMERS).json()["shows_rows"] is False
+    assert admin.get("/persist/api/rows", params=CUSTOMERS).status_code == 403
+
+
+def test_nothing_but_get_is_answered(browse: Browse) -> None:
+    admin = browse("ADMIN")
+    for method in ("POST", "PUT", "PATCH", "DELETE"):
+        assert admin.request(method, "/persist/api/shards").status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "given", "status"),
+    [
+        ("nothing", {}, 404),
+        ("shard", {}, 400),
+        ("rows", {"as_of": "yesterday"}, 400),
+        ("rows", {"as_of": "9999-01-01"}, 404),
+        ("rows", {"as_of": "9" * 30}, 400),
+        ("rows", {"limit": "100000"}, 400),
+        ("rows", {"offset": "-1"}, 400),
+        ("rows", {"key": "one"}, 400),
+        ("commits", {"before": "x"}, 400),
+        ("changes", {}, 400),
+    ],
+)
+def test_wrong_arguments_are_named(browse: Browse, endpoint: str, given: dict[str, str], status: int) -> None:
+    base = CUSTOMERS if given or endpoint == "changes" else {}
+    answer = browse("VIEWER").get(f"/persist/api/{endpoint}", params={**base, **given})
+    assert answer.status_code == status, answer.text
+
+
+def test_every_answer_forbids_foreign_scripts(browse: Browse) -> None:
+    for path in (
+        "/persist/",
+        "/persist/static/page.js",
+        "/persist/api/shards",
+        "/persist/api/nothing",
+        "/persist/nothing",
+    ):
+        headers = browse("ADMIN").get(path).headers
+        policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+        assert policy["default-src"] == "'none'"
+        assert policy["script-src"] == policy["style-src"] == "'self'"
+        assert policy["frame-ancestors"] == "'self'"
+        assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cache-control"] in ("no-cache", "no-store")
+
+
+def test_hostile_content_comes_as_json_only(browse: Browse) -> None:
+    admin = browse("ADMIN")
+    for endpoint in ENDPOINTS[1:]:
+        answer = admin.get(f"/persist/api/{endpoint}", params={**MENACE, "after": "0"})
+        assert answer.headers["content-type"] == "application/json", endpoint
+        json.loads(answer.text)
+    assert SCRIPT in admin.get("/persist/api/commits", params=MENACE).json()["commits"][0]["writer"]
+    assert SCRIPT not in admin.get(f"/persist/?shard={SCRIPT}&conn_id={SCRIPT}").text
+
+
+def test_behind_a_base_path(browse: Browse) -> None:
+    answer = browse(None, root_path="/airflow").get("/airflow/persist/?text=x")
+    assert parse_qs(urlsplit(answer.headers["location"]).query)["next"] == ["/airflow/persist/?text=x"]
+    page = browse("VIEWER", root_path="/airflow").get("/airflow/persist/").text
+    assert 'src="/' not in page
+    assert 'href="/' not in page
+    assert "http" not in page

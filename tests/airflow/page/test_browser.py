@@ -1,0 +1,221 @@
+"""The page in a real browser: in Airflow's own UI, and alone behind a base path. Screenshots: `.cache/screenshots`.
+
+The browser is the machine's Chromium, driven by Playwright. Without one these tests are skipped, and the closing list
+of real parts names it as missing.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import real_parts
+from tests.airflow.page.conftest import Browse
+from tests.test_house import ROOT
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Frame, Page
+
+BASE = "/airflow"
+SCREENSHOTS = ROOT / ".cache" / "screenshots"
+FACTS_TIMEOUT_MS = 30_000
+SHARD = "persist/?conn_id=persist_default&shard="
+
+
+@pytest.fixture(scope="module")
+def url(airflow_api: Any) -> Iterator[str]:
+    """The API app on a port of 127.0.0.1; the page is also there below the base path."""
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    app = Starlette(routes=[Mount(BASE, airflow_api), Mount("/", airflow_api)])
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none"))
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(timeout=20)
+    listener.close()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """The browser."""
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
+        real_parts.missing("browser", "no chromium on PATH (Debian: apt-get install chromium)")
+        pytest.skip("no chromium on PATH")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        real_parts.used("browser", f"Chromium {browser.version}")
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(chromium: Any, url: str, browse: Browse) -> Iterator[Page]:
+    """A tab with an admin's session. The test fails if the page has logged an error or opened a dialog."""
+    context = chromium.new_context(viewport={"width": 1400, "height": 900})
+    token = browse("ADMIN").cookies["_token"]
+    context.add_cookies([{"name": "_token", "value": token, "url": url}])
+    tab = context.new_page()
+    tab.set_default_timeout(FACTS_TIMEOUT_MS)
+    problems: list[str] = []
+    tab.on("pageerror", lambda error: problems.append(str(error)))
+    tab.on("dialog", lambda dialog: problems.append(dialog.message))
+    tab.on("console", lambda message: problems.append(message.text) if "Content Security" in message.text else None)
+    yield tab
+    context.close()
+    assert problems == []
+
+
+def frame_of(page: Page, *, until: str) -> Frame:
+    """The frame in which Airflow's UI shows our page, once it has what `until` selects."""
+    page.wait_for_selector("iframe")
+    deadline = time.monotonic() + FACTS_TIMEOUT_MS / 1000
+    while time.monotonic() < deadline:
+        found = [each for each in page.frames if each != page.main_frame and "/persist/" in each.url]
+        if found:
+            found[0].wait_for_selector(until)
+            return found[0]
+        page.wait_for_timeout(100)
+    raise AssertionError("Airflow's UI shows no frame with the page")
+
+
+def shoot(page: Page, name: str, **options: Any) -> None:
+    """A screenshot for people to look at."""
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SCREENSHOTS / f"{name}.png", **options)
+
+
+def test_the_navigation_leads_to_the_list_and_the_list_to_a_shard(page: Page, url: str) -> None:
+    page.goto(f"{url}/")
+    page.get_by_role("link", name="Shards").click()
+    frame = frame_of(page, until="table.list")
+    names = frame.locator("tbody th a").all_inner_texts()
+    assert sorted(names) == ["customers", "customers-before-the-sale", "menace"]
+    assert names[-1] == "customers-before-the-sale"  # it needs the least attention
+    shoot(page, "list")
+    frame.get_by_role("link", name="customers", exact=True).click()
+    frame = frame_of(page, until="#rows table")
+    page.wait_for_url("**/plugin/shards/persist/?conn_id=persist_default&shard=customers")
+    shoot(page, "shard")
+    page.reload()  # the address of the window leads back to the same shard
+    frame = frame_of(page, until="#rows table")
+    frame.locator("a[data-airflow]", has_text="persist_upsert__customers").first.click()
+    page.wait_for_url("**/dags/persist_upsert__customers**")
+
+
+def test_the_link_of_a_task_opens_the_page(page: Page, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from persist_airflow.links import shard_page
+
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", url)
+    page.goto(str(shard_page("persist_default", "customers")))
+    assert frame_of(page, until="h1").locator("h1").inner_text().startswith("customers")
+
+
+def test_rows_follow_the_slider(page: Page, url: str) -> None:
+    page.goto(f"{url}{BASE}/{SHARD}customers")
+    rows, slider = page.locator("#rows"), page.locator("#rows input[type=range]")
+    rows.locator("table").wait_for()
+    newest = rows.get_by_role("status").inner_text()
+    slider.focus()
+    for _ in range(5):
+        page.keyboard.press("ArrowLeft")
+    rows.get_by_role("status").filter(has_not_text=newest.split(" as of ")[1]).wait_for()
+    assert "T23:59:59.999Z" in (slider.get_attribute("aria-valuetext") or "")
+    shoot(page, "rows", full_page=True)
+    page.get_by_label("Show").select_option("changes")
+    rows.get_by_text("changes after").first.wait_for()
+    page.get_by_label("As of", exact=True).fill("yesterday")
+    page.keyboard.press("Enter")
+    rows.get_by_role("alert").filter(has_text="invalid_time").wait_for()
+
+
+def test_dark_mode_follows_airflow(page: Page, url: str) -> None:
+    page.goto(f"{url}/plugin/shards")
+    assert frame_of(page, until="table.list").evaluate("document.documentElement.dataset.theme") == "light"
+    page.evaluate("localStorage.setItem('theme', 'dark')")
+    page.reload()
+    frame = frame_of(page, until="table.list")
+    frame.wait_for_selector("html[data-theme=dark]", state="attached")
+    shoot(page, "list-dark")
+    page.evaluate("document.documentElement.classList.replace('dark', 'light')")
+    frame.wait_for_selector("html[data-theme=light]", state="attached")
+
+
+def test_an_empty_location_says_what_to_do(page: Page, url: str) -> None:
+    empty = {
+        "now_ms": 0,
+        "locations": [{"conn_id": "persist_default", "location": "mem:", "error": None, "shards": []}],
+    }
+    page.route("**/persist/api/shards*", lambda route: route.fulfill(json=empty))
+    page.goto(f"{url}{BASE}/persist/")
+    page.get_by_text("No shards yet").wait_for()
+    shoot(page, "empty")
+
+
+def test_hostile_content_stays_text(page: Page, url: str) -> None:
+    page.goto(f"{url}{BASE}/{SHARD}menace")
+    for what in ("rows", "changes", "errors", "changes of errors"):
+        page.get_by_label("Show").select_option(what)
+        page.locator("#rows").get_by_text(f"{what} a").first.wait_for()
+        for opened in page.locator("details").all():
+            opened.evaluate("each => { each.open = true; }")
+        assert page.evaluate("window.hacked") is None
+        assert page.locator("main script, main img, main [autofocus], main a[href^='javascript']").count() == 0
+    shoot(page, "hostile")
+    page.goto(f"{url}{BASE}/persist/")
+    page.locator("table.list").wait_for()
+    assert page.locator("main script, main img, main a[href^='javascript']").count() == 0
+    assert page.evaluate("window.hacked") is None
+
+
+def test_the_list_is_sorted_and_filtered_by_keyboard(page: Page, url: str) -> None:
+    page.goto(f"{url}{BASE}/persist/")
+    page.locator("table.list").wait_for()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to content"
+    page.get_by_role("button", name="Rows").focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    assert page.get_by_role("columnheader", name="Rows").get_attribute("aria-sort") == "descending"
+    assert page.locator("tbody th a").first.inner_text() == "customers"
+    page.get_by_label("Filter").fill("menace")
+    assert page.locator("tbody tr").count() == 1
+    assert "1 of 3 shards" in page.get_by_role("status").inner_text()
+    page.reload()  # the view is in the address
+    page.locator("table.list").wait_for()
+    assert page.locator("tbody tr").count() == 1
+
+
+@pytest.mark.parametrize("place", ["persist/", f"{SHARD}customers"])
+def test_every_field_has_a_name_and_every_image_a_text(page: Page, url: str, place: str) -> None:
+    page.goto(f"{url}{BASE}/{place}")
+    page.locator("main[aria-busy=false]").wait_for()
+    unnamed = page.evaluate(
+        "[...document.querySelectorAll('input, select, button, [role=img]')].filter("
+        "e => !(e.labels?.length || e.getAttribute('aria-label') || e.textContent.trim())).map(e => e.outerHTML)"
+    )
+    assert unnamed == []
+    assert page.evaluate("document.querySelectorAll('h1').length") == 1
+
+
+def test_a_stranger_is_sent_to_the_login(chromium: Any, url: str) -> None:
+    context = chromium.new_context()
+    tab = context.new_page()
+    tab.goto(f"{url}{BASE}/{SHARD}customers")
+    tab.wait_for_url("**/auth/login**")
+    assert tab.locator("text=Oslo").count() == 0
+    context.close()

@@ -1,0 +1,54 @@
+"""`ShardSensor`: when it is done, what it waits for, and how it waits."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from persist_airflow.compat import AirflowSensorTimeout
+from persist_airflow.factory import build_upsert_dag
+from persist_airflow.sensors import ShardSensor
+from persist_core.errors import InvalidTime
+from persist_core.handles.client import PersistClient
+from tests.airflow.fruit import NAME, Fruit, end_ms, end_of
+from tests.airflow.task_driver import DagRunDriver
+
+pytestmark = pytest.mark.airflow_2_11
+
+
+def context(day: int) -> Any:
+    return {"data_interval_end": end_of(day), "dag_run": SimpleNamespace()}
+
+
+@pytest.mark.parametrize("upper", [None, "2026-01-02", end_ms(0), "2026-01-02T00:00:00Z"])
+def test_it_is_done_when_the_upper_is_there(fruit: Fruit, client: PersistClient, upper: str | int | None) -> None:
+    sensor = ShardSensor(task_id="wait", shard=NAME, upper=upper)
+    assert not sensor.poke(context(0)), "the shard does not exist yet"
+    assert NAME not in client.shards()
+    DagRunDriver(build_upsert_dag(fruit.config()), end_of(0)).run_all()
+    assert sensor.poke(context(0))
+    assert sensor.poke(context(1)) == (upper is not None)
+
+
+def test_it_waits_in_the_triggerer_and_gives_up_after_its_timeout(fruit: Fruit, client: PersistClient) -> None:
+    del client
+    sensor = ShardSensor(task_id="wait", shard=NAME, deferrable=True, timeout=30, poke_interval=3)
+    with pytest.raises(BaseException) as put_off:  # noqa: PT011 - Airflow 3's is a BaseException
+        sensor.execute(context(0))
+    deferred: Any = put_off.value
+    assert type(deferred).__name__ == "TaskDeferred"
+    trigger = deferred.trigger
+    assert (trigger.shard, trigger.upper, trigger.poll_s, trigger.timeout_s) == (NAME, end_ms(0), 3, 30)
+    sensor.execute_complete(context(0), {"shard": NAME, "upper": end_ms(0), "reached": True})
+    with pytest.raises(AirflowSensorTimeout, match="shard fruit: upper is 2026-01-01T00:00:00Z after 30"):
+        sensor.execute_complete(context(0), {"shard": NAME, "upper": end_ms(-1), "reached": False})
+    DagRunDriver(build_upsert_dag(fruit.config()), end_of(0)).run_all()
+    sensor.execute(context(0))
+
+
+def test_a_wrong_time_is_named(client: PersistClient) -> None:
+    del client
+    with pytest.raises(InvalidTime, match="upper of wait is 'soon'"):
+        ShardSensor(task_id="wait", shard=NAME, upper="soon").poke(context(0))

@@ -1,0 +1,117 @@
+"""Dag runs of one DAG take turns: which one waits for which, for how long, and that waiting costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.metadata
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from persist_airflow.compat import AirflowException, AirflowSkipException
+from persist_airflow.factory import build_upsert_dag
+from persist_airflow.triggers import ShardUpperTrigger
+from persist_airflow.turns import LAST_LOOK_MS, NEXT_LOOK_MS, PATIENCE_MS
+from persist_core.handles.client import PersistClient
+from tests.airflow.fruit import NAME, Fruit, end_ms, end_of
+from tests.airflow.task_driver import DagRunDriver
+
+pytestmark = pytest.mark.airflow_2_11
+
+IS_AIRFLOW_3 = importlib.metadata.version("apache-airflow").startswith("3")
+only_airflow_3 = pytest.mark.skipif(not IS_AIRFLOW_3, reason="2.11 starts no more dag runs than the DAG allows")
+MINT = "mint_batch_descriptions"
+
+
+@pytest.fixture
+def dag(fruit: Fruit, client: PersistClient) -> Any:
+    """The collection's DAG; `client` is there so that the location is in the environment."""
+    del client
+    return build_upsert_dag(fruit.config())
+
+
+def pause_ms(driver: DagRunDriver, client: PersistClient) -> float:
+    """How long a run is put off that has to wait."""
+    with pytest.raises(AirflowException) as put_off:
+        driver.run(MINT)
+    error: Any = put_off.value
+    assert type(error).__name__ == "AirflowRescheduleException"
+    return float(error.reschedule_date.timestamp() * 1000 - client.clock.now_ms())
+
+
+@only_airflow_3
+def test_an_earlier_run_goes_first_until_it_has_appended(dag: Any, client: PersistClient) -> None:
+    run = DagRunDriver(dag, end_of(1), "second", earlier_run="first")
+    pause_ms(run, client)
+    assert NAME not in client.shards(), "waiting changes nothing"
+    run.append_states = {"first": "running"}
+    pause_ms(run, client)
+    for ended in ("success", "skipped", "failed", "upstream_failed"):
+        run.append_states = {"first": ended}
+        if ended == "success":
+            assert run.run(MINT)["upper"] == end_ms(1)
+        else:
+            run.run(MINT)
+
+
+@only_airflow_3
+def test_a_run_that_has_minted_is_not_overtaken(dag: Any, client: PersistClient) -> None:
+    """A run by hand, or an earlier day that is started late: there is no earlier run, but one that writes."""
+    run = DagRunDriver(dag, end_of(1), "by hand", staging=1)
+    pause_ms(run, client)
+    run.staging = 0
+    assert run.run_all()["upper"] == end_ms(1)
+
+
+@only_airflow_3
+def test_the_next_run_looks_often_and_the_last_one_seldom(dag: Any, client: PersistClient) -> None:
+    DagRunDriver(dag, end_of(0), "first").run_all()
+    pauses = [pause_ms(DagRunDriver(dag, end_of(day), earlier_run="second"), client) for day in (2, 4, 29)]
+    expected = [NEXT_LOOK_MS, 3 * NEXT_LOOK_MS, LAST_LOOK_MS]
+    assert pauses == pytest.approx(expected, abs=2_000)
+
+
+@only_airflow_3
+@pytest.mark.parametrize(("day", "awaited", "timeout_s"), [(2, end_ms(1), 60.0), (1, end_ms(0) + 1, 5.0)])
+def test_with_a_triggerer_the_task_waits_deferred(dag: Any, day: int, awaited: int, timeout_s: float) -> None:
+    """Until the shard reaches the start of the interval; for a moment only if it is there and the append just ends."""
+    DagRunDriver(dag, end_of(0), "first").run_all()
+    run = DagRunDriver(dag, end_of(day), "later", earlier_run="before")
+    with pytest.raises(BaseException) as put_off:  # noqa: PT011 - Airflow 3's is a BaseException
+        run.run(MINT, deferrable=True)
+    deferred: Any = put_off.value
+    assert type(deferred).__name__ == "TaskDeferred"
+    assert (deferred.trigger.upper, deferred.trigger.timeout_s) == (awaited, timeout_s)
+    run.earlier_run = None
+    mint = run.executed[MINT]
+    assert mint.execute_complete(run.context(), {"reached": False})["upper"] == end_ms(day)
+
+
+@only_airflow_3
+def test_a_turn_that_does_not_end_is_not_waited_for(dag: Any, client: PersistClient) -> None:
+    now_ms = client.clock.now_ms()
+    stuck = DagRunDriver(dag, end_of(1), earlier_run="stuck")
+    stuck.started = datetime.fromtimestamp((now_ms - PATIENCE_MS - 1000) / 1000, UTC)
+    assert stuck.run(MINT)["upper"] == end_ms(1)
+
+
+def test_a_run_that_waited_in_vain_is_skipped(dag: Any) -> None:
+    DagRunDriver(dag, end_of(1), "later").run_all()
+    with pytest.raises(AirflowSkipException, match="already in shard fruit"):
+        DagRunDriver(dag, end_of(0), "earlier").run(MINT)
+
+
+def test_a_trigger_fires_when_the_shard_reaches_a_time(dag: Any) -> None:
+    async def first_event(trigger: ShardUpperTrigger) -> Any:
+        path, arguments = trigger.serialize()
+        module, name = path.rsplit(".", 1)
+        again = getattr(importlib.import_module(module), name)(**arguments)
+        return (await anext(again.run())).payload
+
+    early = ShardUpperTrigger(NAME, end_ms(0), poll_s=0.01, timeout_s=0.05)
+    assert asyncio.run(first_event(early)) == {"shard": NAME, "upper": 0, "reached": False}
+    DagRunDriver(dag, end_of(0)).run_all()
+    on_time = ShardUpperTrigger(NAME, end_ms(0), poll_s=0.01)
+    assert asyncio.run(first_event(on_time)) == {"shard": NAME, "upper": end_ms(0), "reached": True}

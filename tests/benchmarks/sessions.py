@@ -1,0 +1,46 @@
+"""What the benchmarks share: a local Spark session, a stopwatch, a sink for rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from pyspark.sql import DataFrame, SparkSession
+
+from persist_spark.session import STATIC
+
+_Result = TypeVar("_Result")
+
+
+def session(cores: int, memory: str = "6g", conf: Mapping[str, str] | None = None) -> SparkSession:
+    """A local session with the static settings of our jobs. `memory` is the JVM's heap."""
+    builder = SparkSession.builder.master(f"local[{cores}]").appName("benchmark")
+    given = {
+        **STATIC,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": memory,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(cores),
+        **(conf or {}),
+    }
+    for name, value in given.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def timed(work: Callable[[], _Result]) -> tuple[float, _Result]:
+    """Seconds, and what `work` returned."""
+    start = time.perf_counter()
+    result = work()
+    return time.perf_counter() - start, result
+
+
+def consume(rows: DataFrame) -> None:
+    """Decode and drop every row."""
+    rows.write.format("noop").mode("overwrite").save()

@@ -1,0 +1,125 @@
+"""Pins keep a checkpoint and the history that a restore to it reads; retention keeps only what the history reaches."""
+
+from __future__ import annotations
+
+import pytest
+
+from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.checkpoint.pins import pin, unpin
+from persist_core.errors import CorruptArtifact, Indeterminate, OutsideFrontiers
+from persist_core.handles.history import advance_since, set_history
+from persist_core.maintenance.holders import list_holders, release
+from tests.core.checkpoint.checkpointed_shard import KEEP_ALL, Crashing, Shard
+
+MOST_CALLS = 60
+
+
+def shard_of(commits: int, blob: Crashing | None = None) -> tuple[Shard, list[str]]:
+    shard = Shard(blob)
+    return shard, [shard.commit() for _ in range(commits)]
+
+
+def since_of(shard: Shard, history_ms: int | None) -> int | None:
+    set_history(shard.client, "s", history_ms)
+    return advance_since(shard.client, "s").since.time
+
+
+def test_a_pin_holds_since_and_unpin_lets_it_go() -> None:
+    shard, ids = shard_of(8)
+    shard.publish()
+    pin(shard.client, "s", ids[4])
+    seqno = shard.client.state("s").seqno
+    pin(shard.client, "s", ids[4])
+    assert shard.client.state("s").seqno == seqno
+    assert since_of(shard, 1) == 4, "the last time before the upper of the pinned one"
+    held = list_holders(shard.client, "s").held[0]
+    assert (held.kind, held.blocks, held.remedy) == ("pin", True, f"persist unpin s {ids[4]}")
+    with pytest.raises(OutsideFrontiers, match="takes the history since 3, and the shard can be read from since 4 on"):
+        pin(shard.client, "s", ids[3])
+    assert shard.checkpointer.pinned() == {ids[4]}
+    shard.publish()
+    assert shard.checkpointer.list_checkpoints() == [ids[4], ids[7]]
+    assert unpin(shard.client, "s", ids[4])
+    assert not unpin(shard.client, "s", ids[4])
+    assert since_of(shard, 1) == 7
+
+
+@pytest.mark.parametrize(("history_ms", "kept"), [(None, 8), (100, 8), (4, 5), (1, 2), (0, 1)])
+def test_retention_keeps_what_the_history_reaches_back_to(history_ms: int | None, kept: int) -> None:
+    shard, ids = shard_of(8)
+    shard.publish()
+    set_history(shard.client, "s", history_ms)
+    shard.publish(KEEP_ALL)
+    # upper - history is the first time that is kept; a restore reads from the time before the checkpoint's upper on
+    expected = ids if history_ms is None or history_ms > 8 else ids[8 - max(1, history_ms) :]
+    assert shard.checkpointer.list_checkpoints() == expected[-kept:]
+    since = advance_since(shard.client, "s").since.time
+    assert since is not None
+    for manifest in shard.checkpointer.listing().manifests:
+        assert manifest.upper is not None
+        assert since <= manifest.upper - 1, "every retained checkpoint can be restored"
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["before", "after"])
+def test_a_pin_that_died_anywhere_is_completed_or_ended(is_late: bool) -> None:
+    for action in (pin, unpin):
+        for crash_at in range(MOST_CALLS):
+            blob = Crashing()
+            shard, ids = shard_of(3, blob)
+            shard.publish()
+            if action is unpin:
+                pin(shard.client, "s", ids[1])
+            blob.arm(crash_at, is_late=is_late)
+            try:
+                action(shard.client, "s", ids[1])
+            except Indeterminate:
+                blob.is_armed = False
+            else:
+                break
+            if action is pin and shard.checkpointer.pinned():
+                assert since_of(shard, 0) == 1, "whatever is marked as pinned is held"
+            action(shard.client, "s", ids[1])
+            assert shard.checkpointer.pinned() == ({ids[1]} if action is pin else set())
+            assert since_of(shard, 0) == (1 if action is pin else 2)
+        assert 0 < crash_at < MOST_CALLS - 1
+
+
+def test_an_unpin_between_the_steps_of_a_pin_does_not_leave_a_mark_without_a_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shard, ids = shard_of(3)
+    shard.publish()
+    marked, times = BlobCheckpointer.pin, 0
+
+    def mark(checkpointer: BlobCheckpointer, checkpoint_id: str) -> None:
+        nonlocal times
+        times += 1
+        if times <= 2:
+            assert unpin(shard.client, "s", checkpoint_id)
+        marked(checkpointer, checkpoint_id)
+
+    monkeypatch.setattr(BlobCheckpointer, "pin", mark)
+    pin(shard.client, "s", ids[1])
+    assert times == 3
+    assert shard.checkpointer.pinned() == {ids[1]}
+    assert since_of(shard, 0) == 1
+
+
+def test_a_hold_of_a_pin_that_is_not_there_can_be_released() -> None:
+    shard, ids = shard_of(3)
+    shard.publish()
+    pin(shard.client, "s", ids[1])
+    shard.checkpointer.unpin(ids[1])
+    held = list_holders(shard.client, "s").held[1]
+    assert (held.kind, held.about) == ("pin", "left by a pin that was not completed")
+    release(shard.client, "s", f"pin/{ids[1]}", by="me", reason="not completed")
+    assert since_of(shard, 0) == 2
+
+
+def test_what_is_not_there_is_not_pinned_and_holds_nothing() -> None:
+    shard, ids = shard_of(3)
+    shard.publish()
+    shard.checkpointer.delete_checkpoint(ids[0])
+    with pytest.raises(CorruptArtifact):
+        pin(shard.client, "s", ids[0])
+    assert not shard.client.state("s").holds

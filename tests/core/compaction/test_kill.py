@@ -1,0 +1,57 @@
+"""A merge that is killed at any of its writes changes no answer, and the next one does the work."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from persist_core.clock import ManualClock
+from persist_core.handles.client import PersistClient
+from persist_core.ids import SeededIds
+from tests.core.compaction.histories import KEYED, History
+from tests.core.compaction.kill_driver import INPUTS, SHARD, count_writes, merge, opened
+
+BATCHES = 7
+SECONDS = 120  # a bound on each process, which takes about one
+
+
+def test_kill_9_at_every_write(tmp_path: Path) -> None:
+    """The folder is copied for each process; all of them run side by side."""
+    history = History(opened(tmp_path / "whole"), KEYED, seed=4)
+    while len(history.state.batches) < BATCHES:
+        history.append()
+    history.client.location.close()
+    counted = PersistClient(opened(copied(tmp_path, "counted")))
+    writes = count_writes(counted)
+    merge(counted)
+    counted.location.close()
+    assert writes[-1] == "compare_and_set"
+    assert len(writes) >= 5, "parts of several kinds, the manifest, the state"
+    points = [1, len(writes) - 2, len(writes) - 1, len(writes)]
+    killed = {
+        point: subprocess.Popen(
+            [sys.executable, "-m", "tests.core.compaction.kill_driver", str(copied(tmp_path, str(point))), str(point)]
+        )
+        for point in points
+    }
+    for point, process in killed.items():
+        assert process.wait(SECONDS) == -signal.SIGKILL
+        clock = ManualClock(1_700_000_000_000)
+        history.client = PersistClient(opened(tmp_path / str(point)), clock, SeededIds(99, clock))
+        is_done = point == len(writes)
+        assert len(history.state.batches) == (
+            BATCHES - len(range(*INPUTS.indices(BATCHES))) + 1 if is_done else BATCHES
+        )
+        history.check()
+        merge(history.client)
+        history.append()
+        history.check()
+        history.expected = history.expected.until(history.client.state(SHARD).batches[-1].lower)
+        history.client.location.close()
+
+
+def copied(folder: Path, name: str) -> Path:
+    return Path(shutil.copytree(folder / "whole", folder / name))

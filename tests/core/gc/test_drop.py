@@ -1,0 +1,101 @@
+"""Dropped shards: refused while someone needs them, all their files go, and the name can be used again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from persist_core.errors import InvalidInput, OutsideFrontiers
+from persist_core.gc.collect import GRACE_MS, INTENT_MS, collect
+from persist_core.gc.drop import create_again, drop, users_of
+from persist_core.maintenance.fsck import fsck
+from persist_core.oracle.upsert import Record
+from persist_core.protocol import stages
+from persist_core.protocol.fork import fork
+from persist_core.protocol.stages import Conflict
+from tests.core.protocol.restored_shard import SHARD, Collection
+
+A = ("eu", 1)
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Collection:
+    made = Collection(tmp_path)
+    for number in (1, 2):
+        made.drop(f"{number}.txt", [Record(A, (f"a{number}", None, None), 10 * number - 1, (0, "f", 0, 0))])
+        made.run(10 * number)
+    return made
+
+
+def stored(shard: Collection) -> list[str]:
+    return [entry.key for entry in shard.client.blob.list_keys_and_metadata(f"{SHARD}/")]
+
+
+def collect_all(shard: Collection) -> None:
+    for _ in range(INTENT_MS // GRACE_MS + 3):
+        collect(shard.client, SHARD)
+        shard.clock.sleep_ms(GRACE_MS)
+
+
+def test_everything_goes_but_the_gravestone(shard: Collection) -> None:
+    assert drop(shard.client, SHARD)
+    assert not drop(shard.client, SHARD)
+    collect_all(shard)
+    assert stored(shard) == []
+    state = shard.client.state(SHARD)
+    assert state.is_dropped
+    assert (state.batches, state.commits, state.sources) == ((), (), {})
+    assert fsck(shard.client, SHARD).is_clean
+    with pytest.raises(OutsideFrontiers):
+        shard.client.open_reader(SHARD).snapshot()
+    with pytest.raises(InvalidInput, match="persist run --recreate things"):
+        shard.mint(30)
+
+
+def test_it_is_refused_while_someone_needs_the_shard(shard: Collection) -> None:
+    shard.client.open_since(SHARD, "view/sales")
+    reader = shard.client.open_leased_reader(SHARD, lease_ms=GRACE_MS)
+    fork(shard.client, SHARD, shard.client.state(SHARD).commits[0].checkpoint_id, "twin", writer="test")
+    users = users_of(shard.client, SHARD)
+    assert users[0] == "hold view/sales"
+    assert users[2] == "fork twin"
+    with pytest.raises(InvalidInput, match=r"is needed by hold view/sales, lease .*, fork twin\. Drop the views first"):
+        drop(shard.client, SHARD)
+    assert not shard.client.state(SHARD).is_dropped
+    reader.expire()
+    assert drop(shard.client, SHARD, is_forced=True)
+    collect_all(shard)
+    assert {key.split("/")[1] for key in stored(shard)} <= {"batches", "sources", "forks", "gc"}
+    twin = shard.beside("twin")
+    twin.check()
+    assert drop(twin.client, "twin")
+    collect_all(shard)
+    assert stored(shard) == []
+
+
+def test_a_hold_that_comes_in_between_refuses_it_too(shard: Collection, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: object) -> tuple[str, ...]:
+        shard.client.open_since(SHARD, "view/sales")
+        return ()
+
+    monkeypatch.setattr("persist_core.gc.drop.users_of", late)
+    with pytest.raises(InvalidInput, match="needed by view/sales, since a moment ago"):
+        drop(shard.client, SHARD)
+
+
+def test_the_name_is_used_again_only_on_demand(shard: Collection) -> None:
+    with pytest.raises(InvalidInput, match="is not dropped"):
+        create_again(shard.client, SHARD)
+    shard.drop("3.txt", [Record(A, ("a3", None, None), 29, (0, "f", 0, 0))])
+    late = shard.mint(30)
+    key = shard.write(late)
+    drop(shard.client, SHARD)
+    create_again(shard.client, SHARD)
+    assert [key for key in stored(shard) if "/gc/" not in key] == []
+    state = shard.client.state(SHARD)
+    assert (state.upper.time, state.since.time, state.commits) == (0, 0, ())
+    assert isinstance(stages.append(shard.client, late, key), Conflict)
+    shard.run(30)
+    shard.check()
+    assert [row["name"] for row in shard.client.open_reader(SHARD).snapshot().to_pylist()] == ["a3"]

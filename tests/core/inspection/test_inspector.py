@@ -1,0 +1,181 @@
+"""The facts of an inspection, compared with what plain reads of the same shard find."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import islice
+
+import pytest
+
+from persist_core.checkpoint.publish import publish_missing
+from persist_core.clock import ManualClock
+from persist_core.compaction.merge import Merge, merge_here
+from persist_core.compaction.plan import next_merge
+from persist_core.errors import ShardNotFound
+from persist_core.handles.client import PersistClient
+from persist_core.inspection.inspector import MAX_COMMITS, WEEK_MS, Inspector
+from persist_core.location.consensus import VersionedData
+from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.open import OpenLocation
+from persist_core.protocol.conflicts import record_conflict
+from persist_core.protocol.fork import fork
+from persist_core.schema import CollectionSchema, Column
+from persist_core.shard.batch import BatchDescription
+from persist_core.shard.state import UpperMismatch
+from persist_core.time_text import parse_time
+from tests.plain_commit import commit
+
+DAY = 86_400_000
+DAY_1 = parse_time("2026-01-01")
+NOW = DAY_1 + 40 * DAY
+KEYED = CollectionSchema(key=(Column("id", "bigint", nullable=False),), values=(Column("name", "string"),))
+MULTISET = CollectionSchema(key=(), values=(Column("name", "string"),))
+
+
+@pytest.fixture
+def client() -> Iterator[PersistClient]:
+    with OpenLocation(MemBlob(), MemConsensus()) as opened:
+        yield PersistClient(opened, ManualClock(NOW))
+
+
+def history(client: PersistClient, days: int) -> None:
+    """A key more each day, the one of the day before changed, every third deleted again, an error each fifth day."""
+    for day in range(days):
+        time = DAY_1 + day * DAY
+        updates = [((day, f"new {day}"), time, 1)]
+        if day % 3 == 1:
+            updates += [((day - 1, f"new {day - 1}"), time, -1)]
+        errs = [("value", None, f"payload {day}".encode(), time, 1)] if day % 5 == 0 else []
+        commit(client, "orders", KEYED, time + DAY, updates, errs)
+
+
+def lose(client: PersistClient, shard: str, token: str) -> None:
+    """Record a conflict."""
+    description = BatchDescription(shard, 0, 1, token, client.ids.uuid7(), 1, None, writer=f"dag/{token}")
+    mismatch = UpperMismatch(0, client.state(shard).upper, None, is_stale=True)
+    record_conflict(client.blob, client.clock, description, mismatch)
+
+
+def test_counts_are_those_of_a_read_before_and_after_merges(client: PersistClient) -> None:
+    history(client, 30)
+    inspector, reader = Inspector(client), client.open_reader("orders")
+    for _ in range(4):
+        (summary,) = inspector.summaries()
+        assert (summary.rows, summary.errors) == (len(reader.snapshot()), len(reader.errors())) == (20, 6)
+        assert (summary.kind, summary.stash, summary.commits) == ("other", 0, 30)
+        due = next_merge(client.state("orders").batches)
+        if due is None:
+            break
+        assert summary.due_merge is not None
+        assert summary.due_merge.batches == len(due)
+        merge_here(client, Merge.of(client, client.state("orders"), due), attempt=client.ids.uuid7())
+    assert client.state("orders").batches[0].run_changed_at is not None
+
+
+def test_what_depends_on_the_clock(client: PersistClient) -> None:
+    history(client, 30)
+    lose(client, "orders", "old")
+    inspector = Inspector(client)
+    assert inspector.summary("orders").conflicts_7d == 1
+    assert inspector.summary("orders").lag_ms == NOW - (DAY_1 + 30 * DAY)
+    assert inspector.summary("orders").attention == ("errors", "conflicts")
+    client.clock.sleep_ms(WEEK_MS + 1)
+    assert inspector.summary("orders").conflicts_7d == 0
+    lose(client, "orders", "new")
+    assert inspector.summary("orders").conflicts_7d == 1
+    assert [record.loser for record in inspector.conflicts("orders")] == ["dag/old", "dag/new"]
+    commit(client, "early", KEYED, client.clock.now_ms() + 2 * DAY)
+    assert inspector.summary("early").attention == ("future_upper",)
+    assert inspector.summary("early").lag_ms == 0
+
+
+def test_counters_have_no_lag_and_closed_shards_neither(client: PersistClient) -> None:
+    commit(client, "counter", KEYED, 7)
+    commit(client, "closed", KEYED, None)
+    assert [(s.shard, s.upper, s.lag_ms) for s in Inspector(client).summaries()] == [
+        ("closed", None, None),
+        ("counter", 7, None),
+    ]
+
+
+def test_rows_of_a_multiset_are_unknown_unless_its_writer_counted(client: PersistClient) -> None:
+    commit(client, "names", MULTISET, 10, [(("Ada",), 1, 3)])
+    assert Inspector(client).summary("names").rows is None
+
+
+def test_all_commits_are_found_page_by_page(client: PersistClient) -> None:
+    total = 230  # more than a state keeps
+    for upper in range(1, total + 1):
+        commit(client, "orders", KEYED, upper, [((upper, "x"), upper - 1, 1)] if upper % 20 == 0 else [])
+    inspector = Inspector(client)
+    pages, before = [], None
+    for _ in range(10):
+        page = inspector.commits("orders", before=before, limit=60)
+        pages.append(page)
+        before = page.older
+        if before is None:
+            break
+    found = [each for page in reversed(pages) for each in page.commits]
+    assert [each.upper for each in found] == list(range(1, total + 1))
+    assert [each.upper for each in found if each.inserts] == list(range(20, total + 1, 20))
+    assert len(inspector.commits("orders", limit=10_000).commits) == MAX_COMMITS
+    client.location.consensus.truncate("orders", client.state("orders").seqno)
+    kept = len(client.state("orders").commits)
+    assert kept < total
+    assert inspector.commits("orders", limit=kept).older is None
+    assert len(inspector.commits("orders", before=total - kept).commits) == 0
+
+
+def test_damage_hides_nothing_else(client: PersistClient) -> None:
+    history(client, 3)
+    commit(client, "rotten", KEYED, 5)
+    head = client.location.consensus.head("rotten")
+    assert head is not None
+    client.location.consensus.compare_and_set("rotten", head.seqno, VersionedData(head.seqno + 1, b"rotten"))
+    client.blob.set(client.state("orders").commits[1].manifest_key, b"rotten")
+    inspector = Inspector(client)
+    orders, rotten = inspector.summaries()
+    assert (orders.rows, rotten.attention) == (2, ("unreadable",))
+    assert rotten.error is not None
+    assert rotten.error.startswith("corrupt_artifact: ")
+    commits = inspector.commits("orders").commits
+    assert [each.inserts for each in commits] == [1, None, 1]
+    assert "corrupt_artifact: manifest orders/" in (commits[1].error or "")
+    lose(client, "orders", "lost")
+    (record,) = islice(client.blob.list_keys_and_metadata("orders/conflicts/"), 1)
+    client.blob.set(record.key, b"rotten")
+    summary = Inspector(client).summary("orders")
+    assert (summary.rows, summary.conflicts_7d) == (2, None)
+    assert "conflict record" in (summary.error or "")
+
+
+def test_a_description_has_holders_and_forks(client: PersistClient) -> None:
+    history(client, 12)
+    client.open_leased_reader("orders", lease_ms=60_000)
+    client.open_since("orders", "view/totals")
+    description = Inspector(client).description("orders")
+    assert [hold.holder for hold in description.holds] == ["view/totals"]
+    assert (description.views, description.leases[0].expires_ms) == (("totals",), NOW + 60_000)
+    assert description.schema == KEYED.to_json()
+    assert (description.rows, description.definition) == (8, None)
+    publish_missing(client, client.state("orders"))
+    fork(client, "orders", client.state("orders").commits[5].checkpoint_id, "copy", writer="test")
+    assert [each.shard for each in Inspector(client).description("orders").forks] == ["copy"]
+    copy = Inspector(client).summary("copy")
+    assert (copy.forked_from, copy.rows) == ("orders", len(client.open_reader("copy").snapshot()))
+    json.dumps(asdict(Inspector(client).description("orders")))
+
+
+def test_a_state_is_decoded_once(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    history(client, 3)
+    inspector = Inspector(client)
+    first = inspector.summaries()
+    monkeypatch.setattr("persist_core.inspection.inspector.decode_state", None)
+    assert inspector.summaries() == first
+
+
+def test_an_unknown_shard_is_named(client: PersistClient) -> None:
+    with pytest.raises(ShardNotFound, match="'none'"):
+        Inspector(client).summary("none")

@@ -1,0 +1,109 @@
+"""`persist holds` and `persist release`, as functions: who holds a shard's history, and who may end what."""
+
+from __future__ import annotations
+
+import pytest
+
+from persist_core.errors import InvalidInput, LeaseExpired
+from persist_core.frontier import Frontier
+from persist_core.gc.drop import drop
+from persist_core.handles.history import advance_since, set_history
+from persist_core.maintenance.holders import list_holders, release
+from tests.core.protocol.test_view_protocol import World, world
+
+__all__ = ["world"]  # the fixture
+
+
+def kinds(world: World, shard: str) -> list[tuple[str, str, int | None, bool]]:
+    found = list_holders(world.client, shard).held
+    return [(held.kind, held.holder, held.since, held.blocks) for held in found]
+
+
+def test_all_history_is_held_by_nothing_but_itself(world: World) -> None:
+    found = list_holders(world.client, "a")
+    assert (found.history, found.history_ms, found.wanted, found.since, found.upper) == ("all", None, 0, 0, 10)
+    (held,) = found.held
+    assert (held.kind, held.blocks, held.about) == (
+        "history",
+        False,
+        "everything is kept: stored bytes grow with every change",
+    )
+
+
+def test_holders_are_listed_by_what_they_hold_with_what_ends_them(world: World) -> None:
+    world.refresh()
+    reader = world.client.open_leased_reader("a", lease_ms=50)
+    reader.heartbeat(Frontier(3))
+    world.client.open_since("a", "program", since=Frontier(5))
+    set_history(world.client, "a", 4)
+    found = list_holders(world.client, "a")
+    assert (found.history, found.wanted) == ("4 ms", 6)
+    by_kind = {held.kind: held for held in found.held}
+    assert [(held.kind, held.since, held.blocks) for held in found.held] == [
+        ("view", 0, True),
+        ("lease", 3, True),
+        ("hold", 5, True),
+        ("history", 6, False),
+    ]
+    now_ms = world.client.clock.now_ms()
+    assert by_kind["view"].about.startswith("a view, refreshed as of 1970-01-01T00:00:00.006Z")
+    assert by_kind["view"].remedy == "refresh the view: persist run v"
+    assert (by_kind["lease"].from_ms, by_kind["lease"].expires_ms) == (now_ms, now_ms + 50)
+    assert by_kind["lease"].remedy == f"persist release a {by_kind['lease'].holder} --reason TEXT"
+    assert advance_since(world.client, "a").since == Frontier(0)
+
+
+def test_the_hold_of_a_live_view_is_ended_by_force_only(world: World) -> None:
+    world.mint()
+    for done in ("minted", "refreshed"):
+        with pytest.raises(InvalidInput, match=r"view v still reads shard a.*persist run v.*--force"):
+            release(world.client, "a", "view/v", by="me", reason=done)
+        if done == "minted":
+            world.refresh()
+    release(world.client, "a", "view/v", by="me", reason="testing", is_forced=True)
+    assert world.held("a") == {}
+    world.append("a", 20, 3)
+    world.append("b", 20, 3)
+    world.refresh()
+    assert world.held("a") == {"view/v": 0}, "the next refresh holds again"
+
+
+def test_the_hold_of_a_view_that_is_gone_or_reads_something_else_is_ended(world: World) -> None:
+    world.refresh()
+    world.client.open_since("a", "view/never-made")
+    world.append("a", 20, 3)
+    world.client.open_since("a", "view/other")
+    world.refresh(name="other", query="SELECT * FROM b", inputs=["b"])
+    set_history(world.client, "a", 0)
+    for view in ("never-made", "other"):
+        gone = next(held for held in list_holders(world.client, "a").held if held.holder == f"view/{view}")
+        assert (gone.kind, gone.about) == ("view", "the view is gone")
+        record = release(world.client, "a", f"view/{view}", by="me@host", reason="gone")
+        assert release(world.client, "a", f"view/{view}", by="you", reason="again") == record
+    assert kinds(world, "a") == [("view", "view/v", 0, True), ("history", "history", 19, False)]
+    drop(world.client, "v")
+    world.client.open_since("a", "view/v")  # as if its last mint had been slower
+    release(world.client, "a", "view/v", by="me", reason="dropped")
+    assert advance_since(world.client, "a").since == Frontier(19)
+    assert [each.holder for each in list_holders(world.client, "a").released] == [
+        "view/never-made",
+        "view/other",
+        "view/v",
+    ]
+
+
+def test_a_reader_whose_lease_was_ended_is_told_by_whom(world: World) -> None:
+    reader = world.client.open_leased_reader("a", lease_ms=10_000)
+    lease = list_holders(world.client, "a").held[1]
+    record = release(world.client, "a", lease.holder, by="me@host", reason="its program was killed")
+    assert (record.by, record.since, record.released_ms) == ("me@host", 0, world.client.clock.now_ms())
+    with pytest.raises(LeaseExpired, match=r"was released by me@host at .*its program was killed.*open a new reader"):
+        reader.snapshot()
+
+
+@pytest.mark.parametrize("holder", ["history", "nobody", "view/nobody", "pin/nothing"])
+def test_what_holds_nothing_cannot_be_ended(world: World, holder: str) -> None:
+    state = world.client.state("a")
+    with pytest.raises(InvalidInput, match=r"has no lease and no hold .*`persist holds a` lists them"):
+        release(world.client, "a", holder, by="me", reason="x")
+    assert world.client.state("a") == state

@@ -1,0 +1,120 @@
+"""`history:` of a collection or view: the mint stage sets it, maintenance follows it. On every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist_core.errors import OutsideFrontiers
+from persist_core.frontier import Frontier
+from persist_core.handles.history import advance_since, set_history
+from persist_core.oracle.upsert import Record
+from persist_core.protocol import stages
+from persist_core.protocol.fork import fork
+from persist_core.protocol.fork_records import record_fork
+from persist_core.protocol.stages import Minted, NothingToDo
+from persist_core.shard.state import Committed
+from tests.core.protocol.restored_shard import SHARD, Collection
+from tests.core.protocol.test_protocol import DAY_MS, World, world
+from tests.core.protocol.test_view_protocol import World as Views
+
+__all__ = ["world"]  # the fixture
+
+
+def commit(world: World, until: int) -> None:
+    description = world.minted(until)
+    key = world.write(description, [(1, f"until {until}", until - 1, 1)] if until == DAY_MS else None)
+    assert isinstance(stages.append(world.client, description, key), Committed)
+
+
+def keep(world: World, history: str) -> None:
+    world.config = world.config.model_validate(world.config.model_dump() | {"history": history})
+
+
+def test_a_fork_can_be_read_from_the_since_that_its_files_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shard's own `since` passes the checkpoint after its batches were looked up, and before the fork is made."""
+    shard = Collection(tmp_path)
+    shard.drop("1.txt", [Record(("eu", 1), ("one", None, None), None, (0, "1", 0, 0))])
+    first = shard.run(10)
+    for until in (20, 30):
+        shard.run(until)
+
+    def recorded(*arguments: Any, **named: Any) -> None:
+        record_fork(*arguments, **named)
+        set_history(shard.client, SHARD, 0)
+        assert advance_since(shard.client, SHARD).since == Frontier(29)
+
+    monkeypatch.setattr("persist_core.protocol.fork.record_fork", recorded)
+    fork(shard.client, SHARD, first, "twin", writer="test")
+    twin = shard.client.state("twin")
+    assert (twin.since, twin.upper, twin.history_ms) == (Frontier(0), Frontier(10), None)
+    assert shard.client.open_reader("twin").snapshot(9).num_rows == 1
+    with pytest.raises(OutsideFrontiers, match="history before since is gone"):
+        fork(shard.client, SHARD, first, "late", writer="test")
+    assert "late" not in shard.client.shards()
+
+
+def test_the_mint_stage_sets_the_history_if_it_differs_and_says_so(world: World) -> None:
+    keep(world, "2 days")
+    minted = world.mint(DAY_MS)
+    assert isinstance(minted, Minted)
+    assert minted.notices == ()  # a new shard had no other
+    state = world.client.state("things")
+    assert (state.history_ms, state.seqno) == (2 * DAY_MS, 1)
+    world.mint(DAY_MS)
+    assert world.client.state("things").seqno == 1
+    commit(world, DAY_MS)
+    keep(world, "36 hours")
+    changed = world.mint(2 * DAY_MS)
+    assert isinstance(changed, Minted)
+    assert changed.notices[0].startswith("history of shard things is now 36 hours; it was 2 days. ")
+    keep(world, "all")
+    nothing = world.mint(DAY_MS)
+    assert isinstance(nothing, NothingToDo)
+    assert "history of shard things is now all; it was 36 hours" in nothing.reason
+    assert world.client.state("things").history_ms is None
+
+
+def test_a_view_has_a_history_of_its_own() -> None:
+    world = Views()
+    world.append("a", 10, 1)
+    world.append("b", 10, 2)
+    world.refresh(history="5 minutes")
+    assert [world.client.state(name).history_ms for name in "abv"] == [None, None, 300_000]
+    world.append("a", 400_000, 1)
+    world.append("b", 400_000, 2)
+    world.refresh(history="5 minutes")
+    assert advance_since(world.client, "v").since == Frontier(100_000)
+    assert advance_since(world.client, "a").since == Frontier(0)
+
+
+def test_since_follows_and_what_it_has_passed_is_a_clear_error(world: World) -> None:
+    for day in range(1, 6):
+        commit(world, day * DAY_MS)
+    assert advance_since(world.client, "things").since == Frontier(0)
+    keep(world, "2 days")
+    commit(world, 6 * DAY_MS)
+    reader = world.client.open_leased_reader("things", lease_ms=1_000)
+    held = advance_since(world.client, "things")
+    assert (held.since, held.wanted) == (Frontier(0), Frontier(4 * DAY_MS))
+    assert held.held_by is not None
+    assert reader.snapshot(DAY_MS).num_rows == 1
+    world.clock.sleep_ms(1_001)
+    seqno = world.client.state("things").seqno
+    assert advance_since(world.client, "things").since == Frontier(4 * DAY_MS)
+    assert advance_since(world.client, "things").since == Frontier(4 * DAY_MS)
+    assert world.client.state("things").seqno == seqno + 1
+    plain = world.client.open_reader("things")
+    assert plain.snapshot(4 * DAY_MS).num_rows == 1
+    reads: list[Callable[[], object]] = [
+        lambda: plain.snapshot(4 * DAY_MS - 1),
+        lambda: plain.changes(DAY_MS),
+        lambda: plain.error_changes(DAY_MS),
+        lambda: plain.errors(0),
+    ]
+    for read in reads:
+        with pytest.raises(OutsideFrontiers, match=r"history before since is gone: .*`persist holds things`"):
+            read()

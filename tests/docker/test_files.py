@@ -1,0 +1,177 @@
+"""The files of docker/ agree with each other and with the code. `make check-docker` lints them, `make test-docker` runs
+them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from persist_airflow.notifications import CONFLICT_METRIC
+from persist_core.location.settings import ENV_BLOB_URI, ENV_CONSENSUS_URI
+from persist_core.location.uri import parse_uri
+from persist_core.spark_job.submit import connect_environment
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKER = ROOT / "docker"
+COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+DOCKERFILES = sorted(DOCKER.glob("*.Dockerfile"))
+OWN = [name for name, service in COMPOSE["services"].items() if "airflow-persist" in str(service["image"])]
+ALL_SECRETS = set(COMPOSE["secrets"])
+
+
+def test_every_secret_is_declared_made_and_used() -> None:
+    made = set(re.findall(r"^put (\w+) ", (DOCKER / "secrets.sh").read_text(), re.MULTILINE))
+    used = {name for service in COMPOSE["services"].values() for name in service.get("secrets", ())}
+    assert made == ALL_SECRETS == used
+    text = (DOCKER / "compose.yaml").read_text()
+    assert set(re.findall(r"/run/secrets/(\w+)", text)) <= ALL_SECRETS
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_a_service_has_the_secrets_that_it_reads(name: str) -> None:
+    service = COMPOSE["services"][name]
+    named = set(re.findall(r"/run/secrets/(\w+)", json.dumps([service.get("environment"), service.get("command")])))
+    assert named <= set(service.get("secrets", ()))
+
+
+def test_no_secret_and_no_open_port_is_in_the_compose_file() -> None:
+    for service in COMPOSE["services"].values():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+        for variable in service.get("environment", {}):
+            assert not re.search(
+                r"(PASSWORD|SECRET_KEY|SECRET_ACCESS_KEY|FERNET_KEY|JWT_SECRET|SQL_ALCHEMY_CONN)$", variable
+            )
+
+
+def test_volumes_and_networks_are_declared() -> None:
+    for name, service in COMPOSE["services"].items():
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            if source.startswith("."):
+                assert (DOCKER / source).exists(), f"{name}: {volume}"
+            else:
+                assert source in COMPOSE["volumes"], f"{name}: {volume}"
+        assert service["networks"] == ["stack"], name
+
+
+def test_our_services_are_locked_down() -> None:
+    for name in OWN:
+        service = COMPOSE["services"][name]
+        if name != "s3":
+            assert service["read_only"], name
+            assert service["cap_drop"] == ["ALL"], name
+
+
+def test_the_location_of_the_stack_can_be_opened() -> None:
+    for name in ("scheduler", "demo", "spark-connect"):
+        environment = COMPOSE["services"][name]["environment"]
+        for variable, role in ((ENV_BLOB_URI, "blob"), (ENV_CONSENSUS_URI, "consensus")):
+            known = {"s3": frozenset({"endpoint", "region"}), "postgresql": frozenset[str]()}
+            assert parse_uri(environment[variable], role, known).scheme in known
+    connection = json.loads(COMPOSE["services"]["scheduler"]["environment"]["AIRFLOW_CONN_SPARK_DEFAULT"])
+    url = f"sc://{connection['host']}:{connection['port']}"
+    assert connect_environment(url)["SPARK_REMOTE"] in (DOCKER / "demo.sh").read_text()
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
+def test_dockerfiles(dockerfile: Path) -> None:
+    text = dockerfile.read_text()
+    stages = set(re.findall(r"^FROM \S+ AS (\w+)", text, re.MULTILINE))
+    arguments = dict(re.findall(r"^ARG (\w+)=(\S+)", text, re.MULTILINE))
+    for base in re.findall(r"^FROM (\S+)", text, re.MULTILINE):
+        assert base in stages or base.strip("${}") in arguments, f"{base}: a base comes from a build argument"
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE)
+    for source in " ".join(copied).split():
+        path = re.sub(r"\$\{(\w+)\}", lambda found: arguments[found[1]], source)
+        assert (ROOT / path).exists(), path
+        assert _reaches_the_build(path), f"{path}: .dockerignore leaves it out"
+    assert re.search(r"^USER \d+", text, re.MULTILINE)
+    assert "HEALTHCHECK" in text
+    assert "org.opencontainers.image.licenses" in text
+
+
+def _reaches_the_build(path: str) -> bool:
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    return any(path == each or path.startswith(f"{each}/") for each in allowed)
+
+
+def test_scripts_are_valid_and_executable_where_they_are_started() -> None:
+    for script in sorted([*DOCKER.glob("*.sh"), *(ROOT / "tests" / "docker").glob("*.sh")]):
+        shell = script.read_text().partition("\n")[0].removeprefix("#!").split()[-1]
+        subprocess.run([shell.rpartition("/")[2], "-n", str(script)], check=True, timeout=30)
+    for started in ("entrypoint.sh", "s3.sh", "secrets.sh"):
+        assert (DOCKER / started).stat().st_mode & 0o111, started
+
+
+def test_the_entrypoint_reads_secrets_and_starts_executors(tmp_path: Path) -> None:
+    """Spark on Kubernetes starts its executors as `executor`, with numbered JVM options in the environment."""
+    (tmp_path / "password").write_text("pass word\n")
+    java = tmp_path / "java"
+    java.write_text('#!/bin/sh\nprintf "%s\\n" "$PGPASSWORD" "${PGPASSWORD_FILE:-unset}" "$@"\n')
+    java.chmod(0o755)
+    names = ("DRIVER_URL", "APPLICATION_ID", "EXECUTOR_ID", "EXECUTOR_CORES", "EXECUTOR_POD_IP", "EXECUTOR_POD_NAME")
+    environment = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "PGPASSWORD_FILE": str(tmp_path / "password"),
+        "SPARK_HOME": "/opt/spark",
+        "SPARK_EXECUTOR_MEMORY": "1g",
+        "SPARK_RESOURCE_PROFILE_ID": "0",
+        **{f"SPARK_{name}": f"the {name}" for name in names},
+        **{f"SPARK_JAVA_OPT_{number}": f"-Doption{number}=a b" for number in range(11)},
+    }
+    done = subprocess.run(
+        [DOCKER / "entrypoint.sh", "executor"], env=environment, capture_output=True, text=True, check=True, timeout=30
+    )
+    password, file, *arguments = done.stdout.splitlines()
+    assert (password, file) == ("pass word", "unset")
+    assert arguments[:11] == [f"-Doption{number}=a b" for number in range(11)]
+    assert arguments[11:15] == ["-Xms1g", "-Xmx1g", "-cp", "/opt/spark/conf::/opt/spark/jars/*"]
+    assert arguments[15].endswith(".KubernetesExecutorBackend")
+    given = dict(zip(arguments[16::2], arguments[17::2], strict=True))
+    assert given["--driver-url"] == "the DRIVER_URL"
+    assert given["--podName"] == "the EXECUTOR_POD_NAME"
+    assert len(given) == 7
+
+
+def test_secrets_are_made_once(tmp_path: Path) -> None:
+    script = tmp_path / "secrets.sh"
+    script.write_text((DOCKER / "secrets.sh").read_text())
+    made = []
+    for _ in range(2):
+        subprocess.run(["sh", str(script)], check=True, capture_output=True, timeout=60)
+        made.append({path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()})
+    assert made[0] == made[1]
+    assert set(made[0]) == ALL_SECRETS
+    assert (tmp_path / "secrets").stat().st_mode & 0o077 == 0
+    assert all(made[0].values())
+
+
+def test_the_dashboard_asks_for_metrics_that_exist() -> None:
+    board = json.loads((DOCKER / "metrics" / "grafana" / "dashboards" / "persist.json").read_text())
+    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    mapped = {each["name"] for each in yaml.safe_load((DOCKER / "metrics" / "statsd.yaml").read_text())["mappings"]}
+    asked = set(re.findall(r"airflow_\w+", " ".join(expressions)))
+    unmapped = {"airflow_scheduler_heartbeat", "airflow_executor_running_tasks", "airflow_executor_queued_tasks"}
+    conflict = "airflow_" + CONFLICT_METRIC.replace(".", "_")
+    assert asked - unmapped - {conflict} <= mapped
+    assert conflict in asked
+
+
+def test_the_chart_uses_the_images_and_secrets_of_the_manifest() -> None:
+    values = yaml.safe_load((DOCKER / "kubernetes" / "airflow-values.yaml").read_text())
+    objects = list(yaml.safe_load_all((DOCKER / "kubernetes" / "spark-connect.yaml").read_text()))
+    service = next(
+        each for each in objects if each["kind"] == "Service" and each["metadata"]["name"] == "spark-connect"
+    )
+    connection = json.loads(values["env"][0]["value"])
+    assert (connection["host"], connection["port"]) == ("spark-connect", service["spec"]["ports"][0]["port"])
+    (stores,) = yaml.safe_load(values["extraEnvFrom"])
+    server = next(each for each in objects if each["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert stores in server["envFrom"]

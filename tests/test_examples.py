@@ -1,0 +1,102 @@
+"""The examples that a newcomer types: those of getting-started, and the project that `persist init` writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from persist_core.cli.main import run_command
+from persist_core.cli.project import project_files
+from persist_core.config.collection import load_collection
+from persist_core.config.view import load_view
+
+ROOT = Path(__file__).resolve().parents[1]
+GUIDE = (ROOT / "docs" / "getting-started.md").read_text()
+SECTIONS = ("From Debezium", "From AWS DMS")
+_FENCED = re.compile(r"`([\w./-]+\.(?:jsonl|csv|yaml))`[^`]*?:?\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def spark_server() -> Iterator[str]:
+    """One Spark for all commands, which take its URL from the environment."""
+    pytest.importorskip("pyspark.sql.connect.client", reason="needs Spark Connect")
+    pytest.importorskip("airflow", reason="the server starts as the embedded Airflow's does")
+    if shutil.which("java") is None:
+        pytest.skip("Spark needs Java")
+    from tests.servers.spark_connect import running
+
+    for server in running():
+        yield server.url
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark_server: str) -> Path:
+    """A project as `persist init` makes it, in which this process is, with a Spark."""
+    assert run_command(["init", str(tmp_path / "shop")]) == 0
+    monkeypatch.chdir(tmp_path / "shop")
+    for name in [name for name in os.environ if name.startswith("PERSIST_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PERSIST_SPARK_MASTER", spark_server)
+    return tmp_path / "shop"
+
+
+def run_console(text: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """Run each command of the text's console blocks; if output follows it there, it must be the same."""
+    outputs = {}
+    for block in re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        for shown in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, expected = shown.partition("\n")
+            capsys.readouterr()
+            code = run_command(command.split()[1:])
+            printed = capsys.readouterr()
+            assert code == 0, f"{command}: {printed.err}"
+            if expected.strip():
+                assert [json.loads(line) for line in printed.out.splitlines()] == [
+                    json.loads(line) for line in expected.splitlines()
+                ], command
+            outputs[command] = printed.out
+    return outputs
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_getting_started(section: str, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = GUIDE.partition(f"### {section}\n")[2]
+    text = re.split(r"^##+ ", text, flags=re.MULTILINE)[0]
+    files = dict(_FENCED.findall(text))
+    assert len(files) == 3, files.keys()
+    for name, content in files.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(content)
+    assert any("snapshot" in command for command in run_console(text, capsys))
+
+
+def test_a_new_project_runs_as_its_readme_says(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = run_console((project / "README.md").read_text(), capsys)
+    assert len(outputs) == 5
+    assert "9.90" in outputs["persist snapshot orders --as-of 2026-01-01"]
+    assert "55.50" in outputs["persist changes orders_by_status --after 2026-01-01"]
+    assert "12 EUR" in outputs["persist errors orders"]
+
+
+def test_init_writes_files_that_load(tmp_path: Path) -> None:
+    assert run_command(["init", str(tmp_path / "shop")]) == 0
+    dags = tmp_path / "shop" / "dags"
+    assert load_collection(dags / "collections" / "orders.yaml").name == "orders"
+    assert load_view(dags / "views" / "orders_by_status.yaml", collections=dags / "collections").inputs == ("orders",)
+    compile((dags / "persist_dags.py").read_text(), "persist_dags.py", "exec")
+    written = {path.relative_to(tmp_path / "shop").as_posix() for path in (tmp_path / "shop").rglob("*.*")}
+    assert set(project_files(tmp_path / "shop")) <= written
+
+
+def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "persist.toml").write_text("mine")
+    assert run_command(["init", str(tmp_path / "shop")]) == 2
+    assert "persist.toml: exists already; nothing was written" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "shop").iterdir()] == ["persist.toml"]
