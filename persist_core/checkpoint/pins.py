@@ -11,7 +11,7 @@ dies between the two, the same call again completes it; a hold that is left alon
 from __future__ import annotations
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
-from persist_core.errors import OutsideFrontiers, PersistError, RunFailed
+from persist_core.errors import NotReadable, OutsideFrontiers, PersistError, RunFailed
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.shard.batch import last_time
@@ -28,15 +28,16 @@ def pin(client: PersistClient, shard: str, checkpoint_id: str) -> None:
     """
     checkpointer = BlobCheckpointer(client.blob, shard)
     needed = Frontier(last_time(checkpointer.load_manifest(checkpoint_id).upper))
-    state = client.state(shard)
-    if needed < state.since and f"{PIN}{checkpoint_id}" not in state.holds:
-        raise OutsideFrontiers(
-            f"checkpoint {checkpoint_id} of shard {shard} can't be restored any more, so it can't be pinned: that takes"
-            f" the history since {needed}, and the shard can be read from since {state.since} on. To be able to go back"
-            " further, keep more with `history:`, or pin checkpoints earlier"
-        )
     for _ in range(MAX_TRIES):
-        hold = client.open_since(shard, f"{PIN}{checkpoint_id}", since=needed)
+        try:
+            hold = client.open_since(shard, f"{PIN}{checkpoint_id}", since=needed)
+        except NotReadable as error:
+            checkpointer.unpin(checkpoint_id)  # a mark that an earlier try left
+            raise OutsideFrontiers(
+                f"checkpoint {checkpoint_id} of shard {shard} can't be restored any more, so it can't be pinned: that"
+                f" takes the history since {needed}, and the shard can be read from since {client.state(shard).since}"
+                " on. To be able to go back further, keep more with `history:`, or pin checkpoints earlier"
+            ) from error
         try:
             checkpointer.pin(checkpoint_id)
         except PersistError:
