@@ -14,9 +14,10 @@ import click
 from persist_core.cli import output
 from persist_core.cli.holds import history_facts
 from persist_core.cli.session import Session, with_session
+from persist_core.errors import StorageError
 from persist_core.inspection.facts import LastCommit, ShardDescription
 from persist_core.inspection.inspector import DEFAULT_COMMITS, MAX_COMMITS, Inspector
-from persist_core.maintenance.fsck import CheckpointRepair, FsckReport, fsck, repair
+from persist_core.maintenance.fsck import CheckpointRepair, FsckReport, fsck, remember, repair
 from persist_core.shard.keys import check_shard_name
 from persist_core.time_text import show_time
 
@@ -202,12 +203,19 @@ def conflicts(session: Session, shard: str) -> None:
 )
 @with_session
 def check(session: Session, shard: str | None, with_repair: bool) -> None:
-    """Check SHARD, or all shards: every stored byte, and the invariants. Exit code 4 if anything is wrong."""
+    """Check SHARD, or all shards: every stored byte, and the invariants. Exit code 4 if anything is wrong.
+
+    The result is kept for alerts (`persist alerts`); nothing else is changed.
+    """
     names = session.client.shards() if shard is None else [check_shard_name(shard)]
     is_clean = True
     for name in names:
         repaired = repair(session.client, name) if with_repair else None
         report = fsck(session.client, name)
+        try:
+            remember(session.client, report)
+        except StorageError as error:  # for example, a user who may only read
+            session.say(f"warning: the result is not kept for alerts: {error}")
         is_clean = is_clean and report.is_clean
         _print_report(session, report, repaired)
     if not is_clean:

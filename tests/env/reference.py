@@ -107,6 +107,7 @@ frontier or an unknown fact.
 | `persist checkpoints SHARD --json` (one a line) | `api/checkpoints` | [CheckpointFacts](#checkpointfacts) |
 | `persist holds SHARD --json` | | [Holders](#holders) |
 | `persist conflicts SHARD --json` (one a line) | `api/conflicts` | [ConflictRecord](#conflictrecord) |
+| `persist alerts [SHARD] --json` (one a line), `persist ack` | | [AlertFacts](#alertfacts) |
 | | `api/rows`, `api/changes`, `api/errors` | [RowsPage](#rowspage) |
 """
 
