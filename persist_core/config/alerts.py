@@ -50,7 +50,11 @@ class _ThresholdConfig(ConfigModel):
     @model_validator(mode="before")
     @classmethod
     def _off(cls, data: Any) -> Any:
-        return {"warn": NO_LEVEL, "fail": NO_LEVEL} if data == NO_LEVEL else data
+        if data == NO_LEVEL:
+            return {"warn": NO_LEVEL, "fail": NO_LEVEL}
+        if not isinstance(data, Mapping):
+            raise refuse(data, "warn, fail or both", f"write {cls.example}, or off")
+        return data
 
     @field_validator("warn", "fail", mode="before")
     @classmethod

@@ -71,21 +71,19 @@ class WatchBoard:
         `gather` returns the facts, by shard; those that it leaves out stay as they are. Alerts of shards that are
         neither in `rules` nor `kept`, and that this watcher has opened, end without a notice: their files are gone.
         """
-        known: tuple[WatchRecord, Mapping[str, Health]] | None = None
 
         def transition(record: WatchRecord) -> tuple[WatchRecord, tuple[Notice, ...]]:
-            nonlocal known
-            if known is None or known[0].shards != record.shards:
-                known = record, gather()
+            found = gather()
             now_ms = self.client.clock.now_ms()
             made: list[Notice] = []
-            for shard, health in known[1].items():
+            for shard, health in found.items():
                 if shard in rules:
                     after, notices = evaluate(
                         health, rules[shard], record.of(shard), now_ms=now_ms, watcher=watcher, guide=guide
                     )
-                    record = record.with_shard(shard, after).with_notices(*notices)
-                    made += notices
+                    record = record.with_shard(shard, after)
+                    made += (replace(notice, notice_id=self.client.ids.uuid7()) for notice in notices)
+            record = record.with_notices(*made)
             for shard, watch in list(record.shards.items()):
                 if watcher and watch.watcher == watcher and shard not in rules and shard not in kept:
                     rest = replace(watch, alerts={}, unwritten_ms=None, stash_ms=None)
