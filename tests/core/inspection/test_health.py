@@ -31,7 +31,7 @@ MULTISET = CollectionSchema(key=(), values=(Column("name", "string"),))
 @pytest.fixture
 def client() -> Iterator[PersistClient]:
     clock = ManualClock(NOW)
-    with OpenLocation(MemBlob(clock), MemConsensus()) as opened:
+    with OpenLocation(MemBlob(clock=clock), MemConsensus()) as opened:
         yield PersistClient(opened, clock)
 
 
