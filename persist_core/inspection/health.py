@@ -117,7 +117,7 @@ def _with(health: Health, found: _Found) -> Health:
 
 
 def _errors(client: PersistClient, state: ShardState) -> tuple[int | None, str]:
-    """The errors alive, `None` if no manifest says so; and what is damaged."""
+    """The errors alive, `None` if no manifest counts them; and what is damaged."""
     counted: BatchManifest | None = None
     if needs_counts(state) == "rows":
         for commit in reversed(state.commits[-MAX_SEALS:]):

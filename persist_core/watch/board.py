@@ -1,8 +1,8 @@
-"""`WatchBoard`: reads and changes the record of a location by compare-and-set, whoever else does so too.
+"""`WatchBoard`: reads and changes the record of a location by compare-and-set, beside any other writer.
 
 turn           evaluate all shards: facts are read after the record, and again if another watcher was faster, so
                that old facts never undo what newer ones have found
-post           a notice that is no alert (a conflict, a failed task)
+post           a notice of something else (a conflict, a failed task)
 claim, settle  around the sending of a notice
 acknowledge    a user knows; silence until it is resolved
 forget         the shard was dropped
@@ -101,7 +101,7 @@ class WatchBoard:
     ) -> tuple[Notice, tuple[Notice, ...]] | None:
         """Take the oldest notice that may be sent, and the earlier ones of its key that some notifier has not taken.
 
-        `None` if there is none. One whose key another process is sending has to wait. `without` are ids to pass over.
+        `None` if nothing may be sent. One whose key another process is sending has to wait. `without`: ids to skip.
         """
 
         def transition(record: WatchRecord) -> tuple[WatchRecord, tuple[Notice, tuple[Notice, ...]] | None]:

@@ -83,9 +83,9 @@ class _OnFreePort(Controller):
     """aiosmtpd's controller tries to connect before it knows the port that the system has chosen."""
 
     def _trigger_server(self) -> None:
-        assert self.server is not None
-        self.port = self.server.sockets[0].getsockname()[1]
-        super()._trigger_server()
+        server: Any = self.server
+        self.port = server.sockets[0].getsockname()[1]
+        super()._trigger_server()  # type: ignore[no-untyped-call] # aiosmtpd has no annotation here
 
 
 @contextmanager

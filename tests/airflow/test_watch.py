@@ -177,7 +177,7 @@ def test_wrong_files_are_named_and_the_others_are_watched(
     ("entry", "said"),
     [
         ("{notifier: no_such.package.Notifier}", "no_such.package.Notifier cannot be imported"),
-        ("{notifier: slack, args: {chanel: x}}", "refuses its arguments"),
+        ("{notifier: email}", "refuses its arguments"),
     ],
 )
 def test_a_notifier_that_cannot_be_made_says_why(tmp_path: Path, client: PersistClient, entry: str, said: str) -> None:

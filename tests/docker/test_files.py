@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from persist_airflow.notifications import CONFLICT_METRIC
+from persist_airflow.announce import CONFLICT_METRIC
 from persist_core.location.settings import ENV_BLOB_URI, ENV_CONSENSUS_URI
 from persist_core.location.uri import parse_uri
 from persist_core.spark_job.submit import connect_environment

@@ -25,7 +25,7 @@ def healthy(**facts: Any) -> Health:
     return Health("fruit", **{"upper": NOW, "has_commit": True, "committed_ms": NOW, "writer": "dag/run", **facts})
 
 
-def look(health: Health, before: ShardWatch | None = None, *, now_ms: int = NOW, **rules: Threshold) -> Any:
+def look(health: Health, before: ShardWatch | None = None, *, now_ms: int = NOW, **rules: Any) -> Any:
     return evaluate(health, rules or {"freshness": FRESH}, before or ShardWatch(), now_ms=now_ms)
 
 
@@ -100,7 +100,7 @@ def test_a_shard_without_a_commit_is_late_from_the_first_look_on() -> None:
 
 
 def test_the_stash_has_the_age_of_its_first_record_in_a_row() -> None:
-    rules = {"stash_age": Threshold(warn=2 * DAY)}
+    rules: Any = {"stash_age": Threshold(warn=2 * DAY)}
     watch, notices = look(healthy(has_stash=True, committed_ms=NOW - HOUR), **rules)
     assert (watch.stash_ms, notices) == (NOW - HOUR, ())
     emptied, _ = look(healthy(), watch, now_ms=NOW + DAY, **rules)
@@ -112,9 +112,10 @@ def test_the_stash_has_the_age_of_its_first_record_in_a_row() -> None:
 
 
 def test_a_state_that_cannot_be_read_is_a_finding_and_hides_nothing() -> None:
-    watch, _ = look(healthy(upper=NOW - DAY, errors=2), **{**DEFAULTS, "freshness": FRESH})
+    rules: Any = {**DEFAULTS, "freshness": FRESH}
+    watch, _ = look(healthy(upper=NOW - DAY, errors=2), **rules)
     broken = Health("fruit", is_readable=False, findings=1, notes={"fsck": "state: damaged"})
-    after, (notice,) = look(broken, watch, **{**DEFAULTS, "freshness": FRESH})
+    after, (notice,) = look(broken, watch, **rules)
     assert sorted(after.alerts) == ["errors", "freshness", "fsck"]
     assert (notice.what, "damaged" in notice.text) == ("fsck", True)
 
