@@ -31,6 +31,7 @@ from persist_core.config.shard import ShardConfig
 from persist_core.errors import OutdatedDescription
 from persist_core.handles.client import PersistClient
 from persist_core.protocol import run
+from persist_core.row_text import show_row
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.keys import dry_run_key, manifest_key
 from persist_core.spark_job.answer import job_failure, take_dry_run
@@ -39,7 +40,7 @@ from persist_core.spark_job.installation import job_path, local_environment, spa
 from persist_core.spark_job.jars import with_s3a_jars
 from persist_core.spark_job.spec import JobSpec, stored
 from persist_core.spark_job.submit import LOCAL_MASTER, connect_environment, tuned_conf
-from persist_core.time_text import format_time
+from persist_core.time_text import show_time
 
 RETRIES = 3
 RETRY_DELAY = timedelta(seconds=10)
@@ -264,10 +265,13 @@ class WriteBatchesOperator(SparkJobOperator):
         dry_run = take_dry_run(client, key, self.run_job(client, context, spec, key))
         counts = {name: count for name, count in dry_run.stats.items() if not name.startswith("contents_")}
         self.log.info(
-            "read-only: a refresh of %s as of %s would write: %s", self.shard, format_time(dry_run.as_of), counts
+            "read-only: a refresh of %s as of %s would write: %s",
+            self.shard,
+            show_time(dry_run.as_of),
+            show_row(counts),
         )
         for update in dry_run.sample:
-            self.log.info("  %s", update)
+            self.log.info("  %s", show_row(update))
         report = {
             "as_of": dry_run.as_of,
             "stats": dict(dry_run.stats),

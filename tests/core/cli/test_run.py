@@ -108,7 +108,7 @@ def test_a_run_commits_and_the_next_has_nothing_to_do(world: World) -> None:
 
 def test_an_interval_without_input_needs_no_spark(world: World) -> None:
     report = world.run(world.config())
-    assert [r.interval for r in report.rounds] == [f"[0, {UNTIL})"]
+    assert [r.interval for r in report.rounds] == [f"0 -> {UNTIL}"]
     assert world.calls() == []
 
 
@@ -290,7 +290,7 @@ def test_the_command(world: World, capsys: pytest.CaptureFixture[str], monkeypat
     captured = capsys.readouterr()
     body = json.loads(captured.out)
     assert (body["status"], body["commits"][0]["input_files"], body["commits"][0]["upper"]) == ("committed", 1, UNTIL)
-    assert "minted [0, 1000)" in captured.err
+    assert "minted 0 -> 1000" in captured.err
     monkeypatch.setenv("PERSIST_COLLECTIONS", str(world.folder))
     assert run_command(["run", "orders", "--until", str(UNTIL)]) == 0
     assert capsys.readouterr().out.startswith("orders is up to date")
