@@ -120,7 +120,8 @@ def drain_sealed_input(
     if any(update.time >= lower for update in committed):
         newest = max(update.time for update in committed)
         raise BadBounds(
-            f"the state has updates up to {show_time(newest)}; expected only times before the lower {show_time(lower)}"
+            f"the state has updates up to {show_time(newest)}; expected only times before the batch's lower"
+            f" {show_time(lower)}"
         )
     check_collection(committed)
     drain.take((record for record in stash if record.time is None or record.time >= processed), records)
