@@ -15,12 +15,14 @@ from persist_core.location.blob import Blob
 from persist_core.shard.keys import attempt_of_failure, batches_prefix, check_shard_name, failure_key
 from persist_core.shard.sealed import seal, unseal
 from persist_core.shard.stats import DryRun
+from persist_core.spark_job.causes import Cause, find_cause
 from persist_core.spark_job.spec import JobSpec
 
 FAILURE_VERSION = 1
 MAX_FAILURES = 1_000  # records that are read to find the newest refused batch
 _SEAL = "failure"
 _MAX_MESSAGE_CHARS = 20_000  # Spark's messages may hold whole plans
+_MAX_SHOWN_CHARS = 600  # of such a message in an error
 
 
 @dataclass(frozen=True)
@@ -47,18 +49,33 @@ def record_failure(blob: Blob, spec: JobSpec, kind: str, message: str, samples: 
     blob.set(failure_key(spec.description.shard, spec.attempt), seal(_SEAL, FAILURE_VERSION, body))
 
 
-def job_failure(client: PersistClient, spec: JobSpec, cause: str) -> PersistError:
-    """The error that the job's failure record names, else `RunFailed` with `cause` (what its starter saw)."""
+def job_failure(client: PersistClient, spec: JobSpec, seen: str, cause: Cause | None = None) -> PersistError:
+    """The error that the job's failure record names; `RunFailed` if there is none, or if it is no error of ours.
+
+    Of a `RunFailed` the first and the last line say the cause, if it is a known one: `cause` is what the log says,
+    `seen` what the starter saw.
+    """
     description = spec.description
     key = failure_key(description.shard, spec.attempt)
     data = client.blob.get(key)
+    what = f"The Spark job for {description.interval} of shard {description.shard} (attempt {spec.attempt})"
+    told = f"{what} ended without an answer; nothing was committed. {seen}"
     if data is not None:
         record = unseal(data, kind=_SEAL, version=FAILURE_VERSION, what=key)
-        return error_of_kind(str(record["error"]), str(record["message"]))
-    return RunFailed(
-        f"the Spark job for {description.interval} of shard {description.shard} (attempt {spec.attempt}) ended without"
-        f" an answer; nothing was committed. {cause}"
-    )
+        kind, message = str(record["error"]), str(record["message"])
+        error = error_of_kind(kind, message)
+        if error.kind == kind:
+            return error
+        cause = find_cause(message.splitlines()) or cause
+        told = f"{what} failed; nothing was committed. {kind}: {_cut(message)}"
+    return RunFailed(told if cause is None else f"{cause}.\n{told.rstrip()}\nThe cause: {cause}")
+
+
+def _cut(message: str) -> str:
+    """The start of a message: after it come Spark's plans and stack traces, which the job's log has in full."""
+    if len(message) <= _MAX_SHOWN_CHARS:
+        return message
+    return f"{message[:_MAX_SHOWN_CHARS]}... ({len(message)} characters; the job's log has all)"
 
 
 def newest_rejected(client: PersistClient, shard: str) -> RejectedBatch | None:

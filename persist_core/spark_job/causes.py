@@ -48,7 +48,7 @@ _KNOWN = (
         "raise spark.executor.memory (or spark.executor.memoryOverhead), or give the job less input (limits.max_bytes)",
     ),
     (
-        "Spark ran out of memory",
+        "Spark has too little memory",
         r"java\.lang\.OutOfMemoryError|GC overhead limit exceeded|Cannot allocate memory|Out of Memory Error"
         r"|There is insufficient memory for the Java Runtime|SparkOutOfMemoryError|System memory \d+ must be at least",
         "raise spark.driver.memory (of a local master) or spark.executor.memory, or give the job less input"

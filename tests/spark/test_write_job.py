@@ -141,7 +141,7 @@ def test_failed_job_says_why(
     assert failure["error"] == "too_many_errors"
     assert "limits.max_errors" in failure["message"]
     samples = [(each["kind"], each["payload"], each["source"]) for each in failure["samples"]]
-    assert samples == [("record", "bad", "a.jsonl"), ("record", "worse", "a.jsonl")]
+    assert samples == [("key", "bad", "a.jsonl"), ("key", "worse", "a.jsonl")]
     assert all(f"payload '{payload}'; from {source}" in failure["message"] for _, payload, source in samples)
     refused = newest_rejected(collection.client, "things")
     assert refused is not None

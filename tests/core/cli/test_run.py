@@ -311,7 +311,8 @@ def _check_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert run_command(["errors", "orders", "--rejected"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("refused at 20") and "the job says why" in shown
+    assert shown.startswith("refused at 20")
+    assert "the job says why" in shown
     for cell in ("column 'qty': no integer", "x\\ty", "1970-01-02T00:00:00Z", "2026/a.jsonl"):
         assert cell in shown
     assert run_command(["errors", "orders", "--rejected", "--json"]) == 0
