@@ -24,6 +24,7 @@ from persist_core.cli.gc import drop_command, gc_command
 from persist_core.cli.holds import holds_command, release_command
 from persist_core.cli.maintain import maintain_command
 from persist_core.cli.project import demo, init
+from persist_core.cli.rejected import print_rejected
 from persist_core.cli.restore import pin_command, restore_command, unpin_command
 from persist_core.cli.run import run
 from persist_core.cli.session import Session, with_session
@@ -104,9 +105,15 @@ def changes(
 @click.argument("shard")
 @click.option("--as-of", help="Time to read at (default: the newest).")
 @click.option("--limit", type=click.IntRange(min=0), help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
+@click.option("--rejected", is_flag=True, help="Samples of the newest batch that was refused for too many errors.")
 @with_session
-def errors(session: Session, shard: str, as_of: str | None, limit: int | None) -> None:
+def errors(session: Session, shard: str, as_of: str | None, limit: int | None, rejected: bool) -> None:
     """The errors of SHARD as of a time: records that could not be decoded, and why."""
+    if rejected:
+        if as_of is not None:
+            raise InvalidInput("--rejected and --as-of exclude each other: a refused batch is not in the shard")
+        print_rejected(session, shard, limit)
+        return
     table = errors_in_order(session.client.open_reader(shard).errors(_time(as_of, "--as-of")))
     columns = table.column_names if session.as_json else table.column_names[: len(ERR_COLUMNS)]
     _print_rows(session, table.select(columns), limit, "no errors")

@@ -109,8 +109,8 @@ def _print_plan(session: Session, plan: RestorePlan, done: Committed | None) -> 
             output.print_line(f"  and {len(files) - MAX_FILES_SHOWN} more; --json has all")
     if done:
         output.print_line(
-            f"committed as checkpoint {done.commit.checkpoint_id}; records that come again count from {plan.upper} on"
-            " where their own time is earlier"
+            f"committed as checkpoint {done.commit.checkpoint_id}; records that come again count from"
+            f" {show_time(plan.upper)} on where their own time is earlier"
         )
     else:
         output.print_line("nothing was written")
