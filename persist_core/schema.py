@@ -33,6 +33,7 @@ IN_ROW = "in_row"  # the order is with the slot's row: what the index said of th
 FLOOR = "floor"  # of no slot: the order of the greatest truncate
 FORGOTTEN = "forgotten"  # of no slot: the greatest order of the tombstones that were dropped
 BEATEN_BY = "_persist_beaten_by"  # struct, of late records: the order that was seen before
+ACTED = "_persist_acted"  # int64, milliseconds, of late records: the time at which it would have changed something
 MISSING_ORDER = "missing_order"  # the kind of an err made from a record that cannot be ordered, in `sequence` order
 LATE_TIME = "late_time"  # the kind of an err made from a record before the batch's lower, if the collection asks for it
 ERR_KIND_SEPARATOR = "/"  # in a view's err, between an input's name and the kind of its err: `orders/value`

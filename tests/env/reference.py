@@ -56,6 +56,7 @@ persist commits customers --limit 10
 persist snapshot customers --as-of 2026-01-03 --limit 5
 persist changes customers --after 2026-01-03 --through 2026-01-04
 persist errors customers
+persist late customers
 persist checkpoints customers
 persist maintain customers
 persist gc customers --dry-run
