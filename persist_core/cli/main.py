@@ -1,7 +1,7 @@
 """`persist`: what is in a location, and running a collection or view without Airflow.
 
-persist shards | describe | snapshot | changes | errors | late | checkpoints | pin | unpin | restore | conflicts | fsck |
-        doctor | run | maintain | gc | drop | holds | release | init | demo
+persist shards | describe | snapshot | changes | errors | late | checkpoints | pin | unpin | restore | conflicts |
+        fsck | doctor | run | maintain | gc | drop | holds | release | init | demo
 
 Every command takes the location from its options, the environment or a config file, prints tables for people or JSON
 for programs (`--json`), and ends with an exit code that says what to do next (`persist_core.cli.output`).

@@ -76,7 +76,7 @@ def _facts(found: ShardDescription) -> Iterable[tuple[str, str]]:
     yield "upper", output.show_bound(found.upper)
     yield from history_facts(found)
     if found.schema is not None and found.schema["key"]:
-        yield "order", show_order(CollectionSchema.from_json(found.schema))
+        yield "order", show_order(CollectionSchema.from_json(dict(found.schema)))
     yield "batches", f"{found.batches}, {found.updates} updates, {output.show_bytes(found.size_bytes)}"
     counts = {"rows": found.rows, "errors": found.errors, "in the stash": found.stash}
     yield "contents", ", ".join(f"{'unknown' if n is None else n} {what}" for what, n in counts.items())

@@ -117,7 +117,7 @@ PARQUET = ParquetParts()
 
 
 def rows_digest(oks: pa.Table, errs: pa.Table) -> str:
-    """Order-independent: the sum, modulo 2**256, of every update's SHA-256. Messages of errs and orders do not enter."""
+    """Order-independent: the sum, modulo 2**256, of every update's SHA-256. Messages and orders do not enter."""
     total = 0
     for tag, found in (("ok", oks), ("err", errs.drop_columns([ERR_MESSAGE]))):
         table = found.drop_columns([ORDER]) if ORDER in found.column_names else found
