@@ -14,6 +14,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from persist_core import schema as core
 from persist_core.schema import (
     DIFF,
     ERR_KEY,
@@ -27,9 +28,7 @@ from persist_core.schema import (
 )
 from persist_core.time_text import DAY_MS, LAST_ISO_MS
 
-OP = "_persist_op"
-ORDER = "_persist_order"
-BAD_KEY = "_persist_bad_key"
+OP, ORDER, BAD_KEY = core.OP, core.ORDER, core.BAD_KEY
 
 UPSERT, DELETE, TRUNCATE, SKIP = "u", "d", "t", "s"  # what `OP` may hold
 

@@ -88,7 +88,7 @@ def _print_plan(session: Session, plan: RestorePlan, done: Committed | None) -> 
                 "counts": {
                     name: rows for name, rows in asdict(counts).items() if name != "history"
                 },  # only runs have it
-                "stash_files": sum(map(len, plan.point.operators.values())),
+                "state_files": sum(map(len, plan.point.operators.values())),
                 "inputs_again": None if files is None else list(files),
             }
         )

@@ -17,6 +17,7 @@ from persist_core.cli.session import Session, with_session
 from persist_core.inspection.facts import LastCommit, ShardDescription
 from persist_core.inspection.inspector import DEFAULT_COMMITS, MAX_COMMITS, Inspector
 from persist_core.maintenance.fsck import CheckpointRepair, FsckReport, fsck, repair
+from persist_core.schema import CollectionSchema, show_order
 from persist_core.shard.keys import check_shard_name
 from persist_core.time_text import format_time, show_time
 
@@ -74,6 +75,8 @@ def _facts(found: ShardDescription) -> Iterable[tuple[str, str]]:
     yield "since", show_time(found.since)
     yield "upper", show_time(found.upper)
     yield from history_facts(found)
+    if found.schema is not None and found.schema["key"]:
+        yield "order", show_order(CollectionSchema.from_json(dict(found.schema)))
     yield "batches", f"{found.batches}, {found.updates} updates, {output.show_bytes(found.size_bytes)}"
     counts = {"rows": found.rows, "errors": found.errors, "in the stash": found.stash}
     yield "contents", ", ".join(f"{'unknown' if n is None else n} {what}" for what, n in counts.items())

@@ -121,7 +121,7 @@ class ReadHandle:
         schema = schema_of(state)
         time = check_as_of(state, as_of)
         batches = [batch for batch in state.batches if batch.lower <= time]
-        columns = updates_schema(schema)
+        columns = updates_schema(schema, orders=False)
         below, above = (
             self._read_keys(some, columns, lambda b, m: pieces.oks_as_of(b, m, time), schema, keys)
             for some in (batches[:1], batches[1:])
@@ -145,27 +145,29 @@ class ReadHandle:
         schema = schema_of(state)
         time = check_as_of(state, as_of)
         batches = [batch for batch in state.batches if batch.lower <= time]
-        updates = self.read(batches, errs_schema(schema), lambda b, m: pieces.errs_as_of(b, m, time))
+        updates = self.read(batches, errs_schema(schema, orders=False), lambda b, m: pieces.errs_as_of(b, m, time))
         return self._repeated(updates, list(ERR_IDENTITY), time).drop_columns([DIFF])
 
-    def changes(self, after: int, through: int | None = None, *, keys: Sequence[KeyRange] | None = None) -> pa.Table:
+    def changes(
+        self, after: int, through: int | None = None, *, keys: Sequence[KeyRange] | None = None, orders: bool = False
+    ) -> pa.Table:
         """The oks' updates with `after < time <= through`, each once, with time and diff; ordered by time, then diff.
 
-        `snapshot(after)` plus these is `snapshot(through)`; `keys` as for `snapshot`. Raises `OutsideFrontiers` unless
-        `since <= after <= through < upper`.
+        `snapshot(after)` plus these is `snapshot(through)`; `keys` as for `snapshot`. `orders`: with those of the rows,
+        in `sequence` order. Raises `OutsideFrontiers` unless `since <= after <= through < upper`.
         """
         batches, schema, low, high = self._range(after, through)
-        columns = updates_schema(schema)
+        columns = updates_schema(schema, orders=orders)
         return _in_order(
             self._read_keys(batches, columns, lambda b, m: pieces.oks_between(b, m, low, high), schema, keys)
         )
 
     def error_changes(
-        self, after: int, through: int | None = None, *, keys: Sequence[KeyRange] | None = None
+        self, after: int, through: int | None = None, *, keys: Sequence[KeyRange] | None = None, orders: bool = False
     ) -> pa.Table:
         """The errs' updates with `after < time <= through`, as `changes` gives the oks'."""
         batches, schema, low, high = self._range(after, through)
-        columns = errs_schema(schema)
+        columns = errs_schema(schema, orders=orders)
         return _in_order(
             self._read_keys(batches, columns, lambda b, m: pieces.errs_between(b, m, low, high), schema, keys)
         )

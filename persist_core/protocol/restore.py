@@ -103,7 +103,7 @@ def plan_restore(
             f" per update), raise --max-updates; or {fork}"
         )
     lower = state.upper.time
-    oks, errs = reader.changes(after, lower - 1), reader.error_changes(after, lower - 1)
+    oks, errs = reader.changes(after, lower - 1, orders=True), reader.error_changes(after, lower - 1, orders=True)
     return RestorePlan(
         shard,
         point,
