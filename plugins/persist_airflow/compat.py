@@ -70,6 +70,7 @@ __all__ = [
     "make_asset",
     "mask_secret",
     "only_dag_id",
+    "puts_off",
     "reschedule",
     "run_ahead",
     "set_event_extra",
@@ -142,6 +143,12 @@ def reschedule(at_ms: int) -> NoReturn:
     module = "airflow.sdk.exceptions" if AIRFLOW_V_3_0_PLUS else "airflow.exceptions"
     error: Any = importlib.import_module(module).AirflowRescheduleException
     raise error(datetime.fromtimestamp(at_ms / 1000, UTC))
+
+
+def puts_off(error: BaseException) -> bool:
+    """Whether this only ends a look of the task, which then waits: deferred, or until it is rescheduled."""
+    module: Any = importlib.import_module("airflow.sdk.exceptions" if AIRFLOW_V_3_0_PLUS else "airflow.exceptions")
+    return isinstance(error, (module.TaskDeferred, module.AirflowRescheduleException))
 
 
 def make_asset(uri: str) -> Asset:
