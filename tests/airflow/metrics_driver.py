@@ -1,6 +1,7 @@
 """Runs real operators with Airflow's own Stats, in a process of its own: `python -m tests.airflow.metrics_driver DAGS`.
 
-Day 0 commits a row, an error and a late record; day 1 loses to day 2 and heals; day 1 again is skipped.
+Day 0 commits a row, an error and a late record. Day 2 loses to day 1, which commits as much, and heals. Day 1 again is
+skipped. Maintenance looks at all shards, and merges the batches of this one.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any
 import pyarrow as pa
 from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_0_PLUS
 
-from persist_airflow.compat import AirflowSkipException
+from persist_airflow.compat import DAG, AirflowSkipException
 from persist_airflow.exceptions import PersistCasConflict
-from persist_airflow.maintenance import build_maintenance_dag
+from persist_airflow.maintenance import MaintainShardOperator, build_maintenance_dag
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import location_from
@@ -37,14 +38,23 @@ def initialize_stats() -> None:
         stats.initialize(factory=utils.get_stats_factory(), export_legacy_names=True)
 
 
-def stage_two_records(client: PersistClient, config: Any, minted: Any) -> str:
-    """What the Spark job would write for a row and a record that could not be decoded; the manifest's key."""
-    wide, narrow = updates_schema(config.collection_schema()), errs_schema(config.collection_schema())
-    row = pa.Table.from_pylist([dict(zip(wide.names, (1, "apple", START_MS, 1), strict=True))], schema=wide)
-    err = dict(zip(narrow.names, (None, "value", "not a number", None, b"?", START_MS, 1), strict=True))
-    errs = pa.Table.from_pylist([err], schema=narrow)
-    description = BatchDescription.from_json(minted)
-    return client.open_writer(NAME).stage(description, config.collection_schema(), client.ids.uuid7(), row, errs, stats=STATS)
+def commit_two_records(client: PersistClient, run: DagRunDriver, key: int) -> None:
+    """A dag run; instead of the Spark job this stages a row and a record that could not be decoded."""
+    minted = run.run(MINT)
+    schema, description = run.dag.get_task(MINT).config.collection_schema(), BatchDescription.from_json(minted)
+    wide, narrow, time = updates_schema(schema), errs_schema(schema), description.lower or START_MS
+    row = dict(zip(wide.names, (key, "apple", time, 1), strict=True))
+    err = dict(zip(narrow.names, (None, "value", "not a number", None, b"?", time, 1), strict=True))
+    staged = client.open_writer(NAME).stage(
+        description,
+        schema,
+        client.ids.uuid7(),
+        pa.Table.from_pylist([row], schema=wide),
+        pa.Table.from_pylist([err], schema=narrow),
+        stats=STATS,
+    )
+    run.run(APPEND, staged={"description": minted, "manifest_key": staged})
+    run.run("checkpoint_manifest")
 
 
 def expect(kind: type[BaseException], call: Callable[[], Any]) -> None:
@@ -63,20 +73,18 @@ def main() -> None:
     dag = importlib.import_module("fruit_dag").persist_upsert__fruit
     with open_location(location_from(None, None)) as opened:
         client = PersistClient(opened)
-        first = DagRunDriver(dag, end_of(0), "first")
-        minted = first.run(MINT)
-        key = stage_two_records(client, dag.get_task(MINT).config, minted)
-        first.run(APPEND, staged={"description": minted, "manifest_key": key})
-        first.run("checkpoint_manifest")
+        commit_two_records(client, DagRunDriver(dag, end_of(0), "first"), key=1)
         loser = DagRunDriver(dag, end_of(2), "loser")
         loser.run(MINT)
         loser.run(WRITE)
-        DagRunDriver(dag, end_of(1), "winner").run_all()
+        commit_two_records(client, DagRunDriver(dag, end_of(1), "winner"), key=2)
         expect(PersistCasConflict, lambda: loser.run(APPEND))
         assert loser.run(APPEND)["result"] == "healed"
         expect(AirflowSkipException, lambda: DagRunDriver(dag, end_of(1), "late").run(MINT))
-        maintenance = DagRunDriver(build_maintenance_dag(), None)
-        maintenance.run("list_shards")
+        DagRunDriver(build_maintenance_dag(), None).run("list_shards")
+        with DAG("maintenance", schedule=None) as one_shard:
+            MaintainShardOperator(task_id="maintain_shard", shard=NAME)
+        DagRunDriver(one_shard, None).run("maintain_shard")
     sys.stdout.flush()
     os._exit(0)  # so Airflow's task processes end: without what `atexit` would do
 

@@ -75,6 +75,7 @@ def test_every_metric_is_shown() -> None:
     assert unshown == {
         "upper_lag",  # it stands still between two runs; the panel compares the upper with the clock
         "since_timestamp",
+        "holders",
         "updates",
         "last_commit_parts",
         "last_commit_late_records",  # counted over time instead

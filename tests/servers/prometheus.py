@@ -1,7 +1,7 @@
 """A real Prometheus, and the StatsD exporter in front of it, as docker/compose.yaml starts them.
 
     lines --UDP--> statsd_exporter (docker/metrics/statsd.yaml) --+
-    a file of `persist metrics` --HTTP----------------------------+--scraped each second--> Prometheus --PromQL--> values
+    a file of `persist metrics` --HTTP----------------------------+--scraped--> Prometheus --PromQL--> values
 
 Prometheus is Debian's package, taken from PATH; `make statsd-exporter` builds the exporter. A test that needs one that
 is missing is skipped, and the session's summary names it.
@@ -116,10 +116,12 @@ def running_exporter(mapping: Path = MAPPING) -> Iterator[Exporter]:
 
 @contextmanager
 def running_prometheus(folder: Path, texts: Path, exporter: Exporter) -> Iterator[Prometheus]:
-    """A server that scrapes the exporter, and every file of `texts`, with the alerts of the compose stack."""
+    """A server that scrapes the exporter, and every file of `texts`."""
     with ExitStack() as stack:
         port = stack.enter_context(_served(texts))
-        files = [{"targets": [f"127.0.0.1:{port}"], "labels": {"__metrics_path__": f"/{f.name}"}} for f in texts.iterdir()]
+        files = [
+            {"targets": [f"127.0.0.1:{port}"], "labels": {"__metrics_path__": f"/{f.name}"}} for f in texts.iterdir()
+        ]
         jobs = [
             {"job_name": "textfile", "static_configs": files},
             {"job_name": "statsd", "static_configs": [{"targets": [f"127.0.0.1:{exporter.http_port}"]}]},
