@@ -82,7 +82,7 @@ def wait_for_server(url: str, timeout_s: float, clock: Clock | None = None) -> N
 
 
 def limit_retries(session: SparkSession, timeout_s: float) -> None:
-    """Let calls of this session fail after about `timeout_s` if the server is gone. Spark 3.5 cannot be told so."""
+    """Let calls of this session fail after about `timeout_s` if the server is gone. Spark 3.5 has no such setting."""
     if SPARK_VERSION < (4, 0):
         return
     from pyspark.sql.connect.client.retries import DefaultPolicy

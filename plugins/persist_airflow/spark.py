@@ -24,6 +24,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 
 from persist_airflow.class_data import class_data
 from persist_airflow.compat import AirflowException, AirflowNotFoundException, BaseHook, Context, submit_once
+from persist_airflow.exceptions import SparkJobFailed
 from persist_airflow.failures import airflow_error
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.spark_connect import connect_environment_of, run_connected
@@ -109,7 +110,7 @@ class SparkJobOperator(SparkSubmitOperator):
         if isinstance(failure, OutdatedDescription):
             raise failure
         # Not `from failed`: what that says is in `failure`, and a long command line must not come after the cause.
-        raise airflow_error(failure) from None
+        raise airflow_error(failure, SparkJobFailed) from None
 
     def _submit(self, spec: JobSpec, arguments: Sequence[str], context: Context) -> None:
         """Run the job to its end in the Spark that the connection names. Raises `AirflowException` if it fails."""
