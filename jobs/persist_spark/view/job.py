@@ -115,7 +115,11 @@ def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
     view = _View(spark, client, location, config, state, list(zip(below, manifests, strict=True)))
     moved_bytes = description.input_bytes + sum(manifest.size_bytes for manifest in manifests)
     wanted = {**stage_settings(moved_bytes), **listing(client.blob), **_JOINS}
-    with settings(spark, wanted), failed(config.name, f"the refresh at {frozen.as_of}"), named_damage(client.blob):
+    with (
+        settings(spark, wanted),
+        failed(config.name, f"the refresh at {frozen.as_of}"),
+        named_damage(client.blob, client),
+    ):
         schema, installed = view.plan(frozen, frozen.as_of)
         if spec.dry_run_as_of is not None:
             dry_run = _dry_run(view, schema, installed, frozen.as_of)
