@@ -7,6 +7,7 @@ and the key columns too if the key could not be decoded (then `_persist_err_key`
 
 from __future__ import annotations
 
+import enum
 import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -25,7 +26,22 @@ ERR_PAYLOAD = "_persist_err_payload"  # binary: the raw record
 ERR_MESSAGE = "_persist_err_message"  # string, for users; never compared
 LATE_TIME = "late_time"  # the kind of an err made from a record before the batch's lower, if the collection asks for it
 ERR_KIND_SEPARATOR = "/"  # in a view's err, between an input's name and the kind of its err: `orders/value`
+MISSING_ORDER = "missing_order"  # the kind of an err made from a record whose order is not known, in `sequence` order
+INDEX_KIND = "_persist_index_kind"  # string: what a row of the order index says, an `IndexKind`
+BEATEN_BY = "_persist_beaten_by"  # struct: the order that beat a late record
+ACTED = "_persist_acted"  # int64, milliseconds: when a late record was read, as the batch's times
 PART = "_persist_part"  # which kind of part a row belongs to: a folder's name once staged, never a column of a file
+
+
+class IndexKind(enum.StrEnum):
+    """What an entry of the order index says. `floor` and `forgotten` are of no slot."""
+
+    DELETED = "deleted"  # the slot is empty; the order is its tombstone's
+    RAISED = "raised"  # the slot holds a value; an equal one came with this higher order
+    IN_ROW = "in_row"  # older entries of the slot are void
+    FLOOR = "floor"  # a truncate
+    FORGOTTEN = "forgotten"  # a tombstone that is not remembered any more
+
 
 Late = Literal["lift", "error", "persisted"]
 """How to handle a record before the batch's lower: lift it, make it an err, or (redelivered) drop and count it."""
