@@ -39,7 +39,7 @@ class PartKind(enum.StrEnum):
 
 
 STASH_OPERATOR = "upsert-stash"  # the operator whose state the stash is
-ORDER_INDEX_OPERATOR = "order-index"  # in `sequence` order: the orders that are not with a living row
+ORDER_INDEX_OPERATOR = "order-index"  # in `sequence` order: the orders of deleted keys
 LATE_OPERATOR = "late-records"  # in `sequence` order: the records that lost to an order seen before
 
 

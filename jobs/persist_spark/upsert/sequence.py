@@ -1,4 +1,4 @@
-"""`sequence` order: the highest order ever seen for a slot wins (docs/semantics.md, section 4), in the plan of an upsert.
+"""`sequence` order in the plan of an upsert: the highest order ever seen for a slot wins (docs/semantics.md, part 4).
 
     records, stash ──┐ below the floor? below what is forgotten?                            ┌─> updates, as ever
     order index ─────┼───────────────> one exchange by slot ──> beaten by the highest       ├─> order index
@@ -45,13 +45,17 @@ from pyspark.sql import types as T
 from persist_core.schema import (
     ACTED,
     BEATEN_BY,
+    DELETED,
     ERR_KIND,
+    FLOOR,
+    FORGOTTEN,
+    IN_ROW,
     INDEX_KIND,
     MISSING_ORDER,
     PART,
+    RAISED,
     TIME,
     CollectionSchema,
-    IndexKind,
 )
 from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR
 from persist_core.shard.parts import ERR_IDENTITY
@@ -179,10 +183,10 @@ def remembered(arrivals: DataFrame, seen: SeenBefore, stash: DataFrame | None, r
         f"CASE WHEN {ORDER} < {floor} AND NOT {IS_UNORDERED} THEN {floor} END AS {TRUNCATED}",
         f"coalesce({ORDER} < {_FORGOTTEN} AND NOT {IS_UNORDERED}, false) AS {IS_OLD}",
     )
-    of_slots = seen.index.where(f"{INDEX_KIND} NOT IN ('{IndexKind.FLOOR}', '{IndexKind.FORGOTTEN}')")
+    of_slots = seen.index.where(f"{INDEX_KIND} NOT IN ('{FLOOR}', '{FORGOTTEN}')")
     if seen.slots is not None:
         of_slots = _of(of_slots, seen.slots, rules)
-    is_covered = f"{INDEX_KIND} = '{IndexKind.DELETED}' AND coalesce({ORDER} <= {floor}, false)"
+    is_covered = f"{INDEX_KIND} = '{DELETED}' AND coalesce({ORDER} <= {floor}, false)"
     entries = of_slots.crossJoin(memory).where(f"NOT ({is_covered})").selectExpr(*_as_entries(marked, rules))
     return marked.union(entries)
 
@@ -204,22 +208,22 @@ def _is_old(rules: UpsertRules) -> str:
     before = rules.sequence.forgets_before if rules.sequence else None
     if before is None:
         return "false"
-    return f"({INDEX_KIND} = '{IndexKind.DELETED}' AND {TIME} < {passed(before)[0]})"
+    return f"({INDEX_KIND} = '{DELETED}' AND {TIME} < {passed(before)[0]})"
 
 
 def _memory(index: DataFrame, stash: DataFrame | None, rules: UpsertRules) -> DataFrame:
     """One row: the floor (order and time), the highest order forgotten, and of that what is marked as such (order and
     time). In the normal plan the second may be too high: of a tombstone that is void, or remembered for the stash."""
-    marked = f"{INDEX_KIND} = '{IndexKind.FORGOTTEN}'"
+    marked = f"{INDEX_KIND} = '{FORGOTTEN}'"
     found = index.selectExpr(
-        f"max(CASE WHEN {INDEX_KIND} = '{IndexKind.FLOOR}' THEN struct({ORDER}, {TIME}) END) AS {_FLOOR_BEFORE}",
+        f"max(CASE WHEN {INDEX_KIND} = '{FLOOR}' THEN struct({ORDER}, {TIME}) END) AS {_FLOOR_BEFORE}",
         f"max(CASE WHEN {marked} OR {_is_old(rules)} THEN {ORDER} END) AS {_FORGOTTEN}",
         f"max(CASE WHEN {marked} THEN struct({ORDER}, {TIME}) END) AS {_MARKED}",
     )
     if not rules.is_thorough:
         return found
     names = [f"{name}" for name in rules.key_columns]
-    slots = index.where(f"NOT ({marked}) AND {INDEX_KIND} != '{IndexKind.FLOOR}'")
+    slots = index.where(f"NOT ({marked}) AND {INDEX_KIND} != '{FLOOR}'")
     newest = (
         slots.selectExpr(*names, BAD_KEY, TIME, ORDER, f"{_is_old(rules)} AS {IS_OLD}")
         .groupBy(*rules.slot)
@@ -256,8 +260,10 @@ def _as_entries(chain: DataFrame, rules: UpsertRules) -> list[str]:
 
 
 def expanded(both: DataFrame, rules: UpsertRules) -> DataFrame:
-    """The chain with those truncates (rows `EXPANDED`, one a slot and truncate) that end a value in their slot; and each
-    row with the floor at its time."""
+    """The chain with only those truncates that end a value in their slot, and each row with the floor at its time.
+
+    Truncates are rows `EXPANDED`, one a slot and truncate.
+    """
     so_far = f"OVER (PARTITION BY {', '.join(rules.slot)} ORDER BY {TIME} RANGE BETWEEN UNBOUNDED PRECEDING AND"
     counts = f"CASE WHEN {_ACTS} AND {TRUNCATED} IS NULL THEN {_precedence(rules)} END"
     found = both.selectExpr(
@@ -267,12 +273,12 @@ def expanded(both: DataFrame, rules: UpsertRules) -> DataFrame:
         f"max(CASE WHEN {FROM} = {EXPANDED} THEN {ORDER} END) {so_far} CURRENT ROW) AS {_FLOOR_NOW}",
     )
     newest = f"greatest({_seen(rules)}, {_HIGHEST})"
-    ends = f"{TRUNCATED} IS NULL AND {newest}.c IS NOT NULL AND {newest} < named_struct('o', {ORDER}, 'c', CAST(NULL AS BINARY))"
+    tombstone = _precedence(rules, canonical="CAST(NULL AS BINARY)")
+    ends = f"{TRUNCATED} IS NULL AND {newest}.c IS NOT NULL AND {newest} < {tombstone}"
     kept = found.where(f"{FROM} != {EXPANDED} OR ({ends})")
-    floor = f"CASE WHEN {FROM} != {EXPANDED} THEN greatest({TRUNCATED}, CASE WHEN {ORDER} < {_FLOOR_NOW} THEN {_FLOOR_NOW} END) END"
-    return kept.selectExpr(
-        *[f"{floor} AS {TRUNCATED}" if name == TRUNCATED else name for name in rules.chain], CANONICAL
-    )
+    above = f"CASE WHEN {ORDER} < {_FLOOR_NOW} THEN {_FLOOR_NOW} END"
+    floor = f"CASE WHEN {FROM} != {EXPANDED} THEN greatest({TRUNCATED}, {above}) END AS {TRUNCATED}"
+    return kept.selectExpr(*[floor if name == TRUNCATED else name for name in rules.chain], CANONICAL)
 
 
 def _precedence(rules: UpsertRules, order: str = ORDER, canonical: str = CANONICAL) -> str:
@@ -296,9 +302,9 @@ def _seen(rules: UpsertRules) -> str:
     """SQL: the order that the shard has seen of the slot, or null."""
     entry = f"{_KNOWS}.rank"
     return (
-        f"CASE WHEN {_ROW}.holds THEN greatest({_ROW}.p, CASE WHEN {_KNOWS}.kind = '{IndexKind.RAISED}'"
+        f"CASE WHEN {_ROW}.holds THEN greatest({_ROW}.p, CASE WHEN {_KNOWS}.kind = '{RAISED}'"
         f" THEN {_precedence(rules, entry, f'{_ROW}.p.c')} END)"
-        f" WHEN {_KNOWS}.kind = '{IndexKind.DELETED}' AND NOT ({_KNOWS}.is_old AND NOT {_AWAITED})"
+        f" WHEN {_KNOWS}.kind = '{DELETED}' AND NOT ({_KNOWS}.is_old AND NOT {_AWAITED})"
         f" THEN {_precedence(rules, entry, 'CAST(NULL AS BINARY)')} END"
     )
 
@@ -340,8 +346,11 @@ def judged(chain: DataFrame, rules: UpsertRules) -> DataFrame:
 
 
 def sided(ranked: DataFrame, rules: UpsertRules) -> DataFrame:
-    """One row per update, per record to be stashed, per late record and per entry of the index; and, only to be counted,
-    per value that stays. Each winner is compared with the one before it that was not beaten."""
+    """Compare each winner with the one before it that was not beaten.
+
+    One row per update, per record to be stashed, per late record and per entry of the index; and, only to be counted,
+    per value that stays.
+    """
     window = rules.over(TIME)
     accepted = f"({_ACTS} AND NOT {BEATEN})"
     before = (
@@ -395,26 +404,29 @@ def _entered(accepted: str, rules: UpsertRules) -> str:
     """
     is_delta = rules.sequence is not None and rules.sequence.is_index_delta
 
-    def entry(kind: IndexKind, acted: str = TIME, rank: str = ORDER) -> str:
-        return f"struct('{kind}' AS kind, {acted} AS acted, {rank} AS rank)"
+    def entry_of(kind: str, acted: str, rank: str) -> str:
+        return f"struct({kind} AS kind, {acted} AS acted, {rank} AS rank)"
 
-    is_known = f"{_KNOWS}.kind IN ('{IndexKind.DELETED}', '{IndexKind.RAISED}')"
-    void = f"WHEN {is_known} THEN {entry(IndexKind.IN_ROW)}" if is_delta else ""
+    def entry(kind: str, acted: str = TIME, rank: str = ORDER) -> str:
+        return entry_of(f"'{kind}'", acted, rank)
+
+    is_known = f"{_KNOWS}.kind IN ('{DELETED}', '{RAISED}')"
+    void = f"WHEN {is_known} THEN {entry(IN_ROW)}" if is_delta else ""
     newest = (
-        f"CASE WHEN {HOLDS} AND _persist_same THEN {entry(IndexKind.RAISED)}"
-        f" WHEN NOT {HOLDS} AND {FROM} != {EXPANDED} THEN {entry(IndexKind.DELETED)} {void} END"
+        f"CASE WHEN {HOLDS} AND _persist_same THEN {entry(RAISED)}"
+        f" WHEN NOT {HOLDS} AND {FROM} != {EXPANDED} THEN {entry(DELETED)} {void} END"
     )
     cases = [
-        f"WHEN {OP} = '{TRUNCATE}' AND {PHASE} = {FINAL} THEN {entry(IndexKind.FLOOR)}",
+        f"WHEN {OP} = '{TRUNCATE}' AND {PHASE} = {FINAL} THEN {entry(FLOOR)}",
         f"WHEN {accepted} AND {_IS_NEWEST} THEN {newest}",
     ]
     if is_delta:
         # Only now stashed: from now on the slot is awaited. What was forgotten stays so.
         was_idle = f"coalesce({_BEFORE}.origin, {COMMITTED}) = {COMMITTED}"
         revives = f"{PHASE} = {PENDING} AND {was_idle} AND _persist_forgets"
-        cases.append(f"WHEN {revives} THEN {entry(IndexKind.IN_ROW, f'{_KNOWS}.acted + 1', f'{_KNOWS}.rank')}")
+        cases.append(f"WHEN {revives} THEN {entry(IN_ROW, f'{_KNOWS}.acted + 1', f'{_KNOWS}.rank')}")
     else:
-        is_kept = f"{ENTRY}.kind != '{IndexKind.IN_ROW}' AND NOT ({ENTRY}.is_old AND NOT {_AWAITED})"
+        is_kept = f"{ENTRY}.kind != '{IN_ROW}' AND NOT ({ENTRY}.is_old AND NOT {_AWAITED})"
         untouched = f"{FROM} = {INDEXED} AND {_IS_NEWEST} AND {is_kept}"
         cases.append(
             f"WHEN {untouched} THEN struct({ENTRY}.kind AS kind, {ENTRY}.acted AS acted, {ENTRY}.rank AS rank)"
@@ -438,7 +450,7 @@ def _cells(rules: UpsertRules) -> dict[str, str]:
     """What each row writes, by the name of the column. Updates have their order, retractions none."""
     is_update = f"{SIDE} IN ({GOES}, {COMES}, {STAYS}, {STAYS_OUT})"
     is_record = f"{SIDE} IN ({STAYS_OUT}, {LOSES})"
-    floor = f"({SIDE} = {ENTERS} AND {_ENTERED}.kind = '{IndexKind.FLOOR}')"
+    floor = f"({SIDE} = {ENTERS} AND {_ENTERED}.kind = '{FLOOR}')"
     return {
         **{key: f"CASE WHEN {SIDE} != {FORGETS} AND NOT {floor} THEN {key} END" for key in rules.keys},
         TIME: (
@@ -454,21 +466,21 @@ def _cells(rules: UpsertRules) -> dict[str, str]:
             f" WHEN {SIDE} = {ENTERS} THEN {_ENTERED}.rank WHEN {SIDE} = {FORGETS} THEN {_KNOWS}.rank END"
         ),
         BAD_KEY: f"CASE WHEN ({is_record} OR {SIDE} = {ENTERS}) AND NOT {floor} THEN {BAD_KEY} END",
-        INDEX_KIND: (f"CASE {SIDE} WHEN {ENTERS} THEN {_ENTERED}.kind WHEN {FORGETS} THEN '{IndexKind.FORGOTTEN}' END"),
+        INDEX_KIND: (f"CASE {SIDE} WHEN {ENTERS} THEN {_ENTERED}.kind WHEN {FORGETS} THEN '{FORGOTTEN}' END"),
         BEATEN_BY: f"CASE WHEN {SIDE} = {LOSES} THEN {BEATEN_BY} END",
         ACTED: f"CASE WHEN {SIDE} = {LOSES} THEN {TIME} END",
     }
 
 
 def with_full_state(changes: DataFrame, seen: SeenBefore, rules: UpsertRules) -> DataFrame:
-    """Add what a full state of the index and of the late records has from the batches before, besides entries of slots."""
+    """Add what full states have from the batches before, besides entries of slots: floor, forgotten, late records."""
     order = rules.sequence
     if order is None:
         return changes
     added = []
     if seen.index is not None and not order.is_index_delta:
         memory = _memory(seen.index, None, replace(rules, is_thorough=False))
-        kinds = {_FLOOR_BEFORE: IndexKind.FLOOR, _MARKED: IndexKind.FORGOTTEN}
+        kinds = {_FLOOR_BEFORE: FLOOR, _MARKED: FORGOTTEN}
         rows = ", ".join(f"named_struct('kind', '{kind}', 'entry', {name})" for name, kind in kinds.items())
         entries = memory.selectExpr(f"explode(array({rows})) AS added").where("added.entry IS NOT NULL")
         given = {TIME: f"added.entry.{TIME}", ORDER: f"added.entry.{ORDER}", INDEX_KIND: "added.kind"}
