@@ -18,8 +18,10 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from persist_core.config import checks
+from persist_core.config.column import ColumnConfig, Unit
 from persist_core.config.files import load_folder, read_mapping
 from persist_core.config.model import ConfigModel
+from persist_core.config.order import OrderConfig, check_sequence, order_columns, order_fields
 from persist_core.config.path_pattern import PathPattern, parse_pattern
 from persist_core.config.problems import explain, nearest, refuse, show
 from persist_core.config.shard import ShardConfig
@@ -27,26 +29,10 @@ from persist_core.errors import ConfigError
 from persist_core.schema import MAX_COLUMNS, CollectionSchema, Column
 
 Format = Literal["debezium-json", "dms-csv", "dms-parquet", "dms-json", "json", "csv", "parquet"]
-Unit = Literal["s", "ms", "us", "ns", "days"]
 
 PLAIN_FORMATS = ("json", "csv", "parquet")  # formats that do not mark deletes
 PATH_FIELDS = ("path", "moved_from", "replaces")  # fields of `source` in which `${VAR}` is expanded
 NEVER_KEYS = ("float", "double", "json")
-NEVER_ORDERS = (*NEVER_KEYS, "boolean")
-DEFAULT_KEEP_DELETED = "30 days"
-AUTO_ORDERS = {  # what `order: auto` is in each format, most significant first, before the position
-    "debezium-json": (
-        Column("commit_lsn", "string"),
-        Column("change_lsn", "string"),
-        Column("event_serial_no", "bigint"),
-        Column("lsn_or_file", "bigint"),
-        Column("pos", "bigint"),
-        Column("binlog_row", "bigint"),
-    ),
-    "dms-csv": (Column("is_change", "int"),),
-    "dms-parquet": (Column("is_change", "int"),),
-    "dms-json": (Column("timestamp", "timestamp"),),
-}
 
 
 class SourceConfig(ConfigModel):
@@ -100,112 +86,6 @@ class SourceConfig(ConfigModel):
                 delimiter, "one character other than a quote, backslash or line end", 'write ",", ";" or "\\t"'
             )
         return delimiter
-
-
-class ColumnConfig(ConfigModel):
-    """One column: its type, where its value is found in the record (default: under its name), its integer unit."""
-
-    type: str
-    field: str | None = None
-    unit: Unit | None = None
-    nullable: bool = True
-
-    @model_validator(mode="before")
-    @classmethod
-    def _shorthand(cls, data: Any) -> Any:
-        return {"type": data} if isinstance(data, str) else data
-
-    @field_validator("type")
-    @classmethod
-    def _check_type(cls, name: str) -> str:
-        return checks.type_name(name)
-
-    @field_validator("field")
-    @classmethod
-    def _check_field(cls, name: str | None) -> str | None:
-        return None if name is None else checks.field_name(name)
-
-    @model_validator(mode="after")
-    def _check_unit(self) -> ColumnConfig:
-        if self.unit is not None and self.type not in ("date", "timestamp"):
-            raise refuse(self.unit, f"a unit only with date or timestamp, not {self.type}", "remove it", at=["unit"])
-        return self
-
-
-class OrderConfig(ConfigModel):
-    """What orders the records of a key, and across which records.
-
-    `by` in a file: `position` (file and row), `auto` (the format's own: LSN, binlog), a list of fields, or a mapping of
-    fields to types. `mode`: `log`, the last batch wins and the order decides within one time; or `sequence`, the
-    highest order ever seen for a key wins, deletes included. `types` gives the types of fields that are not columns, in
-    `sequence` mode only. `keep_deleted`: how long the order of a deleted key is kept after its time.
-    """
-
-    by: Literal["auto", "position", "fields"] = "auto"
-    fields: tuple[str, ...] = ()
-    types: dict[str, ColumnConfig] = {}  # noqa: RUF012 - pydantic copies defaults
-    mode: Literal["log", "sequence"] = "log"
-    keep_deleted: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _shorthand(cls, data: Any) -> Any:
-        if isinstance(data, list | tuple):
-            data = {"by": data}
-        if isinstance(data, str):
-            cls._check_word(data, at=[])
-            return {"by": data}
-        if not isinstance(data, Mapping):
-            return data
-        by = data.get("by")
-        if isinstance(by, list | tuple) and "fields" not in data:
-            return {**data, "by": "fields", "fields": by}
-        if isinstance(by, Mapping) and "fields" not in data and "types" not in data:
-            return {**data, "by": "fields", "fields": list(by), "types": dict(by)}
-        if isinstance(by, str):
-            cls._check_word(by, at=["by"])
-        return {**data, "by": "fields"} if "fields" in data and "by" not in data else data
-
-    @staticmethod
-    def _check_word(word: str, *, at: list[str | int]) -> None:
-        known = ("auto", "position", "fields")
-        if word not in known:
-            remedy = nearest(word, known) or f"for a field write {'by' if at else 'order'}: [{show(word)}]"
-            raise refuse(word, "auto, position or a list of fields", remedy, at=at)
-
-    @field_validator("keep_deleted", mode="before")
-    @classmethod
-    def _check_keep_deleted(cls, text: object) -> str | None:
-        return None if text is None else checks.history(text, field="keep_deleted")
-
-    @model_validator(mode="after")
-    def _check_fields(self) -> OrderConfig:
-        if self.by == "fields" and not self.fields:
-            raise refuse(None, "the fields that order the records", "write order: [lsn, seq]", at=["fields"])
-        if self.by != "fields" and self.fields:
-            raise refuse(self.by, "by: fields if fields are given", "remove one of the two", at=["by"])
-        checks.distinct(self.fields, at=["fields"])
-        for name in self.fields:
-            checks.field_name(name, at=["fields"])
-        return self
-
-    @model_validator(mode="after")
-    def _check_mode(self) -> OrderConfig:
-        if self.mode == "log":
-            for name, value in (("types", self.types or None), ("keep_deleted", self.keep_deleted)):
-                if value is not None:
-                    where = "by" if name == "types" else name
-                    expected = "fields without types" if name == "types" else "no such field"
-                    raise refuse(value, f"{expected} in log order", "remove it, or write mode: sequence", at=[where])
-        unknown = next((name for name in self.types if name not in self.fields), None)
-        if unknown is not None:
-            raise refuse(unknown, "a type for one of the fields", "remove it", at=["types", unknown])
-        return self
-
-    @property
-    def keep_deleted_ms(self) -> int | None:
-        """How long the order of a deleted key is kept, in ms; `None`: for ever. Only for `sequence` mode."""
-        return checks.history_ms(self.keep_deleted or DEFAULT_KEEP_DELETED)
 
 
 class TimeConfig(ConfigModel):
@@ -343,44 +223,19 @@ class CollectionConfig(ShardConfig):
             raise refuse(self.delete.column, f"no marker: {self.source.format} marks its deletes",
                          "remove it", at=["delete"])  # fmt: skip
         if self.order.mode == "sequence":
-            self._check_sequence()
+            check_sequence(self.order, self.columns, self.source.format)
+            if self.time.late == "error":
+                raise refuse("error", "lift, with sequence order: the order says what a late record changes",
+                             "remove it, or write mode: log", at=["time", "late"])  # fmt: skip
         return self
-
-    def _check_sequence(self) -> None:
-        """In `sequence` order what orders a record is of a known type, and no record is too late for its time."""
-        if self.time.late == "error":
-            raise refuse("error", "lift, with sequence order: the order says what a late record changes",
-                         "remove it, or write mode: log", at=["time", "late"])  # fmt: skip
-        if self.order.by == "auto" and self.source.format not in AUTO_ORDERS:
-            raise refuse("auto", f"fields or position: {self.source.format} has no order of its own",
-                         "for example by: [version], or by: {lsn: bigint} for a field that is not a column",
-                         at=["order", "by"])  # fmt: skip
-        for index, name in enumerate(self.order.fields):
-            column, typed = self.columns.get(name), self.order.types.get(name)
-            if column is None and typed is None:
-                remedy = nearest(name, self.columns) or f"write by: {{{name}: bigint}}, or add it to columns"
-                raise refuse(name, "a column, or a field with its type", remedy, at=["order", "by", index])
-            if column is not None and typed is not None and typed != column:
-                raise refuse(typed.type, f"the type of column {name}, which is {column.type}",
-                             "write the column's type, or rename the column", at=["order", "by", name])  # fmt: skip
-            found = typed or column
-            if found is not None and found.type in NEVER_ORDERS:
-                raise refuse(found.type, "a type that has an order: not boolean, float, double or json",
-                             "use another field or type", at=["order", "by", name])  # fmt: skip
 
     def order_fields(self) -> dict[str, ColumnConfig]:
         """In `sequence` order by fields: each field with its type, most significant first; else empty."""
-        if self.order.mode == "log":
-            return {}
-        return {name: self.order.types.get(name) or self.columns[name] for name in self.order.fields}
+        return order_fields(self.order, self.columns)
 
     def order_columns(self) -> tuple[Column, ...] | None:
         """What orders the records across batches, before their position; `None` in `log` order."""
-        if self.order.mode == "log":
-            return None
-        if self.order.by == "auto":
-            return AUTO_ORDERS[self.source.format]
-        return tuple(Column(name, column.type) for name, column in self.order_fields().items())
+        return order_columns(self.order, self.columns, self.source.format)
 
     def collection_schema(self) -> CollectionSchema:
         """Key columns in the order of `key`, never null; then the others in the order of the file."""

@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 
 from persist_core.oracle.consolidate import Err, Slot, UpsertDiff, as_of, check_collection
 from persist_core.oracle.sequence import OrderMemory
-from persist_core.oracle.upsert import TOMBSTONE, TRUNCATE, Record, drain_sealed_input
+from persist_core.oracle.upsert import Record, drain_sealed_input
 from persist_core.schema import (
     ACTED,
     BAD_KEY,
@@ -27,7 +27,6 @@ from persist_core.schema import (
     FORGOTTEN,
     INDEX_KIND,
     MISSING_ORDER,
-    OP,
     ORDER,
     PART,
     RAISED,
@@ -40,7 +39,6 @@ from persist_spark.upsert.plan import persistent_upsert
 from persist_spark.upsert.rules import SequenceRules
 from persist_spark.upsert.sequence import SeenBefore, index_type, late_type
 from tests.spark.upsert_cases import (
-    MANY_KEYS_DOMAIN,
     ONE_KEY_DOMAIN,
     ORDER_TYPE,
     Domain,

@@ -94,6 +94,7 @@ from persist_spark.upsert.counts import (
     VALUE_BEFORE,
     WINS,
 )
+from persist_spark.upsert.lookup import of_slots
 from persist_spark.upsert.rules import CANONICAL, ENTRY, IS_OLD, TRUNCATED, UpsertRules
 
 _NEVER = -1  # the time of entries: before all that a slot was and becomes
@@ -183,20 +184,11 @@ def remembered(arrivals: DataFrame, seen: SeenBefore, stash: DataFrame | None, r
         f"CASE WHEN {ORDER} < {floor} AND NOT {IS_UNORDERED} THEN {floor} END AS {TRUNCATED}",
         f"coalesce({ORDER} < {_FORGOTTEN} AND NOT {IS_UNORDERED}, false) AS {IS_OLD}",
     )
-    of_slots = seen.index.where(f"{INDEX_KIND} NOT IN ('{FLOOR}', '{FORGOTTEN}')")
-    if seen.slots is not None:
-        of_slots = _of(of_slots, seen.slots, rules)
+    known = seen.index.where(f"{INDEX_KIND} NOT IN ('{FLOOR}', '{FORGOTTEN}')")
+    known = of_slots(known, rules.schema, seen.slots, has_bad_keys=True)
     is_covered = f"{INDEX_KIND} = '{DELETED}' AND coalesce({ORDER} <= {floor}, false)"
-    entries = of_slots.crossJoin(memory).where(f"NOT ({is_covered})").selectExpr(*_as_entries(marked, rules))
+    entries = known.crossJoin(memory).where(f"NOT ({is_covered})").selectExpr(*_as_entries(marked, rules))
     return marked.union(entries)
-
-
-def _of(index: DataFrame, slots: DataFrame, rules: UpsertRules) -> DataFrame:
-    """Only the entries of these slots."""
-    names = [*[column.name for column in rules.schema.key], BAD_KEY]
-    wanted = slots.selectExpr(*[f"{quoted(name)} AS _persist_slot{i}" for i, name in enumerate(names)])
-    same = " AND ".join(f"{quoted(name)} <=> _persist_slot{i}" for i, name in enumerate(names))
-    return index.join(F.broadcast(wanted), F.expr(same), "left_semi")
 
 
 def _entry_type(order_type: str) -> str:
@@ -214,10 +206,11 @@ def _is_old(rules: UpsertRules) -> str:
 def _memory(index: DataFrame, stash: DataFrame | None, rules: UpsertRules) -> DataFrame:
     """One row: the floor (order and time), the highest order forgotten, and of that what is marked as such (order and
     time). In the normal plan the second may be too high: of a tombstone that is void, or remembered for the stash."""
+    index = index.selectExpr("*", f"{_is_old(rules)} AS {IS_OLD}")
     marked = f"{INDEX_KIND} = '{FORGOTTEN}'"
     found = index.selectExpr(
         f"max(CASE WHEN {INDEX_KIND} = '{FLOOR}' THEN struct({ORDER}, {TIME}) END) AS {_FLOOR_BEFORE}",
-        f"max(CASE WHEN {marked} OR {_is_old(rules)} THEN {ORDER} END) AS {_FORGOTTEN}",
+        f"max(CASE WHEN {marked} OR {IS_OLD} THEN {ORDER} END) AS {_FORGOTTEN}",
         f"max(CASE WHEN {marked} THEN struct({ORDER}, {TIME}) END) AS {_MARKED}",
     )
     if not rules.is_thorough:
@@ -225,7 +218,7 @@ def _memory(index: DataFrame, stash: DataFrame | None, rules: UpsertRules) -> Da
     names = [f"{name}" for name in rules.key_columns]
     slots = index.where(f"NOT ({marked}) AND {INDEX_KIND} != '{FLOOR}'")
     newest = (
-        slots.selectExpr(*names, BAD_KEY, TIME, ORDER, f"{_is_old(rules)} AS {IS_OLD}")
+        slots.selectExpr(*names, BAD_KEY, TIME, ORDER, IS_OLD)
         .groupBy(*rules.slot)
         .agg(F.expr(f"max(struct({TIME}, {IS_OLD}, {ORDER})) AS newest"))
         .where(f"newest.{IS_OLD}")

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from persist_core.config.checks import schedule
 from persist_core.config.collection import (
     CollectionConfig,
-    ColumnConfig,
     DeleteConfig,
-    OrderConfig,
     SourceConfig,
     TimeConfig,
     load_collection,
     load_collections,
 )
+from persist_core.config.column import ColumnConfig
+from persist_core.config.order import OrderConfig
 from persist_core.config.yaml_text import MAX_BYTES, YamlError, parse_yaml
 from persist_core.errors import ConfigError
 from persist_core.schema import Column
