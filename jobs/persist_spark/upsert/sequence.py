@@ -105,6 +105,7 @@ _HIGHEST = "_persist_highest"  # struct: the highest order among the records bef
 _FIRST = "_persist_first"  # the time of the first record at or above the floor
 _AWAITED = "_persist_awaited"  # boolean: a record of the slot was stashed before this batch
 _BEFORE, _IS_NEWEST = "_persist_before", "_persist_is_newest"
+_RANK_BEFORE = "_persist_rank_before"  # struct: the order of what the slot held just before
 _FLOOR_NOW = "_persist_floor_now"
 _ENTERED = "_persist_entered"  # struct of kind, time and order: the entry that a row writes
 _INT_ARRAY = "ARRAY<INT>"
@@ -348,7 +349,8 @@ def sided(ranked: DataFrame, rules: UpsertRules) -> DataFrame:
     accepted = f"({_ACTS} AND NOT {BEATEN})"
     before = (
         f"CASE WHEN {FROM} = {COMMITTED} OR {accepted} THEN"
-        f" named_struct('origin', {FROM}, 'holds', {OP} = '{UPSERT}', 'value', {VALUE}, 'err', {ERR}) END"
+        f" named_struct('origin', {FROM}, 'holds', {OP} = '{UPSERT}', 'value', {VALUE}, 'err', {ERR}, 'rank', {ORDER})"
+        " END"
     )
     linked = ranked.where(f"{WINS} AND {PHASE} != {COUNTED}").selectExpr(
         "*",
@@ -369,6 +371,7 @@ def sided(ranked: DataFrame, rules: UpsertRules) -> DataFrame:
         f"coalesce({ENTRY}, {_KNOWS}) AS {_KNOWS}",
         f"{_BEFORE}.value AS {VALUE_BEFORE}",
         f"{_BEFORE}.err AS {ERR_BEFORE}",
+        f"{_BEFORE}.rank AS {_RANK_BEFORE}",
         f"explode(concat({_update_sides(accepted, rules)}, {_index_sides(accepted, rules)})) AS {SIDE}",
     )
     return exploded.selectExpr(*[f"{sql} AS {name}" for name, sql in _cells(rules).items()])
@@ -440,7 +443,7 @@ def _index_sides(accepted: str, rules: UpsertRules) -> str:
 
 
 def _cells(rules: UpsertRules) -> dict[str, str]:
-    """What each row writes, by the name of the column. Updates have their order, retractions none."""
+    """What each row writes, by the name of the column. Retractions have the order of their row, for restores."""
     is_update = f"{SIDE} IN ({GOES}, {COMES}, {STAYS}, {STAYS_OUT})"
     is_record = f"{SIDE} IN ({STAYS_OUT}, {LOSES})"
     floor = f"({SIDE} = {ENTERS} AND {_ENTERED}.kind = '{FLOOR}')"
@@ -456,6 +459,7 @@ def _cells(rules: UpsertRules) -> dict[str, str]:
         OP: f"CASE WHEN {is_record} THEN {OP} END",
         ORDER: (
             f"CASE WHEN {is_record} OR {SIDE} = {COMES} THEN {ORDER}"
+            f" WHEN {SIDE} = {GOES} THEN {_RANK_BEFORE}"
             f" WHEN {SIDE} = {ENTERS} THEN {_ENTERED}.rank WHEN {SIDE} = {FORGETS} THEN {_KNOWS}.rank END"
         ),
         BAD_KEY: f"CASE WHEN ({is_record} OR {SIDE} = {ENTERS}) AND NOT {floor} THEN {BAD_KEY} END",
