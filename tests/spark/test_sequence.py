@@ -1,4 +1,4 @@
-"""`sequence` order from files to a shard: what decode makes of orders, what is staged, and that arrival does not matter.
+"""`sequence` order from files to a shard: what decode makes of orders, what is staged, that arrival does not matter.
 
 Of the feeds' own orders, `../shared/samples` has real ones: those tests are skipped without it.
 """
