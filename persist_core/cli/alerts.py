@@ -11,9 +11,9 @@ from persist_core.cli.holds import this_user
 from persist_core.cli.session import Session, with_session
 from persist_core.inspection.facts import AlertFacts
 from persist_core.inspection.health import open_alerts
+from persist_core.maintenance import actions
 from persist_core.shard.keys import check_shard_name
-from persist_core.time_text import show_time
-from persist_core.watch.board import WatchBoard
+from persist_core.time_text import format_time
 from persist_core.watch.words import show_value
 
 
@@ -33,7 +33,7 @@ def alerts_command(session: Session, shard: str | None) -> None:
             each.alert,
             show_value(each.alert, each.value),
             show_value(each.alert, each.limit),
-            show_time(each.since_ms),
+            format_time(each.since_ms),
             _acknowledged(each),
             each.unsent or "",
         )
@@ -46,7 +46,7 @@ def alerts_command(session: Session, shard: str | None) -> None:
 def _acknowledged(alert: AlertFacts) -> str:
     if alert.acknowledged_by is None:
         return ""
-    return f"{alert.acknowledged_by} at {show_time(alert.acknowledged_ms)}: {alert.reason}"
+    return f"{alert.acknowledged_by} at {format_time(alert.acknowledged_ms or 0)}: {alert.reason}"
 
 
 @click.command("ack")
@@ -56,9 +56,5 @@ def _acknowledged(alert: AlertFacts) -> str:
 @with_session
 def ack_command(session: Session, shard: str, alert: str, reason: str) -> None:
     """Keep ALERT of SHARD (one of `persist alerts`) silent until it is resolved. Its end is still sent."""
-    WatchBoard(session.client).acknowledge(check_shard_name(shard), alert, by=this_user(), reason=reason)
-    (found,) = (each for each in open_alerts(session.client, shard) if each.alert == alert)
-    if session.as_json:
-        output.print_json(asdict(found))
-    else:
-        output.print_line(f"{alert} of {shard} is acknowledged by {_acknowledged(found)}")
+    done = actions.acknowledge(session.client, shard, alert, by=this_user(), reason=reason)
+    output.print_done(done, as_json=session.as_json)

@@ -170,13 +170,13 @@ def count(value: object) -> tuple[str, int]:
     return str(int(text)), int(text)
 
 
-def history(value: object) -> str:
-    """Check how much history to keep: `all`, `0`, or a number of days, hours or minutes. Returns its plain form."""
+def history(value: object, *, field: str = "history") -> str:
+    """Check how long something is kept: `all`, `0`, or a number of days, hours or minutes. Returns its plain form."""
     text = " ".join(value.lower().split()) if isinstance(value, str) else value
     if text in (ALL_HISTORY, "0") or (text == 0 and isinstance(text, int) and not isinstance(text, bool)):
         return str(text)
     expected = "all, 0, or a number of days, hours or minutes"
-    return duration(value, expected=expected, example="history: 30 days", others=(ALL_HISTORY,))[0]
+    return duration(value, expected=expected, example=f"{field}: 30 days", others=(ALL_HISTORY,))[0]
 
 
 def history_ms(text: str) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from persist_core.time_text import show_time
+from persist_core.time_text import format_time
 from persist_core.watch.conditions import CONFLICTS, DURATIONS, ERRORS, FRESHNESS, FSCK, STASH_AGE, Health, Level
 from persist_core.watch.record import Alert, Notice, NoticeKind
 
@@ -55,6 +55,10 @@ def show_duration(duration_ms: int) -> str:
     return " ".join(shown) if shown else f"{duration_ms // 1000} s"
 
 
+def _time(upper: int | None) -> str:
+    return "its end" if upper is None else format_time(upper)
+
+
 def show_value(condition: str, value: int) -> str:
     """A value of a condition, or one of its thresholds."""
     return show_duration(value) if condition in DURATIONS else str(value)
@@ -81,14 +85,14 @@ def alert_notice(
         raise ValueError("no change")  # the caller looks for changes only
     is_resolved = after is None
     headline = _resolved(health, condition, alert, value) if is_resolved else _crossed(health, condition, alert)
-    facts = [("since", show_time(alert.since_ms))]
+    facts = [("since", format_time(alert.since_ms))]
     if is_resolved:
-        facts += [("until", show_time(now_ms)), ("lasted", show_duration(now_ms - alert.since_ms))]
+        facts += [("until", format_time(now_ms)), ("lasted", show_duration(now_ms - alert.since_ms))]
     note = (health.notes or {}).get(condition)
     if note and not is_resolved:
         facts.append(("first", note))
     if health.committed_ms is not None:
-        facts.append(("last commit", f"{show_time(health.committed_ms)} by {health.writer}"))
+        facts.append(("last commit", f"{format_time(health.committed_ms)} by {health.writer}"))
     words = Words(headline, tuple(facts), _COMMANDS[condition].format(shard=health.shard), _SECTIONS[condition])
     return make_notice(
         words,
@@ -153,7 +157,7 @@ def make_notice(
 def _crossed(health: Health, condition: str, alert: Alert) -> str:
     shard, value, limit = health.shard, show_value(condition, alert.value), show_value(condition, alert.limit)
     if condition == FRESHNESS:
-        upper = show_time(health.upper)
+        upper = _time(health.upper)
         if not health.has_commit:
             return f"{shard} is late: nothing was committed yet, since {value} ago or longer (limit {limit})."
         return f"{shard} is late: it is complete up to {upper}, {value} ago (limit {limit})."
@@ -174,7 +178,7 @@ def _resolved(health: Health, condition: str, alert: Alert, value: int | None) -
     if condition == FRESHNESS:
         if health.upper is None:
             return f"{shard} is not late any more: it is closed."
-        return f"{shard} is fresh again: it is complete up to {show_time(health.upper)}, {now} ago."
+        return f"{shard} is fresh again: it is complete up to {_time(health.upper)}, {now} ago."
     if condition == ERRORS:
         return f"{shard}: errors are below the limit again, {now} now."
     if condition == STASH_AGE:

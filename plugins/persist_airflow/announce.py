@@ -13,20 +13,19 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from persist_airflow.compat import Context, Stats
+from persist_airflow.compat import Context
 from persist_airflow.hook import PersistHook
 from persist_airflow.notifications import NotifyBy, takes, targets
 from persist_core.errors import PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.protocol.conflicts import ConflictRecord
 from persist_core.shard.keys import conflict_alert_key
-from persist_core.time_text import show_time
+from persist_core.time_text import format_time, show_time
 from persist_core.watch.board import WatchBoard
 from persist_core.watch.deliver import deliver
 from persist_core.watch.record import Notice
 from persist_core.watch.words import Words, alert_key, make_notice
 
-CONFLICT_METRIC = "persist.cas_conflict"
 MAX_ERROR_CHARS = 1_500  # of the error of a task; its log has all
 UNKNOWN = "not known: the process of the task ended"
 
@@ -36,14 +35,13 @@ _log = logging.getLogger(__name__)
 def announce_conflict(
     client: PersistClient, record: ConflictRecord, notify: Sequence[NotifyBy], context: Context
 ) -> bool:
-    """Count the conflict and send its notice; False if that was done before.
+    """Send the notice of a conflict; False if that was done before.
 
     If a notifier fails, that is logged, and the conflict is healed: `persist_watch` tries the notifier again.
     """
     marker = conflict_alert_key(record.shard, record.conflict_id)
     if client.blob.get(marker) is not None:
         return False
-    Stats.incr(CONFLICT_METRIC, tags={"shard": record.shard})
     if takes(notify, "conflicts"):
         _send(client, conflict_notice(record), notify, context)
     client.blob.set(marker, json.dumps({"alerted_ms": client.clock.now_ms()}).encode())
@@ -58,7 +56,7 @@ def conflict_notice(record: ConflictRecord) -> Notice:
         ("found upper", found),
         ("lost", record.loser),
         ("won", record.winner or "an older commit"),
-        ("detected", show_time(record.detected_ms)),
+        ("detected", format_time(record.detected_ms)),
     )
     return make_notice(
         Words(

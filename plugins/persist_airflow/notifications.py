@@ -19,7 +19,7 @@ from typing import Any
 from persist_airflow.compat import BaseNotifier, Context
 from persist_core.config.alerts import SHORT_NAMES, NotifyConfig
 from persist_core.errors import ConfigError
-from persist_core.time_text import show_time
+from persist_core.time_text import format_time
 from persist_core.watch.conditions import Level
 from persist_core.watch.deliver import Target
 from persist_core.watch.record import Notice
@@ -121,8 +121,8 @@ def facts_of(notice: Notice) -> dict[str, Any]:
         "key": notice.key,
         "shard": notice.shard,
         "what": notice.what,
-        "at": show_time(notice.at_ms),
-        "since": show_time(notice.since_ms),
+        "at": format_time(notice.at_ms),
+        "since": format_time(notice.since_ms),
         "value": notice.value,
         "limit": notice.limit,
         "subject": notice.subject,

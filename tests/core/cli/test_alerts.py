@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from persist_core.errors import Determinate
 from persist_core.inspection.health import healths
 from persist_core.watch.board import WatchBoard
 from persist_core.watch.conditions import DEFAULTS, Threshold
@@ -38,11 +39,9 @@ def test_alerts_are_listed_acknowledged_and_forgotten(persist: Persist) -> None:
 
 
 def test_a_result_that_cannot_be_kept_is_a_warning(persist: Persist, monkeypatch: pytest.MonkeyPatch) -> None:
-    from persist_core.errors import Determinate
-
     def refuse(*_: object) -> None:
         raise Determinate("permission denied")
 
-    monkeypatch.setattr("persist_core.cli.shards.remember", refuse)
+    monkeypatch.setattr("persist_core.maintenance.fsck.remember", refuse)
     done = persist("fsck", "orders")
-    assert (done.code, "not kept for alerts: permission denied" in done.err) == (0, True)
+    assert (done.code, "not kept for alerts: permission denied" in done.out) == (0, True)
