@@ -61,13 +61,17 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             {
                 "integration-name": "Persist",
-                "python-modules": ["persist_airflow.operators", "persist_airflow.maintenance"],
+                "python-modules": [
+                    "persist_airflow.operators",
+                    "persist_airflow.maintenance",
+                    "persist_airflow.watch",
+                ],
             }
         ],
         "sensors": [{"integration-name": "Persist", "python-modules": ["persist_airflow.sensors"]}],
         "triggers": [{"integration-name": "Persist", "python-modules": ["persist_airflow.triggers"]}],
         "integrations": [{"integration-name": "Persist", "external-doc-url": "", "tags": ["software"]}],
         "extra-links": ["persist_airflow.links.ShardLink"],
-        "notifications": ["persist_airflow.notifications.LogConflictNotifier"],
+        "notifications": ["persist_airflow.notifications.LogNotifier"],
         "cli": ["persist_airflow.cli.get_cli_commands"],
     }
