@@ -26,6 +26,7 @@ from persist_airflow.compat import DAG, AirflowFailException, BaseOperator, Cont
 from persist_airflow.factory import UPSERT_PREFIX, VIEW_PREFIX
 from persist_airflow.failures import fail_without_retry
 from persist_airflow.hook import PersistHook, task_client
+from persist_airflow.lineage import ReportsLineage, of_restore
 from persist_airflow.links import ShardLink
 from persist_airflow.maintenance import MaintainShardOperator
 from persist_airflow.operators import writer_of
@@ -83,7 +84,7 @@ class FsckShardOperator(_ShardOperator):
             return _checked(self, context, actions.check(client, self.shard, with_repair=self.repair))
 
 
-class RestoreShardOperator(_ShardOperator):
+class RestoreShardOperator(ReportsLineage, _ShardOperator):
     """Make a shard's contents, progress and stash those of a checkpoint, or a new shard of it, which changes nothing.
 
     Returns `persist restore --json`.
@@ -141,7 +142,7 @@ class RebuildShardOperator(_ShardOperator):
             return _reported(self, context, actions.rebuild(client, self.shard, is_forced=self.force))
 
 
-class ShardActionOperator(MaintainShardOperator):
+class ShardActionOperator(ReportsLineage, MaintainShardOperator):
     """One action on one shard, as the dag run's conf asks: `{"action": ..., "shard": ..., ...}`.
 
     Returns the action's JSON, with `action` and `by`, the user who triggered the dag run. Further arguments are those
@@ -220,6 +221,8 @@ def _restored(
             done = actions.restore(
                 client, shard, checkpoint_id, writer=writer, is_dry_run=is_dry_run, max_updates=max_updates
             )
+        if done.facts["status"] in ("restored", "forked"):
+            operator.lineage = of_restore(client, shard, new_shard, operator.persist_conn_id)
     return _reported(operator, context, done)
 
 

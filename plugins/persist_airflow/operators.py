@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
+from persist_airflow import lineage
 from persist_airflow.compat import (
     AirflowSkipException,
     BaseOperator,
@@ -139,7 +140,7 @@ class MintBatchDescriptionsOperator(_PersistOperator):
         return description.to_json()
 
 
-class AppendBatchesOperator(_PersistOperator):
+class AppendBatchesOperator(lineage.ReportsLineage, _PersistOperator):
     """Append the staged batch by compare-and-set, and heal if another writer was faster.
 
     Returns `{"result": ..., "lower": ..., "upper": ..., "since": ..., "stats": {...}, ...}`; the shard's asset event
@@ -182,9 +183,12 @@ class AppendBatchesOperator(_PersistOperator):
             )
         description = BatchDescription.from_json(self.staged["description"])
         with self._client() as client:
+            self.lineage = lineage.of_inputs(client, self.config, description, self.persist_conn_id)
             result = run.append_staged(client, self.config, description, self.staged["manifest_key"])
             if isinstance(result, Committed):
-                report = _report(client, "committed" if result.is_new else "already committed", result.commit)
+                commit = result.commit
+                report = _report(client, "committed" if result.is_new else "already committed", commit)
+                self.lineage = lineage.of_commit(client, self.config, commit, self.persist_conn_id, self.lineage.inputs)
             else:
                 self._conflict(client, result, context)
                 if result.is_new:
@@ -208,6 +212,7 @@ class AppendBatchesOperator(_PersistOperator):
             if isinstance(step, Conflict):
                 self._conflict(client, step, context)
             elif isinstance(step, Minted):
+                self.lineage = lineage.of_inputs(client, self.config, step.description, self.persist_conn_id)
                 interval = show_interval(step.description.lower, step.description.upper)
                 self.log.info("after the conflict: minted %s from the new upper", interval)
 
@@ -215,6 +220,7 @@ class AppendBatchesOperator(_PersistOperator):
         if isinstance(healed, NothingToDo):
             self.log.info("nothing left to append: %s", healed.reason)
             return _report(client, "covered", client.state(self.shard).newest_commit)
+        self.lineage = lineage.of_commit(client, self.config, healed.commit, self.persist_conn_id, self.lineage.inputs)
         return _report(client, "healed", healed.commit)
 
     def _conflict(self, client: PersistClient, conflict: Conflict, context: Context) -> None:
