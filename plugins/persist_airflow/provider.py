@@ -70,7 +70,11 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             {
                 "integration-name": "Persist",
-                "python-modules": ["persist_airflow.operators", "persist_airflow.maintenance"],
+                "python-modules": [
+                    "persist_airflow.operators",
+                    "persist_airflow.maintenance",
+                    "persist_airflow.actions",
+                ],
             }
         ],
         "sensors": [{"integration-name": "Persist", "python-modules": ["persist_airflow.sensors"]}],
