@@ -102,8 +102,8 @@ class ShardCommitTrigger(BaseEventTrigger):
     held open.
 
     On Airflow 3.3 and later the newest commit that was seen is kept in the asset's state. So a triggerer that starts
-    again reports what was committed meanwhile, and nothing twice, unless it dies between the event and that note. Before
-    3.3 it starts from the commits that are there. Raises `InvalidInput` for a poll that is not positive.
+    again reports what was committed meanwhile, and nothing twice, unless it dies between the event and that note.
+    Before 3.3 it starts from the commits that are there. Raises `InvalidInput` for a poll that is not positive.
     """
 
     def __init__(
