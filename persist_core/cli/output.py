@@ -20,7 +20,6 @@ from rich.text import Text
 from persist_core.errors import Corruption, InvalidInput, NotReadable, PersistError, RunFailed, StorageError
 from persist_core.inspection.values import json_value
 from persist_core.maintenance.actions import Done
-from persist_core.time_text import show_time
 
 EXIT_CODES: tuple[tuple[type[PersistError], int], ...] = (
     (InvalidInput, 2),
@@ -51,12 +50,6 @@ def print_error(error: PersistError, *, as_json: bool) -> None:
 def printable(text: str) -> str:
     """`text` with everything escaped that would control a terminal (controls, direction marks, line ends)."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def show_bound(time: int | None) -> str:
-    """A frontier for people, with the integer beside the ISO text; `None` is closed."""
-    shown = show_time(time)
-    return shown if time is None or shown == str(time) else f"{shown} ({time})"
 
 
 def print_done(done: Done, *, as_json: bool) -> None:

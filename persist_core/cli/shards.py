@@ -17,9 +17,10 @@ from persist_core.cli.session import Session, with_session
 from persist_core.inspection.facts import LastCommit, ShardDescription
 from persist_core.inspection.inspector import DEFAULT_COMMITS, MAX_COMMITS, Inspector
 from persist_core.maintenance import actions
+from persist_core.schema import CollectionSchema, show_order
 from persist_core.shard.keys import check_shard_name
 from persist_core.shard.stats import show_bytes
-from persist_core.time_text import show_time
+from persist_core.time_text import format_time, show_time
 
 UNREADABLE = "the manifest can't be read"
 
@@ -44,7 +45,7 @@ def shards(session: Session) -> None:
             s.stash if s.stash is not None else "unknown",
             s.batches,
             show_bytes(s.size_bytes),
-            show_time(s.newest_commit.committed_ms) if s.newest_commit else "never",
+            format_time(s.newest_commit.committed_ms) if s.newest_commit else "never",
             ", ".join(s.attention),
         )
         for s in found
@@ -72,9 +73,11 @@ def describe(session: Session, shard: str) -> None:
 
 def _facts(found: ShardDescription) -> Iterable[tuple[str, str]]:
     yield "shard", f"{found.shard} ({found.kind})"
-    yield "since", output.show_bound(found.since)
-    yield "upper", output.show_bound(found.upper)
+    yield "since", show_time(found.since)
+    yield "upper", show_time(found.upper)
     yield from history_facts(found)
+    if found.schema is not None and found.schema["key"]:
+        yield "order", show_order(CollectionSchema.from_json(dict(found.schema)))
     yield "batches", f"{found.batches}, {found.updates} updates, {show_bytes(found.size_bytes)}"
     counts = {"rows": found.rows, "errors": found.errors, "in the stash": found.stash}
     yield "contents", ", ".join(f"{'unknown' if n is None else n} {what}" for what, n in counts.items())
@@ -84,9 +87,9 @@ def _facts(found: ShardDescription) -> Iterable[tuple[str, str]]:
     for name, progress in found.sources.items():
         yield f"source {name}", _progress(progress)
     for fork in found.forks:
-        yield f"fork {fork.shard}", f"of checkpoint {fork.checkpoint_id}, {show_time(fork.made_ms)}"
+        yield f"fork {fork.shard}", f"of checkpoint {fork.checkpoint_id}, {format_time(fork.made_ms)}"
     for lease in found.leases:
-        ends = show_time(lease.expires_ms)
+        ends = format_time(lease.expires_ms)
         yield f"lease {lease.reader}", f"holds {show_time(lease.since)}, until {ends}"
     for hold in found.holds:
         yield f"hold {hold.holder}", f"holds {show_time(hold.since)}"
@@ -99,7 +102,7 @@ def _facts(found: ShardDescription) -> Iterable[tuple[str, str]]:
 def _last(commit: LastCommit | None) -> str:
     if commit is None:
         return "never"
-    return f"{show_time(commit.committed_ms)} by {commit.writer}, checkpoint {commit.checkpoint_id}"
+    return f"{format_time(commit.committed_ms)} by {commit.writer}, checkpoint {commit.checkpoint_id}"
 
 
 def _due(found: ShardDescription) -> str:
@@ -128,7 +131,7 @@ def commits(session: Session, shard: str, before: int | None, limit: int) -> Non
         return
     rows = [
         (
-            show_time(c.committed_ms),
+            format_time(c.committed_ms),
             show_time(c.upper),
             *((c.error, "", "", "") if c.error else (c.inserts, c.updates, c.deletes, c.errors)),
             c.writer,
@@ -159,7 +162,7 @@ def checkpoints(session: Session, shard: str) -> None:
         else (
             c.checkpoint_id + "".join(f" ({reason})" for reason in c.kept_by),
             c.epoch,
-            show_time(c.timestamp_ms),
+            "" if c.timestamp_ms is None else format_time(c.timestamp_ms),
             show_time(c.upper),
             show_bytes(c.total_size_bytes or 0),
             c.parent_id,
@@ -182,7 +185,7 @@ def conflicts(session: Session, shard: str) -> None:
         return
     rows = [
         (
-            show_time(r.detected_ms),
+            format_time(r.detected_ms),
             show_time(r.expected_upper),
             show_time(r.found_upper),
             r.loser,

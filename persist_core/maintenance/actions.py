@@ -22,7 +22,7 @@ from persist_core.shard.batch import BatchCounts
 from persist_core.shard.keys import CheckpointLayout, check_checkpoint_id
 from persist_core.shard.state import Committed
 from persist_core.shard.stats import show_bytes
-from persist_core.time_text import show_time
+from persist_core.time_text import format_time, show_time
 
 MAX_SHOWN = 20  # inputs in `lines`; `facts` has all
 
@@ -86,8 +86,8 @@ def _restored(plan: RestorePlan, done: Committed | None) -> Done:
         if len(files) > MAX_SHOWN:
             lines.append(f"  and {len(files) - MAX_SHOWN} more; --json has all")
     lines.append(
-        f"committed as checkpoint {done.commit.checkpoint_id}; records that come again count from {plan.upper} on"
-        " where their own time is earlier"
+        f"committed as checkpoint {done.commit.checkpoint_id}; records that come again count from"
+        f" {show_time(plan.upper)} on where their own time is earlier"
         if done
         else "nothing was written"
     )
@@ -161,7 +161,7 @@ def release(client: PersistClient, shard: str, holder: str, *, by: str, reason: 
     record = holders.release(client, shard, holder, by=by, reason=reason, is_forced=is_forced)
     said = (
         f"{record.holder} no longer holds {shard} since {show_time(record.since)}: ended by {record.by} at"
-        f" {show_time(record.released_ms)}"
+        f" {format_time(record.released_ms)}"
     )
     return Done({"shard": shard, **asdict(record)}, (said,))
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from persist_core.errors import InvariantViolation
+from persist_core.row_text import show_row
 from persist_core.shard.sealed import seal, unseal
 
 DRY_RUN_VERSION = 1
@@ -77,8 +78,8 @@ class DrainStats:
         for claim, holds in broken.items():
             if not holds:
                 raise InvariantViolation(
-                    f"the counts of this run do not add up; expected: {claim}; found {self}. Nothing was committed;"
-                    " this is a defect, please report it with the job's log"
+                    f"the counts of this run do not add up; expected: {claim}; found {show_row(asdict(self))}."
+                    " Nothing was committed; this is a defect, please report it with the job's log"
                 )
 
 

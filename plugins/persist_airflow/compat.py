@@ -40,7 +40,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 try:
     from airflow.triggers.base import BaseEventTrigger
 except ImportError:  # 2.11 has no asset watchers
-    BaseEventTrigger = BaseTrigger  # type: ignore[assignment, misc]
+    BaseEventTrigger = BaseTrigger  # type: ignore[assignment, misc] # a stand-in to subclass
 
 from persist_core.clock import Clock
 from persist_core.errors import ConfigError
@@ -78,6 +78,7 @@ __all__ = [
     "make_asset",
     "mask_secret",
     "only_dag_id",
+    "puts_off",
     "reschedule",
     "run_ahead",
     "set_event_extra",
@@ -151,6 +152,12 @@ def reschedule(at_ms: int) -> NoReturn:
     module = "airflow.sdk.exceptions" if AIRFLOW_V_3_0_PLUS else "airflow.exceptions"
     error: Any = importlib.import_module(module).AirflowRescheduleException
     raise error(datetime.fromtimestamp(at_ms / 1000, UTC))
+
+
+def puts_off(error: BaseException) -> bool:
+    """Whether this only ends a look of the task, which then waits: deferred, or until it is rescheduled."""
+    module: Any = importlib.import_module("airflow.sdk.exceptions" if AIRFLOW_V_3_0_PLUS else "airflow.exceptions")
+    return isinstance(error, (module.TaskDeferred, module.AirflowRescheduleException))
 
 
 def make_asset(uri: str) -> Asset:

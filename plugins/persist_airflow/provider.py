@@ -73,6 +73,7 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     "persist_airflow.operators",
                     "persist_airflow.maintenance",
+                    "persist_airflow.shard_operators",
                     "persist_airflow.actions",
                 ],
             }

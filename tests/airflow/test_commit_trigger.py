@@ -78,7 +78,7 @@ async def event_after(made: Any, act: Any) -> dict[str, Any]:
 def test_commits_of_other_programs_are_reported_once_across_restarts(client: PersistClient) -> None:
     append(client, "cli/first")
     store = Store()
-    assert asyncio.run(events(trigger(store))) == []  # what was there before the watcher is no news
+    assert asyncio.run(events(trigger(store))) == []  # what was there before the watcher is not reported
     append(client, "cli/second")
     append(client, "persist_upsert__fruit/run")
     append(client, "cli/third")

@@ -6,17 +6,18 @@ records ──┬─────────────────────
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.storagelevel import StorageLevel
 
-from persist_core.errors import InvariantViolation, TooManyErrors
+from persist_core.errors import InvariantViolation, RejectedRecord, TooManyErrors
 from persist_core.handles.client import PersistClient
 from persist_core.protocol.stages import check_not_outdated
 from persist_core.schema import CollectionSchema, Late, check_compatible
 from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchManifest, PartKind
+from persist_core.shard.keys import attempt_prefix
 from persist_spark.frame import ORDER, named, records_type, slot_names
 from persist_spark.read.damage import check_sizes, part_sizes
 from persist_spark.read.parts import listing, scan_keys
@@ -25,6 +26,7 @@ from persist_spark.stage import stage
 from persist_spark.upsert.lookup import committed_updates, key_ranges
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
+from persist_spark.upsert.rejected import rejected_records, show_samples
 
 # Reading a small shard whole costs less than the extra job to broadcast the batch's keys.
 SMALL_STATE_BYTES = 8 << 20
@@ -40,7 +42,8 @@ class UpsertRequest:
     """All that the write stage needs to know, once the input is a records frame.
 
     `may_stash=False` promises that no record's time lies at or after the batch's upper. `is_columnar`: the input's keys
-    can be read without the rest, so reading them twice costs less than keeping all records in memory.
+    can be read without the rest, so reading them twice costs less than keeping all records in memory. `file_names` has
+    the name of each input file, by its place in the order of files: for messages.
     """
 
     description: BatchDescription
@@ -50,6 +53,7 @@ class UpsertRequest:
     max_errors: int | None = None
     may_stash: bool = True
     is_columnar: bool = False
+    file_names: Mapping[str, str] = field(default_factory=dict)
 
 
 def stage_upserts(
@@ -63,7 +67,7 @@ def stage_upserts(
 
     `check_input` runs after all input was read and before the manifest is written.
     """
-    description, schema = request.description, request.schema
+    description, schema, shard = request.description, request.schema, request.description.shard
     state = client.state(description.shard)
     check_not_outdated(state, description)
     if state.schema is not None:
@@ -110,7 +114,10 @@ def stage_upserts(
             def check(outcome: Outcome) -> None:
                 check_input()
                 _check_history(plans[-1], outcome, description)
-                _check_errors(outcome, description, request.max_errors)
+                if _has_too_many_errors(outcome, request.max_errors):
+                    staged = attempt_prefix(shard, request.attempt)
+                    samples = rejected_records(spark, client.blob, schema, staged, records, request.file_names)
+                    raise _too_many_errors(outcome, request, samples)
 
             return stage(client.blob, description, schema, request.attempt, drain, check=check)
         finally:
@@ -124,14 +131,19 @@ def _slots(records: DataFrame, stash: DataFrame | None, schema: CollectionSchema
     return slots if stash is None else slots.unionByName(stash.select(*names))
 
 
-def _check_errors(outcome: Outcome, description: BatchDescription, max_errors: int | None) -> None:
-    errors = outcome.read.errors
-    if max_errors is not None and errors > max_errors:
-        raise TooManyErrors(
-            f"{errors} of {outcome.read.eligible} processed records of {description.shard} {description.interval} are"
-            f" errors; at most {max_errors} are allowed (limits.max_errors). Nothing was committed: correct the"
-            " input or the column types, or raise the limit to keep these errors as data"
-        )
+def _has_too_many_errors(outcome: Outcome, max_errors: int | None) -> bool:
+    return max_errors is not None and outcome.read.errors > max_errors
+
+
+def _too_many_errors(outcome: Outcome, request: UpsertRequest, samples: tuple[RejectedRecord, ...]) -> TooManyErrors:
+    described = request.description
+    return TooManyErrors(
+        f"{outcome.read.errors} of {outcome.read.eligible} processed records of {described.shard}"
+        f" {described.interval} are errors; at most {request.max_errors} are allowed (limits.max_errors). Nothing was"
+        " committed: correct the input or the column types, or raise the limit to keep these errors as data."
+        f" `persist errors {described.shard} --rejected` shows more of them. {show_samples(samples)}",
+        samples,
+    )
 
 
 def _check_history(drained: PlannedUpsert, outcome: Outcome, description: BatchDescription) -> None:

@@ -8,6 +8,7 @@ sees. The result depends only on the description, the frozen input and the shard
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -52,4 +53,5 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
         frozen = FrozenInput(()) if key is None else load_frozen(client.blob, key, FrozenInput)
         check_unchanged(frozen)
         records = decode(spark, config, frozen.files, scratch=Path(scratch))
+        request = replace(request, file_names={file.order: file.relative for file in frozen.files})
         return stage_upserts(spark, client, request, records, lambda: check_unchanged(frozen))

@@ -6,10 +6,11 @@ Plain data that the driver makes from two observations of the action that wrote 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from persist_core.errors import InvariantViolation
+from persist_core.row_text import show_row
 from persist_core.shard.batch import STASH_OPERATOR, BatchCounts
 from persist_core.shard.stats import DrainStats
 from persist_spark.stage import StateRows
@@ -132,6 +133,6 @@ class Outcome:
         self.stats.check()
         if self.emitted.output_count != self.counts.updates:
             raise InvariantViolation(
-                f"output_count = {self.emitted.output_count}, but the parts get {self.counts}. Nothing was committed;"
-                " this is a defect, please report it with the job's log"
+                f"output_count = {self.emitted.output_count}, but the parts get {show_row(asdict(self.counts))}."
+                " Nothing was committed; this is a defect, please report it with the job's log"
             )

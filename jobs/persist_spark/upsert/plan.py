@@ -46,6 +46,7 @@ from persist_core.schema import (
 )
 from persist_core.shard.batch import STASH_OPERATOR, PartKind
 from persist_core.shard.parts import ERR_IDENTITY
+from persist_core.time_text import show_interval, show_time
 from persist_spark.frame import (
     BAD_KEY,
     DELETE,
@@ -59,6 +60,7 @@ from persist_spark.frame import (
     canonical_key,
     passed,
     quoted,
+    shown_time,
 )
 from persist_spark.upsert.counts import (
     ARRIVED,
@@ -132,9 +134,9 @@ class PlannedUpsert:
         )
         if outcome.emitted.stash_rows and not self._rules.may_stash:
             raise InvariantViolation(
-                f"{outcome.emitted.stash_rows} records have times at or after the upper {self._rules.upper};"
-                " expected none (may_stash=False). Nothing was committed; this is a defect, please report it with the"
-                " job's log"
+                f"{outcome.emitted.stash_rows} records have times at or after the upper"
+                f" {show_time(self._rules.upper)}; expected none (may_stash=False). Nothing was committed; this is a"
+                " defect, please report it with the job's log"
             )
         return outcome
 
@@ -177,7 +179,10 @@ def persistent_upsert(
     """
     floor = lower if as_of_frontier is None else max(lower, as_of_frontier)
     if upper is not None and floor >= upper:
-        raise BadBounds(f"times cannot advance to {floor} in a batch [{lower}, {upper}); expected less than its upper")
+        raise BadBounds(
+            f"times cannot advance to {show_time(floor)} in a batch {show_interval(lower, upper)}; expected less than"
+            " its upper"
+        )
     rules = UpsertRules(schema, lower, upper, floor, late, is_delta, may_stash, is_thorough)
     chain = _arrivals(records, ARRIVED, rules)
     if stash is not None:
@@ -224,10 +229,11 @@ def _arrivals(records: DataFrame, origin: int, rules: UpsertRules) -> DataFrame:
 def _with_late_errs(records: DataFrame, rules: UpsertRules) -> DataFrame:
     """Make each record before `lower` an err of its slot. Its payload is its values: the raw record is not kept."""
     is_good = F.col(ERR_KIND).isNull() & ~F.col(OP).isin(TRUNCATE, SKIP)
+    own_time, lower = shown_time(TIME), shown_time(LOWER)
     refused = F.coalesce((F.col(TIME) < F.col(LOWER)) & is_good, F.lit(False))
     err = {
         ERR_KIND: F.lit(LATE_TIME),
-        ERR_MESSAGE: F.expr(f"concat('time ', {TIME}, ' lies before ', {LOWER}, ', which is final')"),
+        ERR_MESSAGE: F.expr(f"concat('time ', {own_time}, ' lies before ', {lower}, ', which is final')"),
         ERR_KEY: F.coalesce(F.col(BAD_KEY), canonical_key(rules.schema)),
         ERR_PAYLOAD: canonical_json(rules.schema.values),
     }

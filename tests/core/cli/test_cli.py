@@ -362,5 +362,5 @@ def test_texts_that_are_no_time(text: str) -> None:
 
 def test_small_words_for_people() -> None:
     assert [show_bytes(n) for n in (0, 1023, 1536, 5 << 30)] == ["0 B", "1023 B", "1.5 KiB", "5.0 GiB"]
-    assert [show_time(t) for t in (None, 5, DAY_1)] == ["closed", "5", "2026-01-01T00:00:00Z"]
+    assert [show_time(t) for t in (None, 5, DAY_1)] == ["closed", "5", f"2026-01-01T00:00:00Z ({DAY_1})"]
     assert printable("é\t\x9b\u2066") == "é\\t\\x9b\\u2066"
