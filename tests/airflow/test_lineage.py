@@ -185,6 +185,18 @@ def test_lineage_that_cannot_be_read_fails_no_task(
     assert any(line.startswith("no lineage is reported: corrupt_artifact") for line in caplog.messages)
 
 
+def test_nothing_is_read_unless_the_provider_is_configured(
+    fruit: Fruit, client: PersistClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del client  # it opened the location
+    monkeypatch.setattr(WriteBatchesOperator, "_write", stage_rows)
+    fruit.write_days(range(1))
+    dag_run = DagRunDriver(build_upsert_dag(fruit.config()), end_of(0))
+    dag_run.run_all()
+    assert not lineage.is_on()
+    assert dag_run.executed[APPEND].lineage == lineage.Lineage()
+
+
 @pytest.mark.parametrize(
     ("blob_uri", "expected"),
     [
