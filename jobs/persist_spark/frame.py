@@ -92,6 +92,12 @@ def part_type(schema: CollectionSchema) -> T.StructType:
     return T.StructType(user_fields(schema) + system + [T.StructField(n, t) for n, t in _ERR_TYPES.items()])
 
 
+def order_type(schema: CollectionSchema) -> T.StructType:
+    """The type of `ORDER` in a shard in `sequence` order, as `persist_core.schema.order_type` has it."""
+    fields = [T.StructField(f"by{place}", spark_type(column.type)) for place, column in enumerate(schema.order or ())]
+    return T.StructType([*fields, *(T.StructField(column.name, spark_type(column.type)) for column in core.POSITION)])
+
+
 def records_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:
     """The records frame whose order struct has the type `order`."""
     system = [

@@ -16,6 +16,8 @@ _REMARKABLE = {
     "stashed": "in the stash until their time",
     "late_times": "with a time that was final already",
     "order_ties": "with the order of another record",
+    "late": "beaten by a higher order seen before (persist late lists them)",
+    "late_beyond_memory": "that a forgotten delete may have beaten (order.keep_deleted)",
     "skipped": "control records skipped",
 }
 
