@@ -128,6 +128,10 @@ class MaintainShardOperator(SparkJobOperator):
     @measured("maintain")
     def execute(self, context: Context) -> Any:
         """Maintain. Raises `AirflowFailException` if another try would fail as well."""
+        return self.maintain(context)
+
+    def maintain(self, context: Context) -> dict[str, Any]:
+        """The same, for an operator that has more to do."""
         with task_client(self.persist_conn_id) as client:
             done = maintain(
                 client,

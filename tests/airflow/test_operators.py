@@ -24,6 +24,7 @@ from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.protocol import run, stages
 from persist_core.protocol.conflicts import list_conflicts
+from persist_core.time_text import show_time
 from tests.airflow.fruit import NAME, START_MS, Fruit, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
 
@@ -161,7 +162,7 @@ def test_a_conflict_names_both_sides_and_fails_the_first_try(
     assert record.loser == "persist_upsert__fruit/loser"
     assert list_conflicts(client.blob, NAME) == [record]
     logged = caplog.text + capsys.readouterr().out  # Airflow 3 logs by other means
-    for part in ("expected upper 0", f"found {end_ms(0)}", "persist_upsert__fruit/winner"):
+    for part in ("expected upper 0", f"found {show_time(end_ms(0))}", "persist_upsert__fruit/winner"):
         assert part in logged
         assert part in str(caught.value)
 

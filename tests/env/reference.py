@@ -22,6 +22,7 @@ from persist_core.cli.main import persist
 from persist_core.cli.output import EXIT_CODES
 from persist_core.errors import PersistError
 from persist_core.inspection import facts
+from persist_core.inspection.late import LateRecord
 from persist_core.maintenance.holders import Held, Holders
 from persist_core.protocol.conflicts import ConflictRecord
 from persist_core.shard.state import Released
@@ -57,6 +58,7 @@ persist commits customers --limit 10
 persist snapshot customers --as-of 2026-01-03 --limit 5
 persist changes customers --after 2026-01-03 --through 2026-01-04
 persist errors customers
+persist late customers
 persist checkpoints customers
 persist metrics
 persist maintain customers
@@ -109,6 +111,7 @@ frontier or an unknown fact.
 | | `api/batches` | [BatchesPage](#batchespage) |
 | `persist checkpoints SHARD --json` (one a line) | `api/checkpoints` | [CheckpointFacts](#checkpointfacts) |
 | `persist holds SHARD --json` | | [Holders](#holders) |
+| `persist late SHARD --json` (one a line) | | [LateRecord](#laterecord) |
 | `persist conflicts SHARD --json` (one a line) | `api/conflicts` | [ConflictRecord](#conflictrecord) |
 | | `api/rows`, `api/changes`, `api/errors` | [RowsPage](#rowspage) |
 """
@@ -129,7 +132,7 @@ def inspection_page() -> str:
     """The objects of an inspection, with the type of each field."""
     text = INSPECTION_HEAD.format(made=_MADE)
     found = [each for each in vars(facts).values() if dataclasses.is_dataclass(each) and isinstance(each, type)]
-    for kind in (*found, Holders, Held, Released, ConflictRecord):
+    for kind in (*found, LateRecord, Holders, Held, Released, ConflictRecord):
         own = [(f"`{field.name}`", f"`{field.type}`") for field in dataclasses.fields(kind)]
         about = "\n\n".join(" ".join(each.split()) for each in (kind.__doc__ or "").split("\n\n"))
         text += f"\n## {kind.__name__}\n\n{about}\n\n{_table(('field', 'type'), own)}\n"
