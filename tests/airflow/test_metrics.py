@@ -164,7 +164,12 @@ def test_a_task_does_not_fail_for_its_metrics(
 
 def test_a_collector_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     started, answer = threading.Event(), threading.Event()
-    provider = SimpleNamespace(force_flush=lambda: (started.set(), answer.wait(30)))
+
+    def force_flush() -> None:
+        started.set()
+        answer.wait(30)
+
+    provider = SimpleNamespace(force_flush=force_flush)
     _capture(monkeypatch, otel_on=True)
     monkeypatch.setattr(importlib.import_module("opentelemetry.metrics"), "get_meter_provider", lambda: provider)
     monkeypatch.setattr(reported, "FLUSH_S", 0.05)
