@@ -159,7 +159,8 @@ def test_a_task_does_not_fail_for_its_metrics(
         monkeypatch.setattr(Stats, name, broken)
     DagRunDriver(build_upsert_dag(fruit.config()), end_of(0)).run_all()
     assert client.state(NAME).upper.time == end_ms(0)
-    assert (caplog.text + capsys.readouterr().out).count("metrics were not sent: OSError: no route to host") == 1
+    logs = (caplog.text, capsys.readouterr().out)  # 3.x logs to the one, 2.11 to both
+    assert max(log.count("metrics were not sent: OSError: no route to host") for log in logs) == 1
 
 
 def test_a_collector_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
