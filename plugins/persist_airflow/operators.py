@@ -29,7 +29,7 @@ from persist_airflow.compat import (
 from persist_airflow.exceptions import PersistCasConflict
 from persist_airflow.healing import heal
 from persist_airflow.hook import PersistHook, task_client
-from persist_airflow.links import ShardLink, shard_uri
+from persist_airflow.links import ShardLink, shard_page, shard_uri
 from persist_airflow.notifications import ConflictCallback, alert
 from persist_airflow.spark import RETRIES, RETRY_DELAY, WriteBatchesOperator
 from persist_airflow.turns import wait_for_turn
@@ -196,7 +196,8 @@ class AppendBatchesOperator(_PersistOperator):
         corrected = correction_notice(self.shard, report.get("stats", {}))
         if corrected is not None:
             self.log.warning("%s", corrected)
-        set_event_extra(context, self.asset, report)
+        page = shard_page(self.persist_conn_id, self.shard)
+        set_event_extra(context, self.asset, report if page is None else {**report, "page": page})
         return report
 
     def _heal(self, client: PersistClient, description: BatchDescription, context: Context) -> dict[str, Any]:

@@ -71,6 +71,7 @@ def fill(client: PersistClient, *, days: int = 40) -> None:
     fork(client, "customers", state.commits[days // 2].checkpoint_id, "customers-before-the-sale", writer="cli/restore")
     client.open_since("customers", "view/regions")
     client.open_leased_reader("customers", lease_ms=DAY_MS)
+    client.ensure_shard("just-made")  # as mint leaves a shard before its first commit
 
 
 def fill_customers(client: PersistClient, days: int) -> None:
