@@ -110,6 +110,15 @@ def fill_customers(client: PersistClient, days: int) -> None:
         lose(client, "customers", f"persist_upsert__customers/backfill__{number}")
 
 
+def fill_many(client: PersistClient, *, shards: int, commits: int) -> None:
+    """`shards` shards with `commits` daily commits of a row each, up to yesterday."""
+    first = client.clock.now_ms() // DAY_MS - commits
+    for number in range(shards):
+        for day in range(first, first + commits):
+            rows: list[Update] = [((day, "customer", "Oslo", "1.00"), day * DAY_MS, 1)]
+            commit(client, f"shard-{number:03d}", CUSTOMERS, (day + 1) * DAY_MS, _decimal(rows), [])
+
+
 def fill_menace(client: PersistClient) -> None:
     """A shard whose names, keys, values, payloads, messages, writers and holders try to break out of the page."""
     rows: list[Update] = [((f"{n} {text}", text, text, text.encode()), 1, 1) for n, text in enumerate(HOSTILE)]

@@ -94,6 +94,7 @@ function actions(shard) {
 }
 
 function commitsPart(shard, page, pick) {
+  if (!page.commits.length) return h("p", { class: "muted" }, "Nothing was committed yet.");
   const part = h("div");
   const draw = (shown) => {
     const commits = shown.commits, labels = commits.map((c) => time(c.upper));
@@ -102,7 +103,7 @@ function commitsPart(shard, page, pick) {
     const stageOf = (name) => commits.map((c) => stages[c.writer]?.[name] ?? 0);
     const choose = (i) => pick?.(commits[i]);
     part.replaceChildren(h("div", {},
-      commits.length > 0 && h("div", { class: "charts" },
+      h("div", { class: "charts" },
         bars("Changes", [["inserts", "inserts"], ["updates", "updates"], ["deletes", "deletes"], ["errors", "errors"]].map(([field, kind]) => ({ name: field, kind, values: of(field) })), labels, count, choose),
         STAGES.some((name) => stageOf(name).some(Boolean)) && bars("Seconds by stage", STAGES.map((name, i) => ({ name: name.split("_")[0], kind: `stage-${i}`, values: stageOf(name) })), labels, seconds, choose),
         bars("Bytes", [{ name: "bytes", kind: "bytes", values: of("size_bytes") }], labels, bytes, choose),
@@ -180,7 +181,7 @@ function batchesTable(shard, page) {
 function batchesChart(batches) {
   const labels = batches.map((b) => `${time(b.lower)} to ${time(b.upper)}`);
   const sizes = (isRun) => batches.map((b) => (b.is_run === isRun ? b.size_bytes : 0));
-  const series = [{ name: "runs", kind: "stage-1", values: sizes(true) }, { name: "batches", kind: "bytes", values: sizes(false) }];
+  const series = [{ name: "runs", kind: "runs", values: sizes(true) }, { name: "batches", kind: "bytes", values: sizes(false) }];
   return h("div", { class: "charts" }, bars("Bytes of batches and runs", series, labels, bytes, null, "batches and runs"));
 }
 
