@@ -14,6 +14,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from persist_core import schema as core
 from persist_core.schema import (
     DIFF,
     ERR_KEY,
@@ -27,9 +28,7 @@ from persist_core.schema import (
 )
 from persist_core.time_text import DAY_MS, LAST_ISO_MS
 
-OP = "_persist_op"
-ORDER = "_persist_order"
-BAD_KEY = "_persist_bad_key"
+OP, ORDER, BAD_KEY = core.OP, core.ORDER, core.BAD_KEY
 
 UPSERT, DELETE, TRUNCATE, SKIP = "u", "d", "t", "s"  # what `OP` may hold
 
@@ -91,6 +90,12 @@ def part_type(schema: CollectionSchema) -> T.StructType:
     """What a reader sees of any part: the user's columns, time, diff, and the err columns."""
     system = [T.StructField(TIME, T.LongType()), T.StructField(DIFF, T.LongType())]
     return T.StructType(user_fields(schema) + system + [T.StructField(n, t) for n, t in _ERR_TYPES.items()])
+
+
+def order_type(schema: CollectionSchema) -> T.StructType:
+    """The type of `ORDER` in a shard in `sequence` order, as `persist_core.schema.order_type` has it."""
+    fields = [T.StructField(f"by{place}", spark_type(column.type)) for place, column in enumerate(schema.order or ())]
+    return T.StructType([*fields, *(T.StructField(column.name, spark_type(column.type)) for column in core.POSITION)])
 
 
 def records_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:

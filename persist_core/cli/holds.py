@@ -14,7 +14,8 @@ import click
 from persist_core.cli import output
 from persist_core.cli.session import Session, with_session
 from persist_core.inspection.facts import ShardDescription
-from persist_core.maintenance.holders import Held, Holders, list_holders, release
+from persist_core.maintenance import actions
+from persist_core.maintenance.holders import Held, Holders, list_holders
 from persist_core.time_text import format_time, show_time
 
 
@@ -80,14 +81,8 @@ def release_command(session: Session, shard: str, holder: str, reason: str, forc
     A reader whose lease was ended gets an error and opens a new one. `since` moves with the next `persist maintain`.
     Pins are ended by `persist unpin`.
     """
-    record = release(session.client, shard, holder, by=_who(), reason=reason, is_forced=force)
-    if session.as_json:
-        output.print_json({"shard": shard, **asdict(record)})
-    else:
-        output.print_line(
-            f"{record.holder} no longer holds {shard} since {show_time(record.since)}: ended by {record.by} at"
-            f" {format_time(record.released_ms)}"
-        )
+    done = actions.release(session.client, shard, holder, by=_who(), reason=reason, is_forced=force)
+    output.print_done(done, as_json=session.as_json)
 
 
 def _who() -> str:

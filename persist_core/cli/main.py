@@ -1,7 +1,7 @@
 """`persist`: what is in a location, and running a collection or view without Airflow.
 
-persist shards | describe | snapshot | changes | errors | checkpoints | pin | unpin | restore | conflicts | fsck |
-        doctor | run | maintain | gc | drop | holds | release | init | demo
+persist shards | describe | snapshot | changes | errors | late | checkpoints | pin | unpin | restore | conflicts |
+        fsck | doctor | run | metrics | maintain | gc | drop | holds | release | init | demo
 
 Every command takes the location from its options, the environment or a config file, prints tables for people or JSON
 for programs (`--json`), and ends with an exit code that says what to do next (`persist_core.cli.output`).
@@ -22,7 +22,9 @@ from persist_core.cli import output
 from persist_core.cli.doctor import doctor
 from persist_core.cli.gc import drop_command, gc_command
 from persist_core.cli.holds import holds_command, release_command
+from persist_core.cli.late import late_command
 from persist_core.cli.maintain import maintain_command
+from persist_core.cli.metrics import metrics
 from persist_core.cli.project import demo, init
 from persist_core.cli.rejected import print_rejected
 from persist_core.cli.restore import pin_command, restore_command, unpin_command
@@ -152,8 +154,8 @@ def _time(text: str | None, what: str) -> int | None:
 
 
 for _command in (
-    shards, describe, commits, checkpoints, pin_command, unpin_command, restore_command, conflicts, check, doctor, run,
-    maintain_command, gc_command, drop_command, holds_command, release_command, init, demo,
+    shards, describe, commits, checkpoints, pin_command, unpin_command, restore_command, conflicts, late_command, check,
+    doctor, run, metrics, maintain_command, gc_command, drop_command, holds_command, release_command, init, demo,
 ):  # fmt: skip
     persist.add_command(_command)
 

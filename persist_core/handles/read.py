@@ -117,11 +117,16 @@ class ReadHandle:
         `keys`: only rows whose key is in one of these ranges; files that cannot hold any are not opened. Raises
         `OutsideFrontiers` unless `since <= as_of < upper`, `InvalidInput` for `keys` of a shard without a key.
         """
-        state = self.state()
+        return self.snapshot_of(self.state(), as_of, keys=keys)
+
+    def snapshot_of(
+        self, state: ShardState, as_of: int | None = None, *, keys: Sequence[KeyRange] | None = None
+    ) -> pa.Table:
+        """The same of a state that was read before. Its files may be gone if that was long ago: `ReadTooSlow`."""
         schema = schema_of(state)
         time = check_as_of(state, as_of)
         batches = [batch for batch in state.batches if batch.lower <= time]
-        columns = updates_schema(schema)
+        columns = updates_schema(schema, orders=False)
         below, above = (
             self._read_keys(some, columns, lambda b, m: pieces.oks_as_of(b, m, time), schema, keys)
             for some in (batches[:1], batches[1:])
@@ -145,27 +150,29 @@ class ReadHandle:
         schema = schema_of(state)
         time = check_as_of(state, as_of)
         batches = [batch for batch in state.batches if batch.lower <= time]
-        updates = self.read(batches, errs_schema(schema), lambda b, m: pieces.errs_as_of(b, m, time))
+        updates = self.read(batches, errs_schema(schema, orders=False), lambda b, m: pieces.errs_as_of(b, m, time))
         return self._repeated(updates, list(ERR_IDENTITY), time).drop_columns([DIFF])
 
-    def changes(self, after: int, through: int | None = None, *, keys: Sequence[KeyRange] | None = None) -> pa.Table:
+    def changes(
+        self, after: int, through: int | None = None, *, keys: Sequence[KeyRange] | None = None, orders: bool = False
+    ) -> pa.Table:
         """The oks' updates with `after < time <= through`, each once, with time and diff; ordered by time, then diff.
 
-        `snapshot(after)` plus these is `snapshot(through)`; `keys` as for `snapshot`. Raises `OutsideFrontiers` unless
-        `since <= after <= through < upper`.
+        `snapshot(after)` plus these is `snapshot(through)`; `keys` as for `snapshot`. `orders`: with those of the rows,
+        in `sequence` order. Raises `OutsideFrontiers` unless `since <= after <= through < upper`.
         """
         batches, schema, low, high = self._range(after, through)
-        columns = updates_schema(schema)
+        columns = updates_schema(schema, orders=orders)
         return _in_order(
             self._read_keys(batches, columns, lambda b, m: pieces.oks_between(b, m, low, high), schema, keys)
         )
 
     def error_changes(
-        self, after: int, through: int | None = None, *, keys: Sequence[KeyRange] | None = None
+        self, after: int, through: int | None = None, *, keys: Sequence[KeyRange] | None = None, orders: bool = False
     ) -> pa.Table:
         """The errs' updates with `after < time <= through`, as `changes` gives the oks'."""
         batches, schema, low, high = self._range(after, through)
-        columns = errs_schema(schema)
+        columns = errs_schema(schema, orders=orders)
         return _in_order(
             self._read_keys(batches, columns, lambda b, m: pieces.errs_between(b, m, low, high), schema, keys)
         )
@@ -254,11 +261,16 @@ class ReadHandle:
 
         So only its rows with keys of the batches above have to be compared, and only those keys are hashed.
         """
+        if not len(above):
+            return run
         keys = list(schema.key_names)
-        changed = above.select(keys).group_by(keys).aggregate([])
-        rows = run.select(keys).append_column("row", _numbers(len(run)))
-        touched = rows.join(changed, keys=keys, join_type="left semi")["row"]
-        is_touched = pc.is_in(rows["row"], touched.combine_chunks())
+        if len(keys) == 1:
+            is_touched = pc.is_in(run[keys[0]], above[keys[0]].combine_chunks())
+        else:
+            changed = above.select(keys).group_by(keys).aggregate([])
+            rows = run.select(keys).append_column("row", _numbers(len(run)))
+            touched = rows.join(changed, keys=keys, join_type="left semi")["row"]
+            is_touched = pc.is_in(rows["row"], touched.combine_chunks())
         compared = self._live(pa.concat_tables([run.filter(is_touched), above]), schema.key_names, time, schema)
         return pa.concat_tables([run.filter(pc.invert(is_touched)), compared])
 
@@ -369,4 +381,4 @@ def _is_out_of(diffs: pa.ChunkedArray, least: int) -> pa.ChunkedArray:
 
 
 def _numbers(count: int) -> pa.Array:
-    return pa.array(range(count), pa.int64())
+    return pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=-1)

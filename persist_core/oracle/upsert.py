@@ -36,7 +36,7 @@ from persist_core.oracle.consolidate import (
     same_value,
 )
 from persist_core.oracle.sequence import Judged, OrderMemory, Orders, Precedence
-from persist_core.schema import LATE_TIME, CollectionSchema, Late
+from persist_core.schema import LATE_TIME, MISSING_ORDER, CollectionSchema, Late
 from persist_core.shard.stats import DrainStats
 from persist_core.time_text import check_time, show_interval, show_time
 
@@ -323,8 +323,11 @@ class _Drain:
 
     def _rank(self, arrival: _Arrival) -> tuple[Any, ...]:
         """What decides within one (slot, time), before canonical bytes: in `sequence` order the order alone."""
-        order = _comparable(arrival.record.order)
-        return (arrival.at, order) if self.orders is None else (order,)
+        order, value = _comparable(arrival.record.order), arrival.record.value
+        if self.orders is None:
+            return (arrival.at, order)
+        # A record without an order is compared with none that has one: neither beats it, nor does a truncate.
+        return ((2, order),) if isinstance(value, Err) and value.kind == MISSING_ORDER else (order,)
 
     def _precedence(self, arrival: _Arrival) -> Precedence:
         """The rank; if even that is equal the greater bytes, a tombstone being the least."""

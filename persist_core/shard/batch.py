@@ -39,6 +39,8 @@ class PartKind(enum.StrEnum):
 
 
 STASH_OPERATOR = "upsert-stash"  # the operator whose state the stash is
+ORDER_INDEX_OPERATOR = "order-index"  # in `sequence` order: the orders of deleted keys
+LATE_OPERATOR = "late-records"  # in `sequence` order: the records that lost to an order seen before
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ _REMARKABLE = {
     "stashed": "in the stash until their time",
     "late_times": "with a time that was final already",
     "order_ties": "with the order of another record",
+    "late": "beaten by a higher order seen before (persist late lists them)",
+    "late_beyond_memory": "that a forgotten delete may have beaten (order.keep_deleted)",
     "skipped": "control records skipped",
 }
 
@@ -158,3 +160,11 @@ def correction_notice(shard: str, stats: Mapping[str, int]) -> str | None:
         f"view {shard}: {corrections} rows were not as the last refresh left them, and were corrected. Another writer"
         f" writes to this shard, or its parts were lost: see `persist describe {shard}` and `persist fsck {shard}`"
     )
+
+
+def show_bytes(size_bytes: int) -> str:
+    """A size for people, in powers of 1024."""
+    size, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size_bytes} B" if units[0] == "B" else f"{size:.1f} {units[0]}"

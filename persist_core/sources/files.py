@@ -12,8 +12,8 @@
 4. Files are in the natural order of their relative paths, whatever order they arrived in. With `time: path` whole dates
    are taken, oldest first, and `Freeze.upper` stops before the first date that is left: so a limit never makes a
    record late.
-5. The position of a record (`POSITION`) is its file's `order`, the offset of the block in which it was read, and its
-   number among the records of the block.
+5. The position of a record (`schema.POSITION`) is its file's `order`, the offset of the block in which it was read,
+   and its number among the records of the block.
 """
 
 from __future__ import annotations
@@ -32,11 +32,9 @@ from persist_core.sources.file_scan import FoundFile, UnmatchedFile, scan
 from persist_core.sources.ledger import SOURCE_TYPE, Consumed, Ledger, place_of
 from persist_core.sources.natural_order import natural_key
 from persist_core.sources.root import Place, join, place_after
-from persist_core.sources.source import PositionField
 from persist_core.time_text import format_time
 
 FROZEN_VERSION = 1
-POSITION = (PositionField("file", "string"), PositionField("block", "bigint"), PositionField("row", "bigint"))
 _FROZEN = "frozen_files"
 _MAX_NOTICES = 20  # of one kind; the rest are counted
 

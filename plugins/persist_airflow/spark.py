@@ -27,6 +27,7 @@ from persist_airflow.compat import AirflowException, AirflowNotFoundException, B
 from persist_airflow.exceptions import SparkJobFailed
 from persist_airflow.failures import airflow_error
 from persist_airflow.hook import PersistHook, task_client
+from persist_airflow.metrics import measured
 from persist_airflow.spark_connect import connect_environment_of, run_connected
 from persist_core.config.shard import ShardConfig
 from persist_core.errors import OutdatedDescription
@@ -250,6 +251,7 @@ class WriteBatchesOperator(SparkJobOperator):
         self.config = config
         self.description = description
 
+    @measured("write")
     def execute(self, context: Context) -> Any:
         """Stage once. Raises `AirflowFailException` if another try would fail as well, else `SparkJobFailed`."""
         with task_client(self.persist_conn_id) as client:

@@ -42,6 +42,7 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
         max_errors=config.limits.max_errors,
         may_stash=config.time.source == "field",  # a file dated at or after the upper is not yet due
         is_columnar="parquet" in config.source.format,
+        keep_deleted_ms=config.order.keep_deleted_ms,
     )
     check_not_outdated(client.state(description.shard), description)
     key = description.input_key

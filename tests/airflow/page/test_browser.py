@@ -228,7 +228,12 @@ def test_a_shard_without_a_commit_says_so(page: Page, url: str) -> None:
 
 @pytest.mark.skipif(not IS_LONG, reason="makes 200 shards (PERSIST_PROFILE=nightly)")
 def test_the_list_of_200_shards_is_there_in_a_second(
-    page: Page, url: str, browse: Browse, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    page: Page,
+    url: str,
+    browse: Browse,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """In processor seconds of the server, so that a busy machine changes nothing. Prints what docs/page.md says."""
     from airflow.models.connection import Connection
@@ -236,8 +241,9 @@ def test_the_list_of_200_shards_is_there_in_a_second(
 
     location = PersistLocation(f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/consensus.db")
     with open_location(location) as opened:
-        shop.fill_many(PersistClient(opened), shards=MANY, commits=10)
+        shop.fill_many(PersistClient(opened), shards=MANY, commits=3)
     extra = json.dumps({"blob_uri": location.blob_uri, "consensus_uri": location.consensus_uri})
+    monkeypatch.setenv("AIRFLOW_CONN_MANY", json.dumps({"conn_type": "persist", "extra": extra}))
     with create_session() as session:
         session.add(Connection(conn_id="many", conn_type="persist", extra=extra))
     try:

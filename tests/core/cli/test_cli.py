@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from persist_core.cli.main import run_command
-from persist_core.cli.output import printable, show_bytes
+from persist_core.cli.output import printable
 from persist_core.config.collection import CollectionConfig
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
@@ -28,6 +28,7 @@ from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.state import Committed
+from persist_core.shard.stats import show_bytes
 from persist_core.time_text import format_time, parse_time, show_time
 from tests.servers.backends import blob_uri_beside, on_each_consensus
 
