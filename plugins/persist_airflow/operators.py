@@ -31,7 +31,7 @@ from persist_airflow.compat import (
 from persist_airflow.exceptions import PersistCasConflict
 from persist_airflow.healing import heal
 from persist_airflow.hook import PersistHook, task_client
-from persist_airflow.links import ShardLink, shard_uri
+from persist_airflow.links import ShardLink, shard_page, shard_uri
 from persist_airflow.metrics import count, measured, report_commit, report_shards
 from persist_airflow.notifications import NotifyBy, chosen
 from persist_airflow.spark import RETRIES, RETRY_DELAY, WriteBatchesOperator
@@ -206,7 +206,8 @@ class AppendBatchesOperator(lineage.ReportsLineage, _PersistOperator):
         corrected = correction_notice(self.shard, report.get("stats", {}))
         if corrected is not None:
             self.log.warning("%s", corrected)
-        set_event_extra(context, self.asset, report)
+        page = shard_page(self.persist_conn_id, self.shard)
+        set_event_extra(context, self.asset, report if page is None else {**report, "page": page})
         return report
 
     def _heal(self, client: PersistClient, description: BatchDescription, context: Context) -> dict[str, Any]:
