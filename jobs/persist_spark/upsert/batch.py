@@ -29,9 +29,9 @@ from persist_core.shard.keys import attempt_prefix
 from persist_spark.frame import ORDER, named, records_type, slot_names
 from persist_spark.read.damage import check_sizes, part_sizes
 from persist_spark.read.parts import listing, scan_keys
-from persist_spark.session import ONE_TASK_BYTES, settings, stage_settings
+from persist_spark.session import ONE_TASK_BYTES, OUR_PLANS, settings, stage_settings
 from persist_spark.stage import stage
-from persist_spark.upsert.lookup import committed_updates, key_ranges
+from persist_spark.upsert.lookup import committed_updates, expects_few_files, key_ranges
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
 from persist_spark.upsert.rejected import rejected_records, show_samples
@@ -40,7 +40,7 @@ from persist_spark.upsert.sequence import SeenBefore, index_type, late_type
 
 # Reading a small shard whole costs less than the extra job to broadcast the batch's keys.
 SMALL_STATE_BYTES = 8 << 20
-# From here on, not opening files that cannot hold the batch's keys saves more than the job that finds their ranges.
+# From here on, not opening half of the files saves more than it costs to find the ranges of the batch's keys by a job.
 LARGE_STATE_BYTES = 64 << 20
 _LOOKED_UP = (PartKind.INSERTIONS, PartKind.RETRACTIONS, PartKind.ERRS)
 # Above this the keys of a batch do not fit a broadcast; the whole state then goes through the exchange.
@@ -105,9 +105,10 @@ def stage_upserts(
         late = None if sequence.is_late_delta else operator_state(LATE_OPERATOR, late_type(schema, order))
         seen = SeenBefore(index, None, late)
     is_keyed = state_bytes > SMALL_STATE_BYTES and description.input_bytes <= MAX_BROADCAST_INPUT_BYTES
+    has_ranges = state_bytes > LARGE_STATE_BYTES and expects_few_files(manifests)
     is_kept = is_keyed and not request.is_columnar
     exchanged_bytes = description.input_bytes + (0 if is_keyed else state_bytes)
-    with settings(spark, {**stage_settings(exchanged_bytes), **listing(client.blob)}):
+    with settings(spark, {**stage_settings(exchanged_bytes), **OUR_PLANS, **listing(client.blob)}):
         if is_kept:
             records = records.persist(StorageLevel.MEMORY_AND_DISK)
         try:
@@ -115,7 +116,7 @@ def stage_upserts(
 
             def drain(is_thorough: bool) -> PlannedUpsert:
                 slots = _slots(records, stash, schema) if is_keyed and not is_thorough else None
-                ranges = key_ranges(slots, schema) if slots is not None and state_bytes > LARGE_STATE_BYTES else None
+                ranges = key_ranges(slots, schema) if slots is not None and has_ranges else None
                 drained = persistent_upsert(
                     records,
                     committed_updates(spark, client.blob, committed, schema, slots=slots, ranges=ranges),
