@@ -23,6 +23,18 @@ ERR_KIND = "_persist_err_kind"  # string
 ERR_KEY = "_persist_err_key"  # binary, null if no key could be read
 ERR_PAYLOAD = "_persist_err_payload"  # binary: the raw record
 ERR_MESSAGE = "_persist_err_message"  # string, for users; never compared
+ORDER = "_persist_order"  # struct, in `sequence` order: what orders a record, then its position in its source
+BAD_KEY = "_persist_bad_key"  # binary, of records and operator state: the slot if the key columns are not known
+OP = "_persist_op"  # string, of records and operator state: what the record does
+INDEX_KIND = "_persist_index_kind"  # string: what a row of the order index says, one of the next five
+DELETED = "deleted"  # a tombstone won; also of a slot that was never seen
+RAISED = "raised"  # an update that changed nothing raised the order of a slot that has a value
+IN_ROW = "in_row"  # the order is with the slot's row: what the index said of the slot before no longer holds
+FLOOR = "floor"  # of no slot: the order of the greatest truncate
+FORGOTTEN = "forgotten"  # of no slot: the greatest order of the tombstones that were dropped
+BEATEN_BY = "_persist_beaten_by"  # struct, of late records: the order that was seen before
+ACTED = "_persist_acted"  # int64, milliseconds, of late records: the time at which it would have changed something
+MISSING_ORDER = "missing_order"  # the kind of an err made from a record that cannot be ordered, in `sequence` order
 LATE_TIME = "late_time"  # the kind of an err made from a record before the batch's lower, if the collection asks for it
 ERR_KIND_SEPARATOR = "/"  # in a view's err, between an input's name and the kind of its err: `orders/value`
 PART = "_persist_part"  # which kind of part a row belongs to: a folder's name once staged, never a column of a file
@@ -82,12 +94,21 @@ class Column:
         arrow_type(self.type)
 
 
+# The position of a file's record: the file, the offset of the block in which it was read, and its number there.
+POSITION = (Column("file", "string"), Column("block", "bigint"), Column("row", "bigint"))
+
+
 @dataclass(frozen=True)
 class CollectionSchema:
-    """Key columns, then value columns. Without key columns the shard is a plain multiset (a view)."""
+    """Key columns, then value columns. Without key columns the shard is a plain multiset (a view).
+
+    `order`: what orders records across batches, most significant first, before their position; such a shard is in
+    `sequence` order. `None`: it is in `log` order, where the batches themselves are the order.
+    """
 
     key: tuple[Column, ...]
     values: tuple[Column, ...] = field(default=())
+    order: tuple[Column, ...] | None = None
 
     def __post_init__(self) -> None:
         names = [column.name.lower() for column in self.columns]
@@ -101,6 +122,8 @@ class CollectionSchema:
             raise InvalidName(f"key column {floats[0]!r}: float, double and json columns cannot be keys")
         if any(column.nullable for column in self.key):
             raise InvalidName("key columns cannot be nullable")
+        if self.order is not None and not self.key:
+            raise InvalidName("a shard without a key has no order of records")
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -128,7 +151,11 @@ class CollectionSchema:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the codec."""
-        return {"key": [_column_json(c) for c in self.key], "values": [_column_json(c) for c in self.values]}
+        return {
+            "key": [_column_json(c) for c in self.key],
+            "values": [_column_json(c) for c in self.values],
+            "order": None if self.order is None else [_column_json(c) for c in self.order],
+        }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> CollectionSchema:
@@ -136,7 +163,21 @@ class CollectionSchema:
         return cls(
             key=tuple(Column(**column) for column in data["key"]),
             values=tuple(Column(**column) for column in data["values"]),
+            order=None if data["order"] is None else tuple(Column(**column) for column in data["order"]),
         )
+
+
+def show_order(schema: CollectionSchema) -> str:
+    """The order of a shard's records, for people: `log`, or `sequence (lsn: bigint, position)`."""
+    if schema.order is None:
+        return "log"
+    return f"sequence ({', '.join([*(f'{column.name}: {column.type}' for column in schema.order), 'position'])})"
+
+
+def order_type(schema: CollectionSchema) -> pa.StructType:
+    """The Arrow type of `ORDER`: `by0`, `by1`, ... for the columns of `schema.order`, then the position."""
+    fields = [pa.field(f"by{place}", arrow_type(column.type)) for place, column in enumerate(schema.order or ())]
+    return pa.struct([*fields, *(pa.field(column.name, arrow_type(column.type)) for column in POSITION)])
 
 
 def _column_json(column: Column) -> dict[str, Any]:
@@ -148,6 +189,13 @@ def check_compatible(current: CollectionSchema, wanted: CollectionSchema) -> Col
 
     Compatible: equal, or `wanted` adds nullable value columns after all of `current`'s.
     """
+    if wanted.order != current.order:
+        raise SchemaMismatch(
+            f"the order does not fit the shard's: the shard is in {show_order(current)} order, the collection asks for"
+            f" {show_order(wanted)} order. A shard keeps the order that it began with, which has decided what it holds."
+            " Write `order:` as it was; or give the collection another name, which reads all its input again; or drop"
+            " the shard (`persist drop`) and build it again with `persist run --recreate`"
+        )
     added = wanted.values[len(current.values) :]
     same_start = wanted.key == current.key and wanted.values[: len(current.values)] == current.values
     if same_start and all(column.nullable for column in added):

@@ -143,8 +143,8 @@ _HISTORY = re.compile(r"([0-9]{1,9}) *([a-z]+)", re.ASCII)
 MAX_HISTORY_MS = 1_000 * 366 * UNITS_MS["days"]
 
 
-def history(value: object) -> str:
-    """Check how much history to keep: `all`, `0`, or a number of days, hours or minutes. Returns its plain form."""
+def history(value: object, *, field: str = "history") -> str:
+    """Check how long something is kept: `all`, `0`, or a number of days, hours or minutes. Returns its plain form."""
     text = " ".join(value.lower().split()) if isinstance(value, str) else value
     if text in (ALL_HISTORY, "0") or (text == 0 and isinstance(text, int) and not isinstance(text, bool)):
         return str(text)
@@ -152,7 +152,7 @@ def history(value: object) -> str:
     unit = f"{found[2].removesuffix('s')}s" if found else ""
     if found is None or unit not in UNITS_MS:
         units = (ALL_HISTORY, *UNITS_MS)
-        remedy = nearest(found[2] if found else value, units) or "for example history: 30 days"
+        remedy = nearest(found[2] if found else value, units) or f"for example {field}: 30 days"
         raise refuse(value, "all, 0, or a number of days, hours or minutes", remedy)
     if int(found[1]) * UNITS_MS[unit] > MAX_HISTORY_MS:
         raise refuse(value, "at most 1000 years", "write all")

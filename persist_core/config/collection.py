@@ -3,7 +3,8 @@
     dags/collections/<name>.yaml --yaml_text--> plain data --the models here--> CollectionConfig --> CollectionSchema
 
 A file has a long form (the models below) and shorthands for common settings: `key: id`, `columns: {id: bigint}`,
-`order: position`, `order: [lsn, seq]`, `time: path`, `time: {field: ts_ms}`, `delete: none`.
+`order: position`, `order: [lsn, seq]`, `order: {mode: sequence, by: {lsn: bigint}}`, `time: path`,
+`time: {field: ts_ms}`, `delete: none`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from persist_core.config import checks
+from persist_core.config.column import ColumnConfig, Unit
 from persist_core.config.files import load_folder, read_mapping
 from persist_core.config.model import ConfigModel
+from persist_core.config.order import OrderConfig, check_sequence, order_columns, order_fields
 from persist_core.config.path_pattern import PathPattern, parse_pattern
 from persist_core.config.problems import explain, nearest, refuse, show
 from persist_core.config.shard import ShardConfig
@@ -26,7 +29,6 @@ from persist_core.errors import ConfigError
 from persist_core.schema import MAX_COLUMNS, CollectionSchema, Column
 
 Format = Literal["debezium-json", "dms-csv", "dms-parquet", "dms-json", "json", "csv", "parquet"]
-Unit = Literal["s", "ms", "us", "ns", "days"]
 
 PLAIN_FORMATS = ("json", "csv", "parquet")  # formats that do not mark deletes
 PATH_FIELDS = ("path", "moved_from", "replaces")  # fields of `source` in which `${VAR}` is expanded
@@ -84,70 +86,6 @@ class SourceConfig(ConfigModel):
                 delimiter, "one character other than a quote, backslash or line end", 'write ",", ";" or "\\t"'
             )
         return delimiter
-
-
-class ColumnConfig(ConfigModel):
-    """One column: its type, where its value is found in the record (default: under its name), its integer unit."""
-
-    type: str
-    field: str | None = None
-    unit: Unit | None = None
-    nullable: bool = True
-
-    @model_validator(mode="before")
-    @classmethod
-    def _shorthand(cls, data: Any) -> Any:
-        return {"type": data} if isinstance(data, str) else data
-
-    @field_validator("type")
-    @classmethod
-    def _check_type(cls, name: str) -> str:
-        return checks.type_name(name)
-
-    @field_validator("field")
-    @classmethod
-    def _check_field(cls, name: str | None) -> str | None:
-        return None if name is None else checks.field_name(name)
-
-    @model_validator(mode="after")
-    def _check_unit(self) -> ColumnConfig:
-        if self.unit is not None and self.type not in ("date", "timestamp"):
-            raise refuse(self.unit, f"a unit only with date or timestamp, not {self.type}", "remove it", at=["unit"])
-        return self
-
-
-class OrderConfig(ConfigModel):
-    """What orders the records of a key: `position` only, `auto` (the format's own: LSN, binlog), or fields."""
-
-    by: Literal["auto", "position", "fields"] = "auto"
-    fields: tuple[str, ...] = ()
-    mode: Literal["log"] = "log"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _shorthand(cls, data: Any) -> Any:
-        if isinstance(data, str):
-            known = ("auto", "position", "fields")
-            if data not in known:
-                remedy = nearest(data, known) or f"for a field write order: [{show(data)}]"
-                raise refuse(data, "auto, position or a list of fields", remedy)
-            return {"by": data}
-        if isinstance(data, list | tuple):
-            return {"by": "fields", "fields": data}
-        if isinstance(data, Mapping) and "fields" in data and "by" not in data:
-            return {**data, "by": "fields"}
-        return data
-
-    @model_validator(mode="after")
-    def _check_fields(self) -> OrderConfig:
-        if self.by == "fields" and not self.fields:
-            raise refuse(None, "the fields that order the records", "write order: [lsn, seq]", at=["fields"])
-        if self.by != "fields" and self.fields:
-            raise refuse(self.by, "by: fields if fields are given", "remove one of the two", at=["by"])
-        checks.distinct(self.fields, at=["fields"])
-        for name in self.fields:
-            checks.field_name(name, at=["fields"])
-        return self
 
 
 class TimeConfig(ConfigModel):
@@ -284,7 +222,20 @@ class CollectionConfig(ShardConfig):
         if marked and not plain:
             raise refuse(self.delete.column, f"no marker: {self.source.format} marks its deletes",
                          "remove it", at=["delete"])  # fmt: skip
+        if self.order.mode == "sequence":
+            check_sequence(self.order, self.columns, self.source.format)
+            if self.time.late == "error":
+                raise refuse("error", "lift, with sequence order: the order says what a late record changes",
+                             "remove it, or write mode: log", at=["time", "late"])  # fmt: skip
         return self
+
+    def order_fields(self) -> dict[str, ColumnConfig]:
+        """In `sequence` order by fields: each field with its type, most significant first; else empty."""
+        return order_fields(self.order, self.columns)
+
+    def order_columns(self) -> tuple[Column, ...] | None:
+        """What orders the records across batches, before their position; `None` in `log` order."""
+        return order_columns(self.order, self.columns, self.source.format)
 
     def collection_schema(self) -> CollectionSchema:
         """Key columns in the order of `key`, never null; then the others in the order of the file."""
@@ -295,6 +246,7 @@ class CollectionConfig(ShardConfig):
                 for name, column in self.columns.items()
                 if name not in self.key
             ),
+            order=self.order_columns(),
         )
 
     def source_pattern(self) -> PathPattern:

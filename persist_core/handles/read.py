@@ -19,10 +19,11 @@ import pyarrow.compute as pc
 
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import InvalidInput, InvariantViolation, OutsideFrontiers
-from persist_core.frontier import MAX_TIME, Frontier, check_time
+from persist_core.frontier import Frontier
 from persist_core.handles.load import load_manifest, read_part
 from persist_core.handles.slow_reads import named_if_slow
 from persist_core.location.blob import Blob
+from persist_core.row_text import show_row
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
 from persist_core.shard import pieces
 from persist_core.shard import state as transitions
@@ -33,6 +34,7 @@ from persist_core.shard.parts import ERR_IDENTITY, PARQUET, PartFormat, errs_sch
 from persist_core.shard.pieces import Piece
 from persist_core.shard.state import Commit, Lease, ShardState
 from persist_core.shard.versions import sum_diffs
+from persist_core.time_text import MAX_TIME, check_time, show_time
 
 MAX_COPIES = 10_000_000  # of one row in a multiset: a table with more does not fit in memory
 FETCH_THREADS = 8  # parts are fetched side by side: latency of a store, not work
@@ -124,7 +126,7 @@ class ReadHandle:
         schema = schema_of(state)
         time = check_as_of(state, as_of)
         batches = [batch for batch in state.batches if batch.lower <= time]
-        columns = updates_schema(schema)
+        columns = updates_schema(schema, orders=False)
         below, above = (
             self._read_keys(some, columns, lambda b, m: pieces.oks_as_of(b, m, time), schema, keys)
             for some in (batches[:1], batches[1:])
@@ -138,8 +140,8 @@ class ReadHandle:
             return live.select(schema.arrow().names).cast(schema.arrow())
         except (pa.ArrowException, ValueError) as error:  # a null in a column that is not nullable
             raise InvariantViolation(
-                f"shard {self.shard}: the rows as of {time} do not fit the schema: {error}. Run `persist fsck"
-                f" {self.shard}`"
+                f"shard {self.shard}: the rows as of {show_time(time)} do not fit the schema: {error}. Run `persist"
+                f" fsck {self.shard}`"
             ) from error
 
     def errors(self, as_of: int | None = None) -> pa.Table:
@@ -148,27 +150,29 @@ class ReadHandle:
         schema = schema_of(state)
         time = check_as_of(state, as_of)
         batches = [batch for batch in state.batches if batch.lower <= time]
-        updates = self.read(batches, errs_schema(schema), lambda b, m: pieces.errs_as_of(b, m, time))
+        updates = self.read(batches, errs_schema(schema, orders=False), lambda b, m: pieces.errs_as_of(b, m, time))
         return self._repeated(updates, list(ERR_IDENTITY), time).drop_columns([DIFF])
 
-    def changes(self, after: int, through: int | None = None, *, keys: Sequence[KeyRange] | None = None) -> pa.Table:
+    def changes(
+        self, after: int, through: int | None = None, *, keys: Sequence[KeyRange] | None = None, orders: bool = False
+    ) -> pa.Table:
         """The oks' updates with `after < time <= through`, each once, with time and diff; ordered by time, then diff.
 
-        `snapshot(after)` plus these is `snapshot(through)`; `keys` as for `snapshot`. Raises `OutsideFrontiers` unless
-        `since <= after <= through < upper`.
+        `snapshot(after)` plus these is `snapshot(through)`; `keys` as for `snapshot`. `orders`: with those of the rows,
+        in `sequence` order. Raises `OutsideFrontiers` unless `since <= after <= through < upper`.
         """
         batches, schema, low, high = self._range(after, through)
-        columns = updates_schema(schema)
+        columns = updates_schema(schema, orders=orders)
         return _in_order(
             self._read_keys(batches, columns, lambda b, m: pieces.oks_between(b, m, low, high), schema, keys)
         )
 
     def error_changes(
-        self, after: int, through: int | None = None, *, keys: Sequence[KeyRange] | None = None
+        self, after: int, through: int | None = None, *, keys: Sequence[KeyRange] | None = None, orders: bool = False
     ) -> pa.Table:
         """The errs' updates with `after < time <= through`, as `changes` gives the oks'."""
         batches, schema, low, high = self._range(after, through)
-        columns = errs_schema(schema)
+        columns = errs_schema(schema, orders=orders)
         return _in_order(
             self._read_keys(batches, columns, lambda b, m: pieces.errs_between(b, m, low, high), schema, keys)
         )
@@ -310,8 +314,8 @@ class ReadHandle:
 
     def _broken(self, key: dict[str, object], what: str, time: int) -> InvariantViolation:
         return InvariantViolation(
-            f"shard {self.shard}: key {key} has {what}, as of {time}; a key has at most one value, inserted and"
-            f" retracted in turn. Run `persist fsck {self.shard}`"
+            f"shard {self.shard}: key {show_row(key)} has {what}, as of {show_time(time)}; a key has at most one"
+            f" value, inserted and retracted in turn. Run `persist fsck {self.shard}`"
         )
 
     def _repeated(self, updates: pa.Table, columns: list[str], time: int) -> pa.Table:
@@ -323,8 +327,8 @@ class ReadHandle:
         if len(wrong):
             row = wrong.slice(0, 1).select([*columns, DIFF]).to_pylist()[0]
             raise InvariantViolation(
-                f"shard {self.shard}: a row is there {row.pop(DIFF)} times as of {time}, expected 0 to {MAX_COPIES}:"
-                f" {row}. Run `persist fsck {self.shard}`"
+                f"shard {self.shard}: a row is there {row.pop(DIFF)} times as of {show_time(time)}, expected 0 to"
+                f" {MAX_COPIES}: {show_row(row)}. Run `persist fsck {self.shard}`"
             )
         if pc.max(counted[DIFF]).as_py() in (None, 1):
             return counted
@@ -343,8 +347,8 @@ def check_as_of(state: ShardState, as_of: int | None) -> int:
     is_kept = as_of is None or state.since <= Frontier(check_time(as_of, what="as_of"))
     if as_of is None or not (is_kept and state.upper.is_past(as_of)):
         raise OutsideFrontiers(
-            f"shard {state.shard} can be read at times in [since {state.since}, upper {state.upper});"
-            f" the read asked for {'the newest time' if as_of is None else as_of}"
+            f"shard {state.shard} can be read at times in [since {state.since}, upper {state.upper}); the read asked"
+            f" for {'the newest time' if as_of is None else show_time(as_of)}"
             + ("" if is_kept else f". {_gone(state)}")
         )
     return as_of

@@ -22,7 +22,7 @@ from persist_core.shard.holds import PIN, VIEW, end_holder
 from persist_core.shard.keys import fork_in
 from persist_core.shard.state import Released, ShardState
 from persist_core.sources.shards import Refreshed
-from persist_core.time_text import format_time
+from persist_core.time_text import format_time, show_time
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _live_view(client: PersistClient, shard: str, view: str) -> str | None:
     refreshed = Refreshed.of(state.sources)
     if refreshed is None:
         return "a view that was not refreshed yet"
-    return f"a view, refreshed as of {format_time(refreshed.as_of)}" if shard in refreshed.uppers else None
+    return f"a view, refreshed as of {show_time(refreshed.as_of)}" if shard in refreshed.uppers else None
 
 
 def release(

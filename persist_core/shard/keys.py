@@ -126,6 +126,13 @@ def failure_key(shard: str, attempt: str) -> str:
     return f"{attempt_prefix(shard, attempt)}/failure.json"
 
 
+def attempt_of_failure(record: str) -> str | None:
+    """The attempt whose failure record's key this is, or `None` if it has another form."""
+    shard, _, rest = record.partition("/")
+    attempt = rest.removeprefix("batches/").partition("/")[0]
+    return attempt if failure_key(shard, attempt) == record else None
+
+
 def dry_run_key(shard: str, attempt: str) -> str:
     """The report of a dry run (`shard.stats.DryRun`). Its reader deletes it."""
     return f"{shard}/dry-runs/{attempt}.json"

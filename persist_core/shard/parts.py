@@ -10,7 +10,18 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from persist_core.schema import DIFF, ENDED, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
+from persist_core.schema import (
+    DIFF,
+    ENDED,
+    ERR_KEY,
+    ERR_KIND,
+    ERR_MESSAGE,
+    ERR_PAYLOAD,
+    ORDER,
+    TIME,
+    CollectionSchema,
+    order_type,
+)
 
 ERR_IDENTITY = (ERR_KIND, ERR_KEY, ERR_PAYLOAD)  # what makes two errs equal: the message is for people
 
@@ -26,15 +37,22 @@ _ERR_FIELDS = (
 )
 
 
-def updates_schema(schema: CollectionSchema) -> pa.Schema:
-    """The columns of an oks table: the user's, then time and diff."""
-    return pa.schema([*schema.arrow(), pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64())])
+def updates_schema(schema: CollectionSchema, *, orders: bool = True) -> pa.Schema:
+    """The columns of an oks table: the user's, then time and diff; and, if they are wanted and the shard is in
+    `sequence` order, the orders of the records that made the rows."""
+    return pa.schema([*schema.arrow(), *_update_fields(schema, orders=orders)])
 
 
-def errs_schema(schema: CollectionSchema) -> pa.Schema:
-    """The columns of an errs table: key columns (nullable), the `_persist_err_*` columns, time and diff."""
+def errs_schema(schema: CollectionSchema, *, orders: bool = True) -> pa.Schema:
+    """The columns of an errs table: key columns (nullable), the `_persist_err_*` columns, then those of an update."""
     keys = [field.with_nullable(True) for field in CollectionSchema(key=schema.key).arrow()]
-    return pa.schema([*keys, *_ERR_FIELDS, pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64())])
+    return pa.schema([*keys, *_ERR_FIELDS, *_update_fields(schema, orders=orders)])
+
+
+def _update_fields(schema: CollectionSchema, *, orders: bool) -> list[pa.Field]:
+    """Time, diff and, in `sequence` order, the order: null where none is known."""
+    known = [pa.field(ORDER, order_type(schema))] if orders and schema.order is not None else []
+    return [pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64()), *known]
 
 
 def history_schema(schema: CollectionSchema) -> pa.Schema:
@@ -45,7 +63,7 @@ def history_schema(schema: CollectionSchema) -> pa.Schema:
 
 def part_schema(schema: CollectionSchema) -> pa.Schema:
     """The columns of every part: the superset of oks and errs, all nullable."""
-    fields = [*schema.arrow(), pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64()), *_ERR_FIELDS]
+    fields = [*schema.arrow(), *_ERR_FIELDS, *_update_fields(schema, orders=True)]
     return pa.schema([field.with_nullable(True) for field in fields])
 
 
@@ -99,9 +117,10 @@ PARQUET = ParquetParts()
 
 
 def rows_digest(oks: pa.Table, errs: pa.Table) -> str:
-    """Order-independent: the sum, modulo 2**256, of every update's SHA-256. Messages of errs do not enter."""
+    """Order-independent: the sum, modulo 2**256, of every update's SHA-256. Messages and orders do not enter."""
     total = 0
-    for tag, table in (("ok", oks), ("err", errs.drop_columns([ERR_MESSAGE]))):
+    for tag, found in (("ok", oks), ("err", errs.drop_columns([ERR_MESSAGE]))):
+        table = found.drop_columns([ORDER]) if ORDER in found.column_names else found
         for batch in table.to_batches(max_chunksize=_DIGESTED_AT_ONCE):
             for row in batch.to_pylist():
                 total += int.from_bytes(hashlib.sha256(repr((tag, sorted(row.items()))).encode()).digest())

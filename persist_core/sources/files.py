@@ -12,8 +12,8 @@
 4. Files are in the natural order of their relative paths, whatever order they arrived in. With `time: path` whole dates
    are taken, oldest first, and `Freeze.upper` stops before the first date that is left: so a limit never makes a
    record late.
-5. The position of a record (`POSITION`) is its file's `order`, the offset of the block in which it was read, and its
-   number among the records of the block.
+5. The position of a record (`schema.POSITION`) is its file's `order`, the offset of the block in which it was read,
+   and its number among the records of the block.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ from persist_core.sources.file_scan import FoundFile, UnmatchedFile, scan
 from persist_core.sources.ledger import SOURCE_TYPE, Consumed, Ledger, place_of
 from persist_core.sources.natural_order import natural_key
 from persist_core.sources.root import Place, join, place_after
-from persist_core.sources.source import PositionField
+from persist_core.time_text import format_time
 
 FROZEN_VERSION = 1
-POSITION = (PositionField("file", "string"), PositionField("block", "bigint"), PositionField("row", "bigint"))
 _FROZEN = "frozen_files"
 _MAX_NOTICES = 20  # of one kind; the rest are counted
 
@@ -106,8 +105,8 @@ class ChangedFile:
     def __str__(self) -> str:
         return (
             f"{ascii(self.relative)[1:-1]}: changed after it was consumed ({self.old_size_bytes} bytes at"
-            f" {self.old_mtime_ms}, now {self.new_size_bytes} bytes at {self.new_mtime_ms}); it is not read again:"
-            " drop its new records as a new file"
+            f" {format_time(self.old_mtime_ms)}, now {self.new_size_bytes} bytes at"
+            f" {format_time(self.new_mtime_ms)}); it is not read again: drop its new records as a new file"
         )
 
 
@@ -269,8 +268,8 @@ def check_unchanged(frozen: FrozenInput) -> None:
         if (size_bytes, mtime_ms) != (file.size_bytes, file.mtime_ms):
             raise SourceChanged(
                 f"input file {file.path} changed between minting and reading: {file.size_bytes} bytes at"
-                f" {file.mtime_ms}, now {size_bytes} bytes at {mtime_ms}; nothing was committed: the next run mints"
-                " again. Writers should rename finished files into place"
+                f" {format_time(file.mtime_ms)}, now {size_bytes} bytes at {format_time(mtime_ms)}; nothing was"
+                " committed: the next run mints again. Writers should rename finished files into place"
             )
 
 

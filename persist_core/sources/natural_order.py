@@ -10,6 +10,7 @@ their UTF-8 bytes, which is what Spark and Parquet compare.
 
 from __future__ import annotations
 
+import itertools
 import re
 
 _DIGITS = re.compile(r"[0-9]+")
@@ -27,6 +28,22 @@ def natural_key(path: str) -> str:
 
     key = _DIGITS.sub(encode, path)
     return f"{key} //{'.'.join(map(str, zeros))}" if any(zeros) else key
+
+
+def path_of(key: str) -> str:
+    """The path whose key this is. Raises `ValueError` for a text that is no key."""
+    body, mark, counts = key.rpartition(" //")
+    zeros = iter([int(count) for count in counts.split(".")]) if mark else itertools.repeat(0)
+
+    def decode(run: re.Match[str]) -> str:
+        nines = len(run[0]) - len(run[0].lstrip("9"))
+        length = _STEP * nines + int(run[0][nines : nines + 1] or "9") + 1
+        digits = run[0][nines + 1 :]
+        if len(digits) != length:
+            raise ValueError(f"{key!r} is not the natural-sort key of a path")
+        return "0" * next(zeros) + digits
+
+    return _DIGITS.sub(decode, body if mark else key)
 
 
 def _length_code(length: int) -> str:

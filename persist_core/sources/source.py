@@ -7,28 +7,20 @@ A description is a function of what `freeze` returns, so whatever can change lat
 that `input_key` names. Restore, fsck and GC have no YAML file: a `Progress` is found by its `source_type`
 (`persist_core.sources.registry`), and only this package knows its contents.
 
-Position. A source gives each of its records a position (`PositionField`): fields that are compared in their order, as
-the last fields of `_persist_order` in the records frame. Two records of one source never have the same position, and a
-record that is read again has the same position as before.
+Position. A source gives each of its records a position (of files: `schema.POSITION`): fields that are compared in
+their order, as the last fields of `_persist_order` in the records frame. Two records of one source never have the same
+position, and a record that is read again has the same position as before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from persist_core.schema import CollectionSchema
 from persist_core.shard.batch import SourceFrontier
 from persist_core.shard.state import ShardState
-
-
-@dataclass(frozen=True)
-class PositionField:
-    """One field of a record's position. `type` is Spark's; null is not allowed."""
-
-    name: str
-    type: Literal["string", "bigint"]
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,9 @@ MANIFEST = BatchManifest(
     upper=None,
     token="t",
     contents_digest="c" * 64,
-    schema=CollectionSchema((Column("id", "bigint", nullable=False),), (Column("näme", "string"),)),
+    schema=CollectionSchema(
+        (Column("id", "bigint", nullable=False),), (Column("näme", "string"),), (Column("lsn", "bigint"),)
+    ),
     parts=(
         Part(part_key("orders", A, "insertions", 0), PartKind.INSERTIONS, 7, "c" * 64, 2, 10, (-1,), (2**63 - 1,)),
         Part(part_key("orders", A, "errs", 0), PartKind.ERRS, 7, "d" * 64, 2),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
 from persist_core.errors import InvalidName, SchemaMismatch
-from persist_core.schema import CollectionSchema, Column, arrow_type, check_compatible
+from persist_core.schema import CollectionSchema, Column, arrow_type, check_compatible, order_type, show_order
 
 KEY = (Column("id", "bigint", nullable=False),)
 
@@ -47,6 +49,36 @@ def test_key_rules() -> None:
 def test_json_round_trip() -> None:
     schema = CollectionSchema(KEY, (Column("d", "decimal(10,2)"), Column("j", "json", nullable=False)))
     assert CollectionSchema.from_json(schema.to_json()) == schema
+
+
+ORDERED = CollectionSchema(KEY, (Column("a", "int"),), order=(Column("lsn", "bigint"), Column("at", "timestamp")))
+
+
+def test_an_order_is_part_of_the_schema() -> None:
+    by_position = CollectionSchema(KEY, order=())
+    for schema in (ORDERED, by_position):
+        assert CollectionSchema.from_json(schema.to_json()) == schema
+        assert check_compatible(schema, schema) == schema
+    assert show_order(ORDERED) == "sequence (lsn: bigint, at: timestamp, position)"
+    assert [show_order(by_position), show_order(CollectionSchema(KEY))] == ["sequence (position)", "log"]
+    assert [field.name for field in order_type(ORDERED)] == ["by0", "by1", "file", "block", "row"]
+    with pytest.raises(InvalidName, match="without a key has no order"):
+        CollectionSchema((), (Column("a", "int"),), order=())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "asked"),
+    [
+        (replace(ORDERED, order=None), "asks for log order"),
+        (replace(ORDERED, order=()), r"asks for sequence \(position\) order"),
+        (replace(ORDERED, order=(Column("lsn", "string"),)), r"asks for sequence \(lsn: string, position\) order"),
+    ],
+)
+def test_another_order_is_refused_with_the_remedy(wanted: CollectionSchema, asked: str) -> None:
+    with pytest.raises(SchemaMismatch, match=f"is in sequence .*{asked}.*another name.*run --recreate"):
+        check_compatible(ORDERED, wanted)
+    with pytest.raises(SchemaMismatch, match="asks for sequence"):
+        check_compatible(wanted, ORDERED)
 
 
 def test_a_mismatch_shows_both_sides() -> None:

@@ -2,7 +2,7 @@
 
     persist's own commands ------> docs/reference/cli.md
     persist_core.errors ---------> docs/reference/errors.md
-    persist_core.inspection -----> docs/reference/inspection.md
+    persist_core.inspection -----> docs/reference/inspection.md, docs/reference/metrics.md, docker/metrics/statsd.yaml
 
 `make check` compares these files with `pages()`.
 """
@@ -22,9 +22,11 @@ from persist_core.cli.main import persist
 from persist_core.cli.output import EXIT_CODES
 from persist_core.errors import PersistError
 from persist_core.inspection import facts
+from persist_core.inspection.late import LateRecord
 from persist_core.maintenance.holders import Held, Holders
 from persist_core.protocol.conflicts import ConflictRecord
 from persist_core.shard.state import Released
+from tests.env.metrics_pages import reference_page, statsd_mapping
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -56,7 +58,9 @@ persist commits customers --limit 10
 persist snapshot customers --as-of 2026-01-03 --limit 5
 persist changes customers --after 2026-01-03 --through 2026-01-04
 persist errors customers
+persist late customers
 persist checkpoints customers
+persist metrics
 persist maintain customers
 persist gc customers --dry-run
 persist holds customers
@@ -103,9 +107,11 @@ frontier or an unknown fact.
 | `persist shards --json` (one a line) | `api/shards` | [ShardSummary](#shardsummary) |
 | `persist describe SHARD --json` | `api/shard` | [ShardDescription](#sharddescription) |
 | `persist commits SHARD --json` | `api/commits` | [CommitsPage](#commitspage) |
+| `persist metrics --json` (one value a line) | | name, labels, value of the [metrics of shards](metrics.md#of-shards) |
 | | `api/batches` | [BatchesPage](#batchespage) |
 | `persist checkpoints SHARD --json` (one a line) | `api/checkpoints` | [CheckpointFacts](#checkpointfacts) |
 | `persist holds SHARD --json` | | [Holders](#holders) |
+| `persist late SHARD --json` (one a line) | | [LateRecord](#laterecord) |
 | `persist conflicts SHARD --json` (one a line) | `api/conflicts` | [ConflictRecord](#conflictrecord) |
 | | `api/rows`, `api/changes`, `api/errors` | [RowsPage](#rowspage) |
 """
@@ -117,6 +123,8 @@ def pages() -> dict[Path, str]:
         FOLDER / "cli.md": cli_page(),
         FOLDER / "errors.md": errors_page(),
         FOLDER / "inspection.md": inspection_page(),
+        FOLDER / "metrics.md": reference_page(_MADE),
+        ROOT / "docker" / "metrics" / "statsd.yaml": statsd_mapping(),
     }
 
 
@@ -124,7 +132,7 @@ def inspection_page() -> str:
     """The objects of an inspection, with the type of each field."""
     text = INSPECTION_HEAD.format(made=_MADE)
     found = [each for each in vars(facts).values() if dataclasses.is_dataclass(each) and isinstance(each, type)]
-    for kind in (*found, Holders, Held, Released, ConflictRecord):
+    for kind in (*found, LateRecord, Holders, Held, Released, ConflictRecord):
         own = [(f"`{field.name}`", f"`{field.type}`") for field in dataclasses.fields(kind)]
         about = "\n\n".join(" ".join(each.split()) for each in (kind.__doc__ or "").split("\n\n"))
         text += f"\n## {kind.__name__}\n\n{about}\n\n{_table(('field', 'type'), own)}\n"

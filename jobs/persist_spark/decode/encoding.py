@@ -9,7 +9,8 @@ from typing import Literal
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F
 
-from persist_core.config.collection import CollectionConfig, Unit
+from persist_core.config.collection import CollectionConfig
+from persist_core.config.column import Unit
 from persist_core.schema import Column, decimal_of
 from persist_spark.decode.json import unmarked
 

@@ -24,7 +24,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.errors import InvalidInput
-from persist_core.sources.files import POSITION, InputFile
+from persist_core.schema import POSITION
+from persist_core.sources.files import InputFile
 from persist_spark.compat import READS_ZSTD_TEXT, is_valid_utf8
 
 LINE, FILE, DATE_MS, BLOCK = "line", "file", "date_ms", "block"

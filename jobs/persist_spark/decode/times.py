@@ -8,7 +8,7 @@ from __future__ import annotations
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F
 
-from persist_core.config.collection import Unit
+from persist_core.config.column import Unit
 from persist_spark.compat import try_cast, try_cast_integer, whole_to_bigint
 from persist_spark.decode.encoding import Hint
 from persist_spark.decode.exact import exact_decimal

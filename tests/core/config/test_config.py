@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from persist_core.config.checks import schedule
 from persist_core.config.collection import (
     CollectionConfig,
-    ColumnConfig,
     DeleteConfig,
-    OrderConfig,
     SourceConfig,
     TimeConfig,
     load_collection,
     load_collections,
 )
+from persist_core.config.column import ColumnConfig
+from persist_core.config.order import OrderConfig
 from persist_core.config.yaml_text import MAX_BYTES, YamlError, parse_yaml
 from persist_core.errors import ConfigError
 from persist_core.schema import Column
@@ -80,6 +80,20 @@ delete: {column: op, values: [D]}
     [
         ("order: position", {"order": OrderConfig(by="position")}),
         ("order: {fields: [lsn]}", {"order": OrderConfig(by="fields", fields=("lsn",))}),
+        ("order: {by: [lsn]}", {"order": OrderConfig(by="fields", fields=("lsn",))}),
+        ("order: {mode: sequence, by: position}", {"order": OrderConfig(mode="sequence", by="position")}),
+        (
+            "order: {mode: sequence, by: {lsn: BIGINT, id: bigint}, keep_deleted: all}",
+            {
+                "order": OrderConfig(
+                    mode="sequence",
+                    by="fields",
+                    fields=("lsn", "id"),
+                    types={"lsn": ColumnConfig(type="bigint"), "id": ColumnConfig(type="bigint")},
+                    keep_deleted="all",
+                )
+            },
+        ),
         ("time: {field: ts_ms, unit: s}", {"time": TimeConfig(source="field", field="ts_ms", unit="s")}),
         ("delete: none", {"delete": DeleteConfig(never=True)}),
         ("delete: {null_value: true}", {"delete": DeleteConfig(null_value=True)}),
@@ -150,6 +164,37 @@ def test_base_dir(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump({**LEAST, "base_dir": "../feeds"}))
     assert load_collection(path).source_pattern().root == f"{tmp_path.parent}/feeds/in"
     assert load_collection(path, Path("/srv/data")).source_pattern().root == "/srv/feeds/in"
+
+
+@pytest.mark.parametrize(
+    ("order", "columns"),
+    [
+        (None, None),
+        (["lsn", "id"], None),
+        ({"mode": "sequence", "by": "position"}, ()),
+        ({"mode": "sequence", "by": ["name", "id"]}, (Column("name", "string"), Column("id", "bigint"))),
+        ({"mode": "sequence", "by": {"lsn": "bigint"}}, (Column("lsn", "bigint"),)),
+        ({"mode": "sequence", "by": {"at": {"type": "timestamp", "unit": "ms"}}}, (Column("at", "timestamp"),)),
+    ],
+)
+def test_what_orders_the_records_is_of_known_types(tmp_path: Path, order: Any, columns: Any) -> None:
+    config = load(tmp_path, {**LEAST, **({"order": order} if order else {})})
+    assert config.order_columns() == columns
+    assert CollectionConfig.model_validate_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize("format", ["debezium-json", "dms-csv", "dms-parquet", "dms-json"])
+def test_a_format_with_an_order_of_its_own(tmp_path: Path, format: str) -> None:
+    source = {"path": "in/*", "format": format}
+    config = load(tmp_path, {**LEAST, "source": source, "order": {"mode": "sequence"}})
+    assert config.order_columns()
+    assert config.order.keep_deleted_ms == 30 * 86_400_000
+
+
+@pytest.mark.parametrize(("given", "kept_ms"), [("all", None), (0, 0), ("36 hours", 36 * 3_600_000)])
+def test_how_long_the_order_of_a_deleted_key_is_kept(tmp_path: Path, given: object, kept_ms: int | None) -> None:
+    config = load(tmp_path, {**LEAST, "order": {"mode": "sequence", "keep_deleted": given}})
+    assert config.order.keep_deleted_ms == kept_ms
 
 
 def test_a_loaded_collection_travels_as_json(tmp_path: Path) -> None:

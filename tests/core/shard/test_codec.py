@@ -28,7 +28,9 @@ FULL = StateVersion(
         seqno=7,
         since=Frontier(5),
         upper=Frontier(30),
-        schema=CollectionSchema((Column("id", "bigint", nullable=False),), (Column("näme", "string"),)),
+        schema=CollectionSchema(
+            (Column("id", "bigint", nullable=False),), (Column("näme", "string"),), (Column("lsn", "bigint"),)
+        ),
         batches=(
             HollowBatch(0, 20, KEY, "aa", BatchCounts(1, 2, 3, 4), 99),
             HollowBatch(20, 30, "orders/batches/b/manifest.json", "bb", BatchCounts(5, history=2), 100, 27),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist_core.config.path_pattern import BadPattern, parse_pattern
-from persist_core.sources.natural_order import natural_key
+from persist_core.sources.natural_order import natural_key, path_of
 from persist_core.time_text import parse_time
 
 
@@ -104,6 +104,7 @@ def test_keys_tell_paths_apart(left: str, right: str) -> None:
 @given(st.lists(_paths, max_size=20))
 def test_text_order_is_byte_order(paths: list[str]) -> None:
     keys = [natural_key(path) for path in paths]
+    assert [path_of(key) for key in keys] == list(paths)
     assert sorted(keys) == sorted(keys, key=str.encode)
 
 

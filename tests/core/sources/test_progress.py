@@ -9,8 +9,9 @@ import pytest
 
 from persist_core.errors import CorruptArtifact, InvalidInput, UnknownVersion
 from persist_core.location.mem import MemBlob
+from persist_core.schema import POSITION
 from persist_core.shard.batch import SourceFrontier
-from persist_core.sources.files import POSITION, FileSource, FrozenInput
+from persist_core.sources.files import FileSource, FrozenInput
 from persist_core.sources.frozen import load_frozen, stage_frozen
 from persist_core.sources.ledger import segments_of
 from persist_core.sources.registry import progress_of

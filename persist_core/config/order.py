@@ -1,0 +1,145 @@
+"""The order of a collection's records: the section `order:` of its file.
+
+order: {mode: sequence, by: {lsn: bigint}} ──> what orders a record, with its type ──> CollectionSchema.order
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import field_validator, model_validator
+
+from persist_core.config import checks
+from persist_core.config.column import ColumnConfig
+from persist_core.config.model import ConfigModel
+from persist_core.config.problems import nearest, refuse, show
+from persist_core.schema import Column
+
+NEVER_ORDERS = ("boolean", "float", "double", "json")
+DEFAULT_KEEP_DELETED = "30 days"
+AUTO_ORDERS = {  # what `order: auto` is in each format, most significant first, before the position
+    "debezium-json": (
+        Column("commit_lsn", "string"),
+        Column("change_lsn", "string"),
+        Column("event_serial_no", "bigint"),
+        Column("lsn_or_file", "bigint"),
+        Column("pos", "bigint"),
+        Column("binlog_row", "bigint"),
+    ),
+    "dms-csv": (Column("is_change", "int"),),
+    "dms-parquet": (Column("is_change", "int"),),
+    "dms-json": (Column("timestamp", "timestamp"),),
+}
+
+
+class OrderConfig(ConfigModel):
+    """What orders the records of a key, and across which records.
+
+    `by` in a file: `position` (file and row), `auto` (the format's own: LSN, binlog), a list of fields, or a mapping of
+    fields to types. `mode`: `log`, the last batch wins and the order decides within one time; or `sequence`, the
+    highest order ever seen for a key wins, deletes included. `types` gives the types of fields that are not columns, in
+    `sequence` mode only. `keep_deleted`: how long the order of a deleted key is kept after its time.
+    """
+
+    by: Literal["auto", "position", "fields"] = "auto"
+    fields: tuple[str, ...] = ()
+    types: dict[str, ColumnConfig] = {}  # noqa: RUF012 - pydantic copies defaults
+    mode: Literal["log", "sequence"] = "log"
+    keep_deleted: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, data: Any) -> Any:
+        if isinstance(data, list | tuple):
+            data = {"by": data}
+        if isinstance(data, str):
+            cls._check_word(data, at=[])
+            return {"by": data}
+        if not isinstance(data, Mapping):
+            return data
+        by = data.get("by")
+        if isinstance(by, list | tuple) and "fields" not in data:
+            return {**data, "by": "fields", "fields": by}
+        if isinstance(by, Mapping) and "fields" not in data and "types" not in data:
+            return {**data, "by": "fields", "fields": list(by), "types": dict(by)}
+        if isinstance(by, str):
+            cls._check_word(by, at=["by"])
+        return {**data, "by": "fields"} if "fields" in data and "by" not in data else data
+
+    @staticmethod
+    def _check_word(word: str, *, at: list[str | int]) -> None:
+        known = ("auto", "position", "fields")
+        if word not in known:
+            remedy = nearest(word, known) or f"for a field write {'by' if at else 'order'}: [{show(word)}]"
+            raise refuse(word, "auto, position or a list of fields", remedy, at=at)
+
+    @field_validator("keep_deleted", mode="before")
+    @classmethod
+    def _check_keep_deleted(cls, text: object) -> str | None:
+        return None if text is None else checks.history(text, field="keep_deleted")
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> OrderConfig:
+        if self.by == "fields" and not self.fields:
+            raise refuse(None, "the fields that order the records", "write order: [lsn, seq]", at=["fields"])
+        if self.by != "fields" and self.fields:
+            raise refuse(self.by, "by: fields if fields are given", "remove one of the two", at=["by"])
+        checks.distinct(self.fields, at=["fields"])
+        for name in self.fields:
+            checks.field_name(name, at=["fields"])
+        return self
+
+    @model_validator(mode="after")
+    def _check_mode(self) -> OrderConfig:
+        if self.mode == "log":
+            for name, value in (("types", self.types or None), ("keep_deleted", self.keep_deleted)):
+                if value is not None:
+                    where = "by" if name == "types" else name
+                    expected = "fields without types" if name == "types" else "no such field"
+                    raise refuse(value, f"{expected} in log order", "remove it, or write mode: sequence", at=[where])
+        unknown = next((name for name in self.types if name not in self.fields), None)
+        if unknown is not None:
+            raise refuse(unknown, "a type for one of the fields", "remove it", at=["types", unknown])
+        return self
+
+    @property
+    def keep_deleted_ms(self) -> int | None:
+        """How long the order of a deleted key is kept, in ms; `None`: without limit. Only for `sequence` mode."""
+        return checks.history_ms(self.keep_deleted or DEFAULT_KEEP_DELETED)
+
+
+def order_fields(order: OrderConfig, columns: Mapping[str, ColumnConfig]) -> dict[str, ColumnConfig]:
+    """In `sequence` order by fields: each field with its type, most significant first; else empty."""
+    if order.mode == "log":
+        return {}
+    return {name: columns.get(name) or order.types[name] for name in order.fields}
+
+
+def order_columns(order: OrderConfig, columns: Mapping[str, ColumnConfig], format: str) -> tuple[Column, ...] | None:
+    """What orders the records across batches, before their position; `None` in `log` order."""
+    if order.mode == "log":
+        return None
+    if order.by == "auto":
+        return AUTO_ORDERS[format]
+    return tuple(Column(name, column.type) for name, column in order_fields(order, columns).items())
+
+
+def check_sequence(order: OrderConfig, columns: Mapping[str, ColumnConfig], format: str) -> None:
+    """Refuse a `sequence` order whose fields have no type that orders them."""
+    if order.by == "auto" and format not in AUTO_ORDERS:
+        raise refuse("auto", f"fields or position: {format} has no order of its own",
+                     "for example by: [version], or by: {lsn: bigint} for a field that is not a column",
+                     at=["order", "by"])  # fmt: skip
+    for index, name in enumerate(order.fields):
+        column, typed = columns.get(name), order.types.get(name)
+        if column is None and typed is None:
+            remedy = nearest(name, columns) or f"write by: {{{name}: bigint}}, or add it to columns"
+            raise refuse(name, "a column, or a field with its type", remedy, at=["order", "by", index])
+        if column and typed and (typed.type, typed.unit or column.unit) != (column.type, column.unit):
+            raise refuse(typed.type, f"the type of column {name}, which is {column.type}",
+                         "write the column's type, or rename the column", at=["order", "by", name])  # fmt: skip
+        found = column or typed
+        if found is not None and found.type in NEVER_ORDERS:
+            raise refuse(found.type, "a type that has an order: not boolean, float, double or json",
+                         "use another field or type", at=["order", "by", name])  # fmt: skip
