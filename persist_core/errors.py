@@ -14,6 +14,7 @@ found, the value expected and what to do next. Nothing in a message may be a sec
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 
@@ -167,10 +168,29 @@ class AlreadyCommitted(OutdatedDescription):
     kind: ClassVar[str] = "already_committed"
 
 
+@dataclass(frozen=True)
+class RejectedRecord:
+    """A record that could not be decoded, of a batch that was refused. Key and payload may be cut.
+
+    `source` is the input file that holds it, `None` if that is not known.
+    """
+
+    kind: str
+    message: str
+    time: int
+    key: str | None
+    payload: str | None
+    source: str | None
+
+
 class TooManyErrors(RunFailed):
     """More than `max_errors` of the processed winners were errors."""
 
     kind: ClassVar[str] = "too_many_errors"
+
+    def __init__(self, message: str, samples: tuple[RejectedRecord, ...] = ()) -> None:
+        super().__init__(message)
+        self.samples = samples
 
 
 class TooManyUpdates(RunFailed):

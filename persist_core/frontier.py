@@ -2,7 +2,7 @@
 
 A timestamp is an int in `[0, MAX_TIME]`. A `Frontier` is an antichain over that total order: one timestamp `t`
 ("updates at times >= t may still arrive"), or empty ("closed"). Frontiers are ordered by progress; the empty one is the
-greatest. Intervals are half-open and printed `[lower, upper)`.
+greatest. Intervals are half-open: `lower` belongs to them, `upper` does not.
 """
 
 from __future__ import annotations
@@ -10,16 +10,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from persist_core.errors import InvalidTime
-
-MAX_TIME = 2**63 - 1
-
-
-def check_time(value: object, *, what: str = "time") -> int:
-    """Return `value` if it is a timestamp, else raise `InvalidTime` naming `what`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TIME:
-        raise InvalidTime(f"{what} is {value!r}; expected an integer in [0, {MAX_TIME}]")
-    return value
+from persist_core.time_text import check_time, show_time
 
 
 @functools.total_ordering
@@ -50,13 +41,8 @@ class Frontier:
         return other.time is None or self.time < other.time
 
     def __str__(self) -> str:
-        return "closed" if self.time is None else str(self.time)
+        return show_time(self.time)
 
 
 CLOSED = Frontier(None)
 ZERO = Frontier(0)
-
-
-def interval(lower: Frontier, upper: Frontier) -> str:
-    """`[lower, upper)`, in the form that every message uses."""
-    return f"[{lower}, {upper})"

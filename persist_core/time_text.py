@@ -1,6 +1,8 @@
-"""Times as users write them: ISO dates and datetimes, or integers. Internally a time is an int.
+"""Times as users write and read them: ISO dates and datetimes, or integers. Internally a time is an int.
 
-See docs/semantics.md, section 1.
+A message never prints a bare integer of a clock time: `show_time` puts the ISO text first and the integer beside it,
+`show_interval` does so for two times, and `format_time` prints a moment of the wall clock. Integers in the first day of
+1970 are counters and stay as they are. See docs/semantics.md, section 1.
 """
 
 from __future__ import annotations
@@ -9,13 +11,20 @@ import re
 from datetime import UTC, datetime, timedelta
 
 from persist_core.errors import InvalidTime
-from persist_core.frontier import MAX_TIME, check_time
 
+MAX_TIME = 2**63 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_LAST_ISO_MS = (datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
+LAST_ISO_MS = (datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
 _INTEGER = re.compile(r"[0-9]{1,19}", re.ASCII)
 DAY_MS = 86_400_000  # times in the first day of 1970 are counters, not clock times
 _MAX_CHARS = 64  # longer than any ISO text; keeps messages short
+
+
+def check_time(value: object, *, what: str = "time") -> int:
+    """Return `value` if it is a timestamp, else raise `InvalidTime` naming `what`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TIME:
+        raise InvalidTime(f"{what} is {value!r}; expected an integer in [0, {MAX_TIME}]")
+    return value
 
 
 def parse_time(text: str, *, what: str = "time") -> int:
@@ -48,22 +57,29 @@ def parse_time(text: str, *, what: str = "time") -> int:
 
 def format_time(time: int) -> str:
     """`time` (ms) as ISO 8601 in UTC, or as the integer if ISO has no year for it. `parse_time` reads it back."""
-    check_time(time)
-    if time > _LAST_ISO_MS:
+    if time > LAST_ISO_MS:
         return str(time)
     moment = _EPOCH + timedelta(milliseconds=time)
     return moment.isoformat(timespec="milliseconds" if time % 1000 else "seconds").replace("+00:00", "Z")
 
 
 def show_interval(lower: int, upper: int | None) -> str:
-    """`2026-01-02 -> 2026-01-03 (1767312000000 -> 1767398400000)`; of counters the integers alone."""
-    days = " -> ".join(show_time(time).removesuffix("T00:00:00Z") for time in (lower, upper))
-    numbers = f"{lower} -> {'closed' if upper is None else upper}"
+    """`2026-01-02 -> 2026-01-03 (1767312000000 -> 1767398400000)`; of counters the integers alone.
+
+    `lower` belongs to the interval, `upper` does not; `None` is closed.
+    """
+    days = " -> ".join(_iso(time).removesuffix("T00:00:00Z") for time in (lower, upper))
+    numbers = f"{lower} -> {_iso(None) if upper is None else upper}"
     return days if days == numbers else f"{days} ({numbers})"
 
 
 def show_time(time: int | None) -> str:
-    """A time for people: ISO if it is a clock time, else the integer; `closed` for the end of a closed shard."""
+    """`2026-01-02T00:00:00Z (1767312000000)`; of a counter the integer alone; `closed` for a closed frontier."""
+    iso = _iso(time)
+    return iso if time is None or iso == str(time) else f"{iso} ({time})"
+
+
+def _iso(time: int | None) -> str:
     if time is None:
         return "closed"
     return str(time) if time < DAY_MS else format_time(time)

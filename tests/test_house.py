@@ -151,6 +151,54 @@ def test_keys_of_blob_storage_are_made_in_one_place() -> None:
     report(found, "a key of blob storage outside persist_core/shard/keys.py")
 
 
+# Integers that are times. `since` and `upper` of a state are frontiers, whose text is what `show_time` says.
+_TIMES = re.compile(
+    r"lower|floor|as_of|until|time|(?:expected|found|description)_upper"
+    r"|(?:committed|detected|made|expires|released|mtime|now|start|end|heartbeat|timestamp)_ms"
+)
+_STATES = re.compile(r"(?:state|before|after|behind|\S+\.state\(\w+\))\.(?:since|upper)")
+_SQL = re.compile(r"\b(?:AS|CASE|WHEN|THEN)\b")
+
+
+def bare_times(text: str) -> Iterator[tuple[int, str]]:
+    """Line and expression of each time that an f-string prints as an integer."""
+    for template in ast.walk(ast.parse(text)):
+        parts = template.values if isinstance(template, ast.JoinedStr) else []
+        if any(isinstance(part, ast.Constant) and _SQL.search(str(part.value)) for part in parts):
+            continue
+        for part in parts:
+            shown = part.value if isinstance(part, ast.FormattedValue) else None
+            if not isinstance(shown, ast.Name | ast.Attribute):
+                continue
+            name = shown.id if isinstance(shown, ast.Name) else shown.attr
+            is_frontier = isinstance(shown, ast.Attribute) and name in ("since", "upper")
+            if _TIMES.fullmatch(name) or (is_frontier and not _STATES.fullmatch(ast.unparse(shown))):
+                yield part.lineno, ast.unparse(shown)
+
+
+def test_messages_print_times_as_iso_text() -> None:
+    found = [
+        f"{path}:{line} {{{shown}}}"
+        for path, text in python_files()
+        if path.parts[0] != "tests" and "testing" not in path.parts and path.name != "time_text.py"
+        for line, shown in bare_times(text)
+    ]
+    report(found, "times printed as integers (persist_core.time_text has show_time, show_interval and format_time)")
+
+
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        ('f"upper {manifest.upper}, {until}"', ["manifest.upper", "until"]),
+        ('f"at {commit.committed_ms}"', ["commit.committed_ms"]),
+        ('f"upper {state.upper}, {show_time(until)}, {timeout_ms} ms"', []),
+        ('f"{time} AS t"', []),
+    ],
+)
+def test_a_time_printed_as_an_integer_is_found(template: str, found: list[str]) -> None:
+    assert [shown for _, shown in bare_times(template)] == found
+
+
 def test_no_registry_host_and_no_machine_path() -> None:
     pattern = re.compile(rf"{_spelled(_REGISTRIES)}|(?<![\w}}])(?:{_spelled(_MACHINE_PATHS)})")
     found = [

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.view import ViewConfig
-from persist_core.errors import PersistError, StorageError
+from persist_core.errors import PersistError, RejectedRecord, StorageError, TooManyErrors
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import location_from
 from persist_core.shard.keys import dry_run_key, manifest_key
@@ -34,7 +34,8 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         try:
             _run(spec, location)
         except PersistError as error:
-            _record_failure(location, spec, error.kind, str(error))
+            samples = error.samples if isinstance(error, TooManyErrors) else ()
+            _record_failure(location, spec, error.kind, str(error), samples)
             sys.stderr.write(f"{error.kind}: {error}\n")
             return 1
         except Exception as error:
@@ -67,10 +68,12 @@ def _run(spec: JobSpec, location: OpenLocation) -> None:
     sys.stdout.write(json.dumps(summary) + "\n")
 
 
-def _record_failure(location: OpenLocation, spec: JobSpec, kind: str, message: str) -> None:
+def _record_failure(
+    location: OpenLocation, spec: JobSpec, kind: str, message: str, samples: Sequence[RejectedRecord] = ()
+) -> None:
     """Best effort: the store itself may have failed, and the first error is the one to report."""
     try:
-        record_failure(location.blob, spec, kind, message)
+        record_failure(location.blob, spec, kind, message, samples)
     except StorageError as error:
         sys.stderr.write(f"the failure could not be recorded: {error}\n")
 

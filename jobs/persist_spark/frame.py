@@ -26,6 +26,7 @@ from persist_core.schema import (
     Column,
     decimal_of,
 )
+from persist_core.time_text import DAY_MS, LAST_ISO_MS
 
 OP, ORDER, BAD_KEY = core.OP, core.ORDER, core.BAD_KEY
 
@@ -91,6 +92,12 @@ def part_type(schema: CollectionSchema) -> T.StructType:
     return T.StructType(user_fields(schema) + system + [T.StructField(n, t) for n, t in _ERR_TYPES.items()])
 
 
+def order_type(schema: CollectionSchema) -> T.StructType:
+    """The type of `ORDER` in a shard in `sequence` order, as `persist_core.schema.order_type` has it."""
+    fields = [T.StructField(f"by{place}", spark_type(column.type)) for place, column in enumerate(schema.order or ())]
+    return T.StructType([*fields, *(T.StructField(column.name, spark_type(column.type)) for column in core.POSITION)])
+
+
 def records_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:
     """The records frame whose order struct has the type `order`."""
     system = [
@@ -140,3 +147,13 @@ def canonical_key(schema: CollectionSchema) -> SparkColumn:
 def slot_names(schema: CollectionSchema) -> list[str]:
     """The columns that name a record's slot, compared null-safe: the key columns, then `BAD_KEY`."""
     return [*schema.key_names, BAD_KEY]
+
+
+def shown_time(time: str) -> str:
+    """SQL for the text of a time, a bigint, as `persist_core.time_text.show_time` makes it."""
+    iso = (
+        f"concat(date_format(timestamp_millis({time}), 'yyyy-MM-dd'), 'T', date_format(timestamp_millis({time}),"
+        f" 'HH:mm:ss'), CASE WHEN {time} % 1000 != 0 THEN concat('.', lpad({time} % 1000, 3, '0')) ELSE '' END, 'Z"
+        f" (', {time}, ')')"
+    )
+    return f"CASE WHEN {time} BETWEEN {DAY_MS}L AND {LAST_ISO_MS}L THEN {iso} ELSE string({time}) END"

@@ -23,6 +23,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.shard.batch import OperatorState, StateArtifact, chain_digest
 from persist_core.shard.keys import state_path
 from persist_core.shard.state import ShardState
+from persist_core.time_text import show_time
 
 
 @dataclass(frozen=True)
@@ -175,5 +176,5 @@ def _way_back(client: PersistClient, state: ShardState, checkpoint_id: str) -> s
     upper = whole.shard.upper if whole.shard else whole.watermark
     return (
         f"go back with `persist restore {shard} --to {whole.checkpoint_id}`: the newest intact checkpoint (epoch"
-        f" {whole.epoch}, upper {upper}). Input that was consumed after it is then consumed again"
+        f" {whole.epoch}, upper {show_time(upper)}). Input that was consumed after it is then consumed again"
     )

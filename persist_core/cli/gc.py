@@ -11,6 +11,7 @@ from persist_core.cli.session import Session, with_session
 from persist_core.errors import PersistError
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, MAX_KEYS, collect, garbage
 from persist_core.gc.drop import drop
+from persist_core.shard.stats import show_bytes
 
 _HOUR_MS = 3_600_000
 
@@ -57,9 +58,9 @@ def gc_command(
         rows = [
             (
                 each.shard,
-                f"{each.marked} ({output.show_bytes(each.marked_bytes)})",
-                f"{each.deleted} ({output.show_bytes(each.deleted_bytes)})",
-                f"{each.waiting} ({output.show_bytes(each.waiting_bytes)})",
+                f"{each.marked} ({show_bytes(each.marked_bytes)})",
+                f"{each.deleted} ({show_bytes(each.deleted_bytes)})",
+                f"{each.waiting} ({show_bytes(each.waiting_bytes)})",
                 "" if each.is_done else "run it again",
             )
             for each in done
@@ -98,5 +99,5 @@ def _print_garbage(session: Session, name: str) -> None:
     if session.as_json:
         output.print_ndjson({"shard": name, **asdict(each), "reason": each.reason} for each in found)
         return
-    rows = [(each.key, output.show_bytes(each.size_bytes), each.reason) for each in found]
+    rows = [(each.key, show_bytes(each.size_bytes), each.reason) for each in found]
     output.print_table(("key", "size", "why it is not needed"), rows, empty=f"{name}: everything is needed")

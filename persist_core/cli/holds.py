@@ -14,8 +14,9 @@ import click
 from persist_core.cli import output
 from persist_core.cli.session import Session, with_session
 from persist_core.inspection.facts import ShardDescription
-from persist_core.maintenance.holders import Held, Holders, list_holders, release
-from persist_core.time_text import show_time
+from persist_core.maintenance import actions
+from persist_core.maintenance.holders import Held, Holders, list_holders
+from persist_core.time_text import format_time, show_time
 
 
 @click.command("holds")
@@ -44,7 +45,7 @@ def holds_command(session: Session, shard: str) -> None:
     for each in found.released:
         output.print_line(
             f"released: {each.holder}, since {show_time(each.since)}, by {each.by} at"
-            f" {show_time(each.released_ms)}: {each.reason}"
+            f" {format_time(each.released_ms)}: {each.reason}"
         )
 
 
@@ -60,8 +61,8 @@ def _row(each: Held) -> tuple[Any, ...]:
         each.holder,
         each.kind,
         "" if each.kind == "fork" else show_time(each.since),
-        "" if each.from_ms is None else show_time(each.from_ms),
-        "" if each.expires_ms is None else show_time(each.expires_ms),
+        "" if each.from_ms is None else format_time(each.from_ms),
+        "" if each.expires_ms is None else format_time(each.expires_ms),
         "yes" if each.blocks else "",
         each.about,
         each.remedy,
@@ -80,14 +81,8 @@ def release_command(session: Session, shard: str, holder: str, reason: str, forc
     A reader whose lease was ended gets an error and opens a new one. `since` moves with the next `persist maintain`.
     Pins are ended by `persist unpin`.
     """
-    record = release(session.client, shard, holder, by=_who(), reason=reason, is_forced=force)
-    if session.as_json:
-        output.print_json({"shard": shard, **asdict(record)})
-    else:
-        output.print_line(
-            f"{record.holder} no longer holds {shard} since {show_time(record.since)}: ended by {record.by} at"
-            f" {show_time(record.released_ms)}"
-        )
+    done = actions.release(session.client, shard, holder, by=_who(), reason=reason, is_forced=force)
+    output.print_done(done, as_json=session.as_json)
 
 
 def _who() -> str:
@@ -104,5 +99,5 @@ def history_facts(found: ShardDescription) -> Iterator[tuple[str, str]]:
     grows = " (every change is kept, so stored bytes grow; `history: 30 days` in its file limits that)"
     yield "history", found.history + (grows if found.history_ms is None else "")
     if found.held_back_by is not None:
-        start = output.show_bound(found.history_start)
+        start = show_time(found.history_start)
         yield "held back by", f"{found.held_back_by} (the history starts at {start}): `persist holds {found.shard}`"

@@ -1,7 +1,7 @@
 """`persist`: what is in a location, and running a collection or view without Airflow.
 
 persist shards | describe | snapshot | changes | errors | late | checkpoints | pin | unpin | restore | conflicts |
-        fsck | doctor | run | maintain | gc | drop | holds | release | init | demo
+        fsck | doctor | run | metrics | maintain | gc | drop | holds | release | init | demo
 
 Every command takes the location from its options, the environment or a config file, prints tables for people or JSON
 for programs (`--json`), and ends with an exit code that says what to do next (`persist_core.cli.output`).
@@ -24,7 +24,9 @@ from persist_core.cli.gc import drop_command, gc_command
 from persist_core.cli.holds import holds_command, release_command
 from persist_core.cli.late import late_command
 from persist_core.cli.maintain import maintain_command
+from persist_core.cli.metrics import metrics
 from persist_core.cli.project import demo, init
+from persist_core.cli.rejected import print_rejected
 from persist_core.cli.restore import pin_command, restore_command, unpin_command
 from persist_core.cli.run import run
 from persist_core.cli.session import Session, with_session
@@ -105,9 +107,15 @@ def changes(
 @click.argument("shard")
 @click.option("--as-of", help="Time to read at (default: the newest).")
 @click.option("--limit", type=click.IntRange(min=0), help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
+@click.option("--rejected", is_flag=True, help="Samples of the newest batch that was refused for too many errors.")
 @with_session
-def errors(session: Session, shard: str, as_of: str | None, limit: int | None) -> None:
+def errors(session: Session, shard: str, as_of: str | None, limit: int | None, rejected: bool) -> None:
     """The errors of SHARD as of a time: records that could not be decoded, and why."""
+    if rejected:
+        if as_of is not None:
+            raise InvalidInput("--rejected and --as-of exclude each other: a refused batch is not in the shard")
+        print_rejected(session, shard, limit)
+        return
     table = errors_in_order(session.client.open_reader(shard).errors(_time(as_of, "--as-of")))
     columns = table.column_names if session.as_json else table.column_names[: len(ERR_COLUMNS)]
     _print_rows(session, table.select(columns), limit, "no errors")
@@ -147,8 +155,7 @@ def _time(text: str | None, what: str) -> int | None:
 
 for _command in (
     shards, describe, commits, checkpoints, pin_command, unpin_command, restore_command, conflicts, late_command, check,
-    doctor, run,
-    maintain_command, gc_command, drop_command, holds_command, release_command, init, demo,
+    doctor, run, metrics, maintain_command, gc_command, drop_command, holds_command, release_command, init, demo,
 ):  # fmt: skip
     persist.add_command(_command)
 

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from persist_core.errors import Corruption, InvalidInput, NotReadable, PersistError, RunFailed, StorageError
 from persist_core.inspection.values import json_value
-from persist_core.time_text import show_time
+from persist_core.maintenance.actions import Done
 
 EXIT_CODES: tuple[tuple[type[PersistError], int], ...] = (
     (InvalidInput, 2),
@@ -52,18 +52,13 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def show_bound(time: int | None) -> str:
-    """A frontier for people, with the integer beside the ISO text; `None` is closed."""
-    shown = show_time(time)
-    return shown if time is None or shown == str(time) else f"{shown} ({time})"
-
-
-def show_bytes(size_bytes: int) -> str:
-    """A size for people, in powers of 1024."""
-    size, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
-    while size >= 1024 and len(units) > 1:
-        size, units = size / 1024, units[1:]
-    return f"{size_bytes} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
+def print_done(done: Done, *, as_json: bool) -> None:
+    """What an action did."""
+    if as_json:
+        print_json(done.facts)
+        return
+    for line in done.lines:
+        print_line(line)
 
 
 def print_json(body: Mapping[str, Any]) -> None:

@@ -16,10 +16,11 @@ from persist_core.cli.holds import history_facts
 from persist_core.cli.session import Session, with_session
 from persist_core.inspection.facts import LastCommit, ShardDescription
 from persist_core.inspection.inspector import DEFAULT_COMMITS, MAX_COMMITS, Inspector
-from persist_core.maintenance.fsck import CheckpointRepair, FsckReport, fsck, repair
+from persist_core.maintenance import actions
 from persist_core.schema import CollectionSchema, show_order
 from persist_core.shard.keys import check_shard_name
-from persist_core.time_text import show_time
+from persist_core.shard.stats import show_bytes
+from persist_core.time_text import format_time, show_time
 
 UNREADABLE = "the manifest can't be read"
 
@@ -43,8 +44,8 @@ def shards(session: Session) -> None:
             s.errors if s.errors is not None else "unknown",
             s.stash if s.stash is not None else "unknown",
             s.batches,
-            output.show_bytes(s.size_bytes),
-            show_time(s.newest_commit.committed_ms) if s.newest_commit else "never",
+            show_bytes(s.size_bytes),
+            format_time(s.newest_commit.committed_ms) if s.newest_commit else "never",
             ", ".join(s.attention),
         )
         for s in found
@@ -72,12 +73,12 @@ def describe(session: Session, shard: str) -> None:
 
 def _facts(found: ShardDescription) -> Iterable[tuple[str, str]]:
     yield "shard", f"{found.shard} ({found.kind})"
-    yield "since", output.show_bound(found.since)
-    yield "upper", output.show_bound(found.upper)
+    yield "since", show_time(found.since)
+    yield "upper", show_time(found.upper)
     yield from history_facts(found)
     if found.schema is not None and found.schema["key"]:
         yield "order", show_order(CollectionSchema.from_json(dict(found.schema)))
-    yield "batches", f"{found.batches}, {found.updates} updates, {output.show_bytes(found.size_bytes)}"
+    yield "batches", f"{found.batches}, {found.updates} updates, {show_bytes(found.size_bytes)}"
     counts = {"rows": found.rows, "errors": found.errors, "in the stash": found.stash}
     yield "contents", ", ".join(f"{'unknown' if n is None else n} {what}" for what, n in counts.items())
     yield "last commit", _last(found.newest_commit)
@@ -86,9 +87,9 @@ def _facts(found: ShardDescription) -> Iterable[tuple[str, str]]:
     for name, progress in found.sources.items():
         yield f"source {name}", _progress(progress)
     for fork in found.forks:
-        yield f"fork {fork.shard}", f"of checkpoint {fork.checkpoint_id}, {show_time(fork.made_ms)}"
+        yield f"fork {fork.shard}", f"of checkpoint {fork.checkpoint_id}, {format_time(fork.made_ms)}"
     for lease in found.leases:
-        ends = show_time(lease.expires_ms)
+        ends = format_time(lease.expires_ms)
         yield f"lease {lease.reader}", f"holds {show_time(lease.since)}, until {ends}"
     for hold in found.holds:
         yield f"hold {hold.holder}", f"holds {show_time(hold.since)}"
@@ -101,7 +102,7 @@ def _facts(found: ShardDescription) -> Iterable[tuple[str, str]]:
 def _last(commit: LastCommit | None) -> str:
     if commit is None:
         return "never"
-    return f"{show_time(commit.committed_ms)} by {commit.writer}, checkpoint {commit.checkpoint_id}"
+    return f"{format_time(commit.committed_ms)} by {commit.writer}, checkpoint {commit.checkpoint_id}"
 
 
 def _due(found: ShardDescription) -> str:
@@ -130,7 +131,7 @@ def commits(session: Session, shard: str, before: int | None, limit: int) -> Non
         return
     rows = [
         (
-            show_time(c.committed_ms),
+            format_time(c.committed_ms),
             show_time(c.upper),
             *((c.error, "", "", "") if c.error else (c.inserts, c.updates, c.deletes, c.errors)),
             c.writer,
@@ -161,9 +162,9 @@ def checkpoints(session: Session, shard: str) -> None:
         else (
             c.checkpoint_id + "".join(f" ({reason})" for reason in c.kept_by),
             c.epoch,
-            show_time(c.timestamp_ms),
+            "" if c.timestamp_ms is None else format_time(c.timestamp_ms),
             show_time(c.upper),
-            output.show_bytes(c.total_size_bytes or 0),
+            show_bytes(c.total_size_bytes or 0),
             c.parent_id,
             c.restored_from or "",
         )
@@ -184,7 +185,7 @@ def conflicts(session: Session, shard: str) -> None:
         return
     rows = [
         (
-            show_time(r.detected_ms),
+            format_time(r.detected_ms),
             show_time(r.expected_upper),
             show_time(r.found_upper),
             r.loser,
@@ -209,26 +210,8 @@ def check(session: Session, shard: str | None, with_repair: bool) -> None:
     names = session.client.shards() if shard is None else [check_shard_name(shard)]
     is_clean = True
     for name in names:
-        repaired = repair(session.client, name) if with_repair else None
-        report = fsck(session.client, name)
-        is_clean = is_clean and report.is_clean
-        _print_report(session, report, repaired)
+        done = actions.check(session.client, name, with_repair=with_repair)
+        is_clean = is_clean and done.facts["is_clean"]
+        output.print_done(done, as_json=session.as_json)
     if not is_clean:
         raise SystemExit(4)
-
-
-def _print_report(session: Session, report: FsckReport, repaired: CheckpointRepair | None) -> None:
-    if session.as_json:
-        body = {**asdict(report), "is_clean": report.is_clean}
-        output.print_json(body if repaired is None else {**body, "repair": asdict(repaired)})
-        return
-    verdict = "clean" if report.is_clean else f"{len(report.violations)} violations"
-    output.print_line(
-        f"{report.shard}: {verdict} ({report.batches} batches, {report.parts} parts, {report.updates} updates,"
-        f" {output.show_bytes(report.size_bytes)})"
-    )
-    for name, done in [] if repaired is None else asdict(repaired).items():
-        for each in done:
-            output.print_line(f"  {name}: {each}")
-    for violation in report.violations:
-        output.print_line(f"  {violation.check}: {violation.message}")

@@ -19,10 +19,11 @@ import pyarrow.compute as pc
 
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import InvalidInput, InvariantViolation, OutsideFrontiers
-from persist_core.frontier import MAX_TIME, Frontier, check_time
+from persist_core.frontier import Frontier
 from persist_core.handles.load import load_manifest, read_part
 from persist_core.handles.slow_reads import named_if_slow
 from persist_core.location.blob import Blob
+from persist_core.row_text import show_row
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
 from persist_core.shard import pieces
 from persist_core.shard import state as transitions
@@ -33,6 +34,7 @@ from persist_core.shard.parts import ERR_IDENTITY, PARQUET, PartFormat, errs_sch
 from persist_core.shard.pieces import Piece
 from persist_core.shard.state import Commit, Lease, ShardState
 from persist_core.shard.versions import sum_diffs
+from persist_core.time_text import MAX_TIME, check_time, show_time
 
 MAX_COPIES = 10_000_000  # of one row in a multiset: a table with more does not fit in memory
 FETCH_THREADS = 8  # parts are fetched side by side: latency of a store, not work
@@ -115,7 +117,12 @@ class ReadHandle:
         `keys`: only rows whose key is in one of these ranges; files that cannot hold any are not opened. Raises
         `OutsideFrontiers` unless `since <= as_of < upper`, `InvalidInput` for `keys` of a shard without a key.
         """
-        state = self.state()
+        return self.snapshot_of(self.state(), as_of, keys=keys)
+
+    def snapshot_of(
+        self, state: ShardState, as_of: int | None = None, *, keys: Sequence[KeyRange] | None = None
+    ) -> pa.Table:
+        """The same of a state that was read before. Its files may be gone if that was long ago: `ReadTooSlow`."""
         schema = schema_of(state)
         time = check_as_of(state, as_of)
         batches = [batch for batch in state.batches if batch.lower <= time]
@@ -133,8 +140,8 @@ class ReadHandle:
             return live.select(schema.arrow().names).cast(schema.arrow())
         except (pa.ArrowException, ValueError) as error:  # a null in a column that is not nullable
             raise InvariantViolation(
-                f"shard {self.shard}: the rows as of {time} do not fit the schema: {error}. Run `persist fsck"
-                f" {self.shard}`"
+                f"shard {self.shard}: the rows as of {show_time(time)} do not fit the schema: {error}. Run `persist"
+                f" fsck {self.shard}`"
             ) from error
 
     def errors(self, as_of: int | None = None) -> pa.Table:
@@ -254,11 +261,16 @@ class ReadHandle:
 
         So only its rows with keys of the batches above have to be compared, and only those keys are hashed.
         """
+        if not len(above):
+            return run
         keys = list(schema.key_names)
-        changed = above.select(keys).group_by(keys).aggregate([])
-        rows = run.select(keys).append_column("row", _numbers(len(run)))
-        touched = rows.join(changed, keys=keys, join_type="left semi")["row"]
-        is_touched = pc.is_in(rows["row"], touched.combine_chunks())
+        if len(keys) == 1:
+            is_touched = pc.is_in(run[keys[0]], above[keys[0]].combine_chunks())
+        else:
+            changed = above.select(keys).group_by(keys).aggregate([])
+            rows = run.select(keys).append_column("row", _numbers(len(run)))
+            touched = rows.join(changed, keys=keys, join_type="left semi")["row"]
+            is_touched = pc.is_in(rows["row"], touched.combine_chunks())
         compared = self._live(pa.concat_tables([run.filter(is_touched), above]), schema.key_names, time, schema)
         return pa.concat_tables([run.filter(pc.invert(is_touched)), compared])
 
@@ -302,8 +314,8 @@ class ReadHandle:
 
     def _broken(self, key: dict[str, object], what: str, time: int) -> InvariantViolation:
         return InvariantViolation(
-            f"shard {self.shard}: key {key} has {what}, as of {time}; a key has at most one value, inserted and"
-            f" retracted in turn. Run `persist fsck {self.shard}`"
+            f"shard {self.shard}: key {show_row(key)} has {what}, as of {show_time(time)}; a key has at most one"
+            f" value, inserted and retracted in turn. Run `persist fsck {self.shard}`"
         )
 
     def _repeated(self, updates: pa.Table, columns: list[str], time: int) -> pa.Table:
@@ -315,8 +327,8 @@ class ReadHandle:
         if len(wrong):
             row = wrong.slice(0, 1).select([*columns, DIFF]).to_pylist()[0]
             raise InvariantViolation(
-                f"shard {self.shard}: a row is there {row.pop(DIFF)} times as of {time}, expected 0 to {MAX_COPIES}:"
-                f" {row}. Run `persist fsck {self.shard}`"
+                f"shard {self.shard}: a row is there {row.pop(DIFF)} times as of {show_time(time)}, expected 0 to"
+                f" {MAX_COPIES}: {show_row(row)}. Run `persist fsck {self.shard}`"
             )
         if pc.max(counted[DIFF]).as_py() in (None, 1):
             return counted
@@ -335,8 +347,8 @@ def check_as_of(state: ShardState, as_of: int | None) -> int:
     is_kept = as_of is None or state.since <= Frontier(check_time(as_of, what="as_of"))
     if as_of is None or not (is_kept and state.upper.is_past(as_of)):
         raise OutsideFrontiers(
-            f"shard {state.shard} can be read at times in [since {state.since}, upper {state.upper});"
-            f" the read asked for {'the newest time' if as_of is None else as_of}"
+            f"shard {state.shard} can be read at times in [since {state.since}, upper {state.upper}); the read asked"
+            f" for {'the newest time' if as_of is None else show_time(as_of)}"
             + ("" if is_kept else f". {_gone(state)}")
         )
     return as_of
@@ -369,4 +381,4 @@ def _is_out_of(diffs: pa.ChunkedArray, least: int) -> pa.ChunkedArray:
 
 
 def _numbers(count: int) -> pa.Array:
-    return pa.array(range(count), pa.int64())
+    return pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=-1)

@@ -33,6 +33,7 @@ from persist_core.shard.keys import manifest_key, part_key
 from persist_core.shard.machine import Machine
 from persist_core.shard.parts import PARQUET, PartFormat, errs_schema, part_schema, rows_digest, updates_schema
 from persist_core.shard.state import Committed, UpperMismatch
+from persist_core.time_text import show_time
 
 
 class WriteHandle:
@@ -190,7 +191,9 @@ def _checked(table: pa.Table | None, schema: pa.Schema, description: BatchDescri
     if len(table):
         low, high = pc.min(table[TIME]).as_py(), pc.max(table[TIME]).as_py()
         if low < description.lower or (description.upper is not None and high >= description.upper):
-            raise BadBounds(f"updates at times {low} to {high} lie outside of {description.interval}")
+            raise BadBounds(
+                f"updates at times {show_time(low)} to {show_time(high)} lie outside of {description.interval}"
+            )
         if pc.any(pc.equal(table[DIFF], 0)).as_py():
             raise BadBounds("updates with diff 0: consolidate before staging")
     return table

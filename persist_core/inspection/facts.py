@@ -11,6 +11,9 @@ from typing import Any
 
 from persist_core.maintenance.debt import DueMerge
 
+UNREADABLE = "unreadable"
+ATTENTION = (UNREADABLE, "errors", "conflicts", "future_upper")  # the words of `ShardSummary.attention`
+
 
 @dataclass(frozen=True)
 class LastCommit:
@@ -35,8 +38,9 @@ class ShardSummary:
     `kind` is `collection`, `view`, `dropped`, or `other` (no source yet). `forked_from` is the shard that owns files of
     this one. `rows` and `errors` count what the newest contents hold; `stash` counts records that wait for their time.
     `lag_ms` is how far the upper is behind the clock. `conflicts_7d` counts lost appends of the last 7 days; `None` if
-    there are too many to read. `attention` has a word for each problem: `unreadable`, `errors`, `conflicts`,
-    `future_upper`. `error` says what could not be read; with `unreadable` all other facts are `None`, 0 or empty.
+    there are too many to read. `holders` counts leases and holds, and `held_at` is the earliest time that they keep.
+    `attention` has a word for each problem: `unreadable`, `errors`, `conflicts`, `future_upper`. `error` says what
+    could not be read; with `unreadable` all other facts are `None`, 0 or empty.
     """
 
     shard: str
@@ -57,6 +61,8 @@ class ShardSummary:
     conflicts_7d: int | None = None
     newest_commit: LastCommit | None = None
     due_merge: DueMerge | None = None
+    holders: int = 0
+    held_at: int | None = None
     inputs: tuple[str, ...] = ()
     attention: tuple[str, ...] = ()
     error: str | None = None

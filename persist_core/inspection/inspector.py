@@ -98,6 +98,21 @@ class Inspector:
             known, conflicts = replace(known, error=_said(error)), None
         return summaries.at_time(known, now_ms=self.client.clock.now_ms(), conflicts_7d=conflicts)
 
+    def newest_commit(self, shard: str) -> tuple[ShardSummary, CommitFacts | None]:
+        """One shard and its newest commit: `None` if no commit exists, or the state can't be read.
+
+        Raises `ShardNotFound`; damage is in `error`.
+        """
+        try:
+            commit = self.state(shard).newest_commit
+        except Corruption:
+            commit = None  # the summary says why
+        return self.summary(shard), self._commit_facts(commit) if commit else None
+
+    def newest_commits(self, shards: Iterable[str]) -> list[tuple[ShardSummary, CommitFacts | None]]:
+        """The same of several shards, in their order."""
+        return self._side_by_side(self.newest_commit, shards)
+
     def description(self, shard: str) -> ShardDescription:
         """One shard, with its schema, progress, holders and lineage. Raises `ShardNotFound` and `Corruption`."""
         state = self.state(shard)

@@ -38,6 +38,7 @@ def summary_of(state: ShardState, counted: BatchManifest | None, *, is_clipped: 
     `is_clipped`: a fork shares a part of a run, and the state has the counts of the whole run.
     """
     newest, due = state.newest_commit, merge_due(state)
+    held = [lease.since for lease in state.leases.values()] + [hold.since for hold in state.holds.values()]
     stats = counted.stats if counted else {}
     rows, errors = (None, None) if is_clipped else _living(state.batches)
     if is_multiset(state):
@@ -60,6 +61,8 @@ def summary_of(state: ShardState, counted: BatchManifest | None, *, is_clipped: 
         commits=newest.epoch if newest else 0,
         newest_commit=_last(newest) if newest else None,
         due_merge=DueMerge(len(due), rows_of(due)) if due else None,
+        holders=len(held),
+        held_at=min((since.time for since in held if since.time is not None), default=None),
         inputs=tuple(sorted(refreshed.uppers)) if refreshed else (),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,12 +14,14 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.load import read_part
 from persist_core.maintenance.check_state import Examined
 from persist_core.maintenance.violations import MAX_SHOWN, Violations
+from persist_core.row_text import show_row
 from persist_core.schema import DIFF, ENDED, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
 from persist_core.shard import pieces
 from persist_core.shard.batch import BatchCounts, BatchManifest, HollowBatch, Part, PartKind
 from persist_core.shard.key_range import range_of
 from persist_core.shard.parts import errs_schema, history_schema, updates_schema
 from persist_core.shard.pieces import Piece
+from persist_core.time_text import show_interval
 
 _BAD_SLOT = "_persist_bad_slot"  # what identifies an err whose key could not be decoded
 
@@ -113,7 +115,10 @@ def _check_batch(
             found_counts[f"{prefix}insertions"] += inserted
             found_counts[f"{prefix}retractions"] += len(table) - inserted
     if is_whole and BatchCounts(**found_counts) != manifest.counts:
-        found.add("counts", f"{batch.manifest_key}: found {BatchCounts(**found_counts)}, expected {manifest.counts}")
+        found.add(
+            "counts",
+            f"{batch.manifest_key}: found {show_row(found_counts)}; expected {show_row(asdict(manifest.counts))}",
+        )
 
 
 def _check_part(part: Part, table: pa.Table, manifest: BatchManifest, found: Violations) -> None:
@@ -121,8 +126,8 @@ def _check_part(part: Part, table: pa.Table, manifest: BatchManifest, found: Vio
     if len(outside):
         found.add(
             "bounds",
-            f"{part.key}: {len(outside)} rows outside of [{manifest.lower}, {manifest.upper}) or later than the"
-            f" manifest says, the first {outside.slice(0, 1).to_pylist()[0]}",
+            f"{part.key}: {len(outside)} rows outside of {show_interval(manifest.lower, manifest.upper)} or later"
+            f" than the manifest says, the first {show_row(outside.slice(0, 1).to_pylist()[0])}",
         )
     keys = range_of(table, manifest.schema.key)
     if not _is_err(part) and len(table) and not part.keys.covers(keys):
@@ -185,14 +190,14 @@ def check_updates(oks: pa.Table, errs: pa.Table, schema: CollectionSchema, found
         broken = pc.indices_nonzero(pc.invert(holds)).to_pylist()
         for row in broken[:MAX_SHOWN]:
             pair = everything.slice(max(row - 1, 0), 2 if row else 1).to_pylist()
-            found.add(check, f"does not hold at {pair[-1]}; the update before it is {pair[0]}")
+            found.add(check, f"does not hold at {show_row(pair[-1])}; the update before it is {show_row(pair[0])}")
         found.count(check, len(broken[MAX_SHOWN:]))
 
 
 def _check_counts_not_negative(updates: pa.Table, found: Violations) -> None:
     """Rows whose diffs add up to less than zero at some time."""
     for row, count in _negative_counts(updates):
-        found.add("counts_not_negative", f"as of {row[TIME]} a row has the count {count}: {row}")
+        found.add("counts_not_negative", f"a row has the count {count}: {show_row(row)}")
 
 
 def _negative_counts(updates: pa.Table) -> Iterator[tuple[dict[str, object], int]]:

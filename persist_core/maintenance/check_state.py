@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from persist_core.checkpoint.checkpointer import load_verified
 from persist_core.checkpoint.recovery import recover_newest
@@ -11,6 +11,7 @@ from persist_core.errors import Corruption, ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.location.consensus import Consensus, VersionedData
 from persist_core.maintenance.violations import Violations
+from persist_core.row_text import show_row
 from persist_core.shard.batch import BatchManifest, HollowBatch, SourceFrontier
 from persist_core.shard.codec import decode_state
 from persist_core.shard.invariants import check_step
@@ -79,9 +80,12 @@ def read_manifests(client: PersistClient, state: ShardState, found: Violations) 
     for batch in state.batches:
         manifest = manifests.get(batch.manifest_key)
         if manifest is not None and not batch.is_of(manifest):
+            said, known = asdict(manifest.hollow(batch.manifest_key)), asdict(batch)
+            differing = [name for name in known if said[name] != known[name]]
             found.add(
                 "manifest",
-                f"{batch.manifest_key} says {manifest.hollow(batch.manifest_key)}; the state says {batch}",
+                f"{batch.manifest_key} says {show_row({name: said[name] for name in differing})}; the state says"
+                f" {show_row({name: known[name] for name in differing})}",
             )
     examined = Examined(client, state, manifests)
     commits = state.commits

@@ -8,7 +8,7 @@ from persist_core.compaction.plan import next_merge
 from persist_core.gc.collect import due_since_ms
 from persist_core.handles.client import PersistClient
 from persist_core.shard.batch import HollowBatch
-from persist_core.shard.history import advance_since
+from persist_core.shard.history import advance_since, show_history
 from persist_core.shard.state import ShardState
 
 TASK_BATCHES = 8  # a merge of fewer batches and fewer rows costs less than the task that does it
@@ -59,7 +59,7 @@ class Debt:
 
     def __str__(self) -> str:
         leases = f"expired leases: {len(self.expired_leases)}" if self.expired_leases else ""
-        since = f"since can advance by {self.since_behind_ms} ms" if self.since_behind_ms else ""
+        since = f"since can advance by {show_history(self.since_behind_ms)}" if self.since_behind_ms else ""
         collects = "GC" if self.collects else ""
         return ", ".join(filter(None, (str(self.merge or ""), since, leases, collects))) or "nothing"
 

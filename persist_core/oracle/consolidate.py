@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 from persist_core.errors import InvariantViolation
+from persist_core.time_text import show_time
 
 Slot = tuple[Any, ...] | bytes
 
@@ -98,13 +99,13 @@ def as_of(updates: Iterable[UpsertDiff], time: int) -> dict[Slot, Value]:
     for update in consolidate(replace(u, time=0) for u in updates if u.time <= time):
         if update.diff != 1:
             raise InvariantViolation(
-                f"slot {update.slot!r} holds {update.value!r} with diff {update.diff} as of {time}; expected 1."
-                " Run `persist fsck`"
+                f"slot {update.slot!r} holds {update.value!r} with diff {update.diff} as of {show_time(time)};"
+                " expected 1. Run `persist fsck`"
             )
         if update.slot in contents:
             raise InvariantViolation(
-                f"slot {update.slot!r} holds two values as of {time}: {contents[update.slot]!r} and {update.value!r};"
-                " expected at most one. Run `persist fsck`"
+                f"slot {update.slot!r} holds two values as of {show_time(time)}: {contents[update.slot]!r} and"
+                f" {update.value!r}; expected at most one. Run `persist fsck`"
             )
         contents[update.slot] = update.value
     return contents

@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from persist_core.errors import BadBounds
-from persist_core.frontier import check_time
 from persist_core.oracle.consolidate import (
     Err,
     Slot,
@@ -37,8 +36,9 @@ from persist_core.oracle.consolidate import (
     same_value,
 )
 from persist_core.oracle.sequence import Judged, OrderMemory, Orders, Precedence
-from persist_core.schema import LATE_TIME, CollectionSchema, Late
+from persist_core.schema import LATE_TIME, MISSING_ORDER, CollectionSchema, Late
 from persist_core.shard.stats import DrainStats
+from persist_core.time_text import check_time, show_interval, show_time
 
 
 class Mark(enum.Enum):
@@ -119,7 +119,10 @@ def drain_sealed_input(
     committed = list(state)
     if any(update.time >= lower for update in committed):
         newest = max(update.time for update in committed)
-        raise BadBounds(f"the state has updates up to {newest}; expected only times before the batch's lower {lower}")
+        raise BadBounds(
+            f"the state has updates up to {show_time(newest)}; expected only times before the batch's lower"
+            f" {show_time(lower)}"
+        )
     check_collection(committed)
     drain.take((record for record in stash if record.time is None or record.time >= processed), records)
     return drain.run(as_of(committed, lower))
@@ -157,7 +160,8 @@ def _floor(lower: int, upper: int | None, as_of_frontier: int | None) -> int:
     floor = max(check_time(lower, what="lower"), 0 if as_of_frontier is None else check_time(as_of_frontier))
     if upper is not None and floor >= check_time(upper, what="upper"):
         raise BadBounds(
-            f"times cannot be advanced to {floor} in a batch [{lower}, {upper}); expected less than its upper"
+            f"times cannot be advanced to {show_time(floor)} in a batch {show_interval(lower, upper)}; expected less"
+            " than its upper"
         )
     return floor
 
@@ -264,7 +268,7 @@ class _Drain:
             LATE_TIME,
             slot if isinstance(slot, bytes) else canonical_bytes(slot or (), self._names("key", len(slot or ()))),
             self._canonical(value),
-            f"time {at} lies before {self.lower}, which is final",
+            f"time {show_time(at)} lies before {show_time(self.lower)}, which is final",
         )
 
     def _classify(self, arrival: _Arrival) -> None:
@@ -319,8 +323,11 @@ class _Drain:
 
     def _rank(self, arrival: _Arrival) -> tuple[Any, ...]:
         """What decides within one (slot, time), before canonical bytes: in `sequence` order the order alone."""
-        order = _comparable(arrival.record.order)
-        return (arrival.at, order) if self.orders is None else (order,)
+        order, value = _comparable(arrival.record.order), arrival.record.value
+        if self.orders is None:
+            return (arrival.at, order)
+        # A record without an order is compared with none that has one: neither beats it, nor does a truncate.
+        return ((2, order),) if isinstance(value, Err) and value.kind == MISSING_ORDER else (order,)
 
     def _precedence(self, arrival: _Arrival) -> Precedence:
         """The rank; if even that is equal the greater bytes, a tombstone being the least."""

@@ -17,6 +17,7 @@ from persist_core.shard.batch import BatchDescription
 from persist_core.shard.keys import conflict_key, conflicts_prefix
 from persist_core.shard.sealed import seal, unseal
 from persist_core.shard.state import UpperMismatch
+from persist_core.time_text import show_interval, show_time
 
 RECORD_VERSION = 1
 _CONFLICT = "conflict"
@@ -47,17 +48,15 @@ class ConflictRecord:
         return cls(**unseal(data, kind=_CONFLICT, version=RECORD_VERSION, what=what))
 
     def __str__(self) -> str:
-        found = "closed" if self.found_upper is None else self.found_upper
-        upper = "closed" if self.description_upper is None else self.description_upper
+        lost = show_interval(self.expected_upper, self.description_upper)
         if self.found_upper == self.expected_upper:
             return (
-                f"the batch [{self.expected_upper}, {upper}) of shard {self.shard} by {self.loser} was refused: it was"
-                " minted so long ago that GC may have deleted files that it names. No input is lost or duplicated: it"
-                " is minted again"
+                f"the batch {lost} of shard {self.shard} by {self.loser} was refused: it was minted so long ago that"
+                " GC may have deleted files that it names. No input is lost or duplicated: it is minted again"
             )
         return (
-            f"CAS conflict on shard {self.shard}: expected upper {self.expected_upper}, found {found};"
-            f" lost [{self.expected_upper}, {upper}) of {self.loser}; won by {self.winner or 'an older commit'}."
+            f"CAS conflict on shard {self.shard}: expected upper {show_time(self.expected_upper)}, found"
+            f" {show_time(self.found_upper)}; lost {lost} of {self.loser}; won by {self.winner or 'an older commit'}."
             " No input is lost or duplicated: it is minted again from the new upper"
         )
 

@@ -24,7 +24,6 @@ import pyarrow.compute as pc
 
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.errors import Corruption, InvalidInput, InvariantViolation
-from persist_core.frontier import MAX_TIME
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import ReadHandle
 from persist_core.ids import uuid7_of
@@ -37,6 +36,7 @@ from persist_core.shard.parts import ERR_IDENTITY, errs_schema, updates_schema
 from persist_core.shard.state import Committed, ShardState
 from persist_core.shard.versions import sum_diffs
 from persist_core.sources.registry import progress_of
+from persist_core.time_text import MAX_TIME
 
 MAX_UPDATES = 2_000_000  # that this process reads and undoes: measured 1.2 KiB of memory each, at 180 bytes a row
 BYTES_OF_AN_UPDATE = 256  # of Parquet; an update that takes more counts for as many as it would make

@@ -31,6 +31,7 @@ from persist_core.shard.batch import (
 from persist_core.shard.keys import part_key
 from persist_core.shard.state import ShardState
 from persist_core.sources.registry import progress_of
+from persist_core.time_text import show_time
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,9 @@ def _progress(
             continue  # of a later empty batch that this one was merged with
         if manifest.last_time > batch.last_time:
             raise OutsideFrontiers(
-                f"the checkpoint of shard {state.shard} at {batch.upper} does not say how far {sorted(missing)} had"
-                f" come, and its batch was merged with later ones, up to {manifest.upper}. Choose a newer checkpoint"
+                f"the checkpoint of shard {state.shard} at {show_time(batch.upper)} does not say how far"
+                f" {', '.join(sorted(missing))} had come, and its batch was merged with later ones, up to"
+                f" {show_time(manifest.upper)}. Choose a newer checkpoint"
             )
         sources.update({name: source for name, source in manifest.sources.items() if name in missing})
         missing -= set(manifest.sources)

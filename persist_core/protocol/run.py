@@ -18,7 +18,6 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
 from persist_core.errors import InvalidInput, OutdatedDescription, RunFailed
-from persist_core.frontier import Frontier, interval
 from persist_core.handles.client import PersistClient
 from persist_core.protocol import describe, stages
 from persist_core.protocol.stages import Conflict, Minted, NothingToDo
@@ -26,6 +25,7 @@ from persist_core.shard.batch import BatchDescription
 from persist_core.shard.state import Commit, Committed
 from persist_core.shard.stats import correction_notice
 from persist_core.sources.shards import ShardSource
+from persist_core.time_text import show_interval
 
 MAX_ROUNDS = 10_000  # each round commits whole files; a run that needs more has limits that are far too low
 MAX_CONFLICTS = 10  # in one run; a writer that always wins needs one schedule for both, not more tries
@@ -51,8 +51,8 @@ class Round:
 
     @property
     def interval(self) -> str:
-        """`[lower, upper)`."""
-        return interval(Frontier(self.commit.lower), Frontier(self.commit.upper))
+        """From lower to upper, for messages."""
+        return show_interval(self.commit.lower, self.commit.upper)
 
 
 Step = Minted | Round | Conflict | NothingToDo

@@ -31,7 +31,7 @@ from persist_core.errors import (
     RunFailed,
     StorageError,
 )
-from persist_core.frontier import Frontier, interval
+from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.history import set_history
 from persist_core.handles.write import WriteHandle, manifest_for, stage_manifest
@@ -49,7 +49,7 @@ from persist_core.shard.history import show_history
 from persist_core.shard.state import Commit, Committed, ShardState, UpperMismatch, upper_mismatch
 from persist_core.sources.registry import source_of
 from persist_core.sources.source import NotYet, Source
-from persist_core.time_text import format_time
+from persist_core.time_text import format_time, show_interval, show_time
 
 MAX_MINT_TRIES = 5  # each but the first because another writer committed during the try before
 
@@ -146,10 +146,14 @@ def _mint(
         return _with_pending(reason, source, state, until, client.clock.now_ms())
     if until is not None and until <= lower:
         own = next((commit for commit in state.commits if (commit.writer, commit.upper) == (writer, until)), None)
-        covered = "was covered by an earlier commit" if own is None else f"is already committed, at {own.committed_ms}"
+        covered = (
+            "was covered by an earlier commit"
+            if own is None
+            else f"is already committed, at {format_time(own.committed_ms)}"
+        )
         reason = (
-            f"everything before {until} is already in shard {config.name} (upper {state.upper}): this run's interval"
-            f" {covered}"
+            f"everything before {show_time(until)} is already in shard {config.name} (upper {state.upper}): this"
+            f" run's interval {covered}"
         )
         return _with_pending(reason, source, state, until, client.clock.now_ms())
     source.check(state)
@@ -164,7 +168,7 @@ def _mint(
 def _check_not_ahead(shard: str, until: int, now_ms: int) -> None:
     if until > now_ms + MAX_AHEAD_MS:
         raise InvalidInput(
-            f"until is {format_time(until)}; expected at most {format_time(now_ms + MAX_AHEAD_MS)}, an hour from now."
+            f"until is {show_time(until)}; expected at most {show_time(now_ms + MAX_AHEAD_MS)}, an hour from now."
             f" Shard {shard} would take no other input before that time. Give the end of an interval that is over. If"
             ' this is intended, run it with --force (`persist run`) or with {"force": true} (conf of the dag run)'
         )
@@ -182,11 +186,11 @@ def _with_pending(reason: str, source: Source, state: ShardState, until: int | N
             when = "and will never be read. To read them, fork the shard at an earlier checkpoint"
         elif last > now_ms + MAX_AHEAD_MS:
             when = (
-                f"and no scheduled run reads them before {format_time(last)}: the shard's upper is in the future. See"
+                f"and no scheduled run reads them before {show_time(last)}: the shard's upper is in the future. See"
                 " `A shard whose upper is in the future` in docs/operations.md"
             )
         else:
-            when = f"for the next run that ends after {format_time(last)}"
+            when = f"for the next run that ends after {show_time(last)}"
         reason = f"{reason}. {pending} inputs are pending, {when}"
     return NothingToDo(reason, state.upper.time, pending)
 
@@ -262,8 +266,8 @@ def _outdated(state: ShardState, description: BatchDescription) -> OutdatedDescr
     commit = _commit_of(state, description)
     if commit is not None:
         return AlreadyCommitted(
-            f"{what} is already committed, at {commit.committed_ms} as epoch {commit.epoch}. Nothing was staged; append"
-            " finds the commit"
+            f"{what} is already committed, at {format_time(commit.committed_ms)} as epoch {commit.epoch}. Nothing was"
+            " staged; append finds the commit"
         )
     if state.upper == Frontier(description.lower):
         return OutdatedDescription(
@@ -344,8 +348,8 @@ def checkpoint(client: PersistClient, config: ShardConfig) -> CheckpointReport |
 
 
 def committed_interval(commit: Commit) -> str:
-    """`[lower, upper)` of a commit, for messages."""
-    return interval(Frontier(commit.lower), Frontier(commit.upper))
+    """From lower to upper of a commit, for messages."""
+    return show_interval(commit.lower, commit.upper)
 
 
 __all__ = [

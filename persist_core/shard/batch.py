@@ -16,11 +16,11 @@ from functools import cached_property
 from typing import Any
 
 from persist_core.errors import BadBounds, CorruptArtifact, InvalidInput
-from persist_core.frontier import MAX_TIME, Frontier, check_time, interval
 from persist_core.schema import CollectionSchema
 from persist_core.shard.key_range import Key, KeyRange
 from persist_core.shard.keys import check_shard_name
 from persist_core.shard.sealed import seal, sealed_digest, unseal
+from persist_core.time_text import MAX_TIME, check_time, show_interval
 
 MANIFEST_VERSION = 1
 _MANIFEST = "batch_manifest"
@@ -176,8 +176,8 @@ class BatchDescription:
 
     @property
     def interval(self) -> str:
-        """`[lower, upper)`, for messages."""
-        return interval(Frontier(self.lower), Frontier(self.upper))
+        """From lower to upper, for messages."""
+        return show_interval(self.lower, self.upper)
 
     @property
     def read_operators(self) -> dict[str, str]:
@@ -312,7 +312,9 @@ class BatchManifest:
         A restore reads no chain and replaces them all, so its operator state is always full.
         """
         if self.run is not None:
-            raise InvalidInput(f"[{self.lower}, {self.upper}) is a run: it replaces its inputs and is never appended")
+            raise InvalidInput(
+                f"{show_interval(self.lower, self.upper)} is a run: it replaces its inputs and is never appended"
+            )
         after = {}
         for name, state in self.operators.items():
             if state.is_delta and (name not in self.read_operators or self.restored):
@@ -375,7 +377,7 @@ def check_bounds(lower: int, upper: int | None) -> None:
     """Raise `BadBounds` unless `lower < upper` (a closed upper lies beyond every time)."""
     check_time(lower, what="lower")
     if upper is not None and check_time(upper, what="upper") <= lower:
-        raise BadBounds(f"bounds [{lower}, {upper}) are empty or run backwards; expected lower < upper")
+        raise BadBounds(f"bounds {show_interval(lower, upper)} are empty or run backwards; expected lower < upper")
 
 
 def contents_digest(

@@ -126,6 +126,13 @@ def failure_key(shard: str, attempt: str) -> str:
     return f"{attempt_prefix(shard, attempt)}/failure.json"
 
 
+def attempt_of_failure(record: str) -> str | None:
+    """The attempt whose failure record's key this is, or `None` if it has another form."""
+    shard, _, rest = record.partition("/")
+    attempt = rest.removeprefix("batches/").partition("/")[0]
+    return attempt if failure_key(shard, attempt) == record else None
+
+
 def dry_run_key(shard: str, attempt: str) -> str:
     """The report of a dry run (`shard.stats.DryRun`). Its reader deletes it."""
     return f"{shard}/dry-runs/{attempt}.json"
@@ -189,6 +196,11 @@ def forks_prefix(shard: str) -> str:
 def fork_key(shard: str, fork: str, sha256: str) -> str:
     """A record of what `fork` shares with `shard`."""
     return f"{forks_prefix(shard)}{fork}/{sha256}.json"
+
+
+def fork_in(key: str) -> str:
+    """The fork that the key of such a record names."""
+    return key.split("/")[-2]
 
 
 def is_checkpoint_id(checkpoint_id: object) -> bool:

@@ -17,6 +17,7 @@ from persist_core.errors import InvalidInput
 from persist_core.frontier import Frontier
 from persist_core.shard.batch import BatchManifest, HollowBatch
 from persist_core.shard.state import ShardState
+from persist_core.time_text import show_time
 
 _GONE = "another merge has replaced some of its inputs"
 
@@ -66,8 +67,8 @@ def replace_batches(
         return state, NotReplaced(_GONE)
     if Frontier(run.since) > state.since:
         raise InvalidInput(
-            f"run {manifest_key} gave up times before {run.since}; shard {state.shard} can be read from since"
-            f" {state.since} on"
+            f"run {manifest_key} gave up times before {show_time(run.since)}; shard {state.shard} can be read from"
+            f" since {state.since} on"
         )
     batches = (*state.batches[:first], placed, *state.batches[first + count :])
     return replace(state, batches=batches), Replaced(placed, is_new=True)

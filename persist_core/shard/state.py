@@ -16,8 +16,10 @@ from dataclasses import dataclass, field, replace
 
 from persist_core.errors import InvalidInput, LeaseExpired, NotReadable, RunFailed, StateNotRead, TokenReuse
 from persist_core.frontier import ZERO, Frontier
+from persist_core.row_text import show_row
 from persist_core.schema import CollectionSchema, check_compatible
 from persist_core.shard.batch import BatchDescription, BatchManifest, HollowBatch, SourceFrontier, check_bounds
+from persist_core.time_text import format_time, show_interval, show_time
 
 MIN_COMMITS_KEPT = 128  # tokens that stay idempotent; docs/semantics.md, section 3
 MAX_COMMITS_KEPT = 192  # trimmed down to the minimum when this is passed, so that not every commit rewrites the list
@@ -163,16 +165,16 @@ def compare_and_append(
     check_bounds(manifest.lower, manifest.upper)
     if manifest.lower != expected_upper or manifest.shard != state.shard:
         raise InvalidInput(
-            f"manifest is for {manifest.shard} from {manifest.lower};"
-            f" expected {state.shard} from the expected upper {expected_upper}"
+            f"manifest is for {manifest.shard} from {show_time(manifest.lower)}; expected {state.shard} from the"
+            f" expected upper {show_time(expected_upper)}"
         )
     for commit in state.commits:
         if commit.token == manifest.token:
             if commit.contents_digest != manifest.contents_digest:
                 raise TokenReuse(
-                    f"token {manifest.token} is bound to [{commit.lower}, {commit.upper}) with contents"
-                    f" {commit.contents_digest[:16]}; found other contents {manifest.contents_digest[:16]}."
-                    " Mint a new description instead of changing the batch"
+                    f"token {manifest.token} is bound to {show_interval(commit.lower, commit.upper)} with contents"
+                    f" {commit.contents_digest[:16]}; found other contents {manifest.contents_digest[:16]}. Mint a"
+                    " new description instead of changing the batch"
                 )
             return state, Committed(commit, is_new=False)
     if state.upper != Frontier(expected_upper) or manifest.era < state.oldest_era:
@@ -274,9 +276,10 @@ def _check_operators_read(state: ShardState, manifest: BatchManifest) -> None:
     found = {name: digest[:16] for name, digest in sorted(manifest.read_operators.items())}
     expected = {name: digest[:16] for name, digest in sorted(state.operators.items())}
     raise StateNotRead(
-        f"the batch [{manifest.lower}, {manifest.upper}) of shard {state.shard} started from other operator state than"
-        f" the shard has: it read {found}, expected {expected} (digests by operator). Appending it would lose records"
-        " that are not in the shard yet. Mint a description and write the batch from it"
+        f"the batch {show_interval(manifest.lower, manifest.upper)} of shard {state.shard} started from other"
+        f" operator state than the shard has: it read {show_row(found)}; expected {show_row(expected)} (digests by"
+        " operator). Appending it would lose records that are not in the shard yet. Mint a description and write the"
+        " batch from it"
     )
 
 
@@ -381,7 +384,11 @@ def check_room(state: ShardState, held: int, what: str) -> None:
 
 def _lease_expired(state: ShardState, reader: str) -> LeaseExpired:
     ended = next((each for each in reversed(state.released) if each.holder == reader), None)
-    why = "has expired" if ended is None else f"was released by {ended.by} at {ended.released_ms} ({ended.reason})"
+    why = (
+        "has expired"
+        if ended is None
+        else f"was released by {ended.by} at {format_time(ended.released_ms)} ({ended.reason})"
+    )
     return LeaseExpired(
         f"shard {state.shard}: the lease of reader {reader} {why}, its since is no longer held"
         f" (shard's since {state.since}, upper {state.upper}); open a new reader"

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from persist_core.errors import InvariantViolation
+from persist_core.row_text import show_row
 from persist_core.shard.sealed import seal, unseal
 
 DRY_RUN_VERSION = 1
@@ -15,6 +16,8 @@ _REMARKABLE = {
     "stashed": "in the stash until their time",
     "late_times": "with a time that was final already",
     "order_ties": "with the order of another record",
+    "late": "beaten by a higher order seen before (persist late lists them)",
+    "late_beyond_memory": "that a forgotten delete may have beaten (order.keep_deleted)",
     "skipped": "control records skipped",
 }
 
@@ -77,8 +80,8 @@ class DrainStats:
         for claim, holds in broken.items():
             if not holds:
                 raise InvariantViolation(
-                    f"the counts of this run do not add up; expected: {claim}; found {self}. Nothing was committed;"
-                    " this is a defect, please report it with the job's log"
+                    f"the counts of this run do not add up; expected: {claim}; found {show_row(asdict(self))}."
+                    " Nothing was committed; this is a defect, please report it with the job's log"
                 )
 
 
@@ -157,3 +160,11 @@ def correction_notice(shard: str, stats: Mapping[str, int]) -> str | None:
         f"view {shard}: {corrections} rows were not as the last refresh left them, and were corrected. Another writer"
         f" writes to this shard, or its parts were lost: see `persist describe {shard}` and `persist fsck {shard}`"
     )
+
+
+def show_bytes(size_bytes: int) -> str:
+    """A size for people, in powers of 1024."""
+    size, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size_bytes} B" if units[0] == "B" else f"{size:.1f} {units[0]}"

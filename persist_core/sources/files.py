@@ -32,6 +32,7 @@ from persist_core.sources.file_scan import FoundFile, UnmatchedFile, scan
 from persist_core.sources.ledger import SOURCE_TYPE, Consumed, Ledger, place_of
 from persist_core.sources.natural_order import natural_key
 from persist_core.sources.root import Place, join, place_after
+from persist_core.time_text import format_time
 
 FROZEN_VERSION = 1
 _FROZEN = "frozen_files"
@@ -104,8 +105,8 @@ class ChangedFile:
     def __str__(self) -> str:
         return (
             f"{ascii(self.relative)[1:-1]}: changed after it was consumed ({self.old_size_bytes} bytes at"
-            f" {self.old_mtime_ms}, now {self.new_size_bytes} bytes at {self.new_mtime_ms}); it is not read again:"
-            " drop its new records as a new file"
+            f" {format_time(self.old_mtime_ms)}, now {self.new_size_bytes} bytes at"
+            f" {format_time(self.new_mtime_ms)}); it is not read again: drop its new records as a new file"
         )
 
 
@@ -267,8 +268,8 @@ def check_unchanged(frozen: FrozenInput) -> None:
         if (size_bytes, mtime_ms) != (file.size_bytes, file.mtime_ms):
             raise SourceChanged(
                 f"input file {file.path} changed between minting and reading: {file.size_bytes} bytes at"
-                f" {file.mtime_ms}, now {size_bytes} bytes at {mtime_ms}; nothing was committed: the next run mints"
-                " again. Writers should rename finished files into place"
+                f" {format_time(file.mtime_ms)}, now {size_bytes} bytes at {format_time(mtime_ms)}; nothing was"
+                " committed: the next run mints again. Writers should rename finished files into place"
             )
 
 

@@ -27,7 +27,7 @@ from persist_core.errors import (
     ShardNotFound,
     UnknownVersion,
 )
-from persist_core.frontier import CLOSED, MAX_TIME, Frontier
+from persist_core.frontier import CLOSED, Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.since import SinceHandle
 from persist_core.location.blob import Blob
@@ -39,6 +39,7 @@ from persist_core.shard.sealed import seal, unseal
 from persist_core.shard.state import ShardState
 from persist_core.sources.frozen import load_frozen, stage_frozen
 from persist_core.sources.source import Intake, NotYet
+from persist_core.time_text import MAX_TIME, show_time
 
 SHARDS = "shards"  # the name and the type of a view's one source
 FROZEN_VERSION = 1
@@ -110,8 +111,8 @@ class ShardProgress:
             frozen = load_frozen(self._blob, refreshed.input_key, FrozenShards)
             if set(frozen.uppers) != set(refreshed.uppers):
                 yield (
-                    f"frozen input {refreshed.input_key} reads {sorted(frozen.uppers)}; the progress of shard"
-                    f" {self._shard} says {sorted(refreshed.uppers)}"
+                    f"frozen input {refreshed.input_key} reads {', '.join(sorted(frozen.uppers))}; the progress of"
+                    f" shard {self._shard} says {', '.join(sorted(refreshed.uppers))}"
                 )
         except Corruption as error:
             yield str(error)
@@ -160,14 +161,14 @@ class ShardSource:
         behind = min(inputs.values(), key=lambda each: each.upper)
         if upper <= Frontier(lower):
             return NotYet(
-                f"view {self._config.name} is up to date with its inputs: it contains everything before {lower}, and"
-                f" the upper of its input {behind.shard} is {behind.upper}"
+                f"view {self._config.name} is up to date with its inputs: it contains everything before"
+                f" {show_time(lower)}, and the upper of its input {behind.shard} is {behind.upper}"
             )
         notices = []
         if until is not None and upper < Frontier(until):
             notices.append(
-                f"view {self._config.name} goes up to {upper}, not to {until}: that is the upper of its input"
-                f" {behind.shard}"
+                f"view {self._config.name} goes up to {upper}, not to {show_time(until)}: that is the upper of its"
+                f" input {behind.shard}"
             )
         as_of = MAX_TIME if upper.time is None else upper.time - 1
         frozen = self._frozen(inputs, as_of)
@@ -230,9 +231,10 @@ class ShardSource:
         for name, state in inputs.items():
             if state.since > Frontier(as_of):
                 raise OutsideFrontiers(
-                    f"view {self._config.name} needs its input {name} as of {as_of}, but {name} can be read from since"
-                    f" {state.since} on. Refresh the view at a later time (a later DAG run, or --until). `history:` in"
-                    f" the file of {name} says how much is kept; `persist holds {name}` shows what holds more"
+                    f"view {self._config.name} needs its input {name} as of {show_time(as_of)}, but {name} can be"
+                    f" read from since {state.since} on. Refresh the view at a later time (a later DAG run, or"
+                    f" --until). `history:` in the file of {name} says how much is kept; `persist holds {name}` shows"
+                    " what holds more"
                 )
         uppers = {name: state.upper.time for name, state in sorted(inputs.items())}
         return FrozenShards(self._config.definition, as_of, uppers)

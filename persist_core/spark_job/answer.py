@@ -5,37 +5,95 @@ the job: record_failure -> <attempt>/failure.json -> the starter: job_failure ->
 
 from __future__ import annotations
 
-from persist_core.errors import PersistError, RunFailed
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from persist_core.errors import PersistError, RejectedRecord, RunFailed, TooManyErrors
 from persist_core.handles.client import PersistClient
+from persist_core.ids import time_of_uuid7
 from persist_core.location.blob import Blob
-from persist_core.shard.keys import failure_key
+from persist_core.shard.keys import attempt_of_failure, batches_prefix, check_shard_name, failure_key
 from persist_core.shard.sealed import seal, unseal
 from persist_core.shard.stats import DryRun
+from persist_core.spark_job.causes import Cause, find_cause
 from persist_core.spark_job.spec import JobSpec
 
 FAILURE_VERSION = 1
+MAX_FAILURES = 1_000  # records that are read to find the newest refused batch
 _SEAL = "failure"
 _MAX_MESSAGE_CHARS = 20_000  # Spark's messages may hold whole plans
+_MAX_SHOWN_CHARS = 600  # of such a message in an error
 
 
-def record_failure(blob: Blob, spec: JobSpec, kind: str, message: str) -> None:
+@dataclass(frozen=True)
+class RejectedBatch:
+    """The newest batch of a shard that was refused because too many of its records were errors, with samples of them.
+
+    `refused_ms` is when its attempt started.
+    """
+
+    shard: str
+    attempt: str
+    refused_ms: int
+    message: str
+    samples: tuple[RejectedRecord, ...]
+
+
+def record_failure(blob: Blob, spec: JobSpec, kind: str, message: str, samples: Sequence[RejectedRecord] = ()) -> None:
     """Store why the attempt failed. `kind` is that of a `PersistError`, or any word for other errors."""
-    body = {"error": kind, "message": message[:_MAX_MESSAGE_CHARS]}
+    body = {
+        "error": kind,
+        "message": message[:_MAX_MESSAGE_CHARS],
+        "samples": [asdict(sample) for sample in samples],
+    }
     blob.set(failure_key(spec.description.shard, spec.attempt), seal(_SEAL, FAILURE_VERSION, body))
 
 
-def job_failure(client: PersistClient, spec: JobSpec, cause: str) -> PersistError:
-    """The error that the job's failure record names, else `RunFailed` with `cause` (what its starter saw)."""
+def job_failure(client: PersistClient, spec: JobSpec, seen: str, cause: Cause | None = None) -> PersistError:
+    """The error that the job's failure record names; `RunFailed` if no record exists, or if it names another error.
+
+    Of a `RunFailed` the first and the last line say the cause, if it is a known one: `cause` is what the log says,
+    `seen` what the starter saw.
+    """
     description = spec.description
     key = failure_key(description.shard, spec.attempt)
     data = client.blob.get(key)
+    what = f"The Spark job for {description.interval} of shard {description.shard} (attempt {spec.attempt})"
+    told = f"{what} ended without an answer; nothing was committed. {seen}"
     if data is not None:
         record = unseal(data, kind=_SEAL, version=FAILURE_VERSION, what=key)
-        return error_of_kind(str(record["error"]), str(record["message"]))
-    return RunFailed(
-        f"the Spark job for {description.interval} of shard {description.shard} (attempt {spec.attempt}) ended without"
-        f" an answer; nothing was committed. {cause}"
-    )
+        kind, message = str(record["error"]), str(record["message"])
+        error = error_of_kind(kind, message)
+        if error.kind == kind:
+            return error
+        cause = find_cause(message.splitlines()) or cause
+        told = f"{what} failed; nothing was committed. {kind}: {_cut(message)}"
+    return RunFailed(told if cause is None else f"{cause}.\n{told.rstrip()}\nThe cause: {cause}")
+
+
+def _cut(message: str) -> str:
+    """The start of a message: after it come Spark's plans and stack traces, which the job's log has in full."""
+    if len(message) <= _MAX_SHOWN_CHARS:
+        return message
+    return f"{message[:_MAX_SHOWN_CHARS]}... ({len(message)} characters; the job's log has all)"
+
+
+def newest_rejected(client: PersistClient, shard: str) -> RejectedBatch | None:
+    """What is known of the newest refused batch; `None` without one, or if GC has deleted its record.
+
+    Raises `InvalidName`, and `CorruptArtifact` for a damaged record.
+    """
+    check_shard_name(shard)
+    listed = client.blob.list_keys_and_metadata(batches_prefix(shard))
+    found = ((attempt_of_failure(file.key), file.key) for file in listed)
+    failures = sorted(((attempt, key) for attempt, key in found if attempt is not None), reverse=True)
+    for attempt, key in failures[:MAX_FAILURES]:  # newest first: attempts are UUIDv7s
+        data = client.blob.get(key)
+        record = {} if data is None else unseal(data, kind=_SEAL, version=FAILURE_VERSION, what=key)
+        if record.get("error") == TooManyErrors.kind:
+            samples = tuple(RejectedRecord(**sample) for sample in record["samples"])
+            return RejectedBatch(shard, attempt, time_of_uuid7(attempt) or 0, str(record["message"]), samples)
+    return None
 
 
 def error_of_kind(kind: str, message: str) -> PersistError:

@@ -32,6 +32,7 @@ from persist_core.shard.batch import BatchDescription
 from persist_core.shard.keys import dry_run_key, manifest_key
 from persist_core.shard.stats import DryRun
 from persist_core.spark_job.answer import job_failure, take_dry_run
+from persist_core.spark_job.causes import find_cause
 from persist_core.spark_job.handover import hand_over, location_environment, properties_file, spark_defaults
 from persist_core.spark_job.installation import find_spark_submit, job_path, spark_environment, spark_home
 from persist_core.spark_job.jars import with_s3a_jars
@@ -39,6 +40,7 @@ from persist_core.spark_job.spec import JobSpec, stored
 
 LOCAL_MASTER = "local[*]"
 CONNECT_SCHEME = "sc://"
+ENV_CONNECT_TIMEOUT = "PERSIST_SPARK_CONNECT_TIMEOUT"  # seconds, for the job: until a server that is silent is given up
 SMALL_INPUT_BYTES = 64 << 20  # up to here the JVM's start-up costs more than its better compiler would win
 JOB_TIMEOUT_MS = 24 * 3_600_000  # a bound, not an expectation
 _STOP_SECONDS = 10  # between asking a job to stop and killing it
@@ -103,8 +105,10 @@ def run_job(
             exit_status = _run(command, {**os.environ, **spark_environment(os.environ), **environment}, log, settings)
         answer = client.blob.get(answer_key) if exit_status == 0 else None
         if answer is None:
+            with log.open(encoding="utf-8", errors="replace") as lines:
+                cause = find_cause(lines, exit_status)
             tail = log.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace")
-            raise job_failure(client, spec, f"Its exit status is {exit_status}. The end of its log:\n{tail}")
+            raise job_failure(client, spec, f"Its exit status is {exit_status}. The end of its log:\n{tail}", cause)
         return answer
 
 

@@ -28,6 +28,7 @@ from airflow.providers.common.compat.sdk import (
     BaseOperatorLink,
     BaseSensorOperator,
     Context,
+    Param,
     Stats,
     TaskGroup,
     conf,
@@ -54,6 +55,7 @@ __all__ = [
     "BaseSensorOperator",
     "BaseTrigger",
     "Context",
+    "Param",
     "Stats",
     "TaskGroup",
     "TriggerEvent",
@@ -70,10 +72,12 @@ __all__ = [
     "make_asset",
     "mask_secret",
     "only_dag_id",
+    "puts_off",
     "reschedule",
     "run_ahead",
     "set_event_extra",
     "submit_once",
+    "triggered_by",
 ]
 
 _ENDED = ("success", "skipped", "failed", "upstream_failed", "removed")
@@ -144,6 +148,12 @@ def reschedule(at_ms: int) -> NoReturn:
     raise error(datetime.fromtimestamp(at_ms / 1000, UTC))
 
 
+def puts_off(error: BaseException) -> bool:
+    """Whether this only ends a look of the task, which then waits: deferred, or until it is rescheduled."""
+    module: Any = importlib.import_module("airflow.sdk.exceptions" if AIRFLOW_V_3_0_PLUS else "airflow.exceptions")
+    return isinstance(error, (module.TaskDeferred, module.AirflowRescheduleException))
+
+
 def make_asset(uri: str) -> Asset:
     """An asset named like its URI; on 2.11 a dataset, which has no name."""
     return Asset(uri=uri)
@@ -201,6 +211,12 @@ def submit_once(operator: type) -> dict[str, Any]:
     """
     is_resumable = any(base.__name__ == "ResumableJobMixin" for base in operator.__mro__)
     return {"durable": False} if AIRFLOW_V_3_3_PLUS and is_resumable else {}
+
+
+def triggered_by(context: Context) -> str | None:
+    """The user who triggered the dag run by hand; `None` for other dag runs, and on 2.11, whose audit log knows it."""
+    found: str | None = getattr(context["dag_run"], "triggering_user_name", None)
+    return found or None
 
 
 def file_import_error(path: Path, message: str) -> None:

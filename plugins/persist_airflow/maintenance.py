@@ -19,11 +19,13 @@ from typing import Any
 
 from persist_airflow.compat import DAG, BaseOperator, Context, interval_schedule
 from persist_airflow.hook import PersistHook, task_client
+from persist_airflow.metrics import count, measured, report_shards
 from persist_airflow.spark import SparkJobOperator
 from persist_core.config.project import MaintenanceConfig, ProjectConfig, load_project
 from persist_core.errors import Corruption
 from persist_core.gc.collect import GRACE_MS, INTENT_MS
 from persist_core.handles.client import PersistClient
+from persist_core.inspection.metrics import MERGES
 from persist_core.maintenance.debt import whole_debt_of
 from persist_core.maintenance.maintain import MAX_MERGES, MAX_ROWS, maintain
 from persist_core.spark_job.merging import merge_by_job
@@ -44,7 +46,7 @@ class ListShardsToMaintainOperator(BaseOperator):
     """The names of the shards for which enough is due, those with the largest merge first.
 
     Reads the newest state of each shard, and the names of its lists of garbage. A shard whose state cannot be read is
-    listed first, so that its own task fails and says why.
+    listed first, so that its own task fails and says why. If metrics are on, it sets the gauges of all shards.
 
     :param max_shards: at most so many; the others wait for the next dag run
     :param grace_ms: GC is due so long after it last marked
@@ -72,6 +74,7 @@ class ListShardsToMaintainOperator(BaseOperator):
         with task_client(self.persist_conn_id) as client:
             shards = client.shards()
             debts = {shard: debt for shard in shards if (debt := self._debt_of(client, shard)) is not None}
+            report_shards(self.persist_conn_id, client, shards)
         due = sorted(debts, key=lambda shard: debts[shard], reverse=True)
         left = len(due) - self.max_shards
         more = f"; {left} of them wait for the next dag run" if left > 0 else ""
@@ -121,8 +124,13 @@ class MaintainShardOperator(SparkJobOperator):
         self.grace_ms = grace_ms
         self.intent_ms = intent_ms
 
+    @measured("maintain")
     def execute(self, context: Context) -> Any:
         """Maintain. Raises `AirflowFailException` if another try would fail as well."""
+        return self.maintain(context)
+
+    def maintain(self, context: Context) -> dict[str, Any]:
+        """The same, for an operator that has more to do."""
         with task_client(self.persist_conn_id) as client:
             done = maintain(
                 client,
@@ -135,6 +143,8 @@ class MaintainShardOperator(SparkJobOperator):
                 grace_ms=self.grace_ms,
                 intent_ms=self.intent_ms,
             )
+            report_shards(self.persist_conn_id, client, [self.shard])
+        count(self, context, MERGES, done.merges)
         self.log.info("%s", done)
         return {**asdict(done), "summary": str(done)}
 

@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
-from persist_airflow.compat import BaseNotifier, Context, Stats
+from persist_airflow.compat import BaseNotifier, Context
 from persist_core.handles.client import PersistClient
 from persist_core.protocol.conflicts import ConflictRecord
 from persist_core.shard.keys import conflict_alert_key
 
-CONFLICT_METRIC = "persist.cas_conflict"
 ConflictCallback = Callable[[Any], Any]  # a BaseNotifier, or any callable that takes the context
 
 _log = logging.getLogger(__name__)
@@ -48,14 +47,13 @@ class LogConflictNotifier(BaseNotifier):
 def alert(
     client: PersistClient, record: ConflictRecord, callbacks: Iterable[ConflictCallback], context: Context
 ) -> bool:
-    """Count the conflict and call every callback with the context plus `persist_conflict`; False if it was done.
+    """Call every callback with the context plus `persist_conflict`; False if it was done.
 
     If a callback fails, that is logged; the others run, and the conflict is healed.
     """
     marker = conflict_alert_key(record.shard, record.conflict_id)
     if client.blob.get(marker) is not None:
         return False
-    Stats.incr(CONFLICT_METRIC, tags={"shard": record.shard})
     told: Any = context
     told["persist_conflict"] = asdict(record)
     for callback in callbacks:

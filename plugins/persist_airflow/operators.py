@@ -30,6 +30,7 @@ from persist_airflow.exceptions import PersistCasConflict
 from persist_airflow.healing import heal
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.links import ShardLink, shard_uri
+from persist_airflow.metrics import count, measured, report_commit, report_shards
 from persist_airflow.notifications import ConflictCallback, alert
 from persist_airflow.spark import RETRIES, RETRY_DELAY, WriteBatchesOperator
 from persist_airflow.turns import wait_for_turn
@@ -38,6 +39,7 @@ from persist_core.config.view import ON_INPUT, ViewConfig
 from persist_core.errors import NotReadable
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
+from persist_core.inspection.metrics import CONFLICTS, HEALS
 from persist_core.maintenance.maintain import maintain_inline
 from persist_core.protocol import run, stages
 from persist_core.protocol.stages import Conflict, Minted, NothingToDo
@@ -113,6 +115,7 @@ class MintBatchDescriptionsOperator(_PersistOperator):
         """Called when the triggerer has found that the shard moved on, or after a while: look again."""
         return self._mint(context)
 
+    @measured("mint")
     def _mint(self, context: Context) -> dict[str, Any]:
         with self._client() as client:
             until = None if _follows_inputs(self.config) else interval_end_ms(context, client.clock)
@@ -174,6 +177,7 @@ class AppendBatchesOperator(_PersistOperator):
         self.asset = make_asset(shard_uri(self.persist_conn_id, self.shard))
         self.outlets = [*self.outlets, self.asset]
 
+    @measured("append")
     def execute(self, context: Context) -> dict[str, Any]:
         """Append, or heal. Raises `PersistCasConflict` if the append was lost for the first time."""
         if self.staged.get("dry_run") is not None:
@@ -184,6 +188,8 @@ class AppendBatchesOperator(_PersistOperator):
         with self._client() as client:
             result = run.append_staged(client, self.config, description, self.staged["manifest_key"])
             if isinstance(result, Committed):
+                if result.is_new:
+                    report_commit(self, context, client, result.commit)
                 report = _report(client, "committed" if result.is_new else "already committed", result.commit)
             else:
                 self._conflict(client, result, context)
@@ -215,12 +221,15 @@ class AppendBatchesOperator(_PersistOperator):
         if isinstance(healed, NothingToDo):
             self.log.info("nothing left to append: %s", healed.reason)
             return _report(client, "covered", client.state(self.shard).newest_commit)
+        count(self, context, HEALS)
+        report_commit(self, context, client, healed.commit)
         return _report(client, "healed", healed.commit)
 
     def _conflict(self, client: PersistClient, conflict: Conflict, context: Context) -> None:
         """Log both sides, and alert once. It is an error only the first time."""
         self.log.log(logging.ERROR if conflict.is_new else logging.INFO, "%s", conflict.record)
-        alert(client, conflict.record, self.on_cas_conflict, context)
+        if alert(client, conflict.record, self.on_cas_conflict, context):
+            count(self, context, CONFLICTS)
 
 
 class CheckpointManifestOperator(_PersistOperator):
@@ -240,6 +249,7 @@ class CheckpointManifestOperator(_PersistOperator):
         self.asset = make_asset(f"{shard_uri(self.persist_conn_id, self.shard)}/checkpoints")
         self.outlets = [*self.outlets, self.asset]
 
+    @measured("checkpoint")
     def execute(self, context: Context) -> dict[str, Any] | None:
         """Publish. Returns what was published, `None` if nothing was committed yet."""
         with self._client() as client:
@@ -249,6 +259,7 @@ class CheckpointManifestOperator(_PersistOperator):
                 return None
             report = _report(client, "published", client.state(self.shard).newest_commit)
             maintained = maintain_inline(client, self.shard)
+            report_shards(self.persist_conn_id, client, [self.shard])
         self.log.info("%s", published)
         if maintained is not None:
             self.log.info("%s", maintained)

@@ -20,7 +20,7 @@ from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.triggers import ShardUpperTrigger
 from persist_core.clock import SystemClock
 from persist_core.frontier import Frontier
-from persist_core.time_text import format_time, parse_time, show_time
+from persist_core.time_text import parse_time, show_time
 
 
 class ShardSensor(BaseSensorOperator):
@@ -82,7 +82,7 @@ class ShardSensor(BaseSensorOperator):
         with task_client(self.persist_conn_id) as client:
             state = client.machine.fetch(self.shard)
         found = "it does not exist yet" if state is None else f"upper is {show_time(state.upper.time)}"
-        self.log.info("shard %s: %s; waiting for %s", self.shard, found, format_time(wanted))
+        self.log.info("shard %s: %s; waiting for %s", self.shard, found, show_time(wanted))
         return state is not None and state.upper >= Frontier(wanted)
 
     def _wanted(self, context: Context) -> int:

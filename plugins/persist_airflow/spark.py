@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,22 +24,26 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 
 from persist_airflow.class_data import class_data
 from persist_airflow.compat import AirflowException, AirflowNotFoundException, BaseHook, Context, submit_once
+from persist_airflow.exceptions import SparkJobFailed
 from persist_airflow.failures import airflow_error
 from persist_airflow.hook import PersistHook, task_client
-from persist_airflow.spark_connect import connect_url, run_connected
+from persist_airflow.metrics import measured
+from persist_airflow.spark_connect import connect_environment_of, run_connected
 from persist_core.config.shard import ShardConfig
 from persist_core.errors import OutdatedDescription
 from persist_core.handles.client import PersistClient
 from persist_core.protocol import run
+from persist_core.row_text import show_row
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.keys import dry_run_key, manifest_key
 from persist_core.spark_job.answer import job_failure, take_dry_run
+from persist_core.spark_job.causes import CauseFinder, find_cause
 from persist_core.spark_job.handover import hand_over, location_environment, properties_file, spark_defaults
 from persist_core.spark_job.installation import job_path, local_environment, spark_home
 from persist_core.spark_job.jars import with_s3a_jars
 from persist_core.spark_job.spec import JobSpec, stored
-from persist_core.spark_job.submit import LOCAL_MASTER, connect_environment, tuned_conf
-from persist_core.time_text import format_time
+from persist_core.spark_job.submit import LOCAL_MASTER, tuned_conf
+from persist_core.time_text import show_time
 
 RETRIES = 3
 RETRY_DELAY = timedelta(seconds=10)
@@ -82,6 +86,7 @@ class SparkJobOperator(SparkSubmitOperator):
         self.persist_conn_id = persist_conn_id
         self.spark_conn_id = spark_conn_id
         self.shard = shard
+        self._causes = CauseFinder()
 
     def run_job(self, client: PersistClient, context: Context, spec: JobSpec, answer_key: str) -> bytes:
         """Run one job to its end; the bytes of its answer, which the job writes last.
@@ -89,6 +94,7 @@ class SparkJobOperator(SparkSubmitOperator):
         Raises `OutdatedDescription`, and for other failures what Airflow is to see.
         """
         failed: AirflowException | None = None
+        self._causes = CauseFinder()
         with stored(client.blob, spec) as arguments:
             try:
                 self._submit(spec, arguments, context)
@@ -99,26 +105,29 @@ class SparkJobOperator(SparkSubmitOperator):
             if failed is not None:
                 self.log.warning("the job wrote %s and failed only while it ended: %s", answer_key, failed)
             return answer
-        failure = job_failure(client, spec, str(failed or f"The job ended with success, but there is no {answer_key}."))
+        cause = self._causes.cause(_exit_status(self._hook)) or find_cause(str(failed or "").splitlines())
+        seen = str(failed or f"The job ended with success, but there is no {answer_key}.")
+        failure = job_failure(client, spec, seen if cause is None else "Its log is above.", cause)
         if isinstance(failure, OutdatedDescription):
             raise failure
-        raise airflow_error(failure) from failed
+        # Not `from failed`: what that says is in `failure`, and a long command line must not come after the cause.
+        raise airflow_error(failure, SparkJobFailed) from None
 
     def _submit(self, spec: JobSpec, arguments: Sequence[str], context: Context) -> None:
         """Run the job to its end in the Spark that the connection names. Raises `AirflowException` if it fails."""
-        remote = connect_url(self.spark_conn_id)
+        remote = connect_environment_of(self.spark_conn_id)
         if remote is None:
             self._submit_to_master(spec, arguments, context)
         else:
             self._run_connected(arguments, remote)
 
-    def _run_connected(self, arguments: Sequence[str], remote: str) -> None:
-        """Run the job in this process, and its plan in the Spark Connect server `remote`."""
+    def _run_connected(self, arguments: Sequence[str], remote: Mapping[str, str]) -> None:
+        """Run the job in this process, and its plan in the Spark Connect server that `remote` leads to."""
         ignored = [name for name in self._submit_arguments if name != "env_vars"]
         if ignored:
             self.log.warning("%s: for spark-submit only, ignored with Spark Connect", ", ".join(ignored))
         variables = self._variables(PersistHook(self.persist_conn_id))
-        run_connected(arguments, {**variables, **connect_environment(remote)})
+        run_connected(arguments, {**variables, **remote})
 
     def _variables(self, hook: PersistHook) -> dict[str, str]:
         """The location, its credentials, and the user's own environment variables, for the job's driver."""
@@ -176,7 +185,15 @@ class SparkJobOperator(SparkSubmitOperator):
         hook = super()._get_hook()
         if self._environment:
             vars(hook)["submit"] = functools.partial(hook.submit, env=self._environment)
+        process_log = hook._process_spark_submit_log
+        vars(hook)["_process_spark_submit_log"] = lambda lines: process_log(self._watched(lines))
         return hook
+
+    def _watched(self, lines: Iterable[str]) -> Iterator[str]:
+        """The lines of the job's log, looked through for why it dies."""
+        for line in lines:
+            self._causes.see(line)
+            yield line
 
     def _master_of_connection(self) -> tuple[str, str | None]:
         """The Spark connection's master and deploy mode (`None`: not given).
@@ -197,6 +214,12 @@ class SparkJobOperator(SparkSubmitOperator):
         master = host if is_url else f"{connection.conn_type}://{host}"
         deploy_mode = self._deploy_mode or connection.extra_dejson.get("deploy-mode")
         return (f"{master}:{port}" if port else master), deploy_mode
+
+
+def _exit_status(hook: SparkSubmitHook | None) -> int | None:
+    """How `spark-submit` ended, if it was started."""
+    process = getattr(hook, "_submit_sp", None)
+    return None if process is None else process.returncode
 
 
 def _close_pipe(hook: SparkSubmitHook | None) -> None:
@@ -228,6 +251,7 @@ class WriteBatchesOperator(SparkJobOperator):
         self.config = config
         self.description = description
 
+    @measured("write")
     def execute(self, context: Context) -> Any:
         """Stage once. Raises `AirflowFailException` if another try would fail as well, else `SparkJobFailed`."""
         with task_client(self.persist_conn_id) as client:
@@ -264,10 +288,13 @@ class WriteBatchesOperator(SparkJobOperator):
         dry_run = take_dry_run(client, key, self.run_job(client, context, spec, key))
         counts = {name: count for name, count in dry_run.stats.items() if not name.startswith("contents_")}
         self.log.info(
-            "read-only: a refresh of %s as of %s would write: %s", self.shard, format_time(dry_run.as_of), counts
+            "read-only: a refresh of %s as of %s would write: %s",
+            self.shard,
+            show_time(dry_run.as_of),
+            show_row(counts),
         )
         for update in dry_run.sample:
-            self.log.info("  %s", update)
+            self.log.info("  %s", show_row(update))
         report = {
             "as_of": dry_run.as_of,
             "stats": dict(dry_run.stats),

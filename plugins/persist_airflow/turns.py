@@ -21,7 +21,7 @@ from typing import Any
 from persist_airflow.compat import BaseOperator, Context, reschedule, run_ahead
 from persist_airflow.triggers import ShardUpperTrigger
 from persist_core.handles.client import PersistClient
-from persist_core.time_text import format_time
+from persist_core.time_text import format_time, show_time
 
 NEXT_LOOK_MS = 10_000  # of the run that is next; if it came sooner, a busy scheduler could count it as a lost try
 LAST_LOOK_MS = 60_000  # of the runs far behind it
@@ -56,7 +56,7 @@ def wait_for_turn(operator: BaseOperator, context: Context, client: PersistClien
     distance = _distance(context, client, shard)
     if deferrable:
         is_near = distance.start <= distance.upper
-        operator.log.info("%s; waiting for the shard to reach %s", ahead, format_time(distance.start))
+        operator.log.info("%s; waiting for the shard to reach %s", ahead, show_time(distance.start))
         operator.defer(
             trigger=ShardUpperTrigger(
                 shard,

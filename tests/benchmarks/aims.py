@@ -22,7 +22,7 @@ import click
 from tests.benchmarks import memory, tables
 from tests.benchmarks.charts import draw
 from tests.benchmarks.tables import Measured
-from tests.benchmarks.turns import DUCK, ICEBERG, NO_HISTORY, OURS, REWRITE
+from tests.benchmarks.turns import DUCK, ICEBERG, NO_HISTORY, OURS, REWRITE, SEQUENCE
 from tests.benchmarks.upl import Scenario, run
 from tests.benchmarks.workload import Workload
 
@@ -48,6 +48,9 @@ LONG = {
         maintain_every=6,
         read_every=6,
         memory="4g",
+    ),
+    "sequence": Scenario(
+        Workload(2_000_000, 50_000, 10, tombstones=200_000), (SEQUENCE, OURS), maintain_every=5, read_every=5
     ),
     "no-history": Scenario(Workload(200_000, 5_000, 48), (OURS, NO_HISTORY, REWRITE), maintain_every=12, read_every=12),
     "small-200": Scenario(Workload(200_000, 5_000, 200), _PEERS, maintain_every=12, read_every=20),
@@ -110,6 +113,12 @@ AIMS = (
     Aim("read as of the middle of history / newest: 2 M keys", 1.5, "medium", tables.middle_ratio),
     Aim("bytes written / bytes of input, 1,000 rounds", 6.0, "small-1000", tables.write_amplification),
     Aim("the same, 24 rounds", 6.0, "small", tables.write_amplification),
+    Aim(
+        "commit in sequence order / in log order: 2 M keys, 200 k remembered tombstones, 50 k events",
+        1.15,
+        "sequence",
+        tables.sequence_ratio,
+    ),
     Aim("fixed cost: commit / Iceberg, 10 k keys, 1 k events", 0.7, "fixed", lambda m: tables.commit_ratio(m, ICEBERG)),
     Aim(
         "stored / plain Parquet of the living rows, `history: 0` after GC, 200 k keys, 48 rounds",

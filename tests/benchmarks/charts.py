@@ -12,9 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from tests.benchmarks.tables import title_of
-from tests.benchmarks.turns import DUCK, ICEBERG, NEVER, NO_HISTORY, OURS, REWRITE
+from tests.benchmarks.turns import DUCK, ICEBERG, NEVER, NO_HISTORY, OURS, REWRITE, SEQUENCE
 
 _COLORS = {
+    SEQUENCE: "#e69f00",
     NO_HISTORY: "#cc79a7",
     OURS: "#0072b2",
     NEVER: "#56b4e9",

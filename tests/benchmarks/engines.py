@@ -11,7 +11,7 @@ Each gets one Parquet file of events per round, and Spark engines read it with t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from persist_core.compaction.merge import Merge, merge_here, replace_inputs
+from persist_core.config.shard import RetentionConfig
 from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
 from persist_core.handles.history import set_history
@@ -27,7 +28,7 @@ from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.maintain import maintain
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchDescription
+from persist_core.shard.batch import BatchDescription, StateArtifact
 from persist_core.shard.keys import manifest_key
 from persist_core.shard.replace import NotReplaced, Replaced
 from persist_core.shard.state import Committed
@@ -39,6 +40,7 @@ from tests.benchmarks.workload import VALUE_COLUMNS, Workload
 
 SHARD = "upl"
 _MS_PER_ROUND = 1000
+SNAPSHOT_EVERY = RetentionConfig().snapshot_every  # commits from one full operator state to the next
 _GC_CALLS = 3  # an era begins, its list is stored, and is swept
 _TYPES = ("string", "string", "string", "int", "bigint", "double", "decimal(12,2)", "date", "timestamp")
 
@@ -114,6 +116,7 @@ class NeverMaintained:
         self._location = setting.location()
         self._client = PersistClient(self._location)
         self._schema = schema_of(setting.workload)
+        self._chains: dict[str, tuple[StateArtifact, ...]] = {}
         self._client.ensure_shard(SHARD)
 
     def commit(self, number: int, events: Path) -> None:
@@ -128,6 +131,8 @@ class NeverMaintained:
             parent_id=None,
             writer="benchmark",
             input_bytes=events.stat().st_size,
+            operators=self._chains,
+            saves_deltas=bool(self._chains) and number % SNAPSHOT_EVERY != 0,
             era=self._client.state(SHARD).era,
         )
         attempt = self._client.ids.uuid7()
@@ -136,6 +141,11 @@ class NeverMaintained:
         appended = self._client.open_writer(SHARD).compare_and_append(manifest, manifest_key(SHARD, attempt))
         if not isinstance(appended, Committed):
             raise AssertionError(f"round {number} was not committed: {appended}")
+        before = self._chains
+        self._chains = {
+            name: (*(before[name] if state.is_delta else ()), *state.artifacts)
+            for name, state in manifest.operators.items()
+        }
 
     def _records(self, events: Path) -> DataFrame:
         err = [F.lit(None).cast(frame.err_type(name)).alias(name) for name in frame.ERR_COLUMNS]
@@ -173,6 +183,14 @@ class Ours(NeverMaintained):
         attempt = self._client.ids.uuid7()
         manifest = stage_merge(self._spark, self._client, merge, attempt)
         return replace_inputs(self._client, manifest, manifest_key(SHARD, attempt))
+
+
+class InSequence(Ours):
+    """The same in `sequence` order, by position: it remembers each deleted key."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._schema = replace(self._schema, order=())
 
 
 class WithoutHistory(Ours):

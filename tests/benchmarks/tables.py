@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.benchmarks.turns import DUCK, ICEBERG, NEVER, NO_HISTORY, OURS, REWRITE
+from tests.benchmarks.turns import DUCK, ICEBERG, NEVER, NO_HISTORY, OURS, REWRITE, SEQUENCE
 
 WARM = 4  # the first round that counts
 _EDGE = 10  # rounds at each end, for "last / first"
@@ -26,6 +26,12 @@ def commit_ratio(measured: Measured, other: str) -> float | None:
     """Our commit / the other engine's, `None` without one of them or a warm round."""
     ours, theirs = (_commits(measured, name) for name in (OURS, other))
     return median_ratio(ours, theirs) if ours and theirs else None
+
+
+def sequence_ratio(measured: Measured) -> float | None:
+    """Our commit in `sequence` order / in `log` order."""
+    found = commit_ratio(measured, SEQUENCE)
+    return 1 / found if found else None
 
 
 def maintained_ratio(measured: Measured, other: str) -> float | None:

@@ -22,6 +22,7 @@ from tests.benchmarks.engines import Engine, Setting
 
 OURS, NEVER, ICEBERG = "airflow-persist", "airflow-persist, never maintained", "Iceberg merge-on-read"
 REWRITE, DUCK = "rewrite by anti-join", "DuckDB, equal work"
+SEQUENCE = "airflow-persist, sequence order"
 COMPACTION, NO_HISTORY = "compaction of a whole shard", "airflow-persist, history: 0"
 _ENGINES = {
     OURS: "engines.Ours",
@@ -31,11 +32,13 @@ _ENGINES = {
     DUCK: "engines.Duck",
     COMPACTION: "engines.Compaction",
     NO_HISTORY: "engines.WithoutHistory",
+    SEQUENCE: "engines.InSequence",
 }
 SHORT_NAMES = {
     "ours": OURS,
     "never": NEVER,
     "no-history": NO_HISTORY,
+    "sequence": SEQUENCE,
     "iceberg": ICEBERG,
     "rewrite": REWRITE,
     "duckdb": DUCK,

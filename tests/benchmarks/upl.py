@@ -1,6 +1,7 @@
 """One scenario: engines apply the same rounds of events, in turns, each in a process of its own.
 
     python -m tests.benchmarks.upl --keys 2000000 --events 50000 --rounds 10 --json medium.json
+    python -m tests.benchmarks.upl --keys 2000000 --events 50000 --tombstones 200000 --engines ours,sequence
 
 Maintenance is due in every `--maintain-every`th round and in the last, and is timed apart from the commit. In every
 `--read-every`th round and in the last, each engine reads its newest rows, before and after maintenance. At the end the
@@ -169,6 +170,7 @@ def _git_commit() -> str:
 )
 @click.option("--maintain-every", default=1, show_default=True, help="Rounds from one maintenance to the next.")
 @click.option("--read-every", default=5, show_default=True, help="Rounds from one measured read to the next.")
+@click.option("--tombstones", default=0, show_default=True, help="Deletes of other keys in the base.")
 @click.option("--cores", default=2, show_default=True)
 @click.option("--memory", default="2g", show_default=True, help="The heap of each engine's JVM.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write everything measured here.")
@@ -181,6 +183,7 @@ def main(
     engines: str,
     maintain_every: int,
     read_every: int,
+    tombstones: int,
     cores: int,
     memory: str,
     json_path: Path | None,
@@ -188,7 +191,7 @@ def main(
     unknown = set(engines.split(",")) - SHORT_NAMES.keys()
     if unknown:
         raise click.BadParameter(f"found {', '.join(sorted(unknown))}; expected some of {', '.join(SHORT_NAMES)}")
-    workload = Workload(keys=keys, events=events, rounds=rounds, key_type=key_type, hits=hits)
+    workload = Workload(keys=keys, events=events, rounds=rounds, key_type=key_type, hits=hits, tombstones=tombstones)
     names = [SHORT_NAMES[short] for short in engines.split(",")]
     measured = run(Scenario(workload, names, maintain_every, read_every, cores, memory), click.echo)
     click.echo("\n" + scenario_table(measured))

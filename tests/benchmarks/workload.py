@@ -22,12 +22,14 @@ KeyType = Literal["bigint", "string", "rising"]
 Hits = Literal["uniform", "recent"]
 _SCRAMBLE = 0x5851F42D4C957F2D  # odd, so that multiplying by it modulo 2**63 loses nothing (Knuth's MMIX constant)
 _RECENT_SHARE, _RECENT_HITS = 0.05, 0.95
+_NEVER_MADE = 10**12  # from here on no row of a run has the number
 VALUE_COLUMNS = ("name", "mail", "city", "age", "visits", "score", "balance", "born", "seen_at")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The parameters of a run. `seed` selects another run of the same kind."""
+    """The parameters of a run. `seed` selects another run of the same kind. The base ends with so many `tombstones`, of
+    keys that it does not have."""
 
     keys: int
     events: int
@@ -35,6 +37,7 @@ class Workload:
     key_type: KeyType = "bigint"
     hits: Hits = "uniform"
     seed: int = 7
+    tombstones: int = 0
 
     @property
     def key_column_type(self) -> str:
@@ -72,7 +75,9 @@ def write_base(workload: Workload, path: Path) -> None:
         db.execute("SET TimeZone = 'UTC'")
         db.execute(
             f"COPY (SELECT {workload.key_sql('n')} AS id, {_values_sql('0')}, 'u' AS op"
-            f" FROM range({workload.keys}) r(n)) TO '{path}' (FORMAT parquet, COMPRESSION zstd)"
+            f" FROM range({workload.keys}) r(n) UNION ALL BY NAME SELECT {workload.key_sql('n')} AS id, 'd' AS op"
+            f" FROM range({_NEVER_MADE}, {_NEVER_MADE + workload.tombstones}) r(n))"
+            f" TO '{path}' (FORMAT parquet, COMPRESSION zstd)"
         )
 
 

@@ -2,7 +2,7 @@
 
     persist's own commands ------> docs/reference/cli.md
     persist_core.errors ---------> docs/reference/errors.md
-    persist_core.inspection -----> docs/reference/inspection.md
+    persist_core.inspection -----> docs/reference/inspection.md, docs/reference/metrics.md, docker/metrics/statsd.yaml
 
 `make check` compares these files with `pages()`.
 """
@@ -26,6 +26,7 @@ from persist_core.inspection.late import LateRecord
 from persist_core.maintenance.holders import Held, Holders
 from persist_core.protocol.conflicts import ConflictRecord
 from persist_core.shard.state import Released
+from tests.env.metrics_pages import reference_page, statsd_mapping
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -59,6 +60,7 @@ persist changes customers --after 2026-01-03 --through 2026-01-04
 persist errors customers
 persist late customers
 persist checkpoints customers
+persist metrics
 persist maintain customers
 persist gc customers --dry-run
 persist holds customers
@@ -105,6 +107,7 @@ frontier or an unknown fact.
 | `persist shards --json` (one a line) | `api/shards` | [ShardSummary](#shardsummary) |
 | `persist describe SHARD --json` | `api/shard` | [ShardDescription](#sharddescription) |
 | `persist commits SHARD --json` | `api/commits` | [CommitsPage](#commitspage) |
+| `persist metrics --json` (one value a line) | | name, labels, value of the [metrics of shards](metrics.md#of-shards) |
 | | `api/batches` | [BatchesPage](#batchespage) |
 | `persist checkpoints SHARD --json` (one a line) | `api/checkpoints` | [CheckpointFacts](#checkpointfacts) |
 | `persist holds SHARD --json` | | [Holders](#holders) |
@@ -120,6 +123,8 @@ def pages() -> dict[Path, str]:
         FOLDER / "cli.md": cli_page(),
         FOLDER / "errors.md": errors_page(),
         FOLDER / "inspection.md": inspection_page(),
+        FOLDER / "metrics.md": reference_page(_MADE),
+        ROOT / "docker" / "metrics" / "statsd.yaml": statsd_mapping(),
     }
 
 

@@ -37,8 +37,12 @@ class StagedShard:
         self.client = PersistClient(self.location, clock, SeededIds(3, clock))
         self.client.ensure_shard(SHARD)
         self.upper, self.epoch = 0, 1
-        self.stash: tuple[StateArtifact, ...] = ()
+        self.chains: dict[str, tuple[StateArtifact, ...]] = {}
         self.attempt = ""
+
+    @property
+    def stash(self) -> tuple[StateArtifact, ...]:
+        return self.chains.get(STASH_OPERATOR, ())
 
     def description(self, upper: int | None, *, is_delta: bool = False, input_bytes: int = 0) -> BatchDescription:
         """The next batch, up to `upper`."""
@@ -51,7 +55,7 @@ class StagedShard:
             epoch=self.epoch,
             parent_id=None,
             writer="test",
-            operators={STASH_OPERATOR: self.stash} if self.stash else {},
+            operators=dict(self.chains),
             saves_deltas=is_delta,
             input_bytes=input_bytes,
         )
@@ -72,14 +76,16 @@ class StagedShard:
         assert isinstance(result, Committed)
 
     def commit(
-        self, records: Iterable[Record], upper: int | None, *, is_delta: bool = False, **options: Any
+        self, records: Iterable[Record] | DataFrame, upper: int | None, *, is_delta: bool = False, **options: Any
     ) -> BatchManifest:
         manifest = self.write(records, self.description(upper, is_delta=is_delta), **options)
         self.append(manifest)
         self.upper, self.epoch = -1 if upper is None else upper, self.epoch + 1
-        state = manifest.operators.get(STASH_OPERATOR)
-        added = state.artifacts if state else ()
-        self.stash = (*self.stash, *added) if state and state.is_delta else added
+        before = self.chains
+        self.chains = {
+            name: (*(before[name] if state.is_delta else ()), *state.artifacts)
+            for name, state in manifest.operators.items()
+        }
         return manifest
 
     def staged_keys(self) -> list[str]:

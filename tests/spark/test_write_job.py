@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from persist_core.shard.batch import BatchDescription
 from persist_core.shard.keys import failure_key, manifest_key
 from persist_core.shard.sealed import unseal
 from persist_core.shard.state import Committed
-from persist_core.spark_job.answer import FAILURE_VERSION
+from persist_core.spark_job.answer import FAILURE_VERSION, newest_rejected
 from persist_core.spark_job.spec import JobSpec, stored
 from persist_spark import __main__ as job
 from persist_spark import session
@@ -139,4 +140,10 @@ def test_failed_job_says_why(
     failure = unseal(found, kind="failure", version=FAILURE_VERSION, what="the record")
     assert failure["error"] == "too_many_errors"
     assert "limits.max_errors" in failure["message"]
+    samples = [(each["kind"], each["payload"], each["source"]) for each in failure["samples"]]
+    assert samples == [("key", "bad", "a.jsonl"), ("key", "worse", "a.jsonl")]
+    assert all(f"payload '{payload}'; from {source}" in failure["message"] for _, payload, source in samples)
+    refused = newest_rejected(collection.client, "things")
+    assert refused is not None
+    assert (refused.attempt, [asdict(each) for each in refused.samples]) == (spec.attempt, failure["samples"])
     assert "too_many_errors: 2 of 2 processed records" in capsys.readouterr().err

@@ -26,7 +26,7 @@ from persist_core.oracle.upsert import (
 )
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema, Column
 from persist_core.shard.batch import STASH_OPERATOR
-from persist_spark.frame import BAD_KEY, OP, ORDER, part_type, records_type
+from persist_spark.frame import BAD_KEY, OP, ORDER, order_type, part_type, records_type
 
 ORDER_TYPE = T.StructType(
     [
@@ -145,7 +145,7 @@ class Feed:
 
 def to_records(spark: SparkSession, schema: CollectionSchema, records: Iterable[Record]) -> DataFrame:
     """The records frame of these records."""
-    frame = records_type(schema, ORDER_TYPE)
+    frame = records_type(schema, ORDER_TYPE if schema.order is None else order_type(schema))
     rows = [_record_row(schema, record) for record in records]
     return spark.createDataFrame([tuple(row[name] for name in frame.names) for row in rows], frame)
 

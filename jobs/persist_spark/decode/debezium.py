@@ -10,7 +10,8 @@ A line is one of
 2. The key is the message key's, else the key columns of `after`, else of `before`.
 3. Order `auto` is Postgres `lsn`, MySQL (number of the binlog file, `pos`, `row`), SQL Server (`commit_lsn`,
    `change_lsn`, `event_serial_no`), else the position; `gtid` and `ts_ms` are not looked at. A missing field is the
-   lowest: a tombstone, which has no source, never wins over the delete before it.
+   lowest: a tombstone, which has no source, never wins over the delete before it. In `sequence` order a record without
+   one of the first three is an err `missing_order`, and a tombstone is skipped unless the order is the position.
 4. With `time: {field: ..}` a tombstone is skipped: it has no time, and repeats the delete event before it. A topic
    that deletes only by tombstones needs `order: position` and another `time`.
 5. Paths in `order` and `time` start at the envelope (`source.ts_ms`, `after.version`), or are names of columns.
@@ -26,6 +27,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.config.order import AUTO_ORDERS
 from persist_core.errors import InvalidInput
 from persist_core.schema import Column, decimal_of
 from persist_spark.compat import try_cast
@@ -54,6 +56,8 @@ from persist_spark.decode.records import (
     RawRecords,
     field_orders,
     fields_of,
+    is_sequence,
+    order_name,
     record_path,
 )
 from persist_spark.frame import DELETE, SKIP, TRUNCATE, UPSERT
@@ -63,6 +67,7 @@ _BODY_OBJECTS = ("payload", "before", "after")
 _CONTROL = ("status", "ddl", "tableChanges", "databaseName", "ts_ms")
 _AUTO = ("lsn", "file", "pos", "row", "commit_lsn", "change_lsn", "event_serial_no")  # of `source`
 _AUTO_FLAT = tuple(f"__{start}{name}" for name in ("lsn", "file", "pos", "row") for start in ("", "source_"))
+_UNORDERED = "unordered"  # boolean: the source says no place in a log, or none that can be read
 _UNWRAPPED = ("__op", "__deleted")
 _UPSERTS = ("c", "r", "u")
 _OPS = (*_UPSERTS, "d", "t", "m")
@@ -115,7 +120,7 @@ def _wanted(config: CollectionConfig) -> _Wanted:
     fields = fields_of(config, lambda column: _needs_hint(config, column))
     paths = {field.raw: record_path(config, field.column) for field in fields.all}
     flat = frozenset(raw for raw, path in paths.items() if path[0] not in _STRUCTURE)
-    named = {f"o{index}": name for index, name in enumerate(config.order.fields)}
+    named = {f"o{index}": order_name(config, name) for index, name in enumerate(config.order.fields)}
     if config.time.field is not None:
         named[RAW_TIME] = config.time.field
     free = {raw: tuple(name.split(".")) for raw, name in named.items() if fields.named(name) is None}
@@ -160,9 +165,12 @@ def debezium_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     frame = _raw(wanted, _with_body(wanted, _opened(wanted, lines)))
     encoding = Encoding.of(config, marked=True)
     order = field_orders(config, wanted.fields)
+    is_unordered = None
     if config.order.by == "auto":
-        order = tuple(OrderField(name, F.col(name)) for name in _auto_values(wanted))
-    return RawRecords(frame, wanted.fields, F.col(LINE), encoding, order)
+        names = [column.name for column in AUTO_ORDERS["debezium-json"]]
+        order = tuple(OrderField(name, F.col(name)) for name in names)
+        is_unordered = F.col(_UNORDERED) if is_sequence(config) else None
+    return RawRecords(frame, wanted.fields, F.col(LINE), encoding, order, is_unordered=is_unordered)
 
 
 def _opened(wanted: _Wanted, lines: DataFrame) -> DataFrame:
@@ -260,7 +268,7 @@ def _raw(wanted: _Wanted, opened: DataFrame) -> DataFrame:
     texts = {field.raw: _row_text(wanted, field.raw, "after") for field in wanted.fields.values}
     texts |= _key_texts(wanted)
     texts |= {
-        raw: _body(wanted, path) if raw == RAW_TIME else unmarked(_body(wanted, path))
+        raw: _body(wanted, path) if raw == RAW_TIME or is_sequence(wanted.config) else unmarked(_body(wanted, path))
         for raw, path in wanted.free.items()
     }
     time_field = wanted.fields.named(wanted.config.time.field or "")
@@ -281,8 +289,10 @@ def _raw(wanted: _Wanted, opened: DataFrame) -> DataFrame:
 
 def _op(config: CollectionConfig) -> SparkColumn:
     op, flat_op = F.col("op"), F.col("__op")
+    # A tombstone has neither a time nor an order of its own, and repeats the delete event before it.
+    repeats = config.time.source == "field" or (is_sequence(config) and config.order.by != "position")
     return (
-        F.when(F.col("is_tombstone"), F.lit(SKIP if config.time.source == "field" else DELETE))
+        F.when(F.col("is_tombstone"), F.lit(SKIP if repeats else DELETE))
         .when(op.isin(*_UPSERTS), UPSERT)
         .when(op == "d", DELETE)
         .when(op == "t", TRUNCATE)
@@ -360,7 +370,7 @@ def _auto_values(wanted: _Wanted) -> dict[str, SparkColumn]:
         return F.when(_is_flat(), F.coalesce(*flat)).otherwise(found)
 
     binlog = try_cast(F.regexp_extract(text("file"), r"(\d{1,18})$", 1), "bigint")
-    return {
+    found = {
         "commit_lsn": text("commit_lsn"),
         "change_lsn": text("change_lsn"),
         "event_serial_no": try_cast(text("event_serial_no"), "bigint"),
@@ -368,3 +378,11 @@ def _auto_values(wanted: _Wanted) -> dict[str, SparkColumn]:
         "pos": try_cast(text("pos"), "bigint"),
         "binlog_row": try_cast(text("row"), "bigint"),
     }
+    if is_sequence(wanted.config):
+        is_bad = F.lit(False)
+        for name in ("lsn", "pos", "row", "event_serial_no"):
+            is_bad = is_bad | (text(name).isNotNull() & try_cast(text(name), "bigint").isNull())
+        has_binlog = binlog.isNotNull() & found["pos"].isNotNull()
+        has_one = text("lsn").isNotNull() | text("commit_lsn").isNotNull() | has_binlog
+        found[_UNORDERED] = is_bad | ~has_one
+    return found

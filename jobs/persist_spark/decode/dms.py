@@ -7,11 +7,14 @@ transaction is equal, so position decides unless the collection's `order` says o
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig
-from persist_spark.decode.encoding import Encoding
+from persist_core.schema import Column
+from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import LINE
 from persist_spark.decode.json import Path, Shape, envelope, parsed, unmarked
 from persist_spark.decode.plain import NOT_JSON, ODD_JSON, named_path
@@ -21,9 +24,12 @@ from persist_spark.decode.records import (
     FILE_COLUMNS,
     RAW_OP,
     RAW_TIME,
+    OrderField,
     RawRecords,
     field_orders,
     fields_of,
+    is_sequence,
+    order_name,
 )
 from persist_spark.decode.records import record_path as path_in_row
 from persist_spark.frame import DELETE, SKIP, UPSERT
@@ -32,6 +38,8 @@ NOT_DMS = "the line has no metadata with a record-type or an operation: not a DM
 _UPSERTS = ("load", "insert", "update")
 _OPERATION: Path = ("metadata", "operation")
 _RECORD_TYPE: Path = ("metadata", "record-type")
+_TIMESTAMP: Path = ("metadata", "timestamp")
+_AUTO = Field(Column("timestamp", "timestamp"), "o0")  # what `auto` is in `sequence` order, before the position
 
 
 def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
@@ -39,7 +47,11 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     `metadata.`."""
     fields = fields_of(config)
     paths = {field.raw: ("data", *path_in_row(config, field.column)) for field in fields.all}
-    free = {f"o{i}": _placed(config, name) for i, name in enumerate(config.order.fields)}
+    free = {f"o{i}": _placed(config, order_name(config, name)) for i, name in enumerate(config.order.fields)}
+    is_auto = is_sequence(config) and config.order.by == "auto"
+    if is_auto:
+        free[_AUTO.raw] = _TIMESTAMP
+        fields = replace(fields, orders=(_AUTO,))
     own_time = {RAW_TIME: _placed(config, config.time.field)} if config.time.field else {}
     shape = Shape()
     shape.need_all([*paths.values(), *free.values(), *own_time.values(), _OPERATION, _RECORD_TYPE])
@@ -55,7 +67,10 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
         unmarked(shape.get(row, _OPERATION)).alias("operation"),
         unmarked(shape.get(row, _RECORD_TYPE)).alias("record_type"),
         *[shape.get(row, path).alias(name) for name, path in {**paths, **own_time}.items()],
-        *[unmarked(shape.get(row, path)).alias(name) for name, path in free.items()],
+        *[
+            (shape.get(row, path) if is_sequence(config) else unmarked(shape.get(row, path))).alias(name)
+            for name, path in free.items()
+        ],
     )
     operation, record_type = F.col("operation"), F.col("record_type")
     is_control = record_type.isNotNull() & (record_type != "data")
@@ -80,7 +95,10 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
         message = F.when(condition, its_message).otherwise(message)
     op = F.when(is_control, SKIP).when(operation == "delete", DELETE).when(operation.isin(*_UPSERTS), UPSERT)
     frame = texts.withColumns({RAW_OP: op, FAULT_KIND: kind, FAULT: message})
-    return RawRecords(frame, fields, F.col(LINE), Encoding.of(config, marked=True), field_orders(config, fields))
+    order = (OrderField(_AUTO.column.name, F.col(_AUTO.value)),) if is_auto else field_orders(config, fields)
+    is_unordered = F.col(_AUTO.value).isNull() if is_auto else None
+    encoding = Encoding.of(config, marked=True)
+    return RawRecords(frame, fields, F.col(LINE), encoding, order, is_unordered=is_unordered)
 
 
 def _placed(config: CollectionConfig, name: str) -> Path:

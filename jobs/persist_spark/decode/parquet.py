@@ -170,13 +170,16 @@ def parquet_records(
     fields = Fields(
         tuple(_fitted(config, schema, field) for field in wanted.keys),
         tuple(_fitted(config, schema, field) for field in wanted.values),
+        tuple(_fitted(config, schema, field) for field in wanted.orders),
     )
+    typed = {field.raw for field in fields.orders}
     kind, message = _fault(config, schema, fields)
     payload = [F.col(f"c{index}").alias(name) for index, (name, _) in enumerate(schema.columns)]
     frame = _rows(spark, schema, files).select(
         "*",
         *[_raw(config, schema, field).alias(field.raw) for field in fields.all],
-        *[_text(schema, path).alias(name) for name, path in free.items()],
+        *[_text(schema, path).alias(name) for name, path in free.items() if name not in typed],
+        *[_raw(config, schema, field).alias(field.raw) for field in fields.orders],
         F.lit(kind).cast("string").alias(FAULT_KIND),
         F.lit(message).cast("string").alias(FAULT),
     )

@@ -23,6 +23,8 @@ from persist_spark.decode.records import (
     RawRecords,
     field_orders,
     fields_of,
+    is_sequence,
+    order_name,
     record_path,
 )
 from persist_spark.frame import DELETE, UPSERT
@@ -55,7 +57,7 @@ def json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     frame = rows.select(
         *FILE_COLUMNS,
         *[shape.get(row, path).alias(name) for name, path in paths.items()],
-        *[free_text(shape, row, name, path) for name, path in free.items()],
+        *[free_text(config, shape, row, name, path) for name, path in free.items()],
         FAULT_KIND,
         FAULT,
     )
@@ -79,14 +81,17 @@ def json_rows(lines: DataFrame, shape: Shape) -> DataFrame:
 
 def free_paths(config: CollectionConfig) -> dict[str, Path]:
     """The fields needed besides the columns, by their raw name: those of `order` and of `time`."""
-    found = {f"o{index}": named_path(config, name) for index, name in enumerate(config.order.fields)}
+    found = {
+        f"o{index}": named_path(config, order_name(config, name)) for index, name in enumerate(config.order.fields)
+    }
     return {**found, RAW_TIME: named_path(config, config.time.field)} if config.time.field else found
 
 
-def free_text(shape: Shape, row: SparkColumn, name: str, path: Path) -> SparkColumn:
-    """The text of one of `free_paths`; `RAW_TIME` keeps its mark, as the columns do."""
+def free_text(config: CollectionConfig, shape: Shape, row: SparkColumn, name: str, path: Path) -> SparkColumn:
+    """The text of one of `free_paths`; `RAW_TIME` keeps its mark, as the columns and typed orders do."""
     found = shape.get(row, path)
-    return (found if name == RAW_TIME else unmarked(found)).alias(name)
+    is_typed = name == RAW_TIME or (is_sequence(config) and name != MARKER)
+    return (found if is_typed else unmarked(found)).alias(name)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,9 @@ A record is an err of kind
     value   its key is good, but a value is not, or the record as a whole is damaged
     op      its key is good, but its operation is unknown
     time    its key and values are good, but its own time is missing or bad; it takes the description's time
+
+    missing_order   only in `sequence` order, whatever else is wrong: a field of its order is missing or bad. The slot
+            is the record's position
 """
 
 from __future__ import annotations
@@ -22,16 +25,27 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig
-from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, Column
+from persist_core.config.order import order_fields
+from persist_core.schema import (
+    ERR_KEY,
+    ERR_KIND,
+    ERR_MESSAGE,
+    ERR_PAYLOAD,
+    MISSING_ORDER,
+    POSITION,
+    TIME,
+    Column,
+)
 from persist_spark.compat import try_cast
 from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import BLOCK, BROKEN, DATE_MS, FILE, LINE, position, row_number
 from persist_spark.decode.json import MARK
 from persist_spark.decode.times import time_ms
 from persist_spark.decode.values import numbers, remedy, texts, value
-from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, UPSERT, canonical_json, spark_type
+from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, SKIP, UPSERT, canonical_json, order_type, spark_type
 
 FILE_COLUMNS = (LINE, FILE, DATE_MS, BLOCK, BROKEN)  # the columns of every line, see `decode_files`
+_PLACE = "place"  # in `sequence` order: the order struct
 FAULT_KIND, FAULT = "fault_kind", "fault"  # what is wrong with the record as a whole, or null
 RAW_OP = "raw_op"  # `u`, `d`, `t`, `s`; null if the operation is unknown
 RAW_TIME = "raw_time"  # text of the record's own time; present only with `time: field`
@@ -64,6 +78,7 @@ class RawRecords:
     encoding: Encoding
     order: tuple[OrderField, ...] = ()
     row: SparkColumn | None = None  # the number of a record in its file, if known
+    is_unordered: SparkColumn | None = None  # boolean: the record does not have the format's own order
 
 
 @dataclass(frozen=True)
@@ -72,6 +87,7 @@ class Fields:
 
     keys: tuple[Field, ...]
     values: tuple[Field, ...]
+    orders: tuple[Field, ...] = ()  # in `sequence` order: those of its fields that are not columns
 
     @property
     def all(self) -> tuple[Field, ...]:
@@ -93,11 +109,29 @@ def fields_of(config: CollectionConfig, is_hinted: Callable[[Column], bool] = la
     return Fields(
         tuple(field(f"k{i}", column) for i, column in enumerate(schema.key)),
         tuple(field(f"v{i}", column) for i, column in enumerate(schema.values)),
+        tuple(
+            Field(Column(name, given.type), f"o{i}", given.unit)
+            for i, (name, given) in enumerate(order_fields(config.order, config.columns).items())
+            if name not in config.columns
+        ),
     )
+
+
+def is_sequence(config: CollectionConfig) -> bool:
+    """Whether the orders of records are compared across batches, so that each field must be of one type."""
+    return config.order.mode == "sequence"
+
+
+def order_name(config: CollectionConfig, name: str) -> str:
+    """Where a field of the order that is not a column is found: its `field`, else its own name."""
+    given = config.order.types.get(name)
+    return given.field or name if given and name not in config.columns else name
 
 
 def record_path(config: CollectionConfig, column: Column) -> tuple[str, ...]:
     """The path of a column's value in a record: its `field`, dots meaning nesting; else its own name, literally."""
+    if column.name not in config.columns:
+        return tuple(order_name(config, column.name).split("."))
     field = config.columns[column.name].field
     return tuple(field.split(".")) if field else (column.name,)
 
@@ -106,16 +140,19 @@ def decoded(config: CollectionConfig, raw: RawRecords) -> DataFrame:
     """The records frame (docs/architecture.md)."""
     keys, values = raw.fields.keys, raw.fields.values
     judged = _judge(config, raw, _typed(config, raw))
+    order = _order(config, raw)
+    if is_sequence(config):
+        judged = _ordered(config, raw, judged, order)
+        order = [F.col(f"{_PLACE}.{field.name}") for field in order_type(config.collection_schema())]
     is_good = F.col(ERR_KIND).isNull()
     is_kept = is_good & (F.col(OP) == UPSERT)
     is_row = F.col(BAD_KEY).isNull() & F.col(OP).isin(UPSERT, DELETE)
-    order = [field.value.alias(field.name) for field in raw.order]
     return judged.select(
         *[F.when(is_row, _final(field)).alias(field.column.name) for field in keys],
         *[F.when(is_kept, _final(field)).alias(field.column.name) for field in values],
         OP,
         _time(config).alias(TIME),
-        F.struct(*order, *position(row_number() if raw.row is None else raw.row)).alias(ORDER),
+        F.struct(*order).alias(ORDER),
         BAD_KEY,
         ERR_KIND,
         F.when(~is_good, F.col(FAULT)).alias(ERR_MESSAGE),
@@ -124,13 +161,61 @@ def decoded(config: CollectionConfig, raw: RawRecords) -> DataFrame:
     )
 
 
+def _order(config: CollectionConfig, raw: RawRecords) -> list[SparkColumn]:
+    """The fields of the order struct. In `sequence` order they are those of `persist_spark.frame.order_type`."""
+    place = position(row_number() if raw.row is None else raw.row)
+    columns = config.collection_schema().order
+    if columns is None:
+        return [*[field.value.alias(field.name) for field in raw.order], *place]
+    typed = zip(raw.order, columns, strict=True)
+    own = [f.value.cast(spark_type(column.type)).alias(f"by{i}") for i, (f, column) in enumerate(typed)]
+    return [*own, *place]
+
+
+def _ordered(config: CollectionConfig, raw: RawRecords, judged: DataFrame, order: Sequence[SparkColumn]) -> DataFrame:
+    """Add the order struct, and make each record without an order an err of its own slot, which is its position.
+
+    So it changes nothing of what its key holds, and is not lost.
+    """
+    placed = judged.withColumn(_PLACE, F.struct(*order))
+    is_missing = F.lit(False) if raw.is_unordered is None else raw.is_unordered
+    if config.order.by == "fields":
+        is_missing = _any([field.value.isNull() for field in raw.order])
+    is_missing = F.coalesce(~F.col(OP).eqNullSafe(SKIP) & is_missing, F.lit(False))
+    where = F.to_json(F.struct(*[F.col(f"{_PLACE}.{column.name}") for column in POSITION]))
+    changed = {
+        BAD_KEY: F.concat(F.lit(f"{MISSING_ORDER} "), where).cast("binary"),
+        FAULT: F.coalesce(F.col(FAULT), _order_message(config, raw)),
+        ERR_KIND: F.lit(MISSING_ORDER),
+        OP: F.lit(UPSERT),
+    }
+    return placed.withColumns({name: F.when(is_missing, new).otherwise(F.col(name)) for name, new in changed.items()})
+
+
+def _order_message(config: CollectionConfig, raw: RawRecords) -> SparkColumn:
+    """What is wrong with the first bad field of the order."""
+    message = F.lit("the record does not say its place in the log (order: auto)")
+    columns = config.collection_schema().order or ()
+    if config.order.by != "fields":
+        return message
+    for index, (field, name, column) in reversed(
+        list(enumerate(zip(raw.order, config.order.fields, columns, strict=True)))
+    ):
+        known = raw.fields.named(name)
+        text = F.coalesce(_shown(known.raw if known else f"o{index}"), F.lit("missing or null"))
+        wrong = F.concat(F.lit(f"order field {name!r} is "), text, F.lit(f"; expected {column.type}"))
+        message = F.when(field.value.isNull(), wrong).otherwise(message)
+    return message
+
+
 def _typed(config: CollectionConfig, raw: RawRecords) -> DataFrame:
     """The raw frame with the typed value of each field, and the record's own time: one projection a step."""
     frame, encoding = raw.frame, raw.encoding
     for step in (texts, numbers):
-        found = {name: column for field in raw.fields.all for name, column in step(field, encoding).items()}
+        typed = (*raw.fields.all, *raw.fields.orders)
+        found = {name: column for field in typed for name, column in step(field, encoding).items()}
         frame = frame.withColumns(found) if found else frame
-    final = {field.value: value(field, encoding) for field in raw.fields.all}
+    final = {field.value: value(field, encoding) for field in (*raw.fields.all, *raw.fields.orders)}
     if _has_own_time(config):
         final[TIME] = _own_time(config, raw)
     return frame.withColumns(final)
@@ -277,11 +362,12 @@ def free_order(name: str, raw: SparkColumn) -> list[OrderField]:
 def field_orders(config: CollectionConfig, fields: Fields) -> tuple[OrderField, ...]:
     """The order struct's fields for `order: [...]`: of a configured column its typed value, else the text in `o..`.
 
-    A missing value is null: the lowest.
+    A missing value is null: the lowest. In `sequence` order all of them are typed.
     """
     found: list[OrderField] = []
+    own = {field.column.name: field for field in fields.orders}
     for index, name in enumerate(config.order.fields):
-        field = fields.named(name)
+        field = fields.named(name) or own.get(name)
         if field is not None:
             found.append(OrderField(f"by{index}", F.col(field.value)))
         else:

@@ -25,7 +25,7 @@ from persist_core.compaction.merge import Merge
 from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ENDED, PART, TIME, CollectionSchema
 from persist_core.shard.batch import BatchCounts, PartKind
-from persist_spark.frame import ERR_COLUMNS, part_type, quoted
+from persist_spark.frame import ERR_COLUMNS, ORDER, order_type, part_type, quoted
 from persist_spark.read.parts import scan_keys, scan_pieces
 from persist_spark.stage import StateRows
 from persist_spark.upsert.counts import as_json
@@ -112,6 +112,7 @@ def _keyed(merge: Merge, contents: DataFrame | None, history: DataFrame | None, 
         f"{kind} AS {PART}",
         f"{broken} AS {_BROKEN}",
         _IS_OLD,
+        *_orders(merge.schema),
     )
 
 
@@ -156,8 +157,13 @@ def _history(spark: SparkSession, blob: Blob, merge: Merge, kept: Collection[str
 
 
 def _columns(schema: CollectionSchema) -> T.StructType:
-    """The columns of a part without those of errs."""
-    return T.StructType([field for field in part_type(schema).fields if field.name not in ERR_COLUMNS])
+    """The columns of a part without those of errs; in `sequence` order with the orders of rows."""
+    plain = [field for field in part_type(schema).fields if field.name not in ERR_COLUMNS]
+    return T.StructType([*plain, *(T.StructField(ORDER, order_type(schema)) for _ in _orders(schema))])
+
+
+def _orders(schema: CollectionSchema) -> list[str]:
+    return [] if schema.order is None else [ORDER]
 
 
 def _user_columns(schema: CollectionSchema) -> list[str]:

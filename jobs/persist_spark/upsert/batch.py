@@ -6,17 +6,26 @@ records ──┬─────────────────────
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
 from pyspark.storagelevel import StorageLevel
 
-from persist_core.errors import InvariantViolation, TooManyErrors
+from persist_core.errors import InvariantViolation, RejectedRecord, TooManyErrors
 from persist_core.handles.client import PersistClient
 from persist_core.protocol.stages import check_not_outdated
 from persist_core.schema import CollectionSchema, Late, check_compatible
-from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchManifest, PartKind
+from persist_core.shard.batch import (
+    LATE_OPERATOR,
+    ORDER_INDEX_OPERATOR,
+    STASH_OPERATOR,
+    BatchDescription,
+    BatchManifest,
+    PartKind,
+)
+from persist_core.shard.keys import attempt_prefix
 from persist_spark.frame import ORDER, named, records_type, slot_names
 from persist_spark.read.damage import check_sizes, part_sizes
 from persist_spark.read.parts import listing, scan_keys
@@ -25,6 +34,9 @@ from persist_spark.stage import stage
 from persist_spark.upsert.lookup import committed_updates, key_ranges
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
+from persist_spark.upsert.rejected import rejected_records, show_samples
+from persist_spark.upsert.rules import SequenceRules
+from persist_spark.upsert.sequence import SeenBefore, index_type, late_type
 
 # Reading a small shard whole costs less than the extra job to broadcast the batch's keys.
 SMALL_STATE_BYTES = 8 << 20
@@ -40,7 +52,8 @@ class UpsertRequest:
     """All that the write stage needs to know, once the input is a records frame.
 
     `may_stash=False` promises that no record's time lies at or after the batch's upper. `is_columnar`: the input's keys
-    can be read without the rest, so reading them twice costs less than keeping all records in memory.
+    can be read without the rest, so reading them twice costs less than keeping all records in memory. `file_names` has
+    the name of each input file, by its place in the order of files: for messages.
     """
 
     description: BatchDescription
@@ -50,6 +63,8 @@ class UpsertRequest:
     max_errors: int | None = None
     may_stash: bool = True
     is_columnar: bool = False
+    keep_deleted_ms: int | None = None
+    file_names: Mapping[str, str] = field(default_factory=dict)
 
 
 def stage_upserts(
@@ -63,21 +78,32 @@ def stage_upserts(
 
     `check_input` runs after all input was read and before the manifest is written.
     """
-    description, schema = request.description, request.schema
+    description, schema, shard = request.description, request.schema, request.description.shard
     state = client.state(description.shard)
     check_not_outdated(state, description)
     if state.schema is not None:
         check_compatible(state.schema, schema)
     below = [batch for batch in state.batches if batch.lower < description.lower]
     manifests = client.open_reader(description.shard).manifests(below)
-    chain = description.operators.get(STASH_OPERATOR, ())
-    check_sizes(client.blob, part_sizes(manifests) | {artifact.key: artifact.size_bytes for artifact in chain})
+    chains = description.operators
+    artifacts = {artifact.key: artifact.size_bytes for chain in chains.values() for artifact in chain}
+    check_sizes(client.blob, part_sizes(manifests) | artifacts)
     committed = list(zip(below, manifests, strict=True))
     state_bytes = sum(part.size_bytes for manifest in manifests for part in manifest.parts if part.kind in _LOOKED_UP)
-    stash = None
-    if chain:  # not consolidated
-        stash_type = records_type(schema, records.schema[ORDER].dataType)
-        stash = scan_keys(spark, client.blob, [artifact.key for artifact in chain], stash_type)
+
+    def operator_state(operator: str, columns: T.StructType) -> DataFrame | None:
+        """The whole chain of an operator, or `None` if it has no state."""
+        chain = chains.get(operator)
+        return scan_keys(spark, client.blob, [artifact.key for artifact in chain], columns) if chain else None
+
+    order = records.schema[ORDER].dataType
+    stash = operator_state(STASH_OPERATOR, records_type(schema, order))  # not consolidated
+    sequence, seen = None, None
+    if schema.order is not None:
+        sequence = _sequence(request)
+        index = operator_state(ORDER_INDEX_OPERATOR, index_type(schema, order))
+        late = None if sequence.is_late_delta else operator_state(LATE_OPERATOR, late_type(schema, order))
+        seen = SeenBefore(index, None, late)
     is_keyed = state_bytes > SMALL_STATE_BYTES and description.input_bytes <= MAX_BROADCAST_INPUT_BYTES
     is_kept = is_keyed and not request.is_columnar
     exchanged_bytes = description.input_bytes + (0 if is_keyed else state_bytes)
@@ -103,6 +129,8 @@ def stage_upserts(
                     may_stash=request.may_stash or stash is not None,
                     is_thorough=is_thorough,
                     in_one_task=not is_keyed and exchanged_bytes <= ONE_TASK_BYTES,
+                    sequence=sequence,
+                    seen=_of_batch(seen, sequence, slots),
                 )
                 plans.append(drained)
                 return drained
@@ -110,7 +138,10 @@ def stage_upserts(
             def check(outcome: Outcome) -> None:
                 check_input()
                 _check_history(plans[-1], outcome, description)
-                _check_errors(outcome, description, request.max_errors)
+                if _has_too_many_errors(outcome, request.max_errors):
+                    staged = attempt_prefix(shard, request.attempt)
+                    samples = rejected_records(spark, client.blob, schema, staged, records, request.file_names)
+                    raise _too_many_errors(outcome, request, samples)
 
             return stage(client.blob, description, schema, request.attempt, drain, check=check)
         finally:
@@ -124,14 +155,34 @@ def _slots(records: DataFrame, stash: DataFrame | None, schema: CollectionSchema
     return slots if stash is None else slots.unionByName(stash.select(*names))
 
 
-def _check_errors(outcome: Outcome, description: BatchDescription, max_errors: int | None) -> None:
-    errors = outcome.read.errors
-    if max_errors is not None and errors > max_errors:
-        raise TooManyErrors(
-            f"{errors} of {outcome.read.eligible} processed records of {description.shard} {description.interval} are"
-            f" errors; at most {max_errors} are allowed (limits.max_errors). Nothing was committed: correct the"
-            " input or the column types, or raise the limit to keep these errors as data"
-        )
+def _sequence(request: UpsertRequest) -> SequenceRules:
+    """What is forgotten before the batch was so at the upper of the one before it, which is its lower."""
+    description, keep = request.description, request.keep_deleted_ms
+    return SequenceRules(
+        is_index_delta=description.saves_delta(ORDER_INDEX_OPERATOR),
+        is_late_delta=description.saves_delta(LATE_OPERATOR),
+        forgets_before=None if keep is None else description.lower - keep,
+    )
+
+
+def _of_batch(seen: SeenBefore | None, rules: SequenceRules | None, slots: DataFrame | None) -> SeenBefore | None:
+    """A delta of the index needs only the entries of the batch's slots."""
+    return replace(seen, slots=slots) if seen and rules and rules.is_index_delta else seen
+
+
+def _has_too_many_errors(outcome: Outcome, max_errors: int | None) -> bool:
+    return max_errors is not None and outcome.read.errors > max_errors
+
+
+def _too_many_errors(outcome: Outcome, request: UpsertRequest, samples: tuple[RejectedRecord, ...]) -> TooManyErrors:
+    described = request.description
+    return TooManyErrors(
+        f"{outcome.read.errors} of {outcome.read.eligible} processed records of {described.shard}"
+        f" {described.interval} are errors; at most {request.max_errors} are allowed (limits.max_errors). Nothing was"
+        " committed: correct the input or the column types, or raise the limit to keep these errors as data."
+        f" `persist errors {described.shard} --rejected` shows more of them. {show_samples(samples)}",
+        samples,
+    )
 
 
 def _check_history(drained: PlannedUpsert, outcome: Outcome, description: BatchDescription) -> None:

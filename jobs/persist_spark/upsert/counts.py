@@ -12,13 +12,13 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from persist_core.schema import PART
-from persist_core.shard.batch import STASH_OPERATOR, PartKind
+from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR, PartKind
 from persist_spark.frame import OP, SKIP, TRUNCATE
 
 # Columns that live only between the steps of an upsert.
 AT = "_persist_at"  # bigint: the original time, for records; the diff, for committed updates (see `_history`)
-FROM = "_persist_from"  # int: where a row comes from, one of the four below
-COMMITTED, STASHED, ARRIVED, EXPANDED = 0, 1, 2, 3
+FROM = "_persist_from"  # int: where a row comes from, one of the five below
+COMMITTED, STASHED, ARRIVED, EXPANDED, INDEXED = 0, 1, 2, 3, 4
 PHASE = "_persist_phase"  # int: the outcome of a record, one of the three below
 FINAL, PENDING, COUNTED = 0, 1, 2  # processed now, kept in the stash, only counted
 LATE = "_persist_late"  # boolean: the record's own time lies before `lower`
@@ -27,10 +27,15 @@ ERR = "_persist_err"  # struct of the err columns: null for a good record
 WINS = "_persist_wins"  # boolean: the last row of its slot and time
 TIED = "_persist_tied"
 BROKEN = "_persist_broken"
+VALUE_BEFORE, ERR_BEFORE = "_persist_value_before", "_persist_err_before"  # what the slot held just before
 HAD = "_persist_had"  # boolean: the slot held a value just before
 HOLDS = "_persist_holds"  # boolean: the row leaves a value in the slot
 SIDE = "_persist_side"  # int: retract the value before, insert the row's value, stash it, change nothing
 GOES, COMES, STAYS_OUT, STAYS = -1, 1, 0, 2
+LOSES, ENTERS, FORGETS = 3, 4, 5  # in `sequence` order: a late record, an entry of the order index, one forgotten
+BEATEN = "_persist_beaten"  # boolean: a winner of its time that lost to an order seen before
+TIED_BEFORE = "_persist_tied_before"  # boolean: by canonical bytes alone
+BEYOND = "_persist_beyond"  # boolean: it was not beaten, but a forgotten tombstone might be newer
 HASHES = ("_persist_hash_0", "_persist_hash_1")
 
 
@@ -43,7 +48,7 @@ def as_json(named: Mapping[str, str]) -> Column:
     return F.expr(f"to_json(struct({struct}), map('ignoreNullFields', 'false')) AS counts")
 
 
-def read_counts() -> dict[str, str]:
+def read_counts(*, is_sequence: bool = False) -> dict[str, str]:
     """What is counted of every row after the exchange. Names are the fields of `outcome.Read`."""
     is_record = f"{FROM} IN ({STASHED}, {ARRIVED})"
     is_live = f"({is_record} AND {PHASE} != {COUNTED})"
@@ -67,10 +72,17 @@ def read_counts() -> dict[str, str]:
         "errors": f"{eligible} AND {ERR} IS NOT NULL",
         "broken": BROKEN,
     }
+    if is_sequence:
+        conditions |= {
+            "errors": f"{conditions['errors']} AND NOT {BEATEN}",
+            "order_ties": f"({conditions['order_ties']}) OR {TIED_BEFORE}",
+            "late": f"{BEATEN} AND NOT {TIED_BEFORE}",
+            "late_beyond_memory": BEYOND,
+        }
     return {name: f"count_if({condition})" for name, condition in conditions.items()}
 
 
-def emitted_counts() -> dict[str, str]:
+def emitted_counts(*, is_sequence: bool = False) -> dict[str, str]:
     """What is counted of every row written. Names are the fields of `outcome.Emitted`.
 
     `digest_*`: the sums of the halves of two hashes of each update: neither order nor files matter, and no sum of
@@ -88,6 +100,11 @@ def emitted_counts() -> dict[str, str]:
         "err_insertions": f"{PART} = '{PartKind.ERRS}' AND {SIDE} = {COMES}",
         "err_retractions": f"{PART} = '{PartKind.ERRS}' AND {SIDE} = {GOES}",
         "stash_rows": f"{PART} = '{STASH_OPERATOR}'",
+        **(
+            {"index_rows": f"{PART} = '{ORDER_INDEX_OPERATOR}'", "late_rows": f"{PART} = '{LATE_OPERATOR}'"}
+            if is_sequence
+            else {}
+        ),
     }
     counts = {name: f"count_if({condition})" for name, condition in conditions.items()}
     for i, name in enumerate(HASHES):

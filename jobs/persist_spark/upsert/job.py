@@ -8,6 +8,7 @@ sees. The result depends only on the description, the frozen input and the shard
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -41,6 +42,7 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
         max_errors=config.limits.max_errors,
         may_stash=config.time.source == "field",  # a file dated at or after the upper is not yet due
         is_columnar="parquet" in config.source.format,
+        keep_deleted_ms=config.order.keep_deleted_ms,
     )
     check_not_outdated(client.state(description.shard), description)
     key = description.input_key
@@ -52,4 +54,5 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
         frozen = FrozenInput(()) if key is None else load_frozen(client.blob, key, FrozenInput)
         check_unchanged(frozen)
         records = decode(spark, config, frozen.files, scratch=Path(scratch))
+        request = replace(request, file_names={file.order: file.relative for file in frozen.files})
         return stage_upserts(spark, client, request, records, lambda: check_unchanged(frozen))

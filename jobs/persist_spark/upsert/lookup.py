@@ -20,7 +20,7 @@ from persist_core.schema import DIFF, ERR_KEY, ERR_PAYLOAD, TIME, CollectionSche
 from persist_core.shard.batch import BatchManifest, HollowBatch, PartKind
 from persist_core.shard.key_range import KeyRange, Scalar
 from persist_core.shard.pieces import Piece, all_errs, oks_as_of, within
-from persist_spark.frame import BAD_KEY, ERR_COLUMNS, part_type, quoted
+from persist_spark.frame import BAD_KEY, ERR_COLUMNS, ORDER, order_type, part_type, quoted
 from persist_spark.read.parts import scan_pieces
 
 MAX_RANGES = 64  # of a batch's keys: each file is compared with each range
@@ -49,9 +49,9 @@ def committed_updates(
 
     History that no look-up of the newest contents needs is left out.
 
-    Columns: the user's, time, diff, the err columns, `BAD_KEY`. Value columns of retractions may be null. `slots` (key
-    columns and `BAD_KEY`, small enough to be broadcast) selects only updates of these slots. `ranges`: every key of
-    them is in one of these, so files that hold no such key are not opened.
+    Columns: the user's, time, diff, the err columns, `BAD_KEY`, in `sequence` order `ORDER`. Value columns of
+    retractions may be null. `slots` (key columns and `BAD_KEY`, small enough to be broadcast) selects only updates of
+    these slots. `ranges`: every key of them is in one of these, so files that hold no such key are not opened.
     """
     newest = (piece for batch, manifest in batches for piece in oks_as_of(batch, manifest, batch.last_time))
     oks = list(within(newest, ranges))
@@ -62,9 +62,14 @@ def committed_updates(
         ends = []
     errs = [piece for batch, manifest in batches for piece in all_errs(batch, manifest)]
     values = [column.name for column in schema.values]
-    scans: tuple[tuple[list[Piece], Sequence[str]], ...] = ((oks, values), (ends, ()), (errs, ERR_COLUMNS))
+    orders = () if schema.order is None else (ORDER,)
+    scans: tuple[tuple[list[Piece], Sequence[str]], ...] = (
+        (oks, [*values, *orders]),
+        (ends, ()),
+        (errs, [*ERR_COLUMNS, *orders]),
+    )
     frames = [
-        _restricted(found, schema, slots, is_err=more is ERR_COLUMNS)
+        of_slots(found, schema, slots, has_bad_keys=pieces is errs)
         for pieces, more in scans
         if (found := _scan(spark, blob, pieces, schema, {*schema.key_names, TIME, DIFF, *more})) is not None
     ]
@@ -99,6 +104,8 @@ def _scan(
 ) -> DataFrame | None:
     """What these pieces take, in the columns of the part frame and `BAD_KEY`; those not `needed` are null, unread."""
     columns = part_type(schema).fields
+    if schema.order is not None:
+        columns = [*columns, T.StructField(ORDER, order_type(schema))]
     found = scan_pieces(spark, blob, pieces, T.StructType([column for column in columns if column.name in needed]))
     if found is None:
         return None
@@ -116,11 +123,11 @@ def _bad_key(schema: CollectionSchema) -> str:
     return f"CASE WHEN {has_no_key} THEN coalesce({ERR_KEY}, {ERR_PAYLOAD}) END"
 
 
-def _restricted(updates: DataFrame, schema: CollectionSchema, slots: DataFrame | None, *, is_err: bool) -> DataFrame:
-    """Only updates of `slots`. Oks have a key, so plain equality is enough; it joins faster than null-safe equality."""
+def of_slots(rows: DataFrame, schema: CollectionSchema, slots: DataFrame | None, *, has_bad_keys: bool) -> DataFrame:
+    """Only rows of `slots`. Oks have a key, so plain equality is enough; it joins faster than null-safe equality."""
     if slots is None:
-        return updates
-    names = [quoted(name) for name in (*schema.key_names, *([BAD_KEY] if is_err else []))]
+        return rows
+    names = [quoted(name) for name in (*schema.key_names, *([BAD_KEY] if has_bad_keys else []))]
     wanted = slots.selectExpr(*[f"{name} AS _persist_slot{i}" for i, name in enumerate(names)])
-    same = [f"{name} {'<=>' if is_err else '='} _persist_slot{i}" for i, name in enumerate(names)]
-    return updates.join(F.broadcast(wanted), F.expr(" AND ".join(same)), "left_semi")
+    same = [f"{name} {'<=>' if has_bad_keys else '='} _persist_slot{i}" for i, name in enumerate(names)]
+    return rows.join(F.broadcast(wanted), F.expr(" AND ".join(same)), "left_semi")

@@ -6,13 +6,15 @@ Plain data that the driver makes from two observations of the action that wrote 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from persist_core.errors import InvariantViolation
-from persist_core.shard.batch import STASH_OPERATOR, BatchCounts
+from persist_core.row_text import show_row
+from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchCounts
 from persist_core.shard.stats import DrainStats
 from persist_spark.stage import StateRows
+from persist_spark.upsert.rules import SequenceRules
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Read:
     late_times: int
     errors: int
     broken: int
+    late: int = 0
+    late_beyond_memory: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class Emitted:
     digest_0_high: int
     digest_1_low: int
     digest_1_high: int
+    index_rows: int = 0
+    late_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,9 +67,17 @@ class Outcome:
     read: Read
     emitted: Emitted
     is_thorough: bool
+    sequence: SequenceRules | None = None
 
     @classmethod
-    def observed(cls, read: Mapping[str, Any], emitted: Mapping[str, Any], *, is_thorough: bool) -> Outcome:
+    def observed(
+        cls,
+        read: Mapping[str, Any],
+        emitted: Mapping[str, Any],
+        *,
+        is_thorough: bool,
+        sequence: SequenceRules | None = None,
+    ) -> Outcome:
         """From the two observations. Raises `InvariantViolation` naming both sides if the counts do not add up.
 
         Counts of a plan whose output is discarded (`needs_thorough_plan`) are not checked.
@@ -72,6 +86,7 @@ class Outcome:
             read=Read(**{name: int(value or 0) for name, value in read.items()}),
             emitted=Emitted(**{name: int(value or 0) for name, value in emitted.items()}),
             is_thorough=is_thorough,
+            sequence=sequence,
         )
         if not outcome.needs_thorough_plan:
             outcome._check()
@@ -80,12 +95,20 @@ class Outcome:
     @property
     def needs_thorough_plan(self) -> bool:
         """True if the normal plan found records that only the thorough one handles: discard its output."""
-        return not self.is_thorough and (self.read.truncates > 0 or self.read.order_ties > 0)
+        read = self.read
+        return not self.is_thorough and max(read.truncates, read.order_ties, read.late_beyond_memory) > 0
 
     @property
     def state_rows(self) -> dict[str, StateRows]:
-        """The rows of the stash."""
-        return {STASH_OPERATOR: StateRows(self.emitted.stash_rows, self.read.stashed)}
+        """The rows of the stash and, in `sequence` order, of the order index and the late records."""
+        rows = {STASH_OPERATOR: StateRows(self.emitted.stash_rows, self.read.stashed)}
+        if self.sequence is None:
+            return rows
+        index, late = self.emitted.index_rows, self.emitted.late_rows
+        # What a delta adds to has rows: a state without any is not stored.
+        rows[ORDER_INDEX_OPERATOR] = StateRows(index, index + self.sequence.is_index_delta)
+        rows[LATE_OPERATOR] = StateRows(late, late + self.sequence.is_late_delta)
+        return rows
 
     @property
     def counts(self) -> BatchCounts:
@@ -122,6 +145,8 @@ class Outcome:
             already_persisted=read.already_persisted,
             stashed=read.stashed,
             duplicates=read.duplicates,
+            late=read.late,
+            late_beyond_memory=read.late_beyond_memory,
             late_times=read.late_times,
             order_ties=read.order_ties,
             skipped=read.skipped,
@@ -132,6 +157,6 @@ class Outcome:
         self.stats.check()
         if self.emitted.output_count != self.counts.updates:
             raise InvariantViolation(
-                f"output_count = {self.emitted.output_count}, but the parts get {self.counts}. Nothing was committed;"
-                " this is a defect, please report it with the job's log"
+                f"output_count = {self.emitted.output_count}, but the parts get {show_row(asdict(self.counts))}."
+                " Nothing was committed; this is a defect, please report it with the job's log"
             )

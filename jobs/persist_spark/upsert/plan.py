@@ -44,8 +44,9 @@ from persist_core.schema import (
     CollectionSchema,
     Late,
 )
-from persist_core.shard.batch import STASH_OPERATOR, PartKind
+from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR, PartKind
 from persist_core.shard.parts import ERR_IDENTITY
+from persist_core.time_text import show_interval, show_time
 from persist_spark.frame import (
     BAD_KEY,
     DELETE,
@@ -59,6 +60,7 @@ from persist_spark.frame import (
     canonical_key,
     passed,
     quoted,
+    shown_time,
 )
 from persist_spark.upsert.counts import (
     ARRIVED,
@@ -68,6 +70,7 @@ from persist_spark.upsert.counts import (
     COMMITTED,
     COUNTED,
     ERR,
+    ERR_BEFORE,
     EXPANDED,
     FINAL,
     FROM,
@@ -84,15 +87,36 @@ from persist_spark.upsert.counts import (
     STAYS_OUT,
     TIED,
     VALUE,
+    VALUE_BEFORE,
     WINS,
     as_json,
     emitted_counts,
     read_counts,
 )
 from persist_spark.upsert.outcome import Outcome
-from persist_spark.upsert.rules import CANONICAL, FLOOR, GIVEN, LOWER, UPPER, UpsertRules
+from persist_spark.upsert.rules import (
+    CANONICAL,
+    ENTRY,
+    FLOOR,
+    GIVEN,
+    IS_OLD,
+    LOWER,
+    TRUNCATED,
+    UPPER,
+    SequenceRules,
+    UpsertRules,
+)
+from persist_spark.upsert.sequence import (
+    IS_TRUNCATED,
+    PARTS,
+    SeenBefore,
+    expanded,
+    judged,
+    remembered,
+    sided,
+    with_full_state,
+)
 
-VALUE_BEFORE, ERR_BEFORE = "_persist_value_before", "_persist_err_before"  # what the slot held just before
 _NEVER = -1  # the time of control records, which are only counted
 # What the original time of an already persisted record is subtracted from: the result is negative, so the record is
 # compared with no update, and one for each time, so only the last record of each key and time counts.
@@ -119,8 +143,13 @@ class PlannedUpsert:
 
     @property
     def operators(self) -> dict[str, bool]:
-        """The stash, and whether only what is new in it is written."""
-        return {STASH_OPERATOR: self._rules.is_delta} if self._rules.may_stash else {}
+        """The stash, in `sequence` order the order index and the late records; and whether only what is new in each is
+        written."""
+        stash = {STASH_OPERATOR: self._rules.is_delta} if self._rules.may_stash else {}
+        order = self._rules.sequence
+        return stash | (
+            {ORDER_INDEX_OPERATOR: order.is_index_delta, LATE_OPERATOR: order.is_late_delta} if order else {}
+        )
 
     def outcome(self) -> Outcome:
         """What the action observed. Call it only after the action has succeeded: it waits for the counts.
@@ -128,13 +157,16 @@ class PlannedUpsert:
         Raises `InvariantViolation` if the counts do not add up, or if records were stashed against the promise.
         """
         outcome = Outcome.observed(
-            json.loads(self._read.get["counts"]), json.loads(self._emitted.get["counts"]), is_thorough=self.is_thorough
+            json.loads(self._read.get["counts"]),
+            json.loads(self._emitted.get["counts"]),
+            is_thorough=self.is_thorough,
+            sequence=self._rules.sequence,
         )
         if outcome.emitted.stash_rows and not self._rules.may_stash:
             raise InvariantViolation(
-                f"{outcome.emitted.stash_rows} records have times at or after the upper {self._rules.upper};"
-                " expected none (may_stash=False). Nothing was committed; this is a defect, please report it with the"
-                " job's log"
+                f"{outcome.emitted.stash_rows} records have times at or after the upper"
+                f" {show_time(self._rules.upper)}; expected none (may_stash=False). Nothing was committed; this is a"
+                " defect, please report it with the job's log"
             )
         return outcome
 
@@ -161,6 +193,8 @@ def persistent_upsert(
     may_stash: bool = True,
     is_thorough: bool = False,
     in_one_task: bool = False,
+    sequence: SequenceRules | None = None,
+    seen: SeenBefore | None = None,
 ) -> PlannedUpsert:
     """The updates that `records` (the records frame) make of `state`, for the batch `[lower, upper)`.
 
@@ -171,26 +205,39 @@ def persistent_upsert(
     caller redelivers) it is dropped and counted. `is_delta`: emit only newly stashed records. `may_stash=False`
     promises that no time lies at or after `upper`, and leaves out the columns that only the stash has. `is_thorough`:
     expand truncates and break ties; `state` then has to hold *all* slots. `in_one_task`: all of this is so little that
-    one task does it, without an exchange.
+    one task does it, without an exchange. `sequence`: drain in `sequence` order, after what was `seen` before; `state`
+    then has the column `ORDER`.
 
     Raises `BadBounds` if `as_of_frontier` is not before `upper`.
     """
     floor = lower if as_of_frontier is None else max(lower, as_of_frontier)
     if upper is not None and floor >= upper:
-        raise BadBounds(f"times cannot advance to {floor} in a batch [{lower}, {upper}); expected less than its upper")
-    rules = UpsertRules(schema, lower, upper, floor, late, is_delta, may_stash, is_thorough)
+        raise BadBounds(
+            f"times cannot advance to {show_time(floor)} in a batch {show_interval(lower, upper)}; expected less than"
+            " its upper"
+        )
+    rules = UpsertRules(schema, lower, upper, floor, late, is_delta, may_stash, is_thorough, sequence)
     chain = _arrivals(records, ARRIVED, rules)
-    if stash is not None:
-        chain = chain.union(_stashed(stash, lower if stash_frontier is None else stash_frontier, rules))
+    stashed = None if stash is None else _stashed(stash, lower if stash_frontier is None else stash_frontier, rules)
+    if stashed is not None:
+        chain = chain.union(stashed)
+    if sequence is not None:
+        chain = remembered(chain, seen or SeenBefore(), stashed, rules)
     if state is not None:
-        chain = chain.union(_history(state, records.schema[ORDER].dataType.simpleString(), rules))
+        history = _history(state, records.schema[ORDER].dataType.simpleString(), rules)
+        chain = chain.unionByName(history, allowMissingColumns=sequence is not None)
     if is_thorough:
         chain = _with_truncates(chain, rules)
     if in_one_task:
         chain = chain.coalesce(1)
     read, emitted = Observation(), Observation()
-    ranked = _ranked(chain, rules).observe(read, as_json(read_counts()))
-    changes = _changes(ranked, rules).observe(emitted, as_json(emitted_counts()))
+    is_sequence = sequence is not None
+    ranked = judged(chain, rules) if is_sequence else _ranked(chain, rules)
+    ranked = ranked.observe(read, as_json(read_counts(is_sequence=is_sequence)))
+    changes = _flat(sided(ranked, rules) if is_sequence else _sided(ranked, rules), rules)
+    if seen is not None:
+        changes = with_full_state(changes, seen, rules)
+    changes = changes.observe(emitted, as_json(emitted_counts(is_sequence=is_sequence)))
     return PlannedUpsert(_published(changes, rules), is_thorough, rules, chain, read, emitted)
 
 
@@ -224,10 +271,11 @@ def _arrivals(records: DataFrame, origin: int, rules: UpsertRules) -> DataFrame:
 def _with_late_errs(records: DataFrame, rules: UpsertRules) -> DataFrame:
     """Make each record before `lower` an err of its slot. Its payload is its values: the raw record is not kept."""
     is_good = F.col(ERR_KIND).isNull() & ~F.col(OP).isin(TRUNCATE, SKIP)
+    own_time, lower = shown_time(TIME), shown_time(LOWER)
     refused = F.coalesce((F.col(TIME) < F.col(LOWER)) & is_good, F.lit(False))
     err = {
         ERR_KIND: F.lit(LATE_TIME),
-        ERR_MESSAGE: F.expr(f"concat('time ', {TIME}, ' lies before ', {LOWER}, ', which is final')"),
+        ERR_MESSAGE: F.expr(f"concat('time ', {own_time}, ' lies before ', {lower}, ', which is final')"),
         ERR_KEY: F.coalesce(F.col(BAD_KEY), canonical_key(rules.schema)),
         ERR_PAYLOAD: canonical_json(rules.schema.values),
     }
@@ -248,7 +296,7 @@ def _history(state: DataFrame, order_type: str, rules: UpsertRules) -> DataFrame
         f"{FINAL} AS {PHASE}",
         f"false AS {LATE}",
         f"CASE WHEN {DIFF} > 0 THEN '{UPSERT}' ELSE '{DELETE}' END AS {OP}",
-        f"CAST(NULL AS {order_type}) AS {ORDER}",
+        f"{f'CASE WHEN {DIFF} > 0 THEN {ORDER} END' if rules.sequence else f'CAST(NULL AS {order_type})'} AS {ORDER}",
         f"CASE WHEN {DIFF} > 0 AND {ERR_KIND} IS NULL THEN {rules.value_struct} END AS {VALUE}",
         _ERR_STRUCT,
     )
@@ -304,9 +352,11 @@ def _with_truncates(chain: DataFrame, rules: UpsertRules) -> DataFrame:
     Of several truncates at one time the last one does all that the others do, so only it is expanded.
     """
     is_truncate = f"{OP} = '{TRUNCATE}' AND {PHASE} = {FINAL}"
-    newest = F.expr(f"max(struct({AT}, {ORDER}, {LATE})) AS newest")
+    compared = [ORDER, AT, LATE, TRUNCATED] if rules.sequence else [AT, ORDER, LATE]
+    newest = F.expr(f"max(struct({', '.join(compared)})) AS newest")
     truncates = chain.where(is_truncate).groupBy(TIME).agg(newest)
-    slots = chain.where(f"{OP} NOT IN ('{TRUNCATE}', '{SKIP}')").select(*rules.slot).distinct()
+    has_slot = f"{OP} NOT IN ('{TRUNCATE}', '{SKIP}')" + (f" AND {IS_TRUNCATED}" if rules.sequence else "")
+    slots = chain.where(has_slot).select(*rules.slot).distinct()
     given = {
         AT: f"newest.{AT}",
         ORDER: f"newest.{ORDER}",
@@ -316,15 +366,19 @@ def _with_truncates(chain: DataFrame, rules: UpsertRules) -> DataFrame:
         OP: f"'{DELETE}'",
         VALUE: "NULL",
         ERR: "NULL",
+        ENTRY: "NULL",
+        TRUNCATED: f"newest.{TRUNCATED}",
+        IS_OLD: "false",
     }
-    cells = {name: name for name in rules.chain} | given
-    expanded = slots.crossJoin(F.broadcast(truncates)).selectExpr(*[f"{sql} AS {name}" for name, sql in cells.items()])
-    both = _with_canonical(chain.union(expanded), rules)
+    cells = [f"{given.get(name, name)} AS {name}" for name in rules.chain]
+    both = _with_canonical(chain.union(slots.crossJoin(F.broadcast(truncates)).selectExpr(*cells)), rules)
+    if rules.sequence:
+        return expanded(both, rules)
     had = f"coalesce(lag({OP} = '{UPSERT}' AND {PHASE} != {COUNTED}) {rules.by_rank}, false) AS {HAD}"
     return both.selectExpr("*", had).where(f"{FROM} != {EXPANDED} OR {HAD}").drop(HAD)
 
 
-def _changes(ranked: DataFrame, rules: UpsertRules) -> DataFrame:
+def _sided(ranked: DataFrame, rules: UpsertRules) -> DataFrame:
     """Compare each winner with the one before it in its slot.
 
     One row per update, per record to be stashed, and, only to be counted, per value that was there already. A truncate
@@ -348,29 +402,29 @@ def _changes(ranked: DataFrame, rules: UpsertRules) -> DataFrame:
         f" WHEN {HAD} THEN array({GOES}) WHEN {HOLDS} THEN array({COMES}) END"
     )
     kept = [*rules.slot, TIME, AT, OP, ORDER, HAD, HOLDS, VALUE, ERR, VALUE_BEFORE, ERR_BEFORE]
-    sided = linked.where(f"{FROM} != {COMMITTED}").selectExpr(*kept, f"explode({sides}) AS {SIDE}")
-    return _flat(sided, rules)
+    return linked.where(f"{FROM} != {COMMITTED}").selectExpr(*kept, f"explode({sides}) AS {SIDE}")
 
 
 def _flat(sided: DataFrame, rules: UpsertRules) -> DataFrame:
     """What each row writes, unpacked: k0.., v0.., the err columns, time and diff, and which part it goes to."""
     chosen = sided.selectExpr(
-        *[*rules.slot, OP, ORDER, SIDE, HAD, HOLDS],
+        *[*rules.keys, *(rules.state_columns if rules.sequence else (OP, ORDER, BAD_KEY)), SIDE, HAD, HOLDS],
         f"CASE WHEN {SIDE} = {STAYS_OUT} THEN {AT} ELSE {TIME} END AS {TIME}",
-        f"CASE WHEN {SIDE} != {STAYS_OUT} THEN CAST({SIDE} AS BIGINT) END AS {DIFF}",
+        f"CASE WHEN {SIDE} IN ({GOES}, {COMES}) THEN CAST({SIDE} AS BIGINT) END AS {DIFF}",
         f"CASE WHEN {SIDE} = {GOES} THEN {VALUE_BEFORE} ELSE {VALUE} END AS {VALUE}",
         f"CASE WHEN {SIDE} = {GOES} THEN {ERR_BEFORE} ELSE {ERR} END AS {ERR}",
     )
     part = (
         f"CASE WHEN {SIDE} = {STAYS_OUT} THEN '{STASH_OPERATOR}' WHEN {SIDE} = {STAYS} THEN NULL"
-        f" WHEN {ERR} IS NOT NULL THEN '{PartKind.ERRS}'"
+        f"{PARTS if rules.sequence else ''} WHEN {ERR} IS NOT NULL THEN '{PartKind.ERRS}'"
         f" WHEN {SIDE} = {COMES} THEN '{PartKind.INSERTIONS}' ELSE '{PartKind.RETRACTIONS}' END"
     )
+    of_stash = "{0}" if rules.sequence else f"CASE WHEN {SIDE} = {STAYS_OUT} THEN {{0}} END AS {{0}}"
     rows = chosen.selectExpr(
         *[*rules.keys, TIME, DIFF, SIDE, HAD, HOLDS],
         *[f"{VALUE}.{name} AS {name}" for name in rules.values],
         *[f"{ERR}.{name} AS {name}" for name in ERR_COLUMNS],
-        *[f"CASE WHEN {SIDE} = {STAYS_OUT} THEN {name} END AS {name}" for name in rules.stash_columns],
+        *map(of_stash.format, rules.state_columns),
         f"{part} AS {PART}",
     )
     return rows.selectExpr("*", *_hashes(rules))
@@ -380,7 +434,7 @@ def _published(changes: DataFrame, rules: UpsertRules) -> DataFrame:
     """The updates under the user's names."""
     flat = zip(rules.keys + rules.values, rules.schema.columns, strict=True)
     user = [f"{name} AS {quoted(column.name)}" for name, column in flat]
-    return changes.where(f"{SIDE} != {STAYS}").selectExpr(*user, TIME, DIFF, *ERR_COLUMNS, *rules.stash_columns, PART)
+    return changes.where(f"{SIDE} != {STAYS}").selectExpr(*user, TIME, DIFF, *ERR_COLUMNS, *rules.state_columns, PART)
 
 
 def _hashes(rules: UpsertRules) -> list[str]:

@@ -7,14 +7,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from persist_core.schema import TIME, CollectionSchema, Late
+from persist_core.schema import ACTED, BEATEN_BY, INDEX_KIND, TIME, CollectionSchema, Late
 from persist_spark.frame import BAD_KEY, OP, ORDER, passed, quoted
-from persist_spark.upsert.counts import AT, ERR, FROM, LATE, PHASE, VALUE
+from persist_spark.upsert.counts import AT, COMMITTED, ERR, FROM, INDEXED, LATE, PHASE, VALUE
 
 # Columns of arrivals, bigint: the batch's bounds, the time of records without one, the least time of an update.
 LOWER, UPPER, GIVEN, FLOOR = "_persist_lower", "_persist_upper", "_persist_given", "_persist_floor"
 CANONICAL = "_persist_canonical"  # bytes that decide between records of one order
 _NO_CELLS = "'is_there', true"  # a collection may have a key and nothing else; Spark has no empty structs
+
+
+# Columns that only `sequence` order has, see `persist_spark.upsert.sequence`.
+ENTRY = "_persist_entry"  # struct: of a row of the order index, what it says
+TRUNCATED = "_persist_truncated"  # struct: the order of a truncate that is above the row's; else null
+IS_OLD = "_persist_is_old"  # boolean: a forgotten tombstone has a higher order
+SEEN = (ENTRY, TRUNCATED, IS_OLD)
+
+
+@dataclass(frozen=True)
+class SequenceRules:
+    """What `sequence` order adds: which of its two states get only what is new, and before which time (ms)
+    tombstones are forgotten (`None`: never)."""
+
+    is_index_delta: bool
+    is_late_delta: bool
+    forgets_before: int | None
 
 
 @dataclass(frozen=True)
@@ -29,6 +46,7 @@ class UpsertRules:
     is_delta: bool
     may_stash: bool
     is_thorough: bool
+    sequence: SequenceRules | None = None
 
     @property
     def bounds(self) -> list[str]:
@@ -56,7 +74,7 @@ class UpsertRules:
     @property
     def chain(self) -> list[str]:
         """The columns of arrivals, stashed and committed rows, all in one frame."""
-        return [*self.slot, TIME, AT, FROM, PHASE, LATE, OP, ORDER, VALUE, ERR]
+        return [*self.slot, TIME, AT, FROM, PHASE, LATE, OP, ORDER, VALUE, ERR, *(SEEN if self.sequence else ())]
 
     @property
     def key_columns(self) -> list[str]:
@@ -70,8 +88,10 @@ class UpsertRules:
         return f"named_struct({', '.join(cells) or _NO_CELLS})"
 
     @property
-    def stash_columns(self) -> tuple[str, ...]:
-        """The columns of the records frame that parts do not have."""
+    def state_columns(self) -> tuple[str, ...]:
+        """The columns that operator state has besides those of parts; in `sequence` order, parts have their `ORDER`."""
+        if self.sequence:
+            return (OP, ORDER, BAD_KEY, INDEX_KIND, BEATEN_BY, ACTED)
         return (OP, ORDER, BAD_KEY) if self.may_stash else ()
 
     def over(self, *order: str) -> str:
@@ -81,4 +101,5 @@ class UpsertRules:
     @property
     def by_rank(self) -> str:
         """The rows of a slot in order: the last of a time is its winner."""
-        return self.over(TIME, AT, ORDER, *([CANONICAL] if self.is_thorough else []))
+        at = f"CASE WHEN {FROM} IN ({COMMITTED}, {INDEXED}) THEN {AT} END" if self.sequence else AT
+        return self.over(TIME, at, ORDER, *([CANONICAL] if self.is_thorough else []))

@@ -34,6 +34,7 @@ from persist_core.shard.stats import DryRun
 from persist_core.sources.frozen import load_frozen
 from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource
 from persist_core.spark_job.spec import JobSpec
+from persist_core.time_text import show_time
 from persist_spark.frame import ERR_COLUMNS, part_type, quoted
 from persist_spark.read.damage import check_sizes, named_damage, part_sizes
 from persist_spark.read.frames import error_updates, snapshot
@@ -115,7 +116,11 @@ def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
     view = _View(spark, client, location, config, state, list(zip(below, manifests, strict=True)))
     moved_bytes = description.input_bytes + sum(manifest.size_bytes for manifest in manifests)
     wanted = {**stage_settings(moved_bytes), **listing(client.blob), **_JOINS}
-    with settings(spark, wanted), failed(config.name, f"the refresh at {frozen.as_of}"), named_damage(client.blob):
+    with (
+        settings(spark, wanted),
+        failed(config.name, f"the refresh as of {show_time(frozen.as_of)}"),
+        named_damage(client.blob, client),
+    ):
         schema, installed = view.plan(frozen, frozen.as_of)
         if spec.dry_run_as_of is not None:
             dry_run = _dry_run(view, schema, installed, frozen.as_of)

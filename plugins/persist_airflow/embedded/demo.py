@@ -188,7 +188,7 @@ def _print_results(
     _print_table(console, "errors (bad input is kept, never lost, and fails no run)", errors)
     state = client.state(config.name)
     console.print(
-        f"shard [bold]{config.name}[/]: since {state.since}, upper {state.upper} ({_day(end_ms)}),"
+        f"shard [bold]{config.name}[/]: since {state.since}, upper {state.upper},"
         f" version {state.seqno}, {len(state.batches)} batches",
         soft_wrap=True,
     )

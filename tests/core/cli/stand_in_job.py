@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from persist_core.config.view import ViewConfig
+from persist_core.errors import RejectedRecord
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import stage_manifest
 from persist_core.location.open import open_location
@@ -31,7 +32,8 @@ def main(what: str) -> int:
         client = PersistClient(opened)
         spec = load_spec(opened.blob, sys.argv[-4:])
         if what == "fail":
-            record_failure(opened.blob, spec, os.environ["STAND_IN_KIND"], "the job says why")
+            sample = RejectedRecord("value", "column 'qty': no integer", 86_400_000, '{"id":1}', "x\ty", "2026/a.jsonl")
+            record_failure(opened.blob, spec, os.environ["STAND_IN_KIND"], "the job says why", [sample])
             return 1
         if what == "beaten" or (what == "race" and not Path(os.environ["STAND_IN_NOTES"] + ".raced").exists()):
             _win(client, spec)

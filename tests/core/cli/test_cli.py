@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from persist_core.cli.main import run_command
-from persist_core.cli.output import printable, show_bytes
+from persist_core.cli.output import printable
 from persist_core.config.collection import CollectionConfig
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
@@ -28,6 +28,7 @@ from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.state import Committed
+from persist_core.shard.stats import show_bytes
 from persist_core.time_text import format_time, parse_time, show_time
 from tests.servers.backends import blob_uri_beside, on_each_consensus
 
@@ -361,5 +362,5 @@ def test_texts_that_are_no_time(text: str) -> None:
 
 def test_small_words_for_people() -> None:
     assert [show_bytes(n) for n in (0, 1023, 1536, 5 << 30)] == ["0 B", "1023 B", "1.5 KiB", "5.0 GiB"]
-    assert [show_time(t) for t in (None, 5, DAY_1)] == ["closed", "5", "2026-01-01T00:00:00Z"]
+    assert [show_time(t) for t in (None, 5, DAY_1)] == ["closed", "5", f"2026-01-01T00:00:00Z ({DAY_1})"]
     assert printable("é\t\x9b\u2066") == "é\\t\\x9b\\u2066"

@@ -150,7 +150,7 @@ def test_a_restore_that_loses_its_race_ends_with_5(persist: Persist, monkeypatch
         assert isinstance(persist.append(persist.describe(DAY_3, DAY_3 + 9, "c"), [], []), Committed)
         return restore(client, plan, writer=writer)
 
-    monkeypatch.setattr("persist_core.cli.restore.restore", overtaken)
+    monkeypatch.setattr("persist_core.protocol.restore.restore", overtaken)
     ran = persist("restore", "orders", "--to", first, "--json")
     assert ran.code == 5
     assert "won by test/c" in json.loads(ran.err)["error"]["message"]

@@ -108,7 +108,7 @@ def test_a_run_commits_and_the_next_has_nothing_to_do(world: World) -> None:
 
 def test_an_interval_without_input_needs_no_spark(world: World) -> None:
     report = world.run(world.config())
-    assert [r.interval for r in report.rounds] == [f"[0, {UNTIL})"]
+    assert [r.interval for r in report.rounds] == [f"0 -> {UNTIL}"]
     assert world.calls() == []
 
 
@@ -290,7 +290,7 @@ def test_the_command(world: World, capsys: pytest.CaptureFixture[str], monkeypat
     captured = capsys.readouterr()
     body = json.loads(captured.out)
     assert (body["status"], body["commits"][0]["input_files"], body["commits"][0]["upper"]) == ("committed", 1, UNTIL)
-    assert "minted [0, 1000)" in captured.err
+    assert "minted 0 -> 1000" in captured.err
     monkeypatch.setenv("PERSIST_COLLECTIONS", str(world.folder))
     assert run_command(["run", "orders", "--until", str(UNTIL)]) == 0
     assert capsys.readouterr().out.startswith("orders is up to date")
@@ -300,7 +300,31 @@ def test_the_command(world: World, capsys: pytest.CaptureFixture[str], monkeypat
     captured = capsys.readouterr()
     assert captured.out == ""
     assert json.loads(captured.err.splitlines()[-1])["error"]["kind"] == "too_many_errors"
+    world.spark_will("fail", "unexpected")  # a later failure of another kind hides nothing
+    assert run_command(["run", str(world.folder / "orders.yaml"), "--json"]) == 5
+    _check_rejected(capsys)
     assert run_command(["run", "orders", "--conf", "nonsense"]) == 2
+
+
+def _check_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    """The samples of the refused batch, for people and for programs."""
+    capsys.readouterr()
+    assert run_command(["errors", "orders", "--rejected"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("refused at 20")
+    assert "the job says why" in shown
+    for cell in ("column 'qty': no integer", "x\\ty", "1970-01-02T00:00:00Z", "2026/a.jsonl"):
+        assert cell in shown
+    assert run_command(["errors", "orders", "--rejected", "--json"]) == 0
+    (sample,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert sample == {
+        "kind": "value", "message": "column 'qty': no integer", "time": 86_400_000,
+        "key": '{"id":1}', "payload": "x\ty", "source": "2026/a.jsonl",
+    }  # fmt: skip
+    assert run_command(["errors", "nothing", "--rejected"]) == 0
+    assert "no batch of nothing was refused" in capsys.readouterr().out
+    assert run_command(["errors", "orders", "--rejected", "--as-of", "1"]) == 2
+    capsys.readouterr()
 
 
 def test_a_time_in_the_future_needs_force(world: World, capsys: pytest.CaptureFixture[str]) -> None:

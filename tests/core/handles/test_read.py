@@ -255,7 +255,7 @@ def test_missing_and_broken_parts_are_named() -> None:
 
 def test_staging_refuses_what_a_batch_may_not_hold() -> None:
     shard = Shard()
-    with pytest.raises(BadBounds, match=r"lie outside of \[0, 10\)"):
+    with pytest.raises(BadBounds, match=r"lie outside of 0 -> 10"):
         shard.append(0, 10, [(1, "eu", None, None, 10, 1)])
     with pytest.raises(BadBounds, match="diff 0"):
         shard.append(0, 10, [(1, "eu", None, None, 5, 0)])

@@ -30,6 +30,7 @@ from persist_core.oracle.upsert import (
     consolidate,
     drain_sealed_input,
 )
+from persist_core.schema import MISSING_ORDER
 from persist_core.shard.stats import DrainStats
 from tests.core.oracle.strategies import KEYS, SCHEMA, History, SealedInput, histories, redelivered
 from tests.core.oracle.test_upsert import bytes_of, contents, shown
@@ -211,6 +212,15 @@ def test_a_tombstone_is_kept_while_a_record_of_its_key_is_stashed() -> None:
     waiting = put(3, NEW, time=4)
     found, stats = run([put(5, TOMBSTONE), waiting], [], [], [], [], keep_deleted_ms=0)
     assert (found, stats[-1].late, stats[-1].late_beyond_memory) == ({}, 1, 0)
+
+
+def test_a_record_without_an_order_is_not_beaten_and_no_truncate_takes_it() -> None:
+    unordered = Record(b"place", Err(MISSING_ORDER, b"place", b"raw"), None, (None,))
+    truncate = Record(None, TRUNCATE, None, (5,))
+    for batches in ([[unordered], [truncate]], [[truncate], [unordered]], [[truncate, unordered]]):
+        found, stats = run(*batches)
+        assert list(found) == [b"place"]
+        assert sum(each.late + each.truncated for each in stats) == 0
 
 
 def test_memory_keeps_living_rows_and_what_the_floor_does_not_cover() -> None:

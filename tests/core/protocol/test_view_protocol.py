@@ -10,7 +10,7 @@ import pytest
 from persist_core.clock import ManualClock
 from persist_core.config.view import ViewConfig
 from persist_core.errors import CorruptArtifact, InvalidInput, OutsideFrontiers, UnknownVersion
-from persist_core.frontier import CLOSED, MAX_TIME, Frontier
+from persist_core.frontier import CLOSED, Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.history import advance_since, set_history
 from persist_core.handles.write import manifest_for, stage_manifest
@@ -28,6 +28,7 @@ from persist_core.shard.sealed import seal
 from persist_core.shard.state import Committed
 from persist_core.sources.frozen import load_frozen
 from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource, check_closable
+from persist_core.time_text import MAX_TIME
 
 SCHEMA = CollectionSchema(key=(), values=(Column("n", "bigint"),))
 

@@ -1,0 +1,5 @@
+"""The DAG `persist_actions`: one action on one shard, by hand. See docs/operations.md, Actions."""
+
+from persist_airflow.actions import build_actions_dag
+
+dag = build_actions_dag()

@@ -1,0 +1,102 @@
+"""Samples of the errors of a batch that is refused for having too many of them.
+
+staged errs ─> a few of them ─┬─> RejectedRecord..
+records ─> the same payloads ─┘   with the file that each is from
+
+It costs two small Spark jobs, and only if the batch is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from persist_core.errors import RejectedRecord
+from persist_core.location.blob import Blob
+from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema
+from persist_core.shard.batch import PartKind
+from persist_spark.frame import ORDER, part_type
+from persist_spark.read.parts import scan_keys
+
+MAX_SAMPLES = 20  # as many as help a person; the record of the failure holds them
+MAX_SHOWN = 3  # in the message itself
+MAX_CHARS = 200  # of a payload or a key in the message
+MAX_BYTES = 2_000  # of a payload or a key
+_MAX_FOUND = 10 * MAX_SAMPLES  # a payload may occur in many files
+
+
+def rejected_records(
+    spark: SparkSession,
+    blob: Blob,
+    schema: CollectionSchema,
+    attempt_prefix: str,
+    records: DataFrame,
+    file_names: Mapping[str, str],
+) -> tuple[RejectedRecord, ...]:
+    """At most `MAX_SAMPLES` errors that the attempt with this prefix has staged, by kind and time.
+
+    `file_names` has the name of each input file, by its place in the order of files.
+    """
+    prefix = f"{attempt_prefix}/{PART}={PartKind.ERRS}/"
+    keys = [file.key for file in blob.list_keys_and_metadata(prefix) if file.key.endswith(".parquet")]
+    if not keys:
+        return ()
+    staged = scan_keys(spark, blob, keys, part_type(schema)).where(F.col(DIFF) > 0)
+    shown = [_start(name) for name in (ERR_KEY, ERR_PAYLOAD)]
+    samples = staged.select(ERR_KIND, ERR_MESSAGE, TIME, *shown, _digest()).limit(MAX_SAMPLES).collect()
+    sources = _sources(records, [row["digest"] for row in samples if row["digest"] is not None])
+    found = [
+        RejectedRecord(
+            kind=row[ERR_KIND],
+            message=row[ERR_MESSAGE] or "",
+            time=row[TIME],
+            key=_text(row[ERR_KEY]),
+            payload=_text(row[ERR_PAYLOAD]),
+            source=file_names.get(sources.get(row["digest"], "")),
+        )
+        for row in samples
+    ]
+    return tuple(sorted(found, key=lambda each: (each.kind, each.time, each.payload or "")))
+
+
+def show_samples(samples: Sequence[RejectedRecord]) -> str:
+    """The first of them, for a message: kind, reason, key, payload and file of each on a line of its own."""
+    lines = [
+        f"{each.kind}: {each.message}; key {_shown(each.key)}; payload {_shown(each.payload)};"
+        f" from {each.source or 'the stash, or a record that came too late'}"
+        for each in samples[:MAX_SHOWN]
+    ]
+    return "\n".join(["The first:", *(f"  {line}" for line in lines)]) if lines else ""
+
+
+def _shown(text: str | None) -> str:
+    """A text in quotes, with what is not printable escaped."""
+    if text is None:
+        return "null"
+    return repr(text) if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]!r}..."
+
+
+def _digest() -> SparkColumn:
+    return F.when(F.col(ERR_PAYLOAD).isNotNull(), F.xxhash64(ERR_PAYLOAD)).alias("digest")
+
+
+def _start(name: str) -> SparkColumn:
+    return F.substring(F.col(name), 1, MAX_BYTES).alias(name)
+
+
+def _sources(records: DataFrame, digests: list[int]) -> dict[int, str]:
+    """A file that holds each payload, by its place in the order of files. None is known of a record from the stash, or
+    of one that became an error by its time."""
+    if not digests:
+        return {}
+    file = F.col(ORDER).getField("file").alias("file")
+    rows = records.select(_digest(), file).where(F.col("digest").isin(digests)).limit(_MAX_FOUND).collect()
+    return {row["digest"]: row["file"] for row in rows}
+
+
+def _text(value: bytearray | None) -> str | None:
+    """Bytes as text. What is not UTF-8, perhaps because it was cut there, becomes a mark."""
+    return None if value is None else bytes(value).decode("utf-8", "replace")

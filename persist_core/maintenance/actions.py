@@ -1,0 +1,202 @@
+"""What a user does to one shard, with one result for all who ask: the command line and Airflow's operators.
+
+restore, fork, pin, unpin, release, fsck, rebuild -> Done(facts for programs, lines for people)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from persist_core.checkpoint import pins
+from persist_core.errors import CheckpointNotFound, InvalidInput, RunFailed
+from persist_core.gc import drop as dropping
+from persist_core.handles.client import PersistClient
+from persist_core.maintenance import fsck, holders
+from persist_core.protocol import fork as forking
+from persist_core.protocol import restore as restoring
+from persist_core.protocol.restore import MAX_UPDATES, NothingToRestore, RestorePlan
+from persist_core.protocol.stages import Conflict
+from persist_core.shard.batch import BatchCounts
+from persist_core.shard.keys import CheckpointLayout, check_checkpoint_id
+from persist_core.shard.state import Committed
+from persist_core.shard.stats import show_bytes
+from persist_core.time_text import format_time, show_time
+
+MAX_SHOWN = 20  # inputs in `lines`; `facts` has all
+
+
+@dataclass(frozen=True)
+class Done:
+    """What an action did: `facts` as `persist ... --json` prints them, `lines` for people, the first one sums it up."""
+
+    facts: Mapping[str, Any]
+    lines: tuple[str, ...]
+
+
+def restore(
+    client: PersistClient,
+    shard: str,
+    checkpoint_id: str,
+    *,
+    writer: str,
+    is_dry_run: bool = False,
+    max_updates: int = MAX_UPDATES,
+) -> Done:
+    """Make the shard's contents, progress and stash those of a checkpoint; a dry run says what would change.
+
+    Raises what `plan_restore` does, and `RunFailed` if another writer was faster: then nothing was restored.
+    """
+    check_checkpoint_id(checkpoint_id)
+    plan = restoring.plan_restore(client, shard, checkpoint_id, max_updates=max_updates)
+    if isinstance(plan, NothingToRestore):
+        facts = {"shard": shard, "status": "up_to_date", "restored_from": checkpoint_id, "reason": plan.reason}
+        return Done(facts, (f"nothing to do: {plan.reason}",))
+    if is_dry_run:
+        return _restored(plan, None)
+    result = restoring.restore(client, plan, writer=writer)
+    if isinstance(result, Conflict):
+        raise RunFailed(f"{result.record}. Shard {shard} was not restored: pause its DAG, then try again")
+    return _restored(plan, result)
+
+
+def _restored(plan: RestorePlan, done: Committed | None) -> Done:
+    checkpoint, counts, files = plan.point.checkpoint, plan.counts, plan.inputs_again
+    facts = {
+        "shard": plan.shard,
+        "status": "restored" if done else "dry_run",
+        "restored_from": checkpoint.checkpoint_id,
+        "checkpoint_id": done.commit.checkpoint_id if done else None,
+        "lower": plan.lower,
+        "upper": plan.upper,
+        "counts": {name: rows for name, rows in asdict(counts).items() if name != "history"},  # only runs have it
+        "stash_files": sum(map(len, plan.point.operators.values())),
+        "inputs_again": None if files is None else list(files),
+    }
+    lines = [
+        f"{plan.shard} {'is' if done else 'would be'} as it was at checkpoint {checkpoint.checkpoint_id} (upper"
+        f" {show_time(plan.point.upper)}), from {show_time(plan.lower)} on: {_counted(counts)}"
+    ]
+    if files is None:
+        lines.append("which inputs will be read again is not known: the record of consumed inputs is damaged")
+    else:
+        lines.append(f"inputs consumed since, which the next run reads again if they are still there: {len(files)}")
+        lines += [f"  {path}" for path in files[:MAX_SHOWN]]
+        if len(files) > MAX_SHOWN:
+            lines.append(f"  and {len(files) - MAX_SHOWN} more; --json has all")
+    lines.append(
+        f"committed as checkpoint {done.commit.checkpoint_id}; records that come again count from {plan.upper} on"
+        " where their own time is earlier"
+        if done
+        else "nothing was written"
+    )
+    return Done(facts, tuple(lines))
+
+
+def _counted(counts: BatchCounts) -> str:
+    return (
+        f"{counts.insertions} rows inserted, {counts.retractions} retracted, {counts.err_insertions} errors inserted,"
+        f" {counts.err_retractions} retracted"
+    )
+
+
+def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, *, writer: str) -> Done:
+    """Make `new_shard` of a checkpoint; the shard itself does not change. Raises what `protocol.fork` does."""
+    check_checkpoint_id(checkpoint_id)
+    done = forking.fork(client, shard, checkpoint_id, new_shard, writer=writer)
+    commit = done.commit
+    facts = {
+        "shard": new_shard,
+        "status": "forked" if done.is_new else "up_to_date",
+        "forked_from": shard,
+        "restored_from": commit.restored_from,
+        "checkpoint_id": commit.checkpoint_id,
+        "lower": commit.lower,
+        "upper": commit.upper,
+    }
+    return Done(
+        facts,
+        (
+            f"{new_shard} {'is' if done.is_new else 'was already made'} a fork of {shard} at checkpoint"
+            f" {commit.restored_from}, upper {show_time(commit.upper)}; it shares the parts up to there",
+            f"to continue it, write a collection file {new_shard}.yaml; {shard} did not change",
+        ),
+    )
+
+
+def pin(client: PersistClient, shard: str, checkpoint_id: str) -> Done:
+    """Keep a checkpoint until `unpin`. Raises `CheckpointNotFound`, and what `checkpoint.pins.pin` does."""
+    _check_known(client, shard, checkpoint_id)
+    pins.pin(client, shard, checkpoint_id)
+    return _pinned(shard, checkpoint_id, "pinned: retention skips it", is_pinned=True)
+
+
+def unpin(client: PersistClient, shard: str, checkpoint_id: str) -> Done:
+    """Leave a pinned checkpoint to retention and the history again. Raises `CheckpointNotFound`."""
+    _check_known(client, shard, checkpoint_id)
+    was_pinned = pins.unpin(client, shard, checkpoint_id)
+    said = "no longer pinned: the next run may delete it" if was_pinned else "was not pinned"
+    return _pinned(shard, checkpoint_id, said, is_pinned=False)
+
+
+def _check_known(client: PersistClient, shard: str, checkpoint_id: str) -> None:
+    check_checkpoint_id(checkpoint_id)
+    client.state(shard)
+    if client.blob.get(CheckpointLayout(shard).manifest(checkpoint_id)) is None:
+        raise CheckpointNotFound(
+            f"shard {shard} has no checkpoint {checkpoint_id}; `persist checkpoints {shard}` lists them"
+        )
+
+
+def _pinned(shard: str, checkpoint_id: str, said: str, *, is_pinned: bool) -> Done:
+    facts = {"shard": shard, "checkpoint_id": checkpoint_id, "is_pinned": is_pinned}
+    return Done(facts, (f"checkpoint {checkpoint_id} of {shard} {said}",))
+
+
+def release(client: PersistClient, shard: str, holder: str, *, by: str, reason: str, is_forced: bool = False) -> Done:
+    """End the lease or hold of `holder`. `by` and `reason` stay in the state. Raises what `holders.release` does."""
+    if not reason.strip():
+        raise InvalidInput(f"reason is {reason!r}; expected why {holder} is ended: it is shown to the reader")
+    record = holders.release(client, shard, holder, by=by, reason=reason, is_forced=is_forced)
+    said = (
+        f"{record.holder} no longer holds {shard} since {show_time(record.since)}: ended by {record.by} at"
+        f" {format_time(record.released_ms)}"
+    )
+    return Done({"shard": shard, **asdict(record)}, (said,))
+
+
+def check(client: PersistClient, shard: str, *, with_repair: bool = False) -> Done:
+    """fsck of one shard, after the repair of what its commits determine. `facts["is_clean"]`: nothing was found.
+
+    Damage is reported, never raised. Raises `ShardNotFound`.
+    """
+    repaired = fsck.repair(client, shard) if with_repair else None
+    report = fsck.fsck(client, shard)
+    facts = {**asdict(report), "is_clean": report.is_clean}
+    if repaired is not None:
+        facts["repair"] = asdict(repaired)
+    verdict = "clean" if report.is_clean else f"{len(report.violations)} violations"
+    lines = [
+        f"{report.shard}: {verdict} ({report.batches} batches, {report.parts} parts, {report.updates} updates,"
+        f" {show_bytes(report.size_bytes)})"
+    ]
+    lines += [f"  {name}: {each}" for name, done in facts.get("repair", {}).items() for each in done]
+    lines += [f"  {violation.check}: {violation.message}" for violation in report.violations]
+    return Done(facts, tuple(lines))
+
+
+def rebuild(client: PersistClient, shard: str, *, is_forced: bool = False) -> Done:
+    """Drop the shard and begin it again, empty: its next run takes in all its input. Its history is lost.
+
+    Does nothing to a shard that is empty, so a second call after one that died completes it. Raises what `gc.drop.drop`
+    does: `InvalidInput` if others need the shard, unless `is_forced`.
+    """
+    state = client.state(shard)
+    is_new = state.is_dropped or state.newest_commit is not None
+    if is_new:
+        dropping.drop(client, shard, is_forced=is_forced)
+        dropping.create_again(client, shard)
+    facts = {"shard": shard, "status": "emptied" if is_new else "up_to_date"}
+    said = "was dropped and begun again" if is_new else "is empty already"
+    return Done(facts, (f"{shard} {said}; its next run takes in all its input",))

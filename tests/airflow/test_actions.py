@@ -1,0 +1,240 @@
+"""Actions by hand: the operators, what the DAG `persist_actions` does with a conf, and a real dag run of it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from persist_airflow.actions import (
+    ACTIONS,
+    FsckShardOperator,
+    RebuildShardOperator,
+    RestoreShardOperator,
+    ShardActionOperator,
+    build_actions_dag,
+    check_conf,
+)
+from persist_airflow.compat import AirflowFailException
+from persist_core.checkpoint.publish import publish_missing
+from persist_core.errors import CheckpointNotFound, InvalidInput
+from persist_core.handles.client import PersistClient
+from persist_core.location.settings import PersistLocation
+from persist_core.schema import CollectionSchema, Column
+from tests.airflow.airflow_process import run
+from tests.plain_commit import commit
+
+pytestmark = pytest.mark.airflow_2_11
+
+SCHEMA = CollectionSchema((Column("id", "bigint", nullable=False),), (Column("name", "string"),))
+SHARD = "fruit"
+
+
+def fill(client: PersistClient, commits: int = 3) -> list[str]:
+    """A shard with a row more in each commit; the ids of its checkpoints."""
+    ids = []
+    for number in range(commits):
+        commit(client, SHARD, SCHEMA, number + 1, [((number, "x"), number, 1)])
+        publish_missing(client, client.state(SHARD))
+        newest = client.state(SHARD).newest_commit
+        assert newest is not None
+        ids.append(newest.checkpoint_id)
+    return ids
+
+
+def rows(client: PersistClient, shard: str = SHARD) -> list[int]:
+    return sorted(client.open_reader(shard).snapshot()["id"].to_pylist())
+
+
+def context(user: str | None = "alice", **conf: Any) -> Any:
+    """What an operator gets of a dag run that `user` has triggered with this conf."""
+    dag: Any = build_actions_dag()
+    pushed: dict[str, Any] = {}
+    ti = SimpleNamespace(xcom_push=lambda key, value: pushed.update({key: value}))
+    dag_run = SimpleNamespace(dag_id="persist_actions", conf=conf, triggering_user_name=user)
+    params = {**dag.params.dump(), **conf}
+    return {"params": params, "dag_run": dag_run, "run_id": "manual__1", "ti": ti, "pushed": pushed}
+
+
+def act(user: str | None = "alice", **conf: Any) -> Any:
+    operator = ShardActionOperator(task_id="shard_action", shard=conf["shard"])
+    done = operator.execute(context(user, **conf))
+    json.dumps(done)
+    return done
+
+
+def test_a_restore_goes_back_as_a_commit_and_says_who_asked(
+    client: PersistClient, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *_ = fill(client)
+    with caplog.at_level("INFO"):
+        done = act(action="restore", shard=SHARD, checkpoint_id=first)
+    assert rows(client) == [0]
+    assert (done["action"], done["status"], done["by"]) == ("restore", "restored", "alice (persist_actions/manual__1)")
+    newest = client.state(SHARD).newest_commit
+    assert newest is not None
+    assert (newest.writer, newest.checkpoint_id) == ("persist_actions/manual__1", done["checkpoint_id"])
+    logged = caplog.text + capsys.readouterr().out  # 2.11 logs by `logging`, 3.x by structlog
+    assert "restore of shard fruit, by alice (persist_actions/manual__1)" in logged
+    assert f"fruit is as it was at checkpoint {first}" in logged
+    assert act(action="restore", shard=SHARD, checkpoint_id=first)["status"] == "up_to_date"
+
+
+def test_a_restore_of_a_new_shard_and_a_dry_run_leave_the_shard_alone(client: PersistClient) -> None:
+    _, second, _ = fill(client)
+    before = client.state(SHARD)
+    done = act(action="restore", shard=SHARD, checkpoint_id=second, dry_run=True)
+    assert (done["status"], done["counts"]["retractions"]) == ("dry_run", 1)
+    assert client.state(SHARD) == before
+    assert act(action="restore", shard=SHARD, checkpoint_id=second, new_shard="fruit_2")["status"] == "forked"
+    assert (rows(client), rows(client, "fruit_2")) == ([0, 1, 2], [0, 1])
+    operator = RestoreShardOperator(task_id="t", shard=SHARD, checkpoint_id=second, new_shard="fruit_3", dry_run=True)
+    with pytest.raises(AirflowFailException, match=r"a fork .* changes nothing"):
+        operator.execute(context())
+
+
+def test_pins_and_holds(client: PersistClient) -> None:
+    first, *_ = fill(client)
+    assert act(action="pin", shard=SHARD, checkpoint_id=first)["is_pinned"]
+    assert f"pin/{first}" in client.state(SHARD).holds
+    assert not act(action="unpin", shard=SHARD, checkpoint_id=first)["is_pinned"]
+    assert client.state(SHARD).holds == {}
+    client.open_since(SHARD, "report")
+    done = act(None, action="release", shard=SHARD, holder="report", reason="its program is gone")
+    assert (done["by"], done["reason"]) == ("persist_actions/manual__1", "its program is gone")
+    assert client.state(SHARD).released[-1].by == "persist_actions/manual__1"
+    with pytest.raises(CheckpointNotFound):
+        act(action="pin", shard=SHARD, checkpoint_id="01234567-89ab-7def-8123-456789abcdef")
+
+
+def test_fsck_fails_with_the_damage_and_does_not_try_again(client: PersistClient) -> None:
+    fill(client)
+    done = FsckShardOperator(task_id="fsck", shard=SHARD).execute(context())
+    assert (done["is_clean"], done["batches"], done["violations"]) == (True, 3, ())
+    client.blob.delete(client.manifest(client.state(SHARD).batches[1]).parts[0].key)
+    with pytest.raises(AirflowFailException, match=r"corruption: fruit: [0-9]+ violations .*part: "):
+        act(action="fsck", shard=SHARD)
+
+
+def test_maintenance_merges(client: PersistClient) -> None:
+    fill(client, 12)
+    assert act(action="maintain", shard=SHARD)["merges"] == 1
+    assert len(client.state(SHARD).batches) == 1
+
+
+def test_a_rebuild_empties_the_shard_and_starts_its_dag(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(client)
+    started: list[Any] = []
+
+    def start(_self: Any, _context: Any, dag_id: str, report: Any) -> None:
+        started.append((dag_id, report["status"]))
+
+    monkeypatch.setattr(ShardActionOperator, "start", start)
+    with pytest.raises(AirflowFailException, match="confirm is 'fruits'; expected the shard's name, 'fruit'"):
+        act(action="rebuild", shard=SHARD, confirm="fruits", dag_id="feeds")
+    with pytest.raises(AirflowFailException, match="its DAG is not known; give `dag_id`"):
+        act(action="rebuild", shard=SHARD, confirm=SHARD)
+    assert rows(client) == [0, 1, 2]
+    act(action="rebuild", shard=SHARD, confirm=SHARD, dag_id="feeds")
+    state = client.state(SHARD)
+    assert (state.upper.time, state.batches, state.is_dropped) == (0, (), False)
+    assert started == [("feeds", "emptied")]
+    again = RebuildShardOperator(task_id="t", shard=SHARD).execute(context())
+    assert again["status"] == "up_to_date"
+    assert client.state(SHARD) == state
+
+
+def test_a_shard_that_others_need_is_not_emptied(client: PersistClient) -> None:
+    fill(client)
+    client.open_since(SHARD, "report")
+    with pytest.raises(AirflowFailException, match="is needed by hold report"):
+        RebuildShardOperator(task_id="t", shard=SHARD).execute(context())
+    assert rows(client) == [0, 1, 2]
+    RebuildShardOperator(task_id="t", shard=SHARD, force=True).execute(context())
+    assert client.state(SHARD).batches == ()
+
+
+@pytest.mark.parametrize(
+    ("conf", "message"),
+    [
+        ({"action": "explode"}, "action is 'explode'; expected one of run, maintain"),
+        ({"action": "fsck", "shards": "x"}, "unknown fields shards; action fsck takes repair"),
+        ({"action": "pin"}, "action pin needs checkpoint_id"),
+        ({"action": "maintain", "holder": "x"}, "action maintain does not take holder; .* takes no field but shard"),
+        ({"action": "release", "holder": "x"}, "action release needs reason; action release needs holder, reason and"),
+    ],
+)
+def test_a_conf_that_does_not_fit_is_refused(conf: dict[str, Any], message: str) -> None:
+    given = context(shard=SHARD, **conf)
+    with pytest.raises(InvalidInput, match=message):
+        check_conf(given["params"], given["dag_run"].conf, allowed=tuple(ACTIONS))
+
+
+def test_a_dag_with_fewer_actions_has_fewer_fields() -> None:
+    dag: Any = build_actions_dag(actions=("fsck", "maintain"), dag_args={"dag_id": "persist_checks"})
+    assert dag.dag_id == "persist_checks"
+    assert list(dag.params) == ["action", "shard", "repair"]
+    assert "| `release` |" not in dag.doc_md
+    task = dag.get_task("shard_action")
+    with pytest.raises(AirflowFailException, match="action is 'pin'; expected one of fsck, maintain"):
+        task.execute(context(action="pin", shard=SHARD, checkpoint_id="x"))
+    with pytest.raises(InvalidInput, match="actions: found explode"):
+        build_actions_dag(actions=("explode",))
+
+
+FEEDS = """
+# airflow DAG
+from airflow.providers.common.compat.sdk import DAG
+from airflow.providers.standard.operators.empty import EmptyOperator
+with DAG("feeds", schedule=None) as dag:
+    EmptyOperator(task_id="feed")
+"""
+DRIVER = """
+import importlib, json, sys
+sys.path.insert(0, sys.argv[1])
+importlib.import_module("feeds").dag.test()
+module = importlib.import_module("persist_actions")
+found = []
+for conf in json.loads(sys.argv[2]):
+    dag = importlib.reload(module).dag  # dag.test() keeps a conf in the DAG's params
+    try:
+        run = dag.test(run_conf=conf)
+        (ti,) = run.get_task_instances()
+        found.append([str(ti.state), ti.xcom_pull(task_ids="shard_action")])
+    except Exception as error:
+        found.append([type(error).__name__, str(error)])
+print(json.dumps(found))
+"""
+
+
+def test_dag_runs_with_a_conf(tmp_path: Path, migrated: Path, location: PersistLocation, client: PersistClient) -> None:
+    first, *_ = fill(client)
+    bundled = Path(__file__).parents[2] / "dags" / "persist_actions.py"
+    dags = tmp_path / "dags"
+    dags.mkdir()
+    (dags / bundled.name).write_bytes(bundled.read_bytes())
+    confs = [
+        {"action": "fsck", "shard": SHARD},
+        {"action": "restore", "shard": SHARD, "checkpoint_id": first},
+        {"action": "restore", "shard": SHARD},
+        {"action": "explode", "shard": SHARD},
+        {"action": "run", "shard": SHARD, "dag_id": "feeds"},
+    ]
+    (dags / "feeds.py").write_text(FEEDS)
+    out = run(dags, migrated, location, "-c", DRIVER, str(dags), json.dumps(confs))
+    fsck, restore, missing, unknown, started = json.loads(out.splitlines()[-1])
+    assert (fsck[0], fsck[1]["is_clean"], "persist_actions/" in fsck[1]["by"]) == ("success", True, True)
+    assert (restore[0], restore[1]["status"]) == ("success", "restored")
+    assert missing == ["failed", None]
+    assert "invalid_input: action restore needs checkpoint_id; action restore needs checkpoint_id and takes" in out
+    assert unknown[0] == "ParamValidationError", unknown
+    assert rows(client) == [0]
+    assert (started[0], started[1]["status"], started[1]["dag_id"]) == ("success", "started", "feeds"), started
+    with closing(sqlite3.connect(tmp_path / "home" / "airflow.db")) as database:
+        runs = database.execute("select run_id from dag_run where dag_id = 'feeds'").fetchall()
+    assert len([run_id for (run_id,) in runs if run_id.startswith("persist_actions__")]) == 1, runs

@@ -1,0 +1,265 @@
+"""The Spark upsert in `sequence` order against the oracle, on random histories: updates, stash, orders seen, counts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import types as T
+
+from persist_core.oracle.consolidate import Err, Slot, UpsertDiff, as_of, check_collection
+from persist_core.oracle.sequence import OrderMemory
+from persist_core.oracle.upsert import Record, drain_sealed_input
+from persist_core.schema import (
+    ACTED,
+    BAD_KEY,
+    BEATEN_BY,
+    DELETED,
+    DIFF,
+    ERR_KEY,
+    ERR_KIND,
+    ERR_PAYLOAD,
+    FLOOR,
+    FORGOTTEN,
+    INDEX_KIND,
+    MISSING_ORDER,
+    ORDER,
+    PART,
+    RAISED,
+    TIME,
+)
+from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, PartKind
+from persist_spark.frame import part_type
+from persist_spark.upsert.outcome import Outcome
+from persist_spark.upsert.plan import persistent_upsert
+from persist_spark.upsert.rules import SequenceRules
+from persist_spark.upsert.sequence import SeenBefore, index_type, late_type
+from tests.spark.upsert_cases import (
+    ONE_KEY_DOMAIN,
+    ORDER_TYPE,
+    Domain,
+    Feed,
+    collected,
+    comparable,
+    to_records,
+)
+
+OLD, NEW = ("old", 1, 0.5), ("new", 2, 0.5)
+A, B = (1,), (2,)
+
+
+@dataclass
+class SequenceShard:
+    """A shard by hand. `drain` runs a batch through Spark and through the oracle, and keeps what Spark wrote."""
+
+    spark: SparkSession
+    domain: Domain
+    keep_deleted_ms: int | None = None
+    updates: list[UpsertDiff] = field(default_factory=list)
+    stash: list[Record] = field(default_factory=list)
+    memory: OrderMemory = field(default_factory=OrderMemory)  # the oracle's
+    parts: list[Row] = field(default_factory=list)
+    index: list[Row] = field(default_factory=list)
+    late: list[Row] = field(default_factory=list)
+
+    def drain(
+        self,
+        records: Iterable[Record],
+        lower: int,
+        upper: int | None,
+        *,
+        is_delta: bool = False,
+        is_restricted: bool = False,
+    ) -> Outcome:
+        """The batch `[lower, upper)`; asserts that all of it is the oracle's."""
+        given = list(records)
+        wanted = drain_sealed_input(
+            given,
+            self.stash,
+            self.updates,
+            lower=lower,
+            upper=upper,
+            schema=self.domain.schema,
+            orders=self.memory,
+            keep_deleted_ms=self.keep_deleted_ms,
+        )
+        rows, outcome = self._run(given, lower, upper, is_delta=is_delta, is_restricted=is_restricted)
+        by_part: dict[str, list[Row]] = {}
+        for row in rows:
+            by_part.setdefault(row[PART], []).append(row)
+        entries, late = by_part.pop(ORDER_INDEX_OPERATOR, []), by_part.pop(LATE_OPERATOR, [])
+        written = collected(self.domain.schema, [row for found in by_part.values() for row in found])
+        assert comparable(written.updates) == comparable(wanted.updates)
+        assert outcome.stats == wanted.stats
+        assert outcome.read.broken == 0
+        assert (outcome.emitted.index_rows, outcome.emitted.late_rows) == (len(entries), len(late))
+        if not is_delta:
+            assert comparable(written.stash) == comparable(wanted.stash)
+        self.stash = self.stash + written.stash if is_delta else written.stash
+        self.updates += written.updates
+        self.index = self.index + entries if is_delta and self.index else entries
+        new = late[: len(late)] if is_delta or not self.late else [row for row in late if row[ACTED] >= lower]
+        assert len(new) == wanted.stats.late
+        assert all(row[ORDER] < row[BEATEN_BY] for row in new if None not in (*row[ORDER], *row[BEATEN_BY]))
+        self.late = self.late + late if is_delta and self.late else late
+        self.parts += [row for kind in PartKind for row in by_part.get(kind, [])]
+        self.memory = wanted.orders or OrderMemory()
+        if upper is not None:
+            self._check_memory(upper)
+        return outcome
+
+    def _run(
+        self, records: Sequence[Record], lower: int, upper: int | None, *, is_delta: bool, is_restricted: bool
+    ) -> tuple[list[Row], Outcome]:
+        schema, before = self.domain.schema, None if self.keep_deleted_ms is None else lower - self.keep_deleted_ms
+        order = SequenceRules(is_delta and bool(self.index), is_delta and bool(self.late), before)
+        frame = to_records(self.spark, schema, records)
+        stash = to_records(self.spark, schema, self.stash) if self.stash else None
+        for is_thorough in (False, True):
+            slots = None
+            if is_restricted and not is_thorough and order.is_index_delta:
+                names = [*schema.key_names, BAD_KEY]
+                slots = frame.select(*names) if stash is None else frame.select(*names).union(stash.select(*names))
+            drained = persistent_upsert(
+                frame,
+                self._state() if self.parts else None,
+                schema=schema,
+                lower=lower,
+                upper=upper,
+                stash=stash,
+                is_delta=is_delta and bool(self.stash),
+                is_thorough=is_thorough,
+                sequence=order,
+                seen=SeenBefore(
+                    self._frame(self.index, index_type(schema, ORDER_TYPE)),
+                    slots,
+                    self._frame(self.late, late_type(schema, ORDER_TYPE)),
+                ),
+            )
+            rows = drained.updates.collect()
+            outcome = drained.outcome()
+            if not outcome.needs_thorough_plan:
+                break
+        return rows, outcome
+
+    def _frame(self, rows: Sequence[Row], columns: T.StructType) -> DataFrame | None:
+        if not rows:
+            return None
+        return self.spark.createDataFrame([tuple(row[name] for name in columns.names) for row in rows], columns)
+
+    def _state(self) -> DataFrame:
+        """What a look-up finds: values of retracted oks are not read."""
+        schema = self.domain.schema
+        columns = part_type(schema).add(ORDER, ORDER_TYPE).add(BAD_KEY, T.BinaryType())
+        values = {column.name for column in schema.values}
+        rows = []
+        for row in self.parts:
+            cells = {name: row[name] for name in columns.names}
+            cells[BAD_KEY] = None
+            if all(row[name] is None for name in schema.key_names):
+                cells[BAD_KEY] = row[ERR_KEY] if row[ERR_KEY] is not None else row[ERR_PAYLOAD]
+            if row[DIFF] < 0 and row[ERR_KIND] is None:
+                cells |= dict.fromkeys(values)
+            rows.append(tuple(cells.values()))
+        return self.spark.createDataFrame(rows, columns)
+
+    def _check_memory(self, upper: int) -> None:
+        """What the next batch will see is what the oracle remembers."""
+        wanted = self.memory
+        contents = as_of(self.updates, upper)
+        orders = {
+            self._slot(row): row[ORDER]
+            for row in sorted(self.parts, key=lambda row: (row[TIME], row[DIFF]))
+            if row[DIFF] > 0
+        }
+        found: dict[Slot, Any] = {slot: orders[slot] for slot in contents}
+        newest: dict[Slot, Row] = {}
+        for row in sorted(self.index, key=lambda row: row[TIME]):
+            if row[INDEX_KIND] not in (FLOOR, FORGOTTEN):
+                newest[self._slot(row)] = row
+        floors, forgotten = (
+            [_comparable(row[ORDER]) for row in self.index if row[INDEX_KIND] == kind] for kind in (FLOOR, FORGOTTEN)
+        )
+        floor = max(floors, default=None)
+        awaited = {record.slot for record in self.stash if (record.time or 0) >= upper}
+        for slot, row in newest.items():
+            if row[INDEX_KIND] == RAISED:
+                assert slot in contents
+                found[slot] = row[ORDER]
+            elif row[INDEX_KIND] == DELETED:
+                assert slot not in contents
+                is_old = self.keep_deleted_ms is not None and row[TIME] < upper - self.keep_deleted_ms
+                if floor is not None and _comparable(row[ORDER]) <= floor:
+                    continue
+                if is_old and slot not in awaited:
+                    forgotten.append(_comparable(row[ORDER]))
+                else:
+                    found[slot] = row[ORDER]
+                    assert wanted.slots[slot].time == row[TIME]
+        assert floor == (None if wanted.floor is None else wanted.floor[0][0])
+        assert {slot: _comparable(order) for slot, order in found.items()} == {
+            slot: _plain(seen.precedence[0][0]) for slot, seen in wanted.slots.items()
+        }
+        highest = None if wanted.forgotten is None else wanted.forgotten[0][0]
+        if (highest or (0,)) > (floor or (0,)) or max(forgotten, default=(0,)) > (floor or (0,)):
+            assert max(forgotten, default=None) == highest
+
+    def _slot(self, row: Row) -> Slot:
+        columns = self.domain.schema.key_names
+        if row[BAD_KEY] is not None:
+            return bytes(row[BAD_KEY])
+        if all(row[name] is None for name in columns):
+            return bytes(row[ERR_KEY] if row[ERR_KEY] is not None else row[ERR_PAYLOAD])
+        return tuple(_python(row[name]) for name in columns)
+
+
+def _python(cell: Any) -> Any:
+    if isinstance(cell, bytearray):
+        return bytes(cell)
+    return cell.astimezone(__import__("datetime").UTC) if hasattr(cell, "astimezone") else cell
+
+
+def _comparable(order: Any) -> Any:
+    return (1, tuple((0,) if part is None else (1, part) for part in order))
+
+
+def _plain(rank: Any) -> Any:
+    """The order of a record without one, too."""
+    return rank[1] if rank[0] == 2 else rank
+
+
+@pytest.fixture
+def dice(request: pytest.FixtureRequest, persist_seed: int) -> random.Random:
+    return random.Random(f"{persist_seed}/{request.node.name}")
+
+
+def _unordered(feed: Feed, count: int) -> list[Record]:
+    """Records without an order, each in a slot of its own position."""
+    found = []
+    for _ in range(count):
+        order = (None, "unordered", 0, feed.rng.randrange(5))
+        slot = f"{MISSING_ORDER} {order}".encode()
+        found.append(Record(slot, Err(MISSING_ORDER, slot, b"raw", "no order"), None, order))
+    return found
+
+
+BATCHES: tuple[tuple[int, int | None], ...] = ((0, 3), (3, 4), (4, 9), (9, 12), (12, 14), (14, None))
+
+
+@pytest.mark.parametrize("worlds", [1, 12], ids=["few slots", "many slots"])
+@pytest.mark.parametrize("keep", [None, 4], ids=["keeps all", "forgets"])
+def test_random_history_is_the_oracles(spark: SparkSession, dice: random.Random, worlds: int, keep: int | None) -> None:
+    domain = ONE_KEY_DOMAIN
+    feed, shard = Feed(domain, dice, worlds), SequenceShard(spark, domain, keep)
+    seen = dict.fromkeys(("late", "late_beyond_memory", "stash_before"), 0)
+    for number, (lower, upper) in enumerate(BATCHES):
+        records = feed.records(12 * worlds, lower, upper or lower + 4, truncates=number == 3) + _unordered(feed, 1)
+        outcome = shard.drain(records, lower, upper, is_delta=number not in (2, 5), is_restricted=bool(number % 2))
+        for name in seen:
+            seen[name] += getattr(outcome.stats, name)
+    check_collection(shard.updates)
+    assert seen["late"] > 0
