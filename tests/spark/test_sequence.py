@@ -16,13 +16,16 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from persist_core.compaction.merge import Merge, merge_here, replace_inputs
 from persist_core.config.collection import CollectionConfig
 from persist_core.location.mem import MemBlob
 from persist_core.schema import ACTED, BEATEN_BY, ERR_KIND, ERR_MESSAGE, INDEX_KIND, MISSING_ORDER, ORDER, order_type
 from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, BatchManifest, PartKind
+from persist_core.shard.keys import manifest_key
 from persist_core.sources.files import FileSource
 from persist_spark.decode.formats import decode
 from persist_spark.frame import BAD_KEY, DELETE, OP, SKIP
+from persist_spark.merge.job import stage_merge
 from persist_spark.read.frames import snapshot
 from tests.spark.decode_feed import Feed
 from tests.spark.staged_shard import SHARD, StagedShard
@@ -148,6 +151,21 @@ def test_orders_are_typed_and_a_tombstone_message_repeats_its_delete(spark: Spar
         order={"mode": "sequence"},
     )
     assert row[ORDER]["by0"].isoformat().startswith("2024-01-01T00:00:01.5")
+
+
+@pytest.mark.parametrize("is_by_spark", [True, False], ids=["Spark", "this process"])
+def test_a_merge_keeps_orders(plain: Collection, spark: SparkSession, is_by_spark: bool) -> None:
+    plain.deliver({"a": put(1, 5, "first")})
+    plain.deliver({"b": "\n".join([put(1, 7, "newer"), put(2, None)])})
+    client = plain.shard.client
+    merge, attempt = Merge.of(client, client.state(SHARD), client.state(SHARD).batches), client.ids.uuid7()
+    if is_by_spark:
+        replace_inputs(client, stage_merge(spark, client, merge, attempt), manifest_key(SHARD, attempt))
+    else:
+        merge_here(client, merge, attempt=attempt)
+    assert len(client.state(SHARD).batches) == 1
+    assert plain.deliver({"c": put(1, 6, "late")}).stats["late"] == 1
+    assert [row["name"] for row in plain.rows()] == ["newer"]
 
 
 @pytest.mark.parametrize(
