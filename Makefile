@@ -23,7 +23,7 @@ BENCH ?= aims
 # Tests run in two processes: many of them wait for a server or a scheduler. ARGS='-n 0' runs them in one.
 TWO := -n 2 --dist loadscope --no-loadscope-reorder
 
-.PHONY: help install check spark-jars s3-servers minio test test-airflow-2.11 test-spark-matrix test-package \
+.PHONY: help install check spark-jars s3-servers minio statsd-exporter test test-airflow-2.11 test-spark-matrix test-package \
     check-docker test-docker bench demo up down airflow clean lock format docs
 
 help: ## this list
@@ -69,10 +69,13 @@ test-spark-matrix: $(SPARKS:%=.venv-spark-%/installed) ## the Spark tests on Spa
 
 # A test server that can't be built does not stop the tests: they skip what needs it and name it at their end.
 s3-servers: .venv/installed ## the S3-speaking server that the tests use, built once into .cache (`make test` does it)
-	@[ -x .cache/servers/versitygw ] || tests/env/s3_server.sh versitygw || true
+	@[ -x .cache/servers/versitygw ] || tests/env/go_server.sh versitygw || true
 
 minio: .venv/installed ## MinIO, a second S3-speaking server: where it is built, the tests use it too
-	@[ -x .cache/servers/minio ] || tests/env/s3_server.sh minio
+	@[ -x .cache/servers/minio ] || tests/env/go_server.sh minio
+
+statsd-exporter: .venv/installed ## Prometheus' StatsD exporter: where it is built, tests of metrics and dashboards use it
+	@[ -x .cache/servers/statsd_exporter ] || tests/env/go_server.sh statsd_exporter
 
 test-package: .venv/installed ## builds the wheel and tries it in new environments, installed by plain pip (10 minutes)
 	@$(IN) python -m pytest -v tests/env/check_wheel.py $(ARGS)

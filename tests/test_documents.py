@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from persist_core.errors import Corruption, Determinate, Indeterminate, PersistError, RunFailed
+from persist_core.errors import PersistError
+from persist_core.spark_job.causes import KNOWN
 from tests.env.reference import family, pages
 from tests.test_house import files, report, text_files
 
@@ -118,8 +119,27 @@ def test_the_operators_table_names_each_error_as_a_log_does() -> None:
     named = dict(re.findall(r"`(\w+)` \(`(\w+)`\)", table))
     known = {kind.kind: kind.__name__ for kind in family(PersistError)}
     assert named == {kind: known[kind] for kind in named}
-    ends_a_run = {kind.kind for group in (RunFailed, Corruption, Determinate, Indeterminate) for kind in family(group)}
-    assert ends_a_run - named.keys() == set()
+    assert known.keys() - named.keys() == {PersistError.kind}
+
+
+def test_the_operators_table_quotes_what_the_code_says() -> None:
+    """Texts in quotes are those of messages, and the names of exceptions those of classes."""
+    text = (ROOT / "docs" / "operations.md").read_text().partition("## A dag run failed")[2].partition("\n## ")[0]
+    code = "".join(path.read_text() for folder in ("persist_core", "plugins") for path in (ROOT / folder).rglob("*.py"))
+    quoted = [part for quote in re.findall(r'"([^"\n]+)"', text) for part in re.split(r"\.\.\.", quote)]
+    report(
+        [part for part in quoted if re.sub(r"^is |^found ", "", part.strip("; ")) not in code], "words of no message"
+    )
+    raised = re.findall(r"^([A-Z]\w+): ", text, re.MULTILINE)
+    assert {*raised} == {"AirflowFailException", "PersistCasConflict", "PersistStepFailed", "SparkJobFailed"}
+    assert all(name in code for name in raised)
+
+
+def test_the_operators_table_names_each_cause_of_a_dead_job() -> None:
+    table = (ROOT / "docs" / "operations.md").read_text().partition("| the message starts with |")[2]
+    rows = table.partition("\n\n")[0].splitlines()[2:]
+    named = {cause.strip() for row in rows for cause in row.split("|")[1].split(";")}
+    assert named == {*(what for what, _, _ in KNOWN), "the job was killed with exit status 137"}
 
 
 def test_paths_in_documents_exist() -> None:

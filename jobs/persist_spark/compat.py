@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 SPARK_VERSION = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
 HAS_TRY_CAST = SPARK_VERSION >= (4, 0)
 HAS_TRIM_CHARACTERS = SPARK_VERSION >= (4, 0)  # `F.ltrim(text, characters)`
+READS_ARROW = SPARK_VERSION >= (4, 0)  # `createDataFrame` of an Arrow table
 READS_ZSTD_TEXT = SPARK_VERSION >= (4, 3)
 WRITES_TO_S3 = SPARK_VERSION >= (4, 0)  # on 3.5 the magic committer leaves no report of what it has committed
 

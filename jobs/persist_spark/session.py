@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from pyspark.sql import SparkSession
 
 from persist_spark import s3a
+from persist_spark.connect import connect_timeout_s, limit_retries, wait_for_server
 
 # For correct results: canonical text is in UTC, Parquet holds microseconds in UTC, old dates are kept as they are.
 REQUIRED = {
@@ -49,7 +50,14 @@ STATIC = {
 def build_session(app_name: str) -> SparkSession:
     """The session of a job. Master and resources come from `spark-submit`, or the server that SPARK_REMOTE names."""
     builder = SparkSession.builder.appName(app_name)
-    for name, value in STATIC.items() if "SPARK_REMOTE" not in os.environ else ():
+    remote = os.environ.get("SPARK_REMOTE")
+    if remote is not None:
+        timeout_s = connect_timeout_s(os.environ)
+        wait_for_server(remote, timeout_s)
+        session = builder.getOrCreate()
+        limit_retries(session, timeout_s)
+        return session
+    for name, value in STATIC.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 

@@ -148,7 +148,7 @@ def _naming_the_way_back(client: PersistClient, state: ShardState, checkpoint_id
     except CorruptArtifact as error:
         raise CorruptArtifact(
             f"{error}. It holds what the rows of the shard do not say: records that wait for their time and, in"
-            " sequence order, the orders of deleted keys. So the run stops here. Restore the object from a backup of the"
+            " sequence order, orders of deleted keys. So the run stops here. Restore the object from a backup of the"
             f" location, or {_way_back(client, state, checkpoint_id)}"
         ) from error
 

@@ -117,7 +117,12 @@ class ReadHandle:
         `keys`: only rows whose key is in one of these ranges; files that cannot hold any are not opened. Raises
         `OutsideFrontiers` unless `since <= as_of < upper`, `InvalidInput` for `keys` of a shard without a key.
         """
-        state = self.state()
+        return self.snapshot_of(self.state(), as_of, keys=keys)
+
+    def snapshot_of(
+        self, state: ShardState, as_of: int | None = None, *, keys: Sequence[KeyRange] | None = None
+    ) -> pa.Table:
+        """The same of a state that was read before. Its files may be gone if that was long ago: `ReadTooSlow`."""
         schema = schema_of(state)
         time = check_as_of(state, as_of)
         batches = [batch for batch in state.batches if batch.lower <= time]
@@ -256,11 +261,16 @@ class ReadHandle:
 
         So only its rows with keys of the batches above have to be compared, and only those keys are hashed.
         """
+        if not len(above):
+            return run
         keys = list(schema.key_names)
-        changed = above.select(keys).group_by(keys).aggregate([])
-        rows = run.select(keys).append_column("row", _numbers(len(run)))
-        touched = rows.join(changed, keys=keys, join_type="left semi")["row"]
-        is_touched = pc.is_in(rows["row"], touched.combine_chunks())
+        if len(keys) == 1:
+            is_touched = pc.is_in(run[keys[0]], above[keys[0]].combine_chunks())
+        else:
+            changed = above.select(keys).group_by(keys).aggregate([])
+            rows = run.select(keys).append_column("row", _numbers(len(run)))
+            touched = rows.join(changed, keys=keys, join_type="left semi")["row"]
+            is_touched = pc.is_in(rows["row"], touched.combine_chunks())
         compared = self._live(pa.concat_tables([run.filter(is_touched), above]), schema.key_names, time, schema)
         return pa.concat_tables([run.filter(pc.invert(is_touched)), compared])
 
@@ -371,4 +381,4 @@ def _is_out_of(diffs: pa.ChunkedArray, least: int) -> pa.ChunkedArray:
 
 
 def _numbers(count: int) -> pa.Array:
-    return pa.array(range(count), pa.int64())
+    return pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=-1)

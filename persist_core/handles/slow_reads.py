@@ -18,9 +18,14 @@ def named_if_slow(machine: Machine, shard: str, batches: Sequence[HollowBatch]) 
     except CorruptArtifact as error:
         state = machine.fetch(shard)
         if state is None or not set(batches) <= set(state.batches):
-            raise ReadTooSlow(
-                f"shard {shard} was merged, restored or dropped during this read, and it took longer than GC keeps the"
-                f" files that it had begun to read: {error}. Read again; for reads that take days, open the reader with"
-                " a lease (`open_leased_reader`) and give it heartbeats"
-            ) from error
+            raise ReadTooSlow(too_slow(shard, str(error))) from error
         raise
+
+
+def too_slow(shard: str, found: str) -> str:
+    """The message of `ReadTooSlow`; `found` says which file is gone."""
+    return (
+        f"shard {shard} was merged, restored or dropped during this read, and it took longer than GC keeps the files"
+        f" that it had begun to read: {found}. Read again; for reads that take days, open the reader with a lease"
+        " (`open_leased_reader`) and give it heartbeats"
+    )

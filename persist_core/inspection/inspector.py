@@ -99,7 +99,7 @@ class Inspector:
         return summaries.at_time(known, now_ms=self.client.clock.now_ms(), conflicts_7d=conflicts)
 
     def newest_commit(self, shard: str) -> tuple[ShardSummary, CommitFacts | None]:
-        """One shard and its newest commit: `None` if there is none, or the state can't be read.
+        """One shard and its newest commit: `None` if no commit exists, or the state can't be read.
 
         Raises `ShardNotFound`; damage is in `error`.
         """

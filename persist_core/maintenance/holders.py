@@ -16,9 +16,10 @@ from persist_core.checkpoint.checkpointer import BlobCheckpointer
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.ids import time_of_uuid7
-from persist_core.protocol.fork_records import list_forks
+from persist_core.protocol.fork_records import readable_forks
 from persist_core.shard.history import HISTORY, Holder, history_start, holders, show_history
 from persist_core.shard.holds import PIN, VIEW, end_holder
+from persist_core.shard.keys import fork_in
 from persist_core.shard.state import Released, ShardState
 from persist_core.sources.shards import Refreshed
 from persist_core.time_text import format_time, show_time
@@ -63,9 +64,13 @@ def list_holders(client: PersistClient, shard: str) -> Holders:
     state = client.state(shard)
     found = [_described(client, state, each) for each in holders(state, now_ms=client.clock.now_ms())]
     forks: dict[str, Held] = {}
-    for record in list_forks(client.blob, shard):
+    records, damaged = readable_forks(client.blob, shard)
+    for record in records:
         about = f"shares files up to checkpoint {record.checkpoint_id}; holds no history"
         forks[record.fork] = Held("fork", record.fork, None, False, record.made_ms, None, about, "")
+    for key, error in damaged.items():  # GC stops at such a record, so it keeps everything
+        about, remedy = f"a damaged record, so GC deletes nothing: {error}", f"persist fsck {shard}; copy {key} back"
+        forks[key] = Held("fork", fork_in(key), None, False, None, None, about, remedy)
     return Holders(
         shard,
         state.since.time,

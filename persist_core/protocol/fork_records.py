@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
-from persist_core.errors import CorruptArtifact
+from persist_core.errors import CorruptArtifact, Corruption
 from persist_core.location.blob import Blob
 from persist_core.shard.batch import HollowBatch
 from persist_core.shard.keys import fork_key, forks_prefix, owner_of
@@ -72,16 +72,28 @@ def record_fork(
 
 def list_forks(blob: Blob, shard: str) -> list[ForkRecord]:
     """All records of a shard, oldest first. Raises `CorruptArtifact` naming one that can't be read."""
-    records = []
+    records, damaged = readable_forks(blob, shard)
+    for error in damaged.values():
+        raise error
+    return records
+
+
+def readable_forks(blob: Blob, shard: str) -> tuple[list[ForkRecord], dict[str, Corruption]]:
+    """The records of a shard that can be read, oldest first, and why the others can't be, by key."""
+    records: list[ForkRecord] = []
+    damaged: dict[str, Corruption] = {}
     for entry in blob.list_keys_and_metadata(forks_prefix(shard)):
         data = blob.get(entry.key)
         if data is None:
             continue
-        record = ForkRecord.decode(data, what=f"record of a fork {entry.key}")
-        if record.key != entry.key:
-            raise CorruptArtifact(f"record of a fork {entry.key} is the one of {record.key}; it was replaced")
-        records.append(record)
-    return sorted(records, key=lambda record: (record.made_ms, record.fork))
+        try:
+            record = ForkRecord.decode(data, what=f"record of a fork {entry.key}")
+            if record.key != entry.key:
+                raise CorruptArtifact(f"record of a fork {entry.key} is the one of {record.key}; it was replaced")
+            records.append(record)
+        except Corruption as error:
+            damaged[entry.key] = error
+    return sorted(records, key=lambda record: (record.made_ms, record.fork)), damaged
 
 
 def unrecorded(blob: Blob, fork: str, batches: Iterable[HollowBatch]) -> list[str]:

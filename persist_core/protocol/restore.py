@@ -5,8 +5,9 @@
 
 1. A restore is an ordinary append: history stays, a lost race is a `Conflict`, a second try returns the first result.
    Only its manifest says that progress goes back (`BatchManifest.restored`), so no other writer can do that.
-2. The contents at the new time are those as of the checkpoint: what has changed since is read and undone. So its cost
-   is that of the changes, whatever the shard's size.
+2. The contents at the new time are those as of the checkpoint, in `sequence` order with their orders: what has changed
+   since is read and undone. So its cost is that of the changes, whatever the shard's size; in `sequence` order it reads
+   the keys and orders of the rows of the checkpoint too.
 3. Operator state is copied whole, its digests verified, and the copy is named by the commit: retention may take the
    checkpoint at any time after.
 4. The next run consumes again the input consumed since, if it is still there. Its own times are before the new upper,
@@ -26,6 +27,7 @@ from persist_core.errors import Corruption, InvalidInput, InvariantViolation
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import ReadHandle
 from persist_core.ids import uuid7_of
+from persist_core.protocol.restore_orders import flattened, with_orders_of_errs, with_orders_of_oks
 from persist_core.protocol.restore_point import RestorePoint, copy_operators, point_of, restore_token
 from persist_core.protocol.stages import Conflict, append
 from persist_core.schema import DIFF, TIME, CollectionSchema
@@ -103,7 +105,8 @@ def plan_restore(
             f" per update), raise --max-updates; or {fork}"
         )
     lower = state.upper.time
-    oks, errs = reader.changes(after, lower - 1, orders=True), reader.error_changes(after, lower - 1, orders=True)
+    oks = with_orders_of_oks(reader.changes(after, lower - 1, orders=True), reader, state, after)
+    errs = with_orders_of_errs(reader.error_changes(after, lower - 1, orders=True), reader, state, after)
     return RestorePlan(
         shard,
         point,
@@ -129,7 +132,8 @@ def _changed_since(reader: ReadHandle, state: ShardState, after: int) -> tuple[i
 
 def _undone(updates: pa.Table, identity: list[str], schema: pa.Schema, time: int, fork: str) -> pa.Table:
     """Updates at `time` that undo the sum of `updates`."""
-    summed = sum_diffs(updates, identity)
+    flat, orders = flattened(updates)
+    summed = sum_diffs(flat, [*identity, *orders])
     broken = summed.filter(pc.greater(pc.abs(summed[DIFF]), 1))
     if len(broken):
         raise InvariantViolation(

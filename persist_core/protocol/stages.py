@@ -15,7 +15,7 @@ Invariants, which let a caller retry any of them at any time:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -39,9 +39,11 @@ from persist_core.protocol.conflicts import ConflictRecord, record_conflict
 from persist_core.protocol.describe import describe
 from persist_core.schema import CollectionSchema
 from persist_core.shard.batch import (
+    STASH_OPERATOR,
     BatchCounts,
     BatchDescription,
     BatchManifest,
+    OperatorState,
 )
 from persist_core.shard.history import show_history
 from persist_core.shard.state import Commit, Committed, ShardState, UpperMismatch, upper_mismatch
@@ -196,13 +198,16 @@ def _with_pending(reason: str, source: Source, state: ShardState, until: int | N
 def write_without_input(client: PersistClient, config: ShardConfig, description: BatchDescription) -> str | None:
     """Stage a batch that has neither input nor stash, without Spark: it only advances the upper (a seal).
 
+    Other operator state stays as it is, unless it is to be saved in full.
     Returns the manifest's key, or `None` if the description needs Spark. Raises `OutdatedDescription`.
     """
     state = client.state(description.shard)
     check_not_outdated(state, description)
-    if description.input_key is not None or description.operators:
+    is_whole = bool(description.operators) and not description.saves_deltas
+    if description.input_key is not None or is_whole or STASH_OPERATOR in description.operators:
         return None
-    return _stage_empty(client, config, state, description, rows=EMPTY_ROWS)
+    unchanged = {name: OperatorState(is_delta=True, artifacts=()) for name in description.operators}
+    return _stage_empty(client, config, state, description, rows=EMPTY_ROWS, operators=unchanged)
 
 
 def manifest_of_outdated(client: PersistClient, config: ShardConfig, description: BatchDescription) -> str:
@@ -224,11 +229,17 @@ def manifest_of_outdated(client: PersistClient, config: ShardConfig, description
 
 
 def _stage_empty(
-    client: PersistClient, config: ShardConfig, state: ShardState, description: BatchDescription, *, rows: str
+    client: PersistClient,
+    config: ShardConfig,
+    state: ShardState,
+    description: BatchDescription,
+    *,
+    rows: str,
+    operators: Mapping[str, OperatorState] | None = None,
 ) -> str:
     schema = source_of(client, config).schema(state)
     manifest = manifest_for(description, schema, (), BatchCounts(), rows=rows)
-    return stage_manifest(client.blob, manifest, client.ids.uuid7())
+    return stage_manifest(client.blob, replace(manifest, operators=operators or {}), client.ids.uuid7())
 
 
 def check_not_outdated(state: ShardState, description: BatchDescription) -> None:

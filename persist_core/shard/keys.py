@@ -198,6 +198,11 @@ def fork_key(shard: str, fork: str, sha256: str) -> str:
     return f"{forks_prefix(shard)}{fork}/{sha256}.json"
 
 
+def fork_in(key: str) -> str:
+    """The fork that the key of such a record names."""
+    return key.split("/")[-2]
+
+
 def is_checkpoint_id(checkpoint_id: object) -> bool:
     """True for a UUIDv7 in its canonical text."""
     try:

@@ -50,7 +50,7 @@ def record_failure(blob: Blob, spec: JobSpec, kind: str, message: str, samples: 
 
 
 def job_failure(client: PersistClient, spec: JobSpec, seen: str, cause: Cause | None = None) -> PersistError:
-    """The error that the job's failure record names; `RunFailed` if there is none, or if it is no error of ours.
+    """The error that the job's failure record names; `RunFailed` if no record exists, or if it names another error.
 
     Of a `RunFailed` the first and the last line say the cause, if it is a known one: `cause` is what the log says,
     `seen` what the starter saw.
@@ -79,7 +79,7 @@ def _cut(message: str) -> str:
 
 
 def newest_rejected(client: PersistClient, shard: str) -> RejectedBatch | None:
-    """What is known of the newest refused batch; `None` if there is none, or GC has deleted its record.
+    """What is known of the newest refused batch; `None` without one, or if GC has deleted its record.
 
     Raises `InvalidName`, and `CorruptArtifact` for a damaged record.
     """

@@ -1,6 +1,6 @@
 """Why a Spark job died, in one sentence: from its log, or from the exception that it recorded.
 
-    lines of the log ─> CauseFinder ─> Cause: what happened, the line that says so, what to do
+    lines of the log ─> CauseFinder ─> Cause: what happened, the line that shows it, what to do
 
 Spark reports a full disk or a missing Java somewhere in the middle of its log, below it the stack traces of all that
 failed because of that. A task says the cause first and last.
@@ -16,8 +16,8 @@ _MAX_LINE_CHARS = 20_000  # looked at in one line; Spark's messages may hold who
 _MAX_SHOWN_CHARS = 240
 _KILLED = (137, -9)  # exit statuses of a process that the kernel or an orchestrator has killed
 
-# What happened, how a log says so, and what to do. The first of them that is found is the cause of those after it.
-_KNOWN = (
+# What happened, what a log says then, and what to do. The first of them that is found is the cause of those after it.
+KNOWN = (
     (
         "the disk is full",
         r"No space left on device|Disk quota exceeded|File too large",
@@ -66,7 +66,7 @@ _KNOWN = (
         "install Python there, or set PYSPARK_PYTHON (spark.pyspark.python) to one that is there",
     ),
     (
-        "Python where Spark runs its tasks is another version than that of the driver",
+        "Python where Spark runs its tasks is another version",
         r"PYTHON_VERSION_MISMATCH|Python in worker has different version",
         "set PYSPARK_PYTHON (spark.pyspark.python) to the same version",
     ),
@@ -81,12 +81,12 @@ _KNOWN = (
         "check that it runs, and the host and the port of the connection",
     ),
 )  # fmt: skip
-_PATTERNS = [re.compile(pattern) for _, pattern, _ in _KNOWN]
+_PATTERNS = [re.compile(pattern) for _, pattern, _ in KNOWN]
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What happened, the line of the log that says so (cut), and what to do."""
+    """What happened, the line of the log that shows it (cut), and what to do."""
 
     what: str
     line: str
@@ -114,7 +114,7 @@ class CauseFinder:
         """The cause, if the lines name a known one; or if the exit status alone says that the process was killed."""
         if self._found:
             number = min(self._found)
-            what, _, remedy = _KNOWN[number]
+            what, _, remedy = KNOWN[number]
             return Cause(what, self._found[number], remedy)
         if exit_status in _KILLED:
             return Cause(

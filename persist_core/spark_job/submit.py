@@ -40,6 +40,7 @@ from persist_core.spark_job.spec import JobSpec, stored
 
 LOCAL_MASTER = "local[*]"
 CONNECT_SCHEME = "sc://"
+ENV_CONNECT_TIMEOUT = "PERSIST_SPARK_CONNECT_TIMEOUT"  # seconds, for the job: until a server that is silent is given up
 SMALL_INPUT_BYTES = 64 << 20  # up to here the JVM's start-up costs more than its better compiler would win
 JOB_TIMEOUT_MS = 24 * 3_600_000  # a bound, not an expectation
 _STOP_SECONDS = 10  # between asking a job to stop and killing it

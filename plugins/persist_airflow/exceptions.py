@@ -17,5 +17,9 @@ class PersistCasConflict(AirflowException):
         self.record = record
 
 
-class SparkJobFailed(AirflowException):
+class PersistStepFailed(AirflowException):
+    """A task could not do its step, and another try may succeed. The message starts with the kind of the error."""
+
+
+class SparkJobFailed(PersistStepFailed):
     """The write stage failed, and another try may succeed. Nothing that a reader sees was changed."""

@@ -1,4 +1,7 @@
-"""From the core's errors to Airflow's: errors that a retry cannot correct fail the task without further tries."""
+"""From the core's errors to Airflow's: errors that a retry cannot correct fail the task without further tries.
+
+The text of each begins with the kind, which is what the table in docs/operations.md names.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from persist_airflow.compat import AirflowException, AirflowFailException
-from persist_airflow.exceptions import SparkJobFailed
+from persist_airflow.exceptions import PersistStepFailed
 from persist_core.errors import (
     Corruption,
     InvalidInput,
@@ -27,14 +30,15 @@ HOPELESS = (
 
 @contextmanager
 def fail_without_retry() -> Iterator[None]:
-    """Turn errors that no retry can correct into `AirflowFailException`; others pass, and Airflow tries again."""
+    """Turn our errors into Airflow's, with the kind before the message: those that no retry can correct into
+    `AirflowFailException`, others into `PersistStepFailed`, after which Airflow tries again."""
     try:
         yield
-    except HOPELESS as error:
+    except PersistError as error:
         raise airflow_error(error) from error
 
 
-def airflow_error(error: PersistError) -> AirflowException:
-    """What a task raises for an error: `AirflowFailException` (no retry) or `SparkJobFailed` (another try)."""
+def airflow_error(error: PersistError, passing: type[AirflowException] = PersistStepFailed) -> AirflowException:
+    """What a task raises for an error: `AirflowFailException` (no retry) or `passing` (another try)."""
     message = f"{error.kind}: {error}"
-    return AirflowFailException(message) if isinstance(error, HOPELESS) else SparkJobFailed(message)
+    return AirflowFailException(message) if isinstance(error, HOPELESS) else passing(message)

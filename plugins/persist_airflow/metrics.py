@@ -6,7 +6,7 @@
 
 The metrics themselves are defined in `persist_core.inspection.metrics`.
 
-1. Nothing here fails a task: whatever goes wrong is logged once a process.
+1. Nothing here fails a task, nor keeps it for more than `FLUSH_S`: whatever goes wrong is logged once a process.
 2. If no backend is on, nothing is read and nothing is computed.
 3. Backends with tags get `persist.NAME` with the tags location and shard, and dag_id for what tells of a run. StatsD
    without tags gets the values in the name, as Airflow's own metrics have them: `persist.NAME.LOCATION.SHARD...`.
@@ -15,8 +15,10 @@ The metrics themselves are defined in `persist_core.inspection.metrics`.
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -31,6 +33,7 @@ from persist_core.inspection.summaries import commit_facts
 from persist_core.shard.state import Commit
 
 MAX_STAT_CHARS = 250  # Airflow drops longer ones, tags included, and logs a stack trace for each
+FLUSH_S = 2.0  # a collector that answers takes milliseconds
 _INVALID = re.compile(r"[^a-zA-Z0-9_.-]")  # Airflow drops a stat with another character in its name or in a tag
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -102,6 +105,7 @@ def report_shards(persist_conn_id: str, client: PersistClient, shards: Sequence[
         for metric, labels, value in metrics.labeled_samples(found, location=persist_conn_id):
             if metric.kind == "gauge":
                 _send(Stats.gauge, metric, value, labels)
+        _flush()
 
     _safely(report)
 
@@ -111,6 +115,7 @@ def _report_try(operator: Any, context: Context, stage: str, result: str, took_m
         labels = _labels(operator, context, metrics.STAGE_DURATION, (stage,))
         _send(Stats.timing, metrics.STAGE_DURATION, max(took_ms, 0), labels)
         _count(operator, context, metrics.TRIES, 1, (stage, result))
+        _flush()
 
     _safely(report)
 
@@ -149,12 +154,25 @@ def _send(send: Callable[..., Any], metric: Metric, value: float, labels: Mappin
         send(metric.stat, value, tags=clean)
 
 
+def _flush() -> None:
+    """With OpenTelemetry, export now: Airflow's task processes end without it, and the interval is a minute.
+
+    A collector that does not answer is waited for in a thread, which may outlive this call.
+    """
+    if _is_set("statsd_datadog_enabled") or _is_set("statsd_on"):
+        return
+    provider: Any = importlib.import_module("opentelemetry.metrics").get_meter_provider()
+    flush = threading.Thread(target=functools.partial(_safely, provider.force_flush), daemon=True)
+    flush.start()
+    flush.join(FLUSH_S)
+
+
 def _length(metric: Metric, tags: Mapping[str, str]) -> int:
     """Of the name with its tags as StatsD gets them."""
     return len(metric.stat) + sum(len(name) + len(text) + 2 for name, text in tags.items())
 
 
-def _safely(report: Callable[[], None]) -> None:
+def _safely(report: Callable[[], object]) -> None:
     """Do it if metrics are on. Never raises."""
     try:
         if is_on():

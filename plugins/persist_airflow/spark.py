@@ -24,10 +24,11 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 
 from persist_airflow.class_data import class_data
 from persist_airflow.compat import AirflowException, AirflowNotFoundException, BaseHook, Context, submit_once
+from persist_airflow.exceptions import SparkJobFailed
 from persist_airflow.failures import airflow_error
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.metrics import measured
-from persist_airflow.spark_connect import connect_url, run_connected
+from persist_airflow.spark_connect import connect_environment_of, run_connected
 from persist_core.config.shard import ShardConfig
 from persist_core.errors import OutdatedDescription
 from persist_core.handles.client import PersistClient
@@ -41,7 +42,7 @@ from persist_core.spark_job.handover import hand_over, location_environment, pro
 from persist_core.spark_job.installation import job_path, local_environment, spark_home
 from persist_core.spark_job.jars import with_s3a_jars
 from persist_core.spark_job.spec import JobSpec, stored
-from persist_core.spark_job.submit import LOCAL_MASTER, connect_environment, tuned_conf
+from persist_core.spark_job.submit import LOCAL_MASTER, tuned_conf
 from persist_core.time_text import show_time
 
 RETRIES = 3
@@ -110,23 +111,23 @@ class SparkJobOperator(SparkSubmitOperator):
         if isinstance(failure, OutdatedDescription):
             raise failure
         # Not `from failed`: what that says is in `failure`, and a long command line must not come after the cause.
-        raise airflow_error(failure) from None
+        raise airflow_error(failure, SparkJobFailed) from None
 
     def _submit(self, spec: JobSpec, arguments: Sequence[str], context: Context) -> None:
         """Run the job to its end in the Spark that the connection names. Raises `AirflowException` if it fails."""
-        remote = connect_url(self.spark_conn_id)
+        remote = connect_environment_of(self.spark_conn_id)
         if remote is None:
             self._submit_to_master(spec, arguments, context)
         else:
             self._run_connected(arguments, remote)
 
-    def _run_connected(self, arguments: Sequence[str], remote: str) -> None:
-        """Run the job in this process, and its plan in the Spark Connect server `remote`."""
+    def _run_connected(self, arguments: Sequence[str], remote: Mapping[str, str]) -> None:
+        """Run the job in this process, and its plan in the Spark Connect server that `remote` leads to."""
         ignored = [name for name in self._submit_arguments if name != "env_vars"]
         if ignored:
             self.log.warning("%s: for spark-submit only, ignored with Spark Connect", ", ".join(ignored))
         variables = self._variables(PersistHook(self.persist_conn_id))
-        run_connected(arguments, {**variables, **connect_environment(remote)})
+        run_connected(arguments, {**variables, **remote})
 
     def _variables(self, hook: PersistHook) -> dict[str, str]:
         """The location, its credentials, and the user's own environment variables, for the job's driver."""

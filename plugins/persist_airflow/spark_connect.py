@@ -14,6 +14,19 @@ from airflow.providers.apache.spark.hooks.spark_connect import SparkConnectHook
 
 from persist_airflow.compat import AirflowException, AirflowNotFoundException, BaseHook
 from persist_core.spark_job.installation import run_here
+from persist_core.spark_job.submit import ENV_CONNECT_TIMEOUT, connect_environment
+
+TIMEOUT_FIELD = "connect_timeout_s"  # an extra field: seconds until a server that does not answer is given up
+
+
+def connect_environment_of(conn_id: str) -> dict[str, str] | None:
+    """What leads a job to the server, with its token, if `conn_id` is a connection of type `spark_connect`."""
+    url = connect_url(conn_id)
+    if url is None:
+        return None
+    timeout_s = BaseHook.get_connection(conn_id).extra_dejson.get(TIMEOUT_FIELD)
+    given = {} if timeout_s in (None, "") else {ENV_CONNECT_TIMEOUT: str(timeout_s)}
+    return {**connect_environment(url), **given}
 
 
 def connect_url(conn_id: str) -> str | None:

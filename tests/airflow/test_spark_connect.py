@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
+import re
+import socket
 import stat
 import subprocess
 import sys
@@ -19,14 +22,15 @@ from persist_airflow.compat import AirflowException, AirflowFailException
 from persist_airflow.embedded.spark_connect import LocalSpark
 from persist_airflow.exceptions import SparkJobFailed
 from persist_airflow.factory import build_upsert_dag
-from persist_airflow.spark_connect import connect_url, run_connected
+from persist_airflow.spark_connect import TIMEOUT_FIELD, connect_url, run_connected
 from persist_core.config.view import load_view
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.run import bring_up_to_date, describe_dry_run
-from persist_core.spark_job.submit import SparkSettings, dry_run_view, write_batch
+from persist_core.spark_job.submit import ENV_CONNECT_TIMEOUT, SparkSettings, dry_run_view, write_batch
+from persist_spark.connect import connect_timeout_s, limit_retries
 from tests.airflow.fruit import HISTORY, NAME, Fruit, check_history, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
 from tests.servers.spark_connect import ConnectServer, running
@@ -153,6 +157,52 @@ def test_the_connections_type_says_where_jobs_run(
     if connection is not None:
         monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
     assert connect_url("spark_default") == url
+
+
+@pytest.mark.parametrize("accepts", [False, True], ids=["dead port", "silent server"])
+def test_a_server_that_does_not_answer_fails_the_task_in_time(
+    fruit: Fruit,
+    client: PersistClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    accepts: bool,
+) -> None:
+    """The second one accepts connections, by its kernel, and never says a word."""
+    del client
+    fruit.write_days(range(1))
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        if accepts:
+            silent.listen(16)
+        port = silent.getsockname()[1]
+        connection = {"conn_type": "spark_connect", "host": "127.0.0.1", "port": port, "extra": {TIMEOUT_FIELD: 2}}
+        monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
+        run = DagRunDriver(build_upsert_dag(fruit.config()), end_of(0))
+        run.run(MINT)
+        with caplog.at_level(logging.WARNING), pytest.raises(SparkJobFailed) as failed:
+            run.run(WRITE)
+    expected = (
+        rf"run_failed: the Spark Connect server 127\.0\.0\.1:{port} did not answer for 2 s; nothing was committed"
+    )
+    assert re.match(expected, str(failed.value))
+    assert f"127.0.0.1:{port} does not answer (try 1, 2 s of 2 s)" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "nan", "-1", "1e9"])
+def test_a_time_to_wait_must_be_seconds(text: str) -> None:
+    assert connect_timeout_s({}) == 60
+    assert connect_timeout_s({ENV_CONNECT_TIMEOUT: "2.5"}) == 2.5
+    with pytest.raises(InvalidInput, match=ENV_CONNECT_TIMEOUT):
+        connect_timeout_s({ENV_CONNECT_TIMEOUT: text})
+
+
+def test_a_session_gives_up_a_server_that_is_gone_in_about_that_time() -> None:
+    set_: list[Any] = []
+    session = SimpleNamespace(client=SimpleNamespace(set_retry_policies=set_.extend))
+    limit_retries(cast(Any, session), 60)
+    (policy,) = set_
+    waits_ms = [50 * 4**retry for retry in range(policy.max_retries)]
+    assert 15_000 < sum(waits_ms) <= 60_000
 
 
 def test_a_job_in_the_tasks_process_leaves_its_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from persist_airflow.notifications import CONFLICT_METRIC
 from persist_core.location.settings import ENV_BLOB_URI, ENV_CONSENSUS_URI
 from persist_core.location.uri import parse_uri
 from persist_core.spark_job.submit import connect_environment
@@ -150,18 +149,6 @@ def test_secrets_are_made_once(tmp_path: Path) -> None:
     assert set(made[0]) == ALL_SECRETS
     assert (tmp_path / "secrets").stat().st_mode & 0o077 == 0
     assert all(made[0].values())
-
-
-def test_the_dashboard_asks_for_metrics_that_exist() -> None:
-    board = json.loads((DOCKER / "metrics" / "grafana" / "dashboards" / "persist.json").read_text())
-    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
-    mapped = {each["name"] for each in yaml.safe_load((DOCKER / "metrics" / "statsd.yaml").read_text())["mappings"]}
-    asked = set(re.findall(r"airflow_\w+", " ".join(expressions)))
-    unmapped = {"airflow_scheduler_heartbeat", "airflow_executor_running_tasks", "airflow_executor_queued_tasks"}
-    conflict = "airflow_" + CONFLICT_METRIC.replace(".", "_")
-    assert asked - unmapped - {conflict} <= mapped
-    assert conflict in asked
 
 
 def test_the_chart_uses_the_images_and_secrets_of_the_manifest() -> None:

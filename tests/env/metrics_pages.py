@@ -1,4 +1,4 @@
-"""What is made from the definitions of metrics, by `make docs`: their reference, and the mapping of the StatsD exporter."""
+"""What `make docs` makes from the definitions of metrics: their reference, and the mapping of the StatsD exporter."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ value.
 
 ## Of runs
 
-Only Airflow's tasks send them. Counters start at 0 when the collector starts, so ask for `increase(...)` or `rate(...)`.
-`persist metrics` prints `{commits}` too: the number of all commits of the shard.
+Only Airflow's tasks send them. Counters start at 0 when the collector starts, so ask for `increase(...)` or
+`rate(...)`. `persist metrics` prints `{commits}` too: the number of all commits of the shard.
 
 {runs}
 
 * `stage`: {stages}.
-* `result`: {results}. A task that was put off (deferred or rescheduled) has not ended, and is not counted.
+* `result`: {results}. A task that was put off (deferred or rescheduled)
+  has not ended, and is not counted.
 * `reason`: `time` (the record's time was final already), `order` (it lost to an order seen before), `memory` (it won,
   though a tombstone that is no longer remembered may be newer). [Semantics](../semantics.md) has the details.
 """

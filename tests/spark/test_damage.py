@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from persist_core.errors import CorruptArtifact
+from persist_core.compaction.merge import Merge, merge_here, replace_inputs
+from persist_core.errors import CorruptArtifact, ReadTooSlow
+from persist_core.handles.write import stage_manifest
 from persist_core.location.file.blob import FileBlob
 from persist_core.oracle.upsert import Record
 from persist_core.schema import TIME
@@ -20,8 +22,8 @@ from persist_core.shard.batch import STASH_OPERATOR, BatchManifest, PartKind
 from persist_core.shard.parts import updates_schema
 from persist_spark.compat import ENGINE_ERRORS
 from persist_spark.digests import digests_of
-from persist_spark.read import damage
-from persist_spark.read.frames import snapshot
+from persist_spark.read import damage, frames
+from persist_spark.read.frames import named_failures, snapshot
 from tests.spark.s3_store import s3_blob
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import ONE_KEY
@@ -34,7 +36,10 @@ def _record(key: int, name: str, row: int, time: int | None = None) -> Record:
 
 
 @pytest.fixture(params=["file", "s3"])
-def shard(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[StagedShard]:
+def shard(
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[StagedShard]:
+    monkeypatch.setattr(frames, "MAX_LOCAL_BYTES", 0)  # else small files are not read by Spark
     with closing(FileBlob(tmp_path) if request.param == "file" else s3_blob(request)) as blob:
         yield StagedShard(spark, blob, ONE_KEY)
 
@@ -152,6 +157,43 @@ def test_an_error_at_a_whole_part_stays_what_it_is(shard: StagedShard) -> None:
     shard.blob.set(key, data[:-1])
     with pytest.raises(CorruptArtifact, match=key), damage.named_damage(shard.blob):
         named.collect()
+
+
+def test_a_small_shard_is_read_with_its_digests_verified(shard: StagedShard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "MAX_LOCAL_BYTES", 1 << 20)
+    manifest = shard.commit([_record(key, f"name {key}", key) for key in range(30)], 10)
+    key, data = _insertions(shard, manifest)
+    shard.blob.set(key, _flipped(data, len(data) - 9, 1))
+    with pytest.raises(CorruptArtifact, match=key):
+        snapshot(shard.spark, shard.location, SHARD)
+
+
+def test_a_file_that_gc_deleted_during_a_read_is_no_damage(shard: StagedShard) -> None:
+    first = shard.commit([_record(key, "a", key) for key in range(20)], 10)
+    shard.commit([_record(1, "b", 1)], 20)
+    slow = snapshot(shard.spark, shard.location, SHARD)
+    state = shard.client.state(SHARD)
+    merge_here(shard.client, Merge.of(shard.client, state, state.batches), attempt=shard.client.ids.uuid7())
+    key, _ = _insertions(shard, first)
+    shard.blob.delete(key)
+    with pytest.raises(ReadTooSlow, match=rf"{SHARD} was merged.*{key} is gone.*lease"), named_failures(shard.location):
+        slow.collect()
+    assert snapshot(shard.spark, shard.location, SHARD).count() == 20
+
+
+def test_a_carried_file_is_found_damaged_without_the_manifest_of_its_attempt(shard: StagedShard) -> None:
+    first = shard.commit([_record(key, "a", key) for key in range(20)], 10)
+    part = next(part for part in first.parts if part.kind is PartKind.INSERTIONS)
+    state = shard.client.state(SHARD)
+    shard.commit([], 20)
+    merge = Merge.of(shard.client, shard.client.state(SHARD), shard.client.state(SHARD).batches)
+    run = merge.manifest((part,), state.batches[0].counts)
+    replace_inputs(shard.client, run, stage_manifest(shard.blob, run, shard.client.ids.uuid7()))
+    key, data = _insertions(shard, first)
+    shard.blob.delete(state.batches[0].manifest_key)
+    shard.blob.set(key, _flipped(data, _last_value(data, "name"), 3))
+    with pytest.raises(CorruptArtifact, match=f"{key} is damaged"), named_failures(shard.location):
+        snapshot(shard.spark, shard.location, SHARD).collect()
 
 
 def test_digests_of_files_in_chunks(shard: StagedShard, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def death(folder: Path, master: str = "local[1]", **conf: str) -> str:
 
 
 def check(message: str, cause: str) -> None:
-    """The cause stands first and last, and what is between them is no wall of text."""
+    """The cause stands first and last, and the text between them is short."""
     lines = message.splitlines()
     assert lines[0].startswith(cause)
     assert lines[-1].startswith(f"The cause: {cause}")

@@ -19,6 +19,7 @@ from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.oracle.consolidate import canonical_bytes
 from persist_core.schema import CollectionSchema, Column
+from persist_core.shard.batch import PartKind
 from persist_core.shard.keys import manifest_key
 from persist_core.shard.parts import updates_schema
 from persist_spark.read import frames as read
@@ -43,15 +44,19 @@ def _spark_rows(frame: DataFrame) -> list[str]:
     return _rows(row.asDict() for row in frame.collect())
 
 
-def test_reads_are_the_plain_readers(spark: SparkSession, tmp_path: Path, persist_seed: int) -> None:
+def test_reads_are_the_plain_readers(
+    spark: SparkSession, tmp_path: Path, persist_seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shard = StagedShard(spark, tmp_path, MANY_KEYS_DOMAIN.schema)
     feed = Feed(MANY_KEYS_DOMAIN, random.Random(f"{persist_seed}/reads"), worlds=10)
     for lower, upper in ((0, 3), (3, 4), (4, 9)):
         shard.commit(feed.records(80, lower, upper), upper)
     reader = shard.client.open_reader(SHARD)
     for time in (0, 3, 6, 8):
-        found = persist_spark.snapshot(spark, shard.location, SHARD, time)
-        assert _spark_rows(found) == _rows(reader.snapshot(time).to_pylist())
+        for limit in (0, 1 << 20):
+            monkeypatch.setattr(read, "MAX_LOCAL_BYTES", limit)
+            found = persist_spark.snapshot(spark, shard.location, SHARD, time)
+            assert _spark_rows(found) == _rows(reader.snapshot(time).to_pylist())
         errs = persist_spark.errors(spark, shard.location, SHARD, time).drop("_persist_err_message")
         wanted = reader.errors(time).drop_columns(["_persist_err_message"]).select(errs.columns)
         assert _spark_rows(errs) == _rows(wanted.to_pylist())
@@ -62,7 +67,7 @@ def test_reads_are_the_plain_readers(spark: SparkSession, tmp_path: Path, persis
         assert errs.count() == len(reader.error_changes(after, through))
 
 
-def test_snapshot_without_a_broadcast_is_the_same(
+def test_snapshot_is_the_same_however_its_retractions_are_read(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from persist_core.oracle.upsert import TOMBSTONE, Record
@@ -71,12 +76,25 @@ def test_snapshot_without_a_broadcast_is_the_same(
     shard.commit([Record((k,), ("a", k, 0.5), None, (None, "f", 0, k)) for k in range(20)], 10)
     shard.commit([Record((k,), TOMBSTONE, None, (None, "f", 0, k)) for k in range(0, 20, 2)], 20)
     wanted = _spark_rows(persist_spark.snapshot(spark, shard.location, SHARD))
-    monkeypatch.setattr(read, "MAX_BROADCAST_RETRACTIONS", 0)
-    assert _spark_rows(persist_spark.snapshot(spark, shard.location, SHARD)) == wanted
+    monkeypatch.setattr(read, "MANIFESTS_KEPT", 1)
+    ends = sum(
+        part.size_bytes
+        for manifest in shard.client.open_reader(SHARD).manifests(shard.client.state(SHARD).batches)
+        for part in manifest.parts
+        if part.kind is PartKind.RETRACTIONS
+    )
+    # The retractions alone are small; nothing is, and they are broadcast; nothing is, and they are not.
+    for name, limit in (("MAX_LOCAL_BYTES", ends), ("MAX_LOCAL_BYTES", 0), ("MAX_BROADCAST_RETRACTIONS", 0)):
+        monkeypatch.setattr(read, name, limit)
+        assert _spark_rows(persist_spark.snapshot(spark, shard.location, SHARD)) == wanted
+        assert len(read._manifests) == 1
     assert len(wanted) == 10
 
 
-def test_multiset_rows_come_as_often_as_their_diffs_say(spark: SparkSession, tmp_path: Path) -> None:
+def test_multiset_rows_come_as_often_as_their_diffs_say(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read, "MAX_LOCAL_BYTES", 0)
     shard = StagedShard(spark, tmp_path, ROWS)
     writer = shard.client.open_writer(SHARD)
     batches: list[tuple[int, list[tuple[str | None, float | None, int, int]]]] = [
@@ -100,8 +118,9 @@ def test_multiset_rows_come_as_often_as_their_diffs_say(spark: SparkSession, tmp
 
 @pytest.mark.parametrize("diffs", [(1, -2), (2**63 - 1,)], ids=["below zero", "huge"])
 def test_a_multiset_s_snapshot_hides_no_broken_count(
-    spark: SparkSession, tmp_path: Path, diffs: tuple[int, ...]
+    spark: SparkSession, tmp_path: Path, diffs: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(read, "MAX_LOCAL_BYTES", 0)
     shard = StagedShard(spark, tmp_path, ROWS)
     rows = [
         {"a": "whole", "b": 1.0, "t": 0, "d": 1},

@@ -3,7 +3,8 @@
     before a read    the size of every file that is to be read, against its manifest: `check_sizes`
     during it        the checksum of every page, by Spark's Parquet reader (`parquet.page.verify-checksum.enabled`)
                      diffs that add up to a count that no row can have: `possible_counts`
-    after a failure  the digest of the file that Spark names, which tells damage from a store that failed to answer
+    after a failure  the digest of the file that Spark names, which tells damage from a store that failed to answer;
+                     a file that is gone and no longer named was deleted by GC: the read was too slow
 
 Not found here: a footer damaged so that it can still be read (of 962 bits flipped in footers, 1 lost rows in Spark),
 and another file of the same size. Plain reads and `persist fsck` compare digests, and find both.
@@ -22,12 +23,15 @@ from urllib.parse import unquote
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from persist_core.errors import CorruptArtifact, InvariantViolation
+from persist_core.errors import CorruptArtifact, InvariantViolation, ReadTooSlow
+from persist_core.handles.client import PersistClient
 from persist_core.handles.read import MAX_COPIES
+from persist_core.handles.slow_reads import too_slow
 from persist_core.location.blob import Blob, BlobMetadata
+from persist_core.protocol.fork_records import readable_forks
 from persist_core.schema import DIFF, PART
 from persist_core.shard.batch import BatchManifest, Part, StateArtifact
-from persist_core.shard.keys import MANIFEST
+from persist_core.shard.keys import MANIFEST, owner_of
 from persist_spark.compat import ENGINE_ERRORS
 from persist_spark.digests import THREADS, digests_of
 
@@ -40,7 +44,7 @@ READ_OPTIONS = {
     "parquet.filter.columnindex.enabled": "false",
     "parquet.filter.bloom.enabled": "false",
 }
-_NAMED_FILE = re.compile(r"reading file:? (\S.*?\.parquet)")
+_NAMED_FILE = re.compile(r"(?:reading file:?|File) (\S.*?\.parquet)")
 _MAX_ROW_CHARS = 500
 _IMPOSSIBLE_COUNT = re.compile(r"shard \S+: a row is there -?\d+ times, .*?\. Run `persist fsck \S+`")
 _REMEDY = "nothing was committed; `persist fsck` lists all damage, then copy the object back from a backup or restore"
@@ -97,10 +101,12 @@ def possible_counts(counted: DataFrame, shard: str, row: Sequence[Column]) -> Da
 
 
 @contextmanager
-def named_damage(blob: Blob) -> Iterator[None]:
+def named_damage(blob: Blob, client: PersistClient | None = None) -> Iterator[None]:
     """Around an action: raise `CorruptArtifact` if it failed at a staged file whose digest is not its manifest's.
 
-    Raises `InvariantViolation` if it failed at a row that `possible_counts` refuses.
+    Raises `InvariantViolation` if it failed at a row that `possible_counts` refuses, and `ReadTooSlow` if it failed at
+    a file that is gone because nothing names it any more. With `client`, the newest states say what is named; without,
+    the manifest beside the file does.
     """
     try:
         yield
@@ -109,7 +115,13 @@ def named_damage(blob: Blob) -> Iterator[None]:
         if impossible is not None:
             raise InvariantViolation(impossible[0]) from error
         key = _named_key(str(error), blob)
-        if key is not None and _is_damaged(blob, key):
+        if key is None:
+            raise
+        named = _named_now(client, key) if client else _named_beside(blob, key)
+        if named is None and not _stored_sizes(blob, [key]):
+            raise ReadTooSlow(too_slow(owner_of(key), f"{key} is gone")) from error
+        file = named or _named_beside(blob, key)
+        if file is not None and _is_damaged(blob, file):
             raise CorruptArtifact(f"{key} is damaged: its digest is not that of its manifest; {_REMEDY}") from error
         raise
 
@@ -129,18 +141,38 @@ def _path_in(uri: str) -> str:
     return "/" + re.sub(r"^[a-z0-9]+:", "", uri).lstrip("/")
 
 
-def _is_damaged(blob: Blob, key: str) -> bool:
-    """Whether a staged file is not what the manifest beside it says; False for a file that no manifest names."""
+def _named_beside(blob: Blob, key: str) -> Part | StateArtifact | None:
+    """What the manifest beside a staged file says of it; `None` without that, or if it does not name the file."""
     data = blob.get(f"{_attempt_folder(key)}/{MANIFEST}")
-    if data is None:
-        return False
-    manifest = BatchManifest.decode(data, what=f"the manifest of {key}")
-    files: list[Part | StateArtifact] = [*manifest.parts]
-    files += [artifact for state in manifest.operators.values() for artifact in state.artifacts]
-    for file in files:
-        if file.key == key:
-            try:
-                return digests_of(blob, [BlobMetadata(key, file.size_bytes)]) != [file.sha256]
-            except CorruptArtifact:
-                return True
-    return False
+    return None if data is None else _named_in([BatchManifest.decode(data, what=f"the manifest of {key}")], key)
+
+
+def _named_now(client: PersistClient, key: str) -> Part | StateArtifact | None:
+    """What the newest states say of a staged file: its shard's, whose runs carry files of older attempts that have no
+    manifest any more, and those of forks."""
+    shard = owner_of(key)
+    records, _ = readable_forks(client.blob, shard)
+    for name in dict.fromkeys([shard, *(record.fork for record in records)]):
+        state = client.machine.fetch(name)
+        manifests = client.open_reader(name).manifests(state.batches) if state else []
+        if (found := _named_in(manifests, key)) is not None:
+            return found
+    return None
+
+
+def _named_in(manifests: Iterable[BatchManifest], key: str) -> Part | StateArtifact | None:
+    for manifest in manifests:
+        files: list[Part | StateArtifact] = [*manifest.parts]
+        files += [artifact for state in manifest.operators.values() for artifact in state.artifacts]
+        for file in files:
+            if file.key == key:
+                return file
+    return None
+
+
+def _is_damaged(blob: Blob, file: Part | StateArtifact) -> bool:
+    """Whether a staged file is not what its manifest says."""
+    try:
+        return digests_of(blob, [BlobMetadata(file.key, file.size_bytes)]) != [file.sha256]
+    except CorruptArtifact:
+        return True

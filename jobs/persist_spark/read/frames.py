@@ -4,43 +4,60 @@
 
 A keyed shard is read by its invariants (docs/architecture.md, "Parts"): an insertion is live as of `t` iff no
 retraction of its key has `insertion.time < retraction.time <= t`. Only keys and times of retractions are decoded, and
-no whole row goes through an exchange. A shard without a key is a multiset: its rows are grouped and counted.
+no whole row goes through an exchange. If nothing lies above a run, there is no join. Else the newest retraction of each
+key is broadcast. A shard without a key is a multiset: its rows are grouped and counted.
 
-The state is read when the function is called; the parts when the DataFrame is used. Nothing is held back meanwhile:
+Fixed costs are most of a small read, so this process reads what is small (`MAX_LOCAL_BYTES`) by itself: retractions,
+which saves Spark a job; or all files of a small shard, whose rows it hands to Spark.
+
+The state is read when the function is called; most parts when the DataFrame is used. Nothing is held back meanwhile:
 for long reads take a lease (`PersistClient.open_leased_reader`).
 
-A missing part, or one of another size than its manifest says, raises `CorruptArtifact` from the function. A page whose
-checksum is wrong fails the action on the DataFrame with Spark's own error, which names the file. In the same way fails
-a row of a multiset, or an err, whose diffs add up to less than 0 or to more than `MAX_COPIES`.
+A missing part, or one of another size than its manifest says, raises `CorruptArtifact` from the function, or
+`ReadTooSlow` if the shard was merged meanwhile. Later, the action on the DataFrame fails with Spark's own error at such
+a part, at a page whose checksum is wrong, at a row of a multiset, or at an err, whose diffs add up to less than 0 or to
+more than `MAX_COPIES`. Around an action, `named_failures` raises the error that says what happened and what to do.
 """
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
-from persist_core.handles.read import check_as_of, schema_of
-from persist_core.location.blob import Blob
+from persist_core.handles.load import read_part
+from persist_core.handles.read import FETCH_THREADS, check_as_of, schema_of
+from persist_core.handles.slow_reads import named_if_slow
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
 from persist_core.shard.batch import BatchManifest, HollowBatch, PartKind
-from persist_core.shard.pieces import Piece, errs_between, oks_as_of, oks_between
-from persist_spark.frame import ERR_COLUMNS, named, part_type
-from persist_spark.read.damage import check_sizes, part_sizes, possible_counts
-from persist_spark.read.parts import scan_pieces
+from persist_core.shard.parts import updates_schema
+from persist_core.shard.pieces import Piece, Take, errs_between, oks_as_of, oks_between
+from persist_core.shard.state import ShardState
+from persist_spark.compat import READS_ARROW
+from persist_spark.frame import ERR_COLUMNS, named, part_type, quoted, user_fields
+from persist_spark.read.damage import check_sizes, named_damage, part_sizes, possible_counts
+from persist_spark.read.parts import listing, scan_pieces
+from persist_spark.session import settings
 
 # Retractions up to here are broadcast: about 100 MB of keys and times in each executor.
 MAX_BROADCAST_RETRACTIONS = 2_000_000
+MAX_LOCAL_BYTES = 4 << 20  # of files that this process reads for a DataFrame: some 40 MB of rows at most
+MANIFESTS_KEPT = 256  # in memory, by digest, from one read to the next: some tens of kB each
 Location = PersistLocation | OpenLocation
+
+_RETRACTED = "_persist_retracted"
+_manifests: OrderedDict[str, BatchManifest] = OrderedDict()
 
 
 def snapshot(spark: SparkSession, location: Location, shard: str, as_of: int | None = None) -> DataFrame:
@@ -48,23 +65,40 @@ def snapshot(spark: SparkSession, location: Location, shard: str, as_of: int | N
 
     Raises `ShardNotFound`, and `OutsideFrontiers` unless `since <= as_of < upper`.
     """
-    reading = _open(spark, location, shard, as_of)
-    columns = [named(column.name) for column in reading.schema.columns]
-    found = reading.pieces(lambda batch, manifest: oks_as_of(batch, manifest, reading.through))
-    if not reading.schema.key:
-        return _multiset(reading.frame(found), shard, reading.schema)
-    insertions = reading.frame([piece for piece in found if piece.part.kind is not PartKind.RETRACTIONS])
-    ends = [piece for piece in found if piece.part.kind is PartKind.RETRACTIONS]
-    if not ends:
-        return insertions.select(*columns)
-    retracted = reading.frame(ends).select(
-        *[named(name).alias(f"_persist_k{i}") for i, name in enumerate(reading.schema.key_names)],
-        F.col(TIME).alias("_persist_retracted"),
-    )
-    ended = [named(name) == F.col(f"_persist_k{i}") for i, name in enumerate(reading.schema.key_names)]
-    ended.append(F.col(TIME) < F.col("_persist_retracted"))
-    hinted = F.broadcast(retracted) if reading.retractions <= MAX_BROADCAST_RETRACTIONS else retracted
-    return insertions.join(hinted, functools.reduce(operator.and_, ended), "left_anti").select(*columns)
+    with _open(spark, location, shard, as_of) as reading:
+        found = reading.pieces(lambda batch, manifest: oks_as_of(batch, manifest, reading.through))
+        if found and _is_small(found):
+            rows = reading.client.open_reader(shard).snapshot_of(reading.state, reading.through)
+            return spark.createDataFrame(rows, T.StructType(user_fields(reading.schema)))
+        if not reading.schema.key:
+            return _multiset(reading.frame(found), shard, reading.schema)
+        insertions = [piece for piece in found if piece.part.kind is not PartKind.RETRACTIONS]
+        ends = [piece for piece in found if piece.part.kind is PartKind.RETRACTIONS]
+        columns = T.StructType(user_fields(reading.schema))
+        if not ends and all(piece.take is Take.ROWS and piece.through is None for piece in insertions):
+            return reading.frame(insertions, columns)
+        timed = reading.frame(insertions, _with_time(columns))
+        if ends:
+            keys = [f"{quoted(name)} = _persist_k{place}" for place, name in enumerate(reading.schema.key_names)]
+            ended = F.expr(" AND ".join([*keys, f"{TIME} < {_RETRACTED}"]))
+            timed = timed.join(reading.retracted(ends), ended, "left_anti")
+        return timed.drop(TIME)
+
+
+@contextmanager
+def named_failures(location: Location) -> Iterator[None]:
+    """Around an action on DataFrames of this module: raise an error that says what happened and what to do.
+
+    Raises `ReadTooSlow` if GC has deleted a file meanwhile, `CorruptArtifact` for a damaged or missing one, and
+    `InvariantViolation` for a count that is not possible. Other errors of Spark stay what they are.
+    """
+    opened = location if isinstance(location, OpenLocation) else open_location(location)
+    try:
+        with named_damage(opened.blob, PersistClient(opened)):
+            yield
+    finally:
+        if opened is not location:
+            opened.close()
 
 
 def errors(spark: SparkSession, location: Location, shard: str, as_of: int | None = None) -> DataFrame:
@@ -72,17 +106,14 @@ def errors(spark: SparkSession, location: Location, shard: str, as_of: int | Non
 
     Raises as `snapshot` does.
     """
-    reading = _open(spark, location, shard, as_of)
+    with _open(spark, location, shard, as_of) as reading:
+        updates = reading.frame(reading.errs())
     identity = [*map(named, reading.schema.key_names), *map(F.col, (ERR_KIND, ERR_KEY, ERR_PAYLOAD))]
     inserted_at = F.when(F.col(DIFF) > 0, F.col(TIME))
-    counted = (
-        reading.frame(reading.errs())
-        .groupBy(*identity)
-        .agg(
-            F.sum(DIFF).alias(DIFF),
-            F.max_by(ERR_MESSAGE, inserted_at).alias(ERR_MESSAGE),
-            F.max(inserted_at).alias(TIME),
-        )
+    counted = updates.groupBy(*identity).agg(
+        F.sum(DIFF).alias(DIFF),
+        F.max_by(ERR_MESSAGE, inserted_at).alias(ERR_MESSAGE),
+        F.max(inserted_at).alias(TIME),
     )
     live = possible_counts(counted, shard, identity).where(F.col(DIFF) > 0)
     copies = live if reading.schema.key else _repeated(live)  # at most one err per slot of a key; a view may have more
@@ -94,9 +125,9 @@ def error_updates(spark: SparkSession, location: Location, shard: str, as_of: in
 
     Columns: the err columns, time, diff. Raises as `snapshot` does.
     """
-    reading = _open(spark, location, shard, as_of)
-    pieces = reading.errs()
-    return reading.frame(pieces).select(*ERR_COLUMNS, TIME, DIFF) if pieces else None
+    with _open(spark, location, shard, as_of) as reading:
+        pieces = reading.errs()
+        return reading.frame(pieces).select(*ERR_COLUMNS, TIME, DIFF) if pieces else None
 
 
 def changes(spark: SparkSession, location: Location, shard: str, after: int, through: int | None = None) -> DataFrame:
@@ -105,17 +136,19 @@ def changes(spark: SparkSession, location: Location, shard: str, after: int, thr
     `snapshot(after)` plus these is `snapshot(through)`. Raises `ShardNotFound`, `InvalidInput` if `after` is later
     than `through`, and `OutsideFrontiers` unless `since <= after <= through < upper`.
     """
-    reading = _open(spark, location, shard, through, after=after)
-    found = reading.pieces(lambda batch, manifest: oks_between(batch, manifest, after, reading.through))
-    return reading.frame(found).select(*[named(column.name) for column in reading.schema.columns], TIME, DIFF)
+    with _open(spark, location, shard, through, after=after) as reading:
+        found = reading.pieces(lambda batch, manifest: oks_between(batch, manifest, after, reading.through))
+        updates = reading.frame(found)
+    return updates.select(*[named(column.name) for column in reading.schema.columns], TIME, DIFF)
 
 
 def error_changes(
     spark: SparkSession, location: Location, shard: str, after: int, through: int | None = None
 ) -> DataFrame:
     """The errs' updates with `after < time <= through`, as `changes` gives the oks'."""
-    reading = _open(spark, location, shard, through, after=after)
-    return reading.frame(reading.errs()).select(*map(named, reading.schema.key_names), *ERR_COLUMNS, TIME, DIFF)
+    with _open(spark, location, shard, through, after=after) as reading:
+        updates = reading.frame(reading.errs())
+    return updates.select(*map(named, reading.schema.key_names), *ERR_COLUMNS, TIME, DIFF)
 
 
 @dataclass(frozen=True)
@@ -123,7 +156,8 @@ class _Reading:
     """One read: which batches, which times."""
 
     spark: SparkSession
-    blob: Blob
+    client: PersistClient
+    state: ShardState
     schema: CollectionSchema
     batches: Sequence[tuple[HollowBatch, BatchManifest]]
     after: int | None
@@ -143,16 +177,41 @@ class _Reading:
         after = -1 if self.after is None else self.after
         return self.pieces(lambda batch, manifest: errs_between(batch, manifest, after, self.through))
 
-    def frame(self, pieces: Sequence[Piece]) -> DataFrame:
-        """What these pieces take of their files, all part columns."""
-        columns = part_type(self.schema)
-        found = scan_pieces(self.spark, self.blob, pieces, columns)
-        return _nothing(self.spark, columns) if found is None else found
+    def frame(self, pieces: Sequence[Piece], columns: T.StructType | None = None) -> DataFrame:
+        """What these pieces take of their files: `columns`, or all part columns."""
+        wanted = part_type(self.schema) if columns is None else columns
+        found = scan_pieces(self.spark, self.client.blob, pieces, wanted)
+        return self.spark.createDataFrame([], wanted) if found is None else found
+
+    def retracted(self, ends: Sequence[Piece]) -> DataFrame:
+        """The keys (`_persist_k0` ...) and times of these retractions, to be broadcast unless they are too many.
+
+        Files of `MAX_LOCAL_BYTES` in all are read here, with their digests verified, and only the newest retraction of
+        each key is left.
+        """
+        fields = user_fields(self.schema)[: len(self.schema.key)]
+        renamed = [f"_persist_k{place}" for place in range(len(fields))] + [_RETRACTED]
+        if _is_small(ends):
+            types = [T.StructField(name, field.dataType) for name, field in zip(renamed, fields, strict=False)]
+            newest = self._newest(ends).rename_columns(renamed)
+            local = T.StructType([*types, T.StructField(_RETRACTED, T.LongType())])
+            return self.spark.createDataFrame(newest, local).hint("broadcast")
+        found = self.frame(ends, _with_time(T.StructType(fields))).toDF(*renamed)
+        return found.hint("broadcast") if self.retractions <= MAX_BROADCAST_RETRACTIONS else found
+
+    def _newest(self, ends: Sequence[Piece]) -> pa.Table:
+        keys = list(self.schema.key_names)
+        wanted = pa.schema([field.with_nullable(True) for field in updates_schema(self.schema) if field.name in
+                            (*keys, TIME)])  # fmt: skip
+        with ThreadPoolExecutor(min(FETCH_THREADS, len(ends))) as threads:
+            found = list(threads.map(lambda piece: piece.of(read_part(self.client.blob, piece.part, wanted)), ends))
+        return pa.concat_tables(found).group_by(keys).aggregate([(TIME, "max")])
 
 
+@contextmanager
 def _open(
     spark: SparkSession, location: Location, shard: str, through: int | None, *, after: int | None = None
-) -> _Reading:
+) -> Iterator[_Reading]:
     opened = location if isinstance(location, OpenLocation) else open_location(location)
     try:
         client = PersistClient(opened)
@@ -164,16 +223,37 @@ def _open(
         batches = [
             b for b in state.batches if b.lower <= high and (low is None or b.upper is None or b.upper > low + 1)
         ]
-        manifests = client.open_reader(shard).manifests(batches)
-        check_sizes(opened.blob, part_sizes(manifests))
+        with named_if_slow(client.machine, shard, batches), settings(spark, listing(opened.blob)):
+            manifests = _manifests_of(client, shard, batches)
+            check_sizes(opened.blob, part_sizes(manifests))
+            pairs = list(zip(batches, manifests, strict=True))
+            yield _Reading(spark, client, state, schema_of(state), pairs, low, high)
     finally:
         if opened is not location:
             opened.close()
-    return _Reading(spark, opened.blob, schema_of(state), list(zip(batches, manifests, strict=True)), low, high)
 
 
-def _nothing(spark: SparkSession, frame: T.StructType) -> DataFrame:
-    return spark.createDataFrame([], frame)
+def _manifests_of(client: PersistClient, shard: str, batches: Sequence[HollowBatch]) -> list[BatchManifest]:
+    """Their manifests. Those that an earlier read has read are not read again: a digest names the same bytes always."""
+    known = {batch.manifest_sha256: _manifests.get(batch.manifest_sha256) for batch in batches}
+    missing = [batch for batch in batches if known[batch.manifest_sha256] is None]
+    found = dict(zip([b.manifest_sha256 for b in missing], client.open_reader(shard).manifests(missing), strict=True))
+    manifests = [known[batch.manifest_sha256] or found[batch.manifest_sha256] for batch in batches]
+    for batch, manifest in zip(batches, manifests, strict=True):
+        _manifests.pop(batch.manifest_sha256, None)
+        _manifests[batch.manifest_sha256] = manifest
+    while len(_manifests) > MANIFESTS_KEPT:
+        _manifests.popitem(last=False)
+    return manifests
+
+
+def _is_small(pieces: Sequence[Piece]) -> bool:
+    """Whether this process reads these files by itself."""
+    return READS_ARROW and sum(piece.part.size_bytes for piece in pieces) <= MAX_LOCAL_BYTES
+
+
+def _with_time(columns: T.StructType) -> T.StructType:
+    return T.StructType([*columns.fields, T.StructField(TIME, T.LongType())])
 
 
 def _multiset(updates: DataFrame, shard: str, schema: CollectionSchema) -> DataFrame:

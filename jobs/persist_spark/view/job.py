@@ -119,7 +119,7 @@ def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
     with (
         settings(spark, wanted),
         failed(config.name, f"the refresh as of {show_time(frozen.as_of)}"),
-        named_damage(client.blob),
+        named_damage(client.blob, client),
     ):
         schema, installed = view.plan(frozen, frozen.as_of)
         if spec.dry_run_as_of is not None:

@@ -9,6 +9,7 @@ from persist_core.frontier import Frontier
 from persist_core.gc.drop import drop
 from persist_core.handles.history import advance_since, set_history
 from persist_core.maintenance.holders import list_holders, release
+from persist_core.shard.keys import fork_key
 from tests.core.protocol.test_view_protocol import World, world
 
 __all__ = ["world"]  # the fixture
@@ -90,6 +91,18 @@ def test_the_hold_of_a_view_that_is_gone_or_reads_something_else_is_ended(world:
         "view/other",
         "view/v",
     ]
+
+
+def test_a_damaged_record_of_a_fork_is_named_and_hides_no_holder(world: World) -> None:
+    key = fork_key("a", "copy", "0" * 64)
+    world.client.blob.set(key, b"{}")
+    world.client.open_since("a", "program", since=Frontier(0))
+    found = {held.kind: held for held in list_holders(world.client, "a").held}
+    assert set(found) == {"history", "hold", "fork"}
+    assert found["fork"].holder == "copy"
+    assert key in found["fork"].about
+    assert "GC deletes nothing" in found["fork"].about
+    assert found["fork"].remedy == f"persist fsck a; copy {key} back"
 
 
 def test_a_reader_whose_lease_was_ended_is_told_by_whom(world: World) -> None:

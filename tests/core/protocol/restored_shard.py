@@ -160,7 +160,7 @@ class Collection:
         if state.schema is None:
             return []
         oks, errs = self.client.open_reader(self.shard).all_updates(state)
-        return [*_from_oks(oks), *_from_errs(errs)]
+        return [*from_oks(oks), *from_errs(errs)]
 
     def contents(self, time: int) -> dict[Slot, Any]:
         """As of `time`, by the updates themselves; NaN equals itself in it."""
@@ -172,7 +172,7 @@ class Collection:
         oks = reader.snapshot(time)
         timed = oks.append_column(TIME, pa.repeat(0, len(oks))).append_column(DIFF, pa.repeat(1, len(oks)))
         errs = reader.errors(time)
-        found = [*_from_oks(timed), *_from_errs(errs.append_column(DIFF, pa.repeat(1, len(errs))))]
+        found = [*from_oks(timed), *from_errs(errs.append_column(DIFF, pa.repeat(1, len(errs))))]
         return {update.slot: shown(update.value) for update in found}
 
     @property
@@ -219,13 +219,13 @@ def as_tables(updates: Iterable[UpsertDiff]) -> tuple[pa.Table, pa.Table]:
     )
 
 
-def _from_oks(table: pa.Table) -> Iterator[UpsertDiff]:
+def from_oks(table: pa.Table) -> Iterator[UpsertDiff]:
     for row in table.to_pylist():
         slot = tuple(row[name] for name in SCHEMA.key_names)
         yield UpsertDiff(slot, tuple(row[column.name] for column in SCHEMA.values), row[TIME], row[DIFF])
 
 
-def _from_errs(table: pa.Table) -> Iterator[UpsertDiff]:
+def from_errs(table: pa.Table) -> Iterator[UpsertDiff]:
     for row in table.to_pylist():
         err = Err(row[ERR_KIND], row[ERR_KEY], row[ERR_PAYLOAD], row[ERR_MESSAGE])
         key = tuple(row[name] for name in SCHEMA.key_names)

@@ -163,7 +163,7 @@ def test_frozen_files_that_change_or_vanish_are_named(tmp_path: Path) -> None:
     ):
         check_unchanged(frozen)
     drop(tmp_path, "a.jsonl", b"xy", mtime_ms=1_001)
-    with pytest.raises(SourceChanged, match="now 2 bytes at 1970-01-01T00:00:01.001Z"):
+    with pytest.raises(SourceChanged, match=r"now 2 bytes at 1970-01-01T00:00:01\.001Z"):
         check_unchanged(frozen)
     path.unlink()
     with pytest.raises(SourceChanged, match=r"a\.jsonl can no longer be read"):

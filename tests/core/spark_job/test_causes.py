@@ -1,4 +1,4 @@
-"""The cause of a dead job, from lines as Spark and its surroundings write them. Real deaths: tests/spark/test_dead_jobs.py."""
+"""The cause of a dead job, from lines as Spark writes them. Real deaths: tests/spark/test_dead_jobs.py."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOISE = ["26/01/02 WARN TaskSetManager: Lost task 0.0", "\tat java.base/java.lan
         ("pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different"
          " version: 3.11 than that in driver: 3.12", "Python where Spark runs its tasks is another version"),
         ("ModuleNotFoundError: No module named 'persist_spark'", "a Python package is missing"),
-        ("grpc._channel._InactiveRpcError: status = StatusCode.UNAVAILABLE", "the Spark Connect server does not answer"),
+        ("_InactiveRpcError: status = StatusCode.UNAVAILABLE", "the Spark Connect server does not answer"),
     ],
 )  # fmt: skip
 def test_a_line_among_many_names_the_cause(line: str, what: str) -> None:

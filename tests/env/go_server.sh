@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# s3_server.sh NAME: builds a real S3-speaking server for the tests, versitygw or minio, into .cache/servers.
+# go_server.sh NAME: builds a real server for the tests into .cache/servers: versitygw or minio (S3), statsd_exporter.
 # One version each. Its module's hash is checked here; the hash covers go.sum, which covers the dependencies. The machine's
 # Go is used if it is new enough, else a toolchain from requirements/go.txt. Go's caches are deleted afterwards, because they
 # are ten times as large as the server. If the build fails, the reason is written to NAME.failed for the tests' summary.
@@ -13,11 +13,14 @@ versitygw)
 minio)
     module=github.com/minio/minio version=v0.0.0-20260212201848-7aac2a2c5b7c package=.
     sum=h1:/qdoYujxF5MBLDMVLeiYJ/7fBa1HikX39Dvzb9Ji8pA= ;;
+statsd_exporter)
+    module=github.com/prometheus/statsd_exporter version=v0.28.0 package=.
+    sum=h1:S3ZLyLm/hOKHYZFOF0h4zYmd0EeKyPF9R1pFBYXUgYY= ;;
 *)
-    echo "unknown server '$name'; expected versitygw or minio" >&2
+    echo "unknown server '$name'; expected versitygw, minio or statsd_exporter" >&2
     exit 2 ;;
 esac
-minor=25  # both ask for Go 1.25 or less
+minor=25  # all ask for Go 1.25 or less
 
 servers=$PWD/.cache/servers
 work=$PWD/.cache/go-$name

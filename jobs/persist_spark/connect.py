@@ -1,0 +1,93 @@
+"""A Spark Connect server that does not answer: found in time, and said.
+
+    wait_for_server ─> one try after the other, each logged ─> it answers, or `RunFailed` after the time that is given
+    limit_retries   ─> of a session: calls of a server that is gone fail after that time too
+
+Spark's client tries for about ten minutes and says nothing meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from pyspark.sql import SparkSession
+
+from persist_core.clock import Clock, SystemClock
+from persist_core.errors import InvalidInput, RunFailed
+from persist_core.spark_job.submit import ENV_CONNECT_TIMEOUT
+from persist_spark.compat import SPARK_VERSION
+
+CONNECT_TIMEOUT_S = 60.0  # as long as a server needs to start on a busy machine
+_TRY_S = 10.0  # of one try, so that a log shows several
+_FIRST_BACKOFF_MS, _BACKOFF_FACTOR = 50, 4.0  # those of Spark's own policy
+_MAX_TIMEOUT_S = 86_400
+
+log = logging.getLogger(__name__)
+
+
+def connect_timeout_s(environment: Mapping[str, str]) -> float:
+    """How long to wait for an answer. Raises `InvalidInput` if the variable holds no positive number of seconds."""
+    text = environment.get(ENV_CONNECT_TIMEOUT)
+    if not text:
+        return CONNECT_TIMEOUT_S
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= _MAX_TIMEOUT_S:
+        raise InvalidInput(
+            f"{ENV_CONNECT_TIMEOUT} is {text!r}; expected seconds, more than 0 and at most {_MAX_TIMEOUT_S}"
+        )
+    return seconds
+
+
+def wait_for_server(url: str, timeout_s: float, clock: Clock | None = None) -> None:
+    """Return as soon as the server at `url` (`sc://host:port/...`) accepts connections and speaks its protocol.
+
+    Raises `RunFailed` after `timeout_s`. Makes no session in the server.
+    """
+    import grpc
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    clock = clock or SystemClock()
+    address = urlsplit(url).netloc
+    start_ms = clock.now_ms()
+    channel = DefaultChannelBuilder(url).toChannel()
+    try:
+        for number in range(1, math.ceil(timeout_s / min(_TRY_S, timeout_s)) + 1):  # each try takes its whole time
+            passed_s = (clock.now_ms() - start_ms) / 1000
+            try_s = min(_TRY_S, timeout_s - passed_s)
+            if try_s <= 0:
+                break
+            try:
+                grpc.channel_ready_future(channel).result(timeout=try_s)
+            except grpc.FutureTimeoutError:
+                passed_s = (clock.now_ms() - start_ms) / 1000
+                log.warning(
+                    "the Spark Connect server %s does not answer (try %d, %.0f s of %.0f s)",
+                    address, number, passed_s, timeout_s,
+                )  # fmt: skip
+            else:
+                return
+    finally:
+        channel.close()
+    raise RunFailed(
+        f"the Spark Connect server {address} did not answer for {timeout_s:.0f} s; nothing was committed. Check that it"
+        " runs, and the host and the port of the connection. For a server that needs longer, raise"
+        f" connect_timeout_s (an extra field of the connection) or {ENV_CONNECT_TIMEOUT}"
+    )
+
+
+def limit_retries(session: SparkSession, timeout_s: float) -> None:
+    """Let calls of this session fail after about `timeout_s` if the server is gone. Spark 3.5 has no such setting."""
+    if SPARK_VERSION < (4, 0):
+        return
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    # The waits are a geometric series, up to the first that is longer than all before it together.
+    ratio = timeout_s * 1000 * (_BACKOFF_FACTOR - 1) / _FIRST_BACKOFF_MS + 1
+    retries = max(1, math.floor(math.log(ratio, _BACKOFF_FACTOR)))
+    session.client.set_retry_policies([DefaultPolicy(max_retries=retries, initial_backoff=_FIRST_BACKOFF_MS)])

@@ -1,0 +1,105 @@
+"""What a restore undoes in `sequence` order: rows together with the orders that made them.
+
+    changes since the checkpoint ──┐
+    insertions as of it, of the ───┴─ sorted by slot, time ──> each retraction gets the order of what it retracts
+    same slots, with orders
+
+So a row that was replaced and came back with a higher order is undone too: its value is the same, its order is not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_core.handles.read import ReadHandle
+from persist_core.schema import DIFF, ORDER, TIME, CollectionSchema
+from persist_core.shard import pieces
+from persist_core.shard.key_range import KeyRange, key_at
+from persist_core.shard.parts import ERR_IDENTITY, errs_schema, updates_schema
+from persist_core.shard.state import ShardState
+
+_FLAT = "_persist_order_"  # columns within a restore only: the fields of the order
+
+
+def with_orders_of_oks(oks: pa.Table, reader: ReadHandle, state: ShardState, after: int) -> pa.Table:
+    """`oks`, the changes after `after`, where each retraction has the order of the row that it retracts."""
+    schema = state.schema
+    if schema is None or schema.order is None or not _lacks_orders(oks):
+        return oks
+    keys, ranges = oks.select(list(schema.key_names)), _range_of(oks, schema)
+    names = [*schema.key_names, TIME, DIFF, ORDER]
+    columns = pa.schema([field for field in updates_schema(schema) if field.name in names])
+    before = reader.read(
+        [batch for batch in state.batches if batch.lower <= after],
+        columns,
+        lambda batch, manifest: pieces.within(pieces.oks_as_of(batch, manifest, after), ranges),
+    )
+    touched = before.append_column("row", pa.array(range(len(before)), pa.int64())).select([*schema.key_names, "row"])
+    found = touched.join(keys.group_by(keys.column_names).aggregate([]), keys.column_names, join_type="left semi")
+    return _filled(oks, before.take(found["row"]), schema.key_names, after)
+
+
+def with_orders_of_errs(errs: pa.Table, reader: ReadHandle, state: ShardState, after: int) -> pa.Table:
+    """The same of errs."""
+    schema = state.schema
+    if schema is None or schema.order is None or not _lacks_orders(errs):
+        return errs
+    batches = [batch for batch in state.batches if batch.lower <= after]
+    before = reader.read(batches, errs_schema(schema), lambda b, m: pieces.errs_as_of(b, m, after))
+    return _filled(errs, before, ERR_IDENTITY, after)
+
+
+def flattened(updates: pa.Table) -> tuple[pa.Table, list[str]]:
+    """`updates` with a column for each field of their orders, by which they can be grouped; and these columns' names.
+
+    Nothing is added in `log` order.
+    """
+    if ORDER not in updates.column_names:
+        return updates, []
+    order = updates[ORDER].combine_chunks()
+    names = [f"{_FLAT}{place}" for place in range(order.type.num_fields)]
+    for name, values in zip(names, order.flatten(), strict=True):
+        updates = updates.append_column(name, values)
+    return updates, names
+
+
+def _lacks_orders(updates: pa.Table) -> bool:
+    return bool(updates[ORDER].null_count)
+
+
+def _range_of(oks: pa.Table, schema: CollectionSchema) -> list[KeyRange]:
+    """The range of their keys; there is at least one."""
+    ordered = oks.sort_by([(name, "ascending") for name in schema.key_names])
+    return [KeyRange(key_at(ordered, 0, schema.key), key_at(ordered, len(ordered) - 1, schema.key))]
+
+
+def _filled(updates: pa.Table, before: pa.Table, slot: Sequence[str], after: int) -> pa.Table:
+    """`updates` with an order for each retraction that lacks one: that of the insertion just before it in its slot.
+
+    `before`: what the slots held up to `after`; only its insertions count.
+    """
+    inserted = before.filter(pc.greater(before[DIFF], 0))
+    both = pa.concat_tables([inserted, updates], promote_options="default")
+    both = both.sort_by([*((name, "ascending") for name in slot), (TIME, "ascending"), (DIFF, "ascending")])
+    places = pa.array(range(-1, len(both) - 1), pa.int64())
+    before_it = pc.if_else(_same_as_before(both.select(list(slot))), places, pa.scalar(None, pa.int64()))
+    own = pa.array(range(len(both)), pa.int64())
+    order = both[ORDER].combine_chunks()
+    filled = order.take(pc.if_else(order.is_valid(), own, before_it))
+    done = both.set_column(both.column_names.index(ORDER), ORDER, filled)
+    return done.filter(pc.greater(done[TIME], after)).select(updates.column_names)
+
+
+def _same_as_before(slots: pa.Table) -> pa.Array:
+    """Whether each row has the slot of the row before it; null equals null."""
+    same = []
+    for column in slots.columns:
+        values = column.combine_chunks()
+        left, right = values.slice(1), values.slice(0, max(len(values) - 1, 0))
+        both_null = pc.and_(pc.is_null(left), pc.is_null(right))
+        same.append(pc.or_(both_null, pc.fill_null(pc.equal(left, right), False)))
+    return pa.concat_arrays([pa.array([False]), functools.reduce(pc.and_, same)])
