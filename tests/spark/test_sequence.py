@@ -133,18 +133,18 @@ def test_orders_are_typed_and_a_tombstone_message_repeats_its_delete(spark: Spar
     feed = Feed(spark, tmp_path / "feed")
     delete = {"before": {"id": 1}, "source": {"connector": "postgresql", "lsn": 12}, "op": "d"}
     feed.write("a", "\n".join([json.dumps({"key": {"id": 1}, "value": value}) for value in (delete, None)]))
-    (found, tombstone) = feed.records("debezium-json", COLUMNS, order={"mode": "sequence"})
+    (tombstone, found) = feed.records("debezium-json", COLUMNS, order={"mode": "sequence"})
     assert (found[OP], found[ORDER]["by3"], found[BAD_KEY]) == (DELETE, 12, None)
     assert (tombstone[OP], tombstone[ERR_KIND]) == (SKIP, None)
-    by = {"source.ts_ms": {"type": "timestamp", "unit": "ms"}, "name": "string"}
-    (row,) = feed.lines(
+    by = {"source.ts_ms": {"type": "timestamp", "unit": "ms"}}
+    (row,) = Feed(spark, tmp_path / "typed").lines(
         "debezium-json",
         ['{"after": {"id": 1, "name": "n"}, "source": {"ts_ms": 1500}, "op": "c"}'],
         COLUMNS,
-        order={"mode": "sequence", "by": {"source.ts_ms": by["source.ts_ms"]}},
+        order={"mode": "sequence", "by": by},
     )
     assert row[ORDER]["by0"].timestamp() == 1.5
-    (row,) = feed.lines(
+    (row,) = Feed(spark, tmp_path / "dms").lines(
         "dms-json",
         ['{"data": {"id": 1}, "metadata": {"operation": "insert", "timestamp": "2024-01-01T00:00:01.5Z"}}'],
         COLUMNS,
