@@ -215,8 +215,8 @@ def precedence(order: tuple[Any, ...], value: Value) -> Precedence:
 def _with_orders(
     table: pa.Table, updates: Iterable[UpsertDiff], newest: Mapping[Slot, int], after: OrderMemory
 ) -> pa.Table:
-    """The rows with their orders: of a slot's newest insertion that of the record that made it. Of retractions there is
-    none, and of insertions that were retracted in this very batch it does not matter."""
+    """The rows with their orders: of a slot's newest insertion that of the record that made it. Retractions have
+    none, and for insertions that were retracted in this very batch it does not matter."""
     struct = order_type(ORDERED)
     orders = []
     for update in updates:
