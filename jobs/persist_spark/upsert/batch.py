@@ -90,6 +90,7 @@ def stage_upserts(
     check_sizes(client.blob, part_sizes(manifests) | artifacts)
     committed = list(zip(below, manifests, strict=True))
     state_bytes = sum(part.size_bytes for manifest in manifests for part in manifest.parts if part.kind in _LOOKED_UP)
+    index_bytes = sum(artifact.size_bytes for artifact in chains.get(ORDER_INDEX_OPERATOR, ()))
 
     def operator_state(operator: str, columns: T.StructType) -> DataFrame | None:
         """The whole chain of an operator, or `None` if it has no state."""
@@ -104,10 +105,12 @@ def stage_upserts(
         index = operator_state(ORDER_INDEX_OPERATOR, index_type(schema, order))
         late = None if sequence.is_late_delta else operator_state(LATE_OPERATOR, late_type(schema, order))
         seen = SeenBefore(index, None, late)
-    is_keyed = state_bytes > SMALL_STATE_BYTES and description.input_bytes <= MAX_BROADCAST_INPUT_BYTES
+    is_keyed = state_bytes + index_bytes > SMALL_STATE_BYTES and description.input_bytes <= MAX_BROADCAST_INPUT_BYTES
     has_ranges = state_bytes > LARGE_STATE_BYTES and expects_few_files(manifests)
     is_kept = is_keyed and not request.is_columnar
     exchanged_bytes = description.input_bytes + (0 if is_keyed else state_bytes)
+    if not (is_keyed and description.saves_delta(ORDER_INDEX_OPERATOR)):
+        exchanged_bytes += index_bytes
     with settings(spark, {**stage_settings(exchanged_bytes), **OUR_PLANS, **listing(client.blob)}):
         if is_kept:
             records = records.persist(StorageLevel.MEMORY_AND_DISK)
