@@ -195,10 +195,10 @@ class SequenceShard:
                 assert slot in contents
                 found[slot] = row[ORDER]
             elif row[INDEX_KIND] == DELETED:
-                assert slot not in contents
                 is_old = self.keep_deleted_ms is not None and row[TIME] < upper - self.keep_deleted_ms
                 if floor is not None and _comparable(row[ORDER]) <= floor:
                     continue
+                assert slot not in contents
                 if is_old and slot not in awaited:
                     forgotten.append(_comparable(row[ORDER]))
                 else:
