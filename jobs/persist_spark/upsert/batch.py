@@ -31,7 +31,7 @@ from persist_spark.read.damage import check_sizes, part_sizes
 from persist_spark.read.parts import listing, scan_keys
 from persist_spark.session import ONE_TASK_BYTES, settings, stage_settings
 from persist_spark.stage import stage
-from persist_spark.upsert.lookup import committed_updates, key_ranges
+from persist_spark.upsert.lookup import committed_updates, expects_few_files, key_ranges
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
 from persist_spark.upsert.rejected import rejected_records, show_samples
@@ -40,7 +40,7 @@ from persist_spark.upsert.seen import SeenBefore, index_type, late_type
 
 # Reading a small shard whole costs less than the extra job to broadcast the batch's keys.
 SMALL_STATE_BYTES = 8 << 20
-# From here on, not opening files that cannot hold the batch's keys saves more than the job that finds their ranges.
+# From here on, not opening half of the files saves more than it costs to find the ranges of the batch's keys by a job.
 LARGE_STATE_BYTES = 64 << 20
 _LOOKED_UP = (PartKind.INSERTIONS, PartKind.RETRACTIONS, PartKind.ERRS)
 # Above this the keys of a batch do not fit a broadcast; the whole state then goes through the exchange.
@@ -79,7 +79,7 @@ def stage_upserts(
     `check_input` runs after all input was read and before the manifest is written.
     """
     description, schema, shard = request.description, request.schema, request.description.shard
-    state = client.state(description.shard)
+    state = client.state(shard)
     check_not_outdated(state, description)
     if state.schema is not None:
         check_compatible(state.schema, schema)
@@ -90,15 +90,13 @@ def stage_upserts(
     committed = list(zip(below, manifests, strict=True))
     state_bytes = sum(part.size_bytes for manifest in manifests for part in manifest.parts if part.kind in _LOOKED_UP)
     index_bytes = sum(artifact.size_bytes for artifact in chains.get(ORDER_INDEX_OPERATOR, ()))
-    stash_type = records_type(schema, records.schema[ORDER].dataType)
-    stash = _operator_state(spark, client, description, STASH_OPERATOR, stash_type)  # not consolidated
-    sequence = None if schema.order is None else _sequence(request)
-    seen = None if sequence is None else _seen(spark, client, request, sequence)
+    stash = _stash(spark, client, description, records, schema)
+    sequence, seen = _seen(spark, client, request)
     is_keyed = state_bytes + index_bytes > SMALL_STATE_BYTES and description.input_bytes <= MAX_BROADCAST_INPUT_BYTES
+    has_ranges = state_bytes > LARGE_STATE_BYTES and expects_few_files(manifests)
     is_kept = is_keyed and not request.is_columnar
-    exchanged_bytes = description.input_bytes + (0 if is_keyed else state_bytes)
-    if not (is_keyed and description.saves_delta(ORDER_INDEX_OPERATOR)):
-        exchanged_bytes += index_bytes
+    whole_index_bytes = 0 if is_keyed and description.saves_delta(ORDER_INDEX_OPERATOR) else index_bytes
+    exchanged_bytes = description.input_bytes + whole_index_bytes + (0 if is_keyed else state_bytes)
     with settings(spark, {**stage_settings(exchanged_bytes), **listing(client.blob)}):
         if is_kept:
             records = records.persist(StorageLevel.MEMORY_AND_DISK)
@@ -107,7 +105,7 @@ def stage_upserts(
 
             def drain(is_thorough: bool) -> PlannedUpsert:
                 slots = _slots(records, stash, schema) if is_keyed and not is_thorough else None
-                ranges = key_ranges(slots, schema) if slots is not None and state_bytes > LARGE_STATE_BYTES else None
+                ranges = key_ranges(slots, schema) if slots is not None and has_ranges else None
                 drained = persistent_upsert(
                     records,
                     committed_updates(spark, client.blob, committed, schema, slots=slots, ranges=ranges),
@@ -149,14 +147,29 @@ def _operator_state(
     return scan_keys(spark, client.blob, [artifact.key for artifact in chain], columns) if chain else None
 
 
-def _seen(spark: SparkSession, client: PersistClient, request: UpsertRequest, rules: SequenceRules) -> SeenBefore:
+def _stash(
+    spark: SparkSession,
+    client: PersistClient,
+    description: BatchDescription,
+    records: DataFrame,
+    schema: CollectionSchema,
+) -> DataFrame | None:
+    """The stash before the batch, not consolidated."""
+    columns = records_type(schema, records.schema[ORDER].dataType)
+    return _operator_state(spark, client, description, STASH_OPERATOR, columns)
+
+
+def _seen(
+    spark: SparkSession, client: PersistClient, request: UpsertRequest
+) -> tuple[SequenceRules, SeenBefore] | tuple[None, None]:
+    """In `sequence` order: its rules for this batch, and what was seen before."""
     schema, description = request.schema, request.description
-    order = order_type(schema)
+    if schema.order is None:
+        return None, None
+    order, rules = order_type(schema), _sequence(request)
     late = _operator_state(spark, client, description, LATE_OPERATOR, late_type(schema, order))
-    return SeenBefore(
-        index=_operator_state(spark, client, description, ORDER_INDEX_OPERATOR, index_type(schema, order)),
-        late=None if rules.is_late_delta else late,
-    )
+    index = _operator_state(spark, client, description, ORDER_INDEX_OPERATOR, index_type(schema, order))
+    return rules, SeenBefore(index, late=None if rules.is_late_delta else late)
 
 
 def _slots(records: DataFrame, stash: DataFrame | None, schema: CollectionSchema) -> DataFrame:

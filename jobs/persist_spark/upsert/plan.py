@@ -374,14 +374,14 @@ def _flat(sided: DataFrame, rules: UpsertRules) -> DataFrame:
         f" WHEN {SIDE} = {COMES} THEN '{PartKind.INSERTIONS}' ELSE '{PartKind.RETRACTIONS}' END"
     )
     of_stash = "{0}" if rules.sequence else f"CASE WHEN {SIDE} = {STAYS_OUT} THEN {{0}} END AS {{0}}"
-    rows = chosen.selectExpr(
+    return chosen.selectExpr(
         *[*rules.keys, TIME, DIFF, SIDE, HAD, HOLDS],
         *[f"{VALUE}.{name} AS {name}" for name in rules.values],
         *[f"{ERR}.{name} AS {name}" for name in ERR_COLUMNS],
         *map(of_stash.format, rules.state_columns),
         f"{part} AS {PART}",
+        *_hashes(rules),
     )
-    return rows.selectExpr("*", *_hashes(rules))
 
 
 def _published(changes: DataFrame, rules: UpsertRules) -> DataFrame:
@@ -393,6 +393,7 @@ def _published(changes: DataFrame, rules: UpsertRules) -> DataFrame:
 
 def _hashes(rules: UpsertRules) -> list[str]:
     """Two independent 64-bit hashes of an update. Hashing passes over nulls, so where they are is hashed too."""
-    hashed = [*rules.keys, *rules.values, TIME, DIFF, ERR_KIND, ERR_KEY, ERR_PAYLOAD]
+    cells = [*[f"{VALUE}.{name}" for name in rules.values], TIME, DIFF, *[f"{ERR}.{name}" for name in ERR_IDENTITY]]
+    hashed = [*rules.keys, *cells]
     nulls = [f"{name} IS NULL" for name in hashed]
     return [f"xxhash64({i}, {', '.join(hashed + nulls)}) AS {name}" for i, name in enumerate(HASHES)]

@@ -76,7 +76,7 @@ IS_UNORDERED = f"coalesce({ERR}.{ERR_KIND} = '{MISSING_ORDER}', false)"
 class SeenBefore:
     """What a batch in `sequence` order reads besides its input, its stash and the committed updates.
 
-    `index`: the chain of the order index as stored, in the columns of `index_type`; `None` if there is none. `slots`:
+    `index`: the chain of the order index as stored, in the columns of `index_type`; `None` if it does not exist. `slots`:
     only the entries of these (key columns and `BAD_KEY`, to be broadcast) are needed; `None`: all, as for a full state.
     `late`: the late records as stored, if a full state of them is to be written.
     """
