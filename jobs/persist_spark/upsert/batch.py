@@ -29,7 +29,7 @@ from persist_core.shard.keys import attempt_prefix
 from persist_spark.frame import ORDER, named, order_type, records_type, slot_names
 from persist_spark.read.damage import check_sizes, part_sizes
 from persist_spark.read.parts import listing, scan_keys
-from persist_spark.session import ONE_TASK_BYTES, settings, stage_settings
+from persist_spark.session import ONE_TASK_BYTES, OUR_PLANS, settings, stage_settings
 from persist_spark.stage import stage
 from persist_spark.upsert.lookup import committed_updates, expects_few_files, key_ranges
 from persist_spark.upsert.outcome import Outcome
@@ -97,7 +97,7 @@ def stage_upserts(
     is_kept = is_keyed and not request.is_columnar
     whole_index_bytes = 0 if is_keyed and description.saves_delta(ORDER_INDEX_OPERATOR) else index_bytes
     exchanged_bytes = description.input_bytes + whole_index_bytes + (0 if is_keyed else state_bytes)
-    with settings(spark, {**stage_settings(exchanged_bytes), **listing(client.blob)}):
+    with settings(spark, {**stage_settings(exchanged_bytes), **OUR_PLANS, **listing(client.blob)}):
         if is_kept:
             records = records.persist(StorageLevel.MEMORY_AND_DISK)
         try:

@@ -76,9 +76,9 @@ IS_UNORDERED = f"coalesce({ERR}.{ERR_KIND} = '{MISSING_ORDER}', false)"
 class SeenBefore:
     """What a batch in `sequence` order reads besides its input, its stash and the committed updates.
 
-    `index`: the chain of the order index as stored, in the columns of `index_type`; `None` if it does not exist. `slots`:
-    only the entries of these (key columns and `BAD_KEY`, to be broadcast) are needed; `None`: all, as for a full state.
-    `late`: the late records as stored, if a full state of them is to be written.
+    `index`: the chain of the order index as stored, in the columns of `index_type`; `None` if it has no state.
+    `slots`: only the entries of these (key columns and `BAD_KEY`, to be broadcast) are needed; `None`: all, as for a
+    full state. `late`: the late records as stored, if a full state of them is to be written.
     """
 
     index: DataFrame | None = None
@@ -131,16 +131,16 @@ def remembered(arrivals: DataFrame, seen: SeenBefore, stash: DataFrame | None, r
             f"false AS {IS_OLD}",
         )
     memory = F.broadcast(_memory(seen.index, stash, rules))
-    floor = f"{_FLOOR_BEFORE}.{ORDER}"
+    highest = f"{_FLOOR_BEFORE}.{ORDER}"
     marked = arrivals.crossJoin(memory).selectExpr(
         *[name for name in rules.chain if name not in (ENTRY, TRUNCATED, IS_OLD)],
         f"CAST(NULL AS {_entry_type(order_type)}) AS {ENTRY}",
-        f"CASE WHEN {ORDER} < {floor} AND NOT {IS_UNORDERED} THEN {floor} END AS {TRUNCATED}",
+        f"CASE WHEN {ORDER} < {highest} AND NOT {IS_UNORDERED} THEN {highest} END AS {TRUNCATED}",
         f"coalesce({ORDER} < {_FORGOTTEN} AND NOT {IS_UNORDERED}, false) AS {IS_OLD}",
     )
     known = seen.index.where(f"{INDEX_KIND} NOT IN ('{FLOOR}', '{FORGOTTEN}')")
     known = of_slots(known, rules.schema, seen.slots, has_bad_keys=True)
-    is_covered = f"{INDEX_KIND} = '{DELETED}' AND coalesce({ORDER} <= {floor}, false)"
+    is_covered = f"{INDEX_KIND} = '{DELETED}' AND coalesce({ORDER} <= {highest}, false)"
     entries = known.crossJoin(memory).where(f"NOT ({is_covered})").selectExpr(*_as_entries(marked, rules))
     return marked.union(entries)
 

@@ -276,9 +276,9 @@ def _cells(rules: UpsertRules) -> dict[str, str]:
     """What each row writes, by the name of the column. Retractions have the order of their row, for restores."""
     is_update = f"{SIDE} IN ({GOES}, {COMES}, {STAYS}, {STAYS_OUT})"
     is_record = f"{SIDE} IN ({STAYS_OUT}, {LOSES})"
-    floor = f"({SIDE} = {ENTERS} AND {_ENTERED}.kind = '{FLOOR}')"
+    is_floor = f"({SIDE} = {ENTERS} AND {_ENTERED}.kind = '{FLOOR}')"
     return {
-        **{key: f"CASE WHEN {SIDE} != {FORGETS} AND NOT {floor} THEN {key} END" for key in rules.keys},
+        **{key: f"CASE WHEN {SIDE} != {FORGETS} AND NOT {is_floor} THEN {key} END" for key in rules.keys},
         TIME: (
             f"CASE {SIDE} WHEN {LOSES} THEN {AT} WHEN {ENTERS} THEN {_ENTERED}.acted"
             f" WHEN {FORGETS} THEN {_KNOWS}.acted ELSE {TIME} END"
@@ -292,7 +292,7 @@ def _cells(rules: UpsertRules) -> dict[str, str]:
             f" WHEN {SIDE} = {GOES} THEN {_RANK_BEFORE}"
             f" WHEN {SIDE} = {ENTERS} THEN {_ENTERED}.rank WHEN {SIDE} = {FORGETS} THEN {_KNOWS}.rank END"
         ),
-        BAD_KEY: f"CASE WHEN ({is_record} OR {SIDE} = {ENTERS}) AND NOT {floor} THEN {BAD_KEY} END",
+        BAD_KEY: f"CASE WHEN ({is_record} OR {SIDE} = {ENTERS}) AND NOT {is_floor} THEN {BAD_KEY} END",
         INDEX_KIND: (f"CASE {SIDE} WHEN {ENTERS} THEN {_ENTERED}.kind WHEN {FORGETS} THEN '{FORGOTTEN}' END"),
         BEATEN_BY: f"CASE WHEN {SIDE} = {LOSES} THEN {BEATEN_BY} END",
         ACTED: f"CASE WHEN {SIDE} = {LOSES} THEN {TIME} END",
