@@ -187,7 +187,9 @@ class BatchesPage:
 class CheckpointFacts:
     """One checkpoint. `operators` gives bytes of state by operator; `error` is set if its manifest can't be read.
 
-    `kept_by` says why retention keeps it, as far as the shard itself knows: `latest`, `pinned`.
+    `kept_by` says why retention keeps it, as far as the shard itself knows: `latest`, `pinned`. `kept_until` is the
+    time that the shard's upper passes before the history no longer reaches back to the checkpoint, which then ends
+    unless something of `kept_by` keeps it; `None` if all history is kept.
     """
 
     checkpoint_id: str
@@ -198,6 +200,7 @@ class CheckpointFacts:
     is_latest: bool = False
     is_pinned: bool = False
     kept_by: tuple[str, ...] = ()
+    kept_until: int | None = None
     restored_from: str | None = None
     since: int | None = None
     upper: int | None = None

@@ -88,8 +88,8 @@ def _restored(plan: RestorePlan, done: Committed | None) -> Done:
         if len(files) > MAX_SHOWN:
             lines.append(f"  and {len(files) - MAX_SHOWN} more; --json has all")
     lines.append(
-        f"committed as checkpoint {done.commit.checkpoint_id}; records that come again count from {plan.upper} on"
-        " where their own time is earlier"
+        f"committed as checkpoint {done.commit.checkpoint_id}; records that come again count from"
+        f" {show_time(plan.upper)} on where their own time is earlier"
         if done
         else "nothing was written"
     )

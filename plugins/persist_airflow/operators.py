@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
+from persist_airflow import lineage
 from persist_airflow.announce import announce_conflict
 from persist_airflow.compat import (
     AirflowSkipException,
@@ -30,7 +31,7 @@ from persist_airflow.compat import (
 from persist_airflow.exceptions import PersistCasConflict
 from persist_airflow.healing import heal
 from persist_airflow.hook import PersistHook, task_client
-from persist_airflow.links import ShardLink, shard_uri
+from persist_airflow.links import ShardLink, shard_page, shard_uri
 from persist_airflow.metrics import count, measured, report_commit, report_shards
 from persist_airflow.notifications import NotifyBy, chosen
 from persist_airflow.spark import RETRIES, RETRY_DELAY, WriteBatchesOperator
@@ -143,7 +144,7 @@ class MintBatchDescriptionsOperator(_PersistOperator):
         return description.to_json()
 
 
-class AppendBatchesOperator(_PersistOperator):
+class AppendBatchesOperator(lineage.ReportsLineage, _PersistOperator):
     """Append the staged batch by compare-and-set, and heal if another writer was faster.
 
     Returns `{"result": ..., "lower": ..., "upper": ..., "since": ..., "stats": {...}, ...}`; the shard's asset event
@@ -186,11 +187,14 @@ class AppendBatchesOperator(_PersistOperator):
             )
         description = BatchDescription.from_json(self.staged["description"])
         with self._client() as client:
+            self.lineage = lineage.of_inputs(client, self.config, description, self.persist_conn_id)
             result = run.append_staged(client, self.config, description, self.staged["manifest_key"])
             if isinstance(result, Committed):
+                commit = result.commit
                 if result.is_new:
-                    report_commit(self, context, client, result.commit)
-                report = _report(client, "committed" if result.is_new else "already committed", result.commit)
+                    report_commit(self, context, client, commit)
+                report = _report(client, "committed" if result.is_new else "already committed", commit)
+                self.lineage = lineage.of_commit(client, self.config, commit, self.persist_conn_id, self.lineage.inputs)
             else:
                 self._conflict(client, result, context)
                 if result.is_new:
@@ -202,7 +206,8 @@ class AppendBatchesOperator(_PersistOperator):
         corrected = correction_notice(self.shard, report.get("stats", {}))
         if corrected is not None:
             self.log.warning("%s", corrected)
-        set_event_extra(context, self.asset, report)
+        page = shard_page(self.persist_conn_id, self.shard)
+        set_event_extra(context, self.asset, report if page is None else {**report, "page": page})
         return report
 
     def _heal(self, client: PersistClient, description: BatchDescription, context: Context) -> dict[str, Any]:
@@ -214,6 +219,7 @@ class AppendBatchesOperator(_PersistOperator):
             if isinstance(step, Conflict):
                 self._conflict(client, step, context)
             elif isinstance(step, Minted):
+                self.lineage = lineage.of_inputs(client, self.config, step.description, self.persist_conn_id)
                 interval = show_interval(step.description.lower, step.description.upper)
                 self.log.info("after the conflict: minted %s from the new upper", interval)
 
@@ -221,6 +227,7 @@ class AppendBatchesOperator(_PersistOperator):
         if isinstance(healed, NothingToDo):
             self.log.info("nothing left to append: %s", healed.reason)
             return _report(client, "covered", client.state(self.shard).newest_commit)
+        self.lineage = lineage.of_commit(client, self.config, healed.commit, self.persist_conn_id, self.lineage.inputs)
         count(self, context, HEALS)
         report_commit(self, context, client, healed.commit)
         return _report(client, "healed", healed.commit)
