@@ -21,6 +21,7 @@ from persist_core.watch.board import WatchBoard
 from tests.airflow.airflow_process import run
 from tests.airflow.sinks import HttpSink, MailSink, http_sink, mail_sink
 from tests.airflow.task_driver import DagRunDriver
+from tests.airflow.test_actions import act
 from tests.plain_commit import commit
 from tests.servers.certificates import Authority
 
@@ -156,6 +157,16 @@ def test_an_acknowledged_alert_stays_silent(tmp_path: Path, client: PersistClien
     complete_until(client, 0)
     watch(folder, notify=by)
     assert said == ["warn", "resolved"]
+
+
+def test_the_dag_of_actions_acknowledges(tmp_path: Path, client: PersistClient) -> None:
+    folder = folder_of(tmp_path, "freshness: {warn: 2h}\n")
+    complete_until(client, 20)
+    watch(folder)
+    done = act("bob", action="ack", shard="fruit", alert="freshness", reason="known")
+    assert (done["alert"], done["acknowledged_by"].partition(" ")[0], done["reason"]) == ("freshness", "bob", "known")
+    with pytest.raises(AirflowFailException, match="no open alert 'errors'; open: freshness"):
+        act("bob", action="ack", shard="fruit", alert="errors", reason="known")
 
 
 def test_wrong_files_are_named_and_the_others_are_watched(
