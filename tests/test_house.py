@@ -157,7 +157,7 @@ _TIMES = re.compile(
     r"|(?:committed|detected|made|expires|released|mtime|now|start|end|heartbeat|timestamp)_ms"
 )
 _STATES = re.compile(r"(?:state|before|after|behind|\S+\.state\(\w+\))\.(?:since|upper)")
-_SQL = re.compile(r"\b(?:AS|CASE|WHEN|THEN)\b")
+_SQL = re.compile(r"\b(?:AS|CASE|WHEN|THEN|AND|NOT)\b|\w+\('")
 
 
 def bare_times(text: str) -> Iterator[tuple[int, str]]:

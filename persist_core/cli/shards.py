@@ -113,7 +113,14 @@ def _due(found: ShardDescription) -> str:
 
 
 def _progress(progress: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in sorted(progress.items()))
+    return ", ".join(f"{name} {_progress_value(name, value)}" for name, value in sorted(progress.items()))
+
+
+def _progress_value(name: str, value: Any) -> Any:
+    """`uppers` has a time for each input of a view, `as_of` is one; all else is plain."""
+    if isinstance(value, Mapping):
+        return "(" + ", ".join(f"{key} {show_time(time)}" for key, time in value.items()) + ")"
+    return show_time(value) if name == "as_of" else value
 
 
 @click.command()
@@ -157,20 +164,21 @@ def checkpoints(session: Session, shard: str) -> None:
         output.print_ndjson(asdict(each) for each in found)
         return
     rows = [
-        (c.checkpoint_id, UNREADABLE, *[""] * 5)
+        (c.checkpoint_id, UNREADABLE, *[""] * 6)
         if c.error is not None
         else (
             c.checkpoint_id + "".join(f" ({reason})" for reason in c.kept_by),
             c.epoch,
             "" if c.timestamp_ms is None else format_time(c.timestamp_ms),
             show_time(c.upper),
+            "" if c.kept_until is None else show_time(c.kept_until),
             show_bytes(c.total_size_bytes or 0),
             c.parent_id,
             c.restored_from or "",
         )
         for c in found
     ]
-    columns = ("checkpoint", "epoch", "made", "upper", "state size", "parent", "restored from")
+    columns = ("checkpoint", "epoch", "made", "upper", "kept until upper is", "state size", "parent", "restored from")
     output.print_table(columns, rows, empty="no checkpoints")
 
 
@@ -206,7 +214,10 @@ def conflicts(session: Session, shard: str) -> None:
 )
 @with_session
 def check(session: Session, shard: str | None, with_repair: bool) -> None:
-    """Check SHARD, or all shards: every stored byte, and the invariants. Exit code 4 if anything is wrong."""
+    """Check SHARD, or all shards: every stored byte, and the invariants. Exit code 4 if anything is wrong.
+
+    The result is kept for alerts (`persist alerts`); nothing else is changed.
+    """
     names = session.client.shards() if shard is None else [check_shard_name(shard)]
     is_clean = True
     for name in names:

@@ -187,7 +187,9 @@ class BatchesPage:
 class CheckpointFacts:
     """One checkpoint. `operators` gives bytes of state by operator; `error` is set if its manifest can't be read.
 
-    `kept_by` says why retention keeps it, as far as the shard itself knows: `latest`, `pinned`.
+    `kept_by` says why retention keeps it, as far as the shard itself knows: `latest`, `pinned`. `kept_until` is the
+    time that the shard's upper passes before the history no longer reaches back to the checkpoint, which then ends
+    unless something of `kept_by` keeps it; `None` if all history is kept.
     """
 
     checkpoint_id: str
@@ -198,12 +200,34 @@ class CheckpointFacts:
     is_latest: bool = False
     is_pinned: bool = False
     kept_by: tuple[str, ...] = ()
+    kept_until: int | None = None
     restored_from: str | None = None
     since: int | None = None
     upper: int | None = None
     operators: Mapping[str, int] | None = None
     total_size_bytes: int | None = None
     error: str | None = None
+
+
+@dataclass(frozen=True)
+class AlertFacts:
+    """An open alert (docs/alerts.md): a condition of a shard that has crossed a threshold.
+
+    `alert` is the condition (`freshness`, `errors`, `stash_age`, `conflicts`, `fsck`). `value` and `limit` are those
+    when `level` was reached: milliseconds of `freshness` and `stash_age`, else counts. `unsent` counts notices that a
+    notifier has not taken yet. An acknowledged alert is silent until it is resolved.
+    """
+
+    shard: str
+    alert: str
+    level: str
+    value: int
+    limit: int
+    since_ms: int
+    acknowledged_by: str | None
+    acknowledged_ms: int | None
+    reason: str | None
+    unsent: int
 
 
 @dataclass(frozen=True)

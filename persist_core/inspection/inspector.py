@@ -33,7 +33,7 @@ from persist_core.inspection.facts import (
 from persist_core.location.consensus import VersionedData
 from persist_core.protocol.conflicts import ConflictRecord, list_conflicts
 from persist_core.protocol.fork_records import list_forks
-from persist_core.shard.batch import BatchManifest
+from persist_core.shard.batch import BatchManifest, last_time
 from persist_core.shard.codec import decode_state
 from persist_core.shard.history import held_back_by, history_start, show_history
 from persist_core.shard.keys import check_shard_name, owner_of
@@ -166,14 +166,14 @@ class Inspector:
 
     def checkpoints(self, shard: str) -> list[CheckpointFacts]:
         """Every checkpoint, oldest first; those that can't be read come last. Raises `ShardNotFound`."""
-        self.state(shard)
+        history_ms = self.state(shard).history_ms
         checkpointer = BlobCheckpointer(self.client.blob, shard)
         listing = checkpointer.listing()
         try:
             latest = checkpointer.read_latest()
         except CorruptArtifact:
             latest = None  # `latest_problem` says why
-        readable = [_checkpoint(m, latest, m.checkpoint_id in listing.pinned) for m in listing.manifests]
+        readable = [_checkpoint(m, latest, m.checkpoint_id in listing.pinned, history_ms) for m in listing.manifests]
         damaged = [CheckpointFacts(name, error=_said(problem)) for name, problem in listing.unreadable.items()]
         return [*readable, *damaged]
 
@@ -273,8 +273,11 @@ def _said(error: Corruption) -> str:
     return f"{error.kind}: {error}"
 
 
-def _checkpoint(manifest: CheckpointManifest, latest: str | None, is_pinned: bool) -> CheckpointFacts:
+def _checkpoint(
+    manifest: CheckpointManifest, latest: str | None, is_pinned: bool, history_ms: int | None
+) -> CheckpointFacts:
     is_latest = manifest.checkpoint_id == latest
+    upper = manifest.upper
     return CheckpointFacts(
         checkpoint_id=manifest.checkpoint_id,
         epoch=manifest.epoch,
@@ -283,6 +286,7 @@ def _checkpoint(manifest: CheckpointManifest, latest: str | None, is_pinned: boo
         is_delta=manifest.is_delta,
         is_latest=is_latest,
         is_pinned=is_pinned,
+        kept_until=None if history_ms is None or upper is None else last_time(upper) + max(1, history_ms),
         kept_by=(*(["latest"] if is_latest else []), *(["pinned"] if is_pinned else [])),
         restored_from=manifest.restored_from,
         since=manifest.shard.since if manifest.shard else None,

@@ -140,7 +140,6 @@ def _fsck(operator: ShardActionOperator, context: Context, params: Mapping[str, 
         return checked(operator, context, actions.check(client, operator.shard, with_repair=params["repair"]))
 
 
-# What an alert's acknowledgment needs belongs here too, as one more line.
 ACTIONS: dict[str, Action] = {
     "run": Action("starts a run of the shard's DAG", _run, takes=("dag_id",)),
     "maintain": Action(
@@ -180,13 +179,23 @@ ACTIONS: dict[str, Action] = {
         needs=("holder", "reason"),
         takes=("force",),
     ),
+    "ack": Action(
+        "keeps an alert silent until it is resolved",
+        _with_client(
+            lambda client, shard, context, params: actions.acknowledge(
+                client, shard, params["alert"], by=by(context), reason=params["reason"]
+            )
+        ),
+        needs=("alert", "reason"),
+    ),
 }
 
 _TEXTS = {
     "checkpoint_id": "pin, unpin, restore: the checkpoint, one of `persist checkpoints`",
     "new_shard": "restore: leave the shard alone, and make this new one",
     "holder": "release: one of `persist holds`",
-    "reason": "release: why; it is kept with your name, and shown to the reader",
+    "alert": "ack: one of `persist alerts`",
+    "reason": "release, ack: why; it is kept with your name, and shown to others",
     "confirm": "rebuild: the shard's name once more, because its history is lost",
     "dag_id": "run, rebuild: the shard's DAG, if this package's factories did not make it",
 }

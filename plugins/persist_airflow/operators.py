@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 from persist_airflow import lineage
+from persist_airflow.announce import announce_conflict
 from persist_airflow.compat import (
     AirflowSkipException,
     BaseOperator,
@@ -30,9 +31,9 @@ from persist_airflow.compat import (
 from persist_airflow.exceptions import PersistCasConflict
 from persist_airflow.healing import heal
 from persist_airflow.hook import PersistHook, task_client
-from persist_airflow.links import ShardLink, shard_uri
+from persist_airflow.links import ShardLink, shard_page, shard_uri
 from persist_airflow.metrics import count, measured, report_commit, report_shards
-from persist_airflow.notifications import ConflictCallback, alert
+from persist_airflow.notifications import NotifyBy, chosen
 from persist_airflow.spark import RETRIES, RETRY_DELAY, WriteBatchesOperator
 from persist_airflow.turns import wait_for_turn
 from persist_core.config.shard import ShardConfig
@@ -153,8 +154,7 @@ class AppendBatchesOperator(lineage.ReportsLineage, _PersistOperator):
     :param config: the collection or view
     :param staged: what write returns: the description and the manifest's key (templated)
     :param write_task_id: the write task of the same DAG, whose Spark settings a healing try uses
-    :param on_cas_conflict: notifiers (or callables taking the context), fired once per conflict; the context holds
-        `persist_conflict`, the conflict's record
+    :param notify: notifiers; those that take conflicts get one notice of each (docs/alerts.md)
     :param persist_conn_id: the location (templated)
     """
 
@@ -167,14 +167,14 @@ class AppendBatchesOperator(lineage.ReportsLineage, _PersistOperator):
         *,
         staged: Any,
         write_task_id: str,
-        on_cas_conflict: Sequence[ConflictCallback] | ConflictCallback = (),
+        notify: Sequence[NotifyBy] | NotifyBy = (),
         retries: int = APPEND_RETRIES,
         **kwargs: Any,
     ) -> None:
         super().__init__(retries=retries, **kwargs)
         self.staged = staged
         self.write_task_id = write_task_id
-        self.on_cas_conflict = tuple(on_cas_conflict) if isinstance(on_cas_conflict, Sequence) else (on_cas_conflict,)
+        self.notify = chosen(None, notify)
         self.asset = make_asset(shard_uri(self.persist_conn_id, self.shard))
         self.outlets = [*self.outlets, self.asset]
 
@@ -206,7 +206,8 @@ class AppendBatchesOperator(lineage.ReportsLineage, _PersistOperator):
         corrected = correction_notice(self.shard, report.get("stats", {}))
         if corrected is not None:
             self.log.warning("%s", corrected)
-        set_event_extra(context, self.asset, report)
+        page = shard_page(self.persist_conn_id, self.shard)
+        set_event_extra(context, self.asset, report if page is None else {**report, "page": page})
         return report
 
     def _heal(self, client: PersistClient, description: BatchDescription, context: Context) -> dict[str, Any]:
@@ -234,7 +235,7 @@ class AppendBatchesOperator(lineage.ReportsLineage, _PersistOperator):
     def _conflict(self, client: PersistClient, conflict: Conflict, context: Context) -> None:
         """Log both sides, and alert once. It is an error only the first time."""
         self.log.log(logging.ERROR if conflict.is_new else logging.INFO, "%s", conflict.record)
-        if alert(client, conflict.record, self.on_cas_conflict, context):
+        if announce_conflict(client, conflict.record, self.notify, context):
             count(self, context, CONFLICTS)
 
 

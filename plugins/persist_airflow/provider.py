@@ -73,6 +73,7 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     "persist_airflow.operators",
                     "persist_airflow.maintenance",
+                    "persist_airflow.watch",
                     "persist_airflow.shard_operators",
                     "persist_airflow.actions",
                 ],
@@ -82,6 +83,6 @@ def get_provider_info() -> dict[str, Any]:
         "triggers": [{"integration-name": "Persist", "python-modules": ["persist_airflow.triggers"]}],
         "integrations": [{"integration-name": "Persist", "external-doc-url": "", "tags": ["software"]}],
         "extra-links": ["persist_airflow.links.ShardLink"],
-        "notifications": ["persist_airflow.notifications.LogConflictNotifier"],
+        "notifications": ["persist_airflow.notifications.LogNotifier"],
         "cli": ["persist_airflow.cli.get_cli_commands"],
     }

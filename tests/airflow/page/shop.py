@@ -71,6 +71,7 @@ def fill(client: PersistClient, *, days: int = 40) -> None:
     fork(client, "customers", state.commits[days // 2].checkpoint_id, "customers-before-the-sale", writer="cli/restore")
     client.open_since("customers", "view/regions")
     client.open_leased_reader("customers", lease_ms=DAY_MS)
+    client.ensure_shard("just-made")  # as mint leaves a shard before its first commit
 
 
 def fill_customers(client: PersistClient, days: int) -> None:
@@ -107,6 +108,15 @@ def fill_customers(client: PersistClient, days: int) -> None:
     merge_here(client, Merge.of(client, state, state.batches[: days // 2]), attempt=client.ids.uuid7())
     for number in range(2):
         lose(client, "customers", f"persist_upsert__customers/backfill__{number}")
+
+
+def fill_many(client: PersistClient, *, shards: int, commits: int) -> None:
+    """`shards` shards with `commits` daily commits of a row each, up to yesterday."""
+    first = client.clock.now_ms() // DAY_MS - commits
+    for number in range(shards):
+        for day in range(first, first + commits):
+            rows: list[Update] = [((day, "customer", "Oslo", "1.00"), day * DAY_MS, 1)]
+            commit(client, f"shard-{number:03d}", CUSTOMERS, (day + 1) * DAY_MS, _decimal(rows), [])
 
 
 def fill_menace(client: PersistClient) -> None:

@@ -60,7 +60,7 @@ def test_a_viewer_sees_the_shards_of_readable_dags(browse: Browse) -> None:
 def test_an_admin_sees_everything(browse: Browse) -> None:
     admin = browse("ADMIN")
     body = admin.get("/persist/api/shards").json()
-    assert shards_of(body) == ["customers", "customers-before-the-sale", "menace"]
+    assert shards_of(body) == ["customers", "customers-before-the-sale", "just-made", "menace"]
     assert body["locations"][0]["location"].startswith("file:///")
     for shard in (MENACE, FORK):
         assert admin.get("/persist/api/rows", params=shard).status_code == 200
@@ -80,7 +80,11 @@ def test_without_rights_on_the_dag_a_shard_looks_as_if_it_were_not_there(browse:
 
 def test_an_operator_reads_the_connection_and_so_shards_without_a_dag(browse: Browse) -> None:
     operator = browse("OP")
-    assert shards_of(operator.get("/persist/api/shards").json()) == ["customers", "customers-before-the-sale"]
+    assert shards_of(operator.get("/persist/api/shards").json()) == [
+        "customers",
+        "customers-before-the-sale",
+        "just-made",
+    ]
     assert operator.get("/persist/api/rows", params=FORK).status_code == 200
     answer = operator.get("/persist/api/shard", params={**PLACE, "shard": "no-such-shard"})
     assert (answer.status_code, answer.json()["error"]["kind"]) == (404, "shard_not_found")

@@ -1,10 +1,11 @@
-// Bars over commits, as SVG. The numbers are in the table of commits below, so the drawing itself is one image.
+// Bars over commits or batches, as SVG. The numbers are in the table below, so the drawing itself is one image.
 import { h, svg } from "./dom.js";
 
 const WIDTH = 640, HEIGHT = 120, TOP = 8;
 
-// `series` are {name, kind, values}; `labels` has a text for each bar; `show` makes text of a number.
-export function bars(title, series, labels, show, pick) {
+// `series` are {name, kind, values}; `labels` has a text for each bar; `show` makes text of a number; `things` are what
+// the bars stand for.
+export function bars(title, series, labels, show, pick, things = "commits") {
   const totals = labels.map((_, i) => series.reduce((sum, each) => sum + (each.values[i] ?? 0), 0));
   const highest = Math.max(...totals, 0), width = WIDTH / Math.max(labels.length, 1);
   const drawn = labels.map((label, i) => {
@@ -18,7 +19,7 @@ export function bars(title, series, labels, show, pick) {
     return svg("g", { onclick: () => pick?.(i) },
       svg("rect", { class: "hit", x: i * width, y: 0, width, height: HEIGHT }), stack, svg("title", {}, `${label}: ${parts.join(", ")}`));
   });
-  const summary = `${title}: ${labels.length} commits, at most ${show(highest)}`;
+  const summary = `${title}: ${labels.length} ${things}, at most ${show(highest)}`;
   return h("figure", {},
     h("figcaption", {}, h("strong", {}, title), ` at most ${show(highest)} `,
       series.length > 1 && series.map((each) => h("span", { class: `legend ${each.kind}` }, each.name))),

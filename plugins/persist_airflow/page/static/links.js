@@ -13,6 +13,12 @@ export function dagLink(dagId, text = dagId) {
   return h("a", { href: `../dags/${encodeURIComponent(dagId)}`, "data-airflow": true, target: "_top" }, text);
 }
 
+// The list of assets, filtered by the shard's: its own page has a number that only Airflow knows.
+export function assetLink(connId, shard) {
+  const uri = `persist://${connId}/${shard}`;
+  return h("a", { href: `../assets?${new URLSearchParams({ name_pattern: uri })}`, "data-airflow": true, target: "_top" }, uri);
+}
+
 export function runLink(dagId, runId, text) {
   const href = `../dags/${encodeURIComponent(dagId)}/runs/${encodeURIComponent(runId)}`;
   return h("a", { href, "data-airflow": true, target: "_top" }, text);

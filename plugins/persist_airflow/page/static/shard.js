@@ -2,7 +2,7 @@
 import { get } from "./api.js";
 import { bars } from "./chart.js";
 import { badge, h, replaceMain, section, table } from "./dom.js";
-import { dagLink, shardLink, writerLink } from "./links.js";
+import { assetLink, dagLink, shardLink, writerLink } from "./links.js";
 import { attentionBadges } from "./list.js";
 import { rowsSection } from "./rows.js";
 import { bytes, count, duration, seconds, time, timeElement } from "./words.js";
@@ -61,6 +61,7 @@ function overview(shard) {
       dag.last_run_state && ` last run ${dag.last_run_state}`, dag.next_run_ms && !dag.is_paused && `, next ${time(dag.next_run_ms)}`)) : "no DAG of this Airflow"],
     ...Object.entries(shard.sources).map(([name, progress]) => [`source ${name}`, progressText(progress)]),
     ["lineage", lineage(shard)],
+    ["asset", assetLink(shard.conn_id, shard.shard)],
     ["actions", actions(shard)],
     ["state", `version ${shard.seqno}`],
   ];
@@ -93,6 +94,7 @@ function actions(shard) {
 }
 
 function commitsPart(shard, page, pick) {
+  if (!page.commits.length) return h("p", { class: "muted" }, "Nothing was committed yet.");
   const part = h("div");
   const draw = (shown) => {
     const commits = shown.commits, labels = commits.map((c) => time(c.upper));
@@ -101,7 +103,7 @@ function commitsPart(shard, page, pick) {
     const stageOf = (name) => commits.map((c) => stages[c.writer]?.[name] ?? 0);
     const choose = (i) => pick?.(commits[i]);
     part.replaceChildren(h("div", {},
-      commits.length > 0 && h("div", { class: "charts" },
+      h("div", { class: "charts" },
         bars("Changes", [["inserts", "inserts"], ["updates", "updates"], ["deletes", "deletes"], ["errors", "errors"]].map(([field, kind]) => ({ name: field, kind, values: of(field) })), labels, count, choose),
         STAGES.some((name) => stageOf(name).some(Boolean)) && bars("Seconds by stage", STAGES.map((name, i) => ({ name: name.split("_")[0], kind: `stage-${i}`, values: stageOf(name) })), labels, seconds, choose),
         bars("Bytes", [{ name: "bytes", kind: "bytes", values: of("size_bytes") }], labels, bytes, choose),
@@ -149,12 +151,18 @@ function conflictsTable(shard, conflicts) {
 }
 
 function checkpointsTable(shard, checkpoints) {
-  const columns = [{ name: "Checkpoint", head: true }, { name: "Made" }, { name: "Upper" }, { name: "Kept by" }, { name: "State", number: true }, { name: "Restored from" }];
-  const rows = [...checkpoints].reverse().map((c) => c.error ? [h("code", {}, c.checkpoint_id), h("span", { class: "bad" }, c.error), "", "", "", ""] : [
+  const columns = [{ name: "Checkpoint", head: true }, { name: "Made" }, { name: "Upper" }, { name: "Kept by" }, { name: "Kept until", title: "At the latest: the collection's retention may delete it before" }, { name: "State", number: true }, { name: "Restored from" }];
+  const rows = [...checkpoints].reverse().map((c) => c.error ? [h("code", {}, c.checkpoint_id), h("span", { class: "bad" }, c.error), "", "", "", "", ""] : [
     h("code", {}, c.checkpoint_id), timeElement(c.timestamp_ms, shard.now_ms), time(c.upper),
-    c.kept_by.length ? c.kept_by.map((reason) => badge(reason, "note")) : "the collection's retention", bytes(c.total_size_bytes), c.restored_from ?? "",
+    c.kept_by.length ? c.kept_by.map((reason) => badge(reason, "note")) : "the collection's retention", keptUntil(c), bytes(c.total_size_bytes), c.restored_from ?? "",
   ]);
   return folded(`${count(rows.length)} checkpoints`, rows, table("Checkpoints, newest first", columns, rows, { empty: "No checkpoints." }));
+}
+
+function keptUntil(checkpoint) {
+  if (checkpoint.is_pinned) return "it is unpinned";
+  if (checkpoint.is_latest) return "a newer one is made";
+  return checkpoint.kept_until === null ? "its turn in the retention" : `the upper passes ${time(checkpoint.kept_until)}`;
 }
 
 function batchesTable(shard, page) {
@@ -166,7 +174,15 @@ function batchesTable(shard, page) {
   ]);
   const shown = page.batches.length < page.total ? `The newest ${page.batches.length} of ${count(page.total)} batches` : `${count(page.total)} batches`;
   const whole = table(`${shown}, newest first`, columns, rows, { empty: "No batches." });
-  return folded(shown, rows, whole);
+  return h("div", {}, page.batches.length > 1 && batchesChart(page.batches), folded(shown, rows, whole));
+}
+
+// What a read opens: runs are few and large, batches many and small, and merges turn these into those.
+function batchesChart(batches) {
+  const labels = batches.map((b) => `${time(b.lower)} to ${time(b.upper)}`);
+  const sizes = (isRun) => batches.map((b) => (b.is_run === isRun ? b.size_bytes : 0));
+  const series = [{ name: "runs", kind: "runs", values: sizes(true) }, { name: "batches", kind: "bytes", values: sizes(false) }];
+  return h("div", { class: "charts" }, bars("Bytes of batches and runs", series, labels, bytes, null, "batches and runs"));
 }
 
 // A long table opens on demand.
