@@ -18,9 +18,10 @@ from persist_airflow.actions import (
     check_conf,
 )
 from persist_airflow.compat import AirflowFailException
+from persist_airflow.exceptions import PersistStepFailed
 from persist_airflow.shard_operators import FsckShardOperator, RebuildShardOperator, RestoreShardOperator
 from persist_core.checkpoint.publish import publish_missing
-from persist_core.errors import CheckpointNotFound, InvalidInput
+from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.location.settings import PersistLocation
 from persist_core.schema import CollectionSchema, Column
@@ -106,7 +107,7 @@ def test_pins_and_holds(client: PersistClient) -> None:
     done = act(None, action="release", shard=SHARD, holder="report", reason="its program is gone")
     assert (done["by"], done["reason"]) == ("persist_actions/manual__1", "its program is gone")
     assert client.state(SHARD).released[-1].by == "persist_actions/manual__1"
-    with pytest.raises(CheckpointNotFound):
+    with pytest.raises(PersistStepFailed, match="checkpoint_not_found: shard fruit has no checkpoint"):
         act(action="pin", shard=SHARD, checkpoint_id="01234567-89ab-7def-8123-456789abcdef")
 
 
