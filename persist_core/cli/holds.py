@@ -81,11 +81,11 @@ def release_command(session: Session, shard: str, holder: str, reason: str, forc
     A reader whose lease was ended gets an error and opens a new one. `since` moves with the next `persist maintain`.
     Pins are ended by `persist unpin`.
     """
-    done = actions.release(session.client, shard, holder, by=_who(), reason=reason, is_forced=force)
+    done = actions.release(session.client, shard, holder, by=this_user(), reason=reason, is_forced=force)
     output.print_done(done, as_json=session.as_json)
 
 
-def _who() -> str:
+def this_user() -> str:
     """The user of this process and its machine. A container may run with a user id that has no name."""
     try:
         user = getpass.getuser()

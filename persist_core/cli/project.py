@@ -69,10 +69,21 @@ from persist_airflow.maintenance import build_maintenance_dag
 
 dag = build_maintenance_dag(Path(__file__).parent / "persist.yaml")
 '''
-_MAINTENANCE = """\
+_WATCH_DAG = '''\
+"""The DAG `persist_watch`: it alerts when a table is late, holds errors or is damaged."""
+
+from pathlib import Path
+
+from persist_airflow.watch import build_watch_dag
+
+dag = build_watch_dag(Path(__file__).parent)
+'''
+_PROJECT = """\
 # What holds for all collections and views.
 maintenance:
   schedule: "@hourly"
+# freshness: {warn: 26h, fail: 30h}
+# notify: {notifier: slack, args: {slack_webhook_conn_id: ops_slack}}
 """
 _DAY_1 = """\
 {"order_id": 1, "change_no": 1, "op": "I", "status": "open", "total": "20.00"}
@@ -115,7 +126,8 @@ def project_files(folder: Path) -> dict[str, str]:
         "persist.toml": _CONFIG.format(blob=(data / "blob").as_uri(), consensus=f"sqlite:///{data / 'consensus.db'}"),
         "dags/persist_dags.py": _DAGS,
         "dags/persist_maintenance.py": _MAINTENANCE_DAG,
-        "dags/persist.yaml": _MAINTENANCE,
+        "dags/persist_watch.py": _WATCH_DAG,
+        "dags/persist.yaml": _PROJECT,
         "dags/collections/orders.yaml": _COLLECTION,
         "dags/views/orders_by_status.yaml": _VIEW,
         "feed/orders/2026-01-01/changes.jsonl": _DAY_1,

@@ -214,7 +214,10 @@ def conflicts(session: Session, shard: str) -> None:
 )
 @with_session
 def check(session: Session, shard: str | None, with_repair: bool) -> None:
-    """Check SHARD, or all shards: every stored byte, and the invariants. Exit code 4 if anything is wrong."""
+    """Check SHARD, or all shards: every stored byte, and the invariants. Exit code 4 if anything is wrong.
+
+    The result is kept for alerts (`persist alerts`); nothing else is changed.
+    """
     names = session.client.shards() if shard is None else [check_shard_name(shard)]
     is_clean = True
     for name in names:

@@ -4,9 +4,9 @@
                                           └─ rule 1: all of it ──────┘
                                                └─ rule 2: a tier ──┘
 
-1. The bottom batch holds most of the living rows, so it is rewritten only if the batches above it hold at least a
-   third of its rows (and there are `FAN_IN` batches, or they hold as many rows as it does). Each of its rows is then
-   rewritten at most three times for each row that was appended.
+1. The bottom batch holds most of the living rows, so it is rewritten only if there are `BOTTOM_BATCHES` batches, and
+   those above it hold at least half of its rows, or a quarter of its rows are versions that `since` has passed. It is
+   rewritten too if the batches above hold as many rows as it does.
 2. Above it, a batch of `n` rows is in tier `log10(n / 2048)`. As soon as a tier has `FAN_IN` neighbors they merge. So a
    row is rewritten about once for each tier, and a tier keeps fewer than `FAN_IN` neighbors.
 
@@ -21,23 +21,27 @@ from collections.abc import Sequence
 
 from persist_core.shard.batch import HollowBatch
 
-# Simulated for uniform updates of 2.5 % of the rows at a time, with all history kept: rows written for each row of
-# input are 6.5 with these, 8.3 with a fan-in of 8 and a share of 4. A larger fan-in costs look-ups more files, and a
-# smaller share costs reads more rows above the bottom.
+# Simulated in docs/storage.md, section 3. A larger fan-in costs look-ups more files, a smaller share of the bottom
+# costs reads more rows above it, and a larger one writes more.
 FAN_IN = 10
 SMALLEST_TIER_ROWS = 2_048
-BOTTOM_SHARE = 3  # the bottom batch merges if the batches above hold at least one row for this many of its own
+BOTTOM_SHARE = 2  # the bottom batch merges if the batches above hold at least one row for this many of its own
+BOTTOM_BATCHES = 4
+ENDED_SHARE = 4  # or if there is one version that ended before `since` for this many of its rows
 MAX_INPUTS = 64  # of one merge: a shard that was never merged catches up in several
 
 
-def next_merge(batches: Sequence[HollowBatch]) -> tuple[HollowBatch, ...] | None:
-    """The neighbors to merge next, or `None` if nothing is due. At least two and at most `MAX_INPUTS`."""
+def next_merge(batches: Sequence[HollowBatch], since: int | None = None) -> tuple[HollowBatch, ...] | None:
+    """The neighbors to merge next, or `None` if nothing is due. At least two and at most `MAX_INPUTS`.
+
+    `since`: the shard's. What ended at or before it, a merge drops.
+    """
     closed = list(batches)
     while closed and closed[-1].is_empty:
         closed.pop()
     if len(closed) < 2:
         return None
-    first = _tier_to_merge(closed[1:]) if not _takes_in_bottom(closed) else tuple(closed)
+    first = _tier_to_merge(closed[1:]) if not _takes_in_bottom(closed, since) else tuple(closed)
     if first is None or len(first) <= MAX_INPUTS:
         return first
     # A long list is first merged piece by piece: the newest pieces are small, and each is read once.
@@ -52,9 +56,17 @@ def tier(rows: int) -> int:
     return number
 
 
-def _takes_in_bottom(batches: list[HollowBatch]) -> bool:
+def _takes_in_bottom(batches: list[HollowBatch], since: int | None) -> bool:
     bottom, above = batches[0].counts.rows, sum(batch.counts.rows for batch in batches[1:])
-    return above >= bottom or (len(batches) >= FAN_IN and above * BOTTOM_SHARE >= bottom)
+    is_large = above * BOTTOM_SHARE >= bottom or _ended(batches, since) * ENDED_SHARE >= bottom
+    return above >= bottom or (len(batches) >= BOTTOM_BATCHES and is_large)
+
+
+def _ended(batches: list[HollowBatch], since: int | None) -> int:
+    """At most how many rows are of versions that `since` has passed: those of batches that end before it. A retraction
+    stands for two rows, its own and the insertion that it ends."""
+    passed = [batch for batch in batches if since is not None and batch.last_time <= since]
+    return sum(batch.counts.history + 2 * batch.counts.retractions for batch in passed)
 
 
 def _tier_to_merge(batches: list[HollowBatch]) -> tuple[HollowBatch, ...] | None:

@@ -139,8 +139,35 @@ def expand_variables(text: str, environment: Mapping[str, str]) -> str:
 
 
 ALL_HISTORY = "all"
-_HISTORY = re.compile(r"([0-9]{1,9}) *([a-z]+)", re.ASCII)
-MAX_HISTORY_MS = 1_000 * 366 * UNITS_MS["days"]
+_DURATION = re.compile(r"([0-9]{1,9}) *([a-z]+)", re.ASCII)
+_UNIT_NAMES = {"d": "days", "h": "hours", "min": "minutes"}  # short forms
+MAX_DURATION_MS = 1_000 * 366 * UNITS_MS["days"]
+
+
+def duration(value: object, *, expected: str = "a number of days, hours or minutes", example: str = "2h",
+             others: Sequence[str] = ()) -> tuple[str, int]:  # fmt: skip
+    """A duration as users write it (`30 days`, `2h`, `90 min`), in its plain form (`2 hours`), and its milliseconds."""
+    text = " ".join(value.lower().split()) if isinstance(value, str) else ""
+    found = _DURATION.fullmatch(text)
+    unit = "" if found is None else _UNIT_NAMES.get(found[2], f"{found[2].removesuffix('s')}s")
+    if found is None or unit not in UNITS_MS:
+        remedy = nearest(found[2] if found else value, (*others, *UNITS_MS)) or f"for example {example}"
+        raise refuse(value, expected, remedy)
+    duration_ms = int(found[1]) * UNITS_MS[unit]
+    if duration_ms > MAX_DURATION_MS:
+        raise refuse(value, "at most 1000 years", f"write {others[0]}" if others else "write less")
+    return f"{int(found[1])} {unit}", duration_ms
+
+
+MAX_COUNT = 10**12
+
+
+def count(value: object) -> tuple[str, int]:
+    """A whole number from 1 on, as text and as a number."""
+    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if not (isinstance(text, str) and text.isascii() and text.isdecimal() and 1 <= int(text[:20]) <= MAX_COUNT):
+        raise refuse(value, f"a whole number from 1 to {MAX_COUNT}, or off", "write digits only")
+    return str(int(text)), int(text)
 
 
 def history(value: object, *, field: str = "history") -> str:
@@ -148,23 +175,15 @@ def history(value: object, *, field: str = "history") -> str:
     text = " ".join(value.lower().split()) if isinstance(value, str) else value
     if text in (ALL_HISTORY, "0") or (text == 0 and isinstance(text, int) and not isinstance(text, bool)):
         return str(text)
-    found = _HISTORY.fullmatch(text) if isinstance(text, str) else None
-    unit = f"{found[2].removesuffix('s')}s" if found else ""
-    if found is None or unit not in UNITS_MS:
-        units = (ALL_HISTORY, *UNITS_MS)
-        remedy = nearest(found[2] if found else value, units) or f"for example {field}: 30 days"
-        raise refuse(value, "all, 0, or a number of days, hours or minutes", remedy)
-    if int(found[1]) * UNITS_MS[unit] > MAX_HISTORY_MS:
-        raise refuse(value, "at most 1000 years", "write all")
-    return f"{int(found[1])} {unit}"
+    expected = "all, 0, or a number of days, hours or minutes"
+    return duration(value, expected=expected, example=f"{field}: 30 days", others=(ALL_HISTORY,))[0]
 
 
 def history_ms(text: str) -> int | None:
     """The milliseconds in what `history` has returned; `None` for all."""
     if text == ALL_HISTORY:
         return None
-    count, _, unit = text.partition(" ")
-    return int(count) * UNITS_MS.get(unit, 0)
+    return 0 if text == "0" else duration(text)[1]
 
 
 CRON_FIELDS = 5  # Airflow does not support seconds or years

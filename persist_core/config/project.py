@@ -4,6 +4,9 @@ maintenance:
   schedule: "@hourly"      of the DAG persist_maintenance; null: only by hand
   pool: default_pool       another pool must exist in Airflow
   max_rows: 5000000        a merge of more rows is done by Spark
+watch:
+  schedule: "*/5 * * * *"  of the DAG persist_watch
+freshness, alerts, notify: for all collections and views that say nothing else (`persist_core.config.alerts`)
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Annotated
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from persist_core.config import checks
+from persist_core.config.alerts import WatchFields
 from persist_core.config.files import read_fields
 from persist_core.config.model import ConfigModel
 from persist_core.config.problems import explain, refuse
@@ -51,10 +55,27 @@ class MaintenanceConfig(ConfigModel):
         return self
 
 
-class ProjectConfig(ConfigModel):
-    """A complete `persist.yaml`. A section that is left out has its defaults."""
+class WatchConfig(ConfigModel):
+    """When and how the DAG `persist_watch` runs. `guide` is where its messages find docs/operations.md."""
+
+    schedule: str | None = "*/5 * * * *"
+    pool: Annotated[str, Field(min_length=1, max_length=250)] = "default_pool"
+    guide: Annotated[str, Field(min_length=1, max_length=1000)] = "docs/operations.md"
+
+    @field_validator("schedule")
+    @classmethod
+    def _check_schedule(cls, schedule: str | None) -> str | None:
+        return None if schedule is None else checks.schedule(schedule)
+
+
+class ProjectConfig(WatchFields):
+    """A complete `persist.yaml`. A section that is left out has its defaults.
+
+    `freshness`, `alerts` and `notify` are for the collections and views whose files do not have them.
+    """
 
     maintenance: MaintenanceConfig = MaintenanceConfig()
+    watch: WatchConfig = WatchConfig()
 
 
 def load_project(path: Path) -> ProjectConfig:

@@ -1,4 +1,4 @@
-"""The fields that every kind of shard has in its YAML file: name, schedule, retention, history.
+"""The fields that every kind of shard has in its YAML file: name, schedule, retention, history, alerts.
 
 Collections and views build on them.
 """
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator
 
 from persist_core.config import checks
+from persist_core.config.alerts import AlertsConfig, DurationThreshold, NotifyList
 from persist_core.config.model import ConfigModel
 from persist_core.config.problems import refuse
 from persist_core.config.tasks import AirflowConfig
@@ -31,7 +32,7 @@ class ShardConfig(ConfigModel):
     """The fields of a shard's file that do not depend on its source.
 
     `spark_conf` goes over the tuned Spark settings of its jobs, in Airflow and in `persist run`, and under those given
-    there. A Spark Connect server has its own.
+    there. A Spark Connect server has its own. `freshness`, `alerts` and `notify`: `persist_core.config.alerts`.
     """
 
     name: str
@@ -43,6 +44,9 @@ class ShardConfig(ConfigModel):
     base_dir: str = "."
     airflow: AirflowConfig = AirflowConfig()
     spark_conf: dict[str, str] = {}  # noqa: RUF012 - pydantic copies defaults
+    freshness: DurationThreshold | None = None
+    alerts: AlertsConfig = AlertsConfig()
+    notify: NotifyList = None
 
     @field_validator("name")
     @classmethod

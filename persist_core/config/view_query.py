@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlglot
@@ -331,3 +331,38 @@ def _no_column(text: str, column: exp.Column, known: Sequence[str]) -> BadQuery:
     written = f"{column.table}.{column.name}" if column.table else column.name
     found = f"column {written}{_place(text, column.this)}"
     return BadQuery(found, f"one of {listed}", nearest(column.name, known) or "correct the name")
+
+
+def column_sources(text: str, columns_of: Mapping[str, Sequence[str]]) -> dict[str, tuple[tuple[str, str], ...]]:
+    """For each output column of a query: the columns of its inputs that its values are made of, as (input, column).
+
+    `columns_of` has every input. Columns that only filter or join are not counted. Empty if the parser cannot follow
+    the query; a column that it cannot follow is left out.
+    """
+    from sqlglot.lineage import lineage  # takes longer to import than a view file to parse
+    from sqlglot.optimizer.qualify import qualify
+
+    # an input or output may be written in another case than its column
+    names = {table.lower(): {column.lower(): column for column in columns} for table, columns in columns_of.items()}
+    tables = {table.lower(): table for table in columns_of}
+    schema: dict[str, object] = {table: dict.fromkeys(columns, "string") for table, columns in columns_of.items()}
+    try:
+        tree = qualify(sqlglot.parse_one(text, dialect=DIALECT), dialect=DIALECT, schema=schema)
+        outputs = tree.named_selects if isinstance(tree, exp.Query) else []
+    except (SqlglotError, RecursionError):
+        return {}
+    found = {}
+    for output in outputs:
+        try:
+            leaves = [node for node in lineage(output, tree, schema, dialect=DIALECT).walk() if not node.downstream]
+        except (SqlglotError, RecursionError, ValueError):
+            continue
+        sources = [
+            (tables[table], names[table][column])
+            for leaf in leaves
+            if isinstance(leaf.expression, exp.Table)
+            for table, column in [(leaf.expression.name.lower(), exp.to_column(leaf.name).name.lower())]
+            if column in names.get(table, ())
+        ]
+        found[output] = tuple(dict.fromkeys(sources))
+    return found

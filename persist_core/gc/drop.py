@@ -15,6 +15,7 @@ from persist_core.shard.holds import VIEW, release_hold
 from persist_core.shard.keys import owner_of
 from persist_core.shard.state import ShardState
 from persist_core.sources.shards import Refreshed
+from persist_core.watch.board import WatchBoard
 
 MAX_CALLS = 100  # of GC, each of which deletes up to `MAX_KEYS` keys
 
@@ -35,7 +36,7 @@ def drop(client: PersistClient, shard: str, *, is_forced: bool = False) -> bool:
     """Close both frontiers of the shard, permanently. False if it was dropped before.
 
     Raises `InvalidInput` if someone needs it, unless `is_forced`: views and readers of it then fail, and forks keep the
-    files that they share. A view that is dropped releases its holds on its inputs.
+    files that they share. A view that is dropped releases its holds on its inputs. Alerts of the shard end silently.
     """
     users = users_of(client, shard)
     if users and not is_forced:
@@ -54,6 +55,7 @@ def drop(client: PersistClient, shard: str, *, is_forced: bool = False) -> bool:
     refreshed = Refreshed.of(before.sources)
     for name in refreshed.uppers if refreshed else ():
         _release(client, name, f"{VIEW}{shard}")
+    WatchBoard(client).forget(shard)
     return not before.is_dropped
 
 

@@ -17,7 +17,7 @@ from persist_core.ids import Ids, RandomIds
 from persist_core.location.blob import Blob
 from persist_core.location.open import OpenLocation
 from persist_core.shard.batch import BatchManifest, HollowBatch
-from persist_core.shard.keys import check_shard_name
+from persist_core.shard.keys import check_shard_name, is_shard_name
 from persist_core.shard.machine import Machine
 from persist_core.shard.parts import PARQUET, PartFormat
 from persist_core.shard.state import Commit, ShardState
@@ -49,7 +49,7 @@ class PersistClient:
 
     def shards(self) -> list[str]:
         """Names of all shards ever created here, dropped ones included, sorted."""
-        return sorted(self.location.consensus.list_keys())
+        return sorted(key for key in self.location.consensus.list_keys() if is_shard_name(key))
 
     def state(self, shard: str) -> ShardState:
         """The shard's newest state; `ShardNotFound` if it was never created."""

@@ -1,6 +1,6 @@
 """What a user does to one shard, with one result for all who ask: the command line and Airflow's operators.
 
-restore, fork, pin, unpin, release, fsck, rebuild -> Done(facts for programs, lines for people)
+restore, fork, pin, unpin, release, fsck, rebuild, acknowledge -> Done(facts for programs, lines for people)
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from persist_core.checkpoint import pins
-from persist_core.errors import CheckpointNotFound, InvalidInput, RunFailed
+from persist_core.errors import CheckpointNotFound, InvalidInput, RunFailed, StorageError
 from persist_core.gc import drop as dropping
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance import fsck, holders
@@ -19,10 +19,12 @@ from persist_core.protocol import restore as restoring
 from persist_core.protocol.restore import MAX_UPDATES, NothingToRestore, RestorePlan
 from persist_core.protocol.stages import Conflict
 from persist_core.shard.batch import BatchCounts
-from persist_core.shard.keys import CheckpointLayout, check_checkpoint_id
+from persist_core.shard.keys import CheckpointLayout, check_checkpoint_id, check_shard_name
 from persist_core.shard.state import Committed
 from persist_core.shard.stats import show_bytes
 from persist_core.time_text import format_time, show_time
+from persist_core.watch.board import WatchBoard
+from persist_core.watch.record import Acknowledged
 
 MAX_SHOWN = 20  # inputs in `lines`; `facts` has all
 
@@ -169,7 +171,7 @@ def release(client: PersistClient, shard: str, holder: str, *, by: str, reason: 
 def check(client: PersistClient, shard: str, *, with_repair: bool = False) -> Done:
     """fsck of one shard, after the repair of what its commits determine. `facts["is_clean"]`: nothing was found.
 
-    Damage is reported, never raised. Raises `ShardNotFound`.
+    Damage is reported, never raised. Raises `ShardNotFound`. The result is kept for alerts.
     """
     repaired = fsck.repair(client, shard) if with_repair else None
     report = fsck.fsck(client, shard)
@@ -183,7 +185,32 @@ def check(client: PersistClient, shard: str, *, with_repair: bool = False) -> Do
     ]
     lines += [f"  {name}: {each}" for name, done in facts.get("repair", {}).items() for each in done]
     lines += [f"  {violation.check}: {violation.message}" for violation in report.violations]
+    try:
+        fsck.remember(client, report)
+    except StorageError as error:  # for example, a user who may only read
+        lines.append(f"  the result is not kept for alerts: {error}")
     return Done(facts, tuple(lines))
+
+
+def acknowledge(client: PersistClient, shard: str, alert: str, *, by: str, reason: str) -> Done:
+    """Keep an open alert silent until it is resolved. Raises `InvalidInput` if it is not open, or without a reason."""
+    done = WatchBoard(client).acknowledge(check_shard_name(shard), alert, by=by, reason=reason)
+    seen = done.acknowledged or Acknowledged(by, client.clock.now_ms(), reason)
+    facts = {
+        "shard": shard,
+        "alert": alert,
+        "level": done.level,
+        "value": done.value,
+        "limit": done.limit,
+        "since_ms": done.since_ms,
+        "acknowledged_by": seen.by,
+        "acknowledged_ms": seen.at_ms,
+        "reason": seen.reason,
+        "unsent": 0,
+    }
+    return Done(
+        facts, (f"{alert} of {shard} is silent until it is resolved: acknowledged by {seen.by}: {seen.reason}",)
+    )
 
 
 def rebuild(client: PersistClient, shard: str, *, is_forced: bool = False) -> Done:

@@ -23,6 +23,9 @@ from persist_core.maintenance.check_derived import check_checkpoints
 from persist_core.maintenance.check_records import check_records, check_sources
 from persist_core.maintenance.check_state import check_operator_state, read_manifests, read_state
 from persist_core.maintenance.violations import Violation, Violations
+from persist_core.watch.board import WatchBoard
+
+MAX_FINDING_CHARS = 500  # that are remembered of the first finding
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,12 @@ def fsck(client: PersistClient, shard: str) -> FsckReport:
     return FsckReport(shard, batches, counted.parts, counted.updates, counted.size_bytes, found.report())
 
 
+def remember(client: PersistClient, report: FsckReport) -> None:
+    """Keep the result for `persist_watch`, which alerts until an fsck finds nothing (docs/alerts.md)."""
+    first = f"{report.violations[0].check}: {report.violations[0].message}" if report.violations else ""
+    WatchBoard(client).record_check(report.shard, len(report.violations), first[:MAX_FINDING_CHARS])
+
+
 def repair(client: PersistClient, shard: str) -> CheckpointRepair:
     """Write again what can be derived from the shard's commits; nothing else. Run `fsck` again to find what is left.
 
@@ -74,4 +83,4 @@ def repair(client: PersistClient, shard: str) -> CheckpointRepair:
         return CheckpointRepair((), (), (), (str(error),))
 
 
-__all__ = ["CheckpointRepair", "FsckReport", "Violation", "fsck", "repair"]
+__all__ = ["CheckpointRepair", "FsckReport", "Violation", "fsck", "remember", "repair"]

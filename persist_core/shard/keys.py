@@ -39,9 +39,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAX_PARTITION = 1_000_000  # files of operator state in one checkpoint; more is a defect in the writer
 
 
+def is_shard_name(name: object) -> bool:
+    """Whether a shard can have this name. Other keys of consensus are records of the location."""
+    return isinstance(name, str) and _SHARD_NAME.fullmatch(name) is not None and ".." not in name
+
+
 def check_shard_name(name: str) -> str:
     """Return `name` if it can name a shard, else raise `InvalidName`."""
-    if not isinstance(name, str) or not _SHARD_NAME.fullmatch(name) or ".." in name:
+    if not is_shard_name(name):
         raise InvalidName(
             f"shard name {str(name)[:80]!r}: expected 1 to 128 letters, digits, '.', '_' or '-', starting with a"
             " letter or a digit, without '..'"

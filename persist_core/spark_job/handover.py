@@ -15,13 +15,16 @@ Spark prints its configuration in its UI and event log, and there `spark.redacti
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from persist_core.clock import Clock, SystemClock
 from persist_core.errors import InvalidInput
 from persist_core.location.credentials import secrets_of
 from persist_core.location.open import s3_settings
@@ -35,6 +38,8 @@ _KUBERNETES_ENV = "spark.kubernetes.driverEnv."
 _KUBERNETES_SECRET = "spark.kubernetes.driver.secretKeyRef."
 _SPARKS_REDACTION = "(?i)secret|password|token|access[.]?key"  # Spark's default, which ours replaces
 _OUR_REDACTION = f"{ENV_BLOB_URI}|{ENV_CONSENSUS_URI}|AWS_ACCESS_KEY_ID"
+LEFTOVER_MS = 25 * 3_600_000  # a file this old was left by a killed submit: a job ends within a day
+_PREFIX, _SUFFIX = "persist-spark-", ".conf"
 _SECRET_VARIABLES = frozenset({"AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"})
 
 
@@ -114,18 +119,32 @@ def properties_file(properties: Mapping[str, str], base: Path | None) -> Iterato
     Such a file replaces Spark's own defaults, so it starts with what `base` holds, if that exists. `None` if there are
     no properties to hand over.
     """
+    remove_leftovers(SystemClock())
     if not properties:
         yield None
         return
     inherited = base.read_text(encoding="utf-8") if base is not None and base.is_file() else ""
     lines = [f"{name} {_escaped(value)}" for name, value in properties.items()]
-    handle, name = tempfile.mkstemp(prefix="persist-spark-", suffix=".conf")  # mode 0600
+    handle, name = tempfile.mkstemp(prefix=_PREFIX, suffix=_SUFFIX)  # mode 0600
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write("\n".join([inherited, *lines, ""]))
         yield Path(name)
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def remove_leftovers(clock: Clock) -> list[Path]:
+    """Delete the properties files of killed submits: those of this user that no job can still need; their paths."""
+    removed = []
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*{_SUFFIX}"):
+        with contextlib.suppress(OSError):  # another process was faster, or it is not ours
+            found = path.lstat()
+            is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
+            if is_ours and clock.now_ms() - found.st_mtime * 1000 > LEFTOVER_MS:
+                path.unlink()
+                removed.append(path)
+    return removed
 
 
 def spark_defaults(environment: Mapping[str, str]) -> Path | None:

@@ -1,9 +1,9 @@
-"""What users do to a shard by hand: operators, and the DAG `persist_actions` that runs them one at a time.
+"""The DAG `persist_actions`: what users do to a shard by hand, one action at a time.
 
     trigger with conf {"action": "fsck", "shard": "customers"} --checked--> shard_action --> persist_core.maintenance
 
-1. An action does what the command of the same name does, says it in the same words, and returns its JSON, cut to be
-   small. The user who triggered the dag run is in its log and its result.
+1. An action does what the operator and the command of the same name do. The user who triggered the dag run is in its
+   log and its result.
 2. A conf that does not fit is refused before anything is opened: an unknown action or field, one that is missing, one
    that the action does not take.
 3. The right to trigger this DAG is the right to do all its actions to all shards of its connection.
@@ -22,22 +22,20 @@ from typing import Any
 
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 
-from persist_airflow.compat import DAG, AirflowFailException, BaseOperator, Context, Param, triggered_by
+from persist_airflow.compat import DAG, Context, Param
 from persist_airflow.factory import UPSERT_PREFIX, VIEW_PREFIX
 from persist_airflow.failures import fail_without_retry
 from persist_airflow.hook import PersistHook, task_client
-from persist_airflow.links import ShardLink
+from persist_airflow.lineage import ReportsLineage
 from persist_airflow.maintenance import MaintainShardOperator
-from persist_airflow.operators import writer_of
+from persist_airflow.shard_operators import Json, by, checked, reported, restored
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance import actions
 from persist_core.maintenance.actions import Done
-from persist_core.protocol.restore import MAX_UPDATES
 from persist_core.sources.registry import kind_of
 
 DAG_ID = "persist_actions"
-MAX_LISTED = 20  # of each list in a result: XComs stay small, the log has more
 DOCUMENT = """Actions on one shard, by hand: trigger this DAG with an action and a shard.
 
 | action | what it does | needs | takes |
@@ -47,101 +45,8 @@ DOCUMENT = """Actions on one shard, by hand: trigger this DAG with an action and
 The same on the command line: `persist maintain`, `fsck`, `pin`, `unpin`, `restore`, `release`.
 """
 
-Json = dict[str, Any]
 
-
-class _ShardOperator(BaseOperator):
-    """What the operators of actions share: the shard, the location, the link to the shard."""
-
-    template_fields: Sequence[str] = ("shard", "persist_conn_id")
-    operator_extra_links = (ShardLink(),)
-    ui_color = "#f3e3d3"
-
-    def __init__(self, *, shard: str, persist_conn_id: str = PersistHook.default_conn_name, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.shard = shard
-        self.persist_conn_id = persist_conn_id
-
-
-class FsckShardOperator(_ShardOperator):
-    """Check every stored byte of a shard, and its invariants. Fails, without a retry, if it finds something.
-
-    Returns `persist fsck --json`.
-
-    :param shard: its name (templated)
-    :param repair: first write again what commits determine: checkpoints, copies of operator state, `_latest`
-    :param persist_conn_id: the location (templated)
-    """
-
-    def __init__(self, *, repair: bool = False, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.repair = repair
-
-    def execute(self, context: Context) -> Json:
-        """Check. Raises `AirflowFailException` with the number of violations and the first of them."""
-        with task_client(self.persist_conn_id) as client:
-            return _checked(self, context, actions.check(client, self.shard, with_repair=self.repair))
-
-
-class RestoreShardOperator(_ShardOperator):
-    """Make a shard's contents, progress and stash those of a checkpoint, or a new shard of it, which changes nothing.
-
-    Returns `persist restore --json`.
-
-    :param shard: its name (templated)
-    :param checkpoint_id: one of `persist checkpoints` (templated)
-    :param new_shard: leave `shard` alone, and make this new one of the checkpoint (templated)
-    :param dry_run: only say what would change
-    :param max_updates: refuse to undo more updates than this in the task's process
-    :param persist_conn_id: the location (templated)
-    """
-
-    template_fields: Sequence[str] = ("checkpoint_id", "new_shard", *_ShardOperator.template_fields)
-
-    def __init__(
-        self,
-        *,
-        checkpoint_id: str,
-        new_shard: str | None = None,
-        dry_run: bool = False,
-        max_updates: int = MAX_UPDATES,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.checkpoint_id = checkpoint_id
-        self.new_shard = new_shard
-        self.is_dry_run = dry_run  # an operator has a method `dry_run`
-        self.max_updates = max_updates
-
-    def execute(self, context: Context) -> Json:
-        """Restore or fork. Raises `RunFailed` if another writer was faster: another try may succeed."""
-        return _restored(
-            self, self.checkpoint_id, self.new_shard, context, is_dry_run=self.is_dry_run, max_updates=self.max_updates
-        )
-
-
-class RebuildShardOperator(_ShardOperator):
-    """Drop a shard and begin it again, empty: its next run takes in all its input, so trigger its DAG after this task.
-
-    What its source no longer has is lost, and so is its history. Returns `{"shard": ..., "status": "emptied"}`, or
-    `"up_to_date"` if the shard was empty already.
-
-    :param shard: its name (templated)
-    :param force: also if views, readers or forks need it: views and readers then fail until they read it anew
-    :param persist_conn_id: the location (templated)
-    """
-
-    def __init__(self, *, force: bool = False, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.force = force
-
-    def execute(self, context: Context) -> Json:
-        """Empty the shard. Raises `AirflowFailException` if others need it."""
-        with task_client(self.persist_conn_id) as client:
-            return _reported(self, context, actions.rebuild(client, self.shard, is_forced=self.force))
-
-
-class ShardActionOperator(MaintainShardOperator):
+class ShardActionOperator(ReportsLineage, MaintainShardOperator):
     """One action on one shard, as the dag run's conf asks: `{"action": ..., "shard": ..., ...}`.
 
     Returns the action's JSON, with `action` and `by`, the user who triggered the dag run. Further arguments are those
@@ -174,55 +79,6 @@ class ShardActionOperator(MaintainShardOperator):
         inspect.unwrap(TriggerDagRunOperator.execute)(start, context)  # undecorated: see `SparkJobOperator`
 
 
-def by(context: Context) -> str:
-    """Who asked for this dag run: the user, as far as Airflow knows, and the dag run."""
-    user, run = triggered_by(context), writer_of(context)
-    return f"{user} ({run})" if user else run
-
-
-def _reported(operator: BaseOperator, context: Context, done: Done) -> Json:
-    """Log what was done; what the task returns: the facts, with lists of at most `MAX_LISTED`."""
-    for line in done.lines:
-        operator.log.info("%s", line)
-    small: Json = {"by": by(context)}
-    for name, value in done.facts.items():
-        is_long = isinstance(value, list | tuple) and len(value) > MAX_LISTED
-        small[name] = value[:MAX_LISTED] if is_long else value
-        if is_long:
-            small[f"{name}_count"] = len(value)
-    return small
-
-
-def _checked(operator: BaseOperator, context: Context, done: Done) -> Json:
-    report = _reported(operator, context, done)
-    if not done.facts["is_clean"]:
-        found = "; ".join(f"{each['check']}: {each['message']}" for each in done.facts["violations"][:3])
-        raise AirflowFailException(f"corruption: {done.lines[0]}: {found}. See docs/operations.md, Damage")
-    return report
-
-
-def _restored(
-    operator: RestoreShardOperator | ShardActionOperator,
-    checkpoint_id: str,
-    new_shard: str | None,
-    context: Context,
-    *,
-    is_dry_run: bool,
-    max_updates: int = MAX_UPDATES,
-) -> Json:
-    if new_shard and is_dry_run:
-        raise AirflowFailException("dry_run says what a restore would change; a fork (new_shard) changes nothing")
-    shard, writer = operator.shard, writer_of(context)
-    with task_client(operator.persist_conn_id) as client:
-        if new_shard:
-            done = actions.fork(client, shard, checkpoint_id, new_shard, writer=writer)
-        else:
-            done = actions.restore(
-                client, shard, checkpoint_id, writer=writer, is_dry_run=is_dry_run, max_updates=max_updates
-            )
-    return _reported(operator, context, done)
-
-
 @dataclass(frozen=True)
 class Action:
     """One action: what it does, in words, the fields that it needs and takes beside the shard, and the function."""
@@ -240,7 +96,7 @@ def _with_client(
 
     def act(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
         with task_client(operator.persist_conn_id) as client:
-            return _reported(operator, context, do(client, operator.shard, context, params))
+            return reported(operator, context, do(client, operator.shard, context, params))
 
     return act
 
@@ -256,7 +112,7 @@ def _run(operator: ShardActionOperator, context: Context, params: Mapping[str, A
 def _rebuild(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
     with task_client(operator.persist_conn_id) as client:
         dag_id = _dag_of(client, operator.shard, params)
-        report = _reported(operator, context, actions.rebuild(client, operator.shard, is_forced=params["force"]))
+        report = reported(operator, context, actions.rebuild(client, operator.shard, is_forced=params["force"]))
     operator.start(context, dag_id, report)
     return report
 
@@ -276,15 +132,14 @@ def _dag_of(client: PersistClient, shard: str, params: Mapping[str, Any]) -> str
 
 
 def _restore(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
-    return _restored(operator, params["checkpoint_id"], params["new_shard"], context, is_dry_run=params["dry_run"])
+    return restored(operator, params["checkpoint_id"], params["new_shard"], context, is_dry_run=params["dry_run"])
 
 
 def _fsck(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
     with task_client(operator.persist_conn_id) as client:
-        return _checked(operator, context, actions.check(client, operator.shard, with_repair=params["repair"]))
+        return checked(operator, context, actions.check(client, operator.shard, with_repair=params["repair"]))
 
 
-# What an alert's acknowledgment needs belongs here too, as one more line.
 ACTIONS: dict[str, Action] = {
     "run": Action("starts a run of the shard's DAG", _run, takes=("dag_id",)),
     "maintain": Action(
@@ -324,13 +179,23 @@ ACTIONS: dict[str, Action] = {
         needs=("holder", "reason"),
         takes=("force",),
     ),
+    "ack": Action(
+        "keeps an alert silent until it is resolved",
+        _with_client(
+            lambda client, shard, context, params: actions.acknowledge(
+                client, shard, params["alert"], by=by(context), reason=params["reason"]
+            )
+        ),
+        needs=("alert", "reason"),
+    ),
 }
 
 _TEXTS = {
     "checkpoint_id": "pin, unpin, restore: the checkpoint, one of `persist checkpoints`",
     "new_shard": "restore: leave the shard alone, and make this new one",
     "holder": "release: one of `persist holds`",
-    "reason": "release: why; it is kept with your name, and shown to the reader",
+    "alert": "ack: one of `persist alerts`",
+    "reason": "release, ack: why; it is kept with your name, and shown to others",
     "confirm": "rebuild: the shard's name once more, because its history is lost",
     "dag_id": "run, rebuild: the shard's DAG, if this package's factories did not make it",
 }

@@ -37,6 +37,11 @@ from airflow.providers.common.compat.sdk import (
 from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_0_PLUS, AIRFLOW_V_3_3_PLUS
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+try:
+    from airflow.triggers.base import BaseEventTrigger
+except ImportError:  # 2.11 has no asset watchers
+    BaseEventTrigger = BaseTrigger  # type: ignore[assignment, misc] # a stand-in to subclass
+
 from persist_core.clock import Clock
 from persist_core.errors import ConfigError
 
@@ -48,6 +53,7 @@ __all__ = [
     "AirflowSensorTimeout",
     "AirflowSkipException",
     "Asset",
+    "BaseEventTrigger",
     "BaseHook",
     "BaseNotifier",
     "BaseOperator",

@@ -19,16 +19,18 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+from persist_airflow.announce import AnnounceFailure
 from persist_airflow.compat import DAG, TaskGroup, any_asset, interval_schedule, make_asset, only_dag_id
 from persist_airflow.hook import PersistHook
 from persist_airflow.links import shard_uri
-from persist_airflow.notifications import ConflictCallback
+from persist_airflow.notifications import NotifyBy, chosen, takes
 from persist_airflow.operators import (
     AppendBatchesOperator,
     CheckpointManifestOperator,
     MintBatchDescriptionsOperator,
     WriteBatchesOperator,
 )
+from persist_airflow.watch import notify_of_project
 from persist_airflow.wrong_files import stand_ins
 from persist_core.config.collection import CollectionConfig, load_collections
 from persist_core.config.files import config_files
@@ -77,7 +79,7 @@ class TaskOptions(TypedDict, total=False):
 
     persist_conn_id: str
     spark_conn_id: str
-    on_cas_conflict: Sequence[ConflictCallback] | ConflictCallback
+    notify: Sequence[NotifyBy] | NotifyBy
     spark: Mapping[str, Any] | None
     tasks: StageOptions | None
 
@@ -105,7 +107,7 @@ def shard_tasks(
     *,
     persist_conn_id: str = PersistHook.default_conn_name,
     spark_conn_id: str = "spark_default",
-    on_cas_conflict: Sequence[ConflictCallback] | ConflictCallback = (),
+    notify: Sequence[NotifyBy] | NotifyBy = (),
     spark: Mapping[str, Any] | None = None,
     tasks: StageOptions | None = None,
 ) -> ShardTasks:
@@ -113,8 +115,10 @@ def shard_tasks(
 
     `spark` are further arguments for the provider's SparkSubmitOperator (`conf`, `packages`, `executor_memory`, ...),
     `tasks` Airflow's options of all four tasks and of each: they go over `airflow:` in the shard's file, and that over
-    `default_args`. After a conflict append runs Spark, so without a pool of its own it takes that of write.
+    `default_args`. After a conflict append runs Spark, so without a pool of its own it takes that of write. `notify`:
+    the notifiers of failed tasks and conflicts, unless the file has its own (docs/alerts.md).
     """
+    notify = chosen(config.notify, notify)
     shared: dict[str, Any] = {"config": config, "persist_conn_id": persist_conn_id}
     options = {stage: _options_of(config.airflow, tasks or {}, stage) for stage in STAGES}
     if "pool" in options["write"]:
@@ -131,13 +135,22 @@ def shard_tasks(
         task_id=TASK_IDS[2],
         staged=write.output,
         write_task_id=write.task_id,
-        on_cas_conflict=on_cas_conflict,
+        notify=notify,
         **shared,
         **options["append"],
     )
     checkpoint = CheckpointManifestOperator(task_id=TASK_IDS[3], **shared, **options["checkpoint"])
     mint >> write >> append >> checkpoint
+    if takes(notify, "failures"):
+        for task in (mint, write, append, checkpoint):
+            _announce_failures(task, AnnounceFailure(config.name, notify))
     return ShardTasks(mint, write, append, checkpoint)
+
+
+def _announce_failures(task: Any, announce: AnnounceFailure) -> None:
+    """Beside the callbacks that the task has, of its own or from `default_args`."""
+    known = task.on_failure_callback
+    task.on_failure_callback = [*(known if isinstance(known, Sequence) else [known] if known else []), announce]
 
 
 def _options_of(config: AirflowConfig, given: StageOptions, stage: str) -> dict[str, Any]:
@@ -220,9 +233,11 @@ build_upsert_dag = build_view_dag = build_dag
 def build_dags(folder: str | Path, **options: Unpack[DagOptions]) -> dict[str, DAG]:
     """A DAG for every collection file in `folder`, by DAG id: `globals().update(...)`. `options`: see `build_dag`.
 
-    A task's process gets its own DAG alone, so the number of files costs it nothing.
+    Without `notify` it is that of `persist.yaml` beside the folder. A task's process gets its own DAG alone, so the
+    number of files costs it nothing.
     """
     folder = Path(folder).absolute()
+    options.setdefault("notify", notify_of_project(folder.parent))
     loaded = load_collections(folder, only=_only_shard(UPSERT_PREFIX))
     return _dags(*loaded, folder, UPSERT_PREFIX, options)
 
@@ -236,6 +251,7 @@ def build_view_dags(
     """
     folder = Path(folder).absolute()
     beside = Path(collections) if collections is not None else None
+    options.setdefault("notify", notify_of_project(folder.parent))
     loaded = load_views(folder, collections=beside, only=_only_shard(VIEW_PREFIX))
     return _dags(*loaded, folder, VIEW_PREFIX, options)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from persist_airflow.compat import DAG, BaseOperator, Context, interval_schedule
 from persist_airflow.hook import PersistHook, task_client
-from persist_airflow.metrics import count, measured, report_shards
+from persist_airflow.metrics import count, export, measured, report_shards
 from persist_airflow.spark import SparkJobOperator
 from persist_core.config.project import MaintenanceConfig, ProjectConfig, load_project
 from persist_core.errors import Corruption
@@ -75,6 +75,7 @@ class ListShardsToMaintainOperator(BaseOperator):
             shards = client.shards()
             debts = {shard: debt for shard in shards if (debt := self._debt_of(client, shard)) is not None}
             report_shards(self.persist_conn_id, client, shards)
+        export()
         due = sorted(debts, key=lambda shard: debts[shard], reverse=True)
         left = len(due) - self.max_shards
         more = f"; {left} of them wait for the next dag run" if left > 0 else ""

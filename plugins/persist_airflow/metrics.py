@@ -105,9 +105,13 @@ def report_shards(persist_conn_id: str, client: PersistClient, shards: Sequence[
         for metric, labels, value in metrics.labeled_samples(found, location=persist_conn_id):
             if metric.kind == "gauge":
                 _send(Stats.gauge, metric, value, labels)
-        _flush()
 
     _safely(report)
+
+
+def export() -> None:
+    """Send what was reported, before the task's process ends. A measured method does so by itself."""
+    _safely(_flush)
 
 
 def _report_try(operator: Any, context: Context, stage: str, result: str, took_ms: int) -> None:

@@ -1,40 +1,65 @@
-"""Who is notified of a conflict, and how often: once for each conflict, whatever retries and zombies do.
+"""From `notify:` to Airflow's notifiers, and from a notice to what they send.
 
-The conflict's record is keyed by the description that lost, so a second try finds it there. A marker beside it says
-that the notifiers have run. It is written after them: if a worker is killed in between, they run twice, not never.
+    NotifyConfig (YAML), Notify or a notifier (Python) --targets--> Target: which notices, and how to send one
+    notice --> the context's `persist_alert` --> the notifier renders its templates and sends
+
+Alerts, conflicts and failed tasks go through this. A notice is first kept in the location's record, so that one which
+a notifier did not take is sent by the next turn of `persist_watch` (`persist_core.watch`).
 """
 
 from __future__ import annotations
 
 import copy
-import json
+import importlib
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from persist_airflow.compat import BaseNotifier, Context
-from persist_core.handles.client import PersistClient
-from persist_core.protocol.conflicts import ConflictRecord
-from persist_core.shard.keys import conflict_alert_key
+from persist_core.config.alerts import SHORT_NAMES, NotifyConfig
+from persist_core.errors import ConfigError
+from persist_core.time_text import format_time
+from persist_core.watch.conditions import Level
+from persist_core.watch.deliver import Target
+from persist_core.watch.record import Notice
 
-ConflictCallback = Callable[[Any], Any]  # a BaseNotifier, or any callable that takes the context
+CONTEXT_NAME = "persist_alert"
+Notifier = Callable[[Any], Any]  # a BaseNotifier, or any callable that takes the context
+
+_KINDS = {"alert": "alerts", "failure": "failures", "conflict": "conflicts"}
+_EXTRAS = {"slack": "slack", "smtp": "email", "pagerduty": "pagerduty"}  # of this package, by provider
+_SLACK_TEXT = (
+    "{{ persist_alert.text | replace('&', '&amp;') | replace('<', '&lt;') | replace('>', '&gt;') }}"  # no mentions
+)
+TEMPLATES: Mapping[str, Mapping[str, str]] = {
+    SHORT_NAMES["slack"]: {"text": _SLACK_TEXT},
+    SHORT_NAMES["email"]: {
+        "subject": "{{ persist_alert.subject }}",
+        "html_content": "<pre>{{ persist_alert.text | e }}</pre>",
+    },
+    SHORT_NAMES["pagerduty"]: {
+        "summary": "{{ persist_alert.subject }}",
+        "severity": "{{ persist_alert.severity }}",
+        "action": "{{ persist_alert.action }}",
+        "dedup_key": "{{ persist_alert.key }}",
+        "source": "airflow-persist",
+        "component": "{{ persist_alert.shard }}",
+        "class_type": "{{ persist_alert.what }}",
+        "custom_details": "{{ persist_alert.text }}",
+    },
+}
+"""Arguments of the notifiers with short names, unless `args` has others."""
 
 _log = logging.getLogger(__name__)
 
 
-class LogConflictNotifier(BaseNotifier):
-    """Writes `message` (templated; `persist_conflict` is the record as a dict) to the log at the given level."""
+class LogNotifier(BaseNotifier):
+    """Writes `message` (templated; `persist_alert` has the notice) to the log at the given level."""
 
     template_fields = ("message",)
 
-    def __init__(
-        self,
-        message: str = "CAS conflict on shard {{ persist_conflict.shard }}:"
-        " expected upper {{ persist_conflict.expected_upper }}, found {{ persist_conflict.found_upper }},"
-        " won by {{ persist_conflict.winner }}",
-        level: int = logging.WARNING,
-    ) -> None:
+    def __init__(self, message: str = "{{ persist_alert.text }}", level: int = logging.WARNING) -> None:
         super().__init__()
         self.message = message
         self.level = level
@@ -44,24 +69,123 @@ class LogConflictNotifier(BaseNotifier):
         _log.log(self.level, "%s", self.message)
 
 
-def alert(
-    client: PersistClient, record: ConflictRecord, callbacks: Iterable[ConflictCallback], context: Context
-) -> bool:
-    """Call every callback with the context plus `persist_conflict`; False if it was done.
+@dataclass(frozen=True)
+class Notify:
+    """A notifier, or a callable that takes the context, given in Python: with the choices of a `notify:` entry."""
 
-    If a callback fails, that is logged; the others run, and the conflict is healed.
+    notifier: Notifier
+    on: tuple[str, ...] = ("alerts", "failures")
+    level: Level = "warn"
+    name: str | None = None
+
+
+NotifyBy = NotifyConfig | Notify | Notifier
+"""One entry of `notify`. A bare notifier is `Notify(notifier)`."""
+
+
+def chosen(own: Sequence[NotifyConfig] | None, given: Sequence[NotifyBy] | NotifyBy = ()) -> tuple[NotifyBy, ...]:
+    """The entries of a shard: those of its file, if it has any, else those of the caller."""
+    if own is not None:
+        return tuple(own)
+    return tuple(given) if isinstance(given, Sequence) else (given,)
+
+
+def targets(entries: Iterable[NotifyBy], context: Context) -> tuple[Target, ...]:
+    """Where the notices of a shard go. No provider is imported before something is sent.
+
+    Names come from the entries, with a number if two are the same, so that they stay the same over turns.
     """
-    marker = conflict_alert_key(record.shard, record.conflict_id)
-    if client.blob.get(marker) is not None:
-        return False
-    told: Any = context
-    told["persist_conflict"] = asdict(record)
-    for callback in callbacks:
+    made: list[Target] = []
+    names: dict[str, int] = {}
+    for entry in entries:
+        name = _name_of(entry)
+        names[name] = names.get(name, 0) + 1
+        unique = name if names[name] == 1 else f"{name} {names[name]}"
+        made.append(Target(unique, _accepts(entry), _sender(entry, context)))
+    return tuple(made)
+
+
+def takes(entries: Iterable[NotifyBy], kind: str) -> bool:
+    """Whether one of the entries takes notices of this kind: `alerts`, `failures`, `conflicts`."""
+    return any(kind in _choices(entry)[0] for entry in entries)
+
+
+def facts_of(notice: Notice) -> dict[str, Any]:
+    """What templates find in `persist_alert`. Times are ISO, in UTC."""
+    return {
+        "kind": notice.kind,
+        "state": "resolved" if notice.is_resolved else notice.level,
+        "level": notice.level,
+        "severity": "info" if notice.is_resolved else {"warn": "warning", "fail": "critical"}[notice.level],
+        "action": "resolve" if notice.is_resolved else "trigger",
+        "key": notice.key,
+        "shard": notice.shard,
+        "what": notice.what,
+        "at": format_time(notice.at_ms),
+        "since": format_time(notice.since_ms),
+        "value": notice.value,
+        "limit": notice.limit,
+        "subject": notice.subject,
+        "text": notice.text,
+        "command": notice.command,
+        "guide": notice.guide,
+    }
+
+
+def _choices(entry: NotifyBy) -> tuple[Sequence[str], Level]:
+    if isinstance(entry, NotifyConfig | Notify):
+        return entry.on, entry.level
+    return Notify(entry).on, Notify(entry).level
+
+
+def _name_of(entry: NotifyBy) -> str:
+    if isinstance(entry, NotifyConfig):
+        return entry.name or entry.notifier.rpartition(".")[2]
+    if isinstance(entry, Notify):
+        return entry.name or _name_of(entry.notifier)
+    return type(entry).__name__ if isinstance(entry, BaseNotifier) else getattr(entry, "__name__", type(entry).__name__)
+
+
+def _accepts(entry: NotifyBy) -> Callable[[Notice], bool]:
+    kinds, level = _choices(entry)
+    return lambda notice: _KINDS[notice.kind] in kinds and (level == "warn" or notice.level == "fail")
+
+
+def _sender(entry: NotifyBy, context: Context) -> Callable[[Notice], None]:
+    def send(notice: Notice) -> None:
+        notifier = _notifier(entry)
+        given: Any = context
+        given[CONTEXT_NAME] = facts_of(notice)
         try:
-            # A notifier renders its templates in place, so each conflict gets a copy of its own.
-            (copy.copy(callback) if isinstance(callback, BaseNotifier) else callback)(told)
-        except Exception:  # noqa: BLE001 - whatever a user's callback raises, the conflict must still heal
-            _log.exception("on_cas_conflict callback %r failed for conflict %s", callback, record.conflict_id)
-    del told["persist_conflict"]
-    client.blob.set(marker, json.dumps({"alerted_ms": client.clock.now_ms()}).encode())
-    return True
+            if isinstance(notifier, BaseNotifier):  # called by parts: some releases swallow what `notify` raises
+                notifier.render_template_fields(context)
+                notifier.notify(context)
+            else:
+                notifier(context)
+        finally:
+            del given[CONTEXT_NAME]
+
+    return send
+
+
+def _notifier(entry: NotifyBy) -> Notifier:
+    """A notifier to use once: rendering changes it."""
+    if isinstance(entry, NotifyConfig):
+        return _from_config(entry)
+    notifier = entry.notifier if isinstance(entry, Notify) else entry
+    return copy.copy(notifier) if isinstance(notifier, BaseNotifier) else notifier
+
+
+def _from_config(entry: NotifyConfig) -> Notifier:
+    module, _, name = entry.class_path.rpartition(".")
+    try:
+        kind: Any = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        extra = next((extra for part, extra in _EXTRAS.items() if f".providers.{part}." in module), None)
+        remedy = f"install airflow-persist[{extra}]" if extra else "correct the path, or install its package"
+        raise ConfigError(f"notify: notifier {entry.class_path} cannot be imported ({error}); {remedy}") from error
+    try:
+        made: Notifier = kind(**{**TEMPLATES.get(entry.class_path, {}), **copy.deepcopy(entry.args)})
+    except TypeError as error:
+        raise ConfigError(f"notify: {entry.class_path} refuses its arguments: {error}; correct args") from error
+    return made

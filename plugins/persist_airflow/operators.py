@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
+from persist_airflow import lineage
+from persist_airflow.announce import announce_conflict
 from persist_airflow.compat import (
     AirflowSkipException,
     BaseOperator,
@@ -31,7 +33,7 @@ from persist_airflow.healing import heal
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.links import ShardLink, shard_page, shard_uri
 from persist_airflow.metrics import count, measured, report_commit, report_shards
-from persist_airflow.notifications import ConflictCallback, alert
+from persist_airflow.notifications import NotifyBy, chosen
 from persist_airflow.spark import RETRIES, RETRY_DELAY, WriteBatchesOperator
 from persist_airflow.turns import wait_for_turn
 from persist_core.config.shard import ShardConfig
@@ -142,7 +144,7 @@ class MintBatchDescriptionsOperator(_PersistOperator):
         return description.to_json()
 
 
-class AppendBatchesOperator(_PersistOperator):
+class AppendBatchesOperator(lineage.ReportsLineage, _PersistOperator):
     """Append the staged batch by compare-and-set, and heal if another writer was faster.
 
     Returns `{"result": ..., "lower": ..., "upper": ..., "since": ..., "stats": {...}, ...}`; the shard's asset event
@@ -152,8 +154,7 @@ class AppendBatchesOperator(_PersistOperator):
     :param config: the collection or view
     :param staged: what write returns: the description and the manifest's key (templated)
     :param write_task_id: the write task of the same DAG, whose Spark settings a healing try uses
-    :param on_cas_conflict: notifiers (or callables taking the context), fired once per conflict; the context holds
-        `persist_conflict`, the conflict's record
+    :param notify: notifiers; those that take conflicts get one notice of each (docs/alerts.md)
     :param persist_conn_id: the location (templated)
     """
 
@@ -166,14 +167,14 @@ class AppendBatchesOperator(_PersistOperator):
         *,
         staged: Any,
         write_task_id: str,
-        on_cas_conflict: Sequence[ConflictCallback] | ConflictCallback = (),
+        notify: Sequence[NotifyBy] | NotifyBy = (),
         retries: int = APPEND_RETRIES,
         **kwargs: Any,
     ) -> None:
         super().__init__(retries=retries, **kwargs)
         self.staged = staged
         self.write_task_id = write_task_id
-        self.on_cas_conflict = tuple(on_cas_conflict) if isinstance(on_cas_conflict, Sequence) else (on_cas_conflict,)
+        self.notify = chosen(None, notify)
         self.asset = make_asset(shard_uri(self.persist_conn_id, self.shard))
         self.outlets = [*self.outlets, self.asset]
 
@@ -186,11 +187,14 @@ class AppendBatchesOperator(_PersistOperator):
             )
         description = BatchDescription.from_json(self.staged["description"])
         with self._client() as client:
+            self.lineage = lineage.of_inputs(client, self.config, description, self.persist_conn_id)
             result = run.append_staged(client, self.config, description, self.staged["manifest_key"])
             if isinstance(result, Committed):
+                commit = result.commit
                 if result.is_new:
-                    report_commit(self, context, client, result.commit)
-                report = _report(client, "committed" if result.is_new else "already committed", result.commit)
+                    report_commit(self, context, client, commit)
+                report = _report(client, "committed" if result.is_new else "already committed", commit)
+                self.lineage = lineage.of_commit(client, self.config, commit, self.persist_conn_id, self.lineage.inputs)
             else:
                 self._conflict(client, result, context)
                 if result.is_new:
@@ -215,6 +219,7 @@ class AppendBatchesOperator(_PersistOperator):
             if isinstance(step, Conflict):
                 self._conflict(client, step, context)
             elif isinstance(step, Minted):
+                self.lineage = lineage.of_inputs(client, self.config, step.description, self.persist_conn_id)
                 interval = show_interval(step.description.lower, step.description.upper)
                 self.log.info("after the conflict: minted %s from the new upper", interval)
 
@@ -222,6 +227,7 @@ class AppendBatchesOperator(_PersistOperator):
         if isinstance(healed, NothingToDo):
             self.log.info("nothing left to append: %s", healed.reason)
             return _report(client, "covered", client.state(self.shard).newest_commit)
+        self.lineage = lineage.of_commit(client, self.config, healed.commit, self.persist_conn_id, self.lineage.inputs)
         count(self, context, HEALS)
         report_commit(self, context, client, healed.commit)
         return _report(client, "healed", healed.commit)
@@ -229,7 +235,7 @@ class AppendBatchesOperator(_PersistOperator):
     def _conflict(self, client: PersistClient, conflict: Conflict, context: Context) -> None:
         """Log both sides, and alert once. It is an error only the first time."""
         self.log.log(logging.ERROR if conflict.is_new else logging.INFO, "%s", conflict.record)
-        if alert(client, conflict.record, self.on_cas_conflict, context):
+        if announce_conflict(client, conflict.record, self.notify, context):
             count(self, context, CONFLICTS)
 
 

@@ -14,13 +14,15 @@ HOOK_CLASS = "persist_airflow.hook.PersistHook"
 FORM_FIELDS: dict[str, dict[str, Any]] = {
     "blob_uri": {
         "label": "Blob URI",
-        "description": "Where parts, manifests and checkpoints are kept, e.g. file:///var/lib/persist/blob",
+        "description": "Where parts, manifests and checkpoints are kept: file:///var/lib/persist/blob (a folder that"
+        " all workers share), s3://bucket/prefix, or mem:name (memory of one process, for tests)",
         "schema": {"type": ["string", "null"]},
     },
     "consensus_uri": {
         "label": "Consensus URI",
-        "description": "Where the state of the shards is kept, e.g. sqlite:////var/lib/persist/consensus.db or"
-        " postgresql://host/database (user and password go into the fields above)",
+        "description": "Where the state of the shards is kept: postgresql://host/database (user and password go into"
+        " fields of their own), sqlite:////var/lib/persist/consensus.db (one machine), s3://bucket/prefix,"
+        " file:///folder, or mem:name (memory of one process, for tests)",
         "schema": {"type": ["string", "null"]},
     },
     "aws_conn_id": {
@@ -30,11 +32,18 @@ FORM_FIELDS: dict[str, dict[str, Any]] = {
         "schema": {"type": ["string", "null"]},
     },
 }
-HIDDEN_FIELDS = ["host", "schema", "port", "extra"]
-RELABELED = {"login": "Database user", "password": "Database password"}
+# Not the port, which has no other use: Airflow 3.3.2 tests a stored connection only with its stored port, and the Test
+# button sends 0 for none.
+HIDDEN_FIELDS = ["host", "schema", "extra"]
+RELABELED = {
+    "login": "Database user",
+    "password": "Database password",
+    "port": "Port (always 0: the Test button needs it)",
+}
 PLACEHOLDERS = {
     "blob_uri": "file:///var/lib/persist/blob",
     "consensus_uri": "sqlite:////var/lib/persist/consensus.db",
+    "port": "0",
 }
 
 
@@ -61,13 +70,19 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             {
                 "integration-name": "Persist",
-                "python-modules": ["persist_airflow.operators", "persist_airflow.maintenance"],
+                "python-modules": [
+                    "persist_airflow.operators",
+                    "persist_airflow.maintenance",
+                    "persist_airflow.watch",
+                    "persist_airflow.shard_operators",
+                    "persist_airflow.actions",
+                ],
             }
         ],
         "sensors": [{"integration-name": "Persist", "python-modules": ["persist_airflow.sensors"]}],
         "triggers": [{"integration-name": "Persist", "python-modules": ["persist_airflow.triggers"]}],
         "integrations": [{"integration-name": "Persist", "external-doc-url": "", "tags": ["software"]}],
         "extra-links": ["persist_airflow.links.ShardLink"],
-        "notifications": ["persist_airflow.notifications.LogConflictNotifier"],
+        "notifications": ["persist_airflow.notifications.LogNotifier"],
         "cli": ["persist_airflow.cli.get_cli_commands"],
     }

@@ -27,6 +27,7 @@ from persist_airflow.compat import AirflowException, AirflowNotFoundException, B
 from persist_airflow.exceptions import SparkJobFailed
 from persist_airflow.failures import airflow_error
 from persist_airflow.hook import PersistHook, task_client
+from persist_airflow.lineage import ReportsLineage, of_inputs
 from persist_airflow.metrics import measured
 from persist_airflow.spark_connect import connect_environment_of, run_connected
 from persist_core.config.shard import ShardConfig
@@ -229,7 +230,7 @@ def _close_pipe(hook: SparkSubmitHook | None) -> None:
         process.stdout.close()
 
 
-class WriteBatchesOperator(SparkJobOperator):
+class WriteBatchesOperator(ReportsLineage, SparkJobOperator):
     """Stage the batch of `description` with Spark.
 
     Returns `{"description": ..., "manifest_key": ...}`. The key is `None` if the description was outdated or
@@ -258,6 +259,7 @@ class WriteBatchesOperator(SparkJobOperator):
             if "dry_run_as_of" in self.description:
                 return self._dry_run(client, context)
             description = BatchDescription.from_json(self.description)
+            self.lineage = of_inputs(client, self.config, description, self.persist_conn_id)
             key = run.write_staged(client, self.config, description, self.writer(client, context))
         if key is None:
             self.log.warning(

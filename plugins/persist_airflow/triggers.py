@@ -1,25 +1,32 @@
-"""`ShardUpperTrigger`: waits in the triggerer until a shard's upper reaches a time. A look reads one small state.
+"""What looks at shards in the triggerer. A look reads one small state.
 
-TriggerEvent({"shard": ..., "upper": ..., "reached": true})      upper in ms; None: the shard is closed
-TriggerEvent({..., "reached": false})                            `timeout_s` has passed
+ShardUpperTrigger    for tasks that wait: until a shard's upper reaches a time
+    TriggerEvent({"shard": ..., "upper": ..., "reached": true})      upper in ms; None: the shard is closed
+    TriggerEvent({..., "reached": false})                            `timeout_s` has passed
+ShardCommitTrigger   for asset watchers (Airflow 3): commits that no append task of Airflow has made
+    TriggerEvent({"shard": ..., "upper": ..., "checkpoint_id": ..., "writer": ..., "commits": ...})
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
 from asgiref.sync import sync_to_async
 
-from persist_airflow.compat import BaseTrigger, TriggerEvent
+from persist_airflow.compat import BaseEventTrigger, BaseTrigger, TriggerEvent
 from persist_airflow.hook import PersistHook
 from persist_core.clock import SystemClock
 from persist_core.errors import InvalidInput, StorageError
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
+from persist_core.shard.state import ShardState
 
 POLL_S = 5.0
+COMMIT_POLL_S = 30.0
+SEEN = "persist_seen"  # in the asset's state: era and epoch of the newest commit that was reported
+OWN_WRITERS = ("persist_upsert__", "persist_view__")  # the DAGs of our factories: their append tasks update the asset
 MAX_STORAGE_ERRORS = 10  # one after the other; then the task fails, and Airflow's retries take over
 
 
@@ -85,3 +92,96 @@ class ShardUpperTrigger(BaseTrigger):
     def _event(self, upper: int | None, *, reached: bool) -> TriggerEvent:
         event: Any = TriggerEvent  # Airflow's has no types
         return cast(TriggerEvent, event({"shard": self.shard, "upper": upper, "reached": reached}))
+
+
+class ShardCommitTrigger(BaseEventTrigger):
+    """Fires when programs outside of Airflow have committed to the shard: one event for all their new commits.
+
+    Commits of writers whose name starts with one of `skip_writers` are passed over, because their append task has
+    updated the asset already; by default those are the DAGs of this package's factories. Between two looks nothing is
+    held open.
+
+    On Airflow 3.3 and later the newest commit that was seen is kept in the asset's state. So a triggerer that starts
+    again reports what was committed meanwhile, and nothing twice, unless it dies between the event and that note.
+    Before 3.3 it starts from the commits that are there. Raises `InvalidInput` for a poll that is not positive.
+    """
+
+    def __init__(
+        self,
+        shard: str,
+        *,
+        persist_conn_id: str = PersistHook.default_conn_name,
+        poll_s: float = COMMIT_POLL_S,
+        skip_writers: Sequence[str] = OWN_WRITERS,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # Airflow's has no types
+        if poll_s <= 0:
+            raise InvalidInput(f"poll_s is {poll_s}; expected more than 0")
+        self.shard, self.persist_conn_id, self.poll_s = shard, persist_conn_id, poll_s
+        self.skip_writers = list(skip_writers)
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """The class and its arguments: Airflow runs one trigger for all watchers with equal ones."""
+        arguments = {
+            "shard": self.shard,
+            "persist_conn_id": self.persist_conn_id,
+            "poll_s": self.poll_s,
+            "skip_writers": self.skip_writers,
+        }
+        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look every `poll_s` seconds, for as long as an asset has this watcher."""
+        store: Any = getattr(self, "asset_state_store", None)
+        stored = None if store is None else await store.aget(SEEN)
+        seen = (int(stored[0]), int(stored[1])) if stored else None
+        failures = 0
+        while True:
+            try:
+                state = await sync_to_async(self._look)()
+                failures = 0
+            except StorageError:
+                failures += 1
+                if failures == MAX_STORAGE_ERRORS:
+                    raise
+                state = None
+            if state is not None and _newest(state) != seen:
+                event = None if seen is None else self._event(state, seen)
+                if event is not None:
+                    yield event
+                seen = _newest(state)
+                if store is not None:
+                    await store.aset(SEEN, list(seen))
+            await asyncio.sleep(self.poll_s)
+
+    def _look(self) -> ShardState | None:
+        client = PersistHook(self.persist_conn_id).get_conn()
+        try:
+            return client.machine.fetch(self.shard) or ShardState(self.shard)
+        finally:
+            client.location.close()
+
+    def _event(self, state: ShardState, seen: tuple[int, int]) -> TriggerEvent | None:
+        """The newest of the commits after `seen` that others have made."""
+        new = [
+            commit
+            for commit in state.commits
+            if (state.era, commit.epoch) > seen and not commit.writer.startswith(tuple(self.skip_writers))
+        ]
+        if not new:
+            return None
+        event: Any = TriggerEvent  # Airflow's has no types
+        newest = new[-1]
+        payload = {
+            "shard": self.shard,
+            "upper": newest.upper,
+            "checkpoint_id": newest.checkpoint_id,
+            "writer": newest.writer,
+            "commits": len(new),
+        }
+        return cast(TriggerEvent, event(payload))
+
+
+def _newest(state: ShardState) -> tuple[int, int]:
+    """Era and epoch of the newest commit: both only grow, also if the shard is dropped and begun again."""
+    return state.era, state.newest_commit.epoch if state.newest_commit else 0

@@ -13,14 +13,12 @@ import pytest
 
 from persist_airflow.actions import (
     ACTIONS,
-    FsckShardOperator,
-    RebuildShardOperator,
-    RestoreShardOperator,
     ShardActionOperator,
     build_actions_dag,
     check_conf,
 )
 from persist_airflow.compat import AirflowFailException
+from persist_airflow.shard_operators import FsckShardOperator, RebuildShardOperator, RestoreShardOperator
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.errors import CheckpointNotFound, InvalidInput
 from persist_core.handles.client import PersistClient

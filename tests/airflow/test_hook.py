@@ -244,7 +244,7 @@ def test_airflow_finds_the_hook_the_form_the_link_and_the_notifier() -> None:
     assert {**found["provider"], **get_provider_info()} == found["provider"]
     assert found["hook"] == ["persist_airflow.hook.PersistHook", "lake"]
     assert "persist_airflow.links.ShardLink" in found["links"]
-    assert "persist_airflow.notifications.LogConflictNotifier" in found["notifiers"]
+    assert "persist_airflow.notifications.LogNotifier" in found["notifiers"]
     assert found["fields"] == [f"extra__persist__{name}" for name in ("aws_conn_id", "blob_uri", "consensus_uri")]
     assert not {"login", "password"} & set(found["hidden"])
     assert "extra" in found["hidden"]

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from persist_airflow.compat import AirflowFailException, AirflowSkipException, BaseNotifier
+from persist_airflow.compat import AirflowFailException, AirflowSkipException
 from persist_airflow.exceptions import PersistCasConflict
 from persist_airflow.factory import build_upsert_dag
 from persist_core.frontier import Frontier
@@ -215,54 +215,6 @@ def test_a_cleared_run_whose_write_is_outdated_finds_its_own_commit(dag: Any, cl
         "already committed"
     )
     assert not list_conflicts(client.blob, NAME)
-
-
-class Notifier(BaseNotifier):
-    """Keeps its messages, after rendering."""
-
-    template_fields = ("message",)
-    told: list[str] = []  # noqa: RUF012 - shared on purpose: Airflow copies operators
-
-    def __init__(self, message: str) -> None:
-        super().__init__()
-        self.message = message
-
-    def notify(self, context: Any) -> None:
-        assert context["persist_conflict"]["shard"] == NAME
-        self.told.append(self.message)
-
-
-def test_notifiers_fire_once_per_conflict(fruit: Fruit, client: PersistClient) -> None:
-    Notifier.told.clear()
-    called: list[str] = []
-
-    def broken(context: Any) -> None:
-        called.append(context["persist_conflict"]["conflict_id"])
-        raise ZeroDivisionError
-
-    notifier = Notifier("{{ persist_conflict.winner }} beat {{ run_id }}")
-    dag = build_upsert_dag(fruit.config(), on_cas_conflict=[broken, notifier])
-    losers = [staged(dag, day, f"loser{day}") for day in (1, 2)]
-    DagRunDriver(dag, end_of(0), "winner").run_all()
-    for loser in losers:
-        with pytest.raises(PersistCasConflict):
-            loser.run(APPEND)
-    for loser in losers:
-        loser.run(APPEND)
-    loser.run(APPEND)
-    assert Notifier.told == [f"persist_upsert__fruit/winner beat loser{day}" for day in (1, 2)]
-    assert called == [record.conflict_id for record in list_conflicts(client.blob, NAME)]
-
-
-def test_a_single_notifier_needs_no_list(fruit: Fruit, client: PersistClient) -> None:
-    Notifier.told.clear()
-    dag = build_upsert_dag(fruit.config(), on_cas_conflict=Notifier("one"))
-    loser = staged(dag, 0, "loser")
-    DagRunDriver(dag, end_of(0), "winner").run_all()
-    with pytest.raises(PersistCasConflict):
-        loser.run(APPEND)
-    assert Notifier.told == ["one"]
-    assert len(list_conflicts(client.blob, NAME)) == 1
 
 
 def test_runs_that_all_start_from_the_same_upper_all_end_green(dag: Any, client: PersistClient) -> None:

@@ -121,7 +121,7 @@ def test_options_reach_the_tasks(fruit: Fruit) -> None:
         fruit.dags / "collections",
         persist_conn_id="lake",
         spark_conn_id="cluster",
-        on_cas_conflict=told,
+        notify=told,
         spark={"conf": {"spark.x": "1"}, "executor_memory": "2g"},
         default_args={"retries": 0, "owner": "data"},
         dag_args={"max_active_runs": 4},
@@ -129,7 +129,7 @@ def test_options_reach_the_tasks(fruit: Fruit) -> None:
     write: Any = dag.get_task("write_batches")
     append: Any = dag.get_task("append_batches")
     assert (write.persist_conn_id, write.spark_conn_id, write.conf) == ("lake", "cluster", {"spark.x": "1"})
-    assert append.on_cas_conflict == (told,)
+    assert append.notify == (told,)
     assert (write.retries, write.owner, dag.max_active_runs) == (0, "data", 4)
     assert [asset.uri for asset in append.outlets] == ["persist://lake/fruit"]
 

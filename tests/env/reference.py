@@ -113,6 +113,7 @@ frontier or an unknown fact.
 | `persist holds SHARD --json` | | [Holders](#holders) |
 | `persist late SHARD --json` (one a line) | | [LateRecord](#laterecord) |
 | `persist conflicts SHARD --json` (one a line) | `api/conflicts` | [ConflictRecord](#conflictrecord) |
+| `persist alerts [SHARD] --json` (one a line), `persist ack` | | [AlertFacts](#alertfacts) |
 | | `api/rows`, `api/changes`, `api/errors` | [RowsPage](#rowspage) |
 """
 

@@ -30,7 +30,7 @@ from persist_core.oracle.upsert import (
     Record,
 )
 from persist_core.schema import PART, CollectionSchema, Column
-from persist_core.shard.batch import STASH_OPERATOR, BatchCounts, BatchManifest, PartKind
+from persist_core.shard.batch import STASH_OPERATOR, BatchCounts, BatchManifest, Part, PartKind, Run
 from persist_core.shard.key_range import KeyRange, exactly, key_at, range_of
 from persist_core.shard.keys import manifest_key
 from persist_core.shard.parts import updates_schema
@@ -39,7 +39,7 @@ from persist_spark.footers import Footer, footers_of
 from persist_spark.frame import part_type
 from persist_spark.session import REQUIRED, settings
 from persist_spark.upsert import batch as upsert_batch
-from persist_spark.upsert.lookup import committed_updates, key_ranges
+from persist_spark.upsert.lookup import committed_updates, expects_few_files, key_ranges
 from persist_spark.upsert.outcome import Emitted, Outcome, Read
 from tests.spark.s3_store import s3_blob
 from tests.spark.staged_shard import SHARD, StagedShard
@@ -203,6 +203,7 @@ def test_looking_up_only_the_batchs_slots_gives_the_same(shard: StagedShard, mon
     whole = shard.write(records, description)
     monkeypatch.setattr(upsert_batch, "SMALL_STATE_BYTES", 0)
     monkeypatch.setattr(upsert_batch, "LARGE_STATE_BYTES", 0)
+    monkeypatch.setattr(upsert_batch, "expects_few_files", lambda _: True)
     keyed = shard.write(records, description)
     assert keyed.contents_digest == whole.contents_digest
     assert keyed.stats == whole.stats
@@ -223,6 +224,26 @@ def test_a_look_up_opens_only_files_that_can_hold_the_keys(spark: SparkSession, 
     assert sorted(row["id"] for row in found.collect()) == [3, 21]
     opened = {Path(path).parts[-3] for path in found.inputFiles()}
     assert opened == {Path(committed[number][1].parts[0].key).parts[-3] for number in (0, 2)}
+
+
+@pytest.mark.parametrize(
+    ("newest", "expected"),
+    [((35, 50), True), ((5, 50), False), ((None, None), False), ((100, 120), True)],
+)
+def test_ranges_are_expected_to_pay_if_the_newest_raw_batch_met_few_files(
+    newest: tuple[int | None, int | None], expected: bool
+) -> None:
+    run = [_manifest_of(*[(10 * n, 10 * n + 9) for n in range(4)], run=Run((), 0, 0))]
+    assert expects_few_files(run)
+    later = [*run, _manifest_of(newest), _manifest_of()]
+    assert expects_few_files(later) is expected
+
+
+def _manifest_of(*bounds: tuple[int | None, int | None], run: Run | None = None) -> BatchManifest:
+    """A batch with a file of 100 bytes for each of these ranges of keys."""
+    keys = [(None if low is None else (low,), None if high is None else (high,)) for low, high in bounds]
+    parts = tuple(Part(f"{n}", PartKind.INSERTIONS, 100, "", None, None, *each) for n, each in enumerate(keys))
+    return BatchManifest(SHARD, 0, 1, "token", "", ONE_KEY, parts, BatchCounts(), "c", 1, None, "test", run=run)
 
 
 def test_ranges_of_a_batchs_keys_hold_them_all(spark: SparkSession) -> None:

@@ -79,7 +79,7 @@ def read_counts(*, is_sequence: bool = False) -> dict[str, str]:
             "late": f"{BEATEN} AND NOT {TIED_BEFORE}",
             "late_beyond_memory": BEYOND,
         }
-    return {name: f"count_if({condition})" for name, condition in conditions.items()}
+    return {name: _count(condition) for name, condition in conditions.items()}
 
 
 def emitted_counts(*, is_sequence: bool = False) -> dict[str, str]:
@@ -106,8 +106,13 @@ def emitted_counts(*, is_sequence: bool = False) -> dict[str, str]:
             else {}
         ),
     }
-    counts = {name: f"count_if({condition})" for name, condition in conditions.items()}
+    counts = {name: _count(condition) for name, condition in conditions.items()}
     for i, name in enumerate(HASHES):
         counts[f"digest_{i}_low"] = f"sum(CASE WHEN {is_update} THEN {name} & 4294967295L ELSE 0L END)"
         counts[f"digest_{i}_high"] = f"sum(CASE WHEN {is_update} THEN shiftrightunsigned({name}, 32) ELSE 0L END)"
     return counts
+
+
+def _count(condition: str) -> str:
+    """The number of rows for which it is true. Spark would compute `count_if` in a column of its own for each row."""
+    return f"count(CASE WHEN {condition} THEN 1 END)"

@@ -18,8 +18,8 @@ from pyspark.sql import types as T
 from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ERR_KEY, ERR_PAYLOAD, TIME, CollectionSchema
 from persist_core.shard.batch import BatchManifest, HollowBatch, PartKind
-from persist_core.shard.key_range import KeyRange, Scalar
-from persist_core.shard.pieces import Piece, all_errs, oks_as_of, within
+from persist_core.shard.key_range import KeyRange, Scalar, meets_any
+from persist_core.shard.pieces import OKS, Piece, all_errs, oks_as_of, within
 from persist_spark.frame import BAD_KEY, ERR_COLUMNS, ORDER, order_type, part_type, quoted
 from persist_spark.read.parts import scan_pieces
 
@@ -74,6 +74,22 @@ def committed_updates(
         if (found := _scan(spark, blob, pieces, schema, {*schema.key_names, TIME, DIFF, *more})) is not None
     ]
     return functools.reduce(DataFrame.union, frames) if frames else None
+
+
+def expects_few_files(manifests: Sequence[BatchManifest]) -> bool:
+    """Whether ranges of the next batch's keys will probably leave out half of the bytes: then finding them pays.
+
+    Judged by the newest batch that is not a run, because the manifests say where its keys lay, and batches of a shard
+    are mostly alike. True without such a batch.
+    """
+    oks = [[part for part in manifest.parts if part.kind in OKS] for manifest in manifests]
+    raw = [parts for manifest, parts in zip(manifests, oks, strict=True) if manifest.run is None and parts]
+    if not raw:
+        return True
+    newest = [part.keys for part in raw[-1]]
+    older = [part for parts in oks if parts is not raw[-1] for part in parts]
+    opened = sum(part.size_bytes for part in older if meets_any(part.keys, newest))
+    return 2 * opened <= sum(part.size_bytes for part in older)
 
 
 def key_ranges(slots: DataFrame, schema: CollectionSchema) -> list[KeyRange] | None:

@@ -84,3 +84,22 @@ def test_an_empty_batch_at_the_end_is_left_for_the_next_append_to_extend() -> No
 def test_a_small_share_above_the_bottom_is_no_reason_to_rewrite_it() -> None:
     small = [batch(time, time + 1, 1_000) for time in range(1, 7)]
     assert next_merge([batch(0, 1, 1_000_000), *small]) is None
+
+
+def test_a_bottom_of_few_batches_merges_when_half_of_its_rows_lie_above() -> None:
+    above = [batch(time, time + 1, 200) for time in range(1, 4)]
+    assert next_merge([batch(0, 1, 1_300), *above]) is None
+    assert next_merge([batch(0, 1, 1_200), *above[:2]]) is None
+    assert next_merge([bottom := batch(0, 1, 1_200), *above]) == (bottom, *above)
+
+
+def test_versions_that_since_has_passed_make_a_merge_due() -> None:
+    raw = [HollowBatch(time, time + 1, f"s/{time}", "digest", BatchCounts(50, 50), 1) for time in range(10, 14)]
+    batches = [HollowBatch(0, 10, "s/0", "digest", BatchCounts(insertions=1_200), 1, 5), *raw]
+    assert next_merge(batches) is None
+    assert next_merge(batches, since=11) is None, "200 rows are of ended versions: 1/6"
+    assert next_merge(batches, since=12) == tuple(batches), "300 are: 1/4"
+    run = HollowBatch(0, 10, "s/0", "digest", BatchCounts(insertions=1_200, history=300), 1, 5)
+    assert next_merge([run, *raw], since=9) == (run, *raw)
+    assert next_merge([run, *raw], since=8) is None
+    assert next_merge([run], since=9) is None, "one batch alone waits for the next"

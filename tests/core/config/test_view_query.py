@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from persist_core.config import view_query
 from persist_core.config.view_query import BadQuery, UnknownSyntax, parse
 
 COLUMNS = {"a": ["id", "x", "y"], "b": ["id", "z"]}
@@ -125,3 +126,37 @@ def test_outputs_are_known_where_each_column_is_named() -> None:
 def test_a_query_that_nests_without_end_is_no_crash() -> None:
     with pytest.raises(BadQuery):
         parse("SELECT " + "(" * 20_000 + "1" + ")" * 20_000)
+
+
+COLUMNS_OF = {"orders": ("id", "Customer", "amount", "meta-x"), "customers": ("id", "city", "name")}
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        (
+            "SELECT c.city, sum(o.amount) AS total, count(*) n FROM orders o JOIN customers c ON o.customer = c.id"
+            " GROUP BY c.city",
+            {"city": (("customers", "city"),), "total": (("orders", "amount"),), "n": ()},
+        ),
+        (
+            "WITH x AS (SELECT customer, amount * 2 AS a FROM orders WHERE id > 3) SELECT concat(name, a) AS label"
+            " FROM x JOIN customers ON x.customer = customers.id",
+            {"label": (("orders", "amount"), ("customers", "name"))},
+        ),
+        (
+            "SELECT `meta-x` AS m, CUSTOMER AS c FROM Orders",
+            {"m": (("orders", "meta-x"),), "c": (("orders", "Customer"),)},
+        ),
+        ("SELECT id FROM orders UNION ALL SELECT id FROM customers", {"id": (("orders", "id"), ("customers", "id"))}),
+        ("SELECT * FROM customers", {name: (("customers", name),) for name in COLUMNS_OF["customers"]}),
+        ("SELECT (SELECT max(amount) FROM orders) AS m FROM customers", {"m": (("orders", "amount"),)}),
+        ("SELECT wrong FROM customers", {}),
+        ("SELECT FROM WHERE", {}),
+    ],
+)
+def test_the_columns_that_a_column_is_made_of(query: str, expected: dict[str, tuple[tuple[str, str], ...]]) -> None:
+    found = view_query.column_sources(query, COLUMNS_OF)
+    assert {name: set(sources) for name, sources in found.items()} == {
+        name: set(sources) for name, sources in expected.items()
+    }

@@ -18,7 +18,8 @@ from persist_core.schema import CollectionSchema, Column
 from persist_core.shard import state as transitions
 from persist_core.shard.batch import BatchCounts, BatchManifest
 from persist_core.shard.history import advance_since, set_history
-from persist_core.shard.machine import MAX_STORE_TRIES, Machine
+from persist_core.shard.machine import Machine
+from persist_core.shard.register import MAX_STORE_TRIES
 from persist_core.shard.state import Committed, ShardState, UpperMismatch
 
 SCHEMA = CollectionSchema(key=(Column("id", "bigint", nullable=False),))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
+from persist_core.clock import SystemClock
 from persist_core.errors import InvalidInput
 from persist_core.location.credentials import secrets_of, with_login
-from persist_core.spark_job.handover import hand_over, properties_file
+from persist_core.spark_job.handover import hand_over, properties_file, remove_leftovers
 
 LOCATION = {"PERSIST_BLOB_URI": "s3://b/p", "PERSIST_CONSENSUS_URI": "postgresql://me:hush@db/x"}
 CLUSTER = {"spark.submit.deployMode": "cluster"}
@@ -56,6 +58,27 @@ def test_the_file_is_its_owners_alone_and_does_not_outlive_the_job(tmp_path: Pat
     assert text == "spark.a 1\nplain x=y z\npath C:\\\\new\nlines a\\nb\nled \\ =x\n"
     with properties_file({}, base) as none:
         assert none is None
+
+
+def test_files_of_killed_submits_are_removed_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left, running, other = (
+        tmp_path / name for name in ("persist-spark-a.conf", "persist-spark-b.conf", "spark-c.conf")
+    )
+    link = tmp_path / "persist-spark-link.conf"
+    for path in (left, running, other):
+        path.write_text("secret")
+    link.symlink_to(other)
+    for path in (left, other, link):
+        os.utime(path, (0, 0), follow_symlinks=False)
+    with properties_file({"a": "b"}, None) as made:
+        assert made is not None
+        assert set(tmp_path.iterdir()) == {running, other, link, made}
+    assert remove_leftovers(SystemClock()) == []
+    left.write_text("secret")
+    monkeypatch.setattr("os.getuid", lambda: 12345)
+    os.utime(left, (0, 0))
+    assert remove_leftovers(SystemClock()) == []
 
 
 @pytest.mark.parametrize(

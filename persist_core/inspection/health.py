@@ -1,0 +1,145 @@
+"""What a watcher and a page need to know of many shards: from their states, and a listing of conflicts for each.
+
+    head -> state -> upper, errors, stash       (of a view also one manifest, which counts its errors)
+    listing of conflict records -> how many are new: their bytes are not read
+    the location's record of alerts -> the last fsck, open alerts
+
+200 shards cost 200 heads and 200 listings, side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from persist_core.errors import Corruption, ShardNotFound
+from persist_core.handles.client import PersistClient
+from persist_core.inspection.facts import AlertFacts
+from persist_core.inspection.summaries import needs_counts, summary_of
+from persist_core.shard.batch import BatchManifest
+from persist_core.shard.keys import conflicts_prefix
+from persist_core.shard.state import ShardState
+from persist_core.watch.board import WatchBoard
+from persist_core.watch.conditions import CONFLICTS_MS, FSCK, Health
+from persist_core.watch.record import LastCheck, WatchRecord
+
+THREADS = 16  # stores are read side by side: the time is their latency
+MAX_SEALS = 8  # commits that are looked through for the newest one that counted
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def healths(client: PersistClient, shards: Iterable[str], *, threads: int = THREADS) -> dict[str, Health]:
+    """The facts of each shard. One that does not exist has no commit, one that is dropped is left out.
+
+    Raises `StorageError`; damage is a finding.
+    """
+    checks = {name: watch.check for name, watch in _record(client).shards.items()}
+    names = sorted(set(shards))
+    found = _side_by_side(lambda shard: _health(client, shard, checks.get(shard)), names, threads)
+    return {health.shard: health for health in found if health is not None}
+
+
+def open_alerts(client: PersistClient, shard: str | None = None) -> list[AlertFacts]:
+    """The open alerts of a shard or of all, the worst first. Raises `CorruptArtifact` if their record is damaged."""
+    record = WatchBoard(client).read()
+    found = [
+        AlertFacts(
+            shard=name,
+            alert=condition,
+            level=alert.level,
+            value=alert.value,
+            limit=alert.limit,
+            since_ms=alert.since_ms,
+            acknowledged_by=alert.acknowledged.by if alert.acknowledged else None,
+            acknowledged_ms=alert.acknowledged.at_ms if alert.acknowledged else None,
+            reason=alert.acknowledged.reason if alert.acknowledged else None,
+            unsent=_unsent(record, name, condition),
+        )
+        for name, watch in record.shards.items()
+        if shard in (None, name)
+        for condition, alert in watch.alerts.items()
+    ]
+    return sorted(found, key=lambda each: (each.level != "fail", each.since_ms, each.shard, each.alert))
+
+
+def _unsent(record: WatchRecord, shard: str, condition: str) -> int:
+    return sum((each.kind, each.shard, each.what) == ("alert", shard, condition) for each in record.unsent)
+
+
+def _record(client: PersistClient) -> WatchRecord:
+    try:
+        return WatchBoard(client).read()
+    except Corruption:
+        return WatchRecord()  # the turn that asks for these facts replaces it
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Findings: how many are known, and the first."""
+
+    count: int | None
+    first: str
+
+
+def _health(client: PersistClient, shard: str, check: LastCheck | None) -> Health | None:
+    known = _Found(check.findings, check.finding) if check else _Found(None, "")
+    try:
+        state = client.state(shard)
+    except ShardNotFound:
+        return Health(shard, findings=known.count)
+    except Corruption as error:
+        return _with(Health(shard, is_readable=False), _Found(max(1, known.count or 0), str(error)))
+    if state.is_dropped:
+        return None
+    errors, damage = _errors(client, state)
+    if damage:
+        known = _Found(max(1, known.count or 0), damage)
+    newest = state.newest_commit
+    health = Health(
+        shard,
+        upper=state.upper.time,
+        has_commit=newest is not None,
+        has_stash=summary_of(state, None).stash != 0,
+        errors=errors,
+        conflicts=_recent_conflicts(client, shard),
+        committed_ms=newest.committed_ms if newest else None,
+        writer=newest.writer if newest else None,
+    )
+    return _with(health, known)
+
+
+def _with(health: Health, found: _Found) -> Health:
+    return replace(health, findings=found.count, notes={FSCK: found.first} if found.first else None)
+
+
+def _errors(client: PersistClient, state: ShardState) -> tuple[int | None, str]:
+    """The errors alive, `None` if no manifest counts them; and what is damaged."""
+    counted: BatchManifest | None = None
+    if needs_counts(state) == "rows":
+        for commit in reversed(state.commits[-MAX_SEALS:]):
+            try:
+                manifest = client.manifest(commit)
+            except Corruption as error:
+                return None, str(error)
+            if "rows" in manifest.stats:
+                counted = manifest
+                break
+    return summary_of(state, counted).errors, ""
+
+
+def _recent_conflicts(client: PersistClient, shard: str) -> int:
+    """Records that were stored in the last day, by the store's clock."""
+    oldest = client.clock.now_ms() - CONFLICTS_MS
+    entries = client.blob.list_keys_and_metadata(conflicts_prefix(shard))
+    return sum(entry.modified_ms >= oldest for entry in entries)
+
+
+def _side_by_side(read: Callable[[_Item], _Result], items: list[_Item], threads: int) -> list[_Result]:
+    if len(items) <= 1 or threads <= 1:
+        return [read(item) for item in items]
+    with ThreadPoolExecutor(min(threads, len(items))) as pool:
+        return list(pool.map(read, items))

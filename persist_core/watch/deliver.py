@@ -1,0 +1,87 @@
+"""Sending what is unsent: each notice to each of its targets, one claim at a time.
+
+claim -> send to each target that has not taken it -> settle: gone if all have, else the next turn sends it again
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from persist_core.watch.board import WatchBoard
+from persist_core.watch.record import Notice
+
+MAX_NOTICES = 100  # of one call: the next turn sends the rest
+MAX_FAILURES = 2  # of one target in one call: it is down, and each try may take its timeout
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where notices go: a name that stays the same over turns, which notices it takes, and how to send one."""
+
+    name: str
+    accepts: Callable[[Notice], bool]
+    send: Callable[[Notice], None]
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """What one call did: how many were sent to all their targets, and one line for each failure."""
+
+    sent: int
+    failures: tuple[str, ...]
+
+
+def deliver(
+    board: WatchBoard,
+    targets_of: Callable[[Notice], Sequence[Target] | None],
+    *,
+    only: Collection[str] | None = None,
+    max_notices: int = MAX_NOTICES,
+) -> Delivered:
+    """Send what is unsent, `only` these ids if given. `targets_of` returns `None` for a shard of another watcher.
+
+    A target gets the notices of one alert in their order: one that failed keeps the later ones back, for that target.
+    """
+    seen: set[str] = set()
+    down: Counter[str] = Counter()
+    failures: list[str] = []
+    sent = 0
+
+    def is_ours(notice: Notice) -> bool:
+        return (only is None or notice.notice_id in only) and targets_of(notice) is not None
+
+    while len(seen) < max_notices:
+        claimed = board.claim(is_ours, without=seen)
+        if claimed is None:
+            break
+        notice, earlier = claimed
+        seen.add(notice.notice_id)
+        taken, is_done = set(notice.delivered), True
+        for target in targets_of(notice) or ():
+            if target.name in taken or not target.accepts(notice):
+                continue
+            waits = any(target.accepts(each) and target.name not in each.delivered for each in earlier)
+            if waits or down[target.name] >= MAX_FAILURES or not _send(target, notice, failures):
+                down[target.name] += 0 if waits else 1
+                is_done = False
+            else:
+                taken.add(target.name)
+        board.settle(notice, taken, is_done=is_done)
+        sent += is_done
+    return Delivered(sent, tuple(failures))
+
+
+def _send(target: Target, notice: Notice, failures: list[str]) -> bool:
+    try:
+        target.send(notice)
+    except Exception as error:  # noqa: BLE001 - a notifier raises whatever its service's client raises
+        _log.exception("notifier %s did not take: %s", target.name, notice.subject)
+        failures.append(f"{target.name} did not take {notice.subject!r}: {type(error).__name__}: {error}")
+        return False
+    _log.info("%s: sent by %s", notice.subject, target.name)
+    return True

@@ -1,0 +1,180 @@
+"""The record of a location about its alerts: which are open, and which notices are not sent yet.
+
+It is one value in consensus, under a key that no shard can have. Shards for which nothing is to be remembered are not
+in it, so a watcher that finds nothing new writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from persist_core.errors import CorruptArtifact
+from persist_core.shard.sealed import seal, unseal
+from persist_core.watch.conditions import Level
+
+RECORD_KEY = "_watch"  # starts with "_", so no shard can have this name
+RECORD_VERSION = 1
+MAX_UNSENT_OF_ONE_KEY = 8  # then the oldest is dropped: the newest one says how it is
+MAX_UNSENT = 2_000  # of a location, about 2 MB
+_KIND = "watch"
+
+NoticeKind = Literal["alert", "conflict", "failure"]
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """Who has acknowledged an alert, when and why."""
+
+    by: str
+    at_ms: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Alert:
+    """A condition that is not as it should be. `level` is the highest since it was opened.
+
+    `value` and `limit` are those when `level` was reached: ms or a count. `since_ms` is when the condition crossed its
+    first threshold, as far as is known.
+    """
+
+    level: Level
+    value: int
+    limit: int
+    since_ms: int
+    acknowledged: Acknowledged | None = None
+
+
+@dataclass(frozen=True)
+class LastCheck:
+    """The result of the last fsck of a shard. `finding` is the first one."""
+
+    checked_ms: int
+    findings: int
+    finding: str = ""
+
+
+@dataclass(frozen=True)
+class ShardWatch:
+    """What is remembered of one shard: open alerts by condition, the last fsck, who watches it.
+
+    `unwritten_ms` and `stash_ms` say since when a watcher has seen it without a commit, and with a stash.
+    """
+
+    alerts: Mapping[str, Alert] = field(default_factory=dict)
+    check: LastCheck | None = None
+    watcher: str = ""
+    unwritten_ms: int | None = None
+    stash_ms: int | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is remembered."""
+        return not self.alerts and self.check is None and self.unwritten_ms is None and self.stash_ms is None
+
+
+@dataclass(frozen=True)
+class Notice:
+    """One message to people, and who has it. Its texts are complete: nothing else is needed to send it.
+
+    `key` is the same for all notices of one alert, from its first to its end (PagerDuty's deduplication key). `what` is
+    the condition, `conflict`, or the task that failed. `level` is that of the alert; of a resolved one, its highest.
+    `delivered` names the notifiers that have taken it. A watcher that sends it holds it until `claimed_until_ms`.
+    """
+
+    notice_id: str
+    key: str
+    kind: NoticeKind
+    shard: str
+    what: str
+    level: Level
+    is_resolved: bool
+    at_ms: int
+    since_ms: int
+    subject: str
+    text: str
+    command: str
+    guide: str
+    value: int | None = None
+    limit: int | None = None
+    delivered: tuple[str, ...] = ()
+    claimed_by: str | None = None
+    claimed_until_ms: int = 0
+
+    def is_held(self, *, now_ms: int) -> bool:
+        """Whether a watcher is sending it now."""
+        return self.claimed_by is not None and now_ms < self.claimed_until_ms
+
+
+@dataclass(frozen=True)
+class WatchRecord:
+    """Everything that is remembered about a location. `unsent`: oldest first."""
+
+    shards: Mapping[str, ShardWatch] = field(default_factory=dict)
+    unsent: tuple[Notice, ...] = ()
+
+    def of(self, shard: str) -> ShardWatch:
+        """What is remembered of a shard."""
+        return self.shards.get(shard, ShardWatch())
+
+    def with_shard(self, shard: str, watch: ShardWatch) -> WatchRecord:
+        """The record with another memory of the shard."""
+        if watch == self.of(shard):
+            return self
+        rest = {name: each for name, each in self.shards.items() if name != shard}
+        return replace(self, shards=rest if watch.is_empty else {**rest, shard: watch})
+
+    def with_notices(self, *notices: Notice) -> WatchRecord:
+        """The record with more notices to send; those with a known id are there already."""
+        known = {each.notice_id for each in self.unsent}
+        new = [each for each in notices if each.notice_id not in known]
+        return replace(self, unsent=_bounded((*self.unsent, *new))) if new else self
+
+    def without_shard(self, shard: str) -> WatchRecord:
+        """The record without the shard: its alerts, its last fsck and what is not sent of them."""
+        unsent = tuple(each for each in self.unsent if each.shard != shard)
+        return replace(self.with_shard(shard, ShardWatch()), unsent=unsent)
+
+
+def _bounded(notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
+    newest: dict[str, int] = {}
+    kept = []
+    for notice in reversed(notices[-MAX_UNSENT:]):
+        newest[notice.key] = newest.get(notice.key, 0) + 1
+        if newest[notice.key] <= MAX_UNSENT_OF_ONE_KEY:
+            kept.append(notice)
+    return tuple(reversed(kept))
+
+
+def encode_record(record: WatchRecord, write_id: str) -> bytes:
+    """Sealed bytes. The write id makes those of every version unique."""
+    body = {
+        "write_id": write_id,
+        "shards": {name: asdict(watch) for name, watch in record.shards.items()},
+        "unsent": [asdict(notice) for notice in record.unsent],
+    }
+    return seal(_KIND, RECORD_VERSION, body)
+
+
+def decode_record(data: bytes, *, what: str) -> tuple[WatchRecord, str]:
+    """The record and its write id. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
+    body = unseal(data, kind=_KIND, version=RECORD_VERSION, what=what)
+    try:
+        shards = {name: _shard(each) for name, each in body["shards"].items()}
+        unsent = tuple(Notice(**{**each, "delivered": tuple(each["delivered"])}) for each in body["unsent"])
+        return WatchRecord(shards, unsent), str(body["write_id"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CorruptArtifact(f"{what} has unexpected fields: {error!r}") from None
+
+
+def _shard(body: Mapping[str, Any]) -> ShardWatch:
+    check = body["check"]
+    alerts = {name: _alert(each) for name, each in body["alerts"].items()}
+    return ShardWatch(**{**body, "alerts": alerts, "check": None if check is None else LastCheck(**check)})
+
+
+def _alert(body: Mapping[str, Any]) -> Alert:
+    acknowledged = body["acknowledged"]
+    return Alert(**{**body, "acknowledged": None if acknowledged is None else Acknowledged(**acknowledged)})

@@ -1,0 +1,144 @@
+"""Notices that tasks make themselves: of a lost append, and of a task that failed for good.
+
+    conflict, failure -> notice -> the location's record -> the notifiers; what is not taken, `persist_watch` sends
+
+The record of a conflict is keyed by the description that lost, so a second try finds it there. A marker beside it says
+that it was announced. It is written last: if a worker is killed in between, that is done twice, not never.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from persist_airflow.compat import Context
+from persist_airflow.hook import PersistHook
+from persist_airflow.notifications import NotifyBy, takes, targets
+from persist_core.errors import PersistError
+from persist_core.handles.client import PersistClient
+from persist_core.protocol.conflicts import ConflictRecord
+from persist_core.shard.keys import conflict_alert_key
+from persist_core.time_text import format_time, show_time
+from persist_core.watch.board import WatchBoard
+from persist_core.watch.deliver import deliver
+from persist_core.watch.record import Notice
+from persist_core.watch.words import Words, alert_key, make_notice
+
+MAX_ERROR_CHARS = 1_500  # of the error of a task; its log has all
+UNKNOWN = "not known: the process of the task ended"
+
+_log = logging.getLogger(__name__)
+
+
+def announce_conflict(
+    client: PersistClient, record: ConflictRecord, notify: Sequence[NotifyBy], context: Context
+) -> bool:
+    """Send the notice of a conflict; False if that was done before.
+
+    If a notifier fails, that is logged, and the conflict is healed: `persist_watch` tries the notifier again.
+    """
+    marker = conflict_alert_key(record.shard, record.conflict_id)
+    if client.blob.get(marker) is not None:
+        return False
+    if takes(notify, "conflicts"):
+        _send(client, conflict_notice(record), notify, context)
+    client.blob.set(marker, json.dumps({"alerted_ms": client.clock.now_ms()}).encode())
+    return True
+
+
+def conflict_notice(record: ConflictRecord) -> Notice:
+    """The notice of one lost append."""
+    found = show_time(record.found_upper)
+    facts = (
+        ("expected upper", show_time(record.expected_upper)),
+        ("found upper", found),
+        ("lost", record.loser),
+        ("won", record.winner or "an older commit"),
+        ("detected", format_time(record.detected_ms)),
+    )
+    return make_notice(
+        Words(
+            f"{record.shard}: an append lost to another writer. Nothing is lost: it is minted again.",
+            facts,
+            f"persist conflicts {record.shard}",
+            "conflicts",
+        ),
+        kind="conflict",
+        key=alert_key(record.shard, f"conflict/{record.conflict_id}"),
+        notice_id=alert_key(record.shard, f"conflict/{record.conflict_id}"),
+        shard=record.shard,
+        what="conflict",
+        level="warn",
+        at_ms=record.detected_ms,
+        since_ms=record.detected_ms,
+        guide="",
+    )
+
+
+class AnnounceFailure:
+    """An `on_failure_callback` of the tasks of a shard: it sends a notice of the failure.
+
+    :param shard: the shard
+    :param notify: the notifiers
+    """
+
+    def __init__(self, shard: str, notify: Sequence[NotifyBy]) -> None:
+        self.shard = shard
+        self.notify = tuple(notify)
+
+    def __call__(self, context: Context) -> None:
+        """Send. If the location does not answer, the notifiers are called without its record."""
+        task: Any = context["task"]
+        client: PersistClient | None = None
+        try:
+            client = PersistHook(task.persist_conn_id).get_conn()
+            notice = failure_notice(self.shard, context, now_ms=client.clock.now_ms())
+            _send(client, notice, self.notify, context)
+        except PersistError as error:
+            _log.warning("the failure is announced without the record of the location: %s", error)
+            notice = failure_notice(self.shard, context, now_ms=int(context["ti"].start_date.timestamp() * 1000))
+            for target in targets(self.notify, context):
+                if target.accepts(notice):
+                    target.send(notice)
+        finally:
+            if client is not None:
+                client.location.close()
+
+
+def failure_notice(shard: str, context: Context, *, now_ms: int) -> Notice:
+    """The notice of a task that has failed and is not tried again."""
+    ti: Any = context["ti"]
+    error = context.get("exception")
+    said = UNKNOWN if error is None else f"{type(error).__name__}: {error}"
+    name = f"{ti.dag_id}/{ti.run_id}/{ti.task_id}"
+    log_url = getattr(ti, "log_url", None)
+    facts = (
+        ("dag run", f"{ti.dag_id} {ti.run_id}"),
+        ("error", said[:MAX_ERROR_CHARS]),
+        ("try", str(ti.try_number)),
+        *((("log", log_url),) if log_url else ()),
+    )
+    return make_notice(
+        Words(f"{shard}: task {ti.task_id} failed. Nothing was committed by it.", facts, f"persist describe {shard}",
+              "a-dag-run-failed"),
+        kind="failure",
+        key=alert_key(shard, f"failure/{name}"),
+        notice_id=alert_key(shard, f"failure/{name}/{ti.try_number}"),
+        shard=shard,
+        what=str(ti.task_id),
+        level="fail",
+        at_ms=now_ms,
+        since_ms=now_ms,
+        guide="",
+    )  # fmt: skip
+
+
+def _send(client: PersistClient, notice: Notice, notify: Sequence[NotifyBy], context: Context) -> None:
+    board = WatchBoard(client)
+    board.post(notice)
+    by = targets(notify, context)
+    done = deliver(board, lambda _: by, only=[notice.notice_id])
+    for failure in done.failures:
+        _log.error("%s. It is kept, and persist_watch sends it", failure)

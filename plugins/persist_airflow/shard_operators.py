@@ -1,0 +1,165 @@
+"""Operators for what users do to one shard: fsck, restore, rebuild. Maintenance has a module of its own.
+
+An operator does what the command of the same name does, logs the same words, and returns the same JSON, cut to be
+small, with the user who triggered the dag run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from persist_airflow.compat import AirflowFailException, BaseOperator, Context, triggered_by
+from persist_airflow.hook import PersistHook, task_client
+from persist_airflow.lineage import ReportsLineage, of_restore
+from persist_airflow.links import ShardLink
+from persist_airflow.operators import writer_of
+from persist_core.maintenance import actions
+from persist_core.maintenance.actions import Done
+from persist_core.protocol.restore import MAX_UPDATES
+
+MAX_LISTED = 20  # of each list in a result: XComs stay small, the log has more
+
+Json = dict[str, Any]
+
+
+class _ShardOperator(BaseOperator):
+    """What the operators of actions share: the shard, the location, the link to the shard."""
+
+    template_fields: Sequence[str] = ("shard", "persist_conn_id")
+    operator_extra_links = (ShardLink(),)
+    ui_color = "#f3e3d3"
+
+    def __init__(self, *, shard: str, persist_conn_id: str = PersistHook.default_conn_name, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.shard = shard
+        self.persist_conn_id = persist_conn_id
+
+
+class FsckShardOperator(_ShardOperator):
+    """Check every stored byte of a shard, and its invariants. Fails, without a retry, if it finds something.
+
+    Returns `persist fsck --json`.
+
+    :param shard: its name (templated)
+    :param repair: first write again what commits determine: checkpoints, copies of operator state, `_latest`
+    :param persist_conn_id: the location (templated)
+    """
+
+    def __init__(self, *, repair: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.repair = repair
+
+    def execute(self, context: Context) -> Json:
+        """Check. Raises `AirflowFailException` with the number of violations and the first of them."""
+        with task_client(self.persist_conn_id) as client:
+            return checked(self, context, actions.check(client, self.shard, with_repair=self.repair))
+
+
+class RestoreShardOperator(ReportsLineage, _ShardOperator):
+    """Make a shard's contents, progress and stash those of a checkpoint, or a new shard of it, which changes nothing.
+
+    Returns `persist restore --json`.
+
+    :param shard: its name (templated)
+    :param checkpoint_id: one of `persist checkpoints` (templated)
+    :param new_shard: leave `shard` alone, and make this new one of the checkpoint (templated)
+    :param dry_run: only say what would change
+    :param max_updates: refuse to undo more updates than this in the task's process
+    :param persist_conn_id: the location (templated)
+    """
+
+    template_fields: Sequence[str] = ("checkpoint_id", "new_shard", *_ShardOperator.template_fields)
+
+    def __init__(
+        self,
+        *,
+        checkpoint_id: str,
+        new_shard: str | None = None,
+        dry_run: bool = False,
+        max_updates: int = MAX_UPDATES,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.checkpoint_id = checkpoint_id
+        self.new_shard = new_shard
+        self.is_dry_run = dry_run  # an operator has a method `dry_run`
+        self.max_updates = max_updates
+
+    def execute(self, context: Context) -> Json:
+        """Restore or fork. Raises `RunFailed` if another writer was faster: another try may succeed."""
+        return restored(
+            self, self.checkpoint_id, self.new_shard, context, is_dry_run=self.is_dry_run, max_updates=self.max_updates
+        )
+
+
+class RebuildShardOperator(_ShardOperator):
+    """Drop a shard and begin it again, empty: its next run takes in all its input, so trigger its DAG after this task.
+
+    What its source no longer has is lost, and so is its history. Returns `{"shard": ..., "status": "emptied"}`, or
+    `"up_to_date"` if the shard was empty already.
+
+    :param shard: its name (templated)
+    :param force: also if views, readers or forks need it: views and readers then fail until they read it again
+    :param persist_conn_id: the location (templated)
+    """
+
+    def __init__(self, *, force: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.force = force
+
+    def execute(self, context: Context) -> Json:
+        """Empty the shard. Raises `AirflowFailException` if others need it."""
+        with task_client(self.persist_conn_id) as client:
+            return reported(self, context, actions.rebuild(client, self.shard, is_forced=self.force))
+
+
+def by(context: Context) -> str:
+    """Who asked for this dag run: the user, as far as Airflow knows, and the dag run."""
+    user, run = triggered_by(context), writer_of(context)
+    return f"{user} ({run})" if user else run
+
+
+def reported(operator: BaseOperator, context: Context, done: Done) -> Json:
+    """Log what was done; what the task returns: the facts, with lists of at most `MAX_LISTED`."""
+    for line in done.lines:
+        operator.log.info("%s", line)
+    small: Json = {"by": by(context)}
+    for name, value in done.facts.items():
+        is_long = isinstance(value, list | tuple) and len(value) > MAX_LISTED
+        small[name] = value[:MAX_LISTED] if is_long else value
+        if is_long:
+            small[f"{name}_count"] = len(value)
+    return small
+
+
+def checked(operator: BaseOperator, context: Context, done: Done) -> Json:
+    report = reported(operator, context, done)
+    if not done.facts["is_clean"]:
+        found = "; ".join(f"{each['check']}: {each['message']}" for each in done.facts["violations"][:3])
+        raise AirflowFailException(f"corruption: {done.lines[0]}: {found}. See docs/operations.md, Damage")
+    return report
+
+
+def restored(
+    operator: Any,
+    checkpoint_id: str,
+    new_shard: str | None,
+    context: Context,
+    *,
+    is_dry_run: bool,
+    max_updates: int = MAX_UPDATES,
+) -> Json:
+    if new_shard and is_dry_run:
+        raise AirflowFailException("dry_run says what a restore would change; a fork (new_shard) changes nothing")
+    shard, writer = operator.shard, writer_of(context)
+    with task_client(operator.persist_conn_id) as client:
+        if new_shard:
+            done = actions.fork(client, shard, checkpoint_id, new_shard, writer=writer)
+        else:
+            done = actions.restore(
+                client, shard, checkpoint_id, writer=writer, is_dry_run=is_dry_run, max_updates=max_updates
+            )
+        if done.facts["status"] in ("restored", "forked"):
+            operator.lineage = of_restore(client, shard, new_shard, operator.persist_conn_id)
+    return reported(operator, context, done)

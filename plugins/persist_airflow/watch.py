@@ -1,0 +1,171 @@
+"""The DAG `persist_watch`: it alerts when a shard is not as it should be, once, and once when that is resolved.
+
+    watch_shards (one task) : files -> rules; states -> facts; `persist_core.watch` -> alerts and notices; notifiers
+
+1. It reads one state, one listing and the record of alerts for each shard: no data, no Spark.
+2. It needs no dag run of the shard: a feed whose DAG is paused or gone is late as well.
+3. A notifier that fails makes the task fail; the notice stays, and the next dag run sends it again.
+
+    dag = build_watch_dag(Path(__file__).parent)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from persist_airflow.compat import DAG, AirflowException, BaseOperator, Context, interval_schedule
+from persist_airflow.hook import PersistHook, task_client
+from persist_airflow.notifications import NotifyBy, chosen, targets
+from persist_core.config.alerts import WatchedShard, load_watched
+from persist_core.config.project import ProjectConfig, load_project
+from persist_core.errors import ConfigError
+from persist_core.inspection.health import healths, open_alerts
+from persist_core.watch.board import CLAIM_MS, WatchBoard
+from persist_core.watch.deliver import deliver
+from persist_core.watch.words import show_value
+
+DAG_ID = "persist_watch"
+PROJECT_FILE = "persist.yaml"
+FOLDERS = {"collections": "collection", "views": "view"}
+TIMEOUT = timedelta(milliseconds=CLAIM_MS * 8 // 10)  # a claim outlives the task, so no other one sends meanwhile
+DOCUMENT = """Alerts when a shard is late, holds errors, or is damaged, and says when that is resolved.
+
+`freshness:`, `alerts:` and `notify:` in the files of collections and views, and in `persist.yaml` for all of them, say
+when and whom. `persist alerts` lists what is open, `persist ack` keeps an alert silent. See docs/alerts.md.
+"""
+
+
+class WatchShardsOperator(BaseOperator):
+    """Evaluate the conditions of all shards of a folder's files, and send what changed.
+
+    Returns `{"shards": ..., "open": ..., "sent": ..., "changed": [...]}`. The files are read when the task runs.
+
+    :param folder: has `collections`, `views` and, unless `project` is given, `persist.yaml`
+    :param project: what `persist.yaml` would say
+    :param notify: for shards whose files have no `notify`; without it, those of the project
+    :param persist_conn_id: the location (templated)
+    """
+
+    template_fields: Sequence[str] = ("persist_conn_id",)
+    ui_color = "#f6dede"
+
+    def __init__(
+        self,
+        *,
+        folder: str | Path,
+        project: ProjectConfig | None = None,
+        notify: Sequence[NotifyBy] | NotifyBy = (),
+        persist_conn_id: str = PersistHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.folder = str(folder)
+        self.project = project
+        self.notify = chosen(None, notify)
+        self.persist_conn_id = persist_conn_id
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Look once. Raises `AirflowException` if a notifier did not take a notice; it is kept."""
+        project = self.project or project_of(self.folder)
+        shards, wrong = self._files()
+        rules = {shard.name: shard.rules(project) for shard in shards}
+        general = self.notify or chosen(project.notify)
+        by = {shard.name: targets(chosen(shard.notify, general), context) for shard in shards}
+        with task_client(self.persist_conn_id) as client:
+            board = WatchBoard(client)
+            notices = board.turn(
+                rules,
+                lambda: healths(client, rules),
+                watcher=self.dag_id,
+                kept=wrong,
+                guide=project.watch.guide,
+            )
+            for notice in notices:
+                self.log.warning("%s", notice.text)
+            done = deliver(board, lambda notice: by.get(notice.shard))
+            still_open = open_alerts(client)
+        for alert in still_open:
+            value, limit = (show_value(alert.alert, each) for each in (alert.value, alert.limit))
+            self.log.info("open: %s %s of %s: %s (limit %s)", alert.level, alert.alert, alert.shard, value, limit)
+        self.log.info("%d shards, %d open alerts, %d notices sent", len(rules), len(still_open), done.sent)
+        if done.failures:
+            raise AirflowException("\n".join([*done.failures, "What was not taken is sent again by the next dag run"]))
+        return {
+            "shards": len(rules),
+            "open": len(still_open),
+            "sent": done.sent,
+            "changed": [notice.subject for notice in notices],
+        }
+
+    def _files(self) -> tuple[list[WatchedShard], set[str]]:
+        """The shards of the files, and the names of files that are wrong: their alerts stay as they are."""
+        shards: list[WatchedShard] = []
+        wrong: set[str] = set()
+        for name, what in FOLDERS.items():
+            folder = Path(self.folder) / name
+            if not folder.is_dir():
+                continue
+            found, errors = load_watched(folder, what=what)
+            shards += found
+            for error in errors:
+                self.log.warning("not watched: %s", error)
+            loaded = {shard.name for shard in found}
+            wrong |= {path.stem for path in folder.iterdir() if path.stem not in loaded}
+        return shards, wrong
+
+
+def project_of(folder: str | Path) -> ProjectConfig:
+    """`persist.yaml` of the folder; the defaults if there is no such file. Raises `ConfigError`."""
+    path = Path(folder) / PROJECT_FILE
+    return load_project(path) if path.is_file() else ProjectConfig()
+
+
+def notify_of_project(folder: str | Path) -> Sequence[NotifyBy]:
+    """The `notify` of the folder's `persist.yaml`. A wrong file is an import error of the DAGs that need all of it."""
+    try:
+        return chosen(project_of(folder).notify)
+    except ConfigError:
+        return ()
+
+
+def build_watch_dag(
+    folder: str | Path,
+    *,
+    project: ProjectConfig | None = None,
+    notify: Sequence[NotifyBy] | NotifyBy = (),
+    persist_conn_id: str = PersistHook.default_conn_name,
+    default_args: Mapping[str, Any] | None = None,
+    dag_args: Mapping[str, Any] | None = None,
+) -> DAG:
+    """The DAG that watches the shards of `folder/collections` and `folder/views`, every 5 minutes by default.
+
+    `folder/persist.yaml` has its schedule, and the defaults of `freshness`, `alerts` and `notify`; `project` replaces
+    it, and `notify` replaces that of the file. `dag_args` go over the factory's arguments for the DAG. For a second
+    location build it again with another `dag_id`.
+    """
+    folder = Path(folder).absolute()
+    config = (project or project_of(folder)).watch
+    arguments: dict[str, Any] = {
+        "dag_id": DAG_ID,
+        "description": "Alert when shards are late, hold errors or are damaged",
+        "schedule": interval_schedule(config.schedule),
+        "start_date": datetime(1970, 1, 1, tzinfo=UTC),
+        "catchup": False,
+        "max_active_runs": 1,
+        "tags": ["persist", "watch"],
+        "doc_md": DOCUMENT,
+        "default_args": {"retries": 0, "execution_timeout": TIMEOUT, **(default_args or {})},
+    }
+    with DAG(**{**arguments, **(dag_args or {})}) as dag:
+        WatchShardsOperator(
+            task_id="watch_shards",
+            folder=folder,
+            project=project,
+            notify=notify,
+            persist_conn_id=persist_conn_id,
+            pool=config.pool,
+        )
+    return dag

@@ -1,0 +1,109 @@
+"""Conflicts and failed tasks as notices: once each, to the notifiers that take them, kept if one fails."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from persist_airflow.compat import BaseNotifier
+from persist_airflow.exceptions import PersistCasConflict
+from persist_airflow.factory import build_upsert_dag
+from persist_airflow.notifications import Notify
+from persist_core.handles.client import PersistClient
+from persist_core.protocol.conflicts import list_conflicts
+from persist_core.watch.board import WatchBoard
+from tests.airflow.fruit import NAME, Fruit, end_of
+from tests.airflow.task_driver import DagRunDriver
+from tests.airflow.test_operators import APPEND, WRITE, staged
+
+pytestmark = pytest.mark.airflow_2_11
+
+
+class Notifier(BaseNotifier):
+    """Keeps its messages, after rendering."""
+
+    template_fields = ("message",)
+    told: list[str] = []  # noqa: RUF012 - shared on purpose: Airflow copies operators
+
+    def __init__(self, message: str) -> None:
+        super().__init__()
+        self.message = message
+
+    def notify(self, context: Any) -> None:
+        assert context["persist_alert"]["shard"] == NAME
+        self.told.append(self.message)
+
+
+def test_notifiers_get_each_conflict_once(fruit: Fruit, client: PersistClient) -> None:
+    """One that fails changes nothing; what it did not take is kept for `persist_watch`."""
+    Notifier.told.clear()
+    called: list[str] = []
+
+    def broken(context: Any) -> None:
+        called.append(context["persist_alert"]["key"])
+        raise ZeroDivisionError
+
+    notifier = Notify(Notifier("{{ persist_alert.text }} {{ run_id }}"), on=("conflicts",))
+    dag = build_upsert_dag(fruit.config(), notify=[Notify(broken, on=("conflicts",)), notifier])
+    losers = [staged(dag, day, f"loser{day}") for day in (1, 2)]
+    DagRunDriver(dag, end_of(0), "winner").run_all()
+    for loser in losers:
+        with pytest.raises(PersistCasConflict):
+            loser.run(APPEND)
+    for loser in losers:
+        loser.run(APPEND)
+    loser.run(APPEND)
+    assert len(Notifier.told) == 2
+    for day, text in zip((1, 2), Notifier.told, strict=True):
+        assert "won: persist_upsert__fruit/winner\n" in text
+        assert text.endswith(f" loser{day}")
+    assert called == [f"persist/fruit/conflict/{each.conflict_id}" for each in list_conflicts(client.blob, NAME)]
+    assert [each.delivered for each in WatchBoard(client).read().unsent] == [("Notifier",)] * 2
+
+
+def test_a_single_notifier_needs_no_list_and_gets_no_conflicts_unless_asked(
+    fruit: Fruit, client: PersistClient
+) -> None:
+    Notifier.told.clear()
+    dag = build_upsert_dag(fruit.config(), notify=Notifier("one"))
+    loser = staged(dag, 0, "loser")
+    DagRunDriver(dag, end_of(0), "winner").run_all()
+    with pytest.raises(PersistCasConflict):
+        loser.run(APPEND)
+    assert Notifier.told == []
+    assert len(list_conflicts(client.blob, NAME)) == 1
+    assert WatchBoard(client).read().unsent == ()
+
+
+def test_a_task_that_fails_for_good_is_announced(
+    fruit: Fruit, client: PersistClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the callbacks of `default_args`, and without the location if that is what failed."""
+    said: list[Any] = []
+
+    def own(context: Any) -> None:
+        said.append(context["run_id"])
+
+    def told(context: Any) -> None:
+        said.append(context["persist_alert"])
+
+    dag: Any = build_upsert_dag(fruit.config(), notify=told, default_args={"on_failure_callback": own})
+    driver = DagRunDriver(dag, end_of(0), "run_1")
+    context: Any = driver.context()
+    ti = context["ti"]
+    ti.run_id, ti.task_id, ti.try_number, ti.log_url = "run_1", WRITE, 4, "http://localhost/log"
+    ti.start_date = datetime(2026, 1, 5, tzinfo=UTC)
+    context |= {"task": dag.get_task(WRITE), "exception": ValueError("too\nbad")}
+    for callback in dag.get_task(WRITE).on_failure_callback:
+        callback(context)
+    assert said[0] == "run_1"
+    assert (said[1]["level"], said[1]["what"], said[1]["action"]) == ("fail", WRITE, "trigger")
+    assert said[1]["subject"] == "[fail] fruit: task write_batches failed. Nothing was committed by it."
+    for line in ("dag run: persist_upsert__fruit run_1", "error: ValueError: too\nbad", "log: http://localhost/log"):
+        assert line in said[1]["text"]
+    assert WatchBoard(client).read().unsent == ()
+    monkeypatch.setenv("PERSIST_CONSENSUS_URI", "nonsense://x")
+    dag.get_task(WRITE).on_failure_callback[1](context)
+    assert said[2]["since"] == "2026-01-05T00:00:00Z"

@@ -1,0 +1,146 @@
+"""`ShardCommitTrigger` in its run loop: which commits it reports, across restarts, and what it leaves open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, cast
+
+import pytest
+
+from persist_airflow.compat import BaseTrigger
+from persist_airflow.hook import PersistHook
+from persist_airflow.triggers import SEEN, ShardCommitTrigger
+from persist_core.errors import InvalidInput
+from persist_core.gc.drop import create_again, drop
+from persist_core.handles.client import PersistClient
+from persist_core.schema import CollectionSchema, Column
+from tests.plain_commit import commit
+
+pytestmark = pytest.mark.airflow_2_11
+
+SCHEMA = CollectionSchema((Column("id", "bigint", nullable=False),), ())
+POLL_S = 0.02
+
+
+class Store:
+    """Stands in for the asset's state, which Airflow keeps in its database."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Any] = {}
+
+    async def aget(self, key: str, default: Any = None) -> Any:
+        return self.kept.get(key, default)
+
+    async def aset(self, key: str, value: Any) -> None:
+        self.kept[key] = value
+
+
+def append(client: PersistClient, writer: str) -> None:
+    state = client.ensure_shard("fruit")
+    commit(client, "fruit", SCHEMA, (state.upper.time or 0) + 1, writer=writer)
+
+
+def trigger(store: Store | None, **arguments: Any) -> Any:
+    """As the triggerer makes it of the serialized one."""
+    _, given = ShardCommitTrigger("fruit", poll_s=POLL_S, **arguments).serialize()
+    made: Any = ShardCommitTrigger(**given)
+    made.asset_state_store = store
+    return made
+
+
+async def events(made: Any, until: float = 0.4) -> list[dict[str, Any]]:
+    """What it reports within some looks; then the triggerer ends."""
+    found: list[dict[str, Any]] = []
+
+    async def collect() -> None:
+        async with aclosing(cast(Any, made.run())) as running:
+            async for event in cast(AsyncIterator[Any], running):
+                found.append(event.payload)
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(collect(), until)
+    return found
+
+
+async def event_after(made: Any, act: Any) -> dict[str, Any]:
+    """The first event after `act`, which is called when the trigger has looked for a while."""
+    async with aclosing(cast(Any, made.run())) as running:
+        waiting = asyncio.ensure_future(anext(running))
+        await asyncio.sleep(10 * POLL_S)
+        assert not waiting.done()
+        act()
+        event = await asyncio.wait_for(waiting, 10)
+        return dict(event.payload)
+
+
+def test_commits_of_other_programs_are_reported_once_across_restarts(client: PersistClient) -> None:
+    append(client, "cli/first")
+    store = Store()
+    assert asyncio.run(events(trigger(store))) == []  # what was there before the watcher is not reported
+    append(client, "cli/second")
+    append(client, "persist_upsert__fruit/run")
+    append(client, "cli/third")
+    append(client, "persist_upsert__fruit/run")
+    (event,) = asyncio.run(events(trigger(store)))
+    assert (event["shard"], event["writer"], event["commits"], event["upper"]) == ("fruit", "cli/third", 2, 4)
+    assert asyncio.run(events(trigger(store))) == []
+    append(client, "persist_view__x/run")
+    assert asyncio.run(events(trigger(store))) == []
+    assert store.kept == {SEEN: [client.state("fruit").era, 6]}
+
+
+def test_a_commit_is_reported_while_it_runs(client: PersistClient) -> None:
+    event = asyncio.run(event_after(trigger(None), lambda: append(client, "cli/first")))
+    assert (event["writer"], event["commits"]) == ("cli/first", 1)
+    event = asyncio.run(event_after(trigger(None, skip_writers=()), lambda: append(client, "persist_upsert__x/r")))
+    assert event["writer"] == "persist_upsert__x/r"
+
+
+def test_a_shard_that_was_begun_again_is_reported(client: PersistClient) -> None:
+    for number in range(3):
+        append(client, f"cli/{number}")
+    store = Store()
+    assert asyncio.run(events(trigger(store))) == []
+    drop(client, "fruit")
+    create_again(client, "fruit")
+    append(client, "cli/new")
+    (event,) = asyncio.run(events(trigger(store)))
+    assert (event["writer"], event["upper"]) == ("cli/new", 1)
+
+
+def test_nothing_stays_open_between_looks(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(client, "cli/first")
+    is_open: list[bool] = []
+    connect = PersistHook.get_conn
+
+    def counting(hook: PersistHook) -> PersistClient:
+        assert not any(is_open)
+        made = connect(hook)
+        number = len(is_open)
+        is_open.append(True)
+        close = made.location.close
+
+        def closing() -> None:
+            is_open[number] = False
+            close()
+
+        vars(made.location)["close"] = closing
+        return made
+
+    monkeypatch.setattr(PersistHook, "get_conn", counting)
+    asyncio.run(events(trigger(None)))
+    assert len(is_open) > 2
+    assert not any(is_open)
+
+
+def test_a_poll_must_be_positive_and_equal_watchers_are_one_trigger() -> None:
+    with pytest.raises(InvalidInput, match="poll_s is 0"):
+        ShardCommitTrigger("fruit", poll_s=0)
+    hash_of: Any = getattr(ShardCommitTrigger, "hash", None)
+    if hash_of is None:  # 2.11
+        assert issubclass(ShardCommitTrigger, BaseTrigger)
+        return
+    first, second, other = (ShardCommitTrigger(name).serialize() for name in ("fruit", "fruit", "shop"))
+    assert hash_of(*first) == hash_of(*second) != hash_of(*other)

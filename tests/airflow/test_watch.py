@@ -1,0 +1,241 @@
+"""`persist_watch`: what it sends through the providers' own notifiers, once, and what a notifier that fails changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist_airflow.compat import AirflowException, AirflowFailException
+from persist_airflow.notifications import Notify
+from persist_airflow.watch import build_watch_dag
+from persist_core.config.project import load_project
+from persist_core.handles.client import PersistClient
+from persist_core.inspection.health import open_alerts
+from persist_core.location.settings import PersistLocation
+from persist_core.schema import CollectionSchema, Column
+from persist_core.watch.board import WatchBoard
+from tests.airflow.airflow_process import run
+from tests.airflow.sinks import HttpSink, MailSink, http_sink, mail_sink
+from tests.airflow.task_driver import DagRunDriver
+from tests.plain_commit import commit
+from tests.servers.certificates import Authority
+
+pytestmark = pytest.mark.airflow_2_11
+
+SCHEMA = CollectionSchema((Column("id", "bigint", nullable=False),), (Column("name", "string"),))
+HOUR = 3_600_000
+COLLECTION = "source: {path: in/*.jsonl, format: debezium-json}\nkey: id\ncolumns: {id: bigint, name: string}\n"
+SLACK = "{notifier: slack, args: {slack_webhook_conn_id: ops_slack}}"
+PAGER = "{notifier: pagerduty, level: fail, args: {pagerduty_events_conn_id: ops_pager}}"
+MAIL = "{notifier: email, args: {to: [ops@example.com], from_email: persist@example.com, smtp_conn_id: ops_mail}}"
+
+
+@pytest.fixture
+def slack(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpSink]:
+    """Slack, and the connection to it."""
+    with http_sink() as sink:
+        url = f"{sink.url}/slack"
+        monkeypatch.setenv("AIRFLOW_CONN_OPS_SLACK", connection("slackwebhook", host=url, password="T/B/x"))
+        yield sink
+
+
+@pytest.fixture
+def pager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpSink]:
+    """PagerDuty, and the connection to it. Its client speaks TLS only."""
+    import pagerduty
+
+    certificate = Authority(tmp_path).issue("127.0.0.1")
+    with http_sink(certificate) as sink:
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate.authority))
+        monkeypatch.setenv("AIRFLOW_CONN_OPS_PAGER", connection("pagerduty_events", password="key"))
+        monkeypatch.setattr(pagerduty.EventsApiV2Client, "default_base_url", sink.url)
+        yield sink
+
+
+@pytest.fixture
+def mail(monkeypatch: pytest.MonkeyPatch) -> Iterator[MailSink]:
+    """A mail server, and the connection to it."""
+    with mail_sink() as sink:
+        plain = {"disable_tls": True, "disable_ssl": True}
+        monkeypatch.setenv("AIRFLOW_CONN_OPS_MAIL", connection("smtp", host="127.0.0.1", port=sink.port, extra=plain))
+        yield sink
+
+
+def connection(conn_type: str, **fields: Any) -> str:
+    return json.dumps({"conn_type": conn_type, **fields})
+
+
+def folder_of(tmp_path: Path, fruit: str = "", project: str = "") -> Path:
+    """A DAG folder with one collection."""
+    dags = tmp_path / "dags"
+    (dags / "collections").mkdir(parents=True, exist_ok=True)
+    (dags / "collections" / "fruit.yaml").write_text(COLLECTION + fruit)
+    (dags / "persist.yaml").write_text(project or "watch: {pool: default_pool}\n")
+    return dags
+
+
+def watch(folder: Path, **options: Any) -> dict[str, Any]:
+    """One dag run, without a scheduler."""
+    report: dict[str, Any] = DagRunDriver(build_watch_dag(folder, **options), None).run("watch_shards")
+    return report
+
+
+def complete_until(client: PersistClient, hours_ago: int, **options: Any) -> None:
+    now_ms = client.clock.now_ms()
+    commit(client, "fruit", SCHEMA, now_ms - hours_ago * HOUR, **options)
+
+
+def test_each_service_gets_one_alert_and_one_end(
+    tmp_path: Path, client: PersistClient, slack: HttpSink, pager: HttpSink, mail: MailSink
+) -> None:
+    folder = folder_of(tmp_path, "freshness: {warn: 2h, fail: 6h}\n", f"notify: [{SLACK}, {PAGER}, {MAIL}]\n")
+    complete_until(client, 9)
+    assert watch(folder) == {"shards": 1, "open": 1, "sent": 1, "changed": ["[fail] fruit: late"]}
+    assert watch(folder) == {"shards": 1, "open": 1, "sent": 0, "changed": []}
+    complete_until(client, 0)
+    assert watch(folder) == {"shards": 1, "open": 0, "sent": 1, "changed": ["[resolved] fruit: late"]}
+    assert watch(folder)["sent"] == 0
+    first, last = slack.bodies("/slack/T/B/x")
+    assert first["text"].startswith("fruit is late: it is complete up to 20")
+    assert "what helps: persist describe fruit\nguide: docs/operations.md#the-data-is-late\n" in first["text"]
+    assert last["text"].startswith("fruit is fresh again")
+    opened, resolved = pager.bodies("/v2/enqueue")
+    assert (opened["event_action"], resolved["event_action"]) == ("trigger", "resolve")
+    assert opened["dedup_key"] == resolved["dedup_key"] == "persist/fruit/freshness"
+    assert (opened["payload"]["severity"], opened["payload"]["summary"]) == ("critical", "[fail] fruit: late")
+    assert opened["payload"]["custom_details"].startswith("fruit is late")
+    assert [message["Subject"] for message in mail.messages] == ["[fail] fruit: late", "[resolved] fruit: late"]
+    assert mail.messages[0]["To"] == "ops@example.com"
+    body = mail.messages[0].get_body()
+    assert body is not None
+    assert "fruit is late" in body.get_content()
+
+
+def test_a_notifier_that_fails_fails_the_task_and_is_tried_again(
+    tmp_path: Path, client: PersistClient, slack: HttpSink, mail: MailSink
+) -> None:
+    folder = folder_of(tmp_path, f"freshness: {{warn: 2h}}\nnotify: [{SLACK}, {MAIL}]\n")
+    complete_until(client, 9)
+    slack.status = 500
+    with pytest.raises(AirflowException, match=r"slack did not take '\[warn\] fruit: late'"):
+        watch(folder)
+    assert (len(mail.messages), slack.requests) == (1, [])
+    slack.status = 200
+    assert watch(folder)["sent"] == 1
+    assert (len(mail.messages), len(slack.requests)) == (1, 1)
+
+
+def test_the_pager_is_for_failures_and_text_cannot_mention_a_channel(
+    tmp_path: Path, client: PersistClient, slack: HttpSink, pager: HttpSink
+) -> None:
+    folder = folder_of(tmp_path, f"notify: [{SLACK}, {PAGER}]\n")
+    WatchBoard(client).record_check("fruit", 0)
+    complete_until(client, 0, errs=[("value", None, b"x", 1, 1)], writer="<!channel> & co")
+    assert watch(folder)["changed"] == ["[warn] fruit: errors alive"]
+    (body,) = slack.bodies("/slack")
+    assert "by &lt;!channel&gt; &amp; co" in body["text"]
+    WatchBoard(client).record_check("fruit", 2, "part: lost")
+    assert watch(folder)["changed"] == ["[fail] fruit: damage found"]
+    assert [body["payload"]["summary"] for body in pager.bodies("/v2")] == ["[fail] fruit: damage found"]
+
+
+def test_an_acknowledged_alert_stays_silent(tmp_path: Path, client: PersistClient) -> None:
+    said: list[str] = []
+    folder = folder_of(tmp_path, "freshness: {warn: 2h, fail: 30h}\n")
+    by = Notify(lambda context: said.append(context["persist_alert"]["state"]), name="list")
+    complete_until(client, 20)
+    watch(folder, notify=by)
+    WatchBoard(client).acknowledge("fruit", "freshness", by="ann", reason="known")
+    (folder / "collections" / "fruit.yaml").write_text(COLLECTION + "freshness: {warn: 2h, fail: 10h}\n")
+    watch(folder, notify=by)
+    assert [(each.level, each.acknowledged_by) for each in open_alerts(client)] == [("fail", "ann")]
+    complete_until(client, 0)
+    watch(folder, notify=by)
+    assert said == ["warn", "resolved"]
+
+
+def test_wrong_files_are_named_and_the_others_are_watched(
+    tmp_path: Path, client: PersistClient, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of(tmp_path, "freshness: {warn: 2h}\n")
+    complete_until(client, 9)
+    assert watch(folder)["open"] == 1
+    (folder / "collections" / "fruit.yaml").write_text(COLLECTION + "freshness: {warn: 2 hourz}\n")
+    (folder / "views").mkdir()
+    (folder / "views" / "by_name.yaml").write_text("query: SELECT 1\nfreshness: {warn: 1h}\n")
+    assert watch(folder) == {"shards": 1, "open": 1, "sent": 0, "changed": []}
+    assert "fruit.yaml: freshness.warn: found '2 hourz'" in caplog.text + capsys.readouterr().out
+    (folder / "collections" / "fruit.yaml").unlink()
+    assert watch(folder)["open"] == 0, "its file is gone"
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("{notifier: no_such.package.Notifier}", "no_such.package.Notifier cannot be imported"),
+        ("{notifier: email}", "refuses its arguments"),
+    ],
+)
+def test_a_notifier_that_cannot_be_made_says_why(tmp_path: Path, client: PersistClient, entry: str, said: str) -> None:
+    folder = folder_of(tmp_path, f"freshness: {{warn: 2h}}\nnotify: {entry}\n")
+    complete_until(client, 9)
+    with pytest.raises(AirflowException, match=said):
+        watch(folder)
+    assert len(WatchBoard(client).read().unsent) == 1
+
+
+def test_the_configuration_reaches_the_dag(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, project='watch: {schedule: "*/10 * * * *", pool: slow}\n')
+    dag: Any = build_watch_dag(folder, default_args={"owner": "ops"}, dag_args={"dag_id": "watch_lake"})
+    task = dag.get_task("watch_shards")
+    assert (dag.dag_id, dag.max_active_runs, dag.catchup) == ("watch_lake", 1, False)
+    assert (task.pool, task.retries, task.owner, task.folder) == ("slow", 0, "ops", str(folder))
+    assert load_project(folder / "persist.yaml").watch.pool == "slow"
+
+
+def test_a_location_that_does_not_answer_fails_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERSIST_BLOB_URI", "nonsense://x")
+    monkeypatch.setenv("PERSIST_CONSENSUS_URI", "nonsense://x")
+    with pytest.raises(AirflowFailException, match="nonsense"):
+        watch(folder_of(tmp_path))
+
+
+DAG_FILE = """
+# airflow DAG
+from pathlib import Path
+from persist_airflow.watch import build_watch_dag
+dag = build_watch_dag(Path(__file__).parent)
+"""
+DRIVER = """
+import importlib, json, sys, time
+sys.path.insert(0, sys.argv[1])
+from persist_airflow.hook import PersistHook
+from tests.airflow.test_watch import SCHEMA
+from tests.plain_commit import commit
+dag = importlib.import_module("watch_dag").dag
+client = PersistHook().get_conn()
+states = []
+for hours_ago in (9, None, 0):
+    if hours_ago is not None:
+        commit(client, "fruit", SCHEMA, int(time.time() * 1000) - hours_ago * 3_600_000)
+    states.append(str(dag.test().state))
+print(json.dumps(states))
+"""
+
+
+def test_a_stale_shard_is_one_message_and_a_commit_one_more(
+    tmp_path: Path, migrated: Path, location: PersistLocation, slack: HttpSink
+) -> None:
+    """Whole dag runs: late, still late, committed."""
+    folder = folder_of(tmp_path, "freshness: {warn: 2h, fail: 6h}\n", f"notify: {SLACK}\n")
+    (folder / "watch_dag.py").write_text(DAG_FILE)
+    out = run(folder, migrated, location, "-c", DRIVER, str(folder))
+    assert json.loads(out.splitlines()[-1]) == ["success"] * 3, out[-3000:]
+    assert [body["text"].splitlines()[0].split(":")[0] for body in slack.bodies("/slack")] == [
+        "fruit is late",
+        "fruit is fresh again",
+    ]

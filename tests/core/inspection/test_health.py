@@ -1,0 +1,118 @@
+"""The facts of a watcher: from states, listings and the last fsck, of many shards with few reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from persist_core.clock import ManualClock
+from persist_core.gc.drop import drop
+from persist_core.handles.client import PersistClient
+from persist_core.inspection.health import healths, open_alerts
+from persist_core.location.consensus import VersionedData
+from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.open import OpenLocation
+from persist_core.maintenance.fsck import fsck, remember
+from persist_core.schema import CollectionSchema, Column
+from persist_core.shard.keys import conflict_key
+from persist_core.time_text import DAY_MS
+from persist_core.watch.board import WatchBoard
+from persist_core.watch.conditions import DEFAULTS, Health
+from tests.plain_commit import commit
+
+NOW = 40 * DAY_MS
+KEYED = CollectionSchema(key=(Column("id", "bigint", nullable=False),), values=(Column("name", "string"),))
+MULTISET = CollectionSchema(key=(), values=(Column("name", "string"),))
+
+
+@pytest.fixture
+def client() -> Iterator[PersistClient]:
+    clock = ManualClock(NOW)
+    with OpenLocation(MemBlob(clock=clock), MemConsensus()) as opened:
+        yield PersistClient(opened, clock)
+
+
+def test_the_facts_of_shards(client: PersistClient) -> None:
+    commit(client, "fruit", KEYED, 39 * DAY_MS, [((1, "a"), 1, 1)], [("value", None, b"x", 2, 1)], writer="dag/run")
+    commit(client, "view", MULTISET, 39 * DAY_MS, [(("a",), 1, 1)], stats={"rows": 1, "errs": 4})
+    client.ensure_shard("empty")
+    commit(client, "dropped", KEYED, DAY_MS)
+    drop(client, "dropped")
+    commit(client, "closed", KEYED, None)
+    client.blob.set(conflict_key("fruit", "old"), b"")
+    client.clock.sleep_ms(DAY_MS + 1)
+    client.blob.set(conflict_key("fruit", "new"), b"")
+    found = healths(client, ["fruit", "view", "empty", "dropped", "closed", "missing"])
+    assert found == {
+        "closed": Health("closed", upper=None, has_commit=True, committed_ms=NOW, writer="rogue"),
+        "empty": Health("empty"),
+        "fruit": Health(
+            "fruit", upper=39 * DAY_MS, has_commit=True, errors=1, conflicts=1, committed_ms=NOW, writer="dag/run"
+        ),
+        "missing": Health("missing"),
+        "view": Health("view", upper=39 * DAY_MS, has_commit=True, errors=4, committed_ms=NOW, writer="rogue"),
+    }
+
+
+def test_findings_are_those_of_the_last_fsck(client: PersistClient) -> None:
+    commit(client, "fruit", KEYED, DAY_MS, [((1, "a"), 1, 1)])
+    rules = {"fruit": DEFAULTS}
+    part = client.manifest(client.state("fruit").batches[0]).parts[0].key
+    data = client.blob.get(part)
+    assert data is not None
+    client.blob.delete(part)
+    assert healths(client, ["fruit"])["fruit"].findings is None
+    remember(client, fsck(client, "fruit"))
+    found = healths(client, ["fruit"])["fruit"]
+    assert found.findings == len(fsck(client, "fruit").violations)
+    assert part in (found.notes or {})["fsck"]
+    WatchBoard(client).turn(rules, lambda: healths(client, rules))
+    assert [(each.alert, each.level) for each in open_alerts(client)] == [("fsck", "fail")]
+    client.blob.set(part, data)
+    remember(client, fsck(client, "fruit"))
+    WatchBoard(client).turn(rules, lambda: healths(client, rules))
+    assert open_alerts(client) == []
+
+
+def test_a_damaged_shard_hides_no_other(client: PersistClient) -> None:
+    commit(client, "fruit", KEYED, DAY_MS)
+    commit(client, "other", KEYED, DAY_MS)
+    head = client.location.consensus.head("fruit")
+    assert head is not None
+    damaged = VersionedData(head.seqno + 1, head.data[:-9] + b"!" + head.data[-8:])
+    client.location.consensus.compare_and_set("fruit", head.seqno, damaged)
+    found = healths(client, ["fruit", "other"])
+    assert (found["fruit"].is_readable, found["fruit"].findings) == (False, 1)
+    assert "SHA-256" in (found["fruit"].notes or {})["fsck"]
+    assert found["other"].is_readable
+
+
+def test_a_look_at_many_shards_reads_states_and_listings_alone(
+    client: PersistClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"shard{number}" for number in range(200)]
+    for name in names:
+        client.ensure_shard(name)
+    for name in names[:9]:
+        commit(client, name, KEYED, DAY_MS, [((1, "a"), 1, 1)], [("value", None, b"x", 2, 1)])
+    calls: Counter[str] = Counter()
+    stores: tuple[tuple[Any, tuple[str, ...]], ...] = (
+        (client.location.consensus, ("head", "scan", "list_keys")),
+        (client.blob, ("get", "list_keys_and_metadata")),
+    )
+    for store, methods in stores:
+        for method in methods:
+            inner = getattr(store, method)
+
+            def counted(*arguments: Any, inner: Any = inner, method: str = method) -> Any:
+                calls[method] += 1
+                return inner(*arguments)
+
+            monkeypatch.setattr(store, method, counted)
+    rules = dict.fromkeys(names, DEFAULTS)
+    WatchBoard(client).turn(rules, lambda: healths(client, rules))
+    assert calls == {"head": 200 + 2, "list_keys_and_metadata": 200}
+    assert len(open_alerts(client)) == 9

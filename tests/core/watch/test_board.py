@@ -1,0 +1,272 @@
+"""The record of alerts under several watchers: each change is noticed once, each notice is sent once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from persist_core.clock import ManualClock
+from persist_core.errors import CorruptArtifact, InvalidInput
+from persist_core.gc.drop import drop
+from persist_core.handles.client import PersistClient
+from persist_core.location.consensus import VersionedData
+from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.open import OpenLocation
+from persist_core.maintenance.fsck import fsck
+from persist_core.testing.faults import Outcome, ScriptedFaults, UnreliableConsensus
+from persist_core.watch.board import CLAIM_MS, VERSIONS_KEPT, WatchBoard
+from persist_core.watch.conditions import Health, Threshold
+from persist_core.watch.deliver import MAX_FAILURES, Delivered, Target, deliver
+from persist_core.watch.record import MAX_UNSENT_OF_ONE_KEY, RECORD_KEY, Notice, ShardWatch, WatchRecord
+from persist_core.watch.words import Words, make_notice
+
+NOW = 1_800_000_000_000
+RULES = {"fruit": {"errors": Threshold(warn=1, fail=10)}}
+
+
+@pytest.fixture
+def client() -> Iterator[PersistClient]:
+    with OpenLocation(MemBlob(), MemConsensus()) as opened:
+        yield PersistClient(opened, ManualClock(NOW))
+
+
+def errors(count: int) -> Mapping[str, Health]:
+    return {"fruit": Health("fruit", has_commit=True, upper=NOW, errors=count)}
+
+
+def look(client: PersistClient, count: int, **options: Any) -> list[str]:
+    notices = WatchBoard(client).turn(RULES, lambda: errors(count), **options)
+    return ["resolved" if each.is_resolved else each.level for each in notices]
+
+
+class Sink:
+    """A target that keeps what it was sent, and fails if it is asked to."""
+
+    def __init__(self, name: str = "sink") -> None:
+        self.sent: list[str] = []
+        self.is_down = False
+        self.on_send: Callable[[], object] = lambda: None
+        self.target = Target(name, lambda _: True, self._send)
+
+    def _send(self, notice: Notice) -> None:
+        self.on_send()
+        if self.is_down:
+            raise ConnectionError("no answer")
+        self.sent.append("resolved" if notice.is_resolved else notice.level)
+
+
+def send(client: PersistClient, *sinks: Sink) -> Delivered:
+    return deliver(WatchBoard(client), lambda _: [sink.target for sink in sinks])
+
+
+def test_a_quiet_turn_writes_nothing(client: PersistClient) -> None:
+    assert look(client, 0) == []
+    assert client.location.consensus.head(RECORD_KEY) is None
+    assert look(client, 1) == ["warn"]
+    head = client.location.consensus.head(RECORD_KEY)
+    assert look(client, 2) == []
+    assert client.location.consensus.head(RECORD_KEY) == head
+    assert client.shards() == []
+
+
+def test_one_alert_one_resolved(client: PersistClient) -> None:
+    sink = Sink()
+    for count in (0, 1, 4, 12, 3, 0, 0):
+        look(client, count)
+        send(client, sink)
+    assert sink.sent == ["warn", "fail", "resolved"]
+    assert WatchBoard(client).read() == WatchRecord()
+
+
+def test_facts_of_a_slow_watcher_do_not_undo_newer_ones(client: PersistClient) -> None:
+    """It reads its facts again, because the record has changed since."""
+    looks = iter([5, 0])
+    said: list[str] = []
+
+    def slow() -> Mapping[str, Health]:
+        count = next(looks)
+        if count:  # while it looks, another one finds the same, sends it, and finds that it is resolved
+            said.extend([*look(client, 5), *look(client, 0)])
+        return errors(count)
+
+    assert WatchBoard(client).turn(RULES, slow) == ()
+    assert said == ["warn", "resolved"]
+
+
+@given(st.data())
+def test_two_watchers_say_each_change_once(data: st.DataObject) -> None:
+    """Turns and deliveries of two watchers, nested in each other at random; sends may fail, but no watcher dies."""
+    with OpenLocation(MemBlob(), MemConsensus()) as opened:
+        client = PersistClient(opened, ManualClock(NOW))
+        sink = Sink()
+        truth = 0
+
+        def step(depth: int) -> None:
+            nonlocal truth
+            kind = data.draw(st.sampled_from(["turn", "deliver", "change"]))
+            if kind == "change":
+                truth = data.draw(st.sampled_from([0, 3, 20]))
+            elif kind == "turn":
+
+                def gather() -> Mapping[str, Health]:
+                    found = errors(truth)
+                    if depth < 3 and data.draw(st.booleans()):
+                        step(depth + 1)
+                    return found
+
+                WatchBoard(client).turn(RULES, gather)
+            else:
+                nested = depth < 3 and data.draw(st.booleans())
+                before, sink.on_send = sink.on_send, (lambda: step(depth + 1)) if nested else (lambda: None)
+                sink.is_down = data.draw(st.booleans())
+                send(client, sink)
+                sink.on_send = before
+
+        for _ in range(data.draw(st.integers(1, 8))):
+            step(0)
+        sink.is_down, sink.on_send = False, lambda: None
+        for count in (truth, 0):
+            WatchBoard(client).turn(RULES, functools.partial(errors, count))
+            send(client, sink)
+        assert WatchBoard(client).read() == WatchRecord()
+        rounds = " ".join(sink.sent).split("resolved")
+        assert all(each.split() in (["warn"], ["fail"], ["warn", "fail"]) for each in rounds[:-1]), sink.sent
+        assert rounds[-1] == ""
+
+
+def test_a_lost_answer_is_not_a_second_notice(client: PersistClient) -> None:
+    faults = ScriptedFaults(compare_and_set=[Outcome.LOST_ANSWER, Outcome.LOST_ANSWER])
+    unreliable = UnreliableConsensus(client.location.consensus, faults)
+    shaky = PersistClient(OpenLocation(client.blob, unreliable), client.clock)
+    assert look(shaky, 3) == ["warn"]
+    sink = Sink()
+    send(shaky, sink)
+    send(shaky, sink)
+    assert sink.sent == ["warn"]
+
+
+def test_what_a_notifier_did_not_take_is_sent_again_to_it_alone(client: PersistClient) -> None:
+    good, bad = Sink("good"), Sink("bad")
+    bad.is_down = True
+    look(client, 3)
+    done = send(client, good, bad)
+    assert done.sent == 0
+    assert done.failures == ("bad did not take '[warn] fruit: errors alive': ConnectionError: no answer",)
+    look(client, 0)
+    assert send(client, good, bad).failures != ()
+    assert (good.sent, bad.sent) == (["warn", "resolved"], [])
+    bad.is_down = False
+    assert send(client, good, bad).failures == ()
+    assert (good.sent, bad.sent) == (["warn", "resolved"], ["warn", "resolved"])
+
+
+def test_a_notifier_that_is_down_is_not_tried_for_each_notice(client: PersistClient) -> None:
+    bad = Sink()
+    bad.is_down = True
+    rules = {f"shard{n}": {"errors": Threshold(warn=1)} for n in range(9)}
+    facts = {name: Health(name, has_commit=True, upper=NOW, errors=1) for name in rules}
+    WatchBoard(client).turn(rules, lambda: facts)
+    assert len(send(client, bad).failures) == MAX_FAILURES
+    bad.is_down = False
+    assert send(client, bad).sent == 9
+
+
+def test_a_watcher_that_dies_while_it_sends_makes_another_send_again(client: PersistClient) -> None:
+    look(client, 3)
+    sink = Sink()
+    assert WatchBoard(client).claim(lambda _: True) is not None  # and no more is heard of it
+    assert send(client, sink).sent == 0
+    look(client, 0)
+    assert send(client, sink).sent == 0, "the end waits for the beginning"
+    client.clock.sleep_ms(CLAIM_MS)
+    send(client, sink)
+    assert sink.sent == ["warn", "resolved"]
+
+
+def test_a_claim_that_has_ended_settles_nothing(client: PersistClient) -> None:
+    look(client, 3)
+    slow, fast = WatchBoard(client), WatchBoard(client)
+    claimed = slow.claim(lambda _: True)
+    assert claimed is not None
+    client.clock.sleep_ms(CLAIM_MS)
+    assert fast.claim(lambda _: True) is not None
+    slow.settle(claimed[0], ["x"], is_done=True)
+    (left,) = fast.read().unsent
+    assert left.claimed_by == fast.holder
+
+
+def test_an_acknowledged_alert_is_silent(client: PersistClient) -> None:
+    board, sink = WatchBoard(client), Sink()
+    look(client, 3)
+    with pytest.raises(InvalidInput, match="no open alert 'freshness'; open: errors"):
+        board.acknowledge("fruit", "freshness", by="ann", reason="known")
+    with pytest.raises(InvalidInput, match="a reason is expected"):
+        board.acknowledge("fruit", "errors", by="ann", reason=" ")
+    assert board.acknowledge("fruit", "errors", by="ann", reason="known").level == "warn"
+    assert look(client, 30) == []
+    send(client, sink)
+    assert sink.sent == []
+    look(client, 0)
+    send(client, sink)
+    assert sink.sent == ["resolved"]
+
+
+def test_alerts_of_a_file_that_is_gone_end_silently(client: PersistClient) -> None:
+    look(client, 3, watcher="a")
+    others = {"other": RULES["fruit"]}
+    WatchBoard(client).turn(others, dict, watcher="b")
+    WatchBoard(client).turn(others, dict, watcher="a", kept=["fruit"])
+    assert list(WatchBoard(client).read().shards) == ["fruit"]
+    WatchBoard(client).turn(others, dict, watcher="a")
+    assert WatchBoard(client).read().shards == {}
+
+
+def test_a_dropped_shard_is_forgotten(client: PersistClient) -> None:
+    client.ensure_shard("fruit")
+    board = WatchBoard(client)
+    board.record_check("fruit", 2, "part: lost")
+    look(client, 3)
+    assert fsck(client, "fruit").is_clean
+    assert client.shards() == ["fruit"]
+    drop(client, "fruit")
+    assert board.read() == WatchRecord()
+
+
+def test_a_damaged_record_is_replaced_and_alerts_are_sent_again(client: PersistClient) -> None:
+    look(client, 3)
+    head = client.location.consensus.head(RECORD_KEY)
+    assert head is not None
+    damaged = VersionedData(head.seqno + 1, head.data.replace(b"fruit", b"fruid"))
+    client.location.consensus.compare_and_set(RECORD_KEY, head.seqno, damaged)
+    with pytest.raises(CorruptArtifact, match="the record of alerts"):
+        WatchBoard(client).read()
+    assert look(client, 3) == ["warn"]
+    assert list(WatchBoard(client).read().shards) == ["fruit"]
+
+
+def test_the_record_and_its_history_are_bounded(client: PersistClient) -> None:
+    for _ in range(2 * VERSIONS_KEPT):
+        look(client, 3)
+        look(client, 0)
+    assert len(client.location.consensus.scan(RECORD_KEY, 0)) <= 2 * VERSIONS_KEPT
+    unsent = WatchBoard(client).read().unsent
+    assert len(unsent) == MAX_UNSENT_OF_ONE_KEY
+    assert unsent[-1].is_resolved
+
+
+def test_a_notice_is_posted_once(client: PersistClient) -> None:
+    words = Words("fruit lost", (), "persist conflicts fruit", "conflicts")
+    notice = make_notice(
+        words, kind="conflict", key="k", notice_id="k", shard="fruit", what="conflict", level="warn", at_ms=NOW,
+        since_ms=NOW, guide="",
+    )  # fmt: skip
+    board = WatchBoard(client)
+    board.post(notice)
+    board.post(notice)
+    assert board.read().unsent == (notice,)
+    assert board.read().of("fruit") == ShardWatch()
