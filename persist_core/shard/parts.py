@@ -38,7 +38,7 @@ _ERR_FIELDS = (
 
 
 def updates_schema(schema: CollectionSchema, *, orders: bool = True) -> pa.Schema:
-    """The columns of an oks table: the user's, then time and diff; and, if they are wanted and the shard is in
+    """The columns of an oks table: the user's, then time and diff; and, if `orders` and the shard is in
     `sequence` order, the orders of the records that made the rows."""
     return pa.schema([*schema.arrow(), *_update_fields(schema, orders=orders)])
 
@@ -50,7 +50,7 @@ def errs_schema(schema: CollectionSchema, *, orders: bool = True) -> pa.Schema:
 
 
 def _update_fields(schema: CollectionSchema, *, orders: bool) -> list[pa.Field]:
-    """Time, diff and, in `sequence` order, the order: null where none is known."""
+    """Time, diff and, in `sequence` order, the order; null if it is not known."""
     known = [pa.field(ORDER, order_type(schema))] if orders and schema.order is not None else []
     return [pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64()), *known]
 

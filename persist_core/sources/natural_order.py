@@ -31,7 +31,7 @@ def natural_key(path: str) -> str:
 
 
 def path_of(key: str) -> str:
-    """The path whose key this is. Raises `ValueError` for a text that is no key."""
+    """The path whose key this is. Raises `ValueError` for another text."""
     body, mark, counts = key.rpartition(" //")
     zeros = iter([int(count) for count in counts.split(".")]) if mark else itertools.repeat(0)
 

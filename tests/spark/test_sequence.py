@@ -16,13 +16,16 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from persist_core.compaction.merge import Merge, merge_here, replace_inputs
 from persist_core.config.collection import CollectionConfig
 from persist_core.location.mem import MemBlob
 from persist_core.schema import ACTED, BEATEN_BY, ERR_KIND, ERR_MESSAGE, INDEX_KIND, MISSING_ORDER, ORDER, order_type
 from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, BatchManifest, PartKind
+from persist_core.shard.keys import manifest_key
 from persist_core.sources.files import FileSource
 from persist_spark.decode.formats import decode
 from persist_spark.frame import BAD_KEY, DELETE, OP, SKIP
+from persist_spark.merge.job import stage_merge
 from persist_spark.read.frames import snapshot
 from tests.spark.decode_feed import Feed
 from tests.spark.staged_shard import SHARD, StagedShard
@@ -130,24 +133,39 @@ def test_orders_are_typed_and_a_tombstone_message_repeats_its_delete(spark: Spar
     feed = Feed(spark, tmp_path / "feed")
     delete = {"before": {"id": 1}, "source": {"connector": "postgresql", "lsn": 12}, "op": "d"}
     feed.write("a", "\n".join([json.dumps({"key": {"id": 1}, "value": value}) for value in (delete, None)]))
-    (found, tombstone) = feed.records("debezium-json", COLUMNS, order={"mode": "sequence"})
+    (tombstone, found) = feed.records("debezium-json", COLUMNS, order={"mode": "sequence"})
     assert (found[OP], found[ORDER]["by3"], found[BAD_KEY]) == (DELETE, 12, None)
     assert (tombstone[OP], tombstone[ERR_KIND]) == (SKIP, None)
-    by = {"source.ts_ms": {"type": "timestamp", "unit": "ms"}, "name": "string"}
-    (row,) = feed.lines(
+    by = {"source.ts_ms": {"type": "timestamp", "unit": "ms"}}
+    (row,) = Feed(spark, tmp_path / "typed").lines(
         "debezium-json",
         ['{"after": {"id": 1, "name": "n"}, "source": {"ts_ms": 1500}, "op": "c"}'],
         COLUMNS,
-        order={"mode": "sequence", "by": {"source.ts_ms": by["source.ts_ms"]}},
+        order={"mode": "sequence", "by": by},
     )
     assert row[ORDER]["by0"].timestamp() == 1.5
-    (row,) = feed.lines(
+    (row,) = Feed(spark, tmp_path / "dms").lines(
         "dms-json",
         ['{"data": {"id": 1}, "metadata": {"operation": "insert", "timestamp": "2024-01-01T00:00:01.5Z"}}'],
         COLUMNS,
         order={"mode": "sequence"},
     )
     assert row[ORDER]["by0"].isoformat().startswith("2024-01-01T00:00:01.5")
+
+
+@pytest.mark.parametrize("is_by_spark", [True, False], ids=["Spark", "this process"])
+def test_a_merge_keeps_orders(plain: Collection, spark: SparkSession, is_by_spark: bool) -> None:
+    plain.deliver({"a": put(1, 5, "first")})
+    plain.deliver({"b": "\n".join([put(1, 7, "newer"), put(2, None)])})
+    client = plain.shard.client
+    merge, attempt = Merge.of(client, client.state(SHARD), client.state(SHARD).batches), client.ids.uuid7()
+    if is_by_spark:
+        replace_inputs(client, stage_merge(spark, client, merge, attempt), manifest_key(SHARD, attempt))
+    else:
+        merge_here(client, merge, attempt=attempt)
+    assert len(client.state(SHARD).batches) == 1
+    assert plain.deliver({"c": put(1, 6, "late")}).stats["late"] == 1
+    assert [row["name"] for row in plain.rows()] == ["newer"]
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from hypothesis import settings as profiles
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import types as T
 
 from persist_core.oracle.consolidate import Err, Slot, UpsertDiff, as_of, check_collection
 from persist_core.oracle.sequence import OrderMemory
-from persist_core.oracle.upsert import Record, drain_sealed_input
+from persist_core.oracle.upsert import TOMBSTONE, Record, drain_sealed_input
 from persist_core.schema import (
     ACTED,
     BAD_KEY,
@@ -37,8 +39,9 @@ from persist_spark.frame import part_type
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import persistent_upsert
 from persist_spark.upsert.rules import SequenceRules
-from persist_spark.upsert.sequence import SeenBefore, index_type, late_type
+from persist_spark.upsert.seen import SeenBefore, index_type, late_type
 from tests.spark.upsert_cases import (
+    MANY_KEYS_DOMAIN,
     ONE_KEY_DOMAIN,
     ORDER_TYPE,
     Domain,
@@ -48,7 +51,8 @@ from tests.spark.upsert_cases import (
     to_records,
 )
 
-OLD, NEW = ("old", 1, 0.5), ("new", 2, 0.5)
+Batches = tuple[tuple[int, int | None], ...]
+OLD = ("old", 1, 0.5)
 A, B = (1,), (2,)
 
 
@@ -102,7 +106,7 @@ class SequenceShard:
         self.stash = self.stash + written.stash if is_delta else written.stash
         self.updates += written.updates
         self.index = self.index + entries if is_delta and self.index else entries
-        new = late[: len(late)] if is_delta or not self.late else [row for row in late if row[ACTED] >= lower]
+        new = late if is_delta or not self.late else [row for row in late if row[ACTED] >= lower]
         assert len(new) == wanted.stats.late
         assert all(row[ORDER] < row[BEATEN_BY] for row in new if None not in (*row[ORDER], *row[BEATEN_BY]))
         self.late = self.late + late if is_delta and self.late else late
@@ -191,10 +195,10 @@ class SequenceShard:
                 assert slot in contents
                 found[slot] = row[ORDER]
             elif row[INDEX_KIND] == DELETED:
-                assert slot not in contents
                 is_old = self.keep_deleted_ms is not None and row[TIME] < upper - self.keep_deleted_ms
                 if floor is not None and _comparable(row[ORDER]) <= floor:
                     continue
+                assert slot not in contents
                 if is_old and slot not in awaited:
                     forgotten.append(_comparable(row[ORDER]))
                 else:
@@ -220,7 +224,7 @@ class SequenceShard:
 def _python(cell: Any) -> Any:
     if isinstance(cell, bytearray):
         return bytes(cell)
-    return cell.astimezone(__import__("datetime").UTC) if hasattr(cell, "astimezone") else cell
+    return cell.astimezone(UTC) if isinstance(cell, datetime) else cell
 
 
 def _comparable(order: Any) -> Any:
@@ -247,19 +251,55 @@ def _unordered(feed: Feed, count: int) -> list[Record]:
     return found
 
 
-BATCHES: tuple[tuple[int, int | None], ...] = ((0, 3), (3, 4), (4, 9), (9, 12), (12, 14), (14, None))
+SHORT: Batches = ((0, 3), (3, 7), (7, 12), (12, None))
+LONG: Batches = ((0, 3), (3, 4), (4, 9), (9, 12), (12, 14), (14, 15), (15, 20), (20, None))
+IS_LONG = profiles.get_current_profile_name() == "nightly"
 
 
-@pytest.mark.parametrize("worlds", [1, 12], ids=["few slots", "many slots"])
-@pytest.mark.parametrize("keep", [None, 4], ids=["keeps all", "forgets"])
-def test_random_history_is_the_oracles(spark: SparkSession, dice: random.Random, worlds: int, keep: int | None) -> None:
-    domain = ONE_KEY_DOMAIN
-    feed, shard = Feed(domain, dice, worlds), SequenceShard(spark, domain, keep)
-    seen = dict.fromkeys(("late", "late_beyond_memory", "stash_before"), 0)
-    for number, (lower, upper) in enumerate(BATCHES):
-        records = feed.records(12 * worlds, lower, upper or lower + 4, truncates=number == 3) + _unordered(feed, 1)
-        outcome = shard.drain(records, lower, upper, is_delta=number not in (2, 5), is_restricted=bool(number % 2))
-        for name in seen:
-            seen[name] += getattr(outcome.stats, name)
+def _drain_all(shard: SequenceShard, feed: Feed, batches: Batches, *, full_every: int, has_truncates: bool) -> int:
+    """Drain random records batch by batch; how many lost to an order seen before."""
+    late = 0
+    for number, (lower, upper) in enumerate(batches):
+        is_odd = bool(number % 2)
+        truncates = int(has_truncates and is_odd)
+        records = feed.records(10 * feed.worlds, lower, upper or lower + 4, truncates=truncates)
+        records += _unordered(feed, 3) if is_odd else []
+        outcome = shard.drain(records, lower, upper, is_delta=bool(number % full_every), is_restricted=not is_odd)
+        late += outcome.stats.late
     check_collection(shard.updates)
-    assert seen["late"] > 0
+    return late
+
+
+def test_random_history_is_the_oracles(spark: SparkSession, dice: random.Random) -> None:
+    feed, shard = Feed(ONE_KEY_DOMAIN, dice, 12), SequenceShard(spark, ONE_KEY_DOMAIN, 4)
+    assert _drain_all(shard, feed, SHORT, full_every=3, has_truncates=True) > 0
+
+
+@pytest.mark.skipif(not IS_LONG, reason="takes minutes (PERSIST_PROFILE=nightly)")
+@pytest.mark.parametrize("keep", [None, 0, 1, 4])
+@pytest.mark.parametrize("full_every", [2, 4, 10])
+@pytest.mark.parametrize(("domain", "worlds"), [(ONE_KEY_DOMAIN, 1), (ONE_KEY_DOMAIN, 12), (MANY_KEYS_DOMAIN, 12)])
+@pytest.mark.parametrize("has_truncates", [False, True])
+@pytest.mark.parametrize("has_ties", [False, True])
+def test_long_random_histories_are_the_oracles(
+    spark: SparkSession,
+    dice: random.Random,
+    keep: int | None,
+    full_every: int,
+    domain: Domain,
+    worlds: int,
+    has_truncates: bool,
+    has_ties: bool,
+) -> None:
+    feed, shard = Feed(domain, dice, worlds, has_ties=has_ties), SequenceShard(spark, domain, keep)
+    _drain_all(shard, feed, LONG, full_every=full_every, has_truncates=has_truncates)
+
+
+def test_a_forgotten_tombstone_stays_forgotten_when_a_record_of_its_key_is_stashed(spark: SparkSession) -> None:
+    shard = SequenceShard(spark, ONE_KEY_DOMAIN, 1)
+    shard.drain([Record(A, TOMBSTONE, None, (9, "a", 0, 0)), Record(B, TOMBSTONE, None, (1, "a", 0, 1))], 0, 2)
+    shard.drain([], 2, 4, is_delta=True)
+    shard.drain([Record(A, OLD, 9, (5, "b", 0, 0))], 4, 6, is_delta=True)
+    assert len(shard.index) > 2, "the tombstone is made void"
+    outcome = shard.drain([], 6, 12, is_delta=True)
+    assert (outcome.stats.late, outcome.stats.late_beyond_memory, outcome.stats.inserts) == (0, 1, 1)

@@ -26,7 +26,7 @@ from persist_core.shard.batch import (
     PartKind,
 )
 from persist_core.shard.keys import attempt_prefix
-from persist_spark.frame import ORDER, named, records_type, slot_names
+from persist_spark.frame import ORDER, named, order_type, records_type, slot_names
 from persist_spark.read.damage import check_sizes, part_sizes
 from persist_spark.read.parts import listing, scan_keys
 from persist_spark.session import ONE_TASK_BYTES, OUR_PLANS, settings, stage_settings
@@ -36,7 +36,7 @@ from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
 from persist_spark.upsert.rejected import rejected_records, show_samples
 from persist_spark.upsert.rules import SequenceRules
-from persist_spark.upsert.sequence import SeenBefore, index_type, late_type
+from persist_spark.upsert.seen import SeenBefore, index_type, late_type
 
 # Reading a small shard whole costs less than the extra job to broadcast the batch's keys.
 SMALL_STATE_BYTES = 8 << 20
@@ -79,35 +79,24 @@ def stage_upserts(
     `check_input` runs after all input was read and before the manifest is written.
     """
     description, schema, shard = request.description, request.schema, request.description.shard
-    state = client.state(description.shard)
+    state = client.state(shard)
     check_not_outdated(state, description)
     if state.schema is not None:
         check_compatible(state.schema, schema)
     below = [batch for batch in state.batches if batch.lower < description.lower]
     manifests = client.open_reader(description.shard).manifests(below)
     chains = description.operators
-    artifacts = {artifact.key: artifact.size_bytes for chain in chains.values() for artifact in chain}
-    check_sizes(client.blob, part_sizes(manifests) | artifacts)
+    check_sizes(client.blob, part_sizes(manifests) | {each.key: each.size_bytes for c in chains.values() for each in c})
     committed = list(zip(below, manifests, strict=True))
     state_bytes = sum(part.size_bytes for manifest in manifests for part in manifest.parts if part.kind in _LOOKED_UP)
-
-    def operator_state(operator: str, columns: T.StructType) -> DataFrame | None:
-        """The whole chain of an operator, or `None` if it has no state."""
-        chain = chains.get(operator)
-        return scan_keys(spark, client.blob, [artifact.key for artifact in chain], columns) if chain else None
-
-    order = records.schema[ORDER].dataType
-    stash = operator_state(STASH_OPERATOR, records_type(schema, order))  # not consolidated
-    sequence, seen = None, None
-    if schema.order is not None:
-        sequence = _sequence(request)
-        index = operator_state(ORDER_INDEX_OPERATOR, index_type(schema, order))
-        late = None if sequence.is_late_delta else operator_state(LATE_OPERATOR, late_type(schema, order))
-        seen = SeenBefore(index, None, late)
-    is_keyed = state_bytes > SMALL_STATE_BYTES and description.input_bytes <= MAX_BROADCAST_INPUT_BYTES
+    index_bytes = sum(artifact.size_bytes for artifact in chains.get(ORDER_INDEX_OPERATOR, ()))
+    stash = _stash(spark, client, description, records, schema)
+    sequence, seen = _seen(spark, client, request)
+    is_keyed = state_bytes + index_bytes > SMALL_STATE_BYTES and description.input_bytes <= MAX_BROADCAST_INPUT_BYTES
     has_ranges = state_bytes > LARGE_STATE_BYTES and expects_few_files(manifests)
     is_kept = is_keyed and not request.is_columnar
-    exchanged_bytes = description.input_bytes + (0 if is_keyed else state_bytes)
+    whole_index_bytes = 0 if is_keyed and description.saves_delta(ORDER_INDEX_OPERATOR) else index_bytes
+    exchanged_bytes = description.input_bytes + whole_index_bytes + (0 if is_keyed else state_bytes)
     with settings(spark, {**stage_settings(exchanged_bytes), **OUR_PLANS, **listing(client.blob)}):
         if is_kept:
             records = records.persist(StorageLevel.MEMORY_AND_DISK)
@@ -148,6 +137,39 @@ def stage_upserts(
         finally:
             if is_kept:
                 records.unpersist()
+
+
+def _operator_state(
+    spark: SparkSession, client: PersistClient, description: BatchDescription, operator: str, columns: T.StructType
+) -> DataFrame | None:
+    """The whole chain of an operator, or `None` if it has no state."""
+    chain = description.operators.get(operator)
+    return scan_keys(spark, client.blob, [artifact.key for artifact in chain], columns) if chain else None
+
+
+def _stash(
+    spark: SparkSession,
+    client: PersistClient,
+    description: BatchDescription,
+    records: DataFrame,
+    schema: CollectionSchema,
+) -> DataFrame | None:
+    """The stash before the batch, not consolidated."""
+    columns = records_type(schema, records.schema[ORDER].dataType)
+    return _operator_state(spark, client, description, STASH_OPERATOR, columns)
+
+
+def _seen(
+    spark: SparkSession, client: PersistClient, request: UpsertRequest
+) -> tuple[SequenceRules, SeenBefore] | tuple[None, None]:
+    """In `sequence` order: its rules for this batch, and what was seen before."""
+    schema, description = request.schema, request.description
+    if schema.order is None:
+        return None, None
+    order, rules = order_type(schema), _sequence(request)
+    late = _operator_state(spark, client, description, LATE_OPERATOR, late_type(schema, order))
+    index = _operator_state(spark, client, description, ORDER_INDEX_OPERATOR, index_type(schema, order))
+    return rules, SeenBefore(index, late=None if rules.is_late_delta else late)
 
 
 def _slots(records: DataFrame, stash: DataFrame | None, schema: CollectionSchema) -> DataFrame:

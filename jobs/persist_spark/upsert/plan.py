@@ -71,7 +71,6 @@ from persist_spark.upsert.counts import (
     COUNTED,
     ERR,
     ERR_BEFORE,
-    EXPANDED,
     FINAL,
     FROM,
     GOES,
@@ -96,26 +95,20 @@ from persist_spark.upsert.counts import (
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.rules import (
     CANONICAL,
-    ENTRY,
     FLOOR,
     GIVEN,
-    IS_OLD,
     LOWER,
-    TRUNCATED,
     UPPER,
     SequenceRules,
     UpsertRules,
 )
+from persist_spark.upsert.seen import SeenBefore, remembered, with_full_state
 from persist_spark.upsert.sequence import (
-    IS_TRUNCATED,
     PARTS,
-    SeenBefore,
-    expanded,
     judged,
-    remembered,
     sided,
-    with_full_state,
 )
+from persist_spark.upsert.thorough import with_canonical, with_truncates
 
 _NEVER = -1  # the time of control records, which are only counted
 # What the original time of an already persisted record is subtracted from: the result is negative, so the record is
@@ -225,9 +218,9 @@ def persistent_upsert(
         chain = remembered(chain, seen or SeenBefore(), stashed, rules)
     if state is not None:
         history = _history(state, records.schema[ORDER].dataType.simpleString(), rules)
-        chain = chain.unionByName(history, allowMissingColumns=sequence is not None)
+        chain = chain.unionByName(history, allowMissingColumns=True) if rules.sequence else chain.union(history)
     if is_thorough:
-        chain = _with_truncates(chain, rules)
+        chain = with_truncates(chain, rules)
     if in_one_task:
         chain = chain.coalesce(1)
     read, emitted = Observation(), Observation()
@@ -328,54 +321,15 @@ def _broken(chain: DataFrame, rules: UpsertRules) -> DataFrame:
     return shown.selectExpr(slot, f"{TIME} AS time", f"{AT} AS diff", "value", "before")
 
 
-def _with_canonical(chain: DataFrame, rules: UpsertRules) -> DataFrame:
-    """Add what decides between records of one order: the greater bytes, a tombstone being the least."""
-    ok = canonical_json(rules.schema.values, [F.col(VALUE).getField(name) for name in rules.values])
-    value = F.when(F.col(ERR).isNull(), ok).otherwise(F.col(ERR).getField(ERR_PAYLOAD))
-    return chain.withColumn(CANONICAL, F.when(F.col(OP) == UPSERT, value))
-
-
 def _stashed(stash: DataFrame, frontier: int, rules: UpsertRules) -> DataFrame:
     """The stash as stored: a chain of deltas also holds records that later ones beat, or that were processed since.
 
     Records that a restore brought back may lie before `lower`. It arrived in time, so it is always lifted.
     """
     waiting = stash.where(f"{TIME} >= {passed(frontier)[0]}")
-    live = _with_canonical(_arrivals(waiting, STASHED, replace(rules, late="lift")), rules)
+    live = with_canonical(_arrivals(waiting, STASHED, replace(rules, late="lift")), rules)
     wins = f"lead({AT}) OVER (PARTITION BY {', '.join(rules.slot)}, {AT} ORDER BY {ORDER}, {CANONICAL}) IS NULL"
     return live.selectExpr("*", f"{wins} AS {WINS}").where(WINS).drop(WINS, CANONICAL)
-
-
-def _with_truncates(chain: DataFrame, rules: UpsertRules) -> DataFrame:
-    """Add each truncate as a tombstone for every slot that holds a value just before it.
-
-    Of several truncates at one time the last one does all that the others do, so only it is expanded.
-    """
-    is_truncate = f"{OP} = '{TRUNCATE}' AND {PHASE} = {FINAL}"
-    compared = [ORDER, AT, LATE, TRUNCATED] if rules.sequence else [AT, ORDER, LATE]
-    newest = F.expr(f"max(struct({', '.join(compared)})) AS newest")
-    truncates = chain.where(is_truncate).groupBy(TIME).agg(newest)
-    has_slot = f"{OP} NOT IN ('{TRUNCATE}', '{SKIP}')" + (f" AND {IS_TRUNCATED}" if rules.sequence else "")
-    slots = chain.where(has_slot).select(*rules.slot).distinct()
-    given = {
-        AT: f"newest.{AT}",
-        ORDER: f"newest.{ORDER}",
-        LATE: f"newest.{LATE}",
-        FROM: str(EXPANDED),
-        PHASE: str(FINAL),
-        OP: f"'{DELETE}'",
-        VALUE: "NULL",
-        ERR: "NULL",
-        ENTRY: "NULL",
-        TRUNCATED: f"newest.{TRUNCATED}",
-        IS_OLD: "false",
-    }
-    cells = [f"{given.get(name, name)} AS {name}" for name in rules.chain]
-    both = _with_canonical(chain.union(slots.crossJoin(F.broadcast(truncates)).selectExpr(*cells)), rules)
-    if rules.sequence:
-        return expanded(both, rules)
-    had = f"coalesce(lag({OP} = '{UPSERT}' AND {PHASE} != {COUNTED}) {rules.by_rank}, false) AS {HAD}"
-    return both.selectExpr("*", had).where(f"{FROM} != {EXPANDED} OR {HAD}").drop(HAD)
 
 
 def _sided(ranked: DataFrame, rules: UpsertRules) -> DataFrame:

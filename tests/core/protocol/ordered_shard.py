@@ -90,7 +90,7 @@ class OrderedCollection(Collection):
         operators |= self._stage_index(description, attempt, drained.updates, drained.orders)
         operators |= self._stage_late(description, attempt, records, drained.stats.late)
         oks, errs = as_tables(drained.updates)
-        rows = {u.slot: u for u in drained.updates if u.diff > 0}
+        rows = {u.slot: u.time for u in sorted(drained.updates, key=lambda each: each.time) if u.diff > 0}
         return self.client.open_writer(self.shard).stage(
             description,
             ORDERED,
@@ -213,17 +213,17 @@ def precedence(order: tuple[Any, ...], value: Value) -> Precedence:
 
 
 def _with_orders(
-    table: pa.Table, updates: Iterable[UpsertDiff], newest: Mapping[Slot, UpsertDiff], after: OrderMemory
+    table: pa.Table, updates: Iterable[UpsertDiff], newest: Mapping[Slot, int], after: OrderMemory
 ) -> pa.Table:
-    """The rows with their orders: of a slot's newest insertion that of the record that made it. Of retractions there is
-    none, and of insertions that were retracted in this very batch it does not matter."""
+    """The rows with their orders: of a slot's newest insertion that of the record that made it. Retractions have
+    none, and for insertions that were retracted in this very batch it does not matter."""
     struct = order_type(ORDERED)
     orders = []
     for update in updates:
         seen = after.slots.get(update.slot)
         order = None
         if update.diff > 0:
-            parts = seen.precedence[0][0][1] if seen is not None and newest[update.slot] == update else ((1, -1),)
+            parts = seen.precedence[0][0][1] if seen is not None and newest[update.slot] == update.time else ((1, -1),)
             values = [part[1] if len(part) > 1 else None for part in parts]
             order = dict(zip(struct.names, [*values, *[None] * len(struct)], strict=False))
         orders.append(order)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from persist_core.cli.main import run_command
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.errors import CorruptArtifact, SchemaMismatch
 from persist_core.inspection.late import late_records
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.oracle.upsert import TOMBSTONE, Record
 from persist_core.protocol import stages
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import NothingToRestore, plan_restore
 from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR
+from persist_core.shard.parts import PARQUET
 from persist_core.sources.natural_order import natural_key
 from tests.core.oracle.strategies import STRAY, History, histories, redelivered
 from tests.core.oracle.test_sequence import newest
@@ -207,3 +212,28 @@ def test_orders_are_not_seen_by_readers(shard: OrderedCollection) -> None:
     tables += [reader.snapshot(), reader.errors(), reader.changes(0), reader.error_changes(0)]
     assert [name for table in tables for name in table.column_names if "order" in name] == []
     assert shard.rows()[B] == replace(shard.rows()[B], precedence=precedence((1, FILE, 0, 1), ("old", None, None)))
+
+
+def test_persist_late_prints_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a table and as JSON."""
+    settings = PersistLocation(f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/consensus.db")
+    (tmp_path / "feed").mkdir()
+    with open_location(settings) as location:
+        made = OrderedCollection(tmp_path / "feed", location)
+        made.client.part_format = PARQUET
+        made.drop("1.txt", [put(5, None)])
+        made.run(10)
+        made.drop("2.txt", [put(3, "late"), put(4, "later")])
+        made.run(20)
+    options = ["--blob-uri", settings.blob_uri, "--consensus-uri", settings.consensus_uri]
+    capsys.readouterr()
+    assert run_command(["late", SHARD, "--json", *options]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["order"]["seq"] for each in found] == [3]
+    assert found[0]["key"] == {"region": "eu", "id": 1}
+    assert run_command(["late", SHARD, "--limit", "1", *options]) == 0
+    shown = capsys.readouterr().out
+    assert "region eu, id 1" in shown
+    assert "1.txt, row" in shown
+    assert run_command(["describe", SHARD, *options]) == 0
+    assert "sequence (seq: bigint, position)" in capsys.readouterr().out
