@@ -27,7 +27,6 @@ from persist_core.protocol.conflicts import list_conflicts
 from tests import real_parts
 from tests.airflow import kill_points
 from tests.airflow.fruit import DAY_MS, HISTORY, NAME, START_MS, Fruit, check_history
-from tests.airflow.statsd_sink import StatsdSink, statsd_sink
 from tests.servers.backends import blob_uri_beside, on_postgresql, on_s3
 from tests.spark.s3_store import s3_server
 
@@ -86,14 +85,6 @@ def follow(airflow: LocalAirflow, *dag_ids: str, timeout_ms: int = 1_500_000) ->
 def test_a_backfill_by_airflows_own_command_and_one_by_ours(airflow: LocalAirflow, client: PersistClient) -> None:
     airflow.prepare()
     airflow.command("backfill", "create", "--dag-id", DAG_ID, "--from-date", "2026-01-01", "--to-date", "2026-01-03")
-    with statsd_sink() as sink:
-        settings = {**airflow.settings, **sink.settings(statsd_influxdb_enabled="True")}
-        run_two_backfills(LocalAirflow(airflow.home, airflow.dags, airflow.location, settings), client)
-    check_metrics(sink, client)
-
-
-def run_two_backfills(airflow: LocalAirflow, client: PersistClient) -> None:
-    """Three days by Airflow's own command, the rest by ours."""
     with airflow.running():
         assert follow(airflow, DAG_ID) == {DAG_ID: ["success"] * 3}
         assert check_history(client, 3) == {"upper": START_MS + 3 * DAY_MS, "commits": 3}
@@ -104,18 +95,6 @@ def run_two_backfills(airflow: LocalAirflow, client: PersistClient) -> None:
     assert not airflow.is_running()
     assert fsck(client, NAME).is_clean
     check_asset_events(airflow, client)
-
-
-def check_metrics(sink: StatsdSink, client: PersistClient) -> None:
-    """Airflow's own task processes have sent what the commits counted, to the StatsD server that Airflow has."""
-    found = sink.values()
-    shard, dag = f"location=persist_default,shard={NAME}", f"dag_id={DAG_ID}"
-    commits = client.state(NAME).commits
-    assert found[f"commits,{shard},{dag}"] == ["1|c"] * len(commits)
-    inserts = [client.manifest(commit).stats["inserts"] for commit in commits]
-    assert found[f"changes,{shard},kind=insert,{dag}"] == [f"{number}|c" for number in inserts if number]
-    assert len(found[f"stage_duration,{shard},stage=write,{dag}"]) == len(commits)
-    assert found[f"upper_timestamp_seconds,{shard}"][-1] == f"{(START_MS + len(HISTORY) * DAY_MS) / 1000}|g"
 
 
 def check_asset_events(airflow: LocalAirflow, client: PersistClient) -> None:
