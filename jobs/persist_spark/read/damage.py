@@ -118,7 +118,7 @@ def named_damage(blob: Blob, client: PersistClient | None = None) -> Iterator[No
         if key is None:
             raise
         named = _named_now(client, key) if client else _named_beside(blob, key)
-        if named is None and not _stored_sizes(blob, [key]):
+        if named is None and key not in _stored_sizes(blob, [key]):
             raise ReadTooSlow(too_slow(owner_of(key), f"{key} is gone")) from error
         file = named or _named_beside(blob, key)
         if file is not None and _is_damaged(blob, file):
