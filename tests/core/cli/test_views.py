@@ -46,7 +46,7 @@ def test_a_view_is_run_and_read_like_a_collection(world: World, capsys: pytest.C
     capsys.readouterr()
     assert run_command(["run", "ids"]) == 0
     told = capsys.readouterr()
-    assert "ids [0, 1000): 1 inputs; corrections 2, rows 2" in told.out
+    assert "ids 0 -> 1000: 1 inputs; corrections 2, rows 2" in told.out
     assert "contents" not in told.out
     assert "2 rows were not as the last refresh left them" in told.err
     assert [row["id"] for row in printed(capsys, "snapshot", "ids")] == [1, 2]

@@ -138,7 +138,7 @@ def test_a_manifest_that_is_cut_off_missing_or_another_one_is_named() -> None:
 def test_a_keyed_snapshot_hides_no_broken_count(updates: list[tuple[object, ...]], said: str) -> None:
     shard = Shard(KEYED)
     shard.append(0, 10, [(5, "whole", 1, 1), *updates, (7, "whole", 1, 1)])
-    with pytest.raises(InvariantViolation, match=rf"key \{{'id': 1\}} has .*{said}"):
+    with pytest.raises(InvariantViolation, match=rf"key id 1 has .*{said}"):
         shard.reader.snapshot()
 
 
@@ -150,7 +150,7 @@ def test_a_keyed_snapshot_hides_no_broken_count(updates: list[tuple[object, ...]
 def test_a_multiset_s_snapshot_hides_no_broken_count(diffs: list[int], said: str) -> None:
     shard = Shard(MULTISET)
     shard.append(0, 10, [(5, "whole", 1, 1), *((1, "a", 1 + time, diff) for time, diff in enumerate(diffs))])
-    with pytest.raises(InvariantViolation, match=rf"a row is there {said} as of 9, .*'name': 'a'"):
+    with pytest.raises(InvariantViolation, match=rf"a row is there {said} as of 9, .*name 'a'"):
         shard.reader.snapshot()
 
 
