@@ -12,6 +12,7 @@ from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
+from hypothesis import settings as profiles
 
 from persist_airflow.class_data import FOLDER_ENV
 from persist_airflow.embedded.home import LocalAirflow
@@ -67,6 +68,7 @@ def deliver_late(feed: Path, chance: random.Random) -> None:
             shutil.copy(path, folder / f"{chance.randrange(10**6)}-{number}-{path.name}")
 
 
+@pytest.mark.skipif(profiles.get_current_profile_name() != "nightly", reason="takes minutes (PERSIST_PROFILE=nightly)")
 def test_a_feed_that_is_delivered_late_and_twice_ends_as_the_ordered_one(airflow: LocalAirflow) -> None:
     airflow.prepare()
     ids = {name: f"persist_upsert__{name}" for name in ("customers", "shuffled")}

@@ -68,6 +68,7 @@ persist pin customers CHECKPOINT_ID
 persist restore customers --to CHECKPOINT_ID --dry-run
 persist unpin customers CHECKPOINT_ID
 persist conflicts customers
+persist alerts customers
 persist fsck customers
 persist doctor
 persist init shop

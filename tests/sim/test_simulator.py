@@ -21,7 +21,7 @@ from tests.sim.simulator.script import Action, Scenario, Script, Step
 from tests.sim.simulator.shrink import check_seeds, explain, shrink
 from tests.sim.simulator.simulation import Outcome, replay, simulate, simulate_seed
 
-SIMULATIONS = {"dev": 150, "ci": 1_000, "nightly": 10_000}  # `python -m tests.sim` goes on for as long as one likes
+SIMULATIONS = {"dev": 150, "ci": 600, "nightly": 10_000}  # `python -m tests.sim` goes on for as long as one likes
 MAX_SIMULATIONS_TO_FIND = 400  # within which a planted defect has to show itself; they need 10 on average, seldom 40
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
 

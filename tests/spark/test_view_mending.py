@@ -190,7 +190,7 @@ def test_a_dry_run_says_what_would_change_and_changes_nothing(shards: ViewShards
         (
             "SELECT assert_true(n > 6) IS NULL AS c FROM items",
             RunFailed,
-            r"the refresh at 4 failed: .*not true.*Nothing was",
+            r"the refresh as of 4 failed: .*not true.*Nothing was",
         ),
     ],
 )
