@@ -20,9 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
-
-from persist_airflow.compat import DAG, Context, Param
+from persist_airflow.compat import DAG, Context, Param, TriggerDagRunOperator
 from persist_airflow.factory import UPSERT_PREFIX, VIEW_PREFIX
 from persist_airflow.failures import fail_without_retry
 from persist_airflow.hook import PersistHook, task_client

@@ -41,6 +41,10 @@ try:
     from airflow.triggers.base import BaseEventTrigger
 except ImportError:  # 2.11 has no asset watchers
     BaseEventTrigger = BaseTrigger  # type: ignore[assignment, misc] # a stand-in to subclass
+try:
+    from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
+except ImportError:  # 2.11 has it in its core
+    from airflow.operators.trigger_dagrun import TriggerDagRunOperator  # type: ignore[no-redef]
 
 from persist_core.clock import Clock
 from persist_core.errors import ConfigError
@@ -64,6 +68,7 @@ __all__ = [
     "Param",
     "Stats",
     "TaskGroup",
+    "TriggerDagRunOperator",
     "TriggerEvent",
     "any_asset",
     "asset_link",

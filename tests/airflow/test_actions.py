@@ -188,10 +188,12 @@ def test_a_dag_with_fewer_actions_has_fewer_fields() -> None:
 
 FEEDS = """
 # airflow DAG
-from airflow.providers.common.compat.sdk import DAG
-from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.providers.common.compat.sdk import DAG, BaseOperator
+class Feed(BaseOperator):
+    def execute(self, context):
+        return None
 with DAG("feeds", schedule=None) as dag:
-    EmptyOperator(task_id="feed")
+    Feed(task_id="feed")
 """
 DRIVER = """
 import importlib, json, sys
