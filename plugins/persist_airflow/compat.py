@@ -44,7 +44,7 @@ except ImportError:  # 2.11 has no asset watchers
 try:
     from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 except ImportError:  # 2.11 has it in its core
-    from airflow.operators.trigger_dagrun import TriggerDagRunOperator  # type: ignore[no-redef]
+    from airflow.operators.trigger_dagrun import TriggerDagRunOperator  # type: ignore[import-not-found, no-redef]
 
 from persist_core.clock import Clock
 from persist_core.errors import ConfigError
