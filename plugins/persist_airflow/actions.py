@@ -68,7 +68,7 @@ class ShardActionOperator(ReportsLineage, MaintainShardOperator):
 
     def start(self, context: Context, dag_id: str, report: Json) -> None:
         """Trigger the shard's DAG. On 3.x this does not return: Airflow ends the task with success."""
-        done = {"action": context["params"]["action"], "by": by(context), **report, "dag_id": dag_id}
+        done = {"action": context["params"]["action"], "by": by(context), **report}
         self.log.info("%s: starting a run of %s", self.shard, dag_id)
         context["ti"].xcom_push(key="return_value", value=done)
         start: Any = TriggerDagRunOperator(
@@ -102,7 +102,7 @@ def _with_client(
 def _run(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
     with task_client(operator.persist_conn_id) as client:
         dag_id = _dag_of(client, operator.shard, params)
-    report = {"shard": operator.shard, "status": "started"}
+    report = {"shard": operator.shard, "status": "started", "dag_id": dag_id}
     operator.start(context, dag_id, report)
     return report
 
@@ -110,7 +110,8 @@ def _run(operator: ShardActionOperator, context: Context, params: Mapping[str, A
 def _rebuild(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
     with task_client(operator.persist_conn_id) as client:
         dag_id = _dag_of(client, operator.shard, params)
-        report = reported(operator, context, actions.rebuild(client, operator.shard, is_forced=params["force"]))
+        done = actions.rebuild(client, operator.shard, is_forced=params["force"])
+        report = {**reported(operator, context, done), "dag_id": dag_id}
     operator.start(context, dag_id, report)
     return report
 
