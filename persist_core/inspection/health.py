@@ -9,14 +9,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from persist_core.errors import Corruption, ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.facts import AlertFacts
+from persist_core.inspection.side_by_side import side_by_side
 from persist_core.inspection.summaries import needs_counts, summary_of
 from persist_core.shard.batch import BatchManifest
 from persist_core.shard.keys import conflicts_prefix
@@ -28,9 +27,6 @@ from persist_core.watch.record import LastCheck, WatchRecord
 THREADS = 16  # stores are read side by side: the time is their latency
 MAX_SEALS = 8  # commits that are looked through for the newest one that counted
 
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
-
 
 def healths(client: PersistClient, shards: Iterable[str], *, threads: int = THREADS) -> dict[str, Health]:
     """The facts of each shard. One that does not exist has no commit, one that is dropped is left out.
@@ -39,7 +35,7 @@ def healths(client: PersistClient, shards: Iterable[str], *, threads: int = THRE
     """
     checks = {name: watch.check for name, watch in _record(client).shards.items()}
     names = sorted(set(shards))
-    found = _side_by_side(lambda shard: _health(client, shard, checks.get(shard)), names, threads)
+    found = side_by_side(lambda shard: _health(client, shard, checks.get(shard)), names, threads=threads)
     return {health.shard: health for health in found if health is not None}
 
 
@@ -136,10 +132,3 @@ def _recent_conflicts(client: PersistClient, shard: str) -> int:
     oldest = client.clock.now_ms() - CONFLICTS_MS
     entries = client.blob.list_keys_and_metadata(conflicts_prefix(shard))
     return sum(entry.modified_ms >= oldest for entry in entries)
-
-
-def _side_by_side(read: Callable[[_Item], _Result], items: list[_Item], threads: int) -> list[_Result]:
-    if len(items) <= 1 or threads <= 1:
-        return [read(item) for item in items]
-    with ThreadPoolExecutor(min(threads, len(items))) as pool:
-        return list(pool.map(read, items))

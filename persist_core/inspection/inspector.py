@@ -10,11 +10,9 @@ Thread-safe if the location is: what is remembered is only ever replaced by an e
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from dataclasses import replace
 from threading import Lock
-from typing import TypeVar
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
 from persist_core.checkpoint.manifest import CheckpointManifest
@@ -30,6 +28,7 @@ from persist_core.inspection.facts import (
     ShardDescription,
     ShardSummary,
 )
+from persist_core.inspection.side_by_side import side_by_side
 from persist_core.location.consensus import VersionedData
 from persist_core.protocol.conflicts import ConflictRecord, list_conflicts
 from persist_core.protocol.fork_records import list_forks
@@ -52,9 +51,6 @@ MAX_MANIFESTS = 4_096  # remembered
 MAX_STATES = 8  # remembered whole: the shards that users look at; one of 10,000 batches takes 10 MB
 MAX_SEALS = 8  # commits that are looked through for the newest one that counted
 WEEK_MS = 7 * DAY_MS
-
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
 
 
 class Inspector:
@@ -84,7 +80,7 @@ class Inspector:
 
     def summaries(self) -> list[ShardSummary]:
         """Every shard of the location, by name. A shard that can't be read is one with `error`."""
-        return self._side_by_side(self.summary, self.client.shards())
+        return side_by_side(self.summary, self.client.shards(), threads=self._threads)
 
     def summary(self, shard: str) -> ShardSummary:
         """One shard. Raises `ShardNotFound`; damage is in `error`."""
@@ -111,7 +107,7 @@ class Inspector:
 
     def newest_commits(self, shards: Iterable[str]) -> list[tuple[ShardSummary, CommitFacts | None]]:
         """The same of several shards, in their order."""
-        return self._side_by_side(self.newest_commit, shards)
+        return side_by_side(self.newest_commit, shards, threads=self._threads)
 
     def description(self, shard: str) -> ShardDescription:
         """One shard, with its schema, progress, holders and lineage. Raises `ShardNotFound` and `Corruption`."""
@@ -157,7 +153,7 @@ class Inspector:
             known = [*older, *known]
         page = known[-limit:]
         has_older = len(known) > limit or (bool(page) and bool(self._commits_up_to(shard, page[0].seqno - 1)))
-        facts = self._side_by_side(self._commit_facts, page)
+        facts = side_by_side(self._commit_facts, page, threads=self._threads)
         return CommitsPage(shard, tuple(facts), page[0].seqno if has_older else None)
 
     def batches(self, shard: str, *, limit: int = MAX_BATCHES) -> BatchesPage:
@@ -255,14 +251,6 @@ class Inspector:
             while len(self._manifests) > MAX_MANIFESTS:
                 self._manifests.popitem(last=False)
         return manifest
-
-    def _side_by_side(self, read: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-        given = list(items)
-        threads = min(self._threads, len(given))
-        if threads <= 1:
-            return [read(item) for item in given]
-        with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(read, given))
 
 
 def _state(shard: str, version: VersionedData) -> ShardState:

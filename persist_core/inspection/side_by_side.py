@@ -1,0 +1,20 @@
+"""Reads of many things at the same time: what they take is the latency of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def side_by_side(read: Callable[[_Item], _Result], items: Iterable[_Item], *, threads: int) -> list[_Result]:
+    """The result of `read` for each item, in their order, from at most `threads` threads; none for a single item."""
+    given = list(items)
+    threads = min(threads, len(given))
+    if threads <= 1:
+        return [read(item) for item in given]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(read, given))
