@@ -21,6 +21,7 @@ from persist_core.shard.batch import BatchCounts, BatchManifest, HollowBatch, Pa
 from persist_core.shard.key_range import range_of
 from persist_core.shard.parts import errs_schema, history_schema, updates_schema
 from persist_core.shard.pieces import Piece
+from persist_core.shard.versions import not_before
 from persist_core.time_text import show_interval
 
 _BAD_SLOT = "_persist_bad_slot"  # what identifies an err whose key could not be decoded
@@ -59,7 +60,7 @@ def check_contents(examined: Examined, found: Violations) -> Counted:
     all_errs = _taken(errs, (piece for batch, manifest in known for piece in pieces.all_errs(batch, manifest)), read)
     if is_whole:
         with found.checking("updates", f"the updates of shard {state.shard}"):
-            check_updates(all_oks, all_errs, schema, found)
+            check_updates(all_oks, all_errs, schema, state.since.time or 0, found)
     return Counted(len(parts), sum(part.size_bytes for part in parts), len(all_oks) + len(all_errs))
 
 
@@ -156,16 +157,17 @@ def _is_outside(part: Part, table: pa.Table, manifest: BatchManifest) -> pa.Chun
     return pc.fill_null(outside, True)
 
 
-def check_updates(oks: pa.Table, errs: pa.Table, schema: CollectionSchema, found: Violations) -> None:
-    """The invariants of a shard's contents at every time; for a multiset, that no row has a negative count.
+def check_updates(oks: pa.Table, errs: pa.Table, schema: CollectionSchema, since: int, found: Violations) -> None:
+    """The invariants of a shard's contents at every time; for a multiset, that no row has a negative count at `since`
+    or later (merges drop earlier updates file by file, so what is left of them need not add up to a contents).
 
     For a keyed collection: at every time every diff is 1 or 0, and a key has at most one value. Sorted by slot, time
     and diff, the updates of a slot must alternate: inserted, retracted, inserted ..., and a retraction must carry the
     value that it retracts. `oks` and `errs` as `ReadHandle.all_updates` gives them.
     """
     if not schema.key:
-        _check_counts_not_negative(oks, found)
-        _check_counts_not_negative(errs.drop_columns([ERR_MESSAGE]), found)
+        for updates in (oks, errs.drop_columns([ERR_MESSAGE])):
+            _check_counts_not_negative(not_before(updates, since), found)
         return
     slot = [*schema.key_names, _BAD_SLOT]
     value = [*(column.name for column in schema.values), ERR_KIND, ERR_KEY, ERR_PAYLOAD]

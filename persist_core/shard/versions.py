@@ -77,6 +77,11 @@ def at_time(updates: pa.Table, time: int) -> pa.Table:
     return _with(updates, TIME, pa.repeat(pa.scalar(time, pa.int64()), len(updates)))
 
 
+def not_before(updates: pa.Table, time: int) -> pa.Table:
+    """The same updates; those before `time` are at `time`."""
+    return _with(updates, TIME, pc.max_element_wise(updates[TIME], pa.scalar(time, pa.int64())))
+
+
 def sum_diffs(updates: pa.Table, columns: Sequence[str]) -> pa.Table:
     """Consolidate by `columns`: diffs summed, zeros dropped; of the other columns the newest insertion's are kept."""
     if TIME not in columns:

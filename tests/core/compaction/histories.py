@@ -348,7 +348,7 @@ def _multiset_updates(chance: random.Random, expected: Expected, times: range) -
     bad = Counter({row[:-1]: count for row, count in expected.errors(times.start - 1).items()})
     known = {expected.identity(row): row for row in bad}
     for time in times:
-        for row in {(chance.randrange(3), chance.choice([None, "x"])) for _ in range(3)}:
+        for row in dict.fromkeys((chance.randrange(3), chance.choice([None, "x"])) for _ in range(3)):
             diff = chance.randrange(-counts[row], 4)
             if diff:
                 counts[row] += diff

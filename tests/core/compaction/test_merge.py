@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from persist_core.compaction import files, spill
+from persist_core.compaction import files, merge, spill
+from persist_core.frontier import Frontier
+from persist_core.handles.history import advance_since, set_history
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
@@ -26,6 +28,8 @@ def test_any_merges_change_no_answer(schema: CollectionSchema, seed: int, monkey
     if seed % 3 == 0 and schema.key:
         monkeypatch.setattr(files, "MIN_FILE_BYTES", 2_000)  # many files a run
         monkeypatch.setattr(spill, "SAMPLED", 1)
+    if seed % 2 == 0:
+        monkeypatch.setattr(merge, "MAX_HISTORY_FILES", 2)  # small files of history are rewritten, others carried over
     check_history(OpenLocation(MemBlob(), MemConsensus()), schema, seed, STEPS)
 
 
@@ -76,3 +80,30 @@ def test_only_what_new_keys_touch_is_rewritten(monkeypatch: pytest.MonkeyPatch) 
 def insertions(made: History) -> list[Any]:
     parts = made.client.manifest(made.state.batches[0]).parts
     return sorted((part for part in parts if part.kind == "insertions"), key=lambda part: part.first_key or ())
+
+
+def test_files_of_history_may_be_dropped_before_older_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is carried over keeps updates from before `since`, and the updates that cancel them may be gone."""
+    monkeypatch.setattr(merge, "MAX_HISTORY_FILES", 2)
+    made = History(OpenLocation(MemBlob(), MemConsensus()), MULTISET, seed=1)
+    row = (1, "x")
+    made.commit(0, 2, [], [])
+    made.commit(2, 4, [(row, 3, 1)], [])
+    made.merge_these(made.state.batches)
+    made.commit(4, 5, [(row, 4, -1)], [])
+    made.commit(5, 8, [((number, "y"), 5, 1) for number in range(9)], [])
+    made.merge_these(made.state.batches[1:])
+    made.commit(8, 10, [((2, "z"), 9, 1)], [])
+    made.merge_these(made.state.batches)
+    made.commit(10, 12, [], [])
+    made.client.open_since(made.shard, "history").downgrade(Frontier(8))
+    set_history(made.client, made.shard, 0)
+    assert advance_since(made.client, made.shard).since == Frontier(8)
+    made.merge_these(made.state.batches)
+    reader = made.client.open_reader(made.shard)
+    kept, _ = reader.all_updates(made.state)
+    assert {(row["a"], row["b"], row["_persist_diff"]) for row in kept.to_pylist() if row["b"] == "x"} == {
+        (1, "x", -1),
+        (1, "x", 1),
+    }
+    made.check()
