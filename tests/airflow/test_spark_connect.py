@@ -243,8 +243,14 @@ def stop(number, frame):
 def main(arguments, environment):
     from persist_spark.session import build_session
     spark = build_session("counts")
+    said = []
+    def watch(stages, inflight_tasks, *args, **kwargs):
+        if inflight_tasks and not said:
+            said.append(print("computes", flush=True))
     try:
-        print(spark.range(1).count(), flush=True)
+        spark.range(1).count()
+        print("has answered", flush=True)
+        spark.registerProgressHandler(watch)
         spark.range(int(arguments[0])).select(F.max(F.hash("id"))).collect()
     finally:
         spark.stop()
@@ -257,10 +263,15 @@ run_here(sys.argv[2:], {"SPARK_REMOTE": sys.argv[1]})
         command = [sys.executable, "-c", script, server.url, str(rows)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as task:
             assert task.stdout is not None
-            assert task.stdout.readline() == "1\n"
-            if not ends_by_itself:
-                task.terminate()
-            assert (task.wait(300) == 0) is ends_by_itself
+            try:
+                assert task.stdout.readline() == "has answered\n"
+                if not ends_by_itself:
+                    # A signal before that can come between Spark's start of a job and its list of those to cancel.
+                    assert task.stdout.readline() == "computes\n"
+                    task.terminate()
+                assert (task.wait(120) == 0) is ends_by_itself
+            finally:
+                task.kill()  # else a failure would wait for its end
 
 
 def test_the_token_of_a_local_server_is_its_owners_alone(tmp_path: Path) -> None:
