@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from persist_core.clock import SystemClock
 from persist_core.compaction.merge import Merge
 from persist_core.handles.client import PersistClient
 from persist_core.shard.keys import attempt_prefix
@@ -34,7 +34,7 @@ POINTS = (
     "before the compare-and-set",
     "after the compare-and-set",
 )
-LOOK_S = 0.001
+LOOK_MS = 1
 
 
 def connected() -> SparkSession:
@@ -68,7 +68,7 @@ def die_when_it_writes(folder: Path) -> None:
 
     def watch() -> None:
         while not any(path.suffix == ".parquet" for path in folder.rglob("*")):  # ended with the process
-            time.sleep(LOOK_S)
+            SystemClock().sleep_ms(LOOK_MS)
         die()
 
     threading.Thread(target=watch, daemon=True).start()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis import settings
 
-from persist_core.clock import ManualClock
+from persist_core.clock import ManualClock, SystemClock
 from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
 from persist_core.ids import SeededIds
@@ -78,7 +78,7 @@ def killed(spark: SparkSession, folder: Path, point: str) -> int:
     code = subprocess.run(command, env=environment, timeout=SECONDS, check=False).returncode
     until = time.monotonic() + SECONDS
     while context.statusTracker().getActiveJobsIds() and time.monotonic() < until:
-        time.sleep(0.05)
+        SystemClock().sleep_ms(50)
     return code
 
 
