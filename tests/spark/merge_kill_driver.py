@@ -39,7 +39,7 @@ LOOK_MS = 1
 
 def connected() -> SparkSession:
     """The Spark session of the process that has started this one."""
-    gateway: Any = launch_gateway()
+    gateway: Any = launch_gateway()  # type: ignore[no-untyped-call] # pyspark has no types here
     java = gateway.jvm.org.apache.spark
     jsc = java.api.java.JavaSparkContext.fromSparkContext(java.SparkContext.getOrCreate())
     conf = SparkConf(_jvm=gateway.jvm, _jconf=jsc.sc().conf())

@@ -9,16 +9,19 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import settings
 
 from persist_core.clock import ManualClock, SystemClock
+from persist_core.compaction.merge import Merge
 from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
 from persist_core.ids import SeededIds
 from persist_core.maintenance.maintain import maintain
+from persist_core.shard.replace import NotReplaced, Replaced
 from persist_core.spark_job.merging import merge_by_job
 from persist_spark.merge.job import run_merge_job
 from tests.core.compaction.histories import KEYED, History
@@ -49,20 +52,17 @@ def test_a_merge_by_spark_is_killed_at_its_points(spark: SparkSession, tmp_path:
         history.check()
         left = unneeded(client)
         assert bool(left) or point == "before its files"
-        maintain(
-            client,
-            SHARD,
-            max_rows=0,
-            merge_elsewhere=lambda merge, client=client: merge_by_job(
-                client, merge, lambda spec, _: run_merge_job(spark, spec, client.location)
-            ),
-        )
+        maintain(client, SHARD, max_rows=0, merge_elsewhere=partial(merged_by, spark, client))
         assert len(history.state.batches) == 1
         for _ in range(4):
             collect(client, SHARD, grace_ms=0, intent_ms=0)
         assert unneeded(client) == set()
         history.check()
         client.location.close()
+
+
+def merged_by(spark: SparkSession, client: PersistClient, merge: Merge) -> Replaced | NotReplaced:
+    return merge_by_job(client, merge, lambda spec, _: run_merge_job(spark, spec, client.location))
 
 
 def killed(spark: SparkSession, folder: Path, point: str) -> int:
