@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from persist_core.location.settings import ENV_BLOB_URI, ENV_CONSENSUS_URI
 from persist_core.location.uri import parse_uri
@@ -93,6 +95,17 @@ def test_dockerfiles(dockerfile: Path) -> None:
     assert re.search(r"^USER \d+", text, re.MULTILINE)
     assert "HEALTHCHECK" in text
     assert "org.opencontainers.image.licenses" in text
+
+
+def test_the_airflow_image_has_every_extra_that_fits_it() -> None:
+    """The lock satisfies the extras, so each example of the documents has its provider in the image."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    lock = (ROOT / "requirements" / "image-airflow.txt").read_text()
+    locked = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", lock, re.MULTILINE))
+    needed = [text for name in extras.keys() - {"airflow", "spark", "testing"} for text in extras[name]]
+    for requirement in map(Requirement, needed):
+        if requirement.name != "airflow-persist":
+            assert locked[requirement.name] in requirement.specifier, requirement
 
 
 def _reaches_the_build(path: str) -> bool:
