@@ -170,8 +170,24 @@ def test_the_chart_uses_the_images_and_secrets_of_the_manifest() -> None:
     service = next(
         each for each in objects if each["kind"] == "Service" and each["metadata"]["name"] == "spark-connect"
     )
-    connection = json.loads(values["env"][0]["value"])
+    given = {each["name"]: each["value"] for each in values["env"]}
+    connection = json.loads(given["AIRFLOW_CONN_SPARK_DEFAULT"])
     assert (connection["host"], connection["port"]) == ("spark-connect", service["spec"]["ports"][0]["port"])
     (stores,) = yaml.safe_load(values["extraEnvFrom"])
     server = next(each for each in objects if each["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"][0]
     assert stores in server["envFrom"]
+
+
+def test_airflow_sends_metrics_to_the_exporter() -> None:
+    """In the chart's values and in the compose file: the same settings, and a service that has this name and port."""
+    values = yaml.safe_load((DOCKER / "kubernetes" / "airflow-values.yaml").read_text())
+    given = {each["name"]: each["value"] for each in values["env"] if "METRICS" in each["name"]}
+    composed = {k: v for k, v in COMPOSE["services"]["scheduler"]["environment"].items() if "METRICS" in k}
+    assert composed.pop("AIRFLOW__METRICS__STATSD_ON") == "${PERSIST_STATSD:-False}"
+    assert given == composed | {"AIRFLOW__METRICS__STATSD_ON": "True"}
+    service, deployment = yaml.safe_load_all((DOCKER / "kubernetes" / "statsd.yaml").read_text())
+    assert service["metadata"]["name"] == given["AIRFLOW__METRICS__STATSD_HOST"]
+    assert given["AIRFLOW__METRICS__STATSD_HOST"] in COMPOSE["services"]
+    assert service["spec"]["ports"][0]["port"] == int(given["AIRFLOW__METRICS__STATSD_PORT"])
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"] in COMPOSE["services"]["statsd"]["image"]
