@@ -63,7 +63,7 @@ class Api:
         """The answer's JSON. Raises `HTTPError`."""
         content = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, content, self.headers, method=method)
-        with self.opener.open(request, timeout=30) as answer:
+        with self.opener.open(request, timeout=60) as answer:
             return json.load(answer)
 
     def run(self, dag_id: str) -> str:

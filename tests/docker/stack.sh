@@ -38,6 +38,12 @@ timeout 1800 $docker build --quiet -f docker/airflow.Dockerfile -t "$PERSIST_AIR
 timeout 1800 $docker build --quiet -f docker/spark.Dockerfile -t "$PERSIST_SPARK_IMAGE" . >/dev/null
 timeout 600 $docker build --quiet -f docker/s3.Dockerfile --build-arg BINARY=versitygw:built -t "$PERSIST_S3_IMAGE" . >/dev/null
 $docker images --format '   {{.Repository}}:{{.Tag}} {{.Size}}' | grep persist
+$docker run --rm --network none "$PERSIST_AIRFLOW_IMAGE" python -c '
+import importlib
+from persist_core.config.alerts import SHORT_NAMES
+for path in SHORT_NAMES.values():
+    importlib.import_module(path.rpartition(".")[0])
+'
 
 echo "== start (at ${SECONDS} s)"
 compose 600 up -d --no-build statsd prometheus postgres s3 spark-connect api-server scheduler dag-processor triggerer
