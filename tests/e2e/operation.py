@@ -87,7 +87,6 @@ def check(airflow: LocalAirflow, client: PersistClient, slack: HttpSink, statsd:
     assert first == f"{SHARD} holds 1 records that could not be decoded (limit 1)."
     assert last == f"{SHARD}: errors are below the limit again, 0 now."
     labels = f",location=persist_default,shard={SHARD}"
-    wait_until(
-        lambda: statsd.values().get(f"errors_alive{labels}", [""])[-1] == "0|g", "metrics by persist_maintenance"
-    )
+    errors = f"errors_alive{labels}"
+    wait_until(lambda: statsd.values().get(errors, [""])[-1] == "0|g", "metrics by persist_maintenance")
     assert set(statsd.values()[f"rows{labels}"]) == {"1|g"}

@@ -188,11 +188,7 @@ def check_up(airflow: LocalAirflow, collections: Path, text: str, check_operatio
         assert "source.format: found 'jsn'" in message
         found = airflow.query("select dag_id, is_stale, has_import_errors from dag order by dag_id")
         assert found == [(dag_id, 0, 0) for dag_id in sorted((DAG_ID, *operation.DAG_IDS))]
-        import time
-
-        t0 = time.time()
         check_operation()
-        open("/tmp/op_took", "w").write(str(time.time() - t0))
         spark, *_ = airflow.recorded_pids()
         while not any(connection.status == "LISTEN" for connection in psutil.Process(spark).net_connections("tcp")):
             airflow.check()
