@@ -73,7 +73,7 @@ def _restored(plan: RestorePlan, done: Committed | None) -> Done:
         "lower": plan.lower,
         "upper": plan.upper,
         "counts": {name: rows for name, rows in asdict(counts).items() if name != "history"},  # only runs have it
-        "stash_files": sum(map(len, plan.point.operators.values())),
+        "state_files": sum(map(len, plan.point.operators.values())),
         "inputs_again": None if files is None else list(files),
     }
     lines = [

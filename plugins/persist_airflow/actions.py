@@ -17,7 +17,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from persist_airflow.compat import DAG, Context, Param, TriggerDagRunOperator
@@ -25,6 +24,7 @@ from persist_airflow.factory import UPSERT_PREFIX, VIEW_PREFIX
 from persist_airflow.failures import fail_without_retry
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.lineage import ReportsLineage
+from persist_airflow.location_dag import location_dag
 from persist_airflow.maintenance import MaintainShardOperator
 from persist_airflow.shard_operators import Json, by, checked, reported, restored
 from persist_core.errors import InvalidInput
@@ -255,18 +255,17 @@ def build_actions_dag(
         f"| `{name}` | {ACTIONS[name].says} | {', '.join(ACTIONS[name].needs)} | {', '.join(ACTIONS[name].takes)} |"
         for name in names
     )
-    arguments: dict[str, Any] = {
-        "dag_id": DAG_ID,
-        "description": "One action on one shard, by hand",
-        "schedule": None,
-        "start_date": datetime(1970, 1, 1, tzinfo=UTC),
-        "catchup": False,
-        "tags": ["persist", "actions"],
-        "doc_md": DOCUMENT.format(rows=rows),
-        "params": _params(names),
-        "default_args": {"retries": 0, **(default_args or {})},
-    }
-    with DAG(**{**arguments, **(dag_args or {})}) as dag:
+    with location_dag(
+        DAG_ID,
+        description="One action on one shard, by hand",
+        schedule=None,
+        params=_params(names),
+        tag="actions",
+        document=DOCUMENT.format(rows=rows),
+        defaults={"retries": 0},
+        default_args=default_args,
+        dag_args=dag_args,
+    ) as dag:
         ShardActionOperator(
             task_id="shard_action",
             actions=names,

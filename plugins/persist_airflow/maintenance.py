@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from persist_airflow.compat import DAG, BaseOperator, Context, interval_schedule
 from persist_airflow.hook import PersistHook, task_client
+from persist_airflow.location_dag import location_dag
 from persist_airflow.metrics import count, export, measured, report_shards
 from persist_airflow.spark import SparkJobOperator
 from persist_core.config.project import MaintenanceConfig, ProjectConfig, load_project
@@ -166,24 +167,22 @@ def build_maintenance_dag(
     second location build it again with another `dag_id`.
     """
     config = _maintenance_of(project)
-    arguments: dict[str, Any] = {
-        "dag_id": DAG_ID,
-        "description": "Merge batches and collect garbage of all shards",
-        "schedule": interval_schedule(config.schedule),
-        "start_date": datetime(1970, 1, 1, tzinfo=UTC),
-        "catchup": False,
-        "max_active_runs": 1,
-        "tags": ["persist", "maintenance"],
-        "doc_md": DOCUMENT,
-        "default_args": {
+    with location_dag(
+        DAG_ID,
+        description="Merge batches and collect garbage of all shards",
+        schedule=interval_schedule(config.schedule),
+        max_active_runs=1,
+        tag="maintenance",
+        document=DOCUMENT,
+        defaults={
             "retries": RETRIES,
             "retry_delay": RETRY_DELAY,
             "priority_weight": LOWEST_PRIORITY,
             "weight_rule": "absolute",
-            **(default_args or {}),
         },
-    }
-    with DAG(**{**arguments, **(dag_args or {})}) as dag:
+        default_args=default_args,
+        dag_args=dag_args,
+    ) as dag:
         shards = ListShardsToMaintainOperator(
             task_id="list_shards",
             max_shards=config.max_shards,

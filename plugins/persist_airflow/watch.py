@@ -12,12 +12,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from persist_airflow.compat import DAG, AirflowException, BaseOperator, Context, interval_schedule
 from persist_airflow.hook import PersistHook, task_client
+from persist_airflow.location_dag import location_dag
 from persist_airflow.notifications import NotifyBy, chosen, targets
 from persist_core.config.alerts import WatchedShard, load_watched
 from persist_core.config.project import ProjectConfig, load_project
@@ -149,18 +150,17 @@ def build_watch_dag(
     """
     folder = Path(folder).absolute()
     config = (project or project_of(folder)).watch
-    arguments: dict[str, Any] = {
-        "dag_id": DAG_ID,
-        "description": "Alert when shards are late, hold errors or are damaged",
-        "schedule": interval_schedule(config.schedule),
-        "start_date": datetime(1970, 1, 1, tzinfo=UTC),
-        "catchup": False,
-        "max_active_runs": 1,
-        "tags": ["persist", "watch"],
-        "doc_md": DOCUMENT,
-        "default_args": {"retries": 0, "execution_timeout": TIMEOUT, **(default_args or {})},
-    }
-    with DAG(**{**arguments, **(dag_args or {})}) as dag:
+    with location_dag(
+        DAG_ID,
+        description="Alert when shards are late, hold errors or are damaged",
+        schedule=interval_schedule(config.schedule),
+        max_active_runs=1,
+        tag="watch",
+        document=DOCUMENT,
+        defaults={"retries": 0, "execution_timeout": TIMEOUT},
+        default_args=default_args,
+        dag_args=dag_args,
+    ) as dag:
         WatchShardsOperator(
             task_id="watch_shards",
             folder=folder,

@@ -98,6 +98,11 @@ class UpsertRules:
         """A window over the rows of a slot."""
         return f"OVER (PARTITION BY {', '.join(self.slot)} ORDER BY {', '.join(order)})"
 
+    @staticmethod
+    def before(window: str) -> str:
+        """The same window, of all rows before the current one."""
+        return f"{window[:-1]} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
+
     @property
     def by_rank(self) -> str:
         """The rows of a slot in order: the last of a time is its winner."""

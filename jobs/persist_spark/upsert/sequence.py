@@ -112,12 +112,12 @@ def _precedence(rules: UpsertRules, order: str = ORDER, canonical: str = CANONIC
 
 def _known_of_slot(rules: UpsertRules) -> list[str]:
     """What the shard knows of the slot: columns over the rows of the chain in their order."""
-    window = rules.by_rank
+    before = rules.before(rules.by_rank)
     row = f"CASE WHEN {FROM} = {COMMITTED} THEN named_struct('holds', {AT} > 0, 'p', {_precedence(rules)}) END"
     awaited = f"coalesce(max({FROM} = {STASHED}) OVER (PARTITION BY {', '.join(rules.slot)}), false)"
     return [
-        f"lag({ENTRY}) IGNORE NULLS {window} AS {_KNOWS}",
-        f"lag({row}) IGNORE NULLS {window} AS {_ROW}",
+        f"last({ENTRY}, true) {before} AS {_KNOWS}",
+        f"last({row}, true) {before} AS {_ROW}",
         f"{awaited if rules.may_stash else 'false'} AS {_AWAITED}",
     ]
 
@@ -134,22 +134,25 @@ def _seen(rules: UpsertRules) -> str:
 
 
 def judged(chain: DataFrame, rules: UpsertRules) -> DataFrame:
-    """Mark, in each slot, the last row of each time, and whether a higher order was seen before it."""
-    window = rules.by_rank
+    """Mark, in each slot, the last row of each time, and whether a higher order was seen before it.
+
+    Spark evaluates each frame of a window in a pass of its own: all that looks back has one.
+    """
+    window, before = rules.by_rank, rules.before(rules.by_rank)
     own = _precedence(rules)
-    rows = f"{window[:-1]} ROWS BETWEEN UNBOUNDED PRECEDING AND"
     tied = [f"lead({name}) {window} <=> {name}" for name in (TIME, ORDER)]
     if rules.is_thorough:  # the same record twice is not a tie
         tied.append(f"NOT lead({CANONICAL}) {window} <=> {CANONICAL}")
-    diff_before = f"coalesce(lag(CASE WHEN {FROM} = {COMMITTED} THEN {AT} END) {window}, -1L)"
+    diff_before = f"coalesce(last(CASE WHEN {FROM} = {COMMITTED} THEN {AT} END) {before}, -1L)"
+    above = f"CASE WHEN {_ACTS} AND {TRUNCATED} IS NULL THEN {TIME} END"
     known = chain.selectExpr(
         "*",
         f"coalesce(lead({TIME}) {window} != {TIME}, true) AS {WINS}",
         f"{' AND '.join(tied)} AS {TIED}",
         f"{FROM} = {COMMITTED} AND NOT ({AT} IN (1, -1) AND {AT} = -{diff_before}) AS {BROKEN}",
         *_known_of_slot(rules),
-        f"max(CASE WHEN {_ACTS} THEN {own} END) {rows} 1 PRECEDING) AS {_HIGHEST}",
-        f"min(CASE WHEN {_ACTS} AND {TRUNCATED} IS NULL THEN {TIME} END) {rows} CURRENT ROW) AS {_FIRST}",
+        f"max(CASE WHEN {_ACTS} THEN {own} END) {before} AS {_HIGHEST}",
+        f"coalesce(min({above}) {before}, {above}) AS {_FIRST}",
     )
     seen = known.selectExpr("*", f"{_seen(rules)} AS _persist_seen")
     higher = f"greatest(_persist_seen, {_HIGHEST})"
@@ -185,7 +188,7 @@ def sided(ranked: DataFrame, rules: UpsertRules) -> DataFrame:
     linked = ranked.where(f"{WINS} AND {PHASE} != {COUNTED}").selectExpr(
         "*",
         f"{OP} = '{UPSERT}' AS {HOLDS}",
-        f"lag({before}) IGNORE NULLS {window} AS {_BEFORE}",
+        f"last({before}, true) {rules.before(window)} AS {_BEFORE}",
         f"lead(CASE WHEN {accepted} THEN true END) IGNORE NULLS {window} IS NULL AS {_IS_NEWEST}",
     )
     same = [f"{VALUE} <=> {_BEFORE}.value", *[f"{ERR}.{name} <=> {_BEFORE}.err.{name}" for name in ERR_IDENTITY]]
