@@ -210,27 +210,6 @@ class CheckpointFacts:
 
 
 @dataclass(frozen=True)
-class AlertFacts:
-    """An open alert (docs/alerts.md): a condition of a shard that has crossed a threshold.
-
-    `alert` is the condition (`freshness`, `errors`, `stash_age`, `conflicts`, `fsck`). `value` and `limit` are those
-    when `level` was reached: milliseconds of `freshness` and `stash_age`, else counts. `unsent` counts notices that a
-    notifier has not taken yet. An acknowledged alert is silent until it is resolved.
-    """
-
-    shard: str
-    alert: str
-    level: str
-    value: int
-    limit: int
-    since_ms: int
-    acknowledged_by: str | None
-    acknowledged_ms: int | None
-    reason: str | None
-    unsent: int
-
-
-@dataclass(frozen=True)
 class ColumnFacts:
     """A column of a page of rows."""
 

@@ -2,7 +2,7 @@
 
     head -> state -> upper, errors, stash       (of a view also one manifest, which counts its errors)
     listing of conflict records -> how many are new: their bytes are not read
-    the location's record of alerts -> the last fsck, open alerts
+    the location's record of alerts -> the last fsck
 
 200 shards cost 200 heads and 200 listings, side by side.
 """
@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 from persist_core.errors import Corruption, ShardNotFound
 from persist_core.handles.client import PersistClient
-from persist_core.inspection.facts import AlertFacts
 from persist_core.inspection.side_by_side import side_by_side
 from persist_core.inspection.summaries import needs_counts, summary_of
 from persist_core.shard.batch import BatchManifest
@@ -37,33 +36,6 @@ def healths(client: PersistClient, shards: Iterable[str], *, threads: int = THRE
     names = sorted(set(shards))
     found = side_by_side(lambda shard: _health(client, shard, checks.get(shard)), names, threads=threads)
     return {health.shard: health for health in found if health is not None}
-
-
-def open_alerts(client: PersistClient, shard: str | None = None) -> list[AlertFacts]:
-    """The open alerts of a shard or of all, the worst first. Raises `CorruptArtifact` if their record is damaged."""
-    record = WatchBoard(client).read()
-    found = [
-        AlertFacts(
-            shard=name,
-            alert=condition,
-            level=alert.level,
-            value=alert.value,
-            limit=alert.limit,
-            since_ms=alert.since_ms,
-            acknowledged_by=alert.acknowledged.by if alert.acknowledged else None,
-            acknowledged_ms=alert.acknowledged.at_ms if alert.acknowledged else None,
-            reason=alert.acknowledged.reason if alert.acknowledged else None,
-            unsent=_unsent(record, name, condition),
-        )
-        for name, watch in record.shards.items()
-        if shard in (None, name)
-        for condition, alert in watch.alerts.items()
-    ]
-    return sorted(found, key=lambda each: (each.level != "fail", each.since_ms, each.shard, each.alert))
-
-
-def _unsent(record: WatchRecord, shard: str, condition: str) -> int:
-    return sum((each.kind, each.shard, each.what) == ("alert", shard, condition) for each in record.unsent)
 
 
 def _record(client: PersistClient) -> WatchRecord:

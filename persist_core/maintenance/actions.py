@@ -25,7 +25,7 @@ from persist_core.shard.state import Committed
 from persist_core.shard.stats import show_bytes
 from persist_core.time_text import format_time, show_time
 from persist_core.watch.board import WatchBoard
-from persist_core.watch.record import Acknowledged
+from persist_core.watch.facts import facts_of
 
 MAX_SHOWN = 20  # inputs in `lines`; `facts` has all
 
@@ -229,23 +229,10 @@ def check(client: PersistClient, shard: str, *, with_repair: bool = False) -> Do
 
 def acknowledge(client: PersistClient, shard: str, alert: str, *, by: str, reason: str) -> Done:
     """Keep an open alert silent until it is resolved. Raises `InvalidInput` if it is not open, or without a reason."""
-    done = WatchBoard(client).acknowledge(check_shard_name(shard), alert, by=by, reason=reason)
-    seen = done.acknowledged or Acknowledged(by, client.clock.now_ms(), reason)
-    facts = {
-        "shard": shard,
-        "alert": alert,
-        "level": done.level,
-        "value": done.value,
-        "limit": done.limit,
-        "since_ms": done.since_ms,
-        "acknowledged_by": seen.by,
-        "acknowledged_ms": seen.at_ms,
-        "reason": seen.reason,
-        "unsent": 0,
-    }
-    return Done(
-        facts, (f"{alert} of {shard} is silent until it is resolved: acknowledged by {seen.by}: {seen.reason}",)
-    )
+    record = WatchBoard(client).acknowledge(check_shard_name(shard), alert, by=by, reason=reason)
+    facts = facts_of(record, shard, alert)
+    said = f"acknowledged by {facts.acknowledged_by}: {facts.reason}"
+    return Done(asdict(facts), (f"{alert} of {shard} is silent until it is resolved: {said}",))
 
 
 def rebuild(client: PersistClient, shard: str, *, is_forced: bool = False) -> Done:

@@ -25,7 +25,6 @@ from persist_core.watch.evaluate import evaluate
 from persist_core.watch.record import (
     RECORD_KEY,
     Acknowledged,
-    Alert,
     LastCheck,
     Notice,
     WatchRecord,
@@ -135,15 +134,15 @@ class WatchBoard:
 
         self.apply(transition)
 
-    def acknowledge(self, shard: str, condition: str, *, by: str, reason: str) -> Alert:
-        """Keep an alert silent until it is resolved; what is not sent of it is not sent. Returns the alert.
+    def acknowledge(self, shard: str, condition: str, *, by: str, reason: str) -> WatchRecord:
+        """Keep an alert silent until it is resolved; what is not sent of it is not sent. Returns the record with it.
 
         Raises `InvalidInput` if there is no such alert, or no reason. A second call replaces the first.
         """
         if not reason.strip():
             raise InvalidInput("a reason is expected: it is kept with the alert, for the next person who looks")
 
-        def transition(record: WatchRecord) -> tuple[WatchRecord, Alert]:
+        def transition(record: WatchRecord) -> tuple[WatchRecord, WatchRecord]:
             watch = record.of(shard)
             alert = watch.alerts.get(condition)
             if alert is None:
@@ -153,7 +152,8 @@ class WatchBoard:
             alert = replace(alert, acknowledged=seen)
             unsent = tuple(each for each in record.unsent if not _is_of(each, shard, condition) or each.is_resolved)
             changed = record.with_shard(shard, replace(watch, alerts={**watch.alerts, condition: alert}))
-            return replace(changed, unsent=unsent), alert
+            changed = replace(changed, unsent=unsent)
+            return changed, changed
 
         return self.apply(transition)
 

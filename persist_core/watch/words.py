@@ -10,27 +10,59 @@ from persist_core.watch.record import Alert, Notice, NoticeKind
 
 GUIDE = "docs/operations.md"  # where the documents are, unless a project says otherwise
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000))
-_SECTIONS = {  # headings of docs/operations.md
-    FRESHNESS: "the-data-is-late",
-    ERRORS: "records-that-could-not-be-decoded",
-    STASH_AGE: "records-wait-in-the-stash",
-    CONFLICTS: "conflicts",
-    FSCK: "damage",
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """The texts of a condition. `section` is a heading of docs/operations.md."""
+
+    name: str
+    command: str
+    section: str
+    crossed: str
+    resolved: str
+
+
+_TEXTS = {
+    FRESHNESS: _Texts(
+        "late",
+        "persist describe {shard}",
+        "the-data-is-late",
+        "{shard} is late: it is complete up to {upper}, {value} ago (limit {limit}).",
+        "{shard} is fresh again: it is complete up to {upper}, {value} ago.",
+    ),
+    ERRORS: _Texts(
+        "errors alive",
+        "persist errors {shard}",
+        "records-that-could-not-be-decoded",
+        "{shard} holds {value} records that could not be decoded (limit {limit}).",
+        "{shard}: errors are below the limit again, {value} now.",
+    ),
+    STASH_AGE: _Texts(
+        "records wait in the stash",
+        "persist describe {shard}",
+        "records-wait-in-the-stash",
+        "{shard} has had records waiting in the stash for {value} (limit {limit}).",
+        "{shard}: no record has been waiting in the stash for long any more.",
+    ),
+    CONFLICTS: _Texts(
+        "many conflicts",
+        "persist conflicts {shard}",
+        "conflicts",
+        "{shard} lost {value} appends to other writers in 24 hours (limit {limit}).",
+        "{shard}: conflicts are below the limit again, {value} in 24 hours.",
+    ),
+    FSCK: _Texts(
+        "damage found",
+        "persist fsck {shard}",
+        "damage",
+        "{shard} is damaged: {value} findings (limit {limit}).",
+        "{shard}: the last fsck has {value} findings.",
+    ),
 }
-_COMMANDS = {
-    FRESHNESS: "persist describe {shard}",
-    ERRORS: "persist errors {shard}",
-    STASH_AGE: "persist describe {shard}",
-    CONFLICTS: "persist conflicts {shard}",
-    FSCK: "persist fsck {shard}",
-}
-_NAMES = {
-    FRESHNESS: "late",
-    ERRORS: "errors alive",
-    STASH_AGE: "records wait in the stash",
-    CONFLICTS: "many conflicts",
-    FSCK: "damage found",
-}
+_UNWRITTEN = "{shard} is late: nothing was committed yet, since {value} ago or longer (limit {limit})."
+_CLOSED = "{shard} is not late any more: it is closed."
+_TURNED_OFF = "{shard} is not watched for {condition} any more. It was {value}."
 
 
 @dataclass(frozen=True)
@@ -64,6 +96,16 @@ def show_value(condition: str, value: int) -> str:
     return show_duration(value) if condition in DURATIONS else str(value)
 
 
+def name_of(condition: str) -> str:
+    """A condition in words: `late`. One that this version does not know keeps its own name."""
+    return _TEXTS[condition].name if condition in _TEXTS else condition
+
+
+def command_of(shard: str, condition: str) -> str:
+    """The command that helps; empty if this version does not know the condition."""
+    return _TEXTS[condition].command.format(shard=shard) if condition in _TEXTS else ""
+
+
 def alert_key(shard: str, condition: str) -> str:
     """The key that all notices of an alert share."""
     return f"persist/{shard}/{condition}"
@@ -93,7 +135,7 @@ def alert_notice(
         facts.append(("first", note))
     if health.committed_ms is not None:
         facts.append(("last commit", f"{format_time(health.committed_ms)} by {health.writer}"))
-    words = Words(headline, tuple(facts), _COMMANDS[condition].format(shard=health.shard), _SECTIONS[condition])
+    words = Words(headline, tuple(facts), command_of(health.shard, condition), _TEXTS[condition].section)
     return make_notice(
         words,
         kind="alert",
@@ -134,7 +176,7 @@ def make_notice(
         lines += [f"what helps: {words.command}", f"guide: {link}"]
         if kind == "alert":
             lines.append(f"silence it until it is resolved: persist ack {shard} {what} --reason TEXT")
-    name = "" if kind != "alert" else f": {_NAMES[what]}"
+    name = "" if kind != "alert" else f": {name_of(what)}"
     return Notice(
         notice_id=notice_id or f"{key}/{state}/{at_ms}",
         key=key,
@@ -155,34 +197,20 @@ def make_notice(
 
 
 def _crossed(health: Health, condition: str, alert: Alert) -> str:
-    shard, value, limit = health.shard, show_value(condition, alert.value), show_value(condition, alert.limit)
-    if condition == FRESHNESS:
-        upper = _time(health.upper)
-        if not health.has_commit:
-            return f"{shard} is late: nothing was committed yet, since {value} ago or longer (limit {limit})."
-        return f"{shard} is late: it is complete up to {upper}, {value} ago (limit {limit})."
-    if condition == ERRORS:
-        return f"{shard} holds {value} records that could not be decoded (limit {limit})."
-    if condition == STASH_AGE:
-        return f"{shard} has had records waiting in the stash for {value} (limit {limit})."
-    if condition == CONFLICTS:
-        return f"{shard} lost {value} appends to other writers in 24 hours (limit {limit})."
-    return f"{shard} is damaged: {value} findings (limit {limit})."
+    is_unwritten = condition == FRESHNESS and not health.has_commit
+    return (_UNWRITTEN if is_unwritten else _TEXTS[condition].crossed).format(
+        shard=health.shard,
+        upper=_time(health.upper),
+        value=show_value(condition, alert.value),
+        limit=show_value(condition, alert.limit),
+    )
 
 
 def _resolved(health: Health, condition: str, alert: Alert, value: int | None) -> str:
     shard = health.shard
     if value is None:
-        return f"{shard} is not watched for {condition} any more. It was {show_value(condition, alert.value)}."
-    now = show_value(condition, value)
-    if condition == FRESHNESS:
-        if health.upper is None:
-            return f"{shard} is not late any more: it is closed."
-        return f"{shard} is fresh again: it is complete up to {_time(health.upper)}, {now} ago."
-    if condition == ERRORS:
-        return f"{shard}: errors are below the limit again, {now} now."
-    if condition == STASH_AGE:
-        return f"{shard}: no record has been waiting in the stash for long any more."
-    if condition == CONFLICTS:
-        return f"{shard}: conflicts are below the limit again, {now} in 24 hours."
-    return f"{shard}: the last fsck has {now} findings."
+        return _TURNED_OFF.format(shard=shard, condition=condition, value=show_value(condition, alert.value))
+    is_closed = condition == FRESHNESS and health.upper is None
+    return (_CLOSED if is_closed else _TEXTS[condition].resolved).format(
+        shard=shard, upper=_time(health.upper), value=show_value(condition, value)
+    )

@@ -23,9 +23,10 @@ from persist_airflow.notifications import NotifyBy, chosen, targets
 from persist_core.config.alerts import WatchedShard, load_watched
 from persist_core.config.project import ProjectConfig, load_project
 from persist_core.errors import ConfigError
-from persist_core.inspection.health import healths, open_alerts
+from persist_core.inspection.health import healths
 from persist_core.watch.board import CLAIM_MS, WatchBoard
 from persist_core.watch.deliver import deliver
+from persist_core.watch.facts import open_alerts
 from persist_core.watch.words import show_value
 
 DAG_ID = "persist_watch"

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,9 @@ from persist_core.protocol.conflicts import list_conflicts
 from tests import real_parts
 from tests.airflow import kill_points
 from tests.airflow.fruit import DAY_MS, HISTORY, NAME, START_MS, Fruit, check_history
+from tests.airflow.sinks import http_sink
+from tests.airflow.statsd_sink import statsd_sink
+from tests.e2e import operation
 from tests.servers.backends import blob_uri_beside, on_postgresql, on_s3
 from tests.spark.s3_store import s3_server
 
@@ -150,11 +154,23 @@ def test_two_backfills_over_the_same_days_at_once_whose_tasks_are_killed(
     assert fsck(client, NAME).is_clean
 
 
-def test_up_serves_the_ui_and_reads_dag_files_on_loopback_alone(airflow: LocalAirflow) -> None:
-    airflow = LocalAirflow(airflow.home, airflow.dags, airflow.location, airflow.settings, has_spark=True)
+def test_up_serves_the_ui_and_reads_dag_files_on_loopback_alone(airflow: LocalAirflow, client: PersistClient) -> None:
+    """And while it runs, its triggerer and its scheduler do what `check_operation` lists."""
     collections = airflow.dags / "collections"
-    text = (collections / "fruit.yaml").read_text()
-    airflow.prepare()
+    text = (collections / "fruit.yaml").read_text() + "schedule: null\n"
+    (collections / "fruit.yaml").write_text(text)
+    with ExitStack() as sinks:
+        slack, statsd = sinks.enter_context(http_sink()), sinks.enter_context(statsd_sink())
+        (airflow.dags / "operate_dag.py").write_text(operation.DAG_FILE)
+        (airflow.dags / "persist.yaml").write_text(operation.PROJECT)
+        settings = {**airflow.settings, **operation.settings(slack, statsd)}
+        airflow = LocalAirflow(airflow.home, airflow.dags, airflow.location, settings, has_spark=True)
+        airflow.prepare()
+        check_up(airflow, collections, text, lambda: operation.check(airflow, client, slack, statsd))
+
+
+def check_up(airflow: LocalAirflow, collections: Path, text: str, check_operation: Callable[[], None]) -> None:
+    """Start all of it, and check the UI, import errors, listening ports and what `check_operation` does."""
     (collections / "wrong.yaml").write_text(text.replace("format: json", "format: jsn"))
     with airflow.running(WITH_UI):
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -170,7 +186,9 @@ def test_up_serves_the_ui_and_reads_dag_files_on_loopback_alone(airflow: LocalAi
         ((file, message),) = errors
         assert file == "collections/wrong.yaml"
         assert "source.format: found 'jsn'" in message
-        assert airflow.query("select dag_id, is_stale, has_import_errors from dag") == [(DAG_ID, 0, 0)]
+        found = airflow.query("select dag_id, is_stale, has_import_errors from dag order by dag_id")
+        assert found == [(dag_id, 0, 0) for dag_id in sorted((DAG_ID, *operation.DAG_IDS))]
+        check_operation()
         spark, *_ = airflow.recorded_pids()
         while not any(connection.status == "LISTEN" for connection in psutil.Process(spark).net_connections("tcp")):
             airflow.check()

@@ -26,6 +26,7 @@ from persist_core.inspection.late import LateRecord
 from persist_core.maintenance.holders import Held, Holders
 from persist_core.protocol.conflicts import ConflictRecord
 from persist_core.shard.state import Released
+from persist_core.watch.facts import AlertFacts
 from tests.env.metrics_pages import reference_page, statsd_mapping
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,7 +115,7 @@ frontier or an unknown fact.
 | `persist holds SHARD --json` | | [Holders](#holders) |
 | `persist late SHARD --json` (one a line) | | [LateRecord](#laterecord) |
 | `persist conflicts SHARD --json` (one a line) | `api/conflicts` | [ConflictRecord](#conflictrecord) |
-| `persist alerts [SHARD] --json` (one a line), `persist ack` | | [AlertFacts](#alertfacts) |
+| `persist alerts [SHARD] --json` (one a line), `persist ack` | `alerts` in `api/shard` | [AlertFacts](#alertfacts) |
 | | `api/rows`, `api/changes`, `api/errors` | [RowsPage](#rowspage) |
 """
 
@@ -134,7 +135,7 @@ def inspection_page() -> str:
     """The objects of an inspection, with the type of each field."""
     text = INSPECTION_HEAD.format(made=_MADE)
     found = [each for each in vars(facts).values() if dataclasses.is_dataclass(each) and isinstance(each, type)]
-    for kind in (*found, LateRecord, Holders, Held, Released, ConflictRecord):
+    for kind in (*found, AlertFacts, LateRecord, Holders, Held, Released, ConflictRecord):
         own = [(f"`{field.name}`", f"`{field.type}`") for field in dataclasses.fields(kind)]
         about = "\n\n".join(" ".join(each.split()) for each in (kind.__doc__ or "").split("\n\n"))
         text += f"\n## {kind.__name__}\n\n{about}\n\n{_table(('field', 'type'), own)}\n"

@@ -5,16 +5,17 @@ database; without either the default connection.
 
 Who sees a shard: a user who may read a DAG that writes it. If no DAG writes it (a fork, a shard of `persist run`), a
 user who may read the connection. Rows, changes and payloads of errors need the right to read the DAG's XComs too. If
-`[persist] page_rows` is false, the page shows them to no user.
+`[persist] page_rows` is false, the page shows them to no user. An open alert is seen with its shard.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from threading import Lock
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from airflow.utils.session import create_session
 
@@ -23,11 +24,12 @@ from persist_airflow.hook import PersistHook
 from persist_airflow.page import metadata
 from persist_airflow.page.metadata import DagFacts, Writers
 from persist_core.clock import Clock, SystemClock
-from persist_core.errors import PersistError, StorageError
+from persist_core.errors import Corruption, PersistError, StorageError
 from persist_core.inspection import rows
 from persist_core.inspection.facts import RowsPage, ShardSummary
 from persist_core.inspection.inspector import Inspector
 from persist_core.inspection.rows import Cut
+from persist_core.watch.facts import AlertFacts, open_alerts
 
 FRESH_MS = 2_000  # a list of summaries is this old at most
 REOPEN_MS = 600_000  # a location is opened again: a changed connection, or credentials that expire
@@ -35,7 +37,7 @@ READ_TIMEOUT_S = 20.0  # of a page of rows
 READERS = 2  # pages of rows that are read at the same time; each may take a few hundred MB
 ACTION_DAGS = ("persist_actions", "persist_maintenance", "persist_watch")  # shown where they exist
 
-_Answer = TypeVar("_Answer")
+log = logging.getLogger(__name__)
 Json = dict[str, Any]
 
 
@@ -68,6 +70,7 @@ class _Place:
     opened_ms: int
     listed_ms: int = -FRESH_MS
     summaries: tuple[ShardSummary, ...] = ()
+    alerts: tuple[AlertFacts, ...] | None = ()
 
 
 class Site:
@@ -103,12 +106,18 @@ class Site:
         seen = {name for name, ids in writers.items() if readable.intersection(ids)}
         if not sees_all and not seen:
             return None
-        body: Json = {"conn_id": conn_id, "location": None, "error": None, "shards": []}
+        body: Json = {"conn_id": conn_id, "location": None, "error": None, "shards": [], "alerts": []}
+
+        def is_seen(shard: str) -> bool:
+            return shard in seen or (sees_all and shard not in writers)
+
         try:
             place = self._place(conn_id)
             body["location"] = place.location if sees_all else None
-            for summary in self._summaries(place):
-                if summary.shard in seen or (sees_all and summary.shard not in writers):
+            self._refresh(place)
+            body["alerts"] = _shown(place.alerts, is_seen)
+            for summary in place.summaries:
+                if is_seen(summary.shard):
                     known = _known(writers.get(summary.shard, ()), dags, readable)
                     body["shards"].append(asdict(summary) | {"airflow": airflow_facts(summary, known)})
         except PersistError as error:
@@ -123,12 +132,14 @@ class Site:
             document = next(filter(None, (metadata.document(session, dag_id) for dag_id in ids)), None)
             actions = metadata.known_dags(session, [*ids, *ACTION_DAGS])
         readable = access.readable_dags()
-        description = self._inspector(conn_id).description(shard)
+        inspector = self._inspector(conn_id)
+        description = inspector.description(shard)
         facts = airflow_facts(description, _known(ids, known, readable))
         return asdict(description) | {
             "conn_id": conn_id,
             "now_ms": self._clock.now_ms(),
             "shows_rows": self._shows_rows(access, conn_id, ids),
+            "alerts": _shown(_open_alerts(inspector), lambda each: each == shard),
             "airflow": facts
             | {"document": document, "action_dags": [dag_id for dag_id in actions if dag_id in readable]},
         }
@@ -229,12 +240,25 @@ class Site:
                 place = self._places[conn_id] = _Place(Inspector(client), location, now_ms)
         return place
 
-    def _summaries(self, place: _Place) -> tuple[ShardSummary, ...]:
-        now_ms = self._clock.now_ms()
-        if now_ms - place.listed_ms >= FRESH_MS:
+    def _refresh(self, place: _Place) -> None:
+        """Read the summaries and open alerts again if they are not fresh."""
+        if self._clock.now_ms() - place.listed_ms >= FRESH_MS:
             place.summaries = tuple(place.inspector.summaries())
+            place.alerts = _open_alerts(place.inspector)
             place.listed_ms = self._clock.now_ms()
-        return place.summaries
+
+
+def _open_alerts(inspector: Inspector) -> tuple[AlertFacts, ...] | None:
+    """The open alerts; `None` if their record is damaged: the next dag run of `persist_watch` replaces it."""
+    try:
+        return tuple(open_alerts(inspector.client))
+    except Corruption as error:
+        log.warning("page for shards: %s: %s", error.kind, error)
+        return None
+
+
+def _shown(alerts: Iterable[AlertFacts] | None, is_seen: Callable[[str], bool]) -> list[Json] | None:
+    return None if alerts is None else [asdict(alert) for alert in alerts if is_seen(alert.shard)]
 
 
 def airflow_facts(summary: ShardSummary, dags: Iterable[DagFacts]) -> Json:

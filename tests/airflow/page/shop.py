@@ -8,11 +8,14 @@ from pathlib import Path
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.handles.client import PersistClient
+from persist_core.inspection.health import healths
 from persist_core.protocol.conflicts import record_conflict
 from persist_core.protocol.fork import fork
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.state import UpperMismatch
+from persist_core.watch.board import WatchBoard
+from persist_core.watch.conditions import ERRORS, FRESHNESS, Threshold
 from tests.plain_commit import ErrUpdate, Update, commit
 
 DAY_MS = 86_400_000
@@ -45,7 +48,9 @@ start_date: 2026-01-01
 DAG_FILE = """
 # airflow DAG
 from pathlib import Path
+from persist_airflow.actions import build_actions_dag
 from persist_airflow.factory import build_dags
+actions = build_actions_dag()
 globals().update(build_dags(Path(__file__).parent / "collections"))
 """
 
@@ -72,6 +77,20 @@ def fill(client: PersistClient, *, days: int = 40) -> None:
     client.open_since("customers", "view/regions")
     client.open_leased_reader("customers", lease_ms=DAY_MS)
     client.ensure_shard("just-made")  # as mint leaves a shard before its first commit
+    fill_alerts(client)
+
+
+def fill_alerts(client: PersistClient) -> None:
+    """What a watcher finds: `customers` and a shard that does not exist are late, one alert is acknowledged."""
+    is_late = {FRESHNESS: Threshold(warn=0, fail=1)}
+    rules = {
+        "customers": {**is_late, ERRORS: Threshold(warn=1)},
+        "menace": {ERRORS: Threshold(warn=1)},
+        "not-there-yet": {FRESHNESS: Threshold(warn=0)},
+    }
+    board = WatchBoard(client)
+    board.turn(rules, lambda: healths(client, rules))
+    board.acknowledge("menace", ERRORS, by=SCRIPT, reason=f"{IMAGE} {ATTRIBUTE}")
 
 
 def fill_customers(client: PersistClient, days: int) -> None:

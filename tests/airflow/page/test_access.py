@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from persist_core.handles.client import PersistClient
+from persist_core.location.consensus import VersionedData
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
+from persist_core.watch.facts import open_alerts
+from persist_core.watch.record import RECORD_KEY
 from tests.airflow.page.conftest import Browse
 from tests.airflow.page.roles import NO_VALUES
 from tests.airflow.page.shop import SCRIPT
@@ -43,6 +50,37 @@ def test_a_bearer_token_will_do(browse: Browse) -> None:
     assert shards_of(answer.json()) == ["customers"]
 
 
+def alerts_of(body: dict[str, Any]) -> list[tuple[str, str]]:
+    return sorted((alert["shard"], alert["alert"]) for place in body["locations"] for alert in place["alerts"])
+
+
+def test_an_alert_is_seen_with_its_shard(browse: Browse, shop_location: PersistLocation) -> None:
+    late = ("customers", "freshness")
+    viewer, admin = browse("VIEWER"), browse("ADMIN")
+    assert alerts_of(viewer.get("/persist/api/shards").json()) == [("customers", "errors"), late]
+    everything = [("customers", "errors"), late, ("menace", "errors"), ("not-there-yet", "freshness")]
+    assert alerts_of(admin.get("/persist/api/shards").json()) == everything
+    (first, second) = viewer.get("/persist/api/shard", params=CUSTOMERS).json()["alerts"]
+    assert (first["alert"], first["level"], first["name"]) == ("freshness", "fail", "late")
+    assert second["command"] == "persist errors customers"
+    (menace,) = admin.get("/persist/api/shard", params=MENACE).json()["alerts"]
+    with open_location(shop_location) as opened:
+        assert [menace] == [asdict(alert) for alert in open_alerts(PersistClient(opened), "menace")]
+
+
+def test_a_damaged_record_of_alerts_hides_nothing_else(browse: Browse, shop_location: PersistLocation) -> None:
+    with open_location(shop_location) as opened:
+        head = opened.consensus.head(RECORD_KEY)
+        assert head is not None
+        opened.consensus.compare_and_set(RECORD_KEY, head.seqno, VersionedData(head.seqno + 1, b"damaged"))
+        try:
+            shard = browse("VIEWER").get("/persist/api/shard", params=CUSTOMERS).json()
+            assert (shard["alerts"], shard["shard"]) == (None, "customers")
+        finally:
+            whole = VersionedData(head.seqno + 2, head.data)
+            opened.consensus.compare_and_set(RECORD_KEY, head.seqno + 1, whole)
+
+
 def test_a_viewer_sees_the_shards_of_readable_dags(browse: Browse) -> None:
     viewer = browse("VIEWER")
     body = viewer.get("/persist/api/shards").json()
@@ -50,7 +88,7 @@ def test_a_viewer_sees_the_shards_of_readable_dags(browse: Browse) -> None:
     assert body["locations"][0]["location"] is None  # the address of a store is for those who may read the connection
     assert viewer.get("/persist/").status_code == 200
     shard = viewer.get("/persist/api/shard", params=CUSTOMERS).json()
-    assert shard["airflow"]["action_dags"] == ["persist_upsert__customers"]
+    assert shard["airflow"]["action_dags"] == ["persist_actions", "persist_upsert__customers"]
     assert "| key | `id` |" in shard["airflow"]["document"]
     for endpoint in ENDPOINTS:
         answer = viewer.get(f"/persist/api/{endpoint}", params={**CUSTOMERS, "after": "0"})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -71,18 +72,7 @@ def api_server(airflow_api: Any) -> Iterator[str]:
     folder = ServerFolder("api-server")
     with (folder.path / "log").open("wb") as log:
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "airflow",
-                "api-server",
-                "--host",
-                "127.0.0.1",
-                "--port",
-                str(port),
-                "--workers",
-                "1",
-            ],
+            [sys.executable, *f"-m airflow api-server --host 127.0.0.1 --port {port} --workers 1".split()],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -267,6 +257,44 @@ def test_the_list_of_200_shards_is_there_in_a_second(
     assert spent[0][0] < 1
 
 
+def test_open_alerts_are_on_the_list_and_on_the_shard(page: Page, url: str) -> None:
+    page.goto(f"{url}{BASE}/persist/")
+    page.get_by_text("4 open alerts, 1 acknowledged").wait_for()
+    alerts = page.get_by_role("region", name="Open alerts, the worst first")
+    first, *rest = alerts.locator("tbody tr").all_inner_texts()
+    assert first.split()[:2] == ["fail", "late"]
+    assert any("not-there-yet (not committed yet)" in row for row in rest)
+    shown = page.locator("table.list tbody tr").filter(has=page.get_by_role("link", name="customers", exact=True))
+    assert shown.locator("td .badge").all_inner_texts()[:2] == ["alert: late", "alert: errors alive"]
+    assert "loud" in (page.locator("table.list tbody tr").first.get_attribute("class") or "")
+    shoot(page, "list-alerts", full_page=True)
+    alerts.get_by_role("link", name="customers").first.click()
+    row = page.locator("#alerts tbody tr").first
+    row.wait_for()
+    said = row.inner_text()
+    for expected in ("late", "persist describe customers", "persist ack customers freshness --reason TEXT"):
+        assert expected in said
+    assert '{"action":"ack","shard":"customers","alert":"freshness","reason":"TEXT"}' in said
+    assert row.get_by_role("link", name="persist_actions").count() == 1
+    assert page.locator("#alerts tbody tr").nth(1).locator(".badge").inner_text() == "warn"
+    page.evaluate("document.documentElement.dataset.theme = 'dark'")
+    shoot(page, "shard-alerts-dark", full_page=True)
+
+
+def test_a_damaged_record_of_alerts_hides_no_shard(page: Page, url: str) -> None:
+    def without_alerts(route: Any) -> None:
+        body = route.fetch().json()
+        for each in body.get("locations", [body]):
+            each["alerts"] = None
+        route.fulfill(json=body)
+
+    page.route("**/persist/api/shard*", without_alerts)
+    for place, what in (("persist/", "table.list"), (f"{SHARD}customers", "#rows table")):
+        page.goto(f"{url}{BASE}/{place}")
+        page.get_by_role("alert").get_by_text("The record of alerts is damaged").wait_for()
+        page.locator(what).wait_for()
+
+
 def test_rows_follow_the_slider(page: Page, url: str) -> None:
     page.goto(f"{url}{BASE}/{SHARD}customers")
     rows, slider = page.locator("#rows"), page.locator("#rows input[type=range]")
@@ -300,7 +328,7 @@ def test_dark_mode_follows_airflow(page: Page, url: str) -> None:
 def test_an_empty_location_says_what_to_do(page: Page, url: str) -> None:
     empty = {
         "now_ms": 0,
-        "locations": [{"conn_id": "persist_default", "location": "mem:", "error": None, "shards": []}],
+        "locations": [{"conn_id": "persist_default", "location": "mem:", "error": None, "shards": [], "alerts": []}],
     }
     page.route("**/persist/api/shards*", lambda route: route.fulfill(json=empty))
     page.goto(f"{url}{BASE}/persist/")
@@ -310,14 +338,16 @@ def test_an_empty_location_says_what_to_do(page: Page, url: str) -> None:
 
 def test_hostile_content_stays_text(page: Page, url: str) -> None:
     page.goto(f"{url}{BASE}/{SHARD}menace")
-    for what in ("rows", "changes", "errors", "changes of errors"):
+    page.locator("#alerts tbody tr").get_by_text(f"by {shop.SCRIPT} at ").wait_for()
+    for what in ("rows", "changes", "changes of errors", "errors"):
         page.get_by_label("Show").select_option(what)
-        page.locator("#rows").get_by_text(f"{what} a").first.wait_for()
+        page.locator("#rows").get_by_text(re.compile(rf"of \d+ {what} a")).wait_for()
         for opened in page.locator("details").all():
             opened.evaluate("each => { each.open = true; }")
         assert page.evaluate("window.hacked") is None
         assert page.locator("main script, main img, main [autofocus], main a[href^='javascript']").count() == 0
-    shoot(page, "hostile")
+    assert page.locator("#rows").get_by_text(shop.SCRIPT).count() > 0
+    shoot(page, "hostile", full_page=True)
     page.goto(f"{url}{BASE}/persist/")
     page.locator("table.list").wait_for()
     assert page.locator("main script, main img, main a[href^='javascript']").count() == 0

@@ -207,7 +207,7 @@ def test_an_acknowledged_alert_is_silent(client: PersistClient) -> None:
         board.acknowledge("fruit", "freshness", by="ann", reason="known")
     with pytest.raises(InvalidInput, match="a reason is expected"):
         board.acknowledge("fruit", "errors", by="ann", reason=" ")
-    assert board.acknowledge("fruit", "errors", by="ann", reason="known").level == "warn"
+    assert board.acknowledge("fruit", "errors", by="ann", reason="known").of("fruit").alerts["errors"].level == "warn"
     assert look(client, 30) == []
     send(client, sink)
     assert sink.sent == []

@@ -29,14 +29,15 @@ export function replaceMain(...children) {
   main.setAttribute("aria-busy", "false");
 }
 
-// A table. `columns` are {name, number?, title?}; `rows` are lists of text, numbers or elements.
-export function table(caption, columns, rows, { empty = "none" } = {}) {
+// A table. `columns` are {name, number?, title?, head?}; `rows` are lists of text, numbers or elements. Its caption can
+// be left to screen readers if the text before it says the same.
+export function table(caption, columns, rows, { empty = "none", hasCaption = true } = {}) {
   if (!rows.length) return h("p", { class: "muted" }, empty);
   const head = columns.map((c) => h("th", { scope: "col", class: c.number && "number", title: c.title }, c.name));
   const body = rows.map((row) =>
     h("tr", {}, row.map((cell, i) => h(columns[i].head ? "th" : "td", { scope: columns[i].head && "row", class: columns[i].number && "number" }, cell ?? ""))));
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
+    h("table", {}, h("caption", { class: !hasCaption && "hidden" }, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
 }
 
 export function section(id, title, ...children) {

@@ -1,11 +1,13 @@
 // The list of shards: sortable, filterable, what is wrong first.
+import { DAMAGED, alertsOfAll, problemBadges, problems } from "./alerts.js";
 import { badge, h, replaceMain } from "./dom.js";
 import { runLink, shardLink, writerLink } from "./links.js";
-import { ATTENTION, bytes, count, duration, time, timeElement } from "./words.js";
+import { bytes, count, duration, time, timeElement } from "./words.js";
 
+const MAX_OPEN = 6; // alerts that are shown without being asked
 const COLUMNS = [
   { name: "Shard", key: (s) => s.shard.toLowerCase() },
-  { name: "Attention", key: (s) => -words(s).length },
+  { name: "Attention", key: (s) => -s.problems.reduce((sum, problem) => sum + (problem.isBad ? 10 : 1), 0) },
   { name: "Upper", key: (s) => s.upper ?? Infinity },
   { name: "Lag", key: (s) => s.lag_ms ?? -1, number: true, title: "How far the upper is behind the clock" },
   { name: "Rows", key: (s) => s.rows ?? -1, number: true },
@@ -18,24 +20,15 @@ const COLUMNS = [
   { name: "Next", key: (s) => nextRun(s) ?? Infinity, title: "The next dag run, and maintenance that is due" },
 ];
 
-function words(shard) {
-  return [...shard.attention, ...shard.airflow.attention];
-}
-
 function nextRun(shard) {
   const runs = shard.airflow.dags.filter((dag) => dag.next_run_ms !== null && !dag.is_paused).map((dag) => dag.next_run_ms);
   return runs.length ? Math.min(...runs) : null;
 }
 
-export function attentionBadges(shard) {
-  return words(shard).map((word) => {
-    const [text, title] = ATTENTION[word] ?? [word, ""];
-    return h("span", { class: `badge ${word === "paused" || word === "conflicts" ? "note" : "bad"}`, title }, text);
-  });
-}
-
 export function showList(body) {
-  const shards = body.locations.flatMap((place) => place.shards.map((shard) => ({ ...shard, conn_id: place.conn_id })));
+  const shards = body.locations.flatMap((place) => place.shards.map((shard) => ({
+    ...shard, conn_id: place.conn_id, problems: problems(shard, (place.alerts ?? []).filter((alert) => alert.shard === shard.shard)),
+  })));
   const view = readView();
   const tbody = h("tbody"), status = h("p", { role: "status", class: "muted" });
   const draw = () => {
@@ -43,7 +36,7 @@ export function showList(body) {
     const { key } = COLUMNS[view.sort];
     shown.sort((a, b) => compare(key(a), key(b)) * (view.descending ? -1 : 1) || compare(a.shard, b.shard));
     tbody.replaceChildren(...shown.map((shard) => row(shard, body)));
-    status.textContent = `${shown.length} of ${shards.length} shards; ${shards.filter((s) => words(s).length).length} need attention`;
+    status.textContent = `${shown.length} of ${shards.length} shards; ${shards.filter((s) => s.problems.length).length} need attention`;
     for (const [i, cell] of heads.entries()) {
       cell.setAttribute("aria-sort", i === view.sort ? (view.descending ? "descending" : "ascending") : "none");
     }
@@ -61,7 +54,7 @@ export function showList(body) {
     h("label", {}, h("input", { type: "checkbox", checked: view.attention, onchange: (e) => { view.attention = e.target.checked; draw(); } }), " Needs attention"));
   replaceMain(
     h("h1", {}, "Shards"),
-    body.locations.map(placeLine),
+    body.locations.map((place) => placeLine(place, body.now_ms)),
     shards.length ? [controls, status] : h("p", { class: "empty" }, "No shards yet. A shard appears with the first run of its DAG, or with persist run."),
     shards.length > 0 && h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Shards" },
       h("table", { class: "list" }, h("caption", { class: "hidden" }, "Shards"), h("thead", {}, h("tr", {}, heads)), tbody)),
@@ -69,21 +62,30 @@ export function showList(body) {
   if (shards.length) draw();
 }
 
-function placeLine(place) {
+function placeLine(place, now) {
   const where = place.location ? `: ${place.location}` : "";
   return [
     h("p", { class: "muted" }, "Connection ", h("code", {}, place.conn_id), where),
     place.error && h("div", { class: "alert", role: "alert" }, `${place.error.kind}: ${place.error.message}`),
+    place.alerts === null ? h("div", { class: "alert", role: "alert" }, DAMAGED) : place.alerts.length > 0 && openAlerts(place, now),
   ];
+}
+
+// Many alerts are folded: the list below shows each at its shard.
+function openAlerts(place, now) {
+  const known = new Set(place.shards.map((shard) => shard.shard));
+  const silent = place.alerts.filter((alert) => alert.acknowledged_by !== null).length;
+  const said = `${place.alerts.length} open alerts${silent ? `, ${silent} acknowledged` : ""}`;
+  return h("details", { open: place.alerts.length <= MAX_OPEN }, h("summary", {}, said), alertsOfAll(place, known, now));
 }
 
 function row(shard, body) {
   const now = body.now_ms, commit = shard.newest_commit, dagIds = shard.airflow.dags.map((dag) => dag.dag_id);
   const place = body.locations.length > 1 && h("span", { class: "muted" }, ` ${shard.conn_id}`);
-  return h("tr", { class: words(shard).length > 0 && "attention" },
+  return h("tr", { class: shard.problems.length > 0 && `attention ${shard.problems.some((each) => each.isBad) ? "loud" : ""}` },
     h("th", { scope: "row" }, shardLink(shard.conn_id, shard.shard), " ", shard.kind !== "other" && badge(shard.kind),
       shard.forked_from && h("span", { class: "muted" }, ` fork of ${shard.forked_from}`), place),
-    h("td", {}, attentionBadges(shard), shard.error && h("span", { class: "muted cut", title: shard.error }, ` ${shard.error}`)),
+    h("td", {}, problemBadges(shard.problems), shard.error && h("span", { class: "muted cut", title: shard.error }, ` ${shard.error}`)),
     h("td", {}, shard.seqno < 0 ? "" : timeElement(shard.upper, now),
       shard.airflow.behind_ms > 0 && h("div", { class: "muted" }, `${duration(shard.airflow.behind_ms)} behind its schedule`)),
     h("td", { class: "number" }, shard.lag_ms === null ? "" : duration(shard.lag_ms)),
@@ -108,7 +110,7 @@ function next(shard, now) {
 
 function isShown(shard, view) {
   const text = [shard.shard, shard.kind, shard.forked_from ?? "", ...shard.airflow.dags.map((dag) => dag.dag_id), time(shard.upper)].join(" ").toLowerCase();
-  return text.includes(view.text.toLowerCase()) && (!view.kind || view.kind === shard.kind) && (!view.attention || words(shard).length > 0);
+  return text.includes(view.text.toLowerCase()) && (!view.kind || view.kind === shard.kind) && (!view.attention || shard.problems.length > 0);
 }
 
 function compare(a, b) {

@@ -17,6 +17,7 @@ export function rowsSection(shard, commits) {
   const what = h("select", {}, ["rows", "changes", "errors", "changes of errors"].map((each) => h("option", {}, each)));
   const inputs = keys.map((column) => h("input", { type: "text", size: 14, "aria-label": `key column ${column.name}` }));
   const result = h("div", { "aria-live": "polite" });
+  const keyFields = h("span", { class: "keys" }, "Key ", keys.map((column, i) => h("label", {}, `${column.name} `, inputs[i])));
   const afterLabel = h("label", { hidden: true }, "After ", after);
   let offset = 0, reading = 0;
 
@@ -24,6 +25,7 @@ export function rowsSection(shard, commits) {
   const load = async () => {
     const mine = ++reading;
     afterLabel.hidden = !what.value.startsWith("changes");
+    keyFields.hidden = what.value === "errors"; // all are read: their keys may not be typed
     result.setAttribute("aria-busy", "true");
     const key = [];
     for (const input of inputs) { if (!input.value) break; key.push(input.value); }
@@ -53,7 +55,7 @@ export function rowsSection(shard, commits) {
     afterLabel,
     h("label", {}, "As of ", asOf),
     times.length > 1 && h("label", { class: "wide" }, "Commit ", slider),
-    inputs.length > 0 && h("span", { class: "keys" }, "Key ", keys.map((column, i) => h("label", {}, `${column.name} `, inputs[i]))),
+    inputs.length > 0 && keyFields,
     h("button", { type: "submit" }, "Read"));
   say();
   return {
@@ -74,7 +76,7 @@ function pageOf(page, what, turn) {
   const when = page.after === null ? `as of ${time(page.as_of)}` : `after ${time(page.after)} through ${time(page.as_of)}`;
   return h("div", {},
     h("p", { role: "status", class: "muted" }, `${range} ${what} ${when}`),
-    table(`${what} ${when}`, columns, rows, { empty: `no ${what}` }),
+    rows.length > 0 && table(`${what} ${when}`, columns, rows, { hasCaption: false }),
     h("div", { class: "controls" },
       h("button", { type: "button", disabled: page.offset === 0, onclick: () => turn(Math.max(page.offset - LIMIT, 0)) }, "Previous page"),
       h("button", { type: "button", disabled: last >= page.total, onclick: () => turn(last) }, "Next page")));

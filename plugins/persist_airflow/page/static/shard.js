@@ -1,9 +1,9 @@
 // One shard: overview, charts and table of commits, rows, conflicts, checkpoints, batches, holders, schema, definition.
+import { DAMAGED, alertsOfShard, problemBadges, problems } from "./alerts.js";
 import { get } from "./api.js";
 import { bars } from "./chart.js";
 import { badge, h, replaceMain, section, table } from "./dom.js";
 import { assetLink, dagLink, shardLink, writerLink } from "./links.js";
-import { attentionBadges } from "./list.js";
 import { rowsSection } from "./rows.js";
 import { bytes, count, duration, seconds, time, timeElement } from "./words.js";
 
@@ -18,6 +18,7 @@ export async function showShard(connId, name) {
   ]);
   const rows = shard.shows_rows && shard.schema ? rowsSection(shard, commits.commits ?? []) : null;
   const parts = [
+    ...alerts(shard),
     overview(shard),
     section("commits", "Commits", orAlert(commits, (page) => commitsPart(shard, page, rows?.pick))),
     rows ? rows.element : section("rows", "Rows", h("p", { class: "muted" }, shard.schema ? "Your roles, or the setting [persist] page_rows, do not show rows." : "Nothing was committed yet.")),
@@ -31,7 +32,7 @@ export async function showShard(connId, name) {
   const contents = parts.map((part) => h("li", {}, h("a", { href: `#${part.id}` }, part.querySelector("h2").textContent)));
   replaceMain(
     h("nav", { "aria-label": "Breadcrumb" }, h("a", { href: "./" }, "Shards"), " / ", h("span", { "aria-current": "page" }, shard.shard)),
-    h("h1", {}, shard.shard, " ", shard.kind !== "other" && badge(shard.kind), " ", attentionBadges(shard)),
+    h("h1", {}, shard.shard, " ", shard.kind !== "other" && badge(shard.kind), " ", problemBadges(problems(shard, shard.alerts ?? []))),
     shard.error && h("div", { class: "alert", role: "alert" }, shard.error),
     h("nav", { "aria-label": "Sections" }, h("ul", { class: "sections" }, contents)),
     parts);
@@ -40,6 +41,11 @@ export async function showShard(connId, name) {
 
 function orAlert(body, show) {
   return body.failed ? h("div", { class: "alert", role: "alert" }, body.failed) : show(body);
+}
+
+function alerts(shard) {
+  if (shard.alerts === null) return [section("alerts", "Alerts", h("div", { class: "alert", role: "alert" }, DAMAGED))];
+  return shard.alerts.length ? [section("alerts", "Alerts", alertsOfShard(shard))] : [];
 }
 
 function overview(shard) {
@@ -145,7 +151,7 @@ function conflictsTable(shard, conflicts) {
   const columns = [{ name: "Detected" }, { name: "Expected upper" }, { name: "Found upper" }, { name: "Lost" }, { name: "Won" }];
   const rows = [...conflicts].reverse().map((c) => [
     timeElement(c.detected_ms, shard.now_ms), time(c.expected_upper), time(c.found_upper), writerLink(c.loser, dagIds),
-    c.winner ? [writerLink(c.winner, dagIds), c.winner_committed_ms ? ` at ${time(c.winner_committed_ms)}` : ""] : "an older commit",
+    c.winner ? [writerLink(c.winner, dagIds), c.winner_committed_ms ? [" at ", timeElement(c.winner_committed_ms, shard.now_ms)] : ""] : "an older commit",
   ]);
   return table("Appends that lost a race, newest first; their input was read again", columns, rows, { empty: "No conflicts." });
 }

@@ -48,6 +48,11 @@ export function seconds(number) {
   return `${number < 10 ? number.toFixed(1) : Math.round(number)} s`;
 }
 
+// The value or limit of an alert: a duration or a count.
+export function alertValue(condition, value) {
+  return condition === "freshness" || condition === "stash_age" ? duration(value) : count(value);
+}
+
 export const ATTENTION = {
   unreadable: ["unreadable", "The state can't be read: run persist fsck"],
   errors: ["errors", "Records that could not be decoded are alive"],

@@ -1,0 +1,66 @@
+"""`AlertFacts`: an open alert as the page, `persist alerts` and actions show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from persist_core.handles.client import PersistClient
+from persist_core.watch.board import WatchBoard
+from persist_core.watch.record import WatchRecord
+from persist_core.watch.words import command_of, name_of
+
+
+@dataclass(frozen=True)
+class AlertFacts:
+    """An open alert (docs/alerts.md): a condition of a shard that has crossed a threshold.
+
+    `alert` is the condition (`freshness`, `errors`, `stash_age`, `conflicts`, `fsck`), `name` the same in words, and
+    `command` what helps. `value` and `limit` are those when `level` (`warn` or `fail`) was reached: milliseconds of
+    `freshness` and `stash_age`, else counts. `unsent` counts notices that a notifier has not taken yet. An acknowledged
+    alert is silent until it is resolved.
+    """
+
+    shard: str
+    alert: str
+    name: str
+    command: str
+    level: str
+    value: int
+    limit: int
+    since_ms: int
+    acknowledged_by: str | None
+    acknowledged_ms: int | None
+    reason: str | None
+    unsent: int
+
+
+def open_alerts(client: PersistClient, shard: str | None = None) -> list[AlertFacts]:
+    """The open alerts of a shard or of all, the worst first. Raises `CorruptArtifact` if their record is damaged."""
+    record = WatchBoard(client).read()
+    found = [
+        facts_of(record, name, condition)
+        for name, watch in record.shards.items()
+        if shard in (None, name)
+        for condition in watch.alerts
+    ]
+    return sorted(found, key=lambda each: (each.level != "fail", each.since_ms, each.shard, each.alert))
+
+
+def facts_of(record: WatchRecord, shard: str, condition: str) -> AlertFacts:
+    """The facts of an alert that is open in the record. Raises `KeyError` for another one."""
+    alert = record.of(shard).alerts[condition]
+    seen = alert.acknowledged
+    return AlertFacts(
+        shard=shard,
+        alert=condition,
+        name=name_of(condition),
+        command=command_of(shard, condition),
+        level=alert.level,
+        value=alert.value,
+        limit=alert.limit,
+        since_ms=alert.since_ms,
+        acknowledged_by=seen.by if seen else None,
+        acknowledged_ms=seen.at_ms if seen else None,
+        reason=seen.reason if seen else None,
+        unsent=sum((each.kind, each.shard, each.what) == ("alert", shard, condition) for each in record.unsent),
+    )
