@@ -29,14 +29,14 @@ from persist_core.cli.maintain import maintain_command
 from persist_core.cli.metrics import metrics
 from persist_core.cli.project import demo, init
 from persist_core.cli.rejected import print_rejected
-from persist_core.cli.restore import pin_command, restore_command, unpin_command
+from persist_core.cli.restore import pin_command, resolve_command, restore_command, unpin_command
 from persist_core.cli.run import run
 from persist_core.cli.session import Session, with_session
 from persist_core.cli.shards import check, checkpoints, commits, conflicts, describe, shards
 from persist_core.errors import InvalidInput, PersistError
 from persist_core.inspection.rows import ERR_COLUMNS, errors_in_order, in_key_order, in_time_order, key_of
 from persist_core.inspection.values import rows_of
-from persist_core.schema import ERR_KEY, ERR_PAYLOAD, RESERVED_PREFIX, TIME
+from persist_core.schema import ERR_KEY, ERR_KIND, ERR_PAYLOAD, MISSING_ORDER, RESERVED_PREFIX, TIME
 from persist_core.time_text import parse_time, show_time
 
 DEFAULT_ROWS = 100  # rows of a table printed for people without --limit; JSON has all
@@ -121,6 +121,8 @@ def errors(session: Session, shard: str, as_of: str | None, limit: int | None, r
     table = errors_in_order(session.client.open_reader(shard).errors(_time(as_of, "--as-of")))
     columns = table.column_names if session.as_json else table.column_names[: len(ERR_COLUMNS)]
     _print_rows(session, table.select(columns), limit, "no errors")
+    if not session.as_json and MISSING_ORDER in table[ERR_KIND].to_pylist():
+        output.print_line(f"no record removes errors of kind {MISSING_ORDER}; `persist resolve {shard}` does")
 
 
 def _print_rows(session: Session, table: pa.Table, limit: int | None, empty: str) -> None:
@@ -156,9 +158,9 @@ def _time(text: str | None, what: str) -> int | None:
 
 
 for _command in (
-    shards, describe, commits, checkpoints, pin_command, unpin_command, restore_command, conflicts, late_command, check,
-    doctor, run, metrics, maintain_command, gc_command, drop_command, holds_command, release_command, alerts_command,
-    ack_command, init, demo,
+    shards, describe, commits, checkpoints, pin_command, unpin_command, restore_command, conflicts, late_command,
+    resolve_command, check, doctor, run, metrics, maintain_command, gc_command, drop_command, holds_command,
+    release_command, alerts_command, ack_command, init, demo,
 ):  # fmt: skip
     persist.add_command(_command)
 

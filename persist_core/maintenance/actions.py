@@ -1,6 +1,6 @@
 """What a user does to one shard, with one result for all who ask: the command line and Airflow's operators.
 
-restore, fork, pin, unpin, release, fsck, rebuild, acknowledge -> Done(facts for programs, lines for people)
+restore, fork, resolve, pin, unpin, release, fsck, rebuild, acknowledge -> Done(facts for programs, lines for people)
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from persist_core.gc import drop as dropping
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance import fsck, holders
 from persist_core.protocol import fork as forking
+from persist_core.protocol import resolve as resolving
 from persist_core.protocol import restore as restoring
 from persist_core.protocol.restore import MAX_UPDATES, NothingToRestore, RestorePlan
 from persist_core.protocol.stages import Conflict
@@ -125,6 +126,40 @@ def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, 
             f"to continue it, write a collection file {new_shard}.yaml; {shard} did not change",
         ),
     )
+
+
+def resolve(client: PersistClient, shard: str, *, files: str = "*", writer: str, is_dry_run: bool = False) -> Done:
+    """Remove the errs `missing_order` of the files that match a glob; a dry run says which.
+
+    Raises what `resolve.plan_resolve` and `resolve.resolve` do, and `RunFailed` if another writer was faster.
+    """
+    plan = resolving.plan_resolve(client, shard, files=files)
+    done = None
+    if plan.records and not is_dry_run:
+        result = resolving.resolve(client, plan, writer=writer)
+        if isinstance(result, Conflict):
+            raise RunFailed(f"{result.record}. Nothing of shard {shard} was resolved; try again")
+        done = result.commit
+    status = "resolved" if done else "dry_run" if plan.records else "up_to_date"
+    records = [{**asdict(record), "payload": record.payload.decode(errors="replace")} for record in plan.records]
+    facts = {
+        "shard": shard,
+        "status": status,
+        "checkpoint_id": done.checkpoint_id if done else None,
+        "upper": done.upper if done else plan.state.upper.time,
+        "records": records,
+    }
+    said = {
+        "resolved": f"removed {len(records)} errors missing_order of {shard}, as of {show_time(plan.state.upper.time)}",
+        "dry_run": f"would remove {len(records)} errors missing_order of {shard}; nothing was written",
+        "up_to_date": f"nothing to do: {shard} has no error missing_order of files {files}",
+    }
+    lines = [
+        f"  {each['file']}, row {each['row']}: {each['message']}: {each['payload']}" for each in records[:MAX_SHOWN]
+    ]
+    if len(records) > MAX_SHOWN:
+        lines.append(f"  and {len(records) - MAX_SHOWN} more; --json has all")
+    return Done(facts, (said[status], *lines))
 
 
 def pin(client: PersistClient, shard: str, checkpoint_id: str) -> Done:

@@ -60,12 +60,12 @@ def describe(
         sources=intake.sources,
         operators=operators,
         saves_deltas=bool(operators) and epoch % config.retention.snapshot_every != 0,
-        stash_frontier=_stash_frontier(client, state) if operators else None,
+        stash_frontier=stash_frontier(client, state) if operators else None,
         era=state.era,
     )
 
 
-def _stash_frontier(client: PersistClient, state: ShardState) -> int | None:
+def stash_frontier(client: PersistClient, state: ShardState) -> int | None:
     """The effect of a restore on the stash that it brought back: see `BatchDescription.stash_frontier`."""
     parent = state.newest_commit
     if parent is None or parent.restored_from is None:

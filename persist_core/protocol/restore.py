@@ -6,8 +6,8 @@
 1. A restore is an ordinary append: history stays, a lost race is a `Conflict`, a second try returns the first result.
    Only its manifest says that progress goes back (`BatchManifest.restored`), so no other writer can do that.
 2. The contents at the new time are those as of the checkpoint, in `sequence` order with their orders: what has changed
-   since is read and undone. So its cost is that of the changes, whatever the shard's size; in `sequence` order it reads
-   the keys and orders of the rows of the checkpoint too.
+   since is read and undone. So its cost is that of the changes, whatever the shard's size; in `sequence` order it may
+   read the keys and orders of older rows too (`restore_orders`).
 3. Operator state is copied whole, its digests verified, and the copy is named by the commit: retention may take the
    checkpoint at any time after.
 4. The next run consumes again the input consumed since, if it is still there. Its own times are before the new upper,

@@ -1,8 +1,8 @@
 """What a restore undoes in `sequence` order: rows together with the orders that made them.
 
-    changes since the checkpoint ──┐
-    insertions as of it, of the ───┴─ sorted by slot, time ──> each retraction gets the order of what it retracts
-    same slots, with orders
+    changes since the checkpoint ─────── sorted by slot, time ──> each retraction gets the order of what it retracts
+    insertions as of it, of the slots ─┘
+    whose first retraction has no order
 
 So a row that was replaced and came back with a higher order is undone too: its value is the same, its order is not.
 """
@@ -28,9 +28,13 @@ _FLAT = "_persist_order_"  # columns within a restore only: the fields of the or
 def with_orders_of_oks(oks: pa.Table, reader: ReadHandle, state: ShardState, after: int) -> pa.Table:
     """`oks`, the changes after `after`, where each retraction has the order of the row that it retracts."""
     schema = state.schema
-    if schema is None or schema.order is None or not _lacks_orders(oks):
+    if schema is None or schema.order is None:
         return oks
-    keys, ranges = oks.select(list(schema.key_names)), _range_of(oks, schema)
+    oks = _filled(oks, schema.key_names)
+    lacking = oks.filter(oks[ORDER].is_null())
+    if not len(lacking):
+        return oks
+    keys, ranges = lacking.select(list(schema.key_names)), _range_of(lacking, schema)
     names = [*schema.key_names, TIME, DIFF, ORDER]
     columns = pa.schema([field for field in updates_schema(schema) if field.name in names])
     before = reader.read(
@@ -40,17 +44,20 @@ def with_orders_of_oks(oks: pa.Table, reader: ReadHandle, state: ShardState, aft
     )
     touched = before.append_column("row", pa.array(range(len(before)), pa.int64())).select([*schema.key_names, "row"])
     found = touched.join(keys.group_by(keys.column_names).aggregate([]), keys.column_names, join_type="left semi")
-    return _filled(oks, before.take(found["row"]), schema.key_names, after)
+    return _filled(oks, schema.key_names, before.take(found["row"]), after)
 
 
 def with_orders_of_errs(errs: pa.Table, reader: ReadHandle, state: ShardState, after: int) -> pa.Table:
     """The same of errs."""
     schema = state.schema
-    if schema is None or schema.order is None or not _lacks_orders(errs):
+    if schema is None or schema.order is None:
+        return errs
+    errs = _filled(errs, ERR_IDENTITY)
+    if not errs[ORDER].null_count:
         return errs
     batches = [batch for batch in state.batches if batch.lower <= after]
     before = reader.read(batches, errs_schema(schema), lambda b, m: pieces.errs_as_of(b, m, after))
-    return _filled(errs, before, ERR_IDENTITY, after)
+    return _filled(errs, ERR_IDENTITY, before, after)
 
 
 def flattened(updates: pa.Table) -> tuple[pa.Table, list[str]]:
@@ -67,23 +74,24 @@ def flattened(updates: pa.Table) -> tuple[pa.Table, list[str]]:
     return updates, names
 
 
-def _lacks_orders(updates: pa.Table) -> bool:
-    return bool(updates[ORDER].null_count)
-
-
 def _range_of(oks: pa.Table, schema: CollectionSchema) -> list[KeyRange]:
     """The range of their keys; there is at least one."""
     ordered = oks.sort_by([(name, "ascending") for name in schema.key_names])
     return [KeyRange(key_at(ordered, 0, schema.key), key_at(ordered, len(ordered) - 1, schema.key))]
 
 
-def _filled(updates: pa.Table, before: pa.Table, slot: Sequence[str], after: int) -> pa.Table:
+def _filled(updates: pa.Table, slot: Sequence[str], before: pa.Table | None = None, after: int = -1) -> pa.Table:
     """`updates` with an order for each retraction that lacks one: that of the insertion just before it in its slot.
 
-    `before`: what the slots held up to `after`; only its insertions count.
+    `before`: what the slots held up to `after`; only its insertions count. Without it, only insertions among the
+    updates are found.
     """
-    inserted = before.filter(pc.greater(before[DIFF], 0))
-    both = pa.concat_tables([inserted, updates], promote_options="default")
+    if not updates[ORDER].null_count:
+        return updates
+    both = updates
+    if before is not None:
+        inserted = before.filter(pc.greater(before[DIFF], 0))
+        both = pa.concat_tables([inserted, updates], promote_options="default")
     both = both.sort_by([*((name, "ascending") for name in slot), (TIME, "ascending"), (DIFF, "ascending")])
     places = pa.array(range(-1, len(both) - 1), pa.int64())
     before_it = pc.if_else(_same_as_before(both.select(list(slot))), places, pa.scalar(None, pa.int64()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings as profiles
 
 from persist_airflow.compat import AirflowSkipException
 from persist_airflow.factory import build_upsert_dag, build_view_dag
@@ -22,7 +24,7 @@ from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.conflicts import list_conflicts
 from persist_core.schema import CollectionSchema, Column
-from tests.airflow import kill_points
+from tests.airflow import kill_points, late_fruit
 from tests.airflow.fruit import DAY_MS, HISTORY, NAME, START_MS, Fruit, check_history, end_ms, end_of
 from tests.airflow.kill_in_job import JOB
 from tests.airflow.task_driver import DagRunDriver
@@ -106,6 +108,48 @@ def test_kills_at_every_point_change_nothing(
         assert tries[0, task][-1] == "success"
     assert tries[1, "append_batches"] == [KILLED, "success"]
     assert check_history(client, 2) == {"upper": START_MS + 2 * DAY_MS, "commits": 2}
+    assert not list_conflicts(client.blob, NAME)
+    assert fsck(client, NAME).is_clean
+
+
+IS_LONG = profiles.get_current_profile_name() == "nightly"
+KILLS = [
+    "sampled",
+    *[
+        pytest.param(name, marks=pytest.mark.skipif(not IS_LONG, reason="takes minutes (PERSIST_PROFILE=nightly)"))
+        for name in ("undisturbed", "all")
+    ],
+]
+
+
+@pytest.mark.parametrize("which", KILLS)
+def test_kills_while_the_orders_of_deleted_keys_change(
+    fruit: Fruit,
+    client: PersistClient,
+    location: PersistLocation,
+    tmp_path: Path,
+    which: str,
+    persist_seed: int,
+) -> None:
+    """In `sequence` order. Whatever is killed, rows, order index and late records are those of an undisturbed run."""
+    late_fruit.deliver_late(fruit)
+    chance = random.Random(f"{persist_seed}/kills")
+    points = {**every_point(), "write_batches": ["write.before", *JOB, "write.during", "write.after"]}
+    sampled = {task: [chance.choice(names)] for task, names in points.items()}
+    kills: dict[str, tuple[dict[str, list[str]], ...]] = {
+        "undisturbed": ({}, {}),
+        "sampled": ({}, sampled),
+        "all": (points, points),
+    }
+    plan = list(zip(late_fruit.RUNS, kills[which], strict=True))
+    days = [{"day": day, "kills": killed} for day, killed in plan]
+    tries = Worker(fruit, tmp_path / "worker", location, "killed", days).tries()
+    for day, killed in plan:
+        for task, names in killed.items():
+            ended = ["failed" if name in JOB else KILLED for name in names]
+            assert tries[day, task] == [*ended, "success"], tries
+    late_fruit.check_late_history(client)
+    assert client.state(NAME).upper == Frontier(end_ms(late_fruit.RUNS[-1]))
     assert not list_conflicts(client.blob, NAME)
     assert fsck(client, NAME).is_clean
 

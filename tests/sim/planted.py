@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
+
+import pyarrow as pa
 
 from persist_core.checkpoint.checkpointer import Listing
 from persist_core.config.collection import CollectionConfig
@@ -15,13 +18,16 @@ from persist_core.location.consensus import CaSResult, VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.maintenance.fsck import FsckReport, fsck
 from persist_core.maintenance.violations import Violation
+from persist_core.oracle.sequence import OrderMemory
 from persist_core.protocol import stages
 from persist_core.protocol.restore import NothingToRestore, plan_restore, restore
 from persist_core.protocol.stages import Conflict
+from persist_core.schema import ORDER
 from persist_core.shard import state as transitions
 from persist_core.shard.batch import STASH_OPERATOR, BatchDescription
 from persist_core.shard.keys import CheckpointLayout
 from persist_core.shard.state import Committed, ShardState, UpperMismatch
+from tests.sim.simulator import orders
 from tests.sim.simulator.reading import LEASE_MS
 from tests.sim.simulator.simulation import Parts
 from tests.sim.simulator.workload import SHARD
@@ -206,6 +212,20 @@ def _restore_without_stash(client: PersistClient, checkpoint_id: str, writer: st
     return restore(client, replace(plan, point=replace(plan.point, operators={})), writer=writer)
 
 
+def _restore_with_new_orders(client: PersistClient, checkpoint_id: str, writer: str) -> object:
+    """Brings rows back with orders that are higher than they were."""
+    plan = plan_restore(client, SHARD, checkpoint_id)
+    if isinstance(plan, NothingToRestore):
+        return plan
+    rows = [{**row, ORDER: row[ORDER] and {**row[ORDER], "by0": 1_000}} for row in plan.oks.to_pylist()]
+    return restore(client, replace(plan, oks=pa.Table.from_pylist(rows, schema=plan.oks.schema)), writer=writer)
+
+
+def _rows_only(client: PersistClient, description: BatchDescription, rows: orders.Rows) -> OrderMemory:
+    """Forgets the orders of deleted keys, and those that equal values have raised."""
+    return orders.memory(client, replace(description, operators={}), rows)
+
+
 def _scrub_unnamed(client: PersistClient, shard: str) -> FsckReport:
     """Reports every attempt that no commit names as damage, though a task may be about to append it."""
     report = fsck(client, shard)
@@ -235,6 +255,8 @@ PLANTED: dict[str, Parts] = {
     "leases expire early": Parts(Stages(collect=_expire_early)),
     "restore keeps the progress": Parts(Stages(restore=_restore_contents_only)),
     "restore loses the stash": Parts(Stages(restore=_restore_without_stash)),
+    "restore raises orders": Parts(Stages(restore=_restore_with_new_orders)),
+    "write without the orders of deleted keys": Parts(Stages(write=partial(write, remember=_rows_only))),
     "plain writer ends the stash": Parts(Stages(write_plainly=_write_plainly_over_stash)),
     "scrub takes what is staged for damage": Parts(Stages(fsck=_scrub_unnamed)),
 }

@@ -19,9 +19,11 @@ from pyspark.sql import SparkSession
 from persist_core.compaction.merge import Merge, merge_here, replace_inputs
 from persist_core.config.collection import CollectionConfig
 from persist_core.location.mem import MemBlob
+from persist_core.protocol.resolve import plan_resolve, resolve
 from persist_core.schema import ACTED, BEATEN_BY, ERR_KIND, ERR_MESSAGE, INDEX_KIND, MISSING_ORDER, ORDER, order_type
 from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, BatchManifest, PartKind
 from persist_core.shard.keys import manifest_key
+from persist_core.shard.state import Committed
 from persist_core.sources.files import FileSource
 from persist_spark.decode.formats import decode
 from persist_spark.frame import BAD_KEY, DELETE, OP, SKIP
@@ -127,6 +129,12 @@ def test_a_record_without_an_order_is_an_err_of_its_own(plain: Collection) -> No
         "order field 'lsn' is missing or null; expected bigint",
     ]
     assert [row["name"] for row in plain.rows()] == ["kept"]
+    resolved = resolve(plain.shard.client, plan_resolve(plain.shard.client, SHARD, files="b"), writer="test")
+    assert isinstance(resolved, Committed)
+    plain.shard.upper, plain.shard.epoch = plain.shard.upper + 1, plain.shard.epoch + 1
+    last = plain.deliver({"b": "\n".join([put(1, 4, "late"), put(1, None, "lost", op="d")]), "d": put(1, None)})
+    assert (last.stats["late"], last.stats["errors"], last.counts.err_insertions) == (1, 2, 2)
+    assert sorted(each.file for each in plan_resolve(plain.shard.client, SHARD).records) == ["b", "c", "d"]
 
 
 def test_orders_are_typed_and_a_tombstone_message_repeats_its_delete(spark: SparkSession, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ _HIGHEST = "_persist_highest"  # struct: the highest order among the records bef
 _FIRST = "_persist_first"  # the time of the first record at or above the floor
 _AWAITED = "_persist_awaited"  # boolean: a record of the slot was stashed before this batch
 _BEFORE, _IS_NEWEST = "_persist_before", "_persist_is_newest"
-_RANK_BEFORE = "_persist_rank_before"  # struct: the order of what the slot held just before
+_RANK_BEFORE = "_persist_rank_before"  # struct: the order of the committed row that the slot held just before
 _FLOOR_NOW = "_persist_floor_now"
 _ENTERED = "_persist_entered"  # struct of kind, time and order: the entry that a row writes
 _INT_ARRAY = "ARRAY<INT>"
@@ -182,8 +182,8 @@ def sided(ranked: DataFrame, rules: UpsertRules) -> DataFrame:
     accepted = f"({_ACTS} AND NOT {BEATEN})"
     before = (
         f"CASE WHEN {FROM} = {COMMITTED} OR {accepted} THEN"
-        f" named_struct('origin', {FROM}, 'holds', {OP} = '{UPSERT}', 'value', {VALUE}, 'err', {ERR}, 'rank', {ORDER})"
-        " END"
+        f" named_struct('origin', {FROM}, 'holds', {OP} = '{UPSERT}', 'value', {VALUE}, 'err', {ERR},"
+        f" 'rank', CASE WHEN {FROM} = {COMMITTED} THEN {ORDER} END) END"
     )
     linked = ranked.where(f"{WINS} AND {PHASE} != {COUNTED}").selectExpr(
         "*",
@@ -276,7 +276,11 @@ def _index_sides(accepted: str, rules: UpsertRules) -> str:
 
 
 def _cells(rules: UpsertRules) -> dict[str, str]:
-    """What each row writes, by the name of the column. Retractions have the order of their row, for restores."""
+    """What each row writes, by the name of the column.
+
+    A retraction has the order of its row, for restores; or null, if the row came in this batch: an equal value may have
+    come after it with another order, and a restore finds the row among the same updates.
+    """
     is_update = f"{SIDE} IN ({GOES}, {COMES}, {STAYS}, {STAYS_OUT})"
     is_record = f"{SIDE} IN ({STAYS_OUT}, {LOSES})"
     is_floor = f"({SIDE} = {ENTERS} AND {_ENTERED}.kind = '{FLOOR}')"

@@ -16,7 +16,7 @@ from persist_core.oracle.consolidate import Err, Slot, UpsertDiff, Value, canoni
 from persist_core.oracle.sequence import OrderMemory, Precedence, Seen
 from persist_core.oracle.upsert import Record, drain_sealed_input
 from persist_core.protocol import stages
-from persist_core.schema import ACTED, BAD_KEY, BEATEN_BY, OP, ORDER, TIME, Column, order_type
+from persist_core.schema import ACTED, BAD_KEY, BEATEN_BY, MISSING_ORDER, OP, ORDER, TIME, Column, order_type
 from persist_core.shard.batch import (
     LATE_OPERATOR,
     ORDER_INDEX_OPERATOR,
@@ -206,8 +206,10 @@ def late_table(records: Iterable[Record], acted: int) -> pa.Table:
 
 def precedence(order: tuple[Any, ...], value: Value) -> Precedence:
     """What the oracle compares, of a row with this order."""
-    rank = ((1, tuple((0,) if part is None else (1, part) for part in order)),)
+    rank: Precedence = ((1, tuple((0,) if part is None else (1, part) for part in order)),)
     if isinstance(value, Err):
+        if value.kind == MISSING_ORDER:
+            rank = ((2, *rank),)
         return (rank, 1, value.payload, value.kind, value.key_bytes or b"")
     return (rank, 1, canonical_bytes(value, [column.name for column in ORDERED.values]))
 
@@ -223,7 +225,10 @@ def _with_orders(
         seen = after.slots.get(update.slot)
         order = None
         if update.diff > 0:
-            parts = seen.precedence[0][0][1] if seen is not None and newest[update.slot] == update.time else ((1, -1),)
+            parts: Precedence = ((1, -1),)
+            if seen is not None and newest[update.slot] == update.time:
+                (rank,) = seen.precedence[0]
+                parts = rank[1][1] if rank[0] == 2 else rank[1]  # of a record without an order
             values = [part[1] if len(part) > 1 else None for part in parts]
             order = dict(zip(struct.names, [*values, *[None] * len(struct)], strict=False))
         orders.append(order)

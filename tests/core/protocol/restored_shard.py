@@ -127,7 +127,8 @@ class Collection:
         is_delta = description.saves_delta(STASH_OPERATOR)
         if not records:
             return {STASH_OPERATOR: OperatorState(is_delta, ())}
-        data = repr(records).encode()
+        rows = {TIME: pa.array([record.time for record in records], pa.int64()), "record": list(map(repr, records))}
+        data = self.client.part_format.encode(pa.table(rows))
         self.stashed[data] = records
         key = part_key(self.shard, attempt, STASH_OPERATOR, 0)
         self.client.blob.set(key, data)

@@ -60,7 +60,7 @@ class Referee:
         self._points: dict[str, _Point] = {}  # to which a restore may go back, by checkpoint id
         self.deleted_checkpoints: set[str] = set()  # by id: those that something was ever deleted of
         self._put_back: dict[str, str] = {}  # by actor: the deleted checkpoint whose manifest it has just written
-        self.expected = Expected()
+        self.expected = Expected(in_sequence=feed.in_sequence)
         self.contents: dict[Slot, Value] = {}
         self.consumed: set[str] = set()
         self.state: ShardState | None = None

@@ -44,7 +44,10 @@ FATES = frozenset(Action) - {Action.PASS, Action.WAIT, Action.ZOMBIE}
 
 @dataclass(frozen=True)
 class Scenario:
-    """Who takes part, and the seed that their input and their habits come from. `jumps`: the clocks of clients jump."""
+    """Who takes part, and the seed that their input and their habits come from. `jumps`: the clocks of clients jump.
+
+    `sequence`: the shard is in `sequence` order, and its input late and redelivered.
+    """
 
     seed: int
     writers: int = 2
@@ -61,6 +64,7 @@ class Scenario:
     forkers: int = 0
     browsers: int = 0
     jumps: int = 0
+    sequence: int = 0
     files: int = 4
 
     def __post_init__(self) -> None:
@@ -98,6 +102,7 @@ class Scenario:
             forkers=one_of(0, 0, 0, 1),
             browsers=one_of(0, 0, 0, 1),
             jumps=one_of(0, 0, 0, 1),
+            sequence=one_of(0, 0, 0, 1),
         )
 
     @classmethod

@@ -27,6 +27,8 @@ CLOSING_ENDS = tuple(range(50, 71))  # beyond all times of records; several, for
 _KEYS = 3  # few, so that records of a key meet in many orders
 FIRST_PLAIN_ID = 1_000  # of rows that no input has: a plain writer's; the id says at what time it was appended
 _MAX_RECORDS = 4  # of a file
+_MAX_SEQ = 12  # of orders: some are equal, and their positions decide
+_REDELIVERED = 0.3
 _EARLY_FILES = 1  # there before any actor starts; the others are dropped one by one
 _MTIME_S = 1_000_000_000  # of every file: the real one would make no two simulations the same
 
@@ -46,8 +48,9 @@ def ids_of(scenario: Scenario, name: str, clock: Clock | None = None) -> SeededI
 
 
 @lru_cache(maxsize=1000)
-def drop_file(scenario_seed: int, number: int) -> DropFile:
-    """The file with this number."""
+def drop_file(scenario_seed: int, number: int, *, in_sequence: bool = False) -> DropFile:
+    """The file with this number. In `sequence` order its records have `seq`, whatever their times, and some of the
+    file before it are delivered once more."""
     name = f"part-{number}.jsonl"
     ids = ids_of(Scenario(scenario_seed), name)
     rows: list[dict[str, object]] = [
@@ -59,6 +62,11 @@ def drop_file(scenario_seed: int, number: int) -> DropFile:
         }
         for row in range(1 + int(ids.jitter() * _MAX_RECORDS))
     ]
+    if in_sequence:
+        orders = ids_of(Scenario(scenario_seed), f"orders of {name}")
+        rows = [{**row, "seq": int(orders.jitter() * _MAX_SEQ)} for row in rows]
+        before = drop_file(scenario_seed, number - 1, in_sequence=True).text.splitlines() if number > 1 else []
+        rows += [json.loads(line) for line in before if orders.jitter() < _REDELIVERED]
     return DropFile(name, "".join(json.dumps(row) + "\n" for row in rows), tuple(records_of(name, rows)))
 
 
@@ -68,7 +76,8 @@ def records_of(name: str, rows: list[dict[str, object]]) -> Iterator[Record]:
         time = row["ts"]
         assert isinstance(time, int)
         value = TOMBSTONE if row["op"] == "D" else (row["name"],)
-        yield Record((row["id"],), value, time, (natural_key(name), number))
+        order = (row["seq"], natural_key(name), 0, number) if "seq" in row else (natural_key(name), number)
+        yield Record((row["id"],), value, time, order)
 
 
 def row_of(slot: Slot, value: Value) -> dict[str, Any]:
@@ -90,9 +99,11 @@ def read_records(path: str) -> list[Record]:
 
 
 @lru_cache(maxsize=100)
-def _config(snapshot_every: int, keep_last: int, max_files: int) -> CollectionConfig:
+def _config(snapshot_every: int, keep_last: int, max_files: int, *, in_sequence: bool) -> CollectionConfig:
+    order = {"mode": "sequence", "by": {"seq": "bigint"}, "keep_deleted": "all"} if in_sequence else "auto"
     return CollectionConfig.model_validate(
         {
+            "order": order,
             "name": SHARD,
             "source": {"path": "*.jsonl", "format": "json"},
             "key": "id",
@@ -115,10 +126,12 @@ class Feed:
 
     def __init__(self, scenario: Scenario, folder: Path) -> None:
         self._folder = folder
-        self.files = [drop_file(scenario.seed, number) for number in range(1, scenario.files + 1)]
+        self.in_sequence = scenario.sequence > 0
+        numbers = range(1, scenario.files + 1)
+        self.files = [drop_file(scenario.seed, number, in_sequence=self.in_sequence) for number in numbers]
         ids = ids_of(scenario, "config")
         small = [1 + int(ids.jitter() * 3) for _ in range(3)]
-        self.config = _config(*small).model_copy(update={"base_dir": str(folder)})
+        self.config = _config(*small, in_sequence=self.in_sequence).model_copy(update={"base_dir": str(folder)})
         self.late = self.files[_EARLY_FILES:]
         self.known = {file.name: file for file in self.files}
         for file in self.files[:_EARLY_FILES]:
@@ -162,11 +175,14 @@ class Expected:
     A record counts from its own time on, or, if that was final when it was consumed, from the lower of the batch
     that consumed it. As of a time a slot holds the record with the greatest (time it counts from, own time, order).
 
+    In `sequence` order it holds the one with the greatest order of those that count by then.
+
     A restore begins a new history: from its time on, only what the checkpoint's history held counts. What that history
     had consumed but not made final by then (the stash) counts from after the restore at the earliest.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_sequence: bool = False) -> None:
+        self._in_sequence = in_sequence
         self._histories: list[tuple[int, list[Arrival]]] = [(0, [])]  # from which time on, and what was consumed
 
     def consume(self, records: tuple[Record, ...], lower: int) -> None:
@@ -204,6 +220,10 @@ class Expected:
         arrivals = next(arrivals for begin, arrivals in reversed(self._histories) if begin <= time)
         newest: dict[Slot, Arrival] = {}
         for arrival in arrivals:
-            if arrival.rank[0] <= time and (arrival.slot not in newest or newest[arrival.slot].rank < arrival.rank):
-                newest[arrival.slot] = arrival
+            if arrival.rank[0] <= time:
+                known = newest.get(arrival.slot, arrival)
+                newest[arrival.slot] = max(known, arrival, key=self._precedence)
         return {slot: arrival.value for slot, arrival in newest.items() if arrival.value is not None}
+
+    def _precedence(self, arrival: Arrival) -> Any:
+        return arrival.rank[2] if self._in_sequence else arrival.rank

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from persist_core.errors import CorruptArtifact
 from persist_core.handles.client import PersistClient
 from persist_core.location.blob import Blob
 from persist_core.oracle.consolidate import UpsertDiff
+from persist_core.oracle.sequence import OrderMemory
 from persist_core.oracle.upsert import (
     TOMBSTONE,
     Drained,
@@ -38,6 +39,7 @@ from persist_core.shard.keys import part_key
 from persist_core.shard.parts import updates_schema
 from persist_core.sources.files import FrozenInput, check_unchanged
 from persist_core.sources.frozen import load_frozen
+from tests.sim.simulator import orders
 from tests.sim.simulator.workload import read_records, row_of
 
 
@@ -61,16 +63,30 @@ class ArrowParts:
             yield table.slice(start, rows)
 
 
-def write(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str:
-    """Stage the batch of `description` and return its manifest's key. Raises what the Spark job raises."""
+def write(
+    client: PersistClient,
+    config: CollectionConfig,
+    description: BatchDescription,
+    *,
+    remember: Callable[[PersistClient, BatchDescription, orders.Rows], OrderMemory] = orders.memory,
+) -> str:
+    """Stage the batch of `description` and return its manifest's key. Raises what the Spark job raises.
+
+    `remember`: what the shard has seen before the batch, in `sequence` order.
+    """
     without_input = stages.write_without_input(client, config, description)
     if without_input is not None:
         return without_input
     with stages.outdated_first(client, description):
-        return _write(client, config, description)
+        return _write(client, config, description, remember)
 
 
-def _write(client: PersistClient, config: CollectionConfig, description: BatchDescription) -> str:
+def _write(
+    client: PersistClient,
+    config: CollectionConfig,
+    description: BatchDescription,
+    remember: Callable[[PersistClient, BatchDescription, orders.Rows], OrderMemory],
+) -> str:
     state = client.state(description.shard)
     stages.check_not_outdated(state, description)
     key = description.input_key
@@ -85,6 +101,7 @@ def _write(client: PersistClient, config: CollectionConfig, description: BatchDe
     below = [batch for batch in state.batches if batch.lower < description.lower]
     manifests = client.open_reader(description.shard).manifests(below)
     updates = [update for manifest in manifests for update in read_updates(client.blob, manifest)]
+    rows = None if config.order.mode == "log" else orders.rows_of(client, manifests)
     drained = drain_sealed_input(
         records,
         stash,
@@ -92,8 +109,9 @@ def _write(client: PersistClient, config: CollectionConfig, description: BatchDe
         lower=description.lower,
         upper=description.upper,
         stash_frontier=description.stash_frontier,
+        orders=None if rows is None else remember(client, description, rows),
     )
-    return _stage(client, config, description, drained, stash)
+    return _stage(client, config, description, drained, stash, rows)
 
 
 def read_updates(blob: Blob, manifest: BatchManifest) -> list[UpsertDiff]:
@@ -122,10 +140,14 @@ def _stage(
     description: BatchDescription,
     drained: Drained,
     stash_before: list[Record],
+    rows_before: orders.Rows | None,
 ) -> str:
     schema = config.collection_schema()
     attempt = client.ids.uuid7()
     rows = [{**row_of(u.slot, u.value), TIME: u.time, DIFF: u.diff} for u in drained.updates]
+    operators: dict[str, OperatorState] = {}
+    if rows_before is not None:
+        operators = orders.stage_orders(client, description, attempt, rows, drained, rows_before)
     oks = pa.Table.from_pylist(rows, schema=updates_schema(schema))
     known = set(map(repr, stash_before)) if description.saves_delta(STASH_OPERATOR) else set()
     stashed = [record for record in drained.stash if repr(record) not in known]
@@ -136,7 +158,6 @@ def _stage(
         client.blob.set(key, data)
         digest = hashlib.sha256(data).hexdigest()
         artifacts = (StateArtifact(0, key, len(data), digest),)
-    operators = {}
     if drained.stash:
         operators[STASH_OPERATOR] = OperatorState(description.saves_delta(STASH_OPERATOR), artifacts)
     return client.open_writer(description.shard).stage(

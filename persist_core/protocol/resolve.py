@@ -1,0 +1,135 @@
+"""`persist resolve`: remove errs `missing_order` that a user has looked at, in a commit of its own.
+
+    errs alive --of the files that the user names--> retractions at [upper, upper + 1) --append--> Committed | Conflict
+
+Such an err stands in a slot of its own, so no record can remove it (docs/semantics.md, section 4). Everything else
+stays as it is: rows, orders, source progress and operator state.
+
+The commit makes the time `upper` final. So a record that waits in the stash for that time has to be processed first.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_core.checkpoint.checkpointer import load_verified
+from persist_core.checkpoint.publish import publish_missing
+from persist_core.checkpoint.recovery import recover_newest
+from persist_core.errors import InvalidInput, RunFailed
+from persist_core.handles.client import PersistClient
+from persist_core.ids import uuid7_of
+from persist_core.protocol.describe import stash_frontier
+from persist_core.protocol.restore_point import restore_token
+from persist_core.protocol.stages import Conflict, append
+from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, MISSING_ORDER, ORDER, POSITION, TIME
+from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, OperatorState, StateArtifact
+from persist_core.shard.parts import errs_schema
+from persist_core.shard.state import Committed, ShardState
+from persist_core.sources.natural_order import path_of
+from persist_core.time_text import MAX_TIME, show_time
+
+
+@dataclass(frozen=True)
+class Unordered:
+    """A record without an order: its file (below its source's folder) and row, why it is an err, and its bytes."""
+
+    file: str
+    row: int
+    message: str
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class ResolvePlan:
+    """What a `resolve` removes. `state` is the shard's, which the commit follows."""
+
+    state: ShardState
+    records: tuple[Unordered, ...]
+    errs: pa.Table
+
+
+def plan_resolve(client: PersistClient, shard: str, *, files: str = "*") -> ResolvePlan:
+    """The errs `missing_order` of the files that match the glob `files`; writes nothing. There may be none.
+
+    Raises `ShardNotFound`, and `InvalidInput` if the shard is closed.
+    """
+    state = client.state(shard)
+    if state.upper.time is None or state.upper.time == MAX_TIME:
+        raise InvalidInput(f"shard {shard} is closed (upper {state.upper}): it accepts no commits")
+    if state.schema is None or state.schema.order is None:
+        return ResolvePlan(state, (), pa.table({}))
+    columns = errs_schema(state.schema)
+    errs = client.open_reader(shard).errors(state.upper.time - 1)
+    errs = errs.filter(pc.equal(errs[ERR_KIND], MISSING_ORDER))
+    records = [_unordered(row) for row in errs.select([ERR_KEY, ERR_MESSAGE, ERR_PAYLOAD]).to_pylist()]
+    chosen = [number for number, record in enumerate(records) if fnmatchcase(record.file, files)]
+    errs = errs.take(pa.array(chosen, pa.int64()))
+    given = {
+        TIME: pa.repeat(state.upper.time, len(errs)),
+        DIFF: pa.repeat(-1, len(errs)),
+        ORDER: pa.nulls(len(errs), columns.field(ORDER).type),
+    }
+    cells = [given.get(name, errs[name] if name in errs.column_names else None) for name in columns.names]
+    return ResolvePlan(state, tuple(records[number] for number in chosen), pa.table(cells, schema=columns))
+
+
+def _unordered(row: dict[str, object]) -> Unordered:
+    key, payload = row[ERR_KEY], row[ERR_PAYLOAD]
+    assert isinstance(key, bytes)
+    assert isinstance(payload, bytes)
+    file, _, number = (json.loads(key.decode().removeprefix(MISSING_ORDER)).get(column.name) for column in POSITION)
+    return Unordered(path_of(file), number, str(row[ERR_MESSAGE]), payload)
+
+
+def resolve(client: PersistClient, plan: ResolvePlan, *, writer: str) -> Committed | Conflict:
+    """Commit the plan, which is not empty, and publish its checkpoint. `writer` names the caller, for users.
+
+    A lost race is a `Conflict`, recorded like any other. Raises `RunFailed` if a record in the stash is due first, and
+    `CorruptArtifact` if operator state is damaged. Trying again with a new plan is safe after any error.
+    """
+    state, parent = plan.state, plan.state.newest_commit
+    assert state.schema is not None
+    assert state.upper.time is not None
+    lower = state.upper.time
+    chains = recover_newest(client, state).operators
+    _check_nothing_is_due(client, state, chains.get(STASH_OPERATOR, ()))
+    token = restore_token("resolve", state.shard, lower, sorted(map(repr, plan.records)))
+    description = BatchDescription(
+        shard=state.shard,
+        lower=lower,
+        upper=lower + 1,
+        token=token,
+        checkpoint_id=uuid7_of(lower, token),
+        epoch=(parent.epoch if parent else 0) + 1,
+        parent_id=parent.checkpoint_id if parent else None,
+        writer=writer,
+        sources=state.sources,
+        operators=chains,
+        era=state.era,
+    )
+    unchanged = {name: OperatorState(is_delta=True, artifacts=()) for name in chains}
+    attempt = client.ids.uuid7()
+    key = client.open_writer(state.shard).stage(description, state.schema, attempt, errs=plan.errs, operators=unchanged)
+    result = append(client, description, key)
+    if isinstance(result, Committed):
+        publish_missing(client, client.state(state.shard))
+    return result
+
+
+def _check_nothing_is_due(client: PersistClient, state: ShardState, chain: tuple[StateArtifact, ...]) -> None:
+    """A later batch takes records before its lower for processed, so none may wait for the time of this commit."""
+    upper = state.upper.time or 0
+    restored_to = stash_frontier(client, state)
+    first = upper if restored_to is None else restored_to
+    for artifact in chain:
+        times = client.part_format.decode(load_verified(client.blob, artifact.key, artifact.sha256), [TIME])[TIME]
+        if pc.any(pc.and_(pc.greater_equal(times, first), pc.less_equal(times, upper))).as_py():
+            raise RunFailed(
+                f"records in the stash of shard {state.shard} are due at {show_time(upper)}, and are not processed yet."
+                f" Nothing was committed: run the collection once, then `persist resolve {state.shard}` again"
+            )

@@ -1,0 +1,145 @@
+"""`persist resolve`: errs of records without an order are removed by a user, and nothing else changes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from persist_core.cli.main import run_command
+from persist_core.errors import InvalidInput, RunFailed
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
+from persist_core.oracle.upsert import Err, Record
+from persist_core.protocol.resolve import plan_resolve, resolve
+from persist_core.protocol.stages import Conflict
+from persist_core.schema import MISSING_ORDER
+from persist_core.shard.parts import PARQUET
+from persist_core.sources.natural_order import natural_key
+from tests.core.protocol.ordered_shard import OrderedCollection
+from tests.core.protocol.restored_shard import SHARD, Collection
+from tests.core.protocol.test_ordered import A, B, put
+
+
+def unordered(file: str, row: int) -> Record:
+    """As the Spark job decodes a record without an order: an err under its position."""
+    place = json.dumps({"file": natural_key(file), "block": 0, "row": row})
+    slot = f"{MISSING_ORDER} {place}".encode()
+    err = Err(MISSING_ORDER, slot, b'{"lsn":null}', "order field 'lsn' is missing or null")
+    return Record(slot, err, None, (None, natural_key(file), 0, row))
+
+
+def with_unordered(shard: OrderedCollection) -> OrderedCollection:
+    """`A` was deleted at order 5, `B` is there with order 5; three records had no order."""
+    shard.drop("1.txt", [put(1, "old"), put(1, "old", B), unordered("day=1/1.txt", 3)])
+    shard.run(10)
+    shard.drop("2.txt", [put(5, None), put(5, "old", B), unordered("day=2/2.txt", 10), unordered("day=2/2.txt", 11)])
+    shard.run(20)
+    return shard
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> OrderedCollection:
+    return with_unordered(OrderedCollection(tmp_path))
+
+
+def files(shard: Collection, as_of: int | None = None) -> list[tuple[str, int]]:
+    """Of the errs alive."""
+    assert len(shard.client.open_reader(shard.shard).errors(as_of)) == len(plan_resolve(shard.client, SHARD).records)
+    return sorted((record.file, record.row) for record in plan_resolve(shard.client, SHARD).records)
+
+
+def test_a_user_removes_them_and_late_records_are_decided_as_before(tmp_path: Path) -> None:
+    """What docs/operations.md says: look, deliver the record again with an order, remove the err."""
+    settings = PersistLocation(f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/consensus.db")
+    options = ["--blob-uri", settings.blob_uri, "--consensus-uri", settings.consensus_uri]
+    (tmp_path / "feed").mkdir()
+    with open_location(settings) as location:
+        shard = OrderedCollection(tmp_path / "feed", location)
+        shard.client.part_format = PARQUET
+        with_unordered(shard)
+        shard.drop("3.txt", [put(6, "again")])
+        shard.run(30)
+        operators = shard.client.state(SHARD).operators
+        assert run_command(["resolve", SHARD, "--file", "day=2/*", *options]) == 0
+        assert shard.client.state(SHARD).operators == operators
+        assert shard.client.state(SHARD).upper.time == 31
+        assert files(shard) == [("day=1/1.txt", 3)]
+        assert len(shard.client.open_reader(SHARD).errors(29)) == 3
+        assert {A, B} < shard.contents(30).keys()
+        shard.drop("4.txt", [put(4, "late", B), put(2, "late")])
+        shard.run(40)
+        assert shard.client.manifest(shard.client.state(SHARD).commits[-1]).stats["late"] == 2
+        shard.check()
+        assert len(shard.checkpointer.list_checkpoints()) == 5
+
+
+def test_the_command_says_what_it_would_remove(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = PersistLocation(f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/consensus.db")
+    options = ["--blob-uri", settings.blob_uri, "--consensus-uri", settings.consensus_uri]
+    (tmp_path / "feed").mkdir()
+    with open_location(settings) as location:
+        shard = OrderedCollection(tmp_path / "feed", location)
+        shard.client.part_format = PARQUET
+        with_unordered(shard)
+    capsys.readouterr()
+    assert run_command(["resolve", SHARD, *options]) == 2
+    assert "either --all or --file" in capsys.readouterr().err
+    assert run_command(["errors", SHARD, *options]) == 0
+    assert f"`persist resolve {SHARD}` does" in capsys.readouterr().out
+    assert run_command(["resolve", SHARD, "--all", "--dry-run", *options]) == 0
+    assert "would remove 3 errors missing_order" in capsys.readouterr().out
+    assert run_command(["resolve", SHARD, "--all", "--json", *options]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["status"], len(done["records"]), done["upper"]) == ("resolved", 3, 21)
+    assert run_command(["resolve", SHARD, "--all", *options]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_a_restore_brings_them_back_and_the_same_record_again_too(shard: OrderedCollection) -> None:
+    second = shard.client.state(SHARD).commits[1].checkpoint_id
+    resolve(shard.client, plan_resolve(shard.client, SHARD), writer="test")
+    assert files(shard) == []
+    shard.drop("3.txt", [unordered("day=1/1.txt", 3)])
+    shard.run(30)
+    assert files(shard) == [("day=1/1.txt", 3)]
+    shard.go_back(second)
+    assert files(shard) == [("day=1/1.txt", 3), ("day=2/2.txt", 10), ("day=2/2.txt", 11)]
+    shard.check()
+
+
+def test_a_lost_race_changes_nothing(shard: OrderedCollection) -> None:
+    plan = plan_resolve(shard.client, SHARD)
+    shard.drop("3.txt", [put(7, "new")])
+    shard.run(30)
+    assert isinstance(resolve(shard.client, plan, writer="test"), Conflict)
+    assert len(files(shard)) == 3
+
+
+def test_a_record_in_the_stash_is_processed_first(shard: OrderedCollection) -> None:
+    shard.drop("3.txt", [replace(put(8, "due"), time=30), replace(put(9, "later", B), time=35)])
+    shard.run(30)
+    with pytest.raises(RunFailed, match=r"records in the stash .* are due at .*run the collection once"):
+        resolve(shard.client, plan_resolve(shard.client, SHARD), writer="test")
+    assert len(files(shard)) == 3
+    shard.run(31)
+    resolve(shard.client, plan_resolve(shard.client, SHARD), writer="test")
+    assert files(shard) == []
+    shard.run(40)
+    assert sorted(update.time for update in shard.updates() if update.time >= 30 and update.diff > 0) == [30, 35]
+    shard.check()
+
+
+def test_a_closed_shard_and_one_in_log_order(tmp_path: Path) -> None:
+    log = Collection(tmp_path)
+    log.drop("1.txt", [put(1, "old")])
+    log.run(10)
+    assert plan_resolve(log.client, SHARD).records == ()
+    (tmp_path / "1.txt").unlink()
+    ordered = OrderedCollection(tmp_path, shard="closed")
+    ordered.config = ordered.config.model_copy(update={"end_of_input": "close"})
+    ordered.run(None)
+    with pytest.raises(InvalidInput, match="is closed"):
+        plan_resolve(ordered.client, "closed")
