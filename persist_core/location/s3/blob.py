@@ -119,7 +119,7 @@ class S3Blob:
         return self._listing(prefix)
 
     def unfinished_uploads(self, prefix: str) -> UnfinishedUploads:
-        """See `UploadStore`. If the server refuses the request or does not have it, `skipped` says so.
+        """See `UploadStore`. If the server refuses the request or does not have it, `skipped` is the reason.
 
         A server that lists uploads only by whole names (MinIO) shows none.
         """
