@@ -83,9 +83,9 @@ test-package: .venv/installed ## builds the wheel and tries it in new environmen
 check-docker: .venv-docker/installed ## lints docker/: Dockerfiles, the compose file, Kubernetes objects
 	@.venv-docker/bin/hadolint docker/*.Dockerfile
 	@.venv-docker/bin/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
-	@.venv-docker/bin/kubernetes-validate --strict --quiet docker/kubernetes/spark-connect.yaml
+	@.venv-docker/bin/kubernetes-validate --strict --quiet docker/kubernetes/spark-connect.yaml docker/kubernetes/statsd.yaml
 
-test-docker: check-docker s3-servers ## builds the images and runs the main job on the whole compose stack (root; 15 minutes)
+test-docker: check-docker s3-servers statsd-exporter ## builds the images and runs the main job on the whole compose stack (root; 15 minutes)
 	@tests/docker/stack.sh
 
 bench: .venv-bench/installed ## the benchmarks of docs/benchmarks.md (ARGS='--help' for presets; BENCH=upl or views for one)

@@ -11,9 +11,12 @@ from persist_core.cli.session import Session, with_session
 from persist_core.errors import PersistError
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, MAX_KEYS, collect, garbage
 from persist_core.gc.drop import drop
+from persist_core.gc.uploads import unfinished_uploads
 from persist_core.shard.stats import show_bytes
+from persist_core.time_text import show_time
 
 _HOUR_MS = 3_600_000
+_UPLOAD = "its upload was not completed"
 
 
 @click.command("gc")
@@ -61,11 +64,12 @@ def gc_command(
                 f"{each.marked} ({show_bytes(each.marked_bytes)})",
                 f"{each.deleted} ({show_bytes(each.deleted_bytes)})",
                 f"{each.waiting} ({show_bytes(each.waiting_bytes)})",
+                str(each.aborted_uploads or ""),
                 "" if each.is_done else "run it again",
             )
             for each in done
         ]
-        columns = ("shard", "found", "deleted", "listed, to be deleted later", "not done")
+        columns = ("shard", "found", "deleted", "listed, to be deleted later", "uploads aborted", "not done")
         output.print_table(columns, rows, empty=f"no shards in {session.client.location.consensus.uri}")
     if failed is not None:
         raise failed
@@ -95,9 +99,13 @@ def drop_command(session: Session, name: str, yes: bool, force: bool) -> None:
 
 
 def _print_garbage(session: Session, name: str) -> None:
-    found = garbage(session.client, name)
+    found, uploads = garbage(session.client, name), unfinished_uploads(session.client.blob, name)
     if session.as_json:
         output.print_ndjson({"shard": name, **asdict(each), "reason": each.reason} for each in found)
+        output.print_ndjson({"shard": name, **asdict(each), "reason": _UPLOAD} for each in uploads.found)
         return
     rows = [(each.key, show_bytes(each.size_bytes), each.reason) for each in found]
+    rows += [(each.key, f"begun {show_time(each.begun_ms)}", _UPLOAD) for each in uploads.found]
+    if uploads.skipped:
+        output.print_line(f"{name}: unfinished uploads are not looked for: {uploads.skipped}")
     output.print_table(("key", "size", "why it is not needed"), rows, empty=f"{name}: everything is needed")

@@ -18,6 +18,7 @@ from persist_core.gc.garbage_list import Garbage, GarbageList
 from persist_core.gc.mark import find_garbage, store
 from persist_core.gc.needs import Needs
 from persist_core.gc.sweep import sweep
+from persist_core.gc.uploads import abort_uploads
 from persist_core.handles.client import PersistClient
 from persist_core.location.blob import Blob
 from persist_core.shard.eras import begin_era
@@ -35,6 +36,7 @@ class Collected:
 
     `marked` keys were found to be garbage in `era`; `waiting` keys are on lists whose eras are not over. `kept` keys
     were on a list that was swept, and are needed. `is_done` is False if `max_keys` left some of them.
+    `aborted_uploads` were begun longer than the staging intent ago, and never completed.
     """
 
     shard: str
@@ -47,13 +49,15 @@ class Collected:
     waiting: int
     waiting_bytes: int
     is_done: bool
+    aborted_uploads: int = 0
 
     @property
     def did(self) -> str:
         """What was done, in words; empty if nothing was."""
         marked = f"found {self.marked} unneeded files ({self.marked_bytes} bytes)" if self.marked else ""
         deleted = f"deleted {self.deleted} files ({self.deleted_bytes} bytes)" if self.deleted else ""
-        return "; ".join(filter(None, (marked, deleted)))
+        aborted = f"aborted {self.aborted_uploads} unfinished uploads" if self.aborted_uploads else ""
+        return "; ".join(filter(None, (marked, deleted, aborted)))
 
 
 @dataclass(frozen=True)
@@ -89,11 +93,14 @@ def collect(
         _truncate(client, state)
         begun = []
     marked = [] if begun else _mark(client, state, needs, lists)
-    if marked:
+    aborted = 0
+    if marked:  # once an era
         lists, _ = _lists(client.blob, shard)
+        aborted = len(list(abort_uploads(client.blob, shard, begun_before_ms=now_ms - intent_ms)))
     collected = _sweep(client, state, lists, needs, max_keys, kept_eras)
     found = [each for stored in marked for each in stored.listed.garbage]
-    collected = replace(collected, marked=len(found), marked_bytes=sum(each.size_bytes for each in found))
+    marked_bytes = sum(each.size_bytes for each in found)
+    collected = replace(collected, marked=len(found), marked_bytes=marked_bytes, aborted_uploads=aborted)
     if state.is_dropped and not collected.waiting and collected.is_done:  # nothing is left but empty lists
         for entry in list(client.blob.list_keys_and_metadata(gc_prefix(shard))):
             client.blob.delete(entry.key)

@@ -76,6 +76,36 @@ class RangeReader(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class UnfinishedUpload:
+    """The pieces of an upload that was begun, and neither completed nor aborted. `begun_ms`: by the store's clock."""
+
+    key: str
+    upload_id: str
+    begun_ms: int
+
+
+@dataclass(frozen=True)
+class UnfinishedUploads:
+    """The uploads of a listing; or, in `skipped`, why the store does not list them."""
+
+    found: tuple[UnfinishedUpload, ...] = ()
+    skipped: str = ""
+
+
+@runtime_checkable
+class UploadStore(Protocol):
+    """A blob store in which a writer that was killed leaves pieces that no listing of keys shows."""
+
+    def unfinished_uploads(self, prefix: str) -> UnfinishedUploads:
+        """Uploads of keys that start with the string `prefix`, the first 10,000 of them."""
+        ...
+
+    def abort_upload(self, upload: UnfinishedUpload) -> bool:
+        """Delete its pieces, so that its writer can no longer complete it. False if it has ended already."""
+        ...
+
+
 def check_blob_key(key: str) -> str:
     """Return `key` if it is a legal blob key, else raise `InvalidName`.
 

@@ -79,3 +79,28 @@ COPY versitygw /out/versitygw
 FILE
     build versitygw:built
 fi
+
+# The images of the profile `metrics`: Debian's Prometheus, and the exporter of `make statsd-exporter`. Their commands are
+# those of the published images. Grafana has no package, so there is no stand-in for it.
+if ! has prometheus:trixie; then
+    cat >"$home/base/Dockerfile" <<'FILE'
+FROM debian:trixie-slim
+RUN apt-get update && apt-get install -y --no-install-recommends prometheus && rm -rf /var/lib/apt/lists/* \
+    && mkdir /prometheus && chown nobody:nogroup /prometheus
+USER nobody
+VOLUME /prometheus
+ENTRYPOINT ["/usr/bin/prometheus"]
+CMD ["--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/prometheus"]
+FILE
+    build prometheus:trixie
+fi
+if ! has statsd-exporter:built; then
+    cp .cache/servers/statsd_exporter "$home/base/statsd_exporter"
+    cat >"$home/base/Dockerfile" <<'FILE'
+FROM debian:trixie-slim
+COPY statsd_exporter /bin/statsd_exporter
+USER nobody
+ENTRYPOINT ["/bin/statsd_exporter"]
+FILE
+    build statsd-exporter:built
+fi

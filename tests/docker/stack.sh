@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# stack.sh: builds the images of docker/, starts the whole compose stack, runs the main job on it once, and stops all.
-# `make test-docker` runs it. The base images are stand-ins (bases.sh). What it prints at its end is the time and memory.
+# stack.sh: builds the images of docker/, starts the whole compose stack but for Grafana, runs the main job on it once,
+# checks what Prometheus has of it, and stops all. `make test-docker` runs it. The base images are stand-ins (bases.sh).
+# What it prints at its end is the time and memory.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 home=$PWD/.cache/docker
@@ -8,8 +9,10 @@ export DOCKER_HOST=unix://$home/docker.sock DOCKER_BUILDKIT=1
 export PERSIST_AIRFLOW_IMAGE=airflow-persist:test PERSIST_SPARK_IMAGE=airflow-persist-spark:test
 export PERSIST_S3_IMAGE=airflow-persist-s3:test
 export PERSIST_SCHEDULE=False # else the schedule's own run takes all seven days at once, or some of them
-AIRFLOW_PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-export AIRFLOW_PORT
+export PERSIST_STATSD=True PROMETHEUS_IMAGE=prometheus:trixie STATSD_IMAGE=statsd-exporter:built
+free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
+AIRFLOW_PORT=$(free_port) PROMETHEUS_PORT=$(free_port)
+export AIRFLOW_PORT PROMETHEUS_PORT
 docker=/usr/bin/docker
 compose() { timeout "$1" docker-compose --project-name persist-test --file docker/compose.yaml "${@:2}"; }
 
@@ -35,9 +38,15 @@ timeout 1800 $docker build --quiet -f docker/airflow.Dockerfile -t "$PERSIST_AIR
 timeout 1800 $docker build --quiet -f docker/spark.Dockerfile -t "$PERSIST_SPARK_IMAGE" . >/dev/null
 timeout 600 $docker build --quiet -f docker/s3.Dockerfile --build-arg BINARY=versitygw:built -t "$PERSIST_S3_IMAGE" . >/dev/null
 $docker images --format '   {{.Repository}}:{{.Tag}} {{.Size}}' | grep persist
+$docker run --rm --network none "$PERSIST_AIRFLOW_IMAGE" python -c '
+import importlib
+from persist_core.config.alerts import SHORT_NAMES
+for path in SHORT_NAMES.values():
+    importlib.import_module(path.rpartition(".")[0])
+'
 
 echo "== start (at ${SECONDS} s)"
-compose 600 up -d --no-build postgres s3 spark-connect api-server scheduler dag-processor triggerer
+compose 600 up -d --no-build statsd prometheus postgres s3 spark-connect api-server scheduler dag-processor triggerer
 tries=0
 until page=$(curl --silent --fail --max-time 5 "http://127.0.0.1:$AIRFLOW_PORT/api/v2/monitor/health"); do
     tries=$((tries + 1))
@@ -52,6 +61,9 @@ compose 1800 run --rm -T demo | tee "$home/demo.txt"
 for expected in 'Europe *│ *22 ' 'Asia *│ *11 ' 'clean'; do
     grep -qE "$expected" "$home/demo.txt" || { echo "the demo's output has no '$expected'" >&2; exit 1; }
 done
+
+echo "== metrics (at ${SECONDS} s)"
+.venv/bin/python -m tests.docker.observe "$AIRFLOW_PORT" "$PROMETHEUS_PORT"
 
 echo "== what it takes (at ${SECONDS} s)"
 $docker stats --no-stream --format '   {{.Name}} {{.MemUsage}}'

@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from persist_core.location.settings import ENV_BLOB_URI, ENV_CONSENSUS_URI
 from persist_core.location.uri import parse_uri
@@ -95,6 +97,17 @@ def test_dockerfiles(dockerfile: Path) -> None:
     assert "org.opencontainers.image.licenses" in text
 
 
+def test_the_airflow_image_has_every_extra_that_fits_it() -> None:
+    """The lock satisfies the extras, so each example of the documents has its provider in the image."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    lock = (ROOT / "requirements" / "image-airflow.txt").read_text()
+    locked = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", lock, re.MULTILINE))
+    needed = [text for name in extras.keys() - {"airflow", "spark", "testing"} for text in extras[name]]
+    for requirement in map(Requirement, needed):
+        if requirement.name != "airflow-persist":
+            assert locked[requirement.name] in requirement.specifier, requirement
+
+
 def _reaches_the_build(path: str) -> bool:
     allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     return any(path == each or path.startswith(f"{each}/") for each in allowed)
@@ -157,8 +170,24 @@ def test_the_chart_uses_the_images_and_secrets_of_the_manifest() -> None:
     service = next(
         each for each in objects if each["kind"] == "Service" and each["metadata"]["name"] == "spark-connect"
     )
-    connection = json.loads(values["env"][0]["value"])
+    given = {each["name"]: each["value"] for each in values["env"]}
+    connection = json.loads(given["AIRFLOW_CONN_SPARK_DEFAULT"])
     assert (connection["host"], connection["port"]) == ("spark-connect", service["spec"]["ports"][0]["port"])
     (stores,) = yaml.safe_load(values["extraEnvFrom"])
     server = next(each for each in objects if each["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"][0]
     assert stores in server["envFrom"]
+
+
+def test_airflow_sends_metrics_to_the_exporter() -> None:
+    """In the chart's values and in the compose file: the same settings, and a service that has this name and port."""
+    values = yaml.safe_load((DOCKER / "kubernetes" / "airflow-values.yaml").read_text())
+    given = {each["name"]: each["value"] for each in values["env"] if "METRICS" in each["name"]}
+    composed = {k: v for k, v in COMPOSE["services"]["scheduler"]["environment"].items() if "METRICS" in k}
+    assert composed.pop("AIRFLOW__METRICS__STATSD_ON") == "${PERSIST_STATSD:-False}"
+    assert given == composed | {"AIRFLOW__METRICS__STATSD_ON": "True"}
+    service, deployment = yaml.safe_load_all((DOCKER / "kubernetes" / "statsd.yaml").read_text())
+    assert service["metadata"]["name"] == given["AIRFLOW__METRICS__STATSD_HOST"]
+    assert given["AIRFLOW__METRICS__STATSD_HOST"] in COMPOSE["services"]
+    assert service["spec"]["ports"][0]["port"] == int(given["AIRFLOW__METRICS__STATSD_PORT"])
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"] in COMPOSE["services"]["statsd"]["image"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Sequence
 from email import message_from_bytes
@@ -19,7 +20,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = {"airflow", "airflow-connect", "amazon", "postgres", "s3", "spark", "spark-connect", "testing", "views"}
+EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
 CLEAN = {
     name: value
     for name, value in os.environ.items()

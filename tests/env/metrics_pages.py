@@ -58,21 +58,22 @@ defaults:
   histogram_options:
     buckets: [0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600] # seconds
 mappings:
-  - match: airflow.dagrun.duration.success.*
-    name: airflow_dagrun_duration_success
-    labels: {dag_id: "$1"}
-  - match: airflow.dagrun.duration.failed.*
-    name: airflow_dagrun_duration_failed
-    labels: {dag_id: "$1"}
-  - match: airflow.dag.*.*.duration
-    name: airflow_task_duration
-    labels: {dag_id: "$1", task_id: "$2"}
+  # Airflow sends its own metrics twice: with labels, and with the ids in the name. Only those with labels are kept.
+  - match: airflow.dag.*.*.*
+    name: dropped
+    action: drop
+  - match: airflow.dagrun.duration.*.*
+    name: dropped
+    action: drop
+  - match: airflow.dagrun.schedule_delay.*
+    name: dropped
+    action: drop
   - match: airflow.ti.finish.*.*.*
-    name: airflow_ti_finish
-    labels: {dag_id: "$1", task_id: "$2", state: "$3"}
-  - match: airflow.dag_processing.last_duration.*
-    name: airflow_dag_processing_last_duration
-    labels: {file: "$1"}
+    name: dropped
+    action: drop
+  - match: airflow.ti.start.*.*
+    name: dropped
+    action: drop
 """
 
 

@@ -87,11 +87,15 @@ class Prometheus:
 
     port: int
 
+    def get(self, path: str, **arguments: str) -> dict[str, Any]:
+        """The data of an answer of its API."""
+        query = urllib.parse.urlencode(arguments)
+        data: dict[str, Any] = json.loads(_get(f"http://127.0.0.1:{self.port}/api/v1/{path}?{query}"))["data"]
+        return data
+
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The samples of an instant query. Raises `HTTPError` if it is not PromQL."""
-        arguments = urllib.parse.urlencode({"query": expression})
-        answer = json.loads(_get(f"http://127.0.0.1:{self.port}/api/v1/query?{arguments}"))
-        samples: list[dict[str, Any]] = answer["data"]["result"]
+        samples: list[dict[str, Any]] = self.get("query", query=expression)["result"]
         return samples
 
     def wait_for(self, expression: str) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@
     list    ListObjectsV2, page by page: S3 lists in the order of the keys' UTF-8 bytes
 
 `set` and `delete` are idempotent, so botocore may try them again by itself. A multipart upload that dies half way
-leaves invisible pieces behind, which cost money until a lifecycle rule removes them (docs/locations-s3.md).
+leaves invisible pieces behind, which cost money until GC or a lifecycle rule removes them (docs/locations-s3.md).
 
 The folder `_consensus` below the prefix is `S3Consensus`'s, if the two share a prefix: not listed, not touched here.
 """
@@ -21,12 +21,23 @@ from persist_core.errors import InvalidName, StorageError
 from persist_core.location.blob import (
     MAX_KEY_BYTES,
     BlobMetadata,
+    UnfinishedUpload,
+    UnfinishedUploads,
     check_blob_data,
     check_blob_key,
     check_blob_prefix,
 )
 from persist_core.location.finding import Finding
-from persist_core.location.s3.client import BLOB_TRIES, S3Client, Verdict, body_of, failures, verdict_on
+from persist_core.location.s3.client import (
+    BLOB_TRIES,
+    S3Client,
+    Verdict,
+    body_of,
+    described,
+    failures,
+    is_answer,
+    verdict_on,
+)
 from persist_core.location.s3.diagnosis import diagnose
 from persist_core.location.s3.uri import S3Settings
 
@@ -40,6 +51,8 @@ READ_TRIES = 3  # for an answer that broke off half way: botocore tries again on
 CONFLICT_TRIES = 5
 
 CONSENSUS_FOLDER = "_consensus"
+
+MAX_UPLOADS = 10_000  # of one listing; GC comes again
 
 # versitygw's and MinIO's ways to say that a key is below, or above, another one that holds an object.
 _BELOW_ANOTHER = {
@@ -104,6 +117,39 @@ class S3Blob:
     def list_keys_and_metadata(self, prefix: str) -> Iterator[BlobMetadata]:
         check_blob_prefix(prefix)
         return self._listing(prefix)
+
+    def unfinished_uploads(self, prefix: str) -> UnfinishedUploads:
+        """See `UploadStore`. If the server refuses the request or does not have it, `skipped` says so.
+
+        A server that lists uploads only by whole names (MinIO) shows none.
+        """
+        check_blob_prefix(prefix)
+        found: list[UnfinishedUpload] = []
+        request: dict[str, Any] = {"Bucket": self._settings.bucket, "Prefix": self._root + prefix}
+        while len(found) < MAX_UPLOADS:  # bounded: each page goes on after the last key of the one before
+            try:
+                page = self._client.api.list_multipart_uploads(**request)
+            except failures() as error:
+                if is_answer(error) and verdict_on(error) is not Verdict.UNKNOWN:
+                    return UnfinishedUploads(skipped=described(error))
+                raise self._client.determinate(f"list uploads of {prefix!r}", error) from error
+            for each in page.get("Uploads", ()):
+                key, begun_ms = str(each["Key"]).removeprefix(self._root), int(each["Initiated"].timestamp() * 1000)
+                found.append(UnfinishedUpload(key, str(each["UploadId"]), begun_ms))
+            if not page.get("IsTruncated"):
+                break
+            request["KeyMarker"] = page["NextKeyMarker"]  # further uploads of this key wait for the next listing
+        return UnfinishedUploads(tuple(found[:MAX_UPLOADS]))
+
+    def abort_upload(self, upload: UnfinishedUpload) -> bool:
+        name, bucket = self._name(upload.key), self._settings.bucket
+        try:
+            self._client.api.abort_multipart_upload(Bucket=bucket, Key=name, UploadId=upload.upload_id)
+        except failures() as error:
+            if verdict_on(error) is Verdict.ABSENT:
+                return False
+            raise self._client.write_error(f"abort an upload of {upload.key!r}", error) from error
+        return True
 
     def uri_of(self, key: str) -> str:
         return f"s3a://{self._settings.bucket}/{self._name(key)}"

@@ -145,6 +145,13 @@ def verdict_on(error: BaseException) -> Verdict:
     return Verdict.NOT_SENT if isinstance(cause, not_sent) else Verdict.UNKNOWN
 
 
+def is_answer(error: Exception) -> bool:
+    """Whether S3 has answered, and not the network or this machine."""
+    from botocore.exceptions import ClientError
+
+    return isinstance(_cause_of(error), ClientError)
+
+
 def _is_distrust(cause: BaseException) -> bool:
     """Whether the server's certificate was not accepted."""
     from botocore.exceptions import SSLError

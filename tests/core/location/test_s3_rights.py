@@ -32,6 +32,7 @@ RIGHT_OF = {
     "UploadPart": "s3:PutObject",
     "CompleteMultipartUpload": "s3:PutObject",
     "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    "ListMultipartUploads": "s3:ListBucketMultipartUploads",
     "DeleteObject": "s3:DeleteObject",
     "DeleteObjects": "s3:DeleteObject",
     "GetBucketVersioning": "s3:GetBucketVersioning",
@@ -95,6 +96,7 @@ def use_blob(blob: S3Blob, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     assert blob.get("k") == b"v"
     assert [found.key for found in blob.list_keys_and_metadata("")] == ["k", "large"]
     assert blob.delete("k") == 1
+    assert blob.unfinished_uploads("").found == ()
 
 
 def use_consensus(consensus: S3Consensus, monkeypatch: pytest.MonkeyPatch) -> None:

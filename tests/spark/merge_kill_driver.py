@@ -1,0 +1,101 @@
+"""A process that merges a shard with the Spark of another process, and kills itself by SIGKILL at a point.
+
+python -m tests.spark.merge_kill_driver FOLDER POINT    (the gateway to Spark is in the environment)
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from persist_core.clock import SystemClock
+from persist_core.compaction.merge import Merge
+from persist_core.handles.client import PersistClient
+from persist_core.shard.keys import attempt_prefix
+from persist_core.spark_job.merging import merge_by_job
+from persist_core.spark_job.spec import JobSpec
+from persist_spark.merge import job
+from tests.core.compaction.kill_driver import SHARD, opened
+
+POINTS = (
+    "before its files",
+    "while it writes files",
+    "after its files",
+    "after its manifest",
+    "before the compare-and-set",
+    "after the compare-and-set",
+)
+LOOK_MS = 1
+
+
+def connected() -> SparkSession:
+    """The Spark session of the process that has started this one."""
+    gateway: Any = launch_gateway()  # type: ignore[no-untyped-call] # pyspark has no types here
+    java = gateway.jvm.org.apache.spark
+    jsc = java.api.java.JavaSparkContext.fromSparkContext(java.SparkContext.getOrCreate())
+    conf = SparkConf(_jvm=gateway.jvm, _jconf=jsc.sc().conf())
+    session: Any = gateway.jvm.org.apache.spark.sql.classic.SparkSession
+    return SparkSession(SparkContext(conf=conf, gateway=gateway, jsc=jsc), session.builder().getOrCreate())
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_around(owner: Any, name: str, *, is_late: bool) -> None:
+    """Die at the first call of this function, before or after it has done its work."""
+    inner = getattr(owner, name)
+
+    def dying(*arguments: Any, **options: Any) -> None:
+        if is_late:
+            inner(*arguments, **options)
+        die()
+
+    setattr(owner, name, dying)
+
+
+def die_when_it_writes(folder: Path) -> None:
+    """Die as soon as a task of Spark has made a file."""
+
+    def watch() -> None:
+        while not any(path.suffix == ".parquet" for path in folder.rglob("*")):  # ended with the process
+            SystemClock().sleep_ms(LOOK_MS)
+        die()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def install(point: str, client: PersistClient) -> Callable[[JobSpec], None]:
+    """Make this process die at the point; what is to be called with the job's description."""
+    if point.endswith("its files"):
+        die_around(job, "stage_files", is_late=point.startswith("after"))
+    elif point == "after its manifest":
+        die_around(job, "stage_manifest", is_late=True)
+    elif point.endswith("compare-and-set"):
+        die_around(client.location.consensus, "compare_and_set", is_late=point.startswith("after"))
+    else:
+        die_around(job, "stage_files", is_late=True)  # at the latest
+        root = Path(client.blob.uri.removeprefix("file://"))
+        return lambda spec: die_when_it_writes(root / attempt_prefix(SHARD, spec.attempt))
+    return lambda _: None
+
+
+if __name__ == "__main__":
+    client, spark = PersistClient(opened(Path(sys.argv[1]))), connected()
+    begin = install(sys.argv[2], client)
+
+    def run(spec: JobSpec, _: str) -> None:
+        begin(spec)
+        job.run_merge_job(spark, spec, client.location)
+
+    state = client.state(SHARD)
+    merge_by_job(client, Merge.of(client, state, state.batches), run)

@@ -1,0 +1,87 @@
+"""A merge by Spark that is killed at any of its points changes no answer; maintenance and GC then do the rest."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import settings
+
+from persist_core.clock import ManualClock, SystemClock
+from persist_core.compaction.merge import Merge
+from persist_core.gc.collect import collect
+from persist_core.handles.client import PersistClient
+from persist_core.ids import SeededIds
+from persist_core.maintenance.maintain import maintain
+from persist_core.shard.replace import NotReplaced, Replaced
+from persist_core.spark_job.merging import merge_by_job
+from persist_spark.merge.job import run_merge_job
+from tests.core.compaction.histories import KEYED, History
+from tests.core.compaction.kill_driver import SHARD, opened
+from tests.sim.simulator.reachable import reachable
+from tests.spark.merge_kill_driver import POINTS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BATCHES = 6
+SAMPLE = 1  # of the points, by the seed; all of them at night
+SECONDS = 180  # a bound on each process, which takes some seconds
+
+
+def test_a_merge_by_spark_is_killed_at_its_points(spark: SparkSession, tmp_path: Path, persist_seed: int) -> None:
+    history = History(opened(tmp_path / "whole"), KEYED, seed=4)
+    while len(history.state.batches) < BATCHES:
+        history.append()
+    history.client.location.close()
+    is_short = settings.get_current_profile_name() != "nightly"
+    for point in random.Random(persist_seed).sample(POINTS, SAMPLE if is_short else len(POINTS)):
+        folder = Path(shutil.copytree(tmp_path / "whole", tmp_path / point.replace(" ", "-")))
+        assert killed(spark, folder, point) == -signal.SIGKILL
+        clock = ManualClock(1_700_000_000_000)
+        history.client = client = PersistClient(opened(folder), clock, SeededIds(99, clock))
+        assert len(history.state.batches) == (1 if point == "after the compare-and-set" else BATCHES)
+        history.check()
+        left = unneeded(client)
+        assert bool(left) or point == "before its files"
+        maintain(client, SHARD, max_rows=0, merge_elsewhere=partial(merged_by, spark, client))
+        assert len(history.state.batches) == 1
+        for _ in range(4):
+            collect(client, SHARD, grace_ms=0, intent_ms=0)
+        assert unneeded(client) == set()
+        history.check()
+        client.location.close()
+
+
+def merged_by(spark: SparkSession, client: PersistClient, merge: Merge) -> Replaced | NotReplaced:
+    return merge_by_job(client, merge, lambda spec, _: run_merge_job(spark, spec, client.location))
+
+
+def killed(spark: SparkSession, folder: Path, point: str) -> int:
+    """The exit code of a process that merges with this Spark and dies at the point, when its last job has ended."""
+    context: Any = spark.sparkContext
+    gateway = context._gateway.gateway_parameters
+    environment = {
+        **os.environ,
+        "PYSPARK_GATEWAY_PORT": str(gateway.port),
+        "PYSPARK_GATEWAY_SECRET": gateway.auth_token,
+    }
+    command = [sys.executable, "-m", "tests.spark.merge_kill_driver", str(folder), point]
+    code = subprocess.run(command, env=environment, timeout=SECONDS, check=False).returncode
+    until = time.monotonic() + SECONDS
+    while context.statusTracker().getActiveJobsIds() and time.monotonic() < until:
+        SystemClock().sleep_ms(50)
+    return code
+
+
+def unneeded(client: PersistClient) -> set[str]:
+    stored = {entry.key for entry in client.blob.list_keys_and_metadata(f"{SHARD}/")}
+    return stored - reachable(client.blob, client.location.consensus, SHARD)
