@@ -112,13 +112,15 @@ def test_kills_at_every_point_change_nothing(
     assert fsck(client, NAME).is_clean
 
 
-IS_LONG = profiles.get_current_profile_name() == "nightly"
+PROFILES = {"sampled": ("ci", "nightly"), "undisturbed": ("nightly",), "all": ("nightly",)}
 KILLS = [
-    "sampled",
-    *[
-        pytest.param(name, marks=pytest.mark.skipif(not IS_LONG, reason="takes minutes (PERSIST_PROFILE=nightly)"))
-        for name in ("undisturbed", "all")
-    ],
+    pytest.param(
+        which,
+        marks=pytest.mark.skipif(
+            profiles.get_current_profile_name() not in names, reason=f"takes minutes (PERSIST_PROFILE={names[0]})"
+        ),
+    )
+    for which, names in PROFILES.items()
 ]
 
 
