@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,21 +47,28 @@ def shard(tmp_path: Path) -> OrderedCollection:
     return with_unordered(OrderedCollection(tmp_path))
 
 
+@contextmanager
+def in_files(folder: Path) -> Iterator[tuple[OrderedCollection, list[str]]]:
+    """The same shard in a location that the command opens, and the command's options for it."""
+    settings = PersistLocation(f"file://{folder}/blob", f"sqlite:///{folder}/consensus.db")
+    (folder / "feed").mkdir()
+    with open_location(settings) as location:
+        shard = OrderedCollection(folder / "feed", location)
+        shard.client.part_format = PARQUET
+        with_unordered(shard)
+        yield shard, ["--blob-uri", settings.blob_uri, "--consensus-uri", settings.consensus_uri]
+
+
 def files(shard: Collection, as_of: int | None = None) -> list[tuple[str, int]]:
     """Of the errs alive."""
-    assert len(shard.client.open_reader(shard.shard).errors(as_of)) == len(plan_resolve(shard.client, SHARD).records)
-    return sorted((record.file, record.row) for record in plan_resolve(shard.client, SHARD).records)
+    records = plan_resolve(shard.client, SHARD).records
+    assert len(shard.client.open_reader(shard.shard).errors(as_of)) == len(records)
+    return sorted((record.file, record.row) for record in records)
 
 
 def test_a_user_removes_them_and_late_records_are_decided_as_before(tmp_path: Path) -> None:
     """What docs/operations.md says: look, deliver the record again with an order, remove the err."""
-    settings = PersistLocation(f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/consensus.db")
-    options = ["--blob-uri", settings.blob_uri, "--consensus-uri", settings.consensus_uri]
-    (tmp_path / "feed").mkdir()
-    with open_location(settings) as location:
-        shard = OrderedCollection(tmp_path / "feed", location)
-        shard.client.part_format = PARQUET
-        with_unordered(shard)
+    with in_files(tmp_path) as (shard, options):
         shard.drop("3.txt", [put(6, "again")])
         shard.run(30)
         operators = shard.client.state(SHARD).operators
@@ -77,13 +86,8 @@ def test_a_user_removes_them_and_late_records_are_decided_as_before(tmp_path: Pa
 
 
 def test_the_command_says_what_it_would_remove(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = PersistLocation(f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/consensus.db")
-    options = ["--blob-uri", settings.blob_uri, "--consensus-uri", settings.consensus_uri]
-    (tmp_path / "feed").mkdir()
-    with open_location(settings) as location:
-        shard = OrderedCollection(tmp_path / "feed", location)
-        shard.client.part_format = PARQUET
-        with_unordered(shard)
+    with in_files(tmp_path) as (_, options):
+        pass
     capsys.readouterr()
     assert run_command(["resolve", SHARD, *options]) == 2
     assert "either --all or --file" in capsys.readouterr().err
