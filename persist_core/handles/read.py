@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,6 +19,7 @@ from persist_core.clock import Clock, SystemClock
 from persist_core.errors import InvalidInput, InvariantViolation, OutsideFrontiers
 from persist_core.frontier import Frontier
 from persist_core.handles.load import load_manifest, read_part
+from persist_core.handles.side_by_side import side_by_side
 from persist_core.handles.slow_reads import named_if_slow
 from persist_core.location.blob import Blob
 from persist_core.row_text import show_row
@@ -43,8 +42,6 @@ FETCH_THREADS = 8  # parts are fetched side by side: latency of a store, not wor
 _RETRACTED_AT, _SLOT = "_persist_retracted_at", "_persist_slot"
 
 Choose = Callable[[HollowBatch, BatchManifest], Iterable[Piece]]
-_Item = TypeVar("_Item")
-_Fetched = TypeVar("_Fetched")
 
 
 class ReadHandle:
@@ -189,8 +186,10 @@ class ReadHandle:
 
     def manifests(self, batches: Iterable[HollowBatch | Commit]) -> list[BatchManifest]:
         """The manifests of these batches or commits, in their order."""
-        return self._side_by_side(
-            lambda batch: load_manifest(self._blob, batch.manifest_key, sha256=batch.manifest_sha256), list(batches)
+        return side_by_side(
+            lambda batch: load_manifest(self._blob, batch.manifest_key, sha256=batch.manifest_sha256),
+            batches,
+            threads=self._fetch_threads,
         )
 
     def count_changes(self, batches: Sequence[HollowBatch], after: int) -> int:
@@ -241,20 +240,13 @@ class ReadHandle:
     def read_pieces(self, chosen: list[Piece], schema: pa.Schema) -> pa.Table:
         """The rows of these pieces, with the columns of `schema`, all nullable."""
         nullable = pa.schema([field.with_nullable(True) for field in schema])
-        tables = self._side_by_side(lambda piece: self._piece(piece, nullable), chosen)
+        tables = side_by_side(lambda piece: self._piece(piece, nullable), chosen, threads=self._fetch_threads)
         return pa.concat_tables(tables) if tables else nullable.empty_table()
 
     def _piece(self, piece: Piece, schema: pa.Schema) -> pa.Table:
         """What the piece takes of its file, with the columns of `schema`."""
         columns = schema.append(pa.field(ENDED, pa.int64())) if piece.has_ends else schema
         return piece.of(read_part(self._blob, piece.part, columns, self._part_format))
-
-    def _side_by_side(self, fetch: Callable[[_Item], _Fetched], items: list[_Item]) -> list[_Fetched]:
-        threads = min(self._fetch_threads, len(items))
-        if threads <= 1:
-            return [fetch(item) for item in items]
-        with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(fetch, items))
 
     def _live_above(self, run: pa.Table, above: pa.Table, schema: CollectionSchema, time: int) -> pa.Table:
         """The rows of a snapshot whose bottom batch is a run: it holds each of its keys once, as its merge made sure.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from persist_core.errors import Corruption, ShardNotFound
 from persist_core.handles.client import PersistClient
-from persist_core.inspection.side_by_side import side_by_side
+from persist_core.handles.side_by_side import side_by_side
 from persist_core.inspection.summaries import needs_counts, summary_of
 from persist_core.shard.batch import BatchManifest
 from persist_core.shard.keys import conflicts_prefix

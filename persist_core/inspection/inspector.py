@@ -18,6 +18,7 @@ from persist_core.checkpoint.checkpointer import BlobCheckpointer
 from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.errors import CorruptArtifact, Corruption, ShardNotFound
 from persist_core.handles.client import PersistClient
+from persist_core.handles.side_by_side import side_by_side
 from persist_core.inspection import summaries
 from persist_core.inspection.facts import (
     BatchesPage,
@@ -28,7 +29,6 @@ from persist_core.inspection.facts import (
     ShardDescription,
     ShardSummary,
 )
-from persist_core.inspection.side_by_side import side_by_side
 from persist_core.location.consensus import VersionedData
 from persist_core.protocol.conflicts import ConflictRecord, list_conflicts
 from persist_core.protocol.fork_records import list_forks
