@@ -7,7 +7,8 @@ import { assetLink, dagLink, shardLink, writerLink } from "./links.js";
 import { rowsSection } from "./rows.js";
 import { bytes, count, duration, seconds, time, timeElement } from "./words.js";
 
-const AUTOMATIC_ROWS = 200000; // a smaller shard shows its rows without being asked
+// A shard with less than this shows its rows without being asked. 1,000 batches cost the server a second.
+const AUTOMATIC_ROWS = 200000, AUTOMATIC_BATCHES = 500;
 const STAGES = ["mint_batch_descriptions", "write_batches", "append_batches", "checkpoint_manifest"];
 
 export async function showShard(connId, name) {
@@ -36,7 +37,7 @@ export async function showShard(connId, name) {
     shard.error && h("div", { class: "alert", role: "alert" }, shard.error),
     h("nav", { "aria-label": "Sections" }, h("ul", { class: "sections" }, contents)),
     parts);
-  if (rows && shard.updates <= AUTOMATIC_ROWS) rows.load();
+  if (rows && shard.updates <= AUTOMATIC_ROWS && shard.batches <= AUTOMATIC_BATCHES) rows.load();
 }
 
 function orAlert(body, show) {
