@@ -89,7 +89,7 @@ def test_a_flipped_bit_in_a_page_is_an_error_and_never_data(shard: StagedShard, 
             assert sorted(snapshot(shard.spark, shard.location, SHARD).collect()) == good
         except ENGINE_ERRORS as error:
             messages.append(str(error))
-    assert len(messages) > FLIPS / 2
+    assert len(messages) > FLIPS / 4  # 6 flips may hit 2 or 3 such bits
     assert all(key.rpartition("/")[2] in message for message in messages)
 
 
