@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from persist_core.compaction import files, merge, spill
 from persist_core.frontier import Frontier
@@ -19,11 +20,12 @@ from persist_core.schema import CollectionSchema
 from tests.core.compaction.histories import KEYED, MULTISET, History
 
 STEPS = 40
+SEEDS = {"dev": 4, "ci": 4, "nightly": 40}
 SCHEMAS = pytest.mark.parametrize("schema", [KEYED, MULTISET], ids=["keyed", "multiset"])
 
 
 @SCHEMAS
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(SEEDS[settings.get_current_profile_name()]))
 def test_any_merges_change_no_answer(schema: CollectionSchema, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if seed % 3 == 0 and schema.key:
         monkeypatch.setattr(files, "MIN_FILE_BYTES", 2_000)  # many files a run
