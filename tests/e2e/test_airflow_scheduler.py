@@ -98,7 +98,7 @@ def test_a_backfill_by_airflows_own_command_and_one_by_ours(airflow: LocalAirflo
 
 
 def check_backfills(airflow: LocalAirflow, client: PersistClient) -> None:
-    """Three days by Airflow's command, and the fourth by ours."""
+    """Two days by Airflow's command, and a third by ours."""
     airflow.prepare()
     airflow.command("backfill", "create", "--dag-id", DAG_ID, "--from-date", "2026-01-01", "--to-date", "2026-01-02")
     with airflow.running():
