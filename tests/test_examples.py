@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from persist_core.cli.main import run_command
-from persist_core.cli.project import project_files
+from persist_core.cli.project import DAG_FILES, project_files
 from persist_core.config.collection import load_collection
 from persist_core.config.view import load_view
 
@@ -89,7 +89,9 @@ def test_init_writes_files_that_load(tmp_path: Path) -> None:
     dags = tmp_path / "shop" / "dags"
     assert load_collection(dags / "collections" / "orders.yaml").name == "orders"
     assert load_view(dags / "views" / "orders_by_status.yaml", collections=dags / "collections").inputs == ("orders",)
-    compile((dags / "persist_dags.py").read_text(), "persist_dags.py", "exec")
+    bundled = Path(__file__).parents[1] / "dags"
+    assert {path.name for path in bundled.glob("*.py")} == set(DAG_FILES)
+    assert all((dags / name).read_text() == (bundled / name).read_text() for name in DAG_FILES)
     written = {path.relative_to(tmp_path / "shop").as_posix() for path in (tmp_path / "shop").rglob("*.*")}
     assert set(project_files(tmp_path / "shop")) <= written
 

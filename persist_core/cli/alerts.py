@@ -20,7 +20,7 @@ from persist_core.watch.words import show_value
 @click.argument("shard", required=False)
 @with_session
 def alerts_command(session: Session, shard: str | None) -> None:
-    """The open alerts of SHARD, or of all shards, the worst first. The DAG persist_watch opens and resolves them."""
+    """The open alerts of SHARD, or of all shards, the most urgent first. The DAG persist_watch opens and ends them."""
     found = open_alerts(session.client, None if shard is None else check_shard_name(shard))
     if session.as_json:
         output.print_ndjson(asdict(each) for each in found)

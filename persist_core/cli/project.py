@@ -1,6 +1,6 @@
 """`persist init` and `persist demo`: a first project, and the bundled demo, for people who installed the package.
 
-    persist init FOLDER   persist.toml, a collection with two days of changes, a view, an Airflow DAG file, a README
+    persist init FOLDER   persist.toml, a collection with two days of changes, a view, the bundled DAG files, a README
     persist demo FOLDER   seven bundled days through an Airflow and a Spark that it starts on this machine
 
 Neither changes a file that exists.
@@ -18,6 +18,7 @@ import click
 from persist_core.cli import output
 from persist_core.errors import InvalidInput
 
+DAG_FILES = tuple(f"persist_{name}.py" for name in ("actions", "collections", "maintenance", "views", "watch"))
 _CONFIG = """\
 # Where the tables are stored. Both lines belong together: see docs/locations.md.
 blob_uri = "{blob}"
@@ -49,35 +50,6 @@ query: |
   GROUP BY status
 schedule: on_input # refreshed after each commit to `orders`
 """
-_DAGS = '''\
-"""One DAG for each file in `collections/` and `views/`."""
-
-from pathlib import Path
-
-from persist_airflow.factory import build_dags, build_view_dags
-
-HERE = Path(__file__).parent
-globals().update(build_dags(HERE / "collections"))
-globals().update(build_view_dags(HERE / "views"))
-'''
-_MAINTENANCE_DAG = '''\
-"""The DAG `persist_maintenance`: it merges batches and deletes what nothing needs."""
-
-from pathlib import Path
-
-from persist_airflow.maintenance import build_maintenance_dag
-
-dag = build_maintenance_dag(Path(__file__).parent / "persist.yaml")
-'''
-_WATCH_DAG = '''\
-"""The DAG `persist_watch`: it alerts when a table is late, holds errors or is damaged."""
-
-from pathlib import Path
-
-from persist_airflow.watch import build_watch_dag
-
-dag = build_watch_dag(Path(__file__).parent)
-'''
 _PROJECT = """\
 # What holds for all collections and views.
 maintenance:
@@ -118,15 +90,23 @@ type `persist`. For your own table, copy `orders.yaml`.
 """
 
 
+def _bundled_dags() -> Path:
+    """The bundled DAGs: in the wheel a folder of `persist_airflow`, in the repository `dags/`."""
+    spec = importlib.util.find_spec("persist_airflow")
+    if spec is None or spec.origin is None:
+        raise InvalidInput("not installed: persist_airflow, which has the DAG files; install airflow-persist again")
+    package = Path(spec.origin).parent
+    packed = package / "example_dags"
+    return packed if packed.is_dir() else package.parents[1] / "dags"
+
+
 def project_files(folder: Path) -> dict[str, str]:
     """The files of a new project in `folder`: path, text."""
     data = folder.absolute() / "data"
     return {
         "README.md": _README,
         "persist.toml": _CONFIG.format(blob=(data / "blob").as_uri(), consensus=f"sqlite:///{data / 'consensus.db'}"),
-        "dags/persist_dags.py": _DAGS,
-        "dags/persist_maintenance.py": _MAINTENANCE_DAG,
-        "dags/persist_watch.py": _WATCH_DAG,
+        **{f"dags/{name}": (_bundled_dags() / name).read_text(encoding="utf-8") for name in DAG_FILES},
         "dags/persist.yaml": _PROJECT,
         "dags/collections/orders.yaml": _COLLECTION,
         "dags/views/orders_by_status.yaml": _VIEW,

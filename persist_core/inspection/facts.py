@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from persist_core.maintenance.debt import DueMerge
+from persist_core.watch.conditions import Urgency
 
 UNREADABLE = "unreadable"
 ATTENTION = (UNREADABLE, "errors", "conflicts", "future_upper")  # the words of `ShardSummary.attention`
@@ -66,6 +67,21 @@ class ShardSummary:
     inputs: tuple[str, ...] = ()
     attention: tuple[str, ...] = ()
     error: str | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What needs attention, as the page shows it in `problems` of a shard.
+
+    `problem` is a word of `ShardSummary.attention`, a condition of an open alert, or what Airflow knows: `behind` (the
+    schedule), `failed` (the last dag run), `paused`. `text` and `detail` are for people. `urgency` is `fail` (red on
+    the page), `warn` (yellow) or `note` (gray).
+    """
+
+    problem: str
+    text: str
+    detail: str
+    urgency: Urgency
 
 
 @dataclass(frozen=True)

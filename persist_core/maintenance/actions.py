@@ -28,6 +28,7 @@ from persist_core.watch.board import WatchBoard
 from persist_core.watch.facts import facts_of
 
 MAX_SHOWN = 20  # inputs in `lines`; `facts` has all
+MAX_PAYLOAD = 200  # characters of a record in `lines`
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,8 @@ def resolve(client: PersistClient, shard: str, *, files: str = "*", writer: str,
         "up_to_date": f"nothing to do: {shard} has no error missing_order of files {files}",
     }
     lines = [
-        f"  {each['file']}, row {each['row']}: {each['message']}: {each['payload']}" for each in records[:MAX_SHOWN]
+        f"  {each['file']}, row {each['row']}: {each['message']}: {each['payload'][:MAX_PAYLOAD]}"
+        for each in records[:MAX_SHOWN]
     ]
     if len(records) > MAX_SHOWN:
         lines.append(f"  and {len(records) - MAX_SHOWN} more; --json has all")

@@ -9,6 +9,8 @@ from typing import Literal
 from persist_core.time_text import DAY_MS
 
 Level = Literal["warn", "fail"]
+Urgency = Literal["fail", "warn", "note"]
+URGENCIES: tuple[Urgency, ...] = ("fail", "warn", "note")  # the most urgent first
 
 FRESHNESS = "freshness"
 ERRORS = "errors"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from persist_core.handles.client import PersistClient
 from persist_core.watch.board import WatchBoard
+from persist_core.watch.conditions import DURATIONS, URGENCIES, Level, Urgency
 from persist_core.watch.record import WatchRecord
 from persist_core.watch.words import command_of, name_of
 
@@ -15,18 +17,20 @@ class AlertFacts:
     """An open alert (docs/alerts.md): a condition of a shard that has crossed a threshold.
 
     `alert` is the condition (`freshness`, `errors`, `stash_age`, `conflicts`, `fsck`), `name` the same in words, and
-    `command` what helps. `value` and `limit` are those when `level` (`warn` or `fail`) was reached: milliseconds of
-    `freshness` and `stash_age`, else counts. `unsent` counts notices that a notifier has not taken yet. An acknowledged
-    alert is silent until it is resolved.
+    `command` what helps. `value` and `limit` are those when `level` (`warn` or `fail`) was reached, in `unit`: `ms` or
+    `count`. `unsent` counts notices that a notifier has not taken yet. An acknowledged alert is silent until it is
+    resolved. `urgency` is the level, or `note` of an acknowledged alert.
     """
 
     shard: str
     alert: str
     name: str
     command: str
-    level: str
+    level: Level
+    urgency: Urgency
     value: int
     limit: int
+    unit: Literal["ms", "count"]
     since_ms: int
     acknowledged_by: str | None
     acknowledged_ms: int | None
@@ -35,7 +39,7 @@ class AlertFacts:
 
 
 def open_alerts(client: PersistClient, shard: str | None = None) -> list[AlertFacts]:
-    """The open alerts of a shard or of all, the worst first. Raises `CorruptArtifact` if their record is damaged."""
+    """The open alerts of a shard or of all, the most urgent first. Raises `CorruptArtifact` if they are damaged."""
     record = WatchBoard(client).read()
     found = [
         facts_of(record, name, condition)
@@ -43,7 +47,7 @@ def open_alerts(client: PersistClient, shard: str | None = None) -> list[AlertFa
         if shard in (None, name)
         for condition in watch.alerts
     ]
-    return sorted(found, key=lambda each: (each.level != "fail", each.since_ms, each.shard, each.alert))
+    return sorted(found, key=lambda each: (URGENCIES.index(each.urgency), each.since_ms, each.shard, each.alert))
 
 
 def facts_of(record: WatchRecord, shard: str, condition: str) -> AlertFacts:
@@ -56,8 +60,10 @@ def facts_of(record: WatchRecord, shard: str, condition: str) -> AlertFacts:
         name=name_of(condition),
         command=command_of(shard, condition),
         level=alert.level,
+        urgency="note" if seen else alert.level,
         value=alert.value,
         limit=alert.limit,
+        unit="ms" if condition in DURATIONS else "count",
         since_ms=alert.since_ms,
         acknowledged_by=seen.by if seen else None,
         acknowledged_ms=seen.at_ms if seen else None,

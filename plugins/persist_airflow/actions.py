@@ -26,6 +26,7 @@ from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.lineage import ReportsLineage
 from persist_airflow.location_dag import location_dag
 from persist_airflow.maintenance import MaintainShardOperator
+from persist_airflow.operators import writer_of
 from persist_airflow.shard_operators import Json, by, checked, reported, restored
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
@@ -40,7 +41,8 @@ DOCUMENT = """Actions on one shard, by hand: trigger this DAG with an action and
 | --- | --- | --- | --- |
 {rows}
 
-The same on the command line: `persist maintain`, `fsck`, `pin`, `unpin`, `restore`, `release`.
+The same on the command line: `persist maintain`, `fsck`, `resolve`, `pin`, `unpin`, `restore`, `release`,
+`ack`.
 """
 
 
@@ -134,6 +136,17 @@ def _restore(operator: ShardActionOperator, context: Context, params: Mapping[st
     return restored(operator, params["checkpoint_id"], params["new_shard"], context, is_dry_run=params["dry_run"])
 
 
+def _resolve(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
+    with task_client(operator.persist_conn_id) as client:
+        done = actions.resolve(
+            client, operator.shard, files=params["files"], writer=writer_of(context), is_dry_run=params["dry_run"]
+        )
+    report = reported(operator, context, done)
+    for record in report["records"]:
+        del record["payload"]  # it may be of any size; the log has its beginning
+    return report
+
+
 def _fsck(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
     with task_client(operator.persist_conn_id) as client:
         return checked(operator, context, actions.check(client, operator.shard, with_repair=params["repair"]))
@@ -161,6 +174,12 @@ ACTIONS: dict[str, Action] = {
         _restore,
         needs=("checkpoint_id",),
         takes=("new_shard", "dry_run"),
+    ),
+    "resolve": Action(
+        "removes errors of kind missing_order, which no record removes",
+        _resolve,
+        needs=("files",),
+        takes=("dry_run",),
     ),
     "rebuild": Action(
         "drops the shard, begins it again empty, and starts a run of its DAG. Its history is lost",
@@ -192,6 +211,7 @@ ACTIONS: dict[str, Action] = {
 _TEXTS = {
     "checkpoint_id": "pin, unpin, restore: the checkpoint, one of `persist checkpoints`",
     "new_shard": "restore: leave the shard alone, and make this new one",
+    "files": "resolve: the files of the errors that you have looked at, as a glob; * for all",
     "holder": "release: one of `persist holds`",
     "alert": "ack: one of `persist alerts`",
     "reason": "release, ack: why; it is kept with your name, and shown to others",
@@ -199,7 +219,7 @@ _TEXTS = {
     "dag_id": "run, rebuild: the shard's DAG, if this package's factories did not make it",
 }
 _SWITCHES = {
-    "dry_run": "restore: only say what would change",
+    "dry_run": "restore, resolve: only say what would change",
     "repair": "fsck: first write again what commits determine",
     "force": "rebuild, release: also if others need it",
 }

@@ -43,7 +43,7 @@ from persist_core.spark_job.handover import hand_over, location_environment, pro
 from persist_core.spark_job.installation import job_path, local_environment, spark_home
 from persist_core.spark_job.jars import with_s3a_jars
 from persist_core.spark_job.spec import JobSpec, stored
-from persist_core.spark_job.submit import LOCAL_MASTER, tuned_conf
+from persist_core.spark_job.submit import ENV_CONNECT_TIMEOUT, LOCAL_MASTER, tuned_conf
 from persist_core.time_text import show_time
 
 RETRIES = 3
@@ -128,7 +128,8 @@ class SparkJobOperator(SparkSubmitOperator):
         if ignored:
             self.log.warning("%s: for spark-submit only, ignored with Spark Connect", ", ".join(ignored))
         variables = self._variables(PersistHook(self.persist_conn_id))
-        run_connected(arguments, {**variables, **remote})
+        timeout = {name: text for name, text in (self.env_vars or {}).items() if name == ENV_CONNECT_TIMEOUT}
+        run_connected(arguments, {**variables, **remote, **timeout})  # of a task's own, before the connection's
 
     def _variables(self, hook: PersistHook) -> dict[str, str]:
         """The location, its credentials, and the user's own environment variables, for the job's driver."""

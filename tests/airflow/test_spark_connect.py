@@ -188,6 +188,32 @@ def test_a_server_that_does_not_answer_fails_the_task_in_time(
     assert f"127.0.0.1:{port} does not answer (try 1, 2 s of 2 s)" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("field", "env_vars", "expected"),
+    [(None, {}, None), (30, {}, "30"), (30, {ENV_CONNECT_TIMEOUT: "5"}, "5"), (None, {ENV_CONNECT_TIMEOUT: "5"}, "5")],
+)
+def test_a_tasks_own_time_to_wait_goes_before_the_connections(
+    fruit: Fruit,
+    client: PersistClient,
+    monkeypatch: pytest.MonkeyPatch,
+    field: int | None,
+    env_vars: dict[str, str],
+    expected: str | None,
+) -> None:
+    """What the job's environment says; without it the worker's own environment counts."""
+    connection = {"conn_type": "spark_connect", "host": "h", "extra": {} if field is None else {TIMEOUT_FIELD: field}}
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
+    given: list[Mapping[str, str]] = []
+    monkeypatch.setattr("persist_airflow.spark.run_connected", lambda _, environment: given.append(environment))
+    fruit.write_days(range(1))
+    run = DagRunDriver(build_upsert_dag(fruit.config(), spark={"env_vars": env_vars}), end_of(0))
+    run.run(MINT)
+    with pytest.raises(SparkJobFailed, match="ended with success, but there is no"):
+        run.run(WRITE)
+    assert [each.get(ENV_CONNECT_TIMEOUT) for each in given] == [expected]
+    assert client.state(NAME).newest_commit is None
+
+
 @pytest.mark.parametrize("text", ["soon", "0", "nan", "-1", "1e9"])
 def test_a_time_to_wait_must_be_seconds(text: str) -> None:
     assert connect_timeout_s({}) == 60

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +104,28 @@ def test_alerts_fire_when_they_are_to() -> None:
     tests = yaml.safe_load((HERE / "alerts.test.yaml").read_text())["tests"]
     assert {each["alertname"] for test in tests for each in test["alert_rule_test"] if each["exp_alerts"]} == alerts
     _promtool("test", "rules", str(HERE / "alerts.test.yaml"))
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_a_panel_counts_the_first_event_of_a_series(name: str, tmp_path: Path) -> None:
+    """A counter is not there before its first event, and `increase()` alone does not count that one."""
+    asked = [
+        expression for _, expression in expressions(name) if "increase(" in expression and "[1m]" not in expression
+    ]
+    counters = {found for expression in asked for found in re.findall(r"increase\((\w+)", expression)}
+    assert counters, "the board has panels of events"
+    series = [
+        {"series": f'{counter}{{dag_id="persist_x", state="failed", le="{bound}"}}', "values": "_x10 3x100"}
+        for counter in counters
+        for bound in (["5", "+Inf"] if counter.endswith("_bucket") else ["none"])
+    ]
+    checks = [
+        {"expr": f"sum({expression}) > bool 0", "eval_time": "60m", "exp_samples": [{"labels": "{}", "value": 1}]}
+        for expression in asked
+    ]
+    tests = [{"interval": "1m", "input_series": series, "promql_expr_test": checks}]
+    (tmp_path / "panels.yaml").write_text(yaml.safe_dump({"tests": tests}))
+    _promtool("test", "rules", str(tmp_path / "panels.yaml"))
 
 
 def test_the_exporter_makes_the_same_metrics_with_tags_and_without() -> None:

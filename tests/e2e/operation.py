@@ -4,15 +4,19 @@ a commit outside of Airflow -> ShardCommitTrigger -> asset -> dag run of `after_
 the next one                -> ShardUpperTrigger -> the task ends
 persist_watch, every 3 s    -> one message when errors appear, one when they are gone
 persist_maintenance         -> metrics of the shard, to StatsD
+the feeds' own tasks        -> counters of what they did, to StatsD (`check_counters`, in a test with feeds)
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 
 from persist_airflow.embedded.home import LocalAirflow
 from persist_core.handles.client import PersistClient
+from persist_core.inspection.metrics import changes_of
+from persist_core.inspection.summaries import commit_facts
 from persist_core.schema import CollectionSchema, Column
 from tests.airflow.sinks import HttpSink
 from tests.airflow.statsd_sink import StatsdSink
@@ -90,3 +94,26 @@ def check(airflow: LocalAirflow, client: PersistClient, slack: HttpSink, statsd:
     errors = f"errors_alive{labels}"
     wait_until(lambda: statsd.values().get(errors, [""])[-1] == "0|g", "metrics by persist_maintenance")
     assert set(statsd.values()[f"rows{labels}"]) == {"1|g"}
+
+
+def check_counters(client: PersistClient, statsd: StatsdSink, dag_id: str) -> None:
+    """The tasks of this DAG have counted exactly what the shard's commits say, and their tries."""
+    made = client.state(SHARD).commits
+    expected: Counter[str] = Counter()
+    for facts in (commit_facts(each, client.manifest(each)) for each in made):
+        changes = {f"changes,kind={kind}": number or 0 for kind, number in changes_of(facts).items()}
+        read = (facts.stats or {})["records_read"]
+        expected.update({**changes, "records_read": read, "written_bytes": facts.size_bytes, "commits": 1})
+    assert expected["changes,kind=insert"] > 0
+    assert expected["changes,kind=delete"] > 0
+    common = f",location=persist_default,shard={SHARD}"
+    found: dict[str, list[str]] = {
+        name.removesuffix(f",dag_id={dag_id}").replace(common, ""): values
+        for name, values in statsd.values().items()
+        if name.endswith(f",dag_id={dag_id}")
+    }
+    for stage in ("mint", "write", "append", "checkpoint"):
+        assert found.pop(f"tries,stage={stage},result=success").count("1|c") >= len(made)
+        assert len(found.pop(f"stage_duration,stage={stage}")) >= len(made)
+    counted = {name: sum(int(value.removesuffix("|c")) for value in values) for name, values in found.items()}
+    assert {name: number for name, number in counted.items() if not name.startswith("tries")} == +expected

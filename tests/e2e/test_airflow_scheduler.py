@@ -91,6 +91,14 @@ def follow(airflow: LocalAirflow, *dag_ids: str, timeout_ms: int = 1_500_000) ->
 
 
 def test_a_backfill_by_airflows_own_command_and_one_by_ours(airflow: LocalAirflow, client: PersistClient) -> None:
+    with statsd_sink() as statsd:
+        settings = {**airflow.settings, **statsd.settings(statsd_influxdb_enabled="True")}
+        check_backfills(LocalAirflow(airflow.home, airflow.dags, airflow.location, settings), client)
+    operation.check_counters(client, statsd, DAG_ID)
+
+
+def check_backfills(airflow: LocalAirflow, client: PersistClient) -> None:
+    """Two days by Airflow's command, and a third by ours."""
     airflow.prepare()
     airflow.command("backfill", "create", "--dag-id", DAG_ID, "--from-date", "2026-01-01", "--to-date", "2026-01-02")
     with airflow.running():

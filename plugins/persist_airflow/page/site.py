@@ -11,6 +11,7 @@ user who may read the connection. Rows, changes and payloads of errors need the 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -28,6 +29,7 @@ from persist_core.errors import Corruption, PersistError, StorageError
 from persist_core.inspection import rows
 from persist_core.inspection.facts import RowsPage, ShardSummary
 from persist_core.inspection.inspector import Inspector
+from persist_core.inspection.problems import problems_of
 from persist_core.inspection.rows import Cut
 from persist_core.watch.facts import AlertFacts, open_alerts
 
@@ -116,10 +118,11 @@ class Site:
             body["location"] = place.location if sees_all else None
             self._refresh(place)
             body["alerts"] = _shown(place.alerts, is_seen)
+            alerts = _by_shard(place.alerts)
             for summary in place.summaries:
                 if is_seen(summary.shard):
                     known = _known(writers.get(summary.shard, ()), dags, readable)
-                    body["shards"].append(asdict(summary) | {"airflow": airflow_facts(summary, known)})
+                    body["shards"].append(asdict(summary) | _looked_at(summary, known, alerts[summary.shard]))
         except PersistError as error:
             body["error"] = {"kind": error.kind, "message": str(error) if sees_all else "see the API server's log"}
         return body
@@ -134,13 +137,15 @@ class Site:
         readable = access.readable_dags()
         inspector = self._inspector(conn_id)
         description = inspector.description(shard)
-        facts = airflow_facts(description, _known(ids, known, readable))
+        alerts = _open_alerts(inspector)
+        facts = _looked_at(description, _known(ids, known, readable), _by_shard(alerts)[shard])
         return asdict(description) | {
             "conn_id": conn_id,
             "now_ms": self._clock.now_ms(),
             "shows_rows": self._shows_rows(access, conn_id, ids),
-            "alerts": _shown(_open_alerts(inspector), lambda each: each == shard),
-            "airflow": facts
+            "alerts": _shown(alerts, lambda each: each == shard),
+            "problems": facts["problems"],
+            "airflow": facts["airflow"]
             | {"document": document, "action_dags": [dag_id for dag_id in actions if dag_id in readable]},
         }
 
@@ -259,6 +264,20 @@ def _open_alerts(inspector: Inspector) -> tuple[AlertFacts, ...] | None:
 
 def _shown(alerts: Iterable[AlertFacts] | None, is_seen: Callable[[str], bool]) -> list[Json] | None:
     return None if alerts is None else [asdict(alert) for alert in alerts if is_seen(alert.shard)]
+
+
+def _by_shard(alerts: Iterable[AlertFacts] | None) -> defaultdict[str, list[AlertFacts]]:
+    found: defaultdict[str, list[AlertFacts]] = defaultdict(list)
+    for alert in alerts or ():
+        found[alert.shard].append(alert)
+    return found
+
+
+def _looked_at(summary: ShardSummary, dags: Iterable[DagFacts], alerts: Iterable[AlertFacts]) -> Json:
+    """What Airflow knows of the shard, and its problems."""
+    facts = airflow_facts(summary, dags)
+    found = problems_of([*summary.attention, *facts["attention"]], alerts)
+    return {"airflow": facts, "problems": [asdict(each) for each in found]}
 
 
 def airflow_facts(summary: ShardSummary, dags: Iterable[DagFacts]) -> Json:

@@ -11,7 +11,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.inspection.health import healths
 from persist_core.protocol.conflicts import record_conflict
 from persist_core.protocol.fork import fork
-from persist_core.schema import CollectionSchema, Column
+from persist_core.schema import MISSING_ORDER, CollectionSchema, Column
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.state import UpperMismatch
 from persist_core.watch.board import WatchBoard
@@ -114,7 +114,8 @@ def fill_customers(client: PersistClient, days: int) -> None:
         rows |= {key: (key, f"customer {key}", "Oslo", "10.00") for key in new}
         updates += [(rows[key], time, 1) for key in (*new, *(set(changed) - set(deleted)))]
         if day % 9 == 0:
-            errs = [("value", None, f'{{"id": {day}, "balance": "ten"}}'.encode(), time, 1)]
+            payload = f'{{"id": {day}, "balance": "ten"}}'.encode()
+            errs = [(kind, None, payload, time, 1) for kind in ("value", MISSING_ORDER)]
         stats = {
             "inserts": len(new),
             "updates": len(changed) - len(deleted),

@@ -29,17 +29,16 @@ from persist_core.location.settings import PersistLocation
 from tests import real_parts
 from tests.airflow.page import shop
 from tests.airflow.page.conftest import Browse
+from tests.airflow.page.screen import FACTS_TIMEOUT_MS, frame_of, shoot
 from tests.servers.lifeline import ServerFolder, accepts_connections, end, free_port, wait_until
 from tests.test_house import ROOT
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Frame, Page
+    from playwright.sync_api import Page
 
 BASE = "/airflow"
 MANY = 200
 IS_LONG = settings.get_current_profile_name() == "nightly"
-SCREENSHOTS = ROOT / ".cache" / "screenshots"
-FACTS_TIMEOUT_MS = 30_000
 SHARD = "persist/?conn_id=persist_default&shard="
 
 
@@ -120,32 +119,12 @@ def page(chromium: Any, url: str, browse: Browse) -> Iterator[Page]:
     assert problems == []
 
 
-def frame_of(page: Page, *, until: str) -> Frame:
-    """The frame in which Airflow's UI shows our page, once it has what `until` selects."""
-    page.wait_for_selector("iframe")
-    deadline = time.monotonic() + FACTS_TIMEOUT_MS / 1000
-    while time.monotonic() < deadline:
-        found = [each for each in page.frames if each != page.main_frame and "/persist/" in each.url]
-        if found:
-            found[0].wait_for_selector(until)
-            return found[0]
-        page.wait_for_timeout(100)
-    raise AssertionError("Airflow's UI shows no frame with the page")
-
-
-def shoot(page: Page, name: str, **options: Any) -> None:
-    """A screenshot for people to look at."""
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=SCREENSHOTS / f"{name}.png", **options)
-
-
 def test_the_navigation_leads_to_the_list_and_the_list_to_a_shard(page: Page, url: str) -> None:
     page.goto(f"{url}/")
     page.get_by_role("link", name="Shards").click()
     frame = frame_of(page, until="table.list")
     names = frame.locator("tbody th a").all_inner_texts()
-    assert sorted(names) == ["customers", "customers-before-the-sale", "just-made", "menace"]
-    assert names[-2:] == ["menace", "just-made"]  # what is acknowledged needs less attention, what is empty none
+    assert names == ["customers", "menace", "customers-before-the-sale", "just-made"]  # red, yellow and gray, yellow
     shoot(page, "list")
     frame.locator("table.list").get_by_role("link", name="customers", exact=True).click()
     frame = frame_of(page, until="#rows table")
@@ -260,13 +239,19 @@ def test_the_list_of_200_shards_is_there_in_a_second(
 def test_open_alerts_are_on_the_list_and_on_the_shard(page: Page, url: str) -> None:
     page.goto(f"{url}{BASE}/persist/")
     page.get_by_text("4 open alerts, 1 acknowledged").wait_for()
-    alerts = page.get_by_role("region", name="Open alerts, the worst first")
+    alerts = page.get_by_role("region", name="Open alerts, the most urgent first")
     first, *rest = alerts.locator("tbody tr").all_inner_texts()
     assert first.split()[:2] == ["fail", "late"]
     assert any("not-there-yet (not committed yet)" in row for row in rest)
     shown = page.locator("table.list tbody tr").filter(has=page.get_by_role("link", name="customers", exact=True))
     assert shown.locator("td .badge").all_inner_texts()[:2] == ["alert: late", "alert: errors alive"]
-    assert "loud" in (page.locator("table.list tbody tr").first.get_attribute("class") or "")
+    assert shown.locator("td .badge.fail").all_inner_texts() == ["alert: late"]
+    assert shown.locator("td .badge.warn").all_inner_texts() == ["alert: errors alive", "conflicts"]
+    assert page.locator("table.list tbody tr").first.get_attribute("class") == "attention fail"
+    fork = page.locator("table.list tbody tr").filter(has_text="customers-before-the-sale")
+    assert fork.locator("td .badge.warn").all_inner_texts() == ["errors"]  # alive, and no alert watches them
+    silent = page.locator("table.list tbody tr").filter(has=page.get_by_role("link", name="menace", exact=True))
+    assert silent.locator("td .badge.note").first.inner_text() == "acknowledged: errors alive"
     shoot(page, "list-alerts", full_page=True)
     alerts.get_by_role("link", name="customers").first.click()
     row = page.locator("#alerts tbody tr").first
@@ -311,6 +296,20 @@ def test_rows_follow_the_slider(page: Page, url: str) -> None:
     page.get_by_label("As of", exact=True).fill("yesterday")
     page.keyboard.press("Enter")
     rows.get_by_role("alert").filter(has_text="invalid_time").wait_for()
+
+
+def test_errors_that_no_record_removes_say_what_does(page: Page, url: str) -> None:
+    page.goto(f"{url}{BASE}/{SHARD}customers")
+    page.get_by_label("Show").select_option("errors")
+    page.locator("#rows").get_by_text("persist resolve customers --all").wait_for()
+    rows = page.locator("#rows")
+    assert '{"action":"resolve","shard":"customers","files":"*"}' in rows.inner_text()
+    assert rows.get_by_role("link", name="persist_actions").count() == 1
+    rows.scroll_into_view_if_needed()
+    shoot(page, "errors")
+    page.get_by_label("Show").select_option("rows")
+    rows.get_by_role("status").filter(has_text=" rows as of").wait_for()
+    assert "persist resolve" not in rows.inner_text()
 
 
 def test_dark_mode_follows_airflow(page: Page, url: str) -> None:

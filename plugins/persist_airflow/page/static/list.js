@@ -1,13 +1,14 @@
 // The list of shards: sortable, filterable, what is wrong first.
-import { DAMAGED, alertsOfAll, problemBadges, problems } from "./alerts.js";
+import { DAMAGED, alertsOfAll, problemBadges } from "./alerts.js";
 import { badge, h, replaceMain } from "./dom.js";
 import { runLink, shardLink, writerLink } from "./links.js";
 import { bytes, count, duration, time, timeElement } from "./words.js";
 
 const MAX_OPEN = 6; // alerts that are shown without being asked
+const WEIGHTS = { fail: 100, warn: 10, note: 1 };
 const COLUMNS = [
   { name: "Shard", key: (s) => s.shard.toLowerCase() },
-  { name: "Attention", key: (s) => -s.problems.reduce((sum, problem) => sum + (problem.isBad ? 10 : 1), 0) },
+  { name: "Attention", key: (s) => -s.problems.reduce((sum, problem) => sum + WEIGHTS[problem.urgency], 0) },
   { name: "Upper", key: (s) => s.upper ?? Infinity },
   { name: "Lag", key: (s) => s.lag_ms ?? -1, number: true, title: "How far the upper is behind the clock" },
   { name: "Rows", key: (s) => s.rows ?? -1, number: true },
@@ -26,9 +27,7 @@ function nextRun(shard) {
 }
 
 export function showList(body) {
-  const shards = body.locations.flatMap((place) => place.shards.map((shard) => ({
-    ...shard, conn_id: place.conn_id, problems: problems(shard, (place.alerts ?? []).filter((alert) => alert.shard === shard.shard)),
-  })));
+  const shards = body.locations.flatMap((place) => place.shards.map((shard) => ({ ...shard, conn_id: place.conn_id })));
   const view = readView();
   const tbody = h("tbody"), status = h("p", { role: "status", class: "muted" });
   const draw = () => {
@@ -36,7 +35,7 @@ export function showList(body) {
     const { key } = COLUMNS[view.sort];
     shown.sort((a, b) => compare(key(a), key(b)) * (view.descending ? -1 : 1) || compare(a.shard, b.shard));
     tbody.replaceChildren(...shown.map((shard) => row(shard, body)));
-    status.textContent = `${shown.length} of ${shards.length} shards; ${shards.filter((s) => s.problems.length).length} need attention`;
+    status.textContent = `${shown.length} of ${shards.length} shards; ${shards.filter(isUrgent).length} need attention`;
     for (const [i, cell] of heads.entries()) {
       cell.setAttribute("aria-sort", i === view.sort ? (view.descending ? "descending" : "ascending") : "none");
     }
@@ -82,7 +81,7 @@ function openAlerts(place, now) {
 function row(shard, body) {
   const now = body.now_ms, commit = shard.newest_commit, dagIds = shard.airflow.dags.map((dag) => dag.dag_id);
   const place = body.locations.length > 1 && h("span", { class: "muted" }, ` ${shard.conn_id}`);
-  return h("tr", { class: shard.problems.length > 0 && `attention ${shard.problems.some((each) => each.isBad) ? "loud" : ""}` },
+  return h("tr", { class: isUrgent(shard) && `attention ${shard.problems[0].urgency}` },
     h("th", { scope: "row" }, shardLink(shard.conn_id, shard.shard), " ", shard.kind !== "other" && badge(shard.kind),
       shard.forked_from && h("span", { class: "muted" }, ` fork of ${shard.forked_from}`), place),
     h("td", {}, problemBadges(shard.problems), shard.error && h("span", { class: "muted cut", title: shard.error }, ` ${shard.error}`)),
@@ -108,9 +107,14 @@ function next(shard, now) {
   ];
 }
 
+// Of a shard's problems the most urgent one is first. What users know already is a note.
+function isUrgent(shard) {
+  return shard.problems.length > 0 && shard.problems[0].urgency !== "note";
+}
+
 function isShown(shard, view) {
   const text = [shard.shard, shard.kind, shard.forked_from ?? "", ...shard.airflow.dags.map((dag) => dag.dag_id), time(shard.upper)].join(" ").toLowerCase();
-  return text.includes(view.text.toLowerCase()) && (!view.kind || view.kind === shard.kind) && (!view.attention || shard.problems.length > 0);
+  return text.includes(view.text.toLowerCase()) && (!view.kind || view.kind === shard.kind) && (!view.attention || isUrgent(shard));
 }
 
 function compare(a, b) {

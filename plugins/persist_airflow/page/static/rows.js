@@ -1,9 +1,11 @@
 // Rows as of a time, with a slider over commits; changes between two times; errors. Each is read page by page.
 import { get } from "./api.js";
 import { h, section, table } from "./dom.js";
+import { actionWays } from "./links.js";
 import { count, time } from "./words.js";
 
 const LIMIT = 50;
+const UNORDERED = "missing_order"; // the kind of errors that only `persist resolve` removes
 const SHORT = { _persist_time: "time", _persist_diff: "diff", _persist_err_kind: "kind", _persist_err_key: "key", _persist_err_message: "message", _persist_err_payload: "payload" };
 
 export function rowsSection(shard, commits) {
@@ -34,7 +36,7 @@ export function rowsSection(shard, commits) {
       : what.value === "rows" ? { ...common, key } : common;
     let shown;
     try {
-      shown = pageOf(await get(what.value.startsWith("changes") ? "changes" : what.value, asked), what.value, (to) => { offset = to; load(); });
+      shown = pageOf(shard, await get(what.value.startsWith("changes") ? "changes" : what.value, asked), what.value, (to) => { offset = to; load(); });
     } catch (error) {
       shown = h("div", { class: "alert", role: "alert" }, error.message);
     }
@@ -68,7 +70,7 @@ export function rowsSection(shard, commits) {
   };
 }
 
-function pageOf(page, what, turn) {
+function pageOf(shard, page, what, turn) {
   const columns = page.columns.map((column) => ({ name: SHORT[column.name] ?? column.name, title: column.type, number: /int|decimal|double|float/.test(column.type), head: column.is_key }));
   const rows = page.rows.map((row) => row.map((value, i) => cell(value, page.columns[i].name)));
   const last = page.offset + page.rows.length;
@@ -77,9 +79,16 @@ function pageOf(page, what, turn) {
   return h("div", {},
     h("p", { role: "status", class: "muted" }, `${range} ${what} ${when}`),
     rows.length > 0 && table(`${what} ${when}`, columns, rows, { hasCaption: false }),
+    what === "errors" && hasUnordered(page) && h("div", {}, `No record removes errors of kind ${UNORDERED}. If the records count, deliver them again with an order. Then remove the errors: `,
+      actionWays(shard, `persist resolve ${shard.shard} --all`, { action: "resolve", shard: shard.shard, files: "*" })),
     h("div", { class: "controls" },
       h("button", { type: "button", disabled: page.offset === 0, onclick: () => turn(Math.max(page.offset - LIMIT, 0)) }, "Previous page"),
       h("button", { type: "button", disabled: last >= page.total, onclick: () => turn(last) }, "Next page")));
+}
+
+function hasUnordered(page) {
+  const kind = page.columns.findIndex((column) => column.name === "_persist_err_kind");
+  return page.rows.some((row) => row[kind] === UNORDERED);
 }
 
 function cell(value, name) {

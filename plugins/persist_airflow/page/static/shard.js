@@ -1,5 +1,5 @@
 // One shard: overview, charts and table of commits, rows, conflicts, checkpoints, batches, holders, schema, definition.
-import { DAMAGED, alertsOfShard, problemBadges, problems } from "./alerts.js";
+import { DAMAGED, alertsOfShard, problemBadges } from "./alerts.js";
 import { get } from "./api.js";
 import { bars } from "./chart.js";
 import { badge, h, replaceMain, section, table } from "./dom.js";
@@ -7,7 +7,8 @@ import { assetLink, dagLink, shardLink, writerLink } from "./links.js";
 import { rowsSection } from "./rows.js";
 import { bytes, count, duration, seconds, time, timeElement } from "./words.js";
 
-const AUTOMATIC_ROWS = 200000; // a smaller shard shows its rows without being asked
+// A shard with less than this shows its rows without being asked. 1,000 batches cost the server a second.
+const AUTOMATIC_ROWS = 200000, AUTOMATIC_BATCHES = 500;
 const STAGES = ["mint_batch_descriptions", "write_batches", "append_batches", "checkpoint_manifest"];
 
 export async function showShard(connId, name) {
@@ -32,11 +33,11 @@ export async function showShard(connId, name) {
   const contents = parts.map((part) => h("li", {}, h("a", { href: `#${part.id}` }, part.querySelector("h2").textContent)));
   replaceMain(
     h("nav", { "aria-label": "Breadcrumb" }, h("a", { href: "./" }, "Shards"), " / ", h("span", { "aria-current": "page" }, shard.shard)),
-    h("h1", {}, shard.shard, " ", shard.kind !== "other" && badge(shard.kind), " ", problemBadges(problems(shard, shard.alerts ?? []))),
+    h("h1", {}, shard.shard, " ", shard.kind !== "other" && badge(shard.kind), " ", problemBadges(shard.problems)),
     shard.error && h("div", { class: "alert", role: "alert" }, shard.error),
     h("nav", { "aria-label": "Sections" }, h("ul", { class: "sections" }, contents)),
     parts);
-  if (rows && shard.updates <= AUTOMATIC_ROWS) rows.load();
+  if (rows && shard.updates <= AUTOMATIC_ROWS && shard.batches <= AUTOMATIC_BATCHES) rows.load();
 }
 
 function orAlert(body, show) {
@@ -160,7 +161,7 @@ function checkpointsTable(shard, checkpoints) {
   const columns = [{ name: "Checkpoint", head: true }, { name: "Made" }, { name: "Upper" }, { name: "Kept by" }, { name: "Kept until", title: "At the latest: the collection's retention may delete it before" }, { name: "State", number: true }, { name: "Restored from" }];
   const rows = [...checkpoints].reverse().map((c) => c.error ? [h("code", {}, c.checkpoint_id), h("span", { class: "bad" }, c.error), "", "", "", "", ""] : [
     h("code", {}, c.checkpoint_id), timeElement(c.timestamp_ms, shard.now_ms), time(c.upper),
-    c.kept_by.length ? c.kept_by.map((reason) => badge(reason, "note")) : "the collection's retention", keptUntil(c), bytes(c.total_size_bytes), c.restored_from ?? "",
+    c.kept_by.length ? c.kept_by.map((reason) => badge(reason)) : "the collection's retention", keptUntil(c), bytes(c.total_size_bytes), c.restored_from ?? "",
   ]);
   return folded(`${count(rows.length)} checkpoints`, rows, table("Checkpoints, newest first", columns, rows, { empty: "No checkpoints." }));
 }

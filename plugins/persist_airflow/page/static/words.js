@@ -49,16 +49,6 @@ export function seconds(number) {
 }
 
 // The value or limit of an alert: a duration or a count.
-export function alertValue(condition, value) {
-  return condition === "freshness" || condition === "stash_age" ? duration(value) : count(value);
+export function alertValue(alert, value) {
+  return alert.unit === "ms" ? duration(value) : count(value);
 }
-
-export const ATTENTION = {
-  unreadable: ["unreadable", "The state can't be read: run persist fsck"],
-  errors: ["errors", "Records that could not be decoded are alive"],
-  conflicts: ["conflicts", "Appends were lost in the last 7 days; no data was"],
-  future_upper: ["upper in the future", "The shard accepts nothing before its upper"],
-  behind: ["behind", "The upper is behind the DAG's schedule"],
-  failed: ["last run failed", "The newest dag run of a DAG that writes the shard failed"],
-  paused: ["paused", "A DAG that writes the shard is paused"],
-};
