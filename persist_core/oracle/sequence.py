@@ -62,13 +62,17 @@ class Orders:
 
     def judge(self, slot: Slot, precedence: Precedence) -> Judged:
         """What `precedence` is to `slot`. What equals the highest one seen is that record again, so it is not late."""
-        seen = self._slots.get(slot)
-        known = [each for each in (seen.precedence if seen else None, self._floor) if each is not None]
-        if known and precedence < max(known):
-            return Judged.TIED if precedence[0] == max(known)[0] else Judged.LATE
-        if seen is None and self._forgotten is not None and precedence[0] < self._forgotten[0]:
+        highest = self.highest(slot)
+        if highest is not None and precedence < highest:
+            return Judged.TIED if precedence[0] == highest[0] else Judged.LATE
+        if slot not in self._slots and self._forgotten is not None and precedence[0] < self._forgotten[0]:
             return Judged.BEYOND_MEMORY
         return Judged.NEWEST
+
+    def highest(self, slot: Slot) -> Precedence | None:
+        """The highest precedence that `slot` has seen, the floor included."""
+        seen = self._slots.get(slot)
+        return max((each for each in (seen and seen.precedence, self._floor) if each is not None), default=None)
 
     def saw(self, slot: Slot, precedence: Precedence, time: int) -> None:
         """Remember what `judge` did not call late."""

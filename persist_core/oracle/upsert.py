@@ -66,14 +66,25 @@ class Record:
 
 
 @dataclass(frozen=True)
+class LateRecord:
+    """A record that lost, at the time at which it would have acted (ms), to a precedence that its slot had seen."""
+
+    slot: Slot
+    record: Record
+    time: int
+    beaten_by: Precedence
+
+
+@dataclass(frozen=True)
 class Drained:
     """What a drain makes: updates to append (consolidated, by time), the stash after it, the counts, and in `sequence`
-    order the orders that were seen."""
+    order the orders that were seen and what lost to them."""
 
     updates: tuple[UpsertDiff, ...]
     stash: tuple[Record, ...]
     stats: DrainStats
     orders: OrderMemory | None = None
+    late: tuple[LateRecord, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -200,6 +211,7 @@ class _Drain:
         self.orders = None if orders is None else Orders(orders)
         self.keep_deleted_ms = keep_deleted_ms
         self.counts: Counter[str] = Counter()
+        self.beaten: list[LateRecord] = []
         self.final: dict[int, dict[Slot | None, list[_Arrival]]] = defaultdict(lambda: defaultdict(list))
         self.pending: dict[tuple[int, Slot | None], list[_Arrival]] = defaultdict(list)
 
@@ -243,7 +255,7 @@ class _Drain:
         stats = DrainStats(**self.counts, output_count=len(updates), stashed=len(stash))
         stats.check()
         orders = self._orders_after(contents, stash)
-        return Drained(tuple(consolidate(updates)), tuple(sorted(stash, key=repr)), stats, orders)
+        return Drained(tuple(consolidate(updates)), tuple(sorted(stash, key=repr)), stats, orders, tuple(self.beaten))
 
     def _orders_after(self, contents: dict[Slot, Value], stash: list[Record]) -> OrderMemory | None:
         if self.orders is None:
@@ -353,7 +365,10 @@ class _Drain:
         self.counts["eligible"] += 1
         self.counts["result_count"] += before is not None
         if self.orders is not None:
+            highest = self.orders.highest(slot)
             judged = self.orders.judge(slot, self._precedence(winner))
+            if judged is Judged.LATE and highest is not None:
+                self.beaten.append(LateRecord(slot, winner.record, winner.time, highest))
             if judged is not Judged.NEWEST:
                 self.counts[judged.value] += 1
             if judged in (Judged.LATE, Judged.TIED):
@@ -379,6 +394,7 @@ __all__ = [
     "TRUNCATE",
     "Drained",
     "Err",
+    "LateRecord",
     "Mark",
     "Record",
     "Slot",

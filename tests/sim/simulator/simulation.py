@@ -116,7 +116,7 @@ class _Simulation:
         self.clock = ManualClock(START_MS)
         self.feed = Feed(scenario, folder)
         self.config = self.feed.config
-        self.forks: dict[str, int] = {}
+        self.forks: dict[str, str] = {}
         self.committed: dict[str, BatchDescription] = {}
         self._real_blob = MemBlob(clock=self.clock)
         self.scheduler = Scheduler(decisions or SeededDecisions(ids_of(scenario, "decisions")), self.clock)
@@ -262,5 +262,8 @@ class _Simulation:
         upper = client.state(SHARD).upper.time
         assert upper is not None  # no simulation closes its shard
         check_snapshot(self, client.open_reader(SHARD), upper - 1)
-        for name, fork_upper in self.forks.items():
-            check_snapshot(self, client.open_reader(name), fork_upper - 1)
+        for name, checkpoint_id in self.forks.items():
+            state = client.state(name)
+            assert state.upper.time is not None
+            check_snapshot(self, client.open_reader(name), state.upper.time - 1)
+            self.referee.check_fork(name, state, checkpoint_id)

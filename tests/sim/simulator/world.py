@@ -13,6 +13,7 @@ from persist_core.gc.collect import Collected, collect
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance.fsck import FsckReport, fsck
 from persist_core.protocol import stages
+from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import NothingToRestore, plan_restore, restore
 from persist_core.protocol.stages import Conflict, NothingToDo
 from persist_core.schema import DIFF, TIME
@@ -84,6 +85,7 @@ class Stages:
     checkpoint: Callable[[PersistClient, CollectionConfig], object] = stages.checkpoint
     collect: Callable[[PersistClient], object] = collect_garbage
     restore: Callable[[PersistClient, str, str], object] = restore_to
+    fork: Callable[..., Committed] = fork
     write_plainly: Callable[[PersistClient, CollectionConfig, str], Committed | UpperMismatch] = write_plainly
     fsck: Callable[[PersistClient, str], FsckReport] = fsck
 
@@ -95,7 +97,7 @@ class World(Protocol):
     stages: Stages
     referee: Referee
     committed: dict[str, BatchDescription]  # commits that were acknowledged to dag runs, by token
-    forks: dict[str, int]  # the upper of each fork that was made, by name
+    forks: dict[str, str]  # the checkpoint of each fork that was made, by name
 
     def client(self, name: str) -> PersistClient:
         """A client with its own random stream, on the simulated stores."""
