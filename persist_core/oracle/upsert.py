@@ -255,7 +255,13 @@ class _Drain:
         stats = DrainStats(**self.counts, output_count=len(updates), stashed=len(stash))
         stats.check()
         orders = self._orders_after(contents, stash)
-        return Drained(tuple(consolidate(updates)), tuple(sorted(stash, key=repr)), stats, orders, tuple(self.beaten))
+        return Drained(
+            tuple(consolidate(updates)),
+            tuple(sorted(stash, key=repr)),
+            stats,
+            orders,
+            tuple(sorted(self.beaten, key=repr)),
+        )
 
     def _orders_after(self, contents: dict[Slot, Value], stash: list[Record]) -> OrderMemory | None:
         if self.orders is None:
