@@ -22,6 +22,8 @@ ARGS ?=
 BENCH ?= aims
 # Tests run in two processes: many of them wait for a server or a scheduler. ARGS='-n 0' runs them in one.
 TWO := -n 2 --dist loadscope --no-loadscope-reorder
+# What `make check` has of the tests, and `make test` does not repeat.
+RULES := tests/test_house.py tests/test_documents.py tests/test_prose.py
 
 .PHONY: help install check spark-jars s3-servers minio statsd-exporter test test-airflow-2.11 test-spark-matrix test-package \
     check-docker test-docker bench demo up down airflow clean lock format docs
@@ -41,24 +43,24 @@ airflow: .venv/installed ## Airflow's own command line in the home of `make up`:
 down: ## stops what `make up` and `make demo` started
 	@if [ -e .venv/installed ]; then $(IN) python -m persist_airflow.embedded down; else echo "nothing is installed, so nothing runs"; fi
 
-check: .venv/installed ## style, types, layers, house rules: no tests
+check: .venv/installed ## style, types, layers, house rules, prose
 	@$(IN) ruff check .
 	@$(IN) ruff format --check .
 	@$(IN) mypy $(CODE)
 	@$(IN) lint-imports --no-cache
-	@$(IN) python -m pytest -q -p no:cacheprovider tests/test_house.py tests/test_documents.py tests/test_prose.py
+	@$(IN) python -m pytest -q -p no:cacheprovider $(RULES)
 
 spark-jars: .venv/installed ## the jars with which Spark reads and writes S3, into .cache/spark-jars (docs/spark-on-s3.md)
 	@$(IN) python -m tests.env.spark_jars
 
 # Without the jars the tests on S3 are skipped, and the closing list of real parts names what is missing.
-test: .venv/installed s3-servers ## all tests on Airflow 3.3 and the newest Spark (ARGS='-k upsert' picks some)
+test: .venv/installed s3-servers ## all tests but those of `make check`, on Airflow 3.3 and the newest Spark (ARGS='-k upsert' picks some)
 	@$(IN) python -m tests.env.spark_jars || echo "no jars for S3: its tests with Spark are skipped" >&2
-	@$(IN) python -m pytest $(TWO) $(ARGS)
+	@$(IN) python -m pytest $(TWO) $(RULES:%=--ignore=%) $(ARGS)
 
 test-airflow-2.11: .venv-airflow-2.11/installed ## parses and runs the DAGs on Airflow 2.11
 	@$(call in,.venv-airflow-2.11) python -m tests.env.spark_jars || echo "no jars for S3: its tests are skipped" >&2
-	@$(call in,.venv-airflow-2.11) python -m pytest -m airflow_2_11 tests/airflow $(ARGS)
+	@$(call in,.venv-airflow-2.11) python -m pytest $(TWO) -m airflow_2_11 tests/airflow $(ARGS)
 
 test-spark-matrix: $(SPARKS:%=.venv-spark-%/installed) ## the Spark tests on Spark 3.5 and 4.1
 	@failed=; for spark in $(SPARKS); do \

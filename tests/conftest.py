@@ -22,6 +22,7 @@ from tests.servers import s3
 from tests.servers.backends import consensus_uri
 from tests.servers.postgres import own_postgres, pgbouncer, postgres
 from tests.servers.postgres_store import one_thread, other_client, postgres_store
+from tests.servers.spark_cluster import spark_cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,10 +36,11 @@ __all__ = [
     "pgbouncer",
     "postgres",
     "postgres_store",
+    "spark_cluster",
 ]
 
 CI_SEED = 20261121  # a fixed seed: CI must not fail by chance on an unrelated change; nightly runs use new ones
-_EXAMPLES = {"dev": 50, "ci": 100, "nightly": 2_000}
+_EXAMPLES = {"dev": 50, "ci": 50, "nightly": 2_000}
 
 
 def _choose_seed(profile: str) -> int:

@@ -109,7 +109,7 @@ def prose_of_markdown(text: str) -> list[str]:
 
 def prose_of_python(text: str, *, with_strings: bool) -> list[str]:
     """The docstrings and comments of a module; with `with_strings` also strings of two words or more."""
-    lines = [""] * (text.count("\n") + 2)
+    lines, source = [""] * (text.count("\n") + 2), text.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             _add(lines, token.start[0], token.string.lstrip("#:! "))
@@ -119,8 +119,9 @@ def prose_of_python(text: str, *, with_strings: bool) -> list[str]:
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
             continue
         if id(node) in docstrings:
-            for offset, line in enumerate((ast.get_source_segment(text, node) or "").splitlines()):
-                _add(lines, node.lineno + offset, line.replace('"""', ""))
+            for number in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                line = source[number - 1][node.col_offset if number == node.lineno else 0 :]
+                _add(lines, number, line.replace('"""', ""))
         elif with_strings and len(_WORD_IN_LOWER_CASE.findall(node.value)) > 1:
             _add(lines, node.lineno, " ".join(node.value.split()))
     return lines

@@ -1,8 +1,11 @@
-"""How `make test` spreads the tests over two processes, since many of them wait for a server or a scheduler.
+"""How tests spread over two processes, since many of them wait for a server or a scheduler.
 
-tests with the shared Spark session   all in one process, first: Spark starts once, and they take longest
-tests with a scheduler, simulations   one by one, after them: some take minutes
-all others                            file by file, so that what a module sets up is set up once
+tests with the shared Spark session    all in one process, first: Spark starts once, and they take longest
+tests on the shared Spark cluster      all in one process
+tests that take some ten seconds each  one by one
+all others                             file by file, so that what a module sets up is set up once
+
+The longest begin first: what begins last decides by how much one process ends before the other.
 """
 
 from __future__ import annotations
@@ -10,14 +13,25 @@ from __future__ import annotations
 from typing import Any
 
 _SPARK = ("tests/spark/", "tests/e2e/test_git_history.py", "tests/test_readme.py")
-_OWN_SPARK = "tests/spark/test_s3_cluster.py"
-_ALONE = ("tests/e2e/test_airflow_scheduler.py", "tests/e2e/test_view_chain.py", "tests/sim/")
+_CLUSTER = ("tests/spark/test_s3_cluster.py", "tests/e2e/test_spark_on_s3.py")
+# In this order. Those of the first file make the archive of Spark's classes, which others use.
+_ALONE = (
+    "tests/e2e/test_airflow_scheduler.py",
+    "tests/e2e/test_view_chain.py",
+    "tests/e2e/test_late_feed.py",
+    "tests/airflow/test_dag_runs.py",
+    "tests/airflow/test_kills.py",
+    "tests/core/cli/test_feed.py",
+    "tests/sim/",
+)
 
 
 def group_of(nodeid: str) -> str:
     """Tests of one group run in one process, one after the other."""
     file = nodeid.partition("::")[0]
-    if file.startswith(_SPARK) and file != _OWN_SPARK:
+    if file.startswith(_CLUSTER):
+        return "cluster"
+    if file.startswith(_SPARK):
         return "spark"
     return nodeid if file.startswith(_ALONE) else file
 
@@ -25,7 +39,9 @@ def group_of(nodeid: str) -> str:
 def rank_of(nodeid: str) -> int:
     """Tests of a lower rank begin earlier."""
     group = group_of(nodeid)
-    return 0 if group == "spark" else 1 if group == nodeid else 2
+    if group in ("spark", "cluster"):
+        return ("spark", "cluster").index(group)
+    return 2 + next((rank for rank, path in enumerate(_ALONE) if nodeid.startswith(path)), len(_ALONE))
 
 
 def scheduler(config: Any, log: Any) -> Any:

@@ -14,9 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist_core.checkpoint.checkpointer import load_verified
 from persist_core.checkpoint.recovery import recover_newest
-from persist_core.errors import CorruptArtifact
+from persist_core.checkpoint.state_rows import state_rows
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.values import json_value
 from persist_core.schema import ACTED, BAD_KEY, BEATEN_BY, OP, ORDER, TIME, CollectionSchema
@@ -65,15 +64,10 @@ def _newest_first(
 ) -> Iterator[LateRecord]:
     columns = [*schema.key_names, BAD_KEY, OP, TIME, ORDER, BEATEN_BY, ACTED]
     for artifact in reversed(chain):
-        data = load_verified(client.blob, artifact.key, artifact.sha256)
-        try:
-            table = client.part_format.decode(data, columns).select(columns)
-        except (pa.ArrowException, OSError, KeyError) as error:
-            raise CorruptArtifact(
-                f"late records {artifact.key} have the bytes that their writer staged, but cannot be read: {error!r}"
-            ) from error
-        for row in table.sort_by([(ACTED, "descending")]).to_pylist():
-            yield _late_record(row, schema)
+        found = list(state_rows(client.blob, artifact, columns, client.part_format))
+        if found:
+            for row in pa.concat_tables(found).sort_by([(ACTED, "descending")]).to_pylist():
+                yield _late_record(row, schema)
 
 
 def _late_record(row: Mapping[str, Any], schema: CollectionSchema) -> LateRecord:

@@ -63,10 +63,10 @@ def test_dag_runs_in_any_order_end_in_the_same_history(
 def test_airflow_2s_own_backfill(
     fruit: Fruit, migrated: Path, location: PersistLocation, client: PersistClient
 ) -> None:
-    fruit.write_days(range(2))
+    fruit.write_days(range(1))  # no input on the second day: its tasks run without Spark
     run(fruit.dags, migrated, location, "-m", "airflow", "dags", "backfill", "persist_upsert__fruit",
         "-s", "2026-01-01", "-e", "2026-01-02", "--disable-retry")  # fmt: skip
-    assert check_history(client, 2) == {"upper": START_MS + 2 * DAY_MS, "commits": 2}
+    assert check_history(client, 1) == {"upper": START_MS + 2 * DAY_MS, "commits": 2}
     assert fsck(client, NAME).is_clean
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from hypothesis import settings as profiles
 
-from persist_airflow.class_data import FOLDER_ENV
 from persist_airflow.embedded.home import LocalAirflow
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.late import late_records
@@ -22,6 +21,7 @@ from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.shard.batch import ORDER_INDEX_OPERATOR
+from tests.class_data import class_data
 from tests.e2e.test_airflow_scheduler import ROOT, follow
 
 DAYS = 7
@@ -35,7 +35,7 @@ globals().update(build_dags(Path(__file__).parent / "collections"))
 
 
 @pytest.fixture
-def airflow(tmp_path: Path, persist_seed: int) -> Iterator[LocalAirflow]:
+def airflow(tmp_path: Path, home: Path, persist_seed: int) -> Iterator[LocalAirflow]:
     """An Airflow home with `customers` and `shuffled`; nothing runs yet, and nothing runs afterwards."""
     dags = tmp_path / "dags"
     (dags / "collections").mkdir(parents=True)
@@ -50,9 +50,9 @@ def airflow(tmp_path: Path, persist_seed: int) -> Iterator[LocalAirflow]:
     settings = {
         "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",
         "PYTHONPATH": str(ROOT),
-        FOLDER_ENV: str(ROOT / ".cache" / "class-data"),
+        **class_data(location),
     }
-    airflow = LocalAirflow(tmp_path / "home", dags, location, settings)
+    airflow = LocalAirflow(home, dags, location, settings)
     yield airflow
     airflow.stop()
 

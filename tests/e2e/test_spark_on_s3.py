@@ -23,7 +23,7 @@ from persist_core.time_text import parse_time
 from tests.servers import s3
 from tests.servers.certificates import TRUST_STORE_PASSWORD, Authority
 from tests.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
-from tests.servers.spark_cluster import CONF, running
+from tests.servers.spark_cluster import CONF, SparkCluster
 from tests.spark.s3_store import s3_server
 
 SHARD, VIEW = "customers", "by_city"
@@ -136,12 +136,11 @@ def test_seven_days_on_s3_are_the_same_and_no_secret_shows(
 
 @pytest.mark.spark_cluster
 def test_seven_days_by_a_spark_cluster_are_the_same(
-    folder_contents: list[Any], server: S3Server, tmp_path: Path
+    folder_contents: list[Any], server: S3Server, spark_cluster: SparkCluster, tmp_path: Path
 ) -> None:
     """Executors on hosts of their own, which have no credentials but those that the driver gives them."""
     location = PersistLocation(server.new_uri(), f"sqlite:///{tmp_path}/consensus.db")
-    with running(tmp_path) as cluster:
-        run(location, SparkSettings(cluster.master, CONF))
+    run(location, SparkSettings(spark_cluster.master, CONF))
     assert contents(location) == folder_contents
 
 

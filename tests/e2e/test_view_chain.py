@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from persist_airflow.class_data import FOLDER_ENV
 from persist_airflow.embedded.home import LocalAirflow
 from persist_core.errors import ShardNotFound
 from persist_core.handles.client import PersistClient
@@ -18,6 +17,7 @@ from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from tests import real_parts
+from tests.class_data import class_data
 
 ROOT = Path(__file__).resolve().parents[2]
 COLLECTION = """
@@ -55,12 +55,12 @@ def feed(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def airflow(tmp_path: Path, feed: Path) -> Iterator[LocalAirflow]:
+def airflow(tmp_path: Path, home: Path, feed: Path) -> Iterator[LocalAirflow]:
     """An Airflow home with these DAGs; nothing runs yet, and nothing runs afterwards."""
     del feed
     location = PersistLocation(f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/consensus.db")
-    settings = {"PYTHONPATH": str(ROOT), FOLDER_ENV: str(ROOT / ".cache" / "class-data")}
-    airflow = LocalAirflow(tmp_path / "home", tmp_path / "dags", location, settings, has_spark=True)
+    settings = {"PYTHONPATH": str(ROOT), **class_data(location)}
+    airflow = LocalAirflow(home, tmp_path / "dags", location, settings, has_spark=True)
     real_parts.used("Airflow scheduler", f"{importlib.metadata.version('apache-airflow')}, SQLite, LocalExecutor")
     real_parts.used("Spark Connect server", "local[*], with a token")
     yield airflow

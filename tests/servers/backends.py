@@ -1,25 +1,54 @@
 """The consensus that a test of the whole path runs on: SQLite unless it is marked otherwise.
 
-@on_each_consensus     one run each; for tests that are quick or that show the whole path
-@on_sqlite_and_s3, @on_servers, @on_postgresql, @on_s3     if one run is expensive, and other tests cover the rest
+@on_each_consensus     SQLite and one of the servers by the session's seed, another one for each test; all at night
+@on_servers            one of the servers in the same way
+@on_sqlite_and_s3, @on_postgresql, @on_s3     if one run is expensive, and other tests cover the rest
 
 docs/testing.md has a table of what runs where.
 """
 
 from __future__ import annotations
 
+import os
+import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.servers.postgres import PostgresServer
 from tests.servers.s3 import S3Server
 
-on_each_consensus = pytest.mark.parametrize("consensus_uri", ["sqlite", "postgresql", "s3"], indirect=True)
+Test = Callable[..., Any]
+SERVERS = ("postgresql", "s3")
+
 on_sqlite_and_s3 = pytest.mark.parametrize("consensus_uri", ["sqlite", "s3"], indirect=True)
-on_servers = pytest.mark.parametrize("consensus_uri", ["postgresql", "s3"], indirect=True)
 on_postgresql = pytest.mark.parametrize("consensus_uri", ["postgresql"], indirect=True)
 on_s3 = pytest.mark.parametrize("consensus_uri", ["s3"], indirect=True)
+
+
+def on_each_consensus(test: Test) -> Test:
+    """Mark a test that is quick or that shows the whole path."""
+    return _on(["sqlite", *_servers_for(test)], test)
+
+
+def on_servers(test: Test) -> Test:
+    """Mark a test of which another one shows the same on SQLite."""
+    return _on(_servers_for(test), test)
+
+
+def _on(kinds: list[str], test: Test) -> Test:
+    marked: Test = pytest.mark.parametrize("consensus_uri", kinds, indirect=True)(test)
+    return marked
+
+
+def _servers_for(test: Test) -> list[str]:
+    if settings.get_current_profile_name() == "nightly":
+        return [*SERVERS]
+    # By name, so that each process of a session chooses the same.
+    return [random.Random(f"{os.environ.get('PERSIST_SEED')}/{test.__qualname__}").choice(SERVERS)]
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A real Spark standalone cluster for tests, from the installed pyspark: one master, two workers of one core each.
 
-    running(folder) -> master --register-- worker on 127.0.0.1, worker on localhost --> spark-submit --master spark://...
+    spark_cluster -> master --register-- worker on 127.0.0.1, worker on localhost --> spark-submit --master spark://...
 
 Two hosts, since Spark starts a speculative attempt only on a host that has no attempt of that task; two names of this
 machine are two hosts to it. The workers get no AWS variables: executors have to be given their credentials by the
@@ -17,6 +17,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from persist_core.clock import SystemClock
 from persist_core.spark_job.installation import spark_environment, spark_home
 from tests import real_parts
@@ -32,6 +34,7 @@ CONF = {
     "spark.executor.cores": "1",
     "spark.executor.extraJavaOptions": _DAEMON,
     "spark.driver.memory": "640m",
+    "spark.driver.extraJavaOptions": _DAEMON,
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
@@ -44,6 +47,13 @@ class SparkCluster:
 
     master: str
     folder: Path
+
+
+@pytest.fixture(scope="session")
+def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    """One cluster for all tests that need one."""
+    with running(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
 
 
 @contextmanager

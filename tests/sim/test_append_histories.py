@@ -19,8 +19,8 @@ from persist_core.shard.register import Register
 from persist_core.testing.faults import Outcome
 from tests.sim.append_history import AppendHistory, Told, append_history
 
-HISTORIES = {"dev": 300, "ci": 1_000, "nightly": 100_000}
-SLOW_STORE_HISTORIES = {"dev": 10, "ci": 25, "nightly": 2_000}
+HISTORIES = {"dev": 300, "ci": 300, "nightly": 100_000}
+SLOW_STORE_HISTORIES = {"dev": 10, "ci": 10, "nightly": 2_000}
 MAX_HISTORIES_TO_FIND = 200  # within which a planted defect has to show itself
 
 

@@ -25,8 +25,8 @@ from tests.sim.append_history import SMOOTH, Told, append_history
 from tests.sim.simulator.shrink import check_seeds
 from tests.sim.simulator.simulation import Parts
 
-HISTORIES = {"dev": 10, "ci": 25, "nightly": 2_000}
-SIMULATIONS = {"dev": 4, "ci": 10, "nightly": 1_000}
+HISTORIES = {"dev": 10, "ci": 10, "nightly": 2_000}
+SIMULATIONS = {"dev": 4, "ci": 4, "nightly": 1_000}
 HTTP_FATES: tuple[Injection | Fate, ...] = (
     *CUTS,
     *(Injection(fate, status) for fate in (Fate.REFUSE, Fate.REPLACE) for status in (409, 500, 503)),

@@ -22,8 +22,9 @@ from tests.sim.simulator.script import Action, Scenario, Script, Step
 from tests.sim.simulator.shrink import check_seeds, explain, shrink
 from tests.sim.simulator.simulation import Outcome, replay, simulate, simulate_seed
 
-SIMULATIONS = {"dev": 150, "ci": 600, "nightly": 10_000}  # `python -m tests.sim` goes on for as long as one likes
+SIMULATIONS = {"dev": 150, "ci": 300, "nightly": 10_000}  # `python -m tests.sim` goes on for as long as one likes
 MAX_SIMULATIONS_TO_FIND = 400  # within which a planted defect has to show itself; they need 10 on average, seldom 40
+REPLAYS = {"dev": 5, "ci": 5, "nightly": 40}  # to shrink a script; the test of a finding's message shrinks one whole
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
 
 
@@ -88,7 +89,7 @@ def test_a_planted_defect_is_found_and_shrunk(name: str, persist_seed: int) -> N
     outcome = next((outcome for outcome in outcomes if outcome.failure), None)
     assert outcome is not None, f"not found in {MAX_SIMULATIONS_TO_FIND} simulations, PERSIST_SEED={persist_seed}"
     assert outcome.failure is not None
-    short = shrink(outcome, parts, max_replays=40)
+    short = shrink(outcome, parts, max_replays=REPLAYS[settings.get_current_profile_name()])
     assert len(short.script.steps) <= len(outcome.script.steps)
     again = replay(Script.parse(str(short.script)), parts)
     assert again.failure is not None

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import settings as profiles
 from pyspark.sql import SparkSession
 
 from persist_core.compaction.merge import Merge, merge_here, replace_inputs
@@ -28,7 +29,7 @@ from tests.spark.s3_store import s3_blob
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import ONE_KEY
 
-FLIPS = 12
+FLIPS = 60 if profiles.get_current_profile_name() == "nightly" else 6  # each is read by Spark
 
 
 def _record(key: int, name: str, row: int, time: int | None = None) -> Record:
@@ -88,7 +89,7 @@ def test_a_flipped_bit_in_a_page_is_an_error_and_never_data(shard: StagedShard, 
             assert sorted(snapshot(shard.spark, shard.location, SHARD).collect()) == good
         except ENGINE_ERRORS as error:
             messages.append(str(error))
-    assert len(messages) > FLIPS / 2
+    assert len(messages) > FLIPS / 4  # 6 flips may hit 2 or 3 such bits
     assert all(key.rpartition("/")[2] in message for message in messages)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 from persist_core.spark_job.installation import find_spark_submit, spark_environment, spark_home
 from persist_core.spark_job.jars import with_s3a_jars
 from tests.servers.s3 import S3Server
-from tests.servers.spark_cluster import CONF, SparkCluster, running
+from tests.servers.spark_cluster import CONF, SparkCluster
 from tests.spark.cluster_job import ROWS
 from tests.spark.s3_store import s3_server
 
@@ -41,19 +40,13 @@ def server(request: pytest.FixtureRequest) -> S3Server:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
-    with running(tmp_path_factory.mktemp("cluster")) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
 def bucket(server: S3Server) -> str:
     return server.make_bucket()
 
 
 @pytest.fixture(scope="module")
 def found(
-    server: S3Server, bucket: str, cluster: SparkCluster, tmp_path_factory: pytest.TempPathFactory
+    server: S3Server, bucket: str, spark_cluster: SparkCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, Any]]:
     """What cluster_job.py found, by fault. One driver for all: it takes longer to start than to run."""
     uri = server.uri(bucket)
@@ -63,7 +56,7 @@ def found(
     path = os.pathsep.join(str(ROOT / name) for name in (".", "jobs", "plugins"))
     marks = str(tmp_path_factory.mktemp("marks"))
     done = subprocess.run(
-        [str(find_spark_submit(os.environ)), "--master", cluster.master, *options, str(job), uri, *FAULTS],
+        [str(find_spark_submit(os.environ)), "--master", spark_cluster.master, *options, str(job), uri, *FAULTS],
         env={**os.environ, **spark_environment(os.environ), "PYTHONPATH": path, "SPARK_FAULTS": marks},
         capture_output=True,
         text=True,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import settings as profiles
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -36,6 +37,7 @@ from persist_core.schema import (
 )
 from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, PartKind
 from persist_spark.frame import part_type
+from persist_spark.upsert.memory import Memory
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import persistent_upsert
 from persist_spark.upsert.rules import SequenceRules
@@ -140,6 +142,7 @@ class SequenceShard:
                 sequence=order,
                 seen=SeenBefore(
                     self._frame(self.index, index_type(schema, ORDER_TYPE)),
+                    Memory.of([self._entries()], before),
                     slots,
                     self._frame(self.late, late_type(schema, ORDER_TYPE)),
                 ),
@@ -154,6 +157,13 @@ class SequenceShard:
         if not rows:
             return None
         return self.spark.createDataFrame([tuple(row[name] for name in columns.names) for row in rows], columns)
+
+    def _entries(self) -> pa.Table:
+        """The index as its files hold it."""
+        order = pa.struct([("seq", pa.int64()), ("file", pa.string()), ("block", pa.int64()), ("row", pa.int64())])
+        schema = pa.schema([(INDEX_KIND, pa.string()), (TIME, pa.int64()), (ORDER, order)])
+        rows = [{**row.asDict(), ORDER: row[ORDER].asDict()} for row in self.index]
+        return pa.Table.from_pylist([{name: row[name] for name in schema.names} for row in rows], schema)
 
     def _state(self) -> DataFrame:
         """What a look-up finds: values of retracted oks are not read."""

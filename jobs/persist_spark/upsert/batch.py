@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 from pyspark.storagelevel import StorageLevel
 
+from persist_core.checkpoint.state_rows import state_rows
 from persist_core.errors import InvariantViolation, RejectedRecord, TooManyErrors
 from persist_core.handles.client import PersistClient
 from persist_core.protocol.stages import check_not_outdated
@@ -32,14 +33,15 @@ from persist_spark.read.parts import listing, scan_keys
 from persist_spark.session import ONE_TASK_BYTES, OUR_PLANS, settings, stage_settings
 from persist_spark.stage import stage
 from persist_spark.upsert.lookup import committed_updates, expects_few_files, key_ranges
+from persist_spark.upsert.memory import MEMORY_COLUMNS, Memory
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
 from persist_spark.upsert.rejected import rejected_records, show_samples
 from persist_spark.upsert.rules import SequenceRules
 from persist_spark.upsert.seen import SeenBefore, index_type, late_type
 
-# Reading a small shard whole costs less than the extra job to broadcast the batch's keys.
-SMALL_STATE_BYTES = 8 << 20
+# Reading a small shard whole costs less than the extra job to broadcast the batch's keys. At 5 MB it costs more.
+SMALL_STATE_BYTES = 2 << 20
 # From here on, not opening half of the files saves more than it costs to find the ranges of the batch's keys by a job.
 LARGE_STATE_BYTES = 64 << 20
 _LOOKED_UP = (PartKind.INSERTIONS, PartKind.RETRACTIONS, PartKind.ERRS)
@@ -169,7 +171,10 @@ def _seen(
     order, rules = order_type(schema), _sequence(request)
     late = _operator_state(spark, client, description, LATE_OPERATOR, late_type(schema, order))
     index = _operator_state(spark, client, description, ORDER_INDEX_OPERATOR, index_type(schema, order))
-    return rules, SeenBefore(index, late=None if rules.is_late_delta else late)
+    chain = description.operators.get(ORDER_INDEX_OPERATOR, ())
+    entries = (rows for artifact in chain for rows in state_rows(client.blob, artifact, MEMORY_COLUMNS))
+    memory = Memory.of(entries, rules.forgets_before)
+    return rules, SeenBefore(index, memory, late=None if rules.is_late_delta else late)
 
 
 def _slots(records: DataFrame, stash: DataFrame | None, schema: CollectionSchema) -> DataFrame:

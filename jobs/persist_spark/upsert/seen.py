@@ -1,7 +1,7 @@
 """What a shard in `sequence` order has seen before a batch: the order index, and what of it counts.
 
-    order index ─┬─ entries of the batch's slots ───────────> rows of the chain (`INDEXED`)
-                 └─ floor, the highest order forgotten ──> columns of the batch's records
+    order index ─┬─ entries of the batch's slots ─────────────────────> rows of the chain (`INDEXED`)
+                 └─ floor, the highest order forgotten: `memory` ──> columns of the batch's records
 
 The index is a chain of entries. A slot's newest entry, by time, says what the index knows of it:
 
@@ -29,9 +29,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -64,10 +64,11 @@ from persist_spark.upsert.counts import (
     VALUE,
 )
 from persist_spark.upsert.lookup import of_slots
+from persist_spark.upsert.memory import NOTHING, Memory, Order
 from persist_spark.upsert.rules import ENTRY, IS_OLD, TRUNCATED, UpsertRules
 
 _NEVER = -1  # the time of entries: before all that a slot was and will be
-_FLOOR_BEFORE, _FORGOTTEN, _MARKED = "_persist_floor_before", "_persist_forgotten", "_persist_marked"  # of the index
+_FLOOR_BEFORE, _FORGOTTEN = "_persist_floor_before", "_persist_forgotten"  # of the index
 # A record without an order is not compared with those that have one.
 IS_UNORDERED = f"coalesce({ERR}.{ERR_KIND} = '{MISSING_ORDER}', false)"
 
@@ -77,11 +78,13 @@ class SeenBefore:
     """What a batch in `sequence` order reads besides its input, its stash and the committed updates.
 
     `index`: the chain of the order index as stored, in the columns of `index_type`; `None` if it has no state.
+    `memory`: what of it belongs to no slot.
     `slots`: only the entries of these (key columns and `BAD_KEY`, to be broadcast) are needed; `None`: all, as for a
     full state. `late`: the late records as stored, if a full state of them is to be written.
     """
 
     index: DataFrame | None = None
+    memory: Memory = NOTHING
     slots: DataFrame | None = None
     late: DataFrame | None = None
 
@@ -89,15 +92,16 @@ class SeenBefore:
 def index_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:
     """The columns of the order index: the slot, its order, when it acted (ms), and an `IndexKind`."""
     keys = user_fields(CollectionSchema(schema.key))
-    return T.StructType(
-        [
-            *keys,
-            T.StructField(BAD_KEY, T.BinaryType()),
-            T.StructField(ORDER, order),
-            T.StructField(TIME, T.LongType()),
-            T.StructField(INDEX_KIND, T.StringType()),
-        ]
-    )
+    return T.StructType([*keys, T.StructField(BAD_KEY, T.BinaryType()), *_entry_fields(order)])
+
+
+def _entry_fields(order: T.DataType) -> list[T.StructField]:
+    """The columns of entries that belong to no slot."""
+    return [
+        T.StructField(ORDER, order),
+        T.StructField(TIME, T.LongType()),
+        T.StructField(INDEX_KIND, T.StringType()),
+    ]
 
 
 def late_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:
@@ -122,27 +126,46 @@ def remembered(arrivals: DataFrame, seen: SeenBefore, stash: DataFrame | None, r
 
     `stash`: that of the batch, consolidated or not.
     """
-    order_type = arrivals.schema[ORDER].dataType.simpleString()
-    if seen.index is None:
-        return arrivals.selectExpr(
-            "*",
-            f"CAST(NULL AS {_entry_type(order_type)}) AS {ENTRY}",
-            f"CAST(NULL AS {order_type}) AS {TRUNCATED}",
-            f"false AS {IS_OLD}",
-        )
-    memory = F.broadcast(_memory(seen.index, stash, rules))
-    highest = f"{_FLOOR_BEFORE}.{ORDER}"
-    marked = arrivals.crossJoin(memory).selectExpr(
+    order_type = _order_of(arrivals)
+    marked = _with_memory(arrivals, seen, stash, rules).selectExpr(
         *[name for name in rules.chain if name not in (ENTRY, TRUNCATED, IS_OLD)],
-        f"CAST(NULL AS {_entry_type(order_type)}) AS {ENTRY}",
-        f"CASE WHEN {ORDER} < {highest} AND NOT {IS_UNORDERED} THEN {highest} END AS {TRUNCATED}",
+        f"CAST(NULL AS {_entry_type(order_type.simpleString())}) AS {ENTRY}",
+        f"CASE WHEN {ORDER} < {_FLOOR_BEFORE} AND NOT {IS_UNORDERED} THEN {_FLOOR_BEFORE} END AS {TRUNCATED}",
         f"coalesce({ORDER} < {_FORGOTTEN} AND NOT {IS_UNORDERED}, false) AS {IS_OLD}",
     )
+    if seen.index is None:
+        return marked
     known = seen.index.where(f"{INDEX_KIND} NOT IN ('{FLOOR}', '{FORGOTTEN}')")
     known = of_slots(known, rules.schema, seen.slots, has_bad_keys=True)
-    is_covered = f"{INDEX_KIND} = '{DELETED}' AND coalesce({ORDER} <= {highest}, false)"
-    entries = known.crossJoin(memory).where(f"NOT ({is_covered})").selectExpr(*_as_entries(marked, rules))
-    return marked.union(entries)
+    if seen.memory.floor is not None:
+        known = known.withColumn(_FLOOR_BEFORE, _literal(seen.memory.floor[0], order_type))
+        known = known.where(f"NOT ({INDEX_KIND} = '{DELETED}' AND coalesce({ORDER} <= {_FLOOR_BEFORE}, false))")
+    return marked.union(known.selectExpr(*_as_entries(marked, rules)))
+
+
+def _with_memory(arrivals: DataFrame, seen: SeenBefore, stash: DataFrame | None, rules: UpsertRules) -> DataFrame:
+    """Arrivals with the floor and the highest order forgotten, which the thorough plan finds exactly."""
+    order, memory = _order_of(arrivals), seen.memory
+    floor = _literal(memory.floor[0] if memory.floor else None, order)
+    if seen.index is None or not rules.is_thorough:
+        return arrivals.withColumns({_FLOOR_BEFORE: floor, _FORGOTTEN: _literal(memory.forgotten, order)})
+    marked = _literal(memory.marked[0] if memory.marked else None, order)
+    exact = _forgotten_of_slots(seen.index, stash, rules).select(F.greatest(marked, F.col(ORDER)).alias(_FORGOTTEN))
+    return arrivals.withColumn(_FLOOR_BEFORE, floor).crossJoin(F.broadcast(exact))
+
+
+def _order_of(rows: DataFrame) -> T.StructType:
+    found = rows.schema[ORDER].dataType
+    assert isinstance(found, T.StructType)
+    return found
+
+
+def _literal(order: Order | None, order_type: T.StructType) -> Column:
+    """One order as a literal. Spark passes a struct to the code that it generates: each batch runs the same code."""
+    if order is None:
+        return F.lit(None).cast(order_type)
+    given = zip(order.values(), order_type.fields, strict=True)
+    return F.struct(*[F.lit(value).cast(field.dataType).alias(field.name) for value, field in given])
 
 
 def _entry_type(order_type: str) -> str:
@@ -157,22 +180,11 @@ def _is_old(rules: UpsertRules) -> str:
     return f"({INDEX_KIND} = '{DELETED}' AND {TIME} < {passed(before)[0]})"
 
 
-def _memory(index: DataFrame, stash: DataFrame | None, rules: UpsertRules) -> DataFrame:
-    """One row: the floor (order and time), the highest order forgotten, and of that what is marked as such (order and
-    time). In the normal plan the second may be too high: of a tombstone that is void, or remembered for the stash."""
-    index = index.selectExpr("*", f"{_is_old(rules)} AS {IS_OLD}")
-    marked = f"{INDEX_KIND} = '{FORGOTTEN}'"
-    found = index.selectExpr(
-        f"max(CASE WHEN {INDEX_KIND} = '{FLOOR}' THEN struct({ORDER}, {TIME}) END) AS {_FLOOR_BEFORE}",
-        f"max(CASE WHEN {marked} OR {IS_OLD} THEN {ORDER} END) AS {_FORGOTTEN}",
-        f"max(CASE WHEN {marked} THEN struct({ORDER}, {TIME}) END) AS {_MARKED}",
-    )
-    if not rules.is_thorough:
-        return found
-    names = [f"{name}" for name in rules.key_columns]
-    slots = index.where(f"NOT ({marked}) AND {INDEX_KIND} != '{FLOOR}'")
+def _forgotten_of_slots(index: DataFrame, stash: DataFrame | None, rules: UpsertRules) -> DataFrame:
+    """One row: the highest order of a tombstone that is forgotten, though no entry marks it as such (or null)."""
     newest = (
-        slots.selectExpr(*names, BAD_KEY, TIME, ORDER, IS_OLD)
+        index.where(f"{INDEX_KIND} NOT IN ('{FORGOTTEN}', '{FLOOR}')")
+        .selectExpr(*rules.key_columns, BAD_KEY, TIME, ORDER, f"{_is_old(rules)} AS {IS_OLD}")
         .groupBy(*rules.slot)
         .agg(F.expr(f"max(struct({TIME}, {IS_OLD}, {ORDER})) AS newest"))
         .where(f"newest.{IS_OLD}")
@@ -181,11 +193,7 @@ def _memory(index: DataFrame, stash: DataFrame | None, rules: UpsertRules) -> Da
         awaited = stash.selectExpr(*[f"{name} AS _persist_slot{i}" for i, name in enumerate(rules.slot)])
         same = " AND ".join(f"{name} <=> _persist_slot{i}" for i, name in enumerate(rules.slot))
         newest = newest.join(awaited, F.expr(same), "left_anti")
-    exact = newest.agg(F.expr(f"max(newest.{ORDER}) AS _persist_exact"))
-    marked_order = f"{_MARKED}.{ORDER}"
-    return found.crossJoin(exact).selectExpr(
-        _FLOOR_BEFORE, f"greatest({marked_order}, _persist_exact) AS {_FORGOTTEN}", _MARKED
-    )
+    return newest.agg(F.expr(f"max(newest.{ORDER}) AS {ORDER}"))
 
 
 def _as_entries(chain: DataFrame, rules: UpsertRules) -> list[str]:
@@ -212,12 +220,15 @@ def with_full_state(changes: DataFrame, seen: SeenBefore, rules: UpsertRules) ->
     if order is None:
         return changes
     added = []
-    if seen.index is not None and not order.is_index_delta:
-        memory = _memory(seen.index, None, replace(rules, is_thorough=False))
-        kinds = {_FLOOR_BEFORE: FLOOR, _MARKED: FORGOTTEN}
-        rows = ", ".join(f"named_struct('kind', '{kind}', 'entry', {name})" for name, kind in kinds.items())
-        entries = memory.selectExpr(f"explode(array({rows})) AS added").where("added.entry IS NOT NULL")
-        given = {TIME: f"added.entry.{TIME}", ORDER: f"added.entry.{ORDER}", INDEX_KIND: "added.kind"}
+    if not order.is_index_delta and (seen.memory.floor or seen.memory.marked):
+        order_type = _order_of(changes)
+        kinds = {FLOOR: seen.memory.floor, FORGOTTEN: seen.memory.marked}
+        rows = [(tuple(found[0].values()), found[1], kind) for kind, found in kinds.items() if found is not None]
+        columns = T.StructType(
+            [field for field in index_type(CollectionSchema(()), order_type) if field.name != BAD_KEY]
+        )
+        entries = changes.sparkSession.createDataFrame(rows, columns)
+        given = {name: name for name in columns.names}
         added.append(_as_changes(entries, changes, given | {SIDE: str(ENTERS), PART: f"'{ORDER_INDEX_OPERATOR}'"}))
     if seen.late is not None and not order.is_late_delta:
         before = order.forgets_before

@@ -22,7 +22,7 @@ from tests.plain_commit import commit
 from tests.servers.backends import blob_uri_beside, on_each_consensus
 from tests.sim.simulator.reachable import reachable
 
-KILLS = {"dev": 4, "ci": 20, "nightly": 400}  # a collector makes some 60 calls in mark and sweep
+KILLS = {"dev": 4, "ci": 6, "nightly": 400}  # a collector makes some 60 calls in mark and sweep
 MAX_CALLS = 100
 SHARD = "fruit"
 SCHEMA = CollectionSchema(key=(Column("id", "bigint", nullable=False),), values=(Column("name", "string"),))

@@ -1,0 +1,32 @@
+"""The rows of an operator's state, its digest verified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from persist_core.checkpoint.checkpointer import load_verified
+from persist_core.errors import CorruptArtifact
+from persist_core.location.blob import Blob
+from persist_core.shard.batch import StateArtifact
+from persist_core.shard.parts import PARQUET, PartFormat
+
+ROWS_AT_ONCE = 1 << 16
+
+
+def state_rows(
+    blob: Blob, artifact: StateArtifact, columns: Sequence[str], part_format: PartFormat = PARQUET
+) -> Iterator[pa.Table]:
+    """These columns of one artifact, at most `ROWS_AT_ONCE` rows at a time.
+
+    Raises `CorruptArtifact` naming the artifact if it is missing or damaged, or lacks one of the columns.
+    """
+    data = load_verified(blob, artifact.key, artifact.sha256)
+    try:
+        for table in part_format.batches(data, list(columns), ROWS_AT_ONCE):
+            yield table.select(list(columns))
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise CorruptArtifact(
+            f"artifact {artifact.key} has the bytes that its writer staged, but cannot be read: {error!r}"
+        ) from error
