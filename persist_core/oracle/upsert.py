@@ -35,7 +35,7 @@ from persist_core.oracle.consolidate import (
     consolidate,
     same_value,
 )
-from persist_core.oracle.sequence import Judged, OrderMemory, Orders, Precedence
+from persist_core.oracle.sequence import Judged, LateRecord, OrderMemory, Orders, Precedence
 from persist_core.schema import LATE_TIME, MISSING_ORDER, CollectionSchema, Late
 from persist_core.shard.stats import DrainStats
 from persist_core.time_text import check_time, show_interval, show_time
@@ -66,19 +66,9 @@ class Record:
 
 
 @dataclass(frozen=True)
-class LateRecord:
-    """A record that lost, at the time at which it would have acted (ms), to a precedence that its slot had seen."""
-
-    slot: Slot
-    record: Record
-    time: int
-    beaten_by: Precedence
-
-
-@dataclass(frozen=True)
 class Drained:
     """What a drain makes: updates to append (consolidated, by time), the stash after it, the counts, and in `sequence`
-    order the orders that were seen and what lost to them."""
+    order the orders that were seen and the records that lost to them."""
 
     updates: tuple[UpsertDiff, ...]
     stash: tuple[Record, ...]
@@ -211,7 +201,6 @@ class _Drain:
         self.orders = None if orders is None else Orders(orders)
         self.keep_deleted_ms = keep_deleted_ms
         self.counts: Counter[str] = Counter()
-        self.beaten: list[LateRecord] = []
         self.final: dict[int, dict[Slot | None, list[_Arrival]]] = defaultdict(lambda: defaultdict(list))
         self.pending: dict[tuple[int, Slot | None], list[_Arrival]] = defaultdict(list)
 
@@ -255,13 +244,8 @@ class _Drain:
         stats = DrainStats(**self.counts, output_count=len(updates), stashed=len(stash))
         stats.check()
         orders = self._orders_after(contents, stash)
-        return Drained(
-            tuple(consolidate(updates)),
-            tuple(sorted(stash, key=repr)),
-            stats,
-            orders,
-            tuple(sorted(self.beaten, key=repr)),
-        )
+        late = () if self.orders is None else self.orders.late
+        return Drained(tuple(consolidate(updates)), tuple(sorted(stash, key=repr)), stats, orders, late)
 
     def _orders_after(self, contents: dict[Slot, Value], stash: list[Record]) -> OrderMemory | None:
         if self.orders is None:
@@ -371,10 +355,7 @@ class _Drain:
         self.counts["eligible"] += 1
         self.counts["result_count"] += before is not None
         if self.orders is not None:
-            highest = self.orders.highest(slot)
-            judged = self.orders.judge(slot, self._precedence(winner))
-            if judged is Judged.LATE and highest is not None:
-                self.beaten.append(LateRecord(slot, winner.record, winner.time, highest))
+            judged = self.orders.judge(slot, self._precedence(winner), winner.time)
             if judged is not Judged.NEWEST:
                 self.counts[judged.value] += 1
             if judged in (Judged.LATE, Judged.TIED):
@@ -400,7 +381,6 @@ __all__ = [
     "TRUNCATE",
     "Drained",
     "Err",
-    "LateRecord",
     "Mark",
     "Record",
     "Slot",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +29,7 @@ from persist_core.shard.key_range import KeyRange, exactly, meets_any
 from persist_core.shard.parts import PARQUET, errs_schema, updates_schema
 from persist_core.shard.replace import Replaced
 from persist_core.shard.state import Committed, ShardState, expire_leases
+from tests.core.compaction.expected import Contents, Expected, Row
 from tests.sim.simulator.write_stage import ArrowParts
 
 KEYED = CollectionSchema(
@@ -39,62 +40,6 @@ SEQUENCED = replace(KEYED, order=(Column("seq", "bigint"),))
 MULTISET = CollectionSchema(key=(), values=(Column("a", "int"), Column("b", "string")))
 
 _ORDER_FIELDS = ["by0", *(column.name for column in POSITION)]
-
-Row = tuple[Any, ...]
-Contents = Counter[Row]
-
-
-@dataclass
-class Expected:
-    """All updates ever committed, with time and diff; an err's row is (key..., kind, message, key bytes, payload).
-
-    `orders`: in `sequence` order, of each insertion, by row and time.
-    """
-
-    schema: CollectionSchema
-    oks: list[tuple[Row, int, int]] = field(default_factory=list)
-    errs: list[tuple[Row, int, int]] = field(default_factory=list)
-    orders: dict[tuple[Row, int], int] = field(default_factory=dict)
-
-    def order(self, updates: list[tuple[Row, int, int]], row: Row, time: int) -> int:
-        """The order of a row as of `time`: that of its newest insertion."""
-        newest = max(at for each, at, diff in updates if each == row and diff > 0 and at <= time)
-        return self.orders[row, newest]
-
-    def snapshot(self, time: int) -> Contents:
-        found: Contents = Counter()
-        for row, at, diff in self.oks:
-            if at <= time:
-                found[row] += diff
-        return +found
-
-    def errors(self, time: int) -> Contents:
-        """Each err as often as it is there, with message and time of its newest insertion."""
-        sums: Counter[Row] = Counter()
-        newest: dict[Row, tuple[int, Row]] = {}
-        for row, at, diff in self.errs:
-            if at <= time:
-                identity = self.identity(row)
-                sums[identity] += diff
-                if diff > 0:
-                    newest[identity] = max(newest.get(identity, (-1, row)), (at, row))
-        return Counter({(*newest[each][1], newest[each][0]): count for each, count in sums.items() if count > 0})
-
-    def identity(self, err: Row) -> Row:
-        kind, _, key, payload = err[len(self.schema.key) :]
-        return (kind, key, payload)
-
-    def changes(self, updates: list[tuple[Row, int, int]], after: int, through: int) -> Contents:
-        return Counter((*row, at, diff) for row, at, diff in updates if after < at <= through)
-
-    def until(self, upper: int) -> Expected:
-        """The same up to a checkpoint."""
-        return Expected(
-            self.schema,
-            [each for each in self.oks if each[1] < upper],
-            [each for each in self.errs if each[1] < upper],
-            dict(self.orders),
-        )
 
 
 class FrozenReader(ReadHandle):
@@ -316,15 +261,16 @@ class History:
         """Every insertion since has its order, and so has every row that is there, whenever it was inserted."""
         for changes in (reader.changes(since, end, orders=True), reader.error_changes(since, end, orders=True)):
             for *row, at, diff, order in (tuple(each.values()) for each in changes.to_pylist()):
-                assert diff < 0 or (order or {}).get("by0") == expected.orders[tuple(row), at], (self.shard, row, at)
+                found = (order or {}).get("by0")
+                assert diff < 0 or found == expected.orders[tuple(row), at], (self.shard, row, at)
         oks, _ = reader.updates_of(list(state.batches), self.schema)
         newest: dict[Row, tuple[int, int, Any]] = {}
         for *row, at, diff, order in (tuple(each.values()) for each in oks.to_pylist()):
-            newest[tuple(row)] = max(
-                newest.get(tuple(row), (-1, 0, None)), (at, diff, order), key=lambda each: each[:2]
-            )
-        for row in expected.snapshot(end):
-            assert (newest[row][2] or {}).get("by0") == expected.order(expected.oks, row, end), (self.shard, row)
+            known = newest.get(tuple(row), (-1, 0, None))
+            newest[tuple(row)] = max(known, (at, diff, order), key=lambda each: each[:2])
+        for there in expected.snapshot(end):
+            found = (newest[there][2] or {}).get("by0")
+            assert found == expected.order(expected.oks, there, end), (self.shard, there)
 
     def _some_keys(self) -> list[KeyRange]:
         number = self.chance.randrange(5)

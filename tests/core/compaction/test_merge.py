@@ -19,6 +19,7 @@ from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.protocol import restore
+from persist_core.protocol.restore_orders import with_orders_of_oks
 from persist_core.schema import ORDER, CollectionSchema
 from persist_core.shard.batch import PartKind
 from tests.core.compaction.histories import KEYED, MULTISET, SEQUENCED, History
@@ -63,7 +64,7 @@ def _merges_drop_orders(patch: pytest.MonkeyPatch) -> None:
 
 
 def _restores_bring_new_orders(patch: pytest.MonkeyPatch) -> None:
-    inner = restore.with_orders_of_oks
+    inner = with_orders_of_oks
 
     def with_other_orders(oks: pa.Table, *more: Any) -> pa.Table:
         rows = [{**row, ORDER: {**row[ORDER], "by0": 1_000}} for row in inner(oks, *more).to_pylist()]

@@ -14,6 +14,7 @@ from unittest.mock import patch
 from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.shard import machine
 from persist_core.shard.batch import BatchManifest
+from persist_core.shard.codec import decode_state
 from tests.sim.simulator import referee
 
 _MAX_DECODED = 4_000  # of each kind: many times what one simulation stores
@@ -23,7 +24,7 @@ def _remembered(decode: Callable[..., Any]) -> Any:
     return staticmethod(lru_cache(_MAX_DECODED)(decode))
 
 
-_STATES = _remembered(machine.decode_state)
+_STATES = _remembered(decode_state)
 _DECODERS: tuple[tuple[Any, str, Any], ...] = (
     (machine, "decode_state", _STATES.__func__),
     (referee, "decode_state", _STATES.__func__),

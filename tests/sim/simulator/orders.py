@@ -58,8 +58,8 @@ def memory_of(rows: Rows, index: Entries) -> OrderMemory:
     """What rows and index say together."""
     seen: dict[Slot, Seen] = {}
     floor = index.get(None)
-    for slot, (order, value) in rows.items():
-        seen[slot] = Seen(precedence(order, value), 0)
+    for full, (order, value) in rows.items():
+        seen[full] = Seen(precedence(order, value), 0)
     for slot, entry in index.items():
         if entry is not None and slot is not None:
             order, has_value = entry
@@ -131,7 +131,7 @@ def stage_orders(
             wanted[slot] = (order, slot in rows)
     if drained.orders.floor is not None:
         wanted[None] = (order_of(drained.orders.floor), False)
-    new = [[each.slot, each.record.order, order_of(each.beaten_by), each.time] for each in drained.late]
+    new = [[each.slot, order_of(each.precedence), order_of(each.beaten_by), each.time] for each in drained.late]
     lost = new if description.saves_delta(LATE_OPERATOR) else [*late, *new]
     return {
         **_staged(client, description, attempt, ORDER_INDEX_OPERATOR, _new_entries(client, description, wanted)),
@@ -193,5 +193,5 @@ def stored(
     memory = memory_of(rows_of(blob, manifests), _index(blob, chains.get(ORDER_INDEX_OPERATOR, ())))
     lines = late_in(blob, chains.get(LATE_OPERATOR, ()))
     late = frozenset((tuple(slot), tuple(order), tuple(beaten_by), time) for slot, order, beaten_by, time in lines)
-    orders = {slot: order_of(seen.precedence) for slot, seen in memory.slots.items()}
+    orders: dict[Slot, object] = {slot: order_of(seen.precedence) for slot, seen in memory.slots.items()}
     return Remembered(orders, None if memory.floor is None else order_of(memory.floor), late), len(lines)

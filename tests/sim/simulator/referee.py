@@ -162,8 +162,8 @@ class Referee:
                 )
 
         if self._feed.in_sequence:
-            wanted = remembered(self.expected.so_far(), upper or 0)
-            self.check_remembered(commit.writer, after, self._chains, wanted)
+            known = remembered(self.expected.so_far(), upper or 0)
+            self.check_remembered(commit.writer, after, self._chains, known)
 
     def check_fork(self, name: str, state: ShardState, checkpoint_id: str) -> None:
         """A fork at this checkpoint remembers what the checkpoint did, whatever was merged in it."""
@@ -176,7 +176,7 @@ class Referee:
     def check_remembered(
         self, who: str, state: ShardState, chains: Mapping[str, Sequence[StateArtifact]], wanted: Remembered
     ) -> None:
-        """What the rows of `state` and these chains of operator state say is what is wanted."""
+        """The rows of `state` and these chains of operator state say what is expected."""
         manifests = [load_manifest(self._blob, batch.manifest_key) for batch in state.batches]
         found, late = orders.stored(self._blob, manifests, chains)
         if found != wanted or late != len(found.late):

@@ -271,8 +271,8 @@ def remembered(arrivals: Iterable[Arrival], upper: int) -> Remembered:
         acting = by_time[time]
         if truncates := acting.pop(None, None):
             floor = max(truncates) if floor is None else max(floor, *truncates)
-            for slot in (slot for slot in full if seen[slot] < max(truncates)):
-                acting.setdefault(slot, []).append(max(truncates))
+            for emptied in (slot for slot in full if seen[slot] < max(truncates)):
+                acting.setdefault(emptied, []).append(max(truncates))
         for slot, orders in acting.items():
             assert slot is not None
             order = max(orders)
