@@ -52,6 +52,16 @@ class OrderMemory:
     forgotten: Precedence | None = None
 
 
+@dataclass(frozen=True)
+class LateRecord:
+    """What lost, at the time at which it would have acted (ms), to a precedence that its slot had seen."""
+
+    slot: Slot
+    precedence: Precedence
+    time: int
+    beaten_by: Precedence
+
+
 class Orders:
     """The memory during one drain."""
 
@@ -59,16 +69,33 @@ class Orders:
         self._slots = dict(before.slots)
         self._floor = before.floor
         self._forgotten = before.forgotten
+        self._late: list[LateRecord] = []
 
-    def judge(self, slot: Slot, precedence: Precedence) -> Judged:
-        """What `precedence` is to `slot`. What equals the highest one seen is that record again, so it is not late."""
-        seen = self._slots.get(slot)
-        known = [each for each in (seen.precedence if seen else None, self._floor) if each is not None]
-        if known and precedence < max(known):
-            return Judged.TIED if precedence[0] == max(known)[0] else Judged.LATE
-        if seen is None and self._forgotten is not None and precedence[0] < self._forgotten[0]:
+    @property
+    def late(self) -> tuple[LateRecord, ...]:
+        """All that `judge` has called late."""
+        return tuple(sorted(self._late, key=repr))
+
+    def judge(self, slot: Slot, precedence: Precedence, time: int) -> Judged:
+        """What `precedence` is to `slot` at `time`.
+
+        What equals the highest one seen is that record again, so it is not late.
+        """
+        highest = self.highest(slot)
+        if highest is not None and precedence < highest:
+            if precedence[0] == highest[0]:
+                return Judged.TIED
+            self._late.append(LateRecord(slot, precedence, time, highest))
+            return Judged.LATE
+        if slot not in self._slots and self._forgotten is not None and precedence[0] < self._forgotten[0]:
             return Judged.BEYOND_MEMORY
         return Judged.NEWEST
+
+    def highest(self, slot: Slot) -> Precedence | None:
+        """The highest precedence that `slot` has seen, the floor included."""
+        seen = self._slots.get(slot)
+        known = [each for each in (None if seen is None else seen.precedence, self._floor) if each is not None]
+        return max(known, default=None)
 
     def saw(self, slot: Slot, precedence: Precedence, time: int) -> None:
         """Remember what `judge` did not call late."""

@@ -35,7 +35,7 @@ from persist_core.oracle.consolidate import (
     consolidate,
     same_value,
 )
-from persist_core.oracle.sequence import Judged, OrderMemory, Orders, Precedence
+from persist_core.oracle.sequence import Judged, LateRecord, OrderMemory, Orders, Precedence
 from persist_core.schema import LATE_TIME, MISSING_ORDER, CollectionSchema, Late
 from persist_core.shard.stats import DrainStats
 from persist_core.time_text import check_time, show_interval, show_time
@@ -68,12 +68,13 @@ class Record:
 @dataclass(frozen=True)
 class Drained:
     """What a drain makes: updates to append (consolidated, by time), the stash after it, the counts, and in `sequence`
-    order the orders that were seen."""
+    order the orders that were seen and the records that lost to them."""
 
     updates: tuple[UpsertDiff, ...]
     stash: tuple[Record, ...]
     stats: DrainStats
     orders: OrderMemory | None = None
+    late: tuple[LateRecord, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,8 @@ class _Drain:
         stats = DrainStats(**self.counts, output_count=len(updates), stashed=len(stash))
         stats.check()
         orders = self._orders_after(contents, stash)
-        return Drained(tuple(consolidate(updates)), tuple(sorted(stash, key=repr)), stats, orders)
+        late = () if self.orders is None else self.orders.late
+        return Drained(tuple(consolidate(updates)), tuple(sorted(stash, key=repr)), stats, orders, late)
 
     def _orders_after(self, contents: dict[Slot, Value], stash: list[Record]) -> OrderMemory | None:
         if self.orders is None:
@@ -353,7 +355,7 @@ class _Drain:
         self.counts["eligible"] += 1
         self.counts["result_count"] += before is not None
         if self.orders is not None:
-            judged = self.orders.judge(slot, self._precedence(winner))
+            judged = self.orders.judge(slot, self._precedence(winner), winner.time)
             if judged is not Judged.NEWEST:
                 self.counts[judged.value] += 1
             if judged in (Judged.LATE, Judged.TIED):

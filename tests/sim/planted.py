@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
+from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 
@@ -19,12 +21,14 @@ from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.maintenance.fsck import FsckReport, fsck
 from persist_core.maintenance.violations import Violation
 from persist_core.oracle.sequence import OrderMemory
+from persist_core.protocol import fork as fork_module
 from persist_core.protocol import stages
 from persist_core.protocol.restore import NothingToRestore, plan_restore, restore
+from persist_core.protocol.restore_point import RestorePoint, copy_operators
 from persist_core.protocol.stages import Conflict
 from persist_core.schema import ORDER
 from persist_core.shard import state as transitions
-from persist_core.shard.batch import STASH_OPERATOR, BatchDescription
+from persist_core.shard.batch import LATE_OPERATOR, STASH_OPERATOR, BatchDescription, OperatorState
 from persist_core.shard.keys import CheckpointLayout
 from persist_core.shard.state import Committed, ShardState, UpperMismatch
 from tests.sim.simulator import orders
@@ -32,7 +36,7 @@ from tests.sim.simulator.reading import LEASE_MS
 from tests.sim.simulator.simulation import Parts
 from tests.sim.simulator.workload import SHARD
 from tests.sim.simulator.world import GRACE_MS, INTENT_MS, Stages, append_row, write_plainly
-from tests.sim.simulator.write_stage import write
+from tests.sim.simulator.write_stage import SequenceMemory, write
 
 
 class _Careless(MemConsensus):
@@ -226,6 +230,46 @@ def _rows_only(client: PersistClient, description: BatchDescription, rows: order
     return orders.memory(client, replace(description, operators={}), rows)
 
 
+def _without_floor(client: PersistClient, description: BatchDescription, rows: orders.Rows) -> OrderMemory:
+    """Forgets truncates: what comes later and is older brings rows back."""
+    return replace(orders.memory(client, description, rows), floor=None)
+
+
+def _no_late_records(client: PersistClient, description: BatchDescription) -> list[orders.Late]:
+    """Forgets late records where the full state is due."""
+    del client, description
+    return []
+
+
+def _late_records_twice(client: PersistClient, description: BatchDescription) -> list[orders.Late]:
+    """Adds late records to the full state once more than there are."""
+    return 2 * orders.late_before(client, description)
+
+
+def _write_with(memory: SequenceMemory) -> Parts:
+    return Parts(Stages(write=partial(write, memory=memory)))
+
+
+def _restore_without_late_records(client: PersistClient, checkpoint_id: str, writer: str) -> object:
+    """Goes back to no late records at all."""
+    plan = plan_restore(client, SHARD, checkpoint_id)
+    if isinstance(plan, NothingToRestore):
+        return plan
+    operators = {name: chain for name, chain in plan.point.operators.items() if name != LATE_OPERATOR}
+    return restore(client, replace(plan, point=replace(plan.point, operators=operators)), writer=writer)
+
+
+def _fork_with_the_first_artifacts(*args: Any, **options: Any) -> Committed:
+    """Copies the full state of an operator, and not the deltas that continue it."""
+
+    def copy_first(client: PersistClient, point: RestorePoint, shard: str, attempt: str) -> dict[str, OperatorState]:
+        first = {name: chain[:1] for name, chain in point.operators.items()}
+        return copy_operators(client, replace(point, operators=first), shard, attempt)
+
+    with patch.object(fork_module, "copy_operators", copy_first):
+        return fork_module.fork(*args, **options)
+
+
 def _scrub_unnamed(client: PersistClient, shard: str) -> FsckReport:
     """Reports every attempt that no commit names as damage, though a task may be about to append it."""
     report = fsck(client, shard)
@@ -256,7 +300,12 @@ PLANTED: dict[str, Parts] = {
     "restore keeps the progress": Parts(Stages(restore=_restore_contents_only)),
     "restore loses the stash": Parts(Stages(restore=_restore_without_stash)),
     "restore raises orders": Parts(Stages(restore=_restore_with_new_orders)),
-    "write without the orders of deleted keys": Parts(Stages(write=partial(write, remember=_rows_only))),
+    "write without the orders of deleted keys": _write_with(SequenceMemory(remember=_rows_only)),
+    "write without the orders of truncates": _write_with(SequenceMemory(remember=_without_floor)),
+    "late records forgotten, in sequence order": _write_with(SequenceMemory(late=_no_late_records)),
+    "late records doubled, in sequence order": _write_with(SequenceMemory(late=_late_records_twice)),
+    "restore without late records, in sequence order": Parts(Stages(restore=_restore_without_late_records)),
+    "fork without the newest orders": Parts(Stages(fork=_fork_with_the_first_artifacts)),
     "plain writer ends the stash": Parts(Stages(write_plainly=_write_plainly_over_stash)),
     "scrub takes what is staged for damage": Parts(Stages(fsck=_scrub_unnamed)),
 }

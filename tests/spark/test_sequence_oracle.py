@@ -305,6 +305,28 @@ def test_long_random_histories_are_the_oracles(
     _drain_all(shard, feed, LONG, full_every=full_every, has_truncates=has_truncates)
 
 
+@pytest.mark.parametrize("domain", [ONE_KEY_DOMAIN, MANY_KEYS_DOMAIN], ids=["one-key", "many-keys"])
+def test_the_oracle_answers_the_same_for_any_order_of_its_input(domain: Domain, dice: random.Random) -> None:
+    """With ties: nothing, the counts included, depends on which of two equal records comes first."""
+    feed, updates, stash, memory = (
+        Feed(domain, dice, 12, has_ties=True),
+        list[UpsertDiff](),
+        list[Record](),
+        OrderMemory(),
+    )
+    for lower, upper in LONG:
+        records = [*feed.records(60, lower, upper or lower + 4, truncates=1), *_unordered(feed, 3)]
+        drained = [
+            drain_sealed_input(
+                each, stash, updates, lower=lower, upper=upper, schema=domain.schema, orders=memory, keep_deleted_ms=4
+            )
+            for each in (records, records[::-1])
+        ]
+        assert drained[0] == drained[1]
+        updates, stash = [*updates, *drained[0].updates], list(drained[0].stash)
+        memory = drained[0].orders or OrderMemory()
+
+
 def test_a_forgotten_tombstone_stays_forgotten_when_a_record_of_its_key_is_stashed(spark: SparkSession) -> None:
     shard = SequenceShard(spark, ONE_KEY_DOMAIN, 1)
     shard.drain([Record(A, TOMBSTONE, None, (9, "a", 0, 0)), Record(B, TOMBSTONE, None, (1, "a", 0, 1))], 0, 2)

@@ -108,7 +108,7 @@ class Feed:
         """`count` records around `[lower, upper)`, in random worlds; then so many truncates."""
         found = [self._record(lower, upper, strays=strays) for _ in range(count)]
         for _ in range(truncates):
-            found.append(Record(None, TRUNCATE, self._time(lower, upper, strays=strays), self._order(tie=False)))
+            found.append(Record(None, TRUNCATE, self._time(lower, upper, strays=strays), self._order()))
         return found
 
     def _record(self, lower: int, upper: int, *, strays: bool) -> Record:
@@ -116,8 +116,8 @@ class Feed:
         kind = self.rng.choices(["ok", "tombstone", "err", "skip"], [6, 2, 2 if self.has_errs else 0, 1])[0]
         time = self._time(lower, upper, strays=strays)
         if kind == "skip":
-            return Record(None, SKIP, time, self._order(tie=False))
-        order = self._order(tie=self.has_ties and self.rng.random() < 0.3)
+            return Record(None, SKIP, time, self._order())
+        order = self._tied_order(time) if self.has_ties and self.rng.random() < 0.3 else self._order()
         if kind == "tombstone":
             return Record(slot, TOMBSTONE, time, order)
         if kind == "err" or isinstance(slot, bytes):
@@ -137,10 +137,15 @@ class Feed:
         stray = 3 if strays else 0
         return self.rng.randint(max(0, lower - stray), upper - 1 + stray)
 
-    def _order(self, *, tie: bool) -> tuple[Any, ...]:
+    def _order(self) -> tuple[Any, ...]:
         self._row += 1
-        seq = self.rng.choice([None, 0, 1])
-        return (seq, "tied", 0, 0) if tie else (seq, f"day-{self.rng.randrange(3)}", 0, self._row)
+        return (self.rng.choice([None, 0, 1]), f"day-{self.rng.randrange(3)}", 0, self._row)
+
+    def _tied_order(self, time: int | None) -> tuple[Any, ...]:
+        """An order that other records have too. A position is that of one record, so it has one time: with two, it
+        would be chance which of two equal records wins, and whether the winner is counted as late."""
+        self._row += 1
+        return (self.rng.choice([None, 0, 1]), "tied", 0, -1 if time is None else time)
 
 
 def to_records(spark: SparkSession, schema: CollectionSchema, records: Iterable[Record]) -> DataFrame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -23,63 +23,23 @@ from persist_core.location.open import OpenLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
-from persist_core.schema import CollectionSchema, Column
+from persist_core.schema import POSITION, CollectionSchema, Column
 from persist_core.shard.batch import BatchDescription, HollowBatch
 from persist_core.shard.key_range import KeyRange, exactly, meets_any
 from persist_core.shard.parts import PARQUET, errs_schema, updates_schema
 from persist_core.shard.replace import Replaced
 from persist_core.shard.state import Committed, ShardState, expire_leases
+from tests.core.compaction.expected import Contents, Expected, Row
 from tests.sim.simulator.write_stage import ArrowParts
 
 KEYED = CollectionSchema(
     key=(Column("id", "bigint", nullable=False), Column("region", "string", nullable=False)),
     values=(Column("amount", "double"), Column("note", "string")),
 )
+SEQUENCED = replace(KEYED, order=(Column("seq", "bigint"),))
 MULTISET = CollectionSchema(key=(), values=(Column("a", "int"), Column("b", "string")))
 
-Row = tuple[Any, ...]
-Contents = Counter[Row]
-
-
-@dataclass
-class Expected:
-    """All updates ever committed, with time and diff; an err's row is (key..., kind, message, key bytes, payload)."""
-
-    schema: CollectionSchema
-    oks: list[tuple[Row, int, int]] = field(default_factory=list)
-    errs: list[tuple[Row, int, int]] = field(default_factory=list)
-
-    def snapshot(self, time: int) -> Contents:
-        found: Contents = Counter()
-        for row, at, diff in self.oks:
-            if at <= time:
-                found[row] += diff
-        return +found
-
-    def errors(self, time: int) -> Contents:
-        """Each err as often as it is there, with message and time of its newest insertion."""
-        sums: Counter[Row] = Counter()
-        newest: dict[Row, tuple[int, Row]] = {}
-        for row, at, diff in self.errs:
-            if at <= time:
-                identity = self.identity(row)
-                sums[identity] += diff
-                if diff > 0:
-                    newest[identity] = max(newest.get(identity, (-1, row)), (at, row))
-        return Counter({(*newest[each][1], newest[each][0]): count for each, count in sums.items() if count > 0})
-
-    def identity(self, err: Row) -> Row:
-        kind, _, key, payload = err[len(self.schema.key) :]
-        return (kind, key, payload)
-
-    def changes(self, updates: list[tuple[Row, int, int]], after: int, through: int) -> Contents:
-        return Counter((*row, at, diff) for row, at, diff in updates if after < at <= through)
-
-    def until(self, upper: int) -> Expected:
-        """The same up to a checkpoint."""
-        return Expected(
-            self.schema, [each for each in self.oks if each[1] < upper], [each for each in self.errs if each[1] < upper]
-        )
+_ORDER_FIELDS = ["by0", *(column.name for column in POSITION)]
 
 
 class FrozenReader(ReadHandle):
@@ -149,8 +109,11 @@ class History:
             parent_id=newest.checkpoint_id if newest else None,
             writer="test",
         )
+        if self.schema.order:
+            inserted = ((row, at) for row, at, diff in (*oks, *errs) if diff > 0)
+            self.expected.orders.update((each, self.chance.randrange(100)) for each in inserted)
         tables = [
-            _table([(*row, at, diff) for row, at, diff in updates], columns)
+            _table([(*row, at, diff, *self._order(row, at, diff)) for row, at, diff in updates], columns)
             for updates, columns in ((oks, updates_schema(self.schema)), (errs, errs_schema(self.schema)))
         ]
         writer = self.client.open_writer(self.shard)
@@ -159,6 +122,13 @@ class History:
         self.expected.oks += oks
         self.expected.errs += errs
         self._publish()
+
+    def _order(self, row: Row, at: int, diff: int) -> tuple[Any, ...]:
+        """The cell of an update's order, if there is one: a retraction's is null."""
+        if not self.schema.order:
+            return ()
+        seq = self.expected.orders[row, at] if diff > 0 else None
+        return (None if seq is None else dict(zip(_ORDER_FIELDS, (seq, "file", 0, seq), strict=True)),)
 
     def _publish(self) -> None:
         publish_missing(self.client, self.state)
@@ -216,14 +186,25 @@ class History:
         reader = self.client.open_reader(self.shard)
         width = len(self.schema.columns)
         changed = _rows(reader.changes(plan.lower - 1) if plan.lower else plan.oks)
-        self.expected.oks += [(row[:width], row[-2], row[-1]) for row in changed.elements()]
-        errs = _rows(reader.error_changes(plan.lower - 1) if plan.lower else plan.errs)
-        self.expected.errs += [(row[:-2], row[-2], row[-1]) for row in errs.elements()]
+        oks = [(row[:width], row[-2], row[-1]) for row in changed.elements()]
+        found = _rows(reader.error_changes(plan.lower - 1) if plan.lower else plan.errs)
+        errs = [(row[:-2], row[-2], row[-1]) for row in found.elements()]
+        if self.schema.order:
+            self._take_back_orders(upper, oks, errs)
+        self.expected.oks += oks
+        self.expected.errs += errs
         assert self.expected.snapshot(plan.lower) == before
         assert _identities(self.expected, plan.lower) == Counter(
             {self.expected.identity(row[:-1]): count for row, count in errs_before.items()}
         )
         self._publish()
+
+    def _take_back_orders(self, upper: int, oks: list[Any], errs: list[Any]) -> None:
+        """What a restore inserts has the order that it had as of the checkpoint, and so has all that it leaves."""
+        for updates, known in ((oks, self.expected.oks), (errs, self.expected.errs)):
+            for row, at, diff in updates:
+                if diff > 0:
+                    self.expected.orders[row, at] = self.expected.order(known, row, upper - 1)
 
     def fork(self) -> None:
         if len(self.forks) == 2 or (point := self._checkpoint()) is None:
@@ -260,6 +241,8 @@ class History:
         for time in range(since, end + 1):
             assert _rows(reader.snapshot(time)) == expected.snapshot(time), (self.shard, time)
             assert _rows(reader.errors(time)) == expected.errors(time), (self.shard, time)
+        if self.schema.order:
+            self._check_orders(reader, state, expected, since, end)
         for _ in range(4):
             low, high = sorted(self.chance.randrange(since, end + 1) for _ in range(2))
             assert _rows(reader.changes(low, high)) == expected.changes(expected.oks, low, high)
@@ -273,6 +256,21 @@ class History:
                 changed = expected.changes(expected.oks, low, high)
                 found = {row: count for row, count in changed.items() if meets_any(exactly(row[:2]), keys)}
                 assert _rows(reader.changes(low, high, keys=keys)) == found
+
+    def _check_orders(self, reader: ReadHandle, state: ShardState, expected: Expected, since: int, end: int) -> None:
+        """Every insertion since has its order, and so has every row that is there, whenever it was inserted."""
+        for changes in (reader.changes(since, end, orders=True), reader.error_changes(since, end, orders=True)):
+            for *row, at, diff, order in (tuple(each.values()) for each in changes.to_pylist()):
+                found = (order or {}).get("by0")
+                assert diff < 0 or found == expected.orders[tuple(row), at], (self.shard, row, at)
+        oks, _ = reader.updates_of(list(state.batches), self.schema)
+        newest: dict[Row, tuple[int, int, Any]] = {}
+        for *row, at, diff, order in (tuple(each.values()) for each in oks.to_pylist()):
+            known = newest.get(tuple(row), (-1, 0, None))
+            newest[tuple(row)] = max(known, (at, diff, order), key=lambda each: each[:2])
+        for there in expected.snapshot(end):
+            found = (newest[there][2] or {}).get("by0")
+            assert found == expected.order(expected.oks, there, end), (self.shard, there)
 
     def _some_keys(self) -> list[KeyRange]:
         number = self.chance.randrange(5)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import settings
 
@@ -16,16 +18,25 @@ from persist_core.handles.history import advance_since, set_history
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
-from persist_core.schema import CollectionSchema
-from tests.core.compaction.histories import KEYED, MULTISET, History
+from persist_core.protocol import restore
+from persist_core.protocol.restore_orders import with_orders_of_oks
+from persist_core.schema import ORDER, CollectionSchema
+from persist_core.shard.batch import PartKind
+from tests.core.compaction.histories import KEYED, MULTISET, SEQUENCED, History
 
 STEPS = 40
-SEEDS = {"dev": 4, "ci": 4, "nightly": 40}
-SCHEMAS = pytest.mark.parametrize("schema", [KEYED, MULTISET], ids=["keyed", "multiset"])
+SEEDS = {"dev": 4, "ci": 4, "nightly": 40}[settings.get_current_profile_name()]
+SCHEMAS = pytest.mark.parametrize("schema", [SEQUENCED, MULTISET], ids=["sequence", "multiset"])
 
 
-@SCHEMAS
-@pytest.mark.parametrize("seed", range(SEEDS[settings.get_current_profile_name()]))
+@pytest.mark.parametrize(
+    ("schema", "seed"),
+    [
+        *(pytest.param(KEYED, seed, id=f"keyed-{seed}") for seed in range(SEEDS // 2)),
+        *(pytest.param(SEQUENCED, seed, id=f"sequence-{seed}") for seed in range(SEEDS // 2, SEEDS)),
+        *(pytest.param(MULTISET, seed, id=f"multiset-{seed}") for seed in range(SEEDS)),
+    ],
+)
 def test_any_merges_change_no_answer(schema: CollectionSchema, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if seed % 3 == 0 and schema.key:
         monkeypatch.setattr(files, "MIN_FILE_BYTES", 2_000)  # many files a run
@@ -40,6 +51,35 @@ def test_any_merges_change_no_answer_of_files(schema: CollectionSchema, tmp_path
     location = open_location(PersistLocation(f"file://{tmp_path}/data", f"sqlite:///{tmp_path}/consensus.db"))
     check_history(location, schema, seed=0, steps=STEPS // 2)
     location.close()
+
+
+def _merges_drop_orders(patch: pytest.MonkeyPatch) -> None:
+    inner = files.RunFiles.add
+
+    def add(run: files.RunFiles, kind: PartKind, table: pa.Table) -> None:
+        place = table.column_names.index(ORDER)
+        inner(run, kind, table.set_column(place, ORDER, pa.nulls(len(table), table[ORDER].type)))
+
+    patch.setattr(files.RunFiles, "add", add)
+
+
+def _restores_bring_new_orders(patch: pytest.MonkeyPatch) -> None:
+    inner = with_orders_of_oks
+
+    def with_other_orders(oks: pa.Table, *more: Any) -> pa.Table:
+        rows = [{**row, ORDER: {**row[ORDER], "by0": 1_000}} for row in inner(oks, *more).to_pylist()]
+        return pa.Table.from_pylist(rows, schema=oks.schema)
+
+    patch.setattr(restore, "with_orders_of_oks", with_other_orders)
+
+
+@pytest.mark.parametrize("plant", [_merges_drop_orders, _restores_bring_new_orders])
+def test_a_history_in_sequence_order_finds_a_planted_defect(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_history(OpenLocation(MemBlob(), MemConsensus()), SEQUENCED, seed=1, steps=STEPS)
 
 
 def check_history(location: OpenLocation, schema: CollectionSchema, seed: int, steps: int) -> None:

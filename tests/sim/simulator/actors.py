@@ -19,7 +19,6 @@ from persist_core.errors import (
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance.violations import STORAGE, Violation
-from persist_core.protocol.fork import fork
 from persist_core.shard.state import HoldMismatch
 from tests.sim.simulator.workload import SHARD
 from tests.sim.simulator.world import GRACE_MS, World
@@ -154,15 +153,14 @@ def _fork(world: World, client: PersistClient, fork_name: str) -> None:
         return
     checkpoint_id = there[int(client.ids.jitter() * len(there))]
     try:
-        commit = fork(client, SHARD, checkpoint_id, fork_name, writer=fork_name).commit
+        world.stages.fork(client, SHARD, checkpoint_id, fork_name, writer=fork_name)
     except (OutsideFrontiers, RunFailed):
         client.clock.sleep_ms(1_000)  # `since` has passed it, or its batches were merged meanwhile
     except (CheckpointNotFound, Corruption):
         if checkpoint_id not in world.referee.deleted_checkpoints:
             raise  # else retention has deleted it since it was listed
     else:
-        assert commit.upper is not None  # no simulation closes its shard
-        world.forks[fork_name] = commit.upper
+        world.forks[fork_name] = checkpoint_id
 
 
 def _merge(client: PersistClient, shard: str) -> None:

@@ -8,14 +8,16 @@
 5. Bytes under a key are never replaced by others, `_latest` and the records of conflicts aside.
 6. `_latest` never names a checkpoint that is not whole, and never goes back permanently: a publisher that was overtaken
    and so moved it back has corrected that by the time its stage ends.
-7. A publisher that writes the manifest of a checkpoint that was deleted before lists its folder in the next call.
+7. In `sequence` order the orders that rows and order index have, and the late records, are those of the input that
+   counts; the same in the state of a fork.
+8. A publisher that writes the manifest of a checkpoint that was deleted before lists its folder in the next call.
    Others may see the incomplete checkpoint until the publisher has deleted it, or if it dies before that; the end of
    the run does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -25,12 +27,13 @@ from persist_core.handles.load import load_manifest
 from persist_core.location.blob import Blob
 from persist_core.location.consensus import VersionedData
 from persist_core.oracle.consolidate import Slot, UpsertDiff, Value
-from persist_core.shard.batch import BatchManifest
+from persist_core.shard.batch import BatchManifest, StateArtifact
 from persist_core.shard.codec import decode_state
 from persist_core.shard.invariants import check_step
 from persist_core.shard.state import Commit, ShardState
 from persist_core.sources.ledger import Ledger
-from tests.sim.simulator.workload import SHARD, Arrival, Expected, Feed, is_plain
+from tests.sim.simulator import orders
+from tests.sim.simulator.workload import SHARD, Arrival, Expected, Feed, Remembered, is_plain, remembered
 from tests.sim.simulator.write_stage import read_updates
 
 Fail = Callable[[str, str], NoReturn]
@@ -61,6 +64,7 @@ class Referee:
         self.deleted_checkpoints: set[str] = set()  # by id: those that something was ever deleted of
         self._put_back: dict[str, str] = {}  # by actor: the deleted checkpoint whose manifest it has just written
         self.expected = Expected(in_sequence=feed.in_sequence)
+        self._chains: dict[str, tuple[StateArtifact, ...]] = {}  # of operator state, as of the newest commit
         self.contents: dict[Slot, Value] = {}
         self.consumed: set[str] = set()
         self.state: ShardState | None = None
@@ -132,6 +136,10 @@ class Referee:
         if not after.batches[-1].is_of(manifest):
             self._fail("manifest", f"{commit.manifest_key} says {manifest}; the state says {after.batches[-1]}")
         self._epochs[commit.checkpoint_id] = commit.epoch
+        self._chains = {
+            name: (*(self._chains.get(name, ()) if state.is_delta else ()), *state.artifacts)
+            for name, state in manifest.operators.items()
+        }
         updates = read_updates(self._blob, manifest)
         self._check_operators(manifest, updates)
         times = self._check_consumed(after, manifest)
@@ -152,6 +160,27 @@ class Referee:
                     f"{commit.writer} committed [{commit.lower}, {upper}): as of {time} the shard holds"
                     f" {self.contents}; the input says {wanted}",
                 )
+
+        if self._feed.in_sequence:
+            known = remembered(self.expected.so_far(), upper or 0)
+            self.check_remembered(commit.writer, after, self._chains, known)
+
+    def check_fork(self, name: str, state: ShardState, checkpoint_id: str) -> None:
+        """A fork at this checkpoint remembers what the checkpoint did, whatever was merged in it."""
+        if self._feed.in_sequence:
+            point = self._points[checkpoint_id]
+            operators = load_manifest(self._blob, state.commits[-1].manifest_key).operators
+            chains = {operator: each.artifacts for operator, each in operators.items()}
+            self.check_remembered(name, state, chains, remembered(point.arrivals, point.upper or 0))
+
+    def check_remembered(
+        self, who: str, state: ShardState, chains: Mapping[str, Sequence[StateArtifact]], wanted: Remembered
+    ) -> None:
+        """The rows of `state` and these chains of operator state say what is expected."""
+        manifests = [load_manifest(self._blob, batch.manifest_key) for batch in state.batches]
+        found, late = orders.stored(self._blob, manifests, chains)
+        if found != wanted or late != len(found.late):
+            self._fail("orders", f"{who}: the shard remembers {found}, {late} late records; the input says {wanted}")
 
     def _check_operators(self, manifest: BatchManifest, updates: list[UpsertDiff]) -> None:
         """Operator state continues from the state before, except at a restore; a plain writer has never read any."""

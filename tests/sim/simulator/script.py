@@ -46,7 +46,8 @@ FATES = frozenset(Action) - {Action.PASS, Action.WAIT, Action.ZOMBIE}
 class Scenario:
     """Who takes part, and the seed that their input and their habits come from. `jumps`: the clocks of clients jump.
 
-    `sequence`: the shard is in `sequence` order, and its input late and redelivered.
+    `sequence`: the shard is in `sequence` order, and its input late and redelivered. `eras`: while a reader or a writer
+    lingers, eras of GC end.
     """
 
     seed: int
@@ -65,6 +66,7 @@ class Scenario:
     browsers: int = 0
     jumps: int = 0
     sequence: int = 0
+    eras: int = 0
     files: int = 4
 
     def __post_init__(self) -> None:
@@ -103,6 +105,7 @@ class Scenario:
             browsers=one_of(0, 0, 0, 1),
             jumps=one_of(0, 0, 0, 1),
             sequence=one_of(0, 0, 0, 1),
+            eras=one_of(0, 0, 0, 1),
         )
 
     @classmethod

@@ -36,6 +36,7 @@ from tests.sim.simulator.actors import (
     write_some,
 )
 from tests.sim.simulator.dag_runs import DagRuns, ends_of
+from tests.sim.simulator.decoded_once import decoded_once
 from tests.sim.simulator.history import keep_some
 from tests.sim.simulator.jumping_clock import JumpingClock
 from tests.sim.simulator.reachable import reachable
@@ -57,6 +58,7 @@ from tests.sim.simulator.write_stage import ArrowParts
 
 START_MS = 1_700_000_000_000
 SLOW_MINT_MS = 600_000
+MAX_ERAS = 2 * INTENT_MS // GRACE_MS + 8  # until GC has nothing to do any more, what it deletes by what it deleted too
 LONG_MS = 10 * 365 * 86_400_000  # longer than any clock here is ahead, and any lease
 
 
@@ -89,7 +91,7 @@ class Outcome:
 
 def simulate(scenario: Scenario, decisions: Decisions | None = None, parts: Parts | None = None) -> Outcome:
     """Run one simulation. Without `decisions` the scenario's seed decides."""
-    with input_folder() as folder:
+    with input_folder() as folder, decoded_once():
         simulation = _Simulation(scenario, decisions, parts or Parts(), folder)
         with closing(simulation.consensus):
             return simulation.run()
@@ -114,7 +116,7 @@ class _Simulation:
         self.clock = ManualClock(START_MS)
         self.feed = Feed(scenario, folder)
         self.config = self.feed.config
-        self.forks: dict[str, int] = {}
+        self.forks: dict[str, str] = {}
         self.committed: dict[str, BatchDescription] = {}
         self._real_blob = MemBlob(clock=self.clock)
         self.scheduler = Scheduler(decisions or SeededDecisions(ids_of(scenario, "decisions")), self.clock)
@@ -243,12 +245,16 @@ class _Simulation:
         client = PersistClient(location, self.clock, ids_of(self.scenario, "end", self.clock), fetch_threads=1)
         client.part_format = ArrowParts()
         self.clock.sleep_ms(LONG_MS)  # leases expire
-        for _ in range(2 * INTENT_MS // GRACE_MS + 8):
-            collect_garbage(client)
+        left: set[str] = set()
+        for _ in range(MAX_ERAS):
+            collected = collect_garbage(client)
             self.clock.sleep_ms(GRACE_MS)
-        left = {entry.key for entry in self._real_blob.list_keys_and_metadata(f"{SHARD}/")}
-        left -= reachable(self._real_blob, self._real_consensus, SHARD)
-        if left:
+            if collected.marked == collected.waiting == 0:
+                left = {entry.key for entry in self._real_blob.list_keys_and_metadata(f"{SHARD}/")}
+                left -= reachable(self._real_blob, self._real_consensus, SHARD)
+                if not left:
+                    break
+        else:
             self.fail("garbage", f"GC has left {sorted(left)}")
         report = fsck(client, SHARD)
         if not report.is_clean:
@@ -256,5 +262,8 @@ class _Simulation:
         upper = client.state(SHARD).upper.time
         assert upper is not None  # no simulation closes its shard
         check_snapshot(self, client.open_reader(SHARD), upper - 1)
-        for name, fork_upper in self.forks.items():
-            check_snapshot(self, client.open_reader(name), fork_upper - 1)
+        for name, checkpoint_id in self.forks.items():
+            state = client.state(name)
+            assert state.upper.time is not None
+            check_snapshot(self, client.open_reader(name), state.upper.time - 1)
+            self.referee.check_fork(name, state, checkpoint_id)

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,7 +17,7 @@ from persist_core.clock import Clock, ManualClock
 from persist_core.config.collection import CollectionConfig
 from persist_core.ids import SeededIds
 from persist_core.oracle.consolidate import Slot, Value
-from persist_core.oracle.upsert import TOMBSTONE, Record
+from persist_core.oracle.upsert import TOMBSTONE, TRUNCATE, Record
 from persist_core.sources.natural_order import natural_key
 from tests.sim.simulator.script import Scenario
 
@@ -29,6 +29,7 @@ FIRST_PLAIN_ID = 1_000  # of rows that no input has: a plain writer's; the id sa
 _MAX_RECORDS = 4  # of a file
 _MAX_SEQ = 12  # of orders: some are equal, and their positions decide
 _REDELIVERED = 0.3
+_TRUNCATES = 0.08  # of the records of a shard in `sequence` order
 _EARLY_FILES = 1  # there before any actor starts; the others are dropped one by one
 _MTIME_S = 1_000_000_000  # of every file: the real one would make no two simulations the same
 
@@ -49,8 +50,8 @@ def ids_of(scenario: Scenario, name: str, clock: Clock | None = None) -> SeededI
 
 @lru_cache(maxsize=1000)
 def drop_file(scenario_seed: int, number: int, *, in_sequence: bool = False) -> DropFile:
-    """The file with this number. In `sequence` order its records have `seq`, whatever their times, and some of the
-    file before it are delivered once more."""
+    """The file with this number. In `sequence` order its records have `seq`, whatever their times, some are truncates,
+    and some of the file before it are delivered once more."""
     name = f"part-{number}.jsonl"
     ids = ids_of(Scenario(scenario_seed), name)
     rows: list[dict[str, object]] = [
@@ -66,6 +67,7 @@ def drop_file(scenario_seed: int, number: int, *, in_sequence: bool = False) -> 
         orders = ids_of(Scenario(scenario_seed), f"orders of {name}")
         rows = [{**row, "seq": int(orders.jitter() * _MAX_SEQ)} for row in rows]
         before = drop_file(scenario_seed, number - 1, in_sequence=True).text.splitlines() if number > 1 else []
+        rows = [{**row, "op": "T"} if orders.jitter() < _TRUNCATES else row for row in rows]
         rows += [json.loads(line) for line in before if orders.jitter() < _REDELIVERED]
     return DropFile(name, "".join(json.dumps(row) + "\n" for row in rows), tuple(records_of(name, rows)))
 
@@ -76,8 +78,9 @@ def records_of(name: str, rows: list[dict[str, object]]) -> Iterator[Record]:
         time = row["ts"]
         assert isinstance(time, int)
         value = TOMBSTONE if row["op"] == "D" else (row["name"],)
+        slot = (row["id"],)
         order = (row["seq"], natural_key(name), 0, number) if "seq" in row else (natural_key(name), number)
-        yield Record((row["id"],), value, time, order)
+        yield Record(None, TRUNCATE, time, order) if row["op"] == "T" else Record(slot, value, time, order)
 
 
 def row_of(slot: Slot, value: Value) -> dict[str, Any]:
@@ -162,10 +165,10 @@ Rank = tuple[int, int, object]  # the time that a record counts from, its own ti
 
 @dataclass(frozen=True)
 class Arrival:
-    """A record that was consumed; `value` is `None` for a tombstone."""
+    """A record that was consumed; `value` is `None` for a tombstone, `slot` for a truncate."""
 
     rank: Rank
-    slot: Slot
+    slot: Slot | None
     value: Value | None
 
 
@@ -175,7 +178,8 @@ class Expected:
     A record counts from its own time on, or, if that was final when it was consumed, from the lower of the batch
     that consumed it. As of a time a slot holds the record with the greatest (time it counts from, own time, order).
 
-    In `sequence` order it holds the one with the greatest order of those that count by then.
+    In `sequence` order it holds the one with the greatest order of those that count by then, unless a truncate that
+    counts by then has a greater one.
 
     A restore begins a new history: from its time on, only what the checkpoint's history held counts. What that history
     had consumed but not made final by then (the stash) counts from after the restore at the earliest.
@@ -188,12 +192,11 @@ class Expected:
     def consume(self, records: tuple[Record, ...], lower: int) -> None:
         """Add records that a batch with this lower has consumed."""
         for record in records:
-            assert record.slot is not None
             assert record.time is not None
             value = record.value if isinstance(record.value, tuple) else None
             self.arrive(record.slot, value, max(record.time, lower), record.time, record.order)
 
-    def arrive(self, slot: Slot, value: Value | None, counts_from: int, time: int, order: object) -> None:
+    def arrive(self, slot: Slot | None, value: Value | None, counts_from: int, time: int, order: object) -> None:
         """Add one record."""
         self._histories[-1][1].append(Arrival((counts_from, time, order), slot, value))
 
@@ -218,12 +221,66 @@ class Expected:
     def as_of(self, time: int) -> dict[Slot, Value]:
         """The contents as of `time`."""
         arrivals = next(arrivals for begin, arrivals in reversed(self._histories) if begin <= time)
-        newest: dict[Slot, Arrival] = {}
+        newest: dict[Slot | None, Arrival] = {}
         for arrival in arrivals:
             if arrival.rank[0] <= time:
                 known = newest.get(arrival.slot, arrival)
                 newest[arrival.slot] = max(known, arrival, key=self._precedence)
-        return {slot: arrival.value for slot, arrival in newest.items() if arrival.value is not None}
+        floor = newest.pop(None, None)  # only `sequence` order has truncates
+        return {
+            slot: arrival.value
+            for slot, arrival in newest.items()
+            if slot is not None and arrival.value is not None
+            if floor is None or self._precedence(floor) < self._precedence(arrival)
+        }
 
     def _precedence(self, arrival: Arrival) -> Any:
         return arrival.rank[2] if self._in_sequence else arrival.rank
+
+
+Beaten = tuple[Slot, object, object, int]  # a late record's slot and order, the order that beat it, and when it acted
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What a shard in `sequence` order has to remember beside its rows: the highest order that each slot has seen,
+    unless it is empty and the greatest truncate (`floor`) is above it; and the records that lost."""
+
+    orders: dict[Slot, object]
+    floor: object | None
+    late: frozenset[Beaten]
+
+
+def remembered(arrivals: Iterable[Arrival], upper: int) -> Remembered:
+    """Of what counts before `upper`, worked out time by time: the greatest order of a slot and a time acts.
+
+    A truncate acts on every slot that holds a value of a lower order, and then nothing of that slot and time is late.
+    """
+    by_time: dict[int, dict[Slot | None, list[Any]]] = {}
+    values: dict[tuple[Slot | None, Any], Value | None] = {}
+    for arrival in arrivals:
+        time, _, order = arrival.rank
+        if time < upper:
+            by_time.setdefault(time, {}).setdefault(arrival.slot, []).append(order)
+            values[arrival.slot, order] = arrival.value
+    seen: dict[Slot, Any] = {}
+    full: set[Slot] = set()
+    floor: Any = None
+    late = set()
+    for time in sorted(by_time):
+        acting = by_time[time]
+        if truncates := acting.pop(None, None):
+            floor = max(truncates) if floor is None else max(floor, *truncates)
+            for emptied in (slot for slot in full if seen[slot] < max(truncates)):
+                acting.setdefault(emptied, []).append(max(truncates))
+        for slot, orders in acting.items():
+            assert slot is not None
+            order = max(orders)
+            highest = max((each for each in (seen.get(slot), floor) if each is not None), default=order)
+            if order < highest:
+                late.add((slot, order, highest, time))
+                continue
+            seen[slot] = order
+            (full.discard if values.get((slot, order)) is None else full.add)(slot)
+    kept = {slot: order for slot, order in seen.items() if slot in full or floor is None or floor < order}
+    return Remembered(kept, floor, frozenset(late))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 import pyarrow as pa
 
+from persist_core.compaction.merge import Merge, merge_here
 from persist_core.config.collection import CollectionConfig
+from persist_core.errors import ReadTooSlow, ShardNotFound, StorageError
 from persist_core.gc.collect import Collected, collect
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance.fsck import FsckReport, fsck
 from persist_core.protocol import stages
+from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import NothingToRestore, plan_restore, restore
 from persist_core.protocol.stages import Conflict, NothingToDo
 from persist_core.schema import DIFF, TIME
@@ -20,11 +24,15 @@ from persist_core.shard.batch import BatchDescription
 from persist_core.shard.parts import updates_schema
 from persist_core.shard.state import Committed, UpperMismatch
 from tests.sim.simulator.referee import Referee
+from tests.sim.simulator.script import Scenario
 from tests.sim.simulator.workload import FIRST_PLAIN_ID, SHARD
 from tests.sim.simulator.write_stage import write
 
 GRACE_MS = 600_000  # of GC: an era
 INTENT_MS = 3 * GRACE_MS
+MAX_ERAS = 10  # that end while an actor lingers: more than GC waits before it deletes anything
+ERAS_END = 0.3  # of those who linger in a simulation with `eras`
+WITH_GRACES = 0.7  # of those who linger: the others are overtaken by collectors within one grace
 
 
 def collect_garbage(client: PersistClient) -> Collected:
@@ -84,6 +92,7 @@ class Stages:
     checkpoint: Callable[[PersistClient, CollectionConfig], object] = stages.checkpoint
     collect: Callable[[PersistClient], object] = collect_garbage
     restore: Callable[[PersistClient, str, str], object] = restore_to
+    fork: Callable[..., Committed] = fork
     write_plainly: Callable[[PersistClient, CollectionConfig, str], Committed | UpperMismatch] = write_plainly
     fsck: Callable[[PersistClient, str], FsckReport] = fsck
 
@@ -91,11 +100,12 @@ class Stages:
 class World(Protocol):
     """What actors are given."""
 
+    scenario: Scenario
     config: CollectionConfig
     stages: Stages
     referee: Referee
     committed: dict[str, BatchDescription]  # commits that were acknowledged to dag runs, by token
-    forks: dict[str, int]  # the upper of each fork that was made, by name
+    forks: dict[str, str]  # the checkpoint of each fork that was made, by name
 
     def client(self, name: str) -> PersistClient:
         """A client with its own random stream, on the simulated stores."""
@@ -120,6 +130,21 @@ class World(Protocol):
 
 
 def linger(world: World, client: PersistClient) -> None:
-    """Let others continue, some times."""
+    """Let others continue, some times; with `eras`, all is merged meanwhile and some eras of GC end, so that what was
+    there before is deleted unless something keeps it."""
     for _ in range(1 + int(client.ids.jitter() * 4)):
         world.give_way()
+    if world.scenario.eras and client.ids.jitter() < ERAS_END:
+        has_graces = client.ids.jitter() < WITH_GRACES
+        with suppress(StorageError, ShardNotFound, ReadTooSlow):
+            _merge_all(client)
+        for _ in range(int(client.ids.jitter() * MAX_ERAS)):
+            with suppress(StorageError, ShardNotFound):
+                world.stages.collect(client)
+            client.clock.sleep_ms(GRACE_MS if has_graces else 1)
+
+
+def _merge_all(client: PersistClient) -> None:
+    state = client.state(SHARD)
+    if len(state.batches) > 1:
+        merge_here(client, Merge.of(client, state, state.batches), attempt=client.ids.uuid7())

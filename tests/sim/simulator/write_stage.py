@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
 import pyarrow as pa
@@ -21,8 +22,8 @@ from persist_core.location.blob import Blob
 from persist_core.oracle.consolidate import UpsertDiff
 from persist_core.oracle.sequence import OrderMemory
 from persist_core.oracle.upsert import (
-    TOMBSTONE,
     Drained,
+    Mark,
     Record,
     drain_sealed_input,
 )
@@ -63,29 +64,34 @@ class ArrowParts:
             yield table.slice(start, rows)
 
 
+@dataclass(frozen=True)
+class SequenceMemory:
+    """How a shard in `sequence` order finds what it has seen before a batch, and what has lost before it."""
+
+    remember: Callable[[PersistClient, BatchDescription, orders.Rows], OrderMemory] = orders.memory
+    late: Callable[[PersistClient, BatchDescription], list[orders.Late]] = orders.late_before
+
+
 def write(
     client: PersistClient,
     config: CollectionConfig,
     description: BatchDescription,
     *,
-    remember: Callable[[PersistClient, BatchDescription, orders.Rows], OrderMemory] = orders.memory,
+    memory: SequenceMemory | None = None,
 ) -> str:
-    """Stage the batch of `description` and return its manifest's key. Raises what the Spark job raises.
-
-    `remember`: what the shard has seen before the batch, in `sequence` order.
-    """
+    """Stage the batch of `description` and return its manifest's key. Raises what the Spark job raises."""
     without_input = stages.write_without_input(client, config, description)
     if without_input is not None:
         return without_input
     with stages.outdated_first(client, description):
-        return _write(client, config, description, remember)
+        return _write(client, config, description, memory or SequenceMemory())
 
 
 def _write(
     client: PersistClient,
     config: CollectionConfig,
     description: BatchDescription,
-    remember: Callable[[PersistClient, BatchDescription, orders.Rows], OrderMemory],
+    memory: SequenceMemory,
 ) -> str:
     state = client.state(description.shard)
     stages.check_not_outdated(state, description)
@@ -101,7 +107,7 @@ def _write(
     below = [batch for batch in state.batches if batch.lower < description.lower]
     manifests = client.open_reader(description.shard).manifests(below)
     updates = [update for manifest in manifests for update in read_updates(client.blob, manifest)]
-    rows = None if config.order.mode == "log" else orders.rows_of(client, manifests)
+    rows = None if config.order.mode == "log" else orders.rows_of(client.blob, manifests)
     drained = drain_sealed_input(
         records,
         stash,
@@ -109,9 +115,10 @@ def _write(
         lower=description.lower,
         upper=description.upper,
         stash_frontier=description.stash_frontier,
-        orders=None if rows is None else remember(client, description, rows),
+        orders=None if rows is None else memory.remember(client, description, rows),
     )
-    return _stage(client, config, description, drained, stash, rows)
+    late = [] if rows is None else memory.late(client, description)
+    return _stage(client, config, description, drained, stash, rows, late)
 
 
 def read_updates(blob: Blob, manifest: BatchManifest) -> list[UpsertDiff]:
@@ -141,13 +148,14 @@ def _stage(
     drained: Drained,
     stash_before: list[Record],
     rows_before: orders.Rows | None,
+    late_before: list[orders.Late],
 ) -> str:
     schema = config.collection_schema()
     attempt = client.ids.uuid7()
     rows = [{**row_of(u.slot, u.value), TIME: u.time, DIFF: u.diff} for u in drained.updates]
     operators: dict[str, OperatorState] = {}
     if rows_before is not None:
-        operators = orders.stage_orders(client, description, attempt, rows, drained, rows_before)
+        operators = orders.stage_orders(client, description, attempt, rows, drained, rows_before, late_before)
     oks = pa.Table.from_pylist(rows, schema=updates_schema(schema))
     known = set(map(repr, stash_before)) if description.saves_delta(STASH_OPERATOR) else set()
     stashed = [record for record in drained.stash if repr(record) not in known]
@@ -167,7 +175,14 @@ def _stage(
 
 def _encode_stash(records: list[Record]) -> bytes:
     lines = [
-        json.dumps([record.slot, record.value if isinstance(record.value, tuple) else None, record.time, record.order])
+        json.dumps(
+            [
+                record.slot,
+                record.value.value if isinstance(record.value, Mark) else record.value,
+                record.time,
+                record.order,
+            ]
+        )
         for record in records
     ]
     return "\n".join(lines).encode()
@@ -178,6 +193,6 @@ def _read_stash(blob: Blob, artifact: StateArtifact) -> list[Record]:
     if data is None or hashlib.sha256(data).hexdigest() != artifact.sha256:
         raise CorruptArtifact(f"stash artifact {artifact.key} is missing or altered")
     return [
-        Record(tuple(slot), TOMBSTONE if value is None else tuple(value), time, tuple(order))
+        Record(slot and tuple(slot), Mark(value) if isinstance(value, str) else tuple(value), time, tuple(order))
         for slot, value, time, order in map(json.loads, data.decode().splitlines())
     ]
