@@ -31,6 +31,7 @@ from persist_core.shard.batch import (
     ORDER_INDEX_OPERATOR,
     BatchDescription,
     BatchManifest,
+    HollowBatch,
     OperatorState,
     StateArtifact,
 )
@@ -75,13 +76,14 @@ def precedence(order: Order, value: Value | None) -> Precedence:
     return (rank, 0) if value is None else (rank, 1, canonical_bytes(value, [str(i) for i in range(len(value))]))
 
 
-def rows_of(blob: Blob, manifests: Iterable[BatchManifest]) -> Rows:
-    """The newest insertion of each slot that has not ended, with its order."""
+def rows_of(blob: Blob, batches: Iterable[tuple[HollowBatch, BatchManifest]]) -> Rows:
+    """The newest insertion of each slot that has not ended, with its order. A fork may have less of a run than its
+    parts hold."""
     newest: dict[Slot, tuple[int, int, Order, Value]] = {}
-    for manifest in manifests:
+    for batch, manifest in batches:
         for part in manifest.parts:
             for slot, time, diff, order, value in _ordered(blob.get(part.key) or b""):
-                if slot not in newest or newest[slot][:2] < (time, diff):
+                if time <= batch.last_time and (slot not in newest or newest[slot][:2] < (time, diff)):
                     newest[slot] = (time, diff, order, value)
     return {slot: (order, value) for slot, (_, diff, order, value) in newest.items() if diff > 0}
 
@@ -187,10 +189,12 @@ def _lines(blob: Blob, chain: Iterable[StateArtifact]) -> Iterator[Any]:
 
 
 def stored(
-    blob: Blob, manifests: Iterable[BatchManifest], chains: Mapping[str, Sequence[StateArtifact]]
+    blob: Blob,
+    batches: Iterable[tuple[HollowBatch, BatchManifest]],
+    chains: Mapping[str, Sequence[StateArtifact]],
 ) -> tuple[Remembered, int]:
     """What a shard of these batches and this operator state remembers, and how many late records it has stored."""
-    memory = memory_of(rows_of(blob, manifests), _index(blob, chains.get(ORDER_INDEX_OPERATOR, ())))
+    memory = memory_of(rows_of(blob, batches), _index(blob, chains.get(ORDER_INDEX_OPERATOR, ())))
     lines = late_in(blob, chains.get(LATE_OPERATOR, ()))
     late = frozenset((tuple(slot), tuple(order), tuple(beaten_by), time) for slot, order, beaten_by, time in lines)
     orders: dict[Slot, object] = {slot: order_of(seen.precedence) for slot, seen in memory.slots.items()}

@@ -177,8 +177,8 @@ class Referee:
         self, who: str, state: ShardState, chains: Mapping[str, Sequence[StateArtifact]], wanted: Remembered
     ) -> None:
         """The rows of `state` and these chains of operator state say what is expected."""
-        manifests = [load_manifest(self._blob, batch.manifest_key) for batch in state.batches]
-        found, late = orders.stored(self._blob, manifests, chains)
+        batches = [(batch, load_manifest(self._blob, batch.manifest_key)) for batch in state.batches]
+        found, late = orders.stored(self._blob, batches, chains)
         if found != wanted or late != len(found.late):
             self._fail("orders", f"{who}: the shard remembers {found}, {late} late records; the input says {wanted}")
 

@@ -107,7 +107,7 @@ def _write(
     below = [batch for batch in state.batches if batch.lower < description.lower]
     manifests = client.open_reader(description.shard).manifests(below)
     updates = [update for manifest in manifests for update in read_updates(client.blob, manifest)]
-    rows = None if config.order.mode == "log" else orders.rows_of(client.blob, manifests)
+    rows = None if config.order.mode == "log" else orders.rows_of(client.blob, zip(below, manifests, strict=True))
     drained = drain_sealed_input(
         records,
         stash,
