@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from persist_core.errors import CorruptArtifact
+from persist_core.handles.side_by_side import side_by_side
 from persist_core.location.blob import Blob, BlobMetadata, RangeReader
 
 THREADS = 16  # a batch may have thousands of files, and each costs a round trip to the store
@@ -24,8 +24,7 @@ def digests_of(blob: Blob, files: Sequence[BlobMetadata]) -> list[str]:
 
     Raises `CorruptArtifact` for a file that is gone or has another size than was listed.
     """
-    with ThreadPoolExecutor(THREADS) as threads:
-        return list(threads.map(lambda file: _digest(blob, file), files))
+    return side_by_side(lambda file: _digest(blob, file), files, threads=THREADS)
 
 
 def _digest(blob: Blob, file: BlobMetadata) -> str:

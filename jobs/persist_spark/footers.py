@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pyarrow.parquet as pq
 
 from persist_core.errors import CorruptArtifact
+from persist_core.handles.side_by_side import side_by_side
 from persist_core.location.blob import Blob, BlobMetadata, RangeReader
 from persist_core.schema import ENDED, TIME, Column
 from persist_core.shard.key_range import EVERYTHING, KeyRange, range_of_statistics, spanning
@@ -38,8 +38,7 @@ def footers_of(blob: Blob, files: Sequence[BlobMetadata], key: Sequence[Column])
     if not isinstance(blob, RangeReader):
         return [Footer()] * len(files)
     ends: RangeReader = blob
-    with ThreadPoolExecutor(THREADS) as threads:
-        return list(threads.map(lambda file: _footer(file, lambda file: _Tail(ends, file), key), files))
+    return side_by_side(lambda file: _footer(file, lambda file: _Tail(ends, file), key), files, threads=THREADS)
 
 
 def _footer(file: BlobMetadata, source: Callable[[BlobMetadata], str | io.RawIOBase], key: Sequence[Column]) -> Footer:

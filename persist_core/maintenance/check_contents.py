@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 import pyarrow as pa
@@ -12,6 +11,7 @@ import pyarrow.compute as pc
 
 from persist_core.handles.client import PersistClient
 from persist_core.handles.load import read_part
+from persist_core.handles.side_by_side import side_by_side
 from persist_core.maintenance.check_state import Examined
 from persist_core.maintenance.violations import MAX_SHOWN, Violations
 from persist_core.row_text import show_row
@@ -75,10 +75,9 @@ def _read(
         except Exception as error:  # noqa: BLE001 - damaged bytes can raise anything in a decoder; the caller reports it
             return error
 
-    if client.fetch_threads == 1:
-        return {part.key: attempt(part) for part in parts}
-    with ThreadPoolExecutor(client.fetch_threads) as pool:
-        return dict(zip((part.key for part in parts), pool.map(attempt, parts), strict=True))
+    return dict(
+        zip((part.key for part in parts), side_by_side(attempt, parts, threads=client.fetch_threads), strict=True)
+    )
 
 
 def _taken(schema: pa.Schema, chosen: Iterable[Piece], read: Mapping[str, pa.Table | Exception]) -> pa.Table:

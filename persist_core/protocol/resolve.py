@@ -17,9 +17,9 @@ from fnmatch import fnmatchcase
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_core.checkpoint.checkpointer import load_verified
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.checkpoint.recovery import recover_newest
+from persist_core.checkpoint.state_rows import state_rows
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.ids import uuid7_of
@@ -127,9 +127,11 @@ def _check_nothing_is_due(client: PersistClient, state: ShardState, chain: tuple
     restored_to = stash_frontier(client, state)
     first = upper if restored_to is None else restored_to
     for artifact in chain:
-        times = client.part_format.decode(load_verified(client.blob, artifact.key, artifact.sha256), [TIME])[TIME]
-        if pc.any(pc.and_(pc.greater_equal(times, first), pc.less_equal(times, upper))).as_py():
-            raise RunFailed(
-                f"records in the stash of shard {state.shard} are due at {show_time(upper)}, and are not processed yet."
-                f" Nothing was committed: run the collection once, then `persist resolve {state.shard}` again"
-            )
+        for records in state_rows(client.blob, artifact, [TIME], client.part_format):
+            times = records[TIME]
+            if pc.any(pc.and_(pc.greater_equal(times, first), pc.less_equal(times, upper))).as_py():
+                raise RunFailed(
+                    f"records in the stash of shard {state.shard} are due at {show_time(upper)}, and are not processed"
+                    " yet. Nothing was committed: run the collection once, then `persist resolve"
+                    f" {state.shard}` again"
+                )

@@ -15,7 +15,6 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote
@@ -26,6 +25,7 @@ from pyspark.sql import functions as F
 from persist_core.errors import CorruptArtifact, InvariantViolation, ReadTooSlow
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import MAX_COPIES
+from persist_core.handles.side_by_side import side_by_side
 from persist_core.handles.slow_reads import too_slow
 from persist_core.location.blob import Blob, BlobMetadata
 from persist_core.protocol.fork_records import readable_forks
@@ -76,9 +76,8 @@ def _stored_sizes(blob: Blob, keys: list[str]) -> dict[str, int]:
                 sizes[key] = path.stat().st_size
         return sizes
     folders = sorted({_attempt_folder(key) for key in keys})
-    with ThreadPoolExecutor(THREADS) as threads:
-        listings = threads.map(lambda folder: list(blob.list_keys_and_metadata(f"{folder}/")), folders)
-        return {file.key: file.size_bytes for listing in listings for file in listing}
+    listings = side_by_side(lambda folder: list(blob.list_keys_and_metadata(f"{folder}/")), folders, threads=THREADS)
+    return {file.key: file.size_bytes for listing in listings for file in listing}
 
 
 def _attempt_folder(key: str) -> str:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -36,6 +35,7 @@ from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.handles.load import read_part
 from persist_core.handles.read import FETCH_THREADS, check_as_of, schema_of
+from persist_core.handles.side_by_side import side_by_side
 from persist_core.handles.slow_reads import named_if_slow
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
@@ -203,8 +203,8 @@ class _Reading:
         keys = list(self.schema.key_names)
         wanted = pa.schema([field.with_nullable(True) for field in updates_schema(self.schema) if field.name in
                             (*keys, TIME)])  # fmt: skip
-        with ThreadPoolExecutor(min(FETCH_THREADS, len(ends))) as threads:
-            found = list(threads.map(lambda piece: piece.of(read_part(self.client.blob, piece.part, wanted)), ends))
+        blob = self.client.blob
+        found = side_by_side(lambda piece: piece.of(read_part(blob, piece.part, wanted)), ends, threads=FETCH_THREADS)
         return pa.concat_tables(found).group_by(keys).aggregate([(TIME, "max")])
 
 

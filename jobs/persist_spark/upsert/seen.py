@@ -221,12 +221,9 @@ def with_full_state(changes: DataFrame, seen: SeenBefore, rules: UpsertRules) ->
         return changes
     added = []
     if not order.is_index_delta and (seen.memory.floor or seen.memory.marked):
-        order_type = _order_of(changes)
         kinds = {FLOOR: seen.memory.floor, FORGOTTEN: seen.memory.marked}
         rows = [(tuple(found[0].values()), found[1], kind) for kind, found in kinds.items() if found is not None]
-        columns = T.StructType(
-            [field for field in index_type(CollectionSchema(()), order_type) if field.name != BAD_KEY]
-        )
+        columns = T.StructType(_entry_fields(_order_of(changes)))
         entries = changes.sparkSession.createDataFrame(rows, columns)
         given = {name: name for name in columns.names}
         added.append(_as_changes(entries, changes, given | {SIDE: str(ENTERS), PART: f"'{ORDER_INDEX_OPERATOR}'"}))
