@@ -161,7 +161,7 @@ class SequenceShard:
     def _entries(self) -> pa.Table:
         """The index as its files hold it."""
         order = pa.struct([("seq", pa.int64()), ("file", pa.string()), ("block", pa.int64()), ("row", pa.int64())])
-        schema = pa.schema([(INDEX_KIND, pa.string()), (TIME, pa.int64()), (ORDER, order)])
+        schema = pa.schema([(INDEX_KIND, pa.string()), (TIME, pa.int64()), (ORDER, order), (BAD_KEY, pa.binary())])
         rows = [{**row.asDict(), ORDER: row[ORDER].asDict()} for row in self.index]
         return pa.Table.from_pylist([{name: row[name] for name in schema.names} for row in rows], schema)
 

@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persist_core.schema import DELETED, FLOOR, FORGOTTEN, IN_ROW, INDEX_KIND, ORDER, RAISED, TIME
+from persist_core.schema import BAD_KEY, DELETED, FLOOR, FORGOTTEN, IN_ROW, INDEX_KIND, ORDER, RAISED, TIME
 from persist_spark.upsert.memory import Memory
 
 _ORDER = pa.struct(
     [("by0", pa.string()), ("by1", pa.timestamp("us", "UTC")), ("file", pa.string()), ("row", pa.int64())]
 )
-_SCHEMA = pa.schema([(INDEX_KIND, pa.string()), (TIME, pa.int64()), (ORDER, _ORDER)])
+_SCHEMA = pa.schema([(INDEX_KIND, pa.string()), (TIME, pa.int64()), (ORDER, _ORDER), (BAD_KEY, pa.binary())])
 
 
 def _entries(dice: random.Random, count: int) -> list[dict[str, Any]]:
@@ -28,6 +28,7 @@ def _entries(dice: random.Random, count: int) -> list[dict[str, Any]]:
                 "file": dice.choice(["a", "b"]),
                 "row": dice.randrange(3),
             },
+            BAD_KEY: b"?" if dice.random() < 1 / 50 else None,
         }
         for _ in range(count)
     ]
@@ -60,3 +61,4 @@ def test_memory_is_that_of_all_entries(persist_seed: int, forgets_before: int | 
         assert entry == (None if highest is None else (highest[ORDER], highest[TIME]))
     forgotten = _highest([{**entry, TIME: 0} for entry in marked + old])
     assert found.forgotten == (None if forgotten is None else forgotten[ORDER])
+    assert found.has_bad_keys == any(entry[BAD_KEY] is not None for entry in entries)

@@ -1,6 +1,6 @@
 """What of the order index belongs to no slot: the floor, and the highest order that is forgotten.
 
-    order index, file by file ──three columns──> `Memory`: a few values, which the plan of a batch gets as literals
+    order index, file by file ──four columns──> `Memory`: a few values, which the plan of a batch gets as literals
 
 Found in the process that plans, because it takes milliseconds for 100,000 entries: as a part of Spark's plan it took
 three jobs before the main one.
@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist_core.schema import DELETED, FLOOR, FORGOTTEN, INDEX_KIND, ORDER, TIME
+from persist_core.schema import BAD_KEY, DELETED, FLOOR, FORGOTTEN, INDEX_KIND, ORDER, TIME
 
-MEMORY_COLUMNS = (INDEX_KIND, TIME, ORDER)
+MEMORY_COLUMNS = (INDEX_KIND, TIME, ORDER, BAD_KEY)
 Order = Mapping[str, Any]  # the fields of an order struct by name
 
 
@@ -33,6 +33,7 @@ class Memory:
     floor: tuple[Order, int] | None = None
     marked: tuple[Order, int] | None = None
     forgotten: Order | None = None
+    has_bad_keys: bool = True
 
     @classmethod
     def of(cls, entries: Iterable[pa.Table], forgets_before: int | None) -> Memory:
@@ -41,7 +42,9 @@ class Memory:
         floor: pa.Table | None = None
         marked: pa.Table | None = None
         old: pa.Table | None = None
+        has_bad_keys = False
         for table in entries:
+            has_bad_keys = has_bad_keys or table[BAD_KEY].null_count < len(table)
             kind = table[INDEX_KIND]
             floor = _highest(floor, table.filter(pc.equal(kind, FLOOR)))
             marked = _highest(marked, table.filter(pc.equal(kind, FORGOTTEN)))
@@ -49,7 +52,8 @@ class Memory:
                 is_old = pc.and_(pc.equal(kind, DELETED), pc.less(table[TIME], forgets_before))
                 old = _highest(old, table.filter(is_old))
         forgotten = old if marked is None else _highest(old, marked)
-        return cls(_entry(floor), _entry(marked), None if forgotten is None else forgotten[ORDER][0].as_py())
+        highest = None if forgotten is None else forgotten[ORDER][0].as_py()
+        return cls(_entry(floor), _entry(marked), highest, has_bad_keys)
 
 
 NOTHING = Memory()

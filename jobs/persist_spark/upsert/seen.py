@@ -136,7 +136,7 @@ def remembered(arrivals: DataFrame, seen: SeenBefore, stash: DataFrame | None, r
     if seen.index is None:
         return marked
     known = seen.index.where(f"{INDEX_KIND} NOT IN ('{FLOOR}', '{FORGOTTEN}')")
-    known = of_slots(known, rules.schema, seen.slots, has_bad_keys=True)
+    known = of_slots(known, rules.schema, seen.slots, has_bad_keys=seen.memory.has_bad_keys)
     if seen.memory.floor is not None:
         known = known.withColumn(_FLOOR_BEFORE, _literal(seen.memory.floor[0], order_type))
         known = known.where(f"NOT ({INDEX_KIND} = '{DELETED}' AND coalesce({ORDER} <= {_FLOOR_BEFORE}, false))")
