@@ -335,3 +335,14 @@ def test_a_forgotten_tombstone_stays_forgotten_when_a_record_of_its_key_is_stash
     assert len(shard.index) > 2, "the tombstone is made void"
     outcome = shard.drain([], 6, 12, is_delta=True)
     assert (outcome.stats.late, outcome.stats.late_beyond_memory, outcome.stats.inserts) == (0, 1, 1)
+
+
+def test_a_late_record_loses_to_the_tombstone_of_a_key_that_cannot_be_decoded(spark: SparkSession) -> None:
+    """Also where only entries of the batch's slots are read."""
+    bad = Err("bad_key", b"x", b"raw", "not a number")
+    shard = SequenceShard(spark, ONE_KEY_DOMAIN)
+    deleted = [Record(b"x", TOMBSTONE, None, (9, "a", 0, 0)), Record(A, TOMBSTONE, None, (9, "a", 0, 1))]
+    shard.drain([*deleted, Record(B, OLD, None, (1, "a", 0, 2))], 0, 2)
+    late = [Record(b"x", bad, None, (5, "b", 0, 0)), Record(A, OLD, None, (5, "b", 0, 1))]
+    outcome = shard.drain(late, 2, 4, is_delta=True, is_restricted=True)
+    assert outcome.stats.late == 2
