@@ -18,7 +18,7 @@ from persist_core.shard.parts import history_schema, part_schema
 # A look-up opens few files, and a merge carries over those that it does not change: so a run has about `FILES`, unless
 # they were too small to be worth opening, or too large to be decoded in memory.
 FILES = 32
-MIN_FILE_BYTES = 8 << 20
+MIN_FILE_BYTES = 32 << 20
 MAX_FILE_BYTES = 64 << 20
 _BYTES_PER_ROW = 64  # of a run whose inputs are unknown
 

@@ -163,6 +163,7 @@ def test_commits_above_runs_are_those_of_a_shard_without(
     for number in range(5):
         if number == 4:  # a look-up of the batch's keys only, as in a large shard
             monkeypatch.setattr("persist_spark.upsert.batch.SMALL_STATE_BYTES", 0)
+            monkeypatch.setattr("persist_spark.upsert.lookup.FEW_ERRS_BYTES", 0)
         lower, upper = 3 * number, 3 * number + 3
         records = feed.records(60, lower, upper)
         for shard in (plain, merged):

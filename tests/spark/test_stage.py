@@ -39,6 +39,7 @@ from persist_spark.footers import Footer, footers_of
 from persist_spark.frame import part_type
 from persist_spark.session import REQUIRED, settings
 from persist_spark.upsert import batch as upsert_batch
+from persist_spark.upsert import lookup
 from persist_spark.upsert.lookup import committed_updates, expects_few_files, key_ranges
 from persist_spark.upsert.outcome import Emitted, Outcome, Read
 from tests.spark.s3_store import s3_blob
@@ -204,10 +205,12 @@ def test_looking_up_only_the_batchs_slots_gives_the_same(shard: StagedShard, mon
     monkeypatch.setattr(upsert_batch, "SMALL_STATE_BYTES", 0)
     monkeypatch.setattr(upsert_batch, "LARGE_STATE_BYTES", 0)
     monkeypatch.setattr(upsert_batch, "expects_few_files", lambda _: True)
-    keyed = shard.write(records, description)
-    assert keyed.contents_digest == whole.contents_digest
-    assert keyed.stats == whole.stats
-    assert keyed.counts == BatchCounts(insertions=3, retractions=2, err_retractions=1)
+    for few_errs_bytes in (0, 1 << 20):
+        monkeypatch.setattr(lookup, "FEW_ERRS_BYTES", few_errs_bytes)
+        keyed = shard.write(records, description)
+        assert keyed.contents_digest == whole.contents_digest
+        assert keyed.stats == whole.stats
+        assert keyed.counts == BatchCounts(insertions=3, retractions=2, err_retractions=1)
 
 
 def test_a_look_up_opens_only_files_that_can_hold_the_keys(spark: SparkSession, tmp_path: Path) -> None:

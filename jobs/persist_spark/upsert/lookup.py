@@ -34,6 +34,8 @@ _SCALARS: dict[str, tuple[str, Callable[[str], Scalar]]] = {
 }
 # Retractions up to here are read together with insertions, values and all: a scan of their own costs more.
 FEW_RETRACTIONS_BYTES = 4 << 20
+# Errs up to here are all taken: a broadcast join costs more than to rank some rows that no record meets.
+FEW_ERRS_BYTES = 256 << 10
 
 
 def committed_updates(
@@ -51,7 +53,8 @@ def committed_updates(
 
     Columns: the user's, time, diff, the err columns, `BAD_KEY`, in `sequence` order `ORDER`. Value columns of
     retractions may be null. `slots` (key columns and `BAD_KEY`, small enough to be broadcast) selects only updates of
-    these slots. `ranges`: every key of them is in one of these, so files that hold no such key are not opened.
+    these slots, and a few errs. `ranges`: every key of them is in one of these, so files that hold no such key are not
+    opened.
     """
     newest = (piece for batch, manifest in batches for piece in oks_as_of(batch, manifest, batch.last_time))
     oks = list(within(newest, ranges))
@@ -61,6 +64,7 @@ def committed_updates(
     else:
         ends = []
     errs = [piece for batch, manifest in batches for piece in all_errs(batch, manifest)]
+    has_few_errs = sum(piece.part.size_bytes for piece in errs) <= FEW_ERRS_BYTES
     values = [column.name for column in schema.values]
     orders = () if schema.order is None else (ORDER,)
     scans: tuple[tuple[list[Piece], Sequence[str]], ...] = (
@@ -69,7 +73,7 @@ def committed_updates(
         (errs, [*ERR_COLUMNS, *orders]),
     )
     frames = [
-        of_slots(found, schema, slots, has_bad_keys=pieces is errs)
+        of_slots(found, schema, None if pieces is errs and has_few_errs else slots, has_bad_keys=pieces is errs)
         for pieces, more in scans
         if (found := _scan(spark, blob, pieces, schema, {*schema.key_names, TIME, DIFF, *more})) is not None
     ]
