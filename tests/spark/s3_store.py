@@ -13,7 +13,19 @@ from persist_core.location.open import open_blob
 from persist_core.spark_job.installation import spark_home
 from persist_core.spark_job.jars import s3a_jars
 from tests import real_parts
-from tests.servers.s3 import S3Server
+from tests.sampling import sample
+from tests.servers.s3 import FOLDER, S3Server
+
+
+def shard_on_one_store(metafunc: pytest.Metafunc) -> None:
+    """The fixture `shard` of each test of a module is in a folder or on S3, by the seed; at night it is both.
+
+    Without S3 for Spark it is both too: all tests run in a folder, and the summary says what is missing.
+    """
+    if "shard" in metafunc.fixturenames:
+        is_here = _missing() is None and (FOLDER / "versitygw").exists()
+        family = f"{metafunc.module.__name__}/{metafunc.function.__name__}"
+        metafunc.parametrize("shard", sample(["file", "s3"], 1 if is_here else 2, family), indirect=True)
 
 
 def s3_blob(request: pytest.FixtureRequest, prefix: str = "") -> Blob:
@@ -23,14 +35,20 @@ def s3_blob(request: pytest.FixtureRequest, prefix: str = "") -> Blob:
 
 def s3_server(request: pytest.FixtureRequest) -> S3Server:
     """The session's S3 server, if the jars are there too; else the test is skipped, and the summary says why."""
-    release = importlib.metadata.version("pyspark")
-    if int(release.partition(".")[0]) < 4:
-        real_parts.missing("Spark on S3", f"Spark {release} does not write there (docs/spark-on-s3.md)")
-        pytest.skip(f"Spark {release} does not write to S3 (docs/spark-on-s3.md)")
-    home = spark_home(os.environ)
-    if not s3a_jars(os.environ, home):
-        real_parts.missing("Spark's jars for S3", "`make spark-jars` brings them")
-        pytest.skip("no jars for S3; `make spark-jars` brings them")
+    lacking = _missing()
+    if lacking is not None:
+        real_parts.missing(*lacking)
+        pytest.skip(": ".join(lacking))
     real_parts.used("Spark's jars for S3", "hadoop-aws and the AWS SDK, on the class path")
     server: S3Server = request.getfixturevalue("versitygw")
     return server
+
+
+def _missing() -> tuple[str, str] | None:
+    """What keeps this Spark from S3, if anything: the part, and why it is missing."""
+    release = importlib.metadata.version("pyspark")
+    if int(release.partition(".")[0]) < 4:
+        return "Spark on S3", f"Spark {release} does not write there (docs/spark-on-s3.md)"
+    if not s3a_jars(os.environ, spark_home(os.environ)):
+        return "Spark's jars for S3", "`make spark-jars` brings them"
+    return None

@@ -25,7 +25,7 @@ from persist_spark.compat import ENGINE_ERRORS
 from persist_spark.digests import digests_of
 from persist_spark.read import damage, frames
 from persist_spark.read.frames import named_failures, snapshot
-from tests.spark.s3_store import s3_blob
+from tests.spark.s3_store import s3_blob, shard_on_one_store
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import ONE_KEY
 
@@ -36,7 +36,10 @@ def _record(key: int, name: str, row: int, time: int | None = None) -> Record:
     return Record((key,), (name, None, None), time, (None, "f", 0, row))
 
 
-@pytest.fixture(params=["file", "s3"])
+pytest_generate_tests = shard_on_one_store
+
+
+@pytest.fixture
 def shard(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[StagedShard]:

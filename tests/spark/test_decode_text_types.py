@@ -128,27 +128,31 @@ def test_two_parquet_keys_that_are_no_utf8_are_two_slots(feed: Feed) -> None:
     assert bytes(rows[0][BAD_KEY]) == bytes(rows[0][ERR_PAYLOAD]) != bytes(rows[1][BAD_KEY])
 
 
+# Column of the file, type, `source.binary`; what it is, and whether it is an err.
+OTHER_TYPES: list[tuple[str, str, str | None, Any, str | None]] = [
+    ("number", "binary", "base64", None, "value"),
+    ("text", "binary", None, None, "value"),
+    ("text", "binary", "base64", bytearray(base64.b64decode("deadbeef")), None),
+    ("flag", "int", None, None, "value"),
+    ("flag", "binary", "base64", None, "value"),
+    ("flag", "string", None, "true", None),
+    ("day", "date", None, None, "value"),
+    ("number", "timestamp", None, None, "value"),
+]
+
+
 def test_parquet_values_of_another_type_are_read_by_their_text_or_not_at_all(feed: Feed) -> None:
-    table = pa.table(
-        {
-            "id": [1],
-            "number": pa.array([12345678], pa.int64()),
-            "text": ["deadbeef"],
-            "flag": [True],
-            "day": pa.array([20454], pa.int32()),
+    """Each case is a row: its own column is read from a field that is null in all other rows."""
+    values = {"number": 12345678, "text": "deadbeef", "flag": True, "day": 20454}
+    types = {"number": pa.int64(), "text": pa.string(), "flag": pa.bool_(), "day": pa.int32()}
+    for binary in (None, "base64"):
+        cases = [case for case in OTHER_TYPES if case[2] == binary]
+        fields = {
+            f"c{at}": pa.array([values[case[0]] if at == row else None for row in range(len(cases))], types[case[0]])
+            for at, case in enumerate(cases)
         }
-    )
-    pq.write_table(table, feed.folder / "1.parquet")
-
-    def read(name: str, kind: Any, **source: Any) -> tuple[Any, str | None]:
-        (row,) = feed.records("parquet", {"id": "int", name: kind}, source=source)
-        return row[name], row[ERR_KIND]
-
-    assert read("number", "binary", binary="base64") == (None, "value")
-    assert read("text", "binary") == (None, "value")
-    assert read("text", "binary", binary="base64") == (bytearray(base64.b64decode("deadbeef")), None)
-    assert read("flag", "int") == (None, "value")
-    assert read("flag", "binary", binary="base64") == (None, "value")
-    assert read("flag", "string") == ("true", None)
-    assert read("day", "date") == (None, "value")
-    assert read("number", "timestamp") == (None, "value")
+        pq.write_table(pa.table({"id": range(len(cases)), **fields}), feed.folder / "1.parquet")
+        columns: dict[str, Any] = {"id": "int", **{f"c{at}": case[1] for at, case in enumerate(cases)}}
+        rows = feed.records("parquet", columns, source={} if binary is None else {"binary": binary})
+        for at, (row, case) in enumerate(zip(rows, cases, strict=True)):
+            assert (row[f"c{at}"], row[ERR_KIND]) == case[3:], case

@@ -42,7 +42,7 @@ from persist_spark.upsert import batch as upsert_batch
 from persist_spark.upsert import lookup
 from persist_spark.upsert.lookup import committed_updates, expects_few_files, key_ranges
 from persist_spark.upsert.outcome import Emitted, Outcome, Read
-from tests.spark.s3_store import s3_blob
+from tests.spark.s3_store import s3_blob, shard_on_one_store
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import ONE_KEY
 
@@ -68,7 +68,10 @@ def _ok(name: str) -> tuple[str, None, None]:
     return (name, None, None)
 
 
-@pytest.fixture(params=["file", "s3"])
+pytest_generate_tests = shard_on_one_store
+
+
+@pytest.fixture
 def shard(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[StagedShard]:
     """An empty shard in a folder, then below a prefix, whose name has characters that globs and URIs must escape."""
     where = tmp_path / HOSTILE_NAME

@@ -1,0 +1,24 @@
+"""Which cases of a family of tests a session runs: all at night, else a few of them by the seed."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable
+from typing import TypeVar
+
+from hypothesis import settings
+
+_Case = TypeVar("_Case")
+
+
+def sample(cases: Iterable[_Case], count: int, family: str) -> list[_Case]:
+    """`count` of the cases, in their order; all of them with the nightly profile.
+
+    `family` makes the choices of two families independent. Each process of a session chooses the same.
+    """
+    known = list(cases)
+    if settings.get_current_profile_name() == "nightly":
+        return known
+    chosen = random.Random(f"{os.environ.get('PERSIST_SEED')}/{family}").sample(range(len(known)), count)
+    return [known[number] for number in sorted(chosen)]
