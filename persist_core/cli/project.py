@@ -90,7 +90,7 @@ type `persist`. For your own table, copy `orders.yaml`.
 """
 
 
-def _bundled_dags() -> Path:
+def bundled_dags() -> Path:
     """The bundled DAGs: in the wheel a folder of `persist_airflow`, in the repository `dags/`."""
     spec = importlib.util.find_spec("persist_airflow")
     if spec is None or spec.origin is None:
@@ -106,7 +106,7 @@ def project_files(folder: Path) -> dict[str, str]:
     return {
         "README.md": _README,
         "persist.toml": _CONFIG.format(blob=(data / "blob").as_uri(), consensus=f"sqlite:///{data / 'consensus.db'}"),
-        **{f"dags/{name}": (_bundled_dags() / name).read_text(encoding="utf-8") for name in DAG_FILES},
+        **{f"dags/{name}": (bundled_dags() / name).read_text(encoding="utf-8") for name in DAG_FILES},
         "dags/persist.yaml": _PROJECT,
         "dags/collections/orders.yaml": _COLLECTION,
         "dags/views/orders_by_status.yaml": _VIEW,
