@@ -86,7 +86,9 @@ The second day has a total that is not a number: `persist errors orders` shows t
 
 For Airflow, set `AIRFLOW__CORE__DAGS_FOLDER` to `dags/`, and name the location in the environment of its processes
 (`PERSIST_BLOB_URI` and `PERSIST_CONSENSUS_URI`, the values of `persist.toml`) or in a connection `persist_default` of
-type `persist`. For your own table, copy `orders.yaml`.
+type `persist`. New DAGs are paused: unpause `persist_upsert__orders` and `persist_view__orders_by_status`, and also
+`persist_maintenance` and `persist_watch`, which keep the tables fast and send alerts. For your own table, copy
+`orders.yaml`.
 """
 
 

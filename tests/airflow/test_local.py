@@ -90,7 +90,7 @@ def test_a_process_that_died_is_reported_with_the_end_of_its_log(airflow: LocalA
 def test_the_demo_waits_for_a_scheduler_that_starts_slowly(
     airflow: LocalAirflow, monkeypatch: pytest.MonkeyPatch, heartbeat_after_s: int, ends: bool
 ) -> None:
-    """On a busy machine a scheduler needs minutes to its first heartbeat. If it never comes, the demo says so."""
+    """On a busy machine a scheduler needs minutes to its first heartbeat. Without one the error shows its log."""
     airflow.clock = ManualClock()
     for name in ("launch_spark", "prepare", "launch", "check"):
         monkeypatch.setattr(airflow, name, lambda: None)
