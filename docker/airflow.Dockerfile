@@ -17,6 +17,7 @@ COPY persist_core persist_core
 COPY jobs jobs
 COPY plugins plugins
 COPY dags dags
+COPY docker/metrics docker/metrics
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheel .
 
 FROM ${PYTHON_IMAGE} AS environment

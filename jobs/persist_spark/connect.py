@@ -1,7 +1,8 @@
-"""A Spark Connect server that does not answer: found in time, and said.
+"""A Spark Connect server that does not answer, found in time; and what a session of a server can't change.
 
     wait_for_server ─> one try after the other, each logged ─> it answers, or `RunFailed` after the time that is given
     limit_retries   ─> of a session: calls of a server that is gone fail after that time too
+    apply_conf      ─> a file's `spark_conf`: set in the session, or a warning names it
 
 Spark's client tries for about ten minutes and says nothing meanwhile.
 """
@@ -13,11 +14,12 @@ import math
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import InvalidInput, RunFailed
-from persist_core.spark_job.submit import ENV_CONNECT_TIMEOUT
+from persist_core.spark_job.submit import ENV_CONNECT_TIMEOUT, FIXED_BY_SERVER
 from persist_spark.compat import SPARK_VERSION
 
 CONNECT_TIMEOUT_S = 60.0  # as long as a server needs to start on a busy machine
@@ -91,3 +93,17 @@ def limit_retries(session: SparkSession, timeout_s: float) -> None:
     ratio = timeout_s * 1000 * (_BACKOFF_FACTOR - 1) / _FIRST_BACKOFF_MS + 1
     retries = max(1, math.floor(math.log(ratio, _BACKOFF_FACTOR)))
     session.client.set_retry_policies([DefaultPolicy(max_retries=retries, initial_backoff=_FIRST_BACKOFF_MS)])
+
+
+def apply_conf(session: SparkSession, conf: Mapping[str, str]) -> None:
+    """Set these settings in a session of a server; one warning names all that are fixed since the server started."""
+    fixed = []
+    for name, value in conf.items():
+        try:
+            session.conf.set(name, value)
+        except AnalysisException as error:  # with the condition CANNOT_MODIFY_CONFIG or CANNOT_MODIFY_STATIC_CONFIG
+            if "CANNOT_MODIFY" not in str(error):
+                raise
+            fixed.append(name)
+    if fixed:
+        log.warning("spark_conf: %s %s", ", ".join(fixed), FIXED_BY_SERVER)

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from pyspark.sql import SparkSession
 
 from persist_spark import s3a
-from persist_spark.connect import connect_timeout_s, limit_retries, wait_for_server
+from persist_spark.connect import apply_conf, connect_timeout_s, limit_retries, wait_for_server
 
 # For correct results: canonical text is in UTC, Parquet holds microseconds in UTC, old dates are kept as they are.
 REQUIRED = {
@@ -50,8 +50,11 @@ STATIC = {
 }
 
 
-def build_session(app_name: str) -> SparkSession:
-    """The session of a job. Master and resources come from `spark-submit`, or the server that SPARK_REMOTE names."""
+def build_session(app_name: str, conf: Mapping[str, str] | None = None) -> SparkSession:
+    """The session of a job. Master and resources come from `spark-submit`, or the server that SPARK_REMOTE names.
+
+    `conf` is the file's `spark_conf`. `spark-submit` has it on its command line; a server's session gets it here.
+    """
     builder = SparkSession.builder.appName(app_name)
     remote = os.environ.get("SPARK_REMOTE")
     if remote is not None:
@@ -59,6 +62,7 @@ def build_session(app_name: str) -> SparkSession:
         wait_for_server(remote, timeout_s)
         session = builder.getOrCreate()
         limit_retries(session, timeout_s)
+        apply_conf(session, conf or {})
         return session
     for name, value in STATIC.items():
         builder = builder.config(name, value)

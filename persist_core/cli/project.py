@@ -86,11 +86,13 @@ The second day has a total that is not a number: `persist errors orders` shows t
 
 For Airflow, set `AIRFLOW__CORE__DAGS_FOLDER` to `dags/`, and name the location in the environment of its processes
 (`PERSIST_BLOB_URI` and `PERSIST_CONSENSUS_URI`, the values of `persist.toml`) or in a connection `persist_default` of
-type `persist`. For your own table, copy `orders.yaml`.
+type `persist`. New DAGs are paused: unpause `persist_upsert__orders` and `persist_view__orders_by_status`, and also
+`persist_maintenance` and `persist_watch`, which keep the tables fast and send alerts. For your own table, copy
+`orders.yaml`.
 """
 
 
-def _bundled_dags() -> Path:
+def bundled_dags() -> Path:
     """The bundled DAGs: in the wheel a folder of `persist_airflow`, in the repository `dags/`."""
     spec = importlib.util.find_spec("persist_airflow")
     if spec is None or spec.origin is None:
@@ -106,7 +108,7 @@ def project_files(folder: Path) -> dict[str, str]:
     return {
         "README.md": _README,
         "persist.toml": _CONFIG.format(blob=(data / "blob").as_uri(), consensus=f"sqlite:///{data / 'consensus.db'}"),
-        **{f"dags/{name}": (_bundled_dags() / name).read_text(encoding="utf-8") for name in DAG_FILES},
+        **{f"dags/{name}": (bundled_dags() / name).read_text(encoding="utf-8") for name in DAG_FILES},
         "dags/persist.yaml": _PROJECT,
         "dags/collections/orders.yaml": _COLLECTION,
         "dags/views/orders_by_status.yaml": _VIEW,

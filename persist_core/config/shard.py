@@ -32,7 +32,8 @@ class ShardConfig(ConfigModel):
     """The fields of a shard's file that do not depend on its source.
 
     `spark_conf` goes over the tuned Spark settings of its jobs, in Airflow and in `persist run`, and under those given
-    there. A Spark Connect server has its own. `freshness`, `alerts` and `notify`: `persist_core.config.alerts`.
+    there. A Spark Connect server accepts those of a session. `freshness`, `alerts` and `notify` are in
+    `persist_core.config.alerts`.
     """
 
     name: str

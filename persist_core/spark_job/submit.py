@@ -13,6 +13,7 @@ own, whose end is shown only if the job left no answer.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -41,10 +42,13 @@ from persist_core.spark_job.spec import JobSpec, stored
 LOCAL_MASTER = "local[*]"
 CONNECT_SCHEME = "sc://"
 ENV_CONNECT_TIMEOUT = "PERSIST_SPARK_CONNECT_TIMEOUT"  # seconds, for the job: until a server that is silent is given up
+FIXED_BY_SERVER = "ignored, because it is fixed when the Spark Connect server starts; set it there"  # ends a warning
 SMALL_INPUT_BYTES = 64 << 20  # up to here the JVM's start-up costs more than its better compiler would win
 JOB_TIMEOUT_MS = 24 * 3_600_000  # a bound, not an expectation
 _STOP_SECONDS = 10  # between asking a job to stop and killing it
 _TAIL_BYTES = 8_000  # of the job's log, shown if it left no failure record
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,16 @@ def run_job(
                 cause = find_cause(lines, exit_status)
             tail = log.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace")
             raise job_failure(client, spec, f"Its exit status is {exit_status}. The end of its log:\n{tail}", cause)
+        _repeat_warnings(log)
         return answer
+
+
+def _repeat_warnings(log: Path) -> None:
+    """Log again what the job said about settings: the log of a job that succeeded is not shown."""
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if line.rstrip().endswith(FIXED_BY_SERVER):
+                _log.warning("%s", line.rstrip())
 
 
 @contextmanager

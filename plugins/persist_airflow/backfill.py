@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from persist_core.clock import Clock, SystemClock
 
 POLL_MS = 500
-NO_SCHEDULER_GRACE_MS = 30_000  # a scheduler that is just starting shows up well within this
+NO_SCHEDULER_GRACE_MS = 30_000  # a scheduler that is just starting shows up within this, on a machine that has time
 SCHEDULER_DEAD_AFTER = timedelta(seconds=60)  # its heartbeat comes every 5 s
 ENDED = ("success", "failed")
 LOCKED_TRIES = 10  # each after SQLite has waited some seconds by itself
@@ -60,10 +60,14 @@ class BackfillStatus:
 
 @dataclass
 class Follower:
-    """Draws progress on `console`; `check`, called at every look, may raise to stop following."""
+    """Draws progress on `console`; `check`, called at every look, may raise to stop following.
+
+    After `no_scheduler_grace_ms` without a scheduler's heartbeat it gives up.
+    """
 
     console: Console = field(default_factory=Console)
     check: Callable[[], None] = lambda: None
+    no_scheduler_grace_ms: int = NO_SCHEDULER_GRACE_MS
     clock: Clock = field(default_factory=SystemClock)
 
     def follow(self, backfill_id: int, *, timeout_s: int) -> BackfillStatus:
@@ -77,7 +81,7 @@ class Follower:
                 now_ms = self.clock.now_ms()
                 if status.has_scheduler:
                     seen_scheduler_ms = now_ms
-                waited_in_vain = now_ms - seen_scheduler_ms > NO_SCHEDULER_GRACE_MS
+                waited_in_vain = now_ms - seen_scheduler_ms > self.no_scheduler_grace_ms
                 if status.is_over or waited_in_vain or now_ms - start_ms > timeout_s * 1000:
                     return status
                 self.clock.sleep_ms(POLL_MS)

@@ -7,14 +7,19 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from persist_airflow.backfill import BackfillStatus
+from persist_airflow.embedded import demo
 from persist_airflow.embedded.__main__ import main
 from persist_airflow.embedded.home import EmbeddedAirflowError, LocalAirflow, free_port, project_airflow, psutil
+from persist_core.clock import ManualClock
 from persist_core.location.settings import PersistLocation
 
 
@@ -79,6 +84,33 @@ def test_a_process_that_died_is_reported_with_the_end_of_its_log(airflow: LocalA
     (airflow.logs / "scheduler.log").write_text("no space left")
     with pytest.raises(EmbeddedAirflowError, match=r"scheduler has ended unexpectedly:\nno space left"):
         airflow.check()
+
+
+@pytest.mark.parametrize(("heartbeat_after_s", "ends"), [(200, True), (10_000, False)])
+def test_the_demo_waits_for_a_scheduler_that_starts_slowly(
+    airflow: LocalAirflow, monkeypatch: pytest.MonkeyPatch, heartbeat_after_s: int, ends: bool
+) -> None:
+    """On a busy machine a scheduler needs minutes to its first heartbeat. Without one the error shows its log."""
+    airflow.clock = ManualClock()
+    for name in ("launch_spark", "prepare", "launch", "check"):
+        monkeypatch.setattr(airflow, name, lambda: None)
+    monkeypatch.setattr(demo, "fail_unended", lambda _: None)
+    monkeypatch.setattr(demo, "_create_backfill", lambda *_: 1)
+    monkeypatch.setattr("os.environ", {})
+    (airflow.logs / "scheduler.log").write_text("still importing")
+
+    def status(_: int) -> BackfillStatus:
+        is_up = airflow.clock.now_ms() > heartbeat_after_s * 1000
+        runs = Counter({"success" if is_up else "queued": 6})
+        return BackfillStatus(1, "dag", runs, Counter(), has_scheduler=is_up)
+
+    monkeypatch.setattr("persist_airflow.backfill.read_status", status)
+    steps = [demo.Step("dag", 0, 5 * demo.DAY_MS)]
+    if ends:
+        assert demo._run_steps(Console(quiet=True), airflow, steps)
+    else:
+        with pytest.raises(EmbeddedAirflowError, match=r"(?s)0 of 6 dag runs of dag.*no heartbeat.*still importing"):
+            demo._run_steps(Console(quiet=True), airflow, steps)
 
 
 def test_stop_without_anything_recorded_does_nothing(airflow: LocalAirflow) -> None:

@@ -29,7 +29,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.run import bring_up_to_date, describe_dry_run
-from persist_core.spark_job.submit import ENV_CONNECT_TIMEOUT, SparkSettings, dry_run_view, write_batch
+from persist_core.spark_job.submit import ENV_CONNECT_TIMEOUT, FIXED_BY_SERVER, SparkSettings, dry_run_view, write_batch
 from persist_spark.connect import connect_timeout_s, limit_retries
 from tests.airflow.fruit import HISTORY, NAME, Fruit, check_history, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
@@ -98,6 +98,32 @@ def test_persist_run_keeps_a_collection_and_a_view_of_it_in_a_server(
         InvalidInput, match=r"--conf spark\.executor\.memory: a Spark Connect server takes its settings"
     ):
         up_to(fruit.config(), 2)
+
+
+def test_a_session_takes_the_settings_of_a_file_and_a_warning_names_those_that_the_server_has_fixed(
+    fruit: Fruit,
+    client: PersistClient,
+    location: PersistLocation,
+    server: ConnectServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In a DAG and in `persist run`: each row is in a file of its own, as the setting of the session says."""
+    fixed = {"spark.executor.memory": "2g", "spark.sql.warehouse.dir": "/elsewhere"}
+    config = fruit.config().model_copy(update={"spark_conf": {**fixed, "spark.sql.files.maxRecordsPerFile": "1"}})
+    warning = f"spark_conf: {', '.join(fixed)} {FIXED_BY_SERVER}"
+    connect(monkeypatch, server)
+    fruit.write_days(range(2))
+    with caplog.at_level(logging.WARNING):
+        assert DagRunDriver(build_upsert_dag(config), end_of(0)).run_all()["result"] == "committed"
+    assert [record.getMessage() for record in caplog.records if "spark_conf" in record.getMessage()] == [warning]
+    caplog.clear()
+    write = functools.partial(write_batch, client, location, config, SparkSettings(server.url))
+    with caplog.at_level(logging.WARNING):
+        bring_up_to_date(client, config, until=end_ms(1), write=write, say=print)
+    assert [record.getMessage() for record in caplog.records if "spark_conf" in record.getMessage()] == [warning]
+    for batch in client.state(NAME).batches:
+        assert {part.rows for part in client.manifest(batch).parts} == {1}
 
 
 @pytest.mark.airflow_2_11

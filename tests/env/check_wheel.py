@@ -75,10 +75,11 @@ def test_the_wheel_has_what_it_needs(wheel: Path) -> None:
     assert set(described.get_all("Provides-Extra", [])) == EXTRAS
     assert "Typing :: Typed" in described.get_all("Classifier", [])
     assert {f"{package}/py.typed" for package in ("persist_core", "persist_spark", "persist_airflow")} <= names
-    listed = subprocess.run(["git", "ls-files", "dags"], cwd=ROOT, capture_output=True, text=True, check=True)
-    bundled = {f"persist_airflow/example_{name}" for name in listed.stdout.splitlines()}
-    assert bundled
-    assert bundled == {name for name in names if name.startswith("persist_airflow/example_dags/")}
+    for folder, packed in (("dags", "example_dags"), ("docker/metrics", "example_metrics")):
+        listed = subprocess.run(["git", "ls-files", folder], cwd=ROOT, capture_output=True, text=True, check=True)
+        bundled = {f"persist_airflow/{packed}{name.removeprefix(folder)}" for name in listed.stdout.splitlines()}
+        assert bundled
+        assert bundled == {name for name in names if name.startswith(f"persist_airflow/{packed}/")}
 
 
 def test_airflow_and_spark_run_a_project_and_the_demo(wheel: Path, tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from persist_airflow.embedded.home import (
     project_airflow,
 )
 
-EXAMPLE_DAGS = Path(__file__).parents[1] / "example_dags"  # where the wheel has the `dags/` of this project
 USAGE = "usage: python -m persist_airflow.embedded up|down|demo, or airflow ARGUMENTS...\n"
 
 
@@ -57,9 +56,10 @@ def down(root: Path) -> int:
 def demo(root: Path) -> int:
     """The demo. A folder without DAGs (`persist demo` makes one) gets those that are in the package."""
     from persist_airflow.embedded.demo import run_demo
+    from persist_core.cli.project import bundled_dags
 
     if not (root / "dags").exists():
-        shutil.copytree(EXAMPLE_DAGS, root / "dags")
+        shutil.copytree(bundled_dags(), root / "dags")
     return run_demo(root)
 
 

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from persist_airflow.backfill import ENDED, POLL_MS, Follower, create, fail_unended
 from persist_airflow.embedded.commands import embedded_command, is_clone
-from persist_airflow.embedded.home import EmbeddedAirflowError, LocalAirflow, project_airflow
+from persist_airflow.embedded.home import HEALTHY_TIMEOUT_MS, EmbeddedAirflowError, LocalAirflow, project_airflow
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
 from persist_core.config.collection import CollectionConfig, load_collection
 from persist_core.errors import ShardNotFound
@@ -110,7 +110,7 @@ def _run_steps(console: Console, airflow: LocalAirflow, steps: Sequence[Step]) -
             fail_unended(dag_id)  # of a demo that was interrupted; nothing runs now
         with console.status("starting API server and scheduler"):
             airflow.launch()
-        follower = Follower(console, airflow.check)
+        follower = Follower(console, airflow.check, HEALTHY_TIMEOUT_MS, airflow.clock)
         if all(_run_step(console, airflow, follower, step) for step in steps):
             return True
     console.print("[red]a dag run failed; its failed tasks:[/]")
@@ -125,7 +125,7 @@ def _run_steps(console: Console, airflow: LocalAirflow, steps: Sequence[Step]) -
 
 
 def _run_step(console: Console, airflow: LocalAirflow, follower: Follower, step: Step) -> bool:
-    """One step to its end; whether all its dag runs succeeded."""
+    """One step to its end; whether all its dag runs succeeded. Raises `EmbeddedAirflowError` if it does not end."""
     if step.first_ms is None or step.last_ms is None:
         return _run_once(console, airflow, step.dag_id)
     days = (step.last_ms - step.first_ms) // DAY_MS + 1
@@ -134,7 +134,16 @@ def _run_step(console: Console, airflow: LocalAirflow, follower: Follower, step:
         f"backfill {backfill_id} of DAG {step.dag_id}: {days} {'days, one dag run each' if days > 1 else 'day'}"
     )
     result = follower.follow(backfill_id, timeout_s=FOLLOW_TIMEOUT_S)
-    return result.is_over and not result.runs["failed"]
+    if not result.is_over:
+        silent = "" if result.has_scheduler else ", and the scheduler shows no heartbeat"
+        raise _unended(airflow, f"{result.ended} of {result.total} dag runs of {step.dag_id} have ended{silent}")
+    return not result.runs["failed"]
+
+
+def _unended(airflow: LocalAirflow, what: str) -> EmbeddedAirflowError:
+    return EmbeddedAirflowError(
+        f"{what}; the machine may be too busy. The end of the scheduler's log:\n{airflow.log_tail('scheduler')}"
+    )
 
 
 def _create_backfill(dag_id: str, first_ms: int, last_ms: int) -> int:
@@ -158,7 +167,7 @@ def _create_backfill(dag_id: str, first_ms: int, last_ms: int) -> int:
 
 
 def _run_once(console: Console, airflow: LocalAirflow, dag_id: str) -> bool:
-    """One manual dag run, to its end."""
+    """One manual dag run, to its end; whether it succeeded. Raises `EmbeddedAirflowError` if it does not end."""
     from airflow.api.common.trigger_dag import trigger_dag
     from airflow.utils.types import DagRunTriggeredByType
 
@@ -171,6 +180,8 @@ def _run_once(console: Console, airflow: LocalAirflow, dag_id: str) -> bool:
             airflow.check()
             clock.sleep_ms(POLL_MS)
             ((state,),) = airflow.query("select state from dag_run where dag_id = ? and run_id = ?", dag_id, run_id)
+    if state not in ENDED:
+        raise _unended(airflow, f"dag run {run_id} of DAG {dag_id} is still {state} after {FOLLOW_TIMEOUT_S} s")
     console.print(f"dag run {run_id} of DAG {dag_id}: {state}")
     return bool(state == "success")
 
