@@ -1,37 +1,56 @@
 """A real scheduler loads the bundled feed in `sequence` order, with files on other days and half of them twice.
 
-It ends with the rows of the feed as it was written, loaded in `log` order.
+A process of a write task (or its Spark job) and one of an append task are killed meanwhile. It ends with the rows of
+the feed as it was written, loaded in `log` order; and the late records and the orders that the shard then knows are
+those of a plain replay of what was delivered.
 """
 
 from __future__ import annotations
 
+import gzip
 import random
 import shutil
 from collections.abc import Iterator
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from hypothesis import settings as profiles
 
 from persist_airflow.embedded.home import LocalAirflow
+from persist_core.checkpoint.recovery import recover_newest
+from persist_core.checkpoint.state_rows import state_rows
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.late import late_records
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
+from persist_core.schema import DELETED, DIFF, INDEX_KIND, ORDER, RAISED, TIME
 from persist_core.shard.batch import ORDER_INDEX_OPERATOR
+from persist_core.sources.natural_order import natural_key
+from tests.airflow import kill_points
+from tests.airflow.kill_in_job import JOB
 from tests.class_data import class_data
-from tests.e2e.test_airflow_scheduler import ROOT, follow
+from tests.core.cli.test_feed import change_of
+from tests.e2e.test_airflow_scheduler import QUICK_RETRIES, ROOT, follow
 
 DAYS = 7
 FIRST = date(2026, 1, 1)
-DAG_FILE = """
+IDS = {name: f"persist_upsert__{name}" for name in ("customers", "shuffled")}
+# Only tasks of `shuffled` are killed: a task's process parses files for its own DAG.
+DAG_FILE = f"""
 # airflow DAG
+from datetime import timedelta
 from pathlib import Path
+from persist_airflow.compat import only_dag_id
 from persist_airflow.factory import build_dags
-globals().update(build_dags(Path(__file__).parent / "collections"))
+from tests.airflow.kill_points import install
+if only_dag_id() == "{IDS["shuffled"]}":
+    install(Path(__file__).parents[1] / "points")
+globals().update(build_dags(Path(__file__).parent / "collections"{QUICK_RETRIES}))
 """
+LSN = "by3"  # the field of `ORDER` that has it, as `AUTO_ORDERS` says
+Order = tuple[int, str]  # the LSN of a record, and the natural key of its file
 
 
 @pytest.fixture
@@ -68,25 +87,101 @@ def deliver_late(feed: Path, chance: random.Random) -> None:
             shutil.copy(path, folder / f"{chance.randrange(10**6)}-{number}-{path.name}")
 
 
+def kill_two_tasks(airflow: LocalAirflow, points: Path, chance: random.Random) -> None:
+    """Kill what writes, and what appends, each after some batches that change the order index."""
+    write = chance.choice(["write.during", *JOB, "write.after"])
+    append = chance.choice(kill_points.APPEND)
+    appended = (
+        "select count(*) from task_instance where dag_id = ? and task_id = 'append_batches' and state = 'success'"
+    )
+    deadline_ms = airflow.clock.now_ms() + 1_500_000
+    for count, point in sorted((chance.randrange(1, DAYS - 2), point) for point in (write, append)):
+        while airflow.query(appended, IDS["shuffled"]) < [(count,)]:
+            airflow.check()
+            assert airflow.clock.now_ms() < deadline_ms, (count, point)
+            airflow.clock.sleep_ms(100)
+        kill_points.arm(points, point)
+
+
+def replay(folder: Path) -> tuple[dict[int, Order], set[tuple[int, date, int, str]]]:
+    """Of each customer the highest order delivered; and the late records: who, on which day, the LSN and the file."""
+    highest: dict[int, Order] = {}
+    late = set()
+    for day in sorted(folder.iterdir()):
+        newest: dict[int, tuple[Order, str]] = {}
+        for path in day.iterdir():
+            data, file = path.read_bytes(), str(path.relative_to(folder))
+            for line in (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines():
+                key, lsn, _ = change_of(line) or (0, -1, None)
+                if lsn >= 0:  # neither a control record, nor the message after a delete, nor a line that was cut off
+                    order = (lsn, natural_key(file))
+                    newest[key] = max(newest.get(key, (order, file)), (order, file))
+        for key, (order, file) in newest.items():
+            if order < highest.get(key, order):
+                late.add((key, date.fromisoformat(day.name.removeprefix("date=")), order[0], file))
+            else:
+                highest[key] = order
+    return highest, late
+
+
+def known_orders(client: PersistClient, shard: str) -> dict[int, Order]:
+    """Of each customer the highest order that the shard knows: that of the row, or what the order index says."""
+    state = client.state(shard)
+    oks, errs = client.open_reader(shard).all_updates(state)
+    updates = [row for table in (oks, errs) for row in table.select(["id", TIME, DIFF, ORDER]).to_pylist()]
+    known = {}
+    for row in sorted(updates, key=lambda row: (row[TIME], row[DIFF])):
+        known[row["id"]] = _order(row[ORDER]) if row[DIFF] > 0 else None
+    chain = recover_newest(client, state).operators[ORDER_INDEX_OPERATOR]
+    tables = [table for each in chain for table in state_rows(client.blob, each, ["id", INDEX_KIND, TIME, ORDER])]
+    entries = [row for table in tables for row in table.to_pylist()]
+    for newest in {row["id"]: row for row in sorted(entries, key=lambda row: row[TIME])}.values():
+        if newest[INDEX_KIND] in (DELETED, RAISED):
+            known[newest["id"]] = _order(newest[ORDER])
+    return {key: order for key, order in known.items() if key is not None and order is not None}
+
+
+def _order(order: object) -> Order | None:
+    return (order[LSN], order["file"]) if isinstance(order, dict) else None
+
+
 @pytest.mark.skipif(profiles.get_current_profile_name() != "nightly", reason="takes minutes (PERSIST_PROFILE=nightly)")
-def test_a_feed_that_is_delivered_late_and_twice_ends_as_the_ordered_one(airflow: LocalAirflow) -> None:
+def test_a_feed_that_is_delivered_late_and_twice_ends_as_the_ordered_one(
+    airflow: LocalAirflow, tmp_path: Path, persist_seed: int
+) -> None:
     airflow.prepare()
-    ids = {name: f"persist_upsert__{name}" for name in ("customers", "shuffled")}
     last = FIRST + timedelta(DAYS - 1)
     for name, first in (("customers", last), ("shuffled", FIRST)):
-        airflow.command("backfill", "create", "--dag-id", ids[name], "--from-date", str(first), "--to-date", str(last))
+        airflow.command("backfill", "create", "--dag-id", IDS[name], "--from-date", str(first), "--to-date", str(last))
     with airflow.running():
-        assert follow(airflow, *ids.values()) == {
-            ids["customers"]: ["success"],
-            ids["shuffled"]: ["success"] * DAYS,
+        kill_two_tasks(airflow, tmp_path / "points", random.Random(f"{persist_seed}/kills"))
+        assert follow(airflow, *IDS.values()) == {
+            IDS["customers"]: ["success"],
+            IDS["shuffled"]: ["success"] * DAYS,
         }
+    assert kill_points.armed(tmp_path / "points") == [], "both were killed"
     with open_location(airflow.location) as opened:
-        client = PersistClient(opened)
-        ordered, late = (client.open_reader(name).snapshot().sort_by("id") for name in ids)
-        assert late.to_pylist() == ordered.to_pylist()
-        assert len(late) > 30
-        state = client.state("shuffled")
-        assert ORDER_INDEX_OPERATOR in state.operators
-        counted = [client.manifest(commit).stats for commit in state.commits]
-        assert sum(stats["late"] for stats in counted) == len(late_records(client, "shuffled")) > 0
-        assert fsck(client, "shuffled").is_clean
+        check(PersistClient(opened), tmp_path / "feed" / "shuffled")
+
+
+def check(client: PersistClient, delivered: Path) -> None:
+    """The contents are those of the ordered feed; the late records and what is known of orders, those of a replay."""
+    ordered, late = (client.open_reader(name).snapshot().sort_by("id") for name in IDS)
+    assert late.to_pylist() == ordered.to_pylist()
+    assert len(late) > 30
+    highest, wanted = replay(delivered)
+    assert known_orders(client, "shuffled") == highest
+    found = [
+        (
+            record.key["id"],
+            datetime.fromtimestamp(record.acted / 1000, UTC).date(),
+            record.order["lsn_or_file"],
+            record.file,
+        )
+        for record in late_records(client, "shuffled")
+        if record.key
+    ]
+    assert sorted(found) == sorted(wanted)
+    counted = [client.manifest(commit).stats for commit in client.state("shuffled").commits]
+    assert sum(stats["late"] for stats in counted) == len(wanted) > 0
+    assert fsck(client, "shuffled").is_clean

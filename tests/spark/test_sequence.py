@@ -161,6 +161,17 @@ def test_orders_are_typed_and_a_tombstone_message_repeats_its_delete(spark: Spar
     assert row[ORDER]["by0"].isoformat().startswith("2024-01-01T00:00:01.5")
 
 
+def test_orders_of_any_year_are_forgotten(spark: SparkSession, tmp_path: Path) -> None:
+    """What is forgotten is in the plan as a literal, of which PySpark makes other days and times, or none."""
+    order = {"mode": "sequence", "by": {"day": "date", "at": "timestamp"}}
+    marked = {"column": "op", "values": ["d"]}
+    shard = Collection(spark, tmp_path, COLUMNS, "json", order=order, delete=marked)
+    for name, at, op in (("a", "1582-10-10T00:00:00.5Z", "d"), ("b", "1582-10-10T00:00:00.4Z", "u")):
+        line = json.dumps({"id": 1, "name": "x", "day": "0002-01-01", "at": at, "op": op})
+        stats = shard.deliver({name: line}, keep_deleted_ms=0).stats
+    assert (stats["late_beyond_memory"], stats["inserts"]) == (1, 1)
+
+
 @pytest.mark.parametrize("is_by_spark", [True, False], ids=["Spark", "this process"])
 def test_a_merge_keeps_orders(plain: Collection, spark: SparkSession, is_by_spark: bool) -> None:
     plain.deliver({"a": put(1, 5, "first")})

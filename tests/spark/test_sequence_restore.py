@@ -32,12 +32,21 @@ DELETED, RAISED, EMPTY, ENDED, BRIEF, NEVER, HIGH, BURIED = (("eu", number) for 
 class SparkCollection(OrderedCollection):
     """Its write stage is the Spark job's."""
 
-    def __init__(self, spark: SparkSession, folder: Path, shard: str = SHARD, location: OpenLocation | None = None):
-        super().__init__(folder, location or OpenLocation(FileBlob(folder / "blobs"), MemConsensus()), shard)
+    def __init__(
+        self,
+        spark: SparkSession,
+        folder: Path,
+        shard: str = SHARD,
+        location: OpenLocation | None = None,
+        keep_deleted: str = "all",
+    ) -> None:
+        location = location or OpenLocation(FileBlob(folder / "blobs"), MemConsensus())
+        super().__init__(folder, location, shard, keep_deleted)
         self.spark, self.client.part_format = spark, PARQUET
 
     def beside(self, shard: str) -> SparkCollection:
-        other = SparkCollection(self.spark, self.folder, shard, self.location)
+        keep_deleted = self.config.order.keep_deleted or "all"
+        other = SparkCollection(self.spark, self.folder, shard, self.location, keep_deleted)
         other.feed, other.client.ids = self.feed, self.client.ids
         return other
 
@@ -135,3 +144,43 @@ def test_a_batch_after_a_restore_and_on_a_fork_knows_the_orders_of_the_checkpoin
         snapshot_every(each, full_every_on_the_fork)
     check_later(shards)
     check_later(forks)
+
+
+MINUTE = 60_000  # the shortest time for which deleted keys are kept
+
+
+@pytest.mark.skipif(not IS_LONG, reason="as the test above, but for `keep_deleted` (PERSIST_PROFILE=nightly)")
+def test_a_restore_remembers_tombstones_for_its_stash_and_a_fork_for_its_time(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    folders = [tmp_path / "spark", tmp_path / "oracle"]
+    for folder in folders:
+        folder.mkdir()
+    kept = "1 minutes"
+    shards = [SparkCollection(spark, folders[0], keep_deleted=kept), OrderedCollection(folders[1], keep_deleted=kept)]
+    found = []
+    for shard in shards:
+        awaited = put(DELETED, 5, "waits", 4 * MINUTE + 1)
+        shard.drop("0.txt", [put(DELETED, 9, None, 1), awaited, put(EMPTY, 9, None, 1), put(HIGH, 1, "old")])
+        first = shard.run(MINUTE)
+        shard.drop("1.txt", [put(HIGH, 2, "new")])
+        second = shard.run(3 * MINUTE)
+        shard.drop("2.txt", [put(EMPTY, 5, "waits", 9 * MINUTE)])
+        shard.run(5 * MINUTE)
+        shard.go_back(second)
+        shard.take_out("1.txt")
+        shard.take_out("2.txt")
+        shard.drop("later.txt", [put(DELETED, 8, "late"), put(EMPTY, 8, "forgotten")])
+        fork(shard.client, SHARD, first, "twin", writer="test")
+        twin = shard.beside("twin")
+        shard.run(6 * MINUTE)
+        twin.run(MINUTE + 10)
+        for each in (shard, twin):
+            each.check()
+            newest = each.client.state(each.shard).newest_commit
+            assert newest is not None
+            found.append((each.client.manifest(newest).stats, each.contents(each.upper() - 1)))
+    assert found[:2] == found[2:]
+    restored, forked = (stats for stats, _ in found[:2])
+    assert (restored["late"], restored["late_beyond_memory"]) == (2, 1), "of the stash, and of the same key"
+    assert (forked["late"], forked["late_beyond_memory"]) == (2, 0)

@@ -117,19 +117,22 @@ class Feed:
         time = self._time(lower, upper, strays=strays)
         if kind == "skip":
             return Record(None, SKIP, time, self._order())
-        order = self._tied_order(time) if self.has_ties and self.rng.random() < 0.3 else self._order()
+        is_tied = self.has_ties and self.rng.random() < 0.3
+        order = self._tied_order(time) if is_tied else self._order()
         if kind == "tombstone":
             return Record(slot, TOMBSTONE, time, order)
         if kind == "err" or isinstance(slot, bytes):
-            return Record(slot, self._err(slot), time, order)
+            return Record(slot, self._err(slot, is_tied=is_tied), time, order)
         return Record(slot, self.rng.choice(list(self.domain.values)), time, order)
 
-    def _err(self, slot: Slot) -> Err:
+    def _err(self, slot: Slot, *, is_tied: bool) -> Err:
+        """The same bytes at one position are decoded alike: if `is_tied`, the payload says what kind of error it is."""
         message, payload = self.rng.choice(["one", "two"]), self.rng.choice([b"", b"p", b"\xff"])
         if isinstance(slot, bytes):
             return Err("key", slot, payload, message) if self.rng.random() < 0.8 else Err("key", None, slot, message)
         key = canonical_bytes(slot, self.domain.schema.key_names)
-        return Err(self.rng.choice(["value", "time"]), key, payload, message)
+        kind = self.rng.choice(["value", "time"])
+        return Err("value" if is_tied else kind, key, payload, message)
 
     def _time(self, lower: int, upper: int, *, strays: bool) -> int | None:
         if self.rng.random() < 0.2:

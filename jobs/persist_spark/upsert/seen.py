@@ -30,6 +30,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -161,10 +162,14 @@ def _order_of(rows: DataFrame) -> T.StructType:
 
 
 def _literal(order: Order | None, order_type: T.StructType) -> Column:
-    """One order as a literal. Spark passes a struct to the code that it generates: each batch runs the same code."""
+    """One order as a literal. Spark passes a struct to the code that it generates: each batch runs the same code.
+
+    Dates and times are given as texts: PySpark's own literals are wrong, or fail, before the Gregorian calendar.
+    """
     if order is None:
         return F.lit(None).cast(order_type)
-    given = zip(order.values(), order_type.fields, strict=True)
+    values = [value.isoformat() if isinstance(value, date) else value for value in order.values()]
+    given = zip(values, order_type.fields, strict=True)
     return F.struct(*[F.lit(value).cast(field.dataType).alias(field.name) for value, field in given])
 
 

@@ -38,7 +38,7 @@ def replay() -> dict[int, Rows]:
         newest: dict[int, tuple[tuple[int, str, int], dict[str, Any] | None]] = {}
         for name in (name for name in files if name.startswith(f"date=2026-01-0{day}/")):
             for number, line in enumerate(files[name].splitlines()):
-                change = _change(line)
+                change = change_of(line)
                 if change is not None:
                     key, lsn, row = change
                     order = (lsn, natural_key(name), number)
@@ -52,7 +52,7 @@ def replay() -> dict[int, Rows]:
     return by_day
 
 
-def _change(line: bytes) -> tuple[int, int, dict[str, Any] | None] | None:
+def change_of(line: bytes) -> tuple[int, int, dict[str, Any] | None] | None:
     """Key, LSN, and the row (`None` if it is deleted or can't be decoded); `None` for a record without a row change."""
     try:
         event = json.loads(line)
