@@ -1,0 +1,16 @@
+"""Families of slow tests of which a session runs one by its seed, and all at night."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+
+from hypothesis import settings
+
+IS_LONG = settings.get_current_profile_name() == "nightly"
+
+
+def chosen(family: str, members: Sequence[str]) -> list[str]:
+    """The members that this session runs. By the family's name, so that each process of it chooses the same."""
+    return [*members] if IS_LONG else [random.Random(f"{os.environ.get('PERSIST_SEED')}/{family}").choice(members)]
