@@ -18,9 +18,9 @@ _CLUSTER = ("tests/spark/test_s3_cluster.py", "tests/e2e/test_spark_on_s3.py")
 _ALONE = (
     "tests/e2e/test_airflow_scheduler.py",
     "tests/e2e/test_late_feed.py",
-    "tests/airflow/test_dag_runs.py",
     "tests/airflow/test_kills.py",
     "tests/core/cli/test_feed.py",
+    "tests/airflow/test_dag_runs.py",
     "tests/sim/",
 )
 
