@@ -8,9 +8,14 @@ from collections.abc import Sequence
 
 from hypothesis import settings
 
-IS_LONG = settings.get_current_profile_name() == "nightly"
+
+def is_long() -> bool:
+    """True at night. Unknown until pytest has loaded the profile, which is after it has imported conftest.py."""
+    return settings.get_current_profile_name() == "nightly"
 
 
 def chosen(family: str, members: Sequence[str]) -> list[str]:
     """The members that this session runs. By the family's name, so that each process of it chooses the same."""
-    return [*members] if IS_LONG else [random.Random(f"{os.environ.get('PERSIST_SEED')}/{family}").choice(members)]
+    if is_long():
+        return [*members]
+    return [random.Random(f"{os.environ.get('PERSIST_SEED')}/{family}").choice(members)]

@@ -31,7 +31,7 @@ from tests.airflow.task_driver import DagRunDriver
 from tests.airflow.view_files import DAG_MODULE, Views
 from tests.class_data import made_class_data
 from tests.plain_commit import commit
-from tests.sampling import IS_LONG, chosen
+from tests.sampling import chosen, is_long
 from tests.servers.backends import on_postgresql, on_servers, on_sqlite_and_s3
 
 pytestmark = pytest.mark.airflow_2_11
@@ -42,7 +42,7 @@ KILLED = "killed by SIGKILL"
 ORDERS = chosen("kills with Spark, by order", ("log", "sequence"))
 # What Spark's part of a task leaves behind does not depend on Airflow's version: there, days without input are enough.
 with_spark = pytest.mark.skipif(
-    importlib.metadata.version("apache-airflow").startswith("2") and not IS_LONG,
+    importlib.metadata.version("apache-airflow").startswith("2") and not is_long(),
     reason="as on Airflow 3 (PERSIST_PROFILE=nightly)",
 )
 
@@ -110,8 +110,8 @@ def every_point() -> dict[str, list[str]]:
 def test_kills_at_every_point_change_nothing(
     fruit: Fruit, client: PersistClient, location: PersistLocation, tmp_path: Path
 ) -> None:
-    kills, with_input = every_point(), 2 if IS_LONG else 1
-    if not IS_LONG:
+    kills, with_input = every_point(), 2 if is_long() else 1
+    if not is_long():
         kills["write_batches"].remove("write.after")  # without Spark below: what Spark has staged makes no difference
     fruit.write_days(range(with_input))
     days = [{"day": 0, "kills": kills}, {"day": 1, "kills": {"append_batches": ["append.committed"]}}]
@@ -128,7 +128,7 @@ def test_kills_at_every_point_change_nothing(
 KILLS = [
     pytest.param("sampled", marks=pytest.mark.skipif("sequence" not in ORDERS, reason="`log` order by this seed")),
     *(
-        pytest.param(which, marks=pytest.mark.skipif(not IS_LONG, reason="takes minutes (PERSIST_PROFILE=nightly)"))
+        pytest.param(which, marks=pytest.mark.skipif(not is_long(), reason="takes minutes (PERSIST_PROFILE=nightly)"))
         for which in ("undisturbed", "all")
     ),
 ]
@@ -289,7 +289,7 @@ def test_two_workers_over_the_same_days_at_once(
     fruit: Fruit, client: PersistClient, location: PersistLocation, tmp_path: Path
 ) -> None:
     """Each is killed where it has just done something that the other one sees."""
-    days, with_input = range(len(HISTORY) if IS_LONG else 2), len(HISTORY) if IS_LONG else 1
+    days, with_input = range(len(HISTORY) if is_long() else 2), len(HISTORY) if is_long() else 1
     fruit.write_days(range(with_input))
     kills = {
         "mint_batch_descriptions": ["mint.input_frozen"],

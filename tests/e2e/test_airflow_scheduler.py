@@ -33,7 +33,7 @@ from tests.airflow.statsd_sink import statsd_sink
 from tests.class_data import class_data, made_class_data
 from tests.e2e import operation, view_chain
 from tests.e2e.one_process import run_commands
-from tests.sampling import IS_LONG
+from tests.sampling import is_long
 from tests.servers.backends import blob_uri_beside, on_postgresql, on_s3
 from tests.spark.s3_store import s3_server
 
@@ -166,7 +166,7 @@ def test_two_backfills_over_the_same_days_at_once_whose_tasks_are_killed(
 
     Airflow allows one backfill per DAG, so the second one is another DAG's, of the same collection and shard.
     """
-    days, with_input = 2, 2 if IS_LONG else 1
+    days, with_input = 2, 2 if is_long() else 1
     for folder in sorted((tmp_path / "feed").iterdir())[with_input:]:
         shutil.rmtree(folder)
     points = tmp_path / "points"

@@ -23,7 +23,7 @@ from persist_core.spark_job.submit import SparkSettings, write_batch
 from persist_core.time_text import parse_time
 from tests.core.feed_replay import check_days
 from tests.core.make_feed import DAYS
-from tests.sampling import IS_LONG
+from tests.sampling import is_long
 from tests.servers import s3
 from tests.servers.certificates import TRUST_STORE_PASSWORD, Authority
 from tests.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DAY_MS = 86_400_000
 START_MS, UNTIL_MS = parse_time("2026-01-01", what="start"), parse_time("2026-01-08", what="until")
 LOCAL = "local[2]"
-at_night = pytest.mark.skipif(not IS_LONG, reason="tests/spark shows it at less cost (PERSIST_PROFILE=nightly)")
+at_night = pytest.mark.skipif(not is_long(), reason="tests/spark shows it at less cost (PERSIST_PROFILE=nightly)")
 
 
 @pytest.fixture(scope="module")

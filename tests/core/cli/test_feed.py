@@ -17,7 +17,7 @@ from persist_core.cli.main import run_command
 from persist_core.location.settings import PersistLocation
 from tests.core.feed_replay import check_days
 from tests.core.make_feed import DAYS, FOLDER
-from tests.sampling import IS_LONG
+from tests.sampling import is_long
 from tests.servers.backends import on_postgresql
 from tests.servers.spark_connect import running
 
@@ -28,7 +28,7 @@ if shutil.which("java") is None:
     pytest.skip("the write stage needs Java", allow_module_level=True)
 
 
-@pytest.fixture(params=["Spark Connect", *(["local[2]"] if IS_LONG else [])])
+@pytest.fixture(params=["Spark Connect", *(["local[2]"] if is_long() else [])])
 def master(request: pytest.FixtureRequest) -> Iterator[str]:
     """In a server Spark starts once for all jobs. A Spark for each job is at night, and in tests/e2e on S3."""
     if request.param == "local[2]":
