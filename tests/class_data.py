@@ -16,7 +16,7 @@ def class_data(location: PersistLocation) -> dict[str, str]:
 
 
 def made_class_data(location: PersistLocation) -> dict[str, str]:
-    """The same for tasks that are killed. They do not make the archive, because they could leave half of it."""
+    """The same for tasks that do not make the archive: they are killed, which could leave half, or too few use it."""
     return class_data(location) if any(_folder(location).glob("*.jsa")) else {}
 
 

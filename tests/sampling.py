@@ -1,4 +1,4 @@
-"""Which cases of a family of tests a session runs: all at night, else a few of them by the seed."""
+"""Which cases of a family of slow tests a session runs: all at night, else a few of them by the seed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from hypothesis import settings
 _Case = TypeVar("_Case")
 
 
+def is_long() -> bool:
+    """True at night. Unknown until pytest has loaded the profile, which is after it has imported conftest.py."""
+    return settings.get_current_profile_name() == "nightly"
+
+
 def sample(cases: Iterable[_Case], count: int, family: str) -> list[_Case]:
     """`count` of the cases, in their order; all of them with the nightly profile.
 
     `family` makes the choices of two families independent. Each process of a session chooses the same.
     """
     known = list(cases)
-    if settings.get_current_profile_name() == "nightly":
+    if is_long():
         return known
     chosen = random.Random(f"{os.environ.get('PERSIST_SEED')}/{family}").sample(range(len(known)), count)
     return [known[number] for number in sorted(chosen)]

@@ -17,11 +17,10 @@ _CLUSTER = ("tests/spark/test_s3_cluster.py", "tests/e2e/test_spark_on_s3.py")
 # In this order. Those of the first file make the archive of Spark's classes, which others use.
 _ALONE = (
     "tests/e2e/test_airflow_scheduler.py",
-    "tests/e2e/test_view_chain.py",
     "tests/e2e/test_late_feed.py",
-    "tests/airflow/test_dag_runs.py",
     "tests/airflow/test_kills.py",
     "tests/core/cli/test_feed.py",
+    "tests/airflow/test_dag_runs.py",
     "tests/sim/",
 )
 

@@ -2,7 +2,7 @@
 
 a commit outside of Airflow -> ShardCommitTrigger -> asset -> dag run of `after_outside` -> deferred on the upper
 the next one                -> ShardUpperTrigger -> the task ends
-persist_watch, every 3 s    -> one message when errors appear, one when they are gone
+persist_watch, every 10 s   -> one message when errors appear, one when they are gone
 persist_maintenance         -> metrics of the shard, to StatsD
 the feeds' own tasks        -> counters of what they did, to StatsD (`check_counters`, in a test with feeds)
 """
@@ -41,7 +41,7 @@ watcher = AssetWatcher(name="outside", trigger=ShardCommitTrigger("{SHARD}", pol
 changed = Asset("persist://persist_default/{SHARD}-outside", watchers=[watcher])
 with DAG("after_outside", schedule=[changed]) as after:
     ShardSensor(task_id="wait", shard="{SHARD}", upper={SECOND}, deferrable=True, poke_interval=1)
-watch = build_watch_dag(Path(__file__).parent, dag_args={{"schedule": timedelta(seconds=3)}})
+watch = build_watch_dag(Path(__file__).parent, dag_args={{"schedule": timedelta(seconds=10)}})
 maintenance = build_maintenance_dag(dag_args={{"schedule": [changed]}})
 """
 TIMEOUT_MS = 240_000
@@ -65,7 +65,7 @@ def check(airflow: LocalAirflow, client: PersistClient, slack: HttpSink, statsd:
         while not holds():
             airflow.check()
             states = airflow.query("select dag_id, run_id, state from dag_run order by id desc limit 8")
-            assert airflow.clock.now_ms() < deadline_ms, (what, states, slack.requests)
+            assert airflow.clock.now_ms() < deadline_ms, (what, states, sensors(), slack.requests)
             airflow.clock.sleep_ms(200)
 
     def sensors() -> list[str]:

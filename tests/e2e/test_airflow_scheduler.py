@@ -1,4 +1,5 @@
-"""A real scheduler (SQLite, LocalExecutor, 127.0.0.1) runs backfills: undisturbed, through kill -9, two concurrently.
+"""A real scheduler (SQLite, LocalExecutor, 127.0.0.1) runs backfills: after kill -9 of its starter, through kill -9 of
+tasks, two concurrently. With the UI it runs all else that an Airflow does, and views that start each other.
 
 On the embedded default, on PostgreSQL with a folder, and on S3 alone: one test each, since each takes a scheduler.
 """
@@ -9,8 +10,6 @@ import importlib.metadata
 import json
 import os
 import shutil
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from persist_airflow.class_data import FOLDER_ENV
 from persist_airflow.embedded.home import WITH_UI, EmbeddedAirflowError, LocalAirflow, psutil
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
@@ -30,8 +30,10 @@ from tests.airflow import kill_points
 from tests.airflow.fruit import DAY_MS, HISTORY, NAME, START_MS, Fruit, check_history
 from tests.airflow.sinks import http_sink
 from tests.airflow.statsd_sink import statsd_sink
-from tests.class_data import class_data
-from tests.e2e import operation
+from tests.class_data import class_data, made_class_data
+from tests.e2e import operation, view_chain
+from tests.e2e.one_process import run_commands
+from tests.sampling import is_long
 from tests.servers.backends import blob_uri_beside, on_postgresql, on_s3
 from tests.spark.s3_store import s3_server
 
@@ -43,22 +45,20 @@ QUICK_RETRIES = ', default_args={"retries": 6, "retry_delay": timedelta(seconds=
 
 @pytest.fixture
 def airflow(request: pytest.FixtureRequest, tmp_path: Path, home: Path, consensus_uri: str) -> Iterator[LocalAirflow]:
-    """An Airflow home with the fruit collection; nothing runs yet, and nothing runs afterwards.
-
-    The embedded default has a Spark Connect server, as with `make up`; on servers each job starts a Spark of its own.
-    """
+    """An Airflow home with the fruit collection; nothing runs yet, and nothing runs afterwards."""
     fruit = Fruit.create(tmp_path)
     fruit.write_days(range(len(HISTORY)))
     location = PersistLocation(blob_uri_beside(consensus_uri, tmp_path / "blob"), consensus_uri)
-    if location.blob_uri.startswith("s3:"):
+    is_on_s3 = location.blob_uri.startswith("s3:")
+    if is_on_s3:
         s3_server(request)  # skips if Spark lacks the jars
     settings = {
         "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",
+        "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "1",  # looking five times as often takes processor time
         "PYTHONPATH": str(ROOT),
-        **class_data(location),
+        **({FOLDER_ENV: "", **made_class_data(location)} if is_on_s3 else class_data(location)),
     }
-    has_spark = consensus_uri.startswith("sqlite:")
-    airflow = LocalAirflow(home, fruit.dags, location, settings, has_spark=has_spark)
+    airflow = LocalAirflow(home, fruit.dags, location, settings)
     real_parts.used("Airflow scheduler", f"{importlib.metadata.version('apache-airflow')}, SQLite, LocalExecutor")
     yield airflow
     airflow.stop()
@@ -90,23 +90,53 @@ def follow(airflow: LocalAirflow, *dag_ids: str, timeout_ms: int = 1_500_000) ->
         airflow.clock.sleep_ms(500)
 
 
-def test_a_backfill_by_airflows_own_command_and_one_by_ours(airflow: LocalAirflow, client: PersistClient) -> None:
+@on_postgresql
+def test_a_backfill_whose_starter_is_killed_and_one_by_our_command(
+    airflow: LocalAirflow, client: PersistClient
+) -> None:
+    """Two days by Airflow's command, with a starter that is killed as `make demo` may be; a third day by ours."""
+    backfill = ("backfill", "create", "--dag-id", DAG_ID, "--from-date", "2026-01-01", "--to-date", "2026-01-02",
+                "--reprocess-behavior", "completed")  # fmt: skip
+    run_commands(airflow, ("dags", "reserialize"), backfill)
+    left = start_until_a_task_writes(airflow)
     with statsd_sink() as statsd:
         settings = {**airflow.settings, **statsd.settings(statsd_influxdb_enabled="True")}
-        check_backfills(LocalAirflow(airflow.home, airflow.dags, airflow.location, settings), client)
+        heir = LocalAirflow(airflow.home, airflow.dags, airflow.location, settings)
+        assert heir.stop() == ["api-server", "scheduler"]
+        for pid in left:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+        assert heir.stop() == []
+        with pytest.raises(EmbeddedAirflowError, match="AlreadyRunningBackfill"):
+            heir.command(*backfill)
+        run_commands(heir, backfill, first=UNENDED.format(DAG_ID))
+        check_backfills(heir, client)
     operation.check_counters(client, statsd, DAG_ID)
 
 
+UNENDED = "from persist_airflow.backfill import fail_unended; fail_unended({!r})"
+
+
+def start_until_a_task_writes(airflow: LocalAirflow) -> list[int]:
+    """Start Airflow; the pids of its processes, which run when this returns."""
+    airflow.start()
+    running = "select task_id from task_instance where state = 'running' and task_id = 'write_batches'"
+    deadline_ms = airflow.clock.now_ms() + 240_000
+    while not airflow.query(running):
+        airflow.check()
+        assert airflow.clock.now_ms() < deadline_ms
+        airflow.clock.sleep_ms(100)
+    return airflow.recorded_pids()
+
+
 def check_backfills(airflow: LocalAirflow, client: PersistClient) -> None:
-    """Two days by Airflow's command, and a third by ours."""
-    airflow.prepare()
-    airflow.command("backfill", "create", "--dag-id", DAG_ID, "--from-date", "2026-01-01", "--to-date", "2026-01-02")
+    """Run the backfill of two days to its end, then a third day by our command."""
     with airflow.running():
         assert follow(airflow, DAG_ID) == {DAG_ID: ["success"] * 2}
         assert check_history(client, 2) == {"upper": START_MS + 2 * DAY_MS, "commits": 2}
         assert not list_conflicts(client.blob, NAME), "the two dag runs run at the same time, and take turns"
         rest = airflow.command("dags", "backfill", DAG_ID, "-s", "2026-01-01", "-e", "2026-01-03", timeout_s=1500)
-        assert f"backfill 2 of {DAG_ID}: 1 success, 2 not created (already exists)" in rest
+        assert f" of {DAG_ID}: 1 success, 2 not created (already exists)" in rest
         assert check_history(client, 3) == {"upper": START_MS + 3 * DAY_MS, "commits": 3}
     assert not airflow.is_running()
     assert fsck(client, NAME).is_clean
@@ -136,7 +166,9 @@ def test_two_backfills_over_the_same_days_at_once_whose_tasks_are_killed(
 
     Airflow allows one backfill per DAG, so the second one is another DAG's, of the same collection and shard.
     """
-    days = 2
+    days, with_input = 2, 2 if is_long() else 1
+    for folder in sorted((tmp_path / "feed").iterdir())[with_input:]:
+        shutil.rmtree(folder)
     points = tmp_path / "points"
     armed = ("mint.input_frozen", "write.during", "append.committed", "checkpoint.manifest")
     for point in armed:
@@ -153,21 +185,27 @@ def test_two_backfills_over_the_same_days_at_once_whose_tasks_are_killed(
         "config = load_collection(Path(__file__).parent / 'collections' / 'fruit.yaml')\n"
         f"dag = build_upsert_dag(config, dag_args={{'dag_id': 'again'}}{QUICK_RETRIES})\n"
     )
-    airflow.prepare()
-    for dag_id, flags in ((DAG_ID, ()), ("again", ("--run-backwards",))):
-        airflow.command("backfill", "create", "--dag-id", dag_id, "--from-date", "2026-01-01",
-                        "--to-date", f"2026-01-0{days}", "--max-active-runs", "1", *flags)  # fmt: skip
+    backfills = [
+        ("backfill", "create", "--dag-id", dag_id, "--from-date", "2026-01-01", "--to-date", f"2026-01-0{days}",
+         "--max-active-runs", "1", *flags)
+        for dag_id, flags in ((DAG_ID, ()), ("again", ("--run-backwards",)))
+    ]  # fmt: skip
+    run_commands(airflow, ("dags", "reserialize"), *backfills)
     with airflow.running():
         states = follow(airflow, DAG_ID, "again")
     assert {state for found in states.values() for state in found} == {"success"}, states
     assert kill_points.armed(points) == [], "every point was reached"
-    assert check_history(client, days)["upper"] == START_MS + days * DAY_MS
+    assert check_history(client, with_input)["upper"] == START_MS + days * DAY_MS
     assert list_conflicts(client.blob, NAME), "both minted from the same upper, so one of them lost"
     assert fsck(client, NAME).is_clean
 
 
-def test_up_serves_the_ui_and_reads_dag_files_on_loopback_alone(airflow: LocalAirflow, client: PersistClient) -> None:
-    """And while it runs, its triggerer and its scheduler do what `check_operation` lists."""
+def test_up_serves_the_ui_and_reads_dag_files_on_loopback_alone(
+    airflow: LocalAirflow, client: PersistClient, tmp_path: Path
+) -> None:
+    """And while it runs, its triggerer and its scheduler do what `operation` and `view_chain` list."""
+    feed = tmp_path / "chain"
+    view_chain.write_files(Fruit(airflow.dags, feed), feed)
     collections = airflow.dags / "collections"
     text = (collections / "fruit.yaml").read_text() + "schedule: null\n"
     (collections / "fruit.yaml").write_text(text)
@@ -177,12 +215,19 @@ def test_up_serves_the_ui_and_reads_dag_files_on_loopback_alone(airflow: LocalAi
         (airflow.dags / "persist.yaml").write_text(operation.PROJECT)
         settings = {**airflow.settings, **operation.settings(slack, statsd)}
         airflow = LocalAirflow(airflow.home, airflow.dags, airflow.location, settings, has_spark=True)
+        real_parts.used("Spark Connect server", "local[*], with a token")
+
+        def check_what_runs() -> None:
+            operation.check(airflow, client, slack, statsd)
+            view_chain.call_api(airflow, "PATCH", "/api/v2/dags/persist_watch", {"is_paused": True})
+            view_chain.check(airflow, client, feed)
+
         airflow.prepare()
-        check_up(airflow, collections, text, lambda: operation.check(airflow, client, slack, statsd))
+        check_up(airflow, collections, text, check_what_runs)
 
 
-def check_up(airflow: LocalAirflow, collections: Path, text: str, check_operation: Callable[[], None]) -> None:
-    """Start all of it, and check the UI, import errors, listening ports and what `check_operation` does."""
+def check_up(airflow: LocalAirflow, collections: Path, text: str, check_what_runs: Callable[[], None]) -> None:
+    """Start all of it, and check the UI, import errors, listening ports and what `check_what_runs` does."""
     (collections / "wrong.yaml").write_text(text.replace("format: json", "format: jsn"))
     with airflow.running(WITH_UI):
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -199,8 +244,8 @@ def check_up(airflow: LocalAirflow, collections: Path, text: str, check_operatio
         assert file == "collections/wrong.yaml"
         assert "source.format: found 'jsn'" in message
         found = airflow.query("select dag_id, is_stale, has_import_errors from dag order by dag_id")
-        assert found == [(dag_id, 0, 0) for dag_id in sorted((DAG_ID, *operation.DAG_IDS))]
-        check_operation()
+        assert found == [(dag_id, 0, 0) for dag_id in sorted((DAG_ID, *view_chain.DAG_IDS, *operation.DAG_IDS))]
+        check_what_runs()
         spark, *_ = airflow.recorded_pids()
         while not any(connection.status == "LISTEN" for connection in psutil.Process(spark).net_connections("tcp")):
             airflow.check()
@@ -211,41 +256,3 @@ def check_up(airflow: LocalAirflow, collections: Path, text: str, check_operatio
             listening = [c.laddr.ip for one in family for c in one.net_connections("tcp") if c.status == "LISTEN"]
             assert {ip.removeprefix("::ffff:") for ip in listening} <= {"127.0.0.1"}, (pid, listening)
     assert (airflow.home / "simple_auth_manager_passwords.json.generated").exists()
-
-
-UNENDED = "from persist_airflow.backfill import fail_unended; fail_unended({!r})"
-
-
-@on_postgresql
-def test_what_a_killed_starter_left_behind_is_ended_by_the_next(
-    airflow: LocalAirflow, client: PersistClient, tmp_path: Path
-) -> None:
-    """As `make demo` does after a demo that was killed in the middle of its backfill. The second day has no input."""
-    for folder in sorted((tmp_path / "feed").iterdir())[1:]:
-        shutil.rmtree(folder)
-    backfill = ("backfill", "create", "--dag-id", DAG_ID, "--from-date", "2026-01-01", "--to-date", "2026-01-02",
-                "--max-active-runs", "1", "--reprocess-behavior", "completed")  # fmt: skip
-    airflow.prepare()
-    airflow.command(*backfill)
-    airflow.start()
-    running = "select task_id from task_instance where state = 'running' and task_id = 'write_batches'"
-    deadline_ms = airflow.clock.now_ms() + 240_000
-    while not airflow.query(running):
-        airflow.check()
-        assert airflow.clock.now_ms() < deadline_ms
-        airflow.clock.sleep_ms(100)
-    left = airflow.recorded_pids()
-    heir = LocalAirflow(airflow.home, airflow.dags, airflow.location, airflow.settings)
-    assert heir.stop() == ["api-server", "scheduler"]
-    for pid in left:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-    assert heir.stop() == []
-    with pytest.raises(EmbeddedAirflowError, match="AlreadyRunningBackfill"):
-        heir.command(*backfill)
-    environment = {**os.environ, **heir.environment()}
-    subprocess.run([sys.executable, "-c", UNENDED.format(DAG_ID)], env=environment, timeout=300, check=True)
-    heir.command(*backfill)
-    with heir.running():
-        assert follow(heir, DAG_ID) == {DAG_ID: ["success"] * 2}
-    assert check_history(client, 1) == {"upper": START_MS + 2 * DAY_MS, "commits": 2}

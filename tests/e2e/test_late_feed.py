@@ -31,7 +31,7 @@ from persist_core.sources.natural_order import natural_key
 from tests.airflow import kill_points
 from tests.airflow.kill_in_job import JOB
 from tests.class_data import class_data
-from tests.core.cli.test_feed import change_of
+from tests.core.feed_replay import change_of
 from tests.e2e.test_airflow_scheduler import QUICK_RETRIES, ROOT, follow
 
 DAYS = 7

@@ -1,4 +1,4 @@
-"""The bundled seven days, and a view of them, through `spark-submit`, on S3 and in a folder: the same each day."""
+"""The bundled seven days, and a view of them, through `spark-submit` on S3, against a plain replay of the feed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from persist_core.config.collection import load_collection
 from persist_core.config.view import load_view
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
+from persist_core.inspection.values import json_value
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.run import RunReport, bring_up_to_date
 from persist_core.spark_job.submit import SparkSettings, write_batch
 from persist_core.time_text import parse_time
+from tests.core.feed_replay import check_days
+from tests.core.make_feed import DAYS
+from tests.sampling import is_long
 from tests.servers import s3
 from tests.servers.certificates import TRUST_STORE_PASSWORD, Authority
 from tests.servers.s3 import ACCESS_KEY, SECRET_KEY, S3Server
@@ -31,20 +35,12 @@ ROOT = Path(__file__).resolve().parents[2]
 DAY_MS = 86_400_000
 START_MS, UNTIL_MS = parse_time("2026-01-01", what="start"), parse_time("2026-01-08", what="until")
 LOCAL = "local[2]"
+at_night = pytest.mark.skipif(not is_long(), reason="tests/spark shows it at less cost (PERSIST_PROFILE=nightly)")
 
 
 @pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest) -> S3Server:
     return s3_server(request)
-
-
-@pytest.fixture(scope="module")
-def folder_contents(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What the embedded default makes of the seven days."""
-    folder = tmp_path_factory.mktemp("file")
-    location = PersistLocation(f"file://{folder}/blobs", f"sqlite:///{folder}/consensus.db")
-    run(location, SparkSettings(LOCAL))
-    return contents(location)
 
 
 def run(location: PersistLocation, settings: SparkSettings) -> RunReport:
@@ -79,17 +75,22 @@ def by_city(customers: list[dict[str, Any]]) -> list[str]:
     return sorted(map(repr, rows))
 
 
-def contents(location: PersistLocation) -> list[Any]:
-    """Oks and errs at the end of each day, in a fixed order; the shard is checked whole on the way."""
-    found: list[Any] = []
+def check_contents(location: PersistLocation) -> None:
+    """Oks and errs at the end of each day are those of a plain replay; the shard is checked whole on the way."""
+    rows, errors = {}, {}
     with open_location(location) as opened:
         client = PersistClient(opened)
         assert fsck(client, SHARD).violations == ()
         reader = client.open_reader(SHARD)
-        for end in range(START_MS + DAY_MS, UNTIL_MS + 1, DAY_MS):
-            found.append(sorted(map(repr, reader.snapshot(end - 1).to_pylist())))
-            found.append(sorted(map(repr, reader.errors(end - 1).to_pylist())))
-    return found
+        for day in range(1, DAYS + 1):
+            last = START_MS + day * DAY_MS - 1
+            rows[day] = [as_json(row) for row in reader.snapshot(last).to_pylist()]
+            errors[day] = reader.errors(last).to_pylist()
+    check_days(rows, errors)
+
+
+def as_json(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: json_value(value) for name, value in row.items()}
 
 
 @pytest.fixture
@@ -106,9 +107,7 @@ def tls_server(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         yield made
 
 
-def test_seven_days_on_s3_are_the_same_and_no_secret_shows(
-    folder_contents: list[Any], tls_server: S3Server, tmp_path: Path
-) -> None:
+def test_seven_days_on_s3_are_the_same_and_no_secret_shows(tls_server: S3Server, tmp_path: Path) -> None:
     """Both stores on S3, with keys in the URIs and nowhere else: neither log nor Spark's own record may repeat them.
 
     Over TLS: a Spark that did not check the certificate would not be noticed here, one that could not check it would.
@@ -121,7 +120,7 @@ def test_seven_days_on_s3_are_the_same_and_no_secret_shows(
     conf = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": str(events), "spark.log.level": "INFO"}
     settings = SparkSettings(LOCAL, conf, log_folder=logs)
     report = run(location, settings)
-    assert contents(location) == folder_contents
+    check_contents(location)
     refreshed = run_view(location, tmp_path, settings)
     assert [each.commit.upper for each in refreshed.rounds] == [UNTIL_MS]
     with open_location(location) as opened:
@@ -134,16 +133,18 @@ def test_seven_days_on_s3_are_the_same_and_no_secret_shows(
     assert [path.name for path in written if SECRET_KEY.encode() in path.read_bytes()] == []
 
 
+@at_night
 @pytest.mark.spark_cluster
 def test_seven_days_by_a_spark_cluster_are_the_same(
-    folder_contents: list[Any], server: S3Server, spark_cluster: SparkCluster, tmp_path: Path
+    server: S3Server, spark_cluster: SparkCluster, tmp_path: Path
 ) -> None:
     """Executors on hosts of their own, which have no credentials but those that the driver gives them."""
     location = PersistLocation(server.new_uri(), f"sqlite:///{tmp_path}/consensus.db")
     run(location, SparkSettings(spark_cluster.master, CONF))
-    assert contents(location) == folder_contents
+    check_contents(location)
 
 
+@at_night
 def test_a_job_without_the_jars_says_how_to_get_them(
     server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,15 +9,13 @@ docs/testing.md has a table of what runs where.
 
 from __future__ import annotations
 
-import os
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
+from tests.sampling import sample
 from tests.servers.postgres import PostgresServer
 from tests.servers.s3 import S3Server
 
@@ -45,10 +43,7 @@ def _on(kinds: list[str], test: Test) -> Test:
 
 
 def _servers_for(test: Test) -> list[str]:
-    if settings.get_current_profile_name() == "nightly":
-        return [*SERVERS]
-    # By name, so that each process of a session chooses the same.
-    return [random.Random(f"{os.environ.get('PERSIST_SEED')}/{test.__qualname__}").choice(SERVERS)]
+    return sample(SERVERS, 1, test.__qualname__)
 
 
 @pytest.fixture

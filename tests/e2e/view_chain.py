@@ -1,0 +1,110 @@
+"""Three levels in a running Airflow: a collection, a view of it, a view of that view, each started by the last."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from persist_airflow.embedded.home import LocalAirflow
+from persist_core.errors import ShardNotFound
+from persist_core.handles.client import PersistClient
+from persist_core.maintenance.fsck import fsck
+from tests.airflow.fruit import Fruit
+from tests.airflow.view_files import Views
+
+COLLECTION = """
+source: {{path: {feed}/*.jsonl, format: json}}
+key: id
+columns: {{id: bigint, name: string, price: int}}
+delete: {{null_value: true}}
+schedule: null
+"""
+LEVELS = ("produce", "cheap", "how_many")
+UPSERT_DAG, *VIEW_DAGS = DAG_IDS = ("persist_upsert__produce", "persist_view__cheap", "persist_view__how_many")
+TIMEOUT_MS = 900_000
+
+
+def write_files(fruit: Fruit, feed: Path) -> None:
+    """Put one collection and two views into the DAG folder, and make an empty feed."""
+    feed.mkdir()
+    fruit.write_collection(LEVELS[0], COLLECTION.format(feed=feed))
+    views = Views(fruit)
+    views.write("cheap", "query: SELECT name, price FROM produce WHERE price < 10\n")
+    views.write("how_many", "query: SELECT count(*) AS n, sum(price) AS total FROM cheap\n")
+
+
+def check(airflow: LocalAirflow, client: PersistClient, feed: Path) -> None:
+    """Changes and errs flow down by assets alone."""
+    drop(feed, "1.jsonl", {"id": 1, "name": "fig", "price": 3}, {"id": 2, "name": "plum", "price": 30},
+         {"id": 3, "name": "kiwi", "price": "abc"})  # fmt: skip
+    run_chain(airflow, client)
+    assert bottom(client) == [{"n": 1, "total": 3}]
+    (err,) = client.open_reader("how_many").errors().to_pylist()
+    assert err["_persist_err_kind"] == "cheap/produce/value"
+    assert b'"abc"' in err["_persist_err_payload"]
+    first = upper(client, "how_many") - 1
+
+    drop(feed, "2.jsonl", {"id": 2, "name": "plum", "price": 4}, {"id": 3, "name": "kiwi", "price": 5})
+    run_chain(airflow, client)
+    assert bottom(client) == [{"n": 3, "total": 12}]
+    assert len(client.open_reader("how_many").errors()) == 0
+    changes = client.open_reader("how_many").changes(first).to_pylist()
+    assert [(row["n"], row["_persist_diff"]) for row in changes] == [(1, -1), (3, 1)]
+    for shard in LEVELS:
+        assert fsck(client, shard).is_clean
+    triggered = airflow.query("select dag_id, run_type from dag_run where dag_id like 'persist_view__%' order by id")
+    assert {run_type for _, run_type in triggered} == {"asset_triggered"}
+    assert {dag_id for dag_id, _ in triggered} == {*VIEW_DAGS}
+
+
+def run_chain(airflow: LocalAirflow, client: PersistClient) -> None:
+    """Trigger the collection's DAG alone, and wait until the bottom has come as far as the top."""
+    before = upper(client, LEVELS[-1])
+    call_api(airflow, "POST", f"/api/v2/dags/{UPSERT_DAG}/dagRuns", {"logical_date": None})
+    deadline_ms = airflow.clock.now_ms() + TIMEOUT_MS
+    while not before < upper(client, LEVELS[-1]) == upper(client, LEVELS[0]):
+        airflow.check()
+        states = airflow.query("select dag_id, state from dag_run order by id desc limit 20")
+        assert "failed" not in [state for dag_id, state in states if dag_id in DAG_IDS], states
+        assert airflow.clock.now_ms() < deadline_ms, states
+        airflow.clock.sleep_ms(500)
+
+
+def call_api(airflow: LocalAirflow, method: str, path: str, body: dict[str, Any]) -> None:
+    """One call of Airflow's own API, with a fresh token."""
+    ((user, password),) = airflow.passwords().items()
+    token = _request(airflow, "POST", "/auth/token", {"username": user, "password": password}, {})["access_token"]
+    _request(airflow, method, path, body, {"Authorization": f"Bearer {token}"})
+
+
+def _request(
+    airflow: LocalAirflow, method: str, path: str, body: dict[str, Any], headers: dict[str, str]
+) -> dict[str, Any]:
+    request = urllib.request.Request(
+        f"{airflow.url}{path}",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", **headers},
+        method=method,
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=60) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
+def drop(feed: Path, name: str, *rows: dict[str, Any]) -> None:
+    (feed / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def upper(client: PersistClient, shard: str) -> int:
+    try:
+        return client.state(shard).upper.time or 0
+    except ShardNotFound:
+        return 0
+
+
+def bottom(client: PersistClient) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = client.open_reader(LEVELS[-1]).snapshot().to_pylist()
+    return rows
