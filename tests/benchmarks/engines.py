@@ -166,14 +166,11 @@ class NeverMaintained:
     def read(self) -> None:
         consume(snapshot(self._spark, self._location, SHARD))
 
-    def read_as_of(self, number: int) -> None:
-        consume(snapshot(self._spark, self._location, SHARD, as_of=(number + 1) * _MS_PER_ROUND - 1))
-
     def export(self, folder: Path) -> None:
         snapshot(self._spark, self._location, SHARD).write.parquet(str(folder))
 
 
-class Ours(NeverMaintained):
+class _Maintained(NeverMaintained):
     """The same with all maintenance that is due: large merges by Spark, as in the DAG `persist_maintenance`."""
 
     def maintain(self) -> None:
@@ -185,6 +182,13 @@ class Ours(NeverMaintained):
         return replace_inputs(self._client, manifest, manifest_key(SHARD, attempt))
 
 
+class Ours(_Maintained):
+    """The engine under test. It keeps all history."""
+
+    def read_as_of(self, number: int) -> None:
+        consume(snapshot(self._spark, self._location, SHARD, as_of=(number + 1) * _MS_PER_ROUND - 1))
+
+
 class InSequence(Ours):
     """The same in `sequence` order, by position: it remembers each deleted key."""
 
@@ -193,7 +197,7 @@ class InSequence(Ours):
         self._schema = replace(self._schema, order=())
 
 
-class WithoutHistory(Ours):
+class WithoutHistory(_Maintained):
     """The same with `history: 0`, and GC that waits for no reader: what it keeps is what the newest rows need."""
 
     def __init__(self, setting: Setting) -> None:

@@ -60,18 +60,26 @@ def read_flatness(measured: Measured) -> float | None:
 def read_ratio(measured: Measured, other: str, *, worst: bool = False) -> float | None:
     """Our read of the newest rows / the other engine's, of the same round: the median, or the worst.
 
-    The worst is of all reads before and after maintenance, the median of those after it.
+    The worst is of all reads, before and after maintenance. The median is of those of rounds that end with it.
     """
     engines = measured["engines"]
     if not {OURS, other} <= engines.keys():
         return None
-    after = [seconds / engines[other]["read_s"][round_] for round_, seconds in engines[OURS]["read_s"].items()]
+    maintained = {number for number in engines[OURS]["read_s"] if _is_maintained(measured, int(number))}
+    reads = {number: seconds / engines[other]["read_s"][number] for number, seconds in engines[OURS]["read_s"].items()}
     before = [
         seconds / engines[other]["read_before_s"][round_] for round_, seconds in engines[OURS]["read_before_s"].items()
     ]
-    if not after:
+    if not reads:
         return None
-    return float(max([*after, *before]) if worst else statistics.median(after))
+    return float(
+        max([*reads.values(), *before]) if worst else statistics.median(reads[number] for number in maintained)
+    )
+
+
+def _is_maintained(measured: Measured, number: int) -> bool:
+    """Whether this round ended with maintenance."""
+    return bool(number % measured["maintain_every"] == 0 or number == measured["workload"]["rounds"])
 
 
 def middle_ratio(measured: Measured) -> float | None:

@@ -43,7 +43,8 @@ pytest_generate_tests = shard_on_one_store
 def shard(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[StagedShard]:
-    monkeypatch.setattr(frames, "MAX_LOCAL_BYTES", 0)  # else small files are not read by Spark
+    for limit in ("MAX_LOCAL_BYTES", "MAX_LOCAL_RETRACTION_BYTES"):
+        monkeypatch.setattr(frames, limit, 0)  # else small files are not read by Spark
     with closing(FileBlob(tmp_path) if request.param == "file" else s3_blob(request)) as blob:
         yield StagedShard(spark, blob, ONE_KEY)
 

@@ -19,7 +19,6 @@ from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.oracle.consolidate import canonical_bytes
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import PartKind
 from persist_core.shard.keys import manifest_key
 from persist_core.shard.parts import updates_schema
 from persist_spark.read import frames as read
@@ -55,6 +54,7 @@ def test_reads_are_the_plain_readers(
     for time in (0, 3, 6, 8):
         for limit in (0, 1 << 20):
             monkeypatch.setattr(read, "MAX_LOCAL_BYTES", limit)
+            monkeypatch.setattr(read, "MAX_LOCAL_RETRACTION_BYTES", limit)
             found = persist_spark.snapshot(spark, shard.location, SHARD, time)
             assert _spark_rows(found) == _rows(reader.snapshot(time).to_pylist())
         errs = persist_spark.errors(spark, shard.location, SHARD, time).drop("_persist_err_message")
@@ -77,15 +77,9 @@ def test_snapshot_is_the_same_however_its_retractions_are_read(
     shard.commit([Record((k,), TOMBSTONE, None, (None, "f", 0, k)) for k in range(0, 20, 2)], 20)
     wanted = _spark_rows(persist_spark.snapshot(spark, shard.location, SHARD))
     monkeypatch.setattr(read, "MANIFESTS_KEPT", 1)
-    ends = sum(
-        part.size_bytes
-        for manifest in shard.client.open_reader(SHARD).manifests(shard.client.state(SHARD).batches)
-        for part in manifest.parts
-        if part.kind is PartKind.RETRACTIONS
-    )
     # The retractions alone are small; nothing is, and they are broadcast; nothing is, and they are not.
-    for name, limit in (("MAX_LOCAL_BYTES", ends), ("MAX_LOCAL_BYTES", 0), ("MAX_BROADCAST_RETRACTIONS", 0)):
-        monkeypatch.setattr(read, name, limit)
+    for limit in ("MAX_LOCAL_BYTES", "MAX_LOCAL_RETRACTION_BYTES", "MAX_BROADCAST_RETRACTIONS"):
+        monkeypatch.setattr(read, limit, 0)
         assert _spark_rows(persist_spark.snapshot(spark, shard.location, SHARD)) == wanted
         assert len(read._manifests) == 1
     assert len(wanted) == 10

@@ -7,8 +7,8 @@ retraction of its key has `insertion.time < retraction.time <= t`. Only keys and
 no whole row goes through an exchange. If nothing lies above a run, there is no join. Else the newest retraction of each
 key is broadcast. A shard without a key is a multiset: its rows are grouped and counted.
 
-Fixed costs are most of a small read, so this process reads what is small (`MAX_LOCAL_BYTES`) by itself: retractions,
-which saves Spark a job; or all files of a small shard, whose rows it hands to Spark.
+Fixed costs are most of a small read, so this process reads what is small by itself: retractions
+(`MAX_LOCAL_RETRACTION_BYTES`), or all files of a small shard (`MAX_LOCAL_BYTES`), whose rows it hands to Spark.
 
 The state is read when the function is called; most parts when the DataFrame is used. Nothing is held back meanwhile:
 for long reads take a lease (`PersistClient.open_leased_reader`).
@@ -53,6 +53,7 @@ from persist_spark.session import settings
 # Retractions up to here are broadcast: about 100 MB of keys and times in each executor.
 MAX_BROADCAST_RETRACTIONS = 2_000_000
 MAX_LOCAL_BYTES = 4 << 20  # of files that this process reads for a DataFrame: some 40 MB of rows at most
+MAX_LOCAL_RETRACTION_BYTES = 1 << 20  # of retractions; above it a scan by Spark takes less time
 MANIFESTS_KEPT = 256  # in memory, by digest, from one read to the next: some tens of kB each
 Location = PersistLocation | OpenLocation
 
@@ -67,7 +68,7 @@ def snapshot(spark: SparkSession, location: Location, shard: str, as_of: int | N
     """
     with _open(spark, location, shard, as_of) as reading:
         found = reading.pieces(lambda batch, manifest: oks_as_of(batch, manifest, reading.through))
-        if found and _is_small(found):
+        if found and _is_small(found, MAX_LOCAL_BYTES):
             rows = reading.client.open_reader(shard).snapshot_of(reading.state, reading.through)
             return spark.createDataFrame(rows, T.StructType(user_fields(reading.schema)))
         if not reading.schema.key:
@@ -186,12 +187,12 @@ class _Reading:
     def retracted(self, ends: Sequence[Piece]) -> DataFrame:
         """The keys (`_persist_k0` ...) and times of these retractions, to be broadcast unless they are too many.
 
-        Files of `MAX_LOCAL_BYTES` in all are read here, with their digests verified, and only the newest retraction of
-        each key is left.
+        Files of `MAX_LOCAL_RETRACTION_BYTES` in all are read here, with their digests verified, and only the newest
+        retraction of each key is left.
         """
         fields = user_fields(self.schema)[: len(self.schema.key)]
         renamed = [f"_persist_k{place}" for place in range(len(fields))] + [_RETRACTED]
-        if _is_small(ends):
+        if _is_small(ends, MAX_LOCAL_RETRACTION_BYTES):
             types = [T.StructField(name, field.dataType) for name, field in zip(renamed, fields, strict=False)]
             newest = self._newest(ends).rename_columns(renamed)
             local = T.StructType([*types, T.StructField(_RETRACTED, T.LongType())])
@@ -247,9 +248,9 @@ def _manifests_of(client: PersistClient, shard: str, batches: Sequence[HollowBat
     return manifests
 
 
-def _is_small(pieces: Sequence[Piece]) -> bool:
+def _is_small(pieces: Sequence[Piece], max_bytes: int) -> bool:
     """Whether this process reads these files by itself."""
-    return READS_ARROW and sum(piece.part.size_bytes for piece in pieces) <= MAX_LOCAL_BYTES
+    return READS_ARROW and sum(piece.part.size_bytes for piece in pieces) <= max_bytes
 
 
 def _with_time(columns: T.StructType) -> T.StructType:
