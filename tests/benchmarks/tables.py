@@ -65,16 +65,14 @@ def read_ratio(measured: Measured, other: str, *, worst: bool = False) -> float 
     engines = measured["engines"]
     if not {OURS, other} <= engines.keys():
         return None
-    maintained = {number for number in engines[OURS]["read_s"] if _is_maintained(measured, int(number))}
     reads = {number: seconds / engines[other]["read_s"][number] for number, seconds in engines[OURS]["read_s"].items()}
-    before = [
-        seconds / engines[other]["read_before_s"][round_] for round_, seconds in engines[OURS]["read_before_s"].items()
-    ]
     if not reads:
         return None
-    return float(
-        max([*reads.values(), *before]) if worst else statistics.median(reads[number] for number in maintained)
-    )
+    if worst:
+        theirs = engines[other]["read_before_s"]
+        before = [seconds / theirs[number] for number, seconds in engines[OURS]["read_before_s"].items()]
+        return float(max([*reads.values(), *before]))
+    return float(statistics.median(ratio for number, ratio in reads.items() if _is_maintained(measured, int(number))))
 
 
 def _is_maintained(measured: Measured, number: int) -> bool:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 
-from persist_airflow.embedded.home import COMMAND_TIMEOUT_S, LocalAirflow
+from persist_airflow.embedded.home import LocalAirflow
 
 _SCRIPT = """
 import json, sys
@@ -20,16 +17,6 @@ for arguments in json.loads(sys.argv.pop()):
 
 
 def run_commands(airflow: LocalAirflow, *commands: Sequence[str], first: str = "") -> None:
-    """Run `airflow ARGUMENTS` for each of them, in this order, after the Python code `first`."""
+    """Run `airflow ARGUMENTS` for each of them, in order, after the Python code `first`. Raises as `command` does."""
     airflow.migrate()
-    done = subprocess.run(
-        [sys.executable, "-c", first + _SCRIPT, json.dumps(commands)],
-        env={**os.environ, **airflow.environment()},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=COMMAND_TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
+    airflow.python(f"airflow {commands}", "-c", first + _SCRIPT, json.dumps(commands))

@@ -15,7 +15,6 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import settings as profiles
 
 from persist_airflow.embedded.home import LocalAirflow
 from persist_core.checkpoint.recovery import recover_newest
@@ -33,6 +32,7 @@ from tests.airflow.kill_in_job import JOB
 from tests.class_data import class_data
 from tests.core.feed_replay import change_of
 from tests.e2e.test_airflow_scheduler import QUICK_RETRIES, ROOT, follow
+from tests.sampling import is_long
 
 DAYS = 7
 FIRST = date(2026, 1, 1)
@@ -145,7 +145,7 @@ def _order(order: object) -> Order | None:
     return (order[LSN], order["file"]) if isinstance(order, dict) else None
 
 
-@pytest.mark.skipif(profiles.get_current_profile_name() != "nightly", reason="takes minutes (PERSIST_PROFILE=nightly)")
+@pytest.mark.skipif(not is_long(), reason="takes minutes (PERSIST_PROFILE=nightly)")
 def test_a_feed_that_is_delivered_late_and_twice_ends_as_the_ordered_one(
     airflow: LocalAirflow, tmp_path: Path, persist_seed: int
 ) -> None:

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from persist_core.errors import PersistError
 from tests.core.gc import test_collect as gc
 from tests.core.gc import test_slow_gc as slow_gc
+from tests.sampling import is_long
 from tests.sim.planted_gc import PLANTED_GC
 from tests.sim.simulator.script import Scenario, Script
 from tests.sim.simulator.simulation import replay, simulate
@@ -56,7 +56,7 @@ def test_each_rule_has_its_test() -> None:
 
 @pytest.mark.parametrize("name", FOUND_BY_SEED)
 def test_a_simulation_finds_that_a_rule_of_gc_is_missing(name: str, persist_seed: int) -> None:
-    is_short = settings.get_current_profile_name() != "nightly"
+    is_short = not is_long()
     first = FOUND_BY_SEED[name] if is_short else persist_seed
     with pytest.MonkeyPatch.context() as patch:
         PLANTED_GC[name](patch)

@@ -16,6 +16,7 @@ from hypothesis import settings
 
 from persist_core.clock import ManualClock
 from persist_core.errors import InvalidInput
+from tests.sampling import is_long
 from tests.sim.planted import PLANTED
 from tests.sim.simulator.scheduler import Crashed, Scheduler, ScriptedDecisions
 from tests.sim.simulator.script import Action, Scenario, Script, Step
@@ -87,7 +88,7 @@ def test_what_was_found_once_is_not_found_again(script: Path) -> None:
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_defect_is_found_and_shrunk(name: str, persist_seed: int) -> None:
-    is_short = settings.get_current_profile_name() != "nightly"
+    is_short = not is_long()
     if name == RARE and is_short:
         pytest.skip("takes a minute (PERSIST_PROFILE=nightly)")
     parts = PLANTED[name]

@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import settings as profiles
 from pyspark.sql import SparkSession
 
 from persist_core.compaction.merge import Merge, merge_here, replace_inputs
@@ -25,11 +24,12 @@ from persist_spark.compat import ENGINE_ERRORS
 from persist_spark.digests import digests_of
 from persist_spark.read import damage, frames
 from persist_spark.read.frames import named_failures, snapshot
+from tests.sampling import is_long
 from tests.spark.s3_store import s3_blob, shard_on_one_store
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import ONE_KEY
 
-FLIPS = 60 if profiles.get_current_profile_name() == "nightly" else 6  # each is read by Spark
+FLIPS = 60 if is_long() else 6  # each is read by Spark
 
 
 def _record(key: int, name: str, row: int, time: int | None = None) -> Record:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings as profiles
 
 from persist_core.config.collection import load_collection
 from persist_core.errors import RunFailed
@@ -20,12 +19,13 @@ from persist_core.protocol.stages import Minted
 from persist_core.spark_job.causes import find_cause
 from persist_core.spark_job.installation import spark_home
 from persist_core.spark_job.submit import SparkSettings, write_batch
+from tests.sampling import is_long
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROWS = 2_000  # of random text: their Parquet file is larger than a process under `ulimit` may write
-IS_LONG = profiles.get_current_profile_name() == "nightly"
+IS_LONG = is_long()
 
 
 def death(folder: Path, master: str = "local[1]", **conf: str) -> str:

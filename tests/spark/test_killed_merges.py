@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import settings
-
 from persist_core.clock import ManualClock, SystemClock
 from persist_core.compaction.merge import Merge
 from persist_core.gc.collect import collect
@@ -26,6 +24,7 @@ from persist_core.spark_job.merging import merge_by_job
 from persist_spark.merge.job import run_merge_job
 from tests.core.compaction.histories import KEYED, History
 from tests.core.compaction.kill_driver import SHARD, opened
+from tests.sampling import is_long
 from tests.sim.simulator.reachable import reachable
 from tests.spark.merge_kill_driver import POINTS
 
@@ -42,7 +41,7 @@ def test_a_merge_by_spark_is_killed_at_its_points(spark: SparkSession, tmp_path:
     while len(history.state.batches) < BATCHES:
         history.append()
     history.client.location.close()
-    is_short = settings.get_current_profile_name() != "nightly"
+    is_short = not is_long()
     for point in random.Random(persist_seed).sample(POINTS, SAMPLE if is_short else len(POINTS)):
         folder = Path(shutil.copytree(tmp_path / "whole", tmp_path / point.replace(" ", "-")))
         assert killed(spark, folder, point) == -signal.SIGKILL

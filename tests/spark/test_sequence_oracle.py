@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import settings as profiles
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import types as T
 
@@ -42,6 +41,7 @@ from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import persistent_upsert
 from persist_spark.upsert.rules import SequenceRules
 from persist_spark.upsert.seen import SeenBefore, index_type, late_type
+from tests.sampling import is_long
 from tests.spark.upsert_cases import (
     MANY_KEYS_DOMAIN,
     ONE_KEY_DOMAIN,
@@ -263,7 +263,7 @@ def _unordered(feed: Feed, count: int) -> list[Record]:
 
 SHORT: Batches = ((0, 3), (3, 7), (7, 12), (12, None))
 LONG: Batches = ((0, 3), (3, 4), (4, 9), (9, 12), (12, 14), (14, 15), (15, 20), (20, None))
-IS_LONG = profiles.get_current_profile_name() == "nightly"
+IS_LONG = is_long()
 
 
 def _drain_all(shard: SequenceShard, feed: Feed, batches: Batches, *, full_every: int, has_truncates: bool) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings as profiles
 from pyspark.sql import SparkSession
 
 from persist_core.location.file.blob import FileBlob
@@ -23,6 +22,7 @@ from persist_core.sources.natural_order import natural_key
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 from tests.core.protocol.ordered_shard import ORDERED, OrderedCollection
 from tests.core.protocol.restored_shard import SHARD, shown
+from tests.sampling import is_long
 from tests.spark.upsert_cases import to_records
 
 FILE = natural_key("1.txt")
@@ -94,7 +94,7 @@ LATER = [
     put(BURIED, 3, "late"),  # late: so has its tombstone
 ]
 AFTER = {DELETED: "now", RAISED: "now", EMPTY: "now", BRIEF: "now", NEVER: "now", HIGH: "old"}
-IS_LONG = profiles.get_current_profile_name() == "nightly"
+IS_LONG = is_long()
 
 
 def check_later(shards: Iterable[OrderedCollection]) -> None:

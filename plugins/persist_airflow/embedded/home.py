@@ -156,8 +156,12 @@ class LocalAirflow:
 
     def command(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """Run `airflow ARGUMENTS` to its end; its output. Raises `EmbeddedAirflowError` with the end of that."""
+        return self.python(f"airflow {' '.join(arguments)}", "-m", "airflow", *arguments, timeout_s=timeout_s)
+
+    def python(self, what: str, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+        """Run `python ARGUMENTS` in this home to its end, as `command` does. `what` names it in the error."""
         done = subprocess.run(
-            [sys.executable, "-m", "airflow", *arguments],
+            [sys.executable, *arguments],
             env={**os.environ, **self.environment()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -167,9 +171,7 @@ class LocalAirflow:
             check=False,
         )
         if done.returncode:
-            raise EmbeddedAirflowError(
-                f"airflow {' '.join(arguments)}: exit code {done.returncode}\n{done.stdout[-4000:]}"
-            )
+            raise EmbeddedAirflowError(f"{what}: exit code {done.returncode}\n{done.stdout[-4000:]}")
         return done.stdout
 
     def start(self, components: Sequence[str] = HEADLESS) -> None:

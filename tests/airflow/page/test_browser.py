@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import settings
 
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
@@ -30,6 +29,7 @@ from tests import real_parts
 from tests.airflow.page import shop
 from tests.airflow.page.conftest import Browse
 from tests.airflow.page.screen import FACTS_TIMEOUT_MS, frame_of, shoot
+from tests.sampling import is_long
 from tests.servers.lifeline import ServerFolder, accepts_connections, end, free_port, wait_until
 from tests.test_house import ROOT
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 BASE = "/airflow"
 MANY = 200
-IS_LONG = settings.get_current_profile_name() == "nightly"
+IS_LONG = is_long()
 SHARD = "persist/?conn_id=persist_default&shard="
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import settings
 
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.cli.main import run_command
@@ -31,6 +30,7 @@ from persist_core.shard import state as transitions
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.codec import StateVersion, encode_state
 from persist_core.shard.parts import updates_schema
+from tests.sampling import is_long
 
 COMMITS, HOUR_MS, SHARD = 10_000, 3_600_000, "big"
 SCHEMA = CollectionSchema((Column("id", "bigint", nullable=False),), (Column("name", "string"),))
@@ -66,7 +66,7 @@ def fill(client: PersistClient) -> None:
     publish_missing(client, client.state(SHARD))
 
 
-@pytest.mark.skipif(settings.get_current_profile_name() != "nightly", reason="10,000 commits (PERSIST_PROFILE=nightly)")
+@pytest.mark.skipif(not is_long(), reason="10,000 commits (PERSIST_PROFILE=nightly)")
 def test_a_shard_with_10_000_commits_is_shown_in_less_than_a_second(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

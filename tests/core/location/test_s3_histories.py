@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from botocore.awsrequest import AWSResponse
-from hypothesis import settings
 
 from persist_core.clock import ManualClock
 from persist_core.errors import StorageError
@@ -24,12 +23,13 @@ from persist_core.location.s3 import consensus as s3_consensus
 from persist_core.location.s3.uri import S3Settings
 from tests.core.location.s3_wire import Answer, Lost, Wire, carry_out, timed_out
 from tests.core.testing.test_faults import CALLS_PER_WRITER, KEY, WRITERS, ids_of, write_history
+from tests.sampling import is_long
 from tests.servers.s3 import S3Server
 from tests.sim.linearize import Recorder, explain, find_order
 from tests.sim.turns import Pause, SteppedConsensus, take_turns
 
 FAULTS = 0.25  # the share of requests with a fault
-HISTORIES = 300 if settings.get_current_profile_name() == "nightly" else 12
+HISTORIES = 300 if is_long() else 12
 
 
 class RoughSea:
