@@ -15,13 +15,12 @@ from __future__ import annotations
 import json
 import math
 import sys
-import urllib.request
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from persist_core.clock import SystemClock
+from tests.airflow.api import Api
 from tests.docker.dashboards import expressions
 from tests.servers.prometheus import Prometheus
 
@@ -48,35 +47,12 @@ NO_EVENT = {
 }
 
 
-class Api:
-    """Airflow's REST API, as the user `admin`."""
-
-    def __init__(self, port: int) -> None:
-        self.url = f"http://127.0.0.1:{port}"
-        self.opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        self.headers = {"Content-Type": "application/json"}
-        password = json.loads((DOCKER / "secrets" / "airflow_passwords").read_text())["admin"]
-        token = self.call("POST", "/auth/token", {"username": "admin", "password": password})["access_token"]
-        self.headers["Authorization"] = f"Bearer {token}"
-
-    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """The answer's JSON. Raises `HTTPError`."""
-        content = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, content, self.headers, method=method)
-        with self.opener.open(request, timeout=60) as answer:
-            return json.load(answer)
-
-    def run(self, dag_id: str) -> str:
-        """Unpause the DAG and start a dag run; its path."""
-        self.call("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": False})
-        run = self.call("POST", f"/api/v2/dags/{dag_id}/dagRuns", {"logical_date": None})
-        return f"/api/v2/dags/{dag_id}/dagRuns/{run['dag_run_id']}"
-
-
 def check_runs(api: Api) -> None:
     """Both DAGs run to success."""
     deadline_ms = SystemClock().now_ms() + WAIT_MS
-    for path in [api.run(dag_id) for dag_id in DAGS]:
+    for dag_id in DAGS:
+        api.pause(dag_id, is_paused=False)
+    for path in [api.start(dag_id) for dag_id in DAGS]:
         while (state := api.call("GET", path)["state"]) not in ("success", "failed"):
             assert SystemClock().now_ms() < deadline_ms, f"{path} is still {state}"
             SystemClock().sleep_ms(1_000)
@@ -113,7 +89,8 @@ def empty_panels(server: Prometheus) -> set[str]:
 
 def main(airflow_port: int, prometheus_port: int) -> None:
     """Run the DAGs, then look. Raises `AssertionError`."""
-    check_runs(Api(airflow_port))
+    password = json.loads((DOCKER / "secrets" / "airflow_passwords").read_text())["admin"]
+    check_runs(Api(f"http://127.0.0.1:{airflow_port}", "admin", password))
     server = Prometheus(prometheus_port)
     check_rules(server)
     deadline_ms = SystemClock().now_ms() + SCRAPE_MS

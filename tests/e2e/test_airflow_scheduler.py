@@ -219,7 +219,7 @@ def test_up_serves_the_ui_and_reads_dag_files_on_loopback_alone(
 
         def check_what_runs() -> None:
             operation.check(airflow, client, slack, statsd)
-            view_chain.call_api(airflow, "PATCH", "/api/v2/dags/persist_watch", {"is_paused": True})
+            view_chain.api_of(airflow).pause("persist_watch", is_paused=True)
             view_chain.check(airflow, client, feed)
 
         airflow.prepare()

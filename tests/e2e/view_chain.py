@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from persist_airflow.embedded.home import LocalAirflow
 from persist_core.errors import ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance.fsck import fsck
+from tests.airflow.api import Api
 from tests.airflow.fruit import Fruit
 from tests.airflow.view_files import Views
 
@@ -62,7 +62,7 @@ def check(airflow: LocalAirflow, client: PersistClient, feed: Path) -> None:
 def run_chain(airflow: LocalAirflow, client: PersistClient) -> None:
     """Trigger the collection's DAG alone, and wait until the bottom has come as far as the top."""
     before = upper(client, LEVELS[-1])
-    call_api(airflow, "POST", f"/api/v2/dags/{UPSERT_DAG}/dagRuns", {"logical_date": None})
+    api_of(airflow).start(UPSERT_DAG)
     deadline_ms = airflow.clock.now_ms() + TIMEOUT_MS
     while not before < upper(client, LEVELS[-1]) == upper(client, LEVELS[0]):
         airflow.check()
@@ -72,26 +72,10 @@ def run_chain(airflow: LocalAirflow, client: PersistClient) -> None:
         airflow.clock.sleep_ms(500)
 
 
-def call_api(airflow: LocalAirflow, method: str, path: str, body: dict[str, Any]) -> None:
-    """One call of Airflow's own API, with a fresh token."""
+def api_of(airflow: LocalAirflow) -> Api:
+    """Its REST API, with a fresh token."""
     ((user, password),) = airflow.passwords().items()
-    token = _request(airflow, "POST", "/auth/token", {"username": user, "password": password}, {})["access_token"]
-    _request(airflow, method, path, body, {"Authorization": f"Bearer {token}"})
-
-
-def _request(
-    airflow: LocalAirflow, method: str, path: str, body: dict[str, Any], headers: dict[str, str]
-) -> dict[str, Any]:
-    request = urllib.request.Request(
-        f"{airflow.url}{path}",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json", **headers},
-        method=method,
-    )
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=60) as answer:
-        found: dict[str, Any] = json.load(answer)
-    return found
+    return Api(airflow.url, user, password)
 
 
 def drop(feed: Path, name: str, *rows: dict[str, Any]) -> None:
