@@ -23,6 +23,11 @@ def load_manifest(blob: Blob, key: str, *, sha256: str | None = None) -> BatchMa
     Raises `CorruptArtifact` naming the key if it is missing or damaged, or another manifest than the one committed.
     """
     data = blob.get(key)
+    if data is None and sha256 is None:
+        raise CorruptArtifact(
+            f"staged manifest {key} is missing in {blob.uri}: the write did not end, or GC has deleted what it staged"
+            " because it was not committed in time. Nothing was committed; write the batch again"
+        )
     if data is None:
         raise CorruptArtifact(f"manifest {key} is missing in {blob.uri}; run `persist fsck`")
     manifest = BatchManifest.decode(data, what=f"manifest {key} in {blob.uri}")

@@ -190,7 +190,7 @@ def _expire_early(client: PersistClient) -> None:
 
 def _write_plainly_over_stash(
     client: PersistClient, config: CollectionConfig, writer: str
-) -> Committed | UpperMismatch:
+) -> Committed | UpperMismatch | None:
     """Says that it has read the operator state, and saves none."""
     state = client.state(SHARD)
     minted = stages.mint(client, config, until=(state.upper.time or 0) + 1, writer=writer)

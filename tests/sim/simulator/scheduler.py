@@ -23,7 +23,7 @@ from tests.sim.simulator.script import END, FATES, START, Action, Step, by_call
 Choice = TypeVar("Choice")
 
 BATON_TIMEOUT_S = 60.0  # an actor that waits this long for the baton waits for one that hangs
-MAX_CALLS = 10_000  # of one simulation: hundreds are usual, thousands with many eras; one that makes more does not end
+MAX_CALLS = 20_000  # of one simulation: hundreds are usual, thousands with many eras; one that makes more does not end
 MAX_TRIES = 12  # of one actor, by deaths and zombies
 
 

@@ -47,7 +47,7 @@ class Scenario:
     """Who takes part, and the seed that their input and their habits come from. `jumps`: the clocks of clients jump.
 
     `sequence`: the shard is in `sequence` order, and its input late and redelivered. `eras`: while a reader or a writer
-    lingers, eras of GC end.
+    lingers, eras of GC end; 2: also between what any actor stages and its compare-and-set.
     """
 
     seed: int
@@ -105,7 +105,7 @@ class Scenario:
             browsers=one_of(0, 0, 0, 1),
             jumps=one_of(0, 0, 0, 1),
             sequence=one_of(0, 0, 0, 1),
-            eras=one_of(0, 0, 0, 1),
+            eras=one_of(0, 0, 0, 0, 0, 0, 1, 2),
         )
 
     @classmethod

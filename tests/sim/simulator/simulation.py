@@ -51,9 +51,9 @@ from tests.sim.simulator.scheduler import (
     SeededDecisions,
 )
 from tests.sim.simulator.script import Scenario, Script
-from tests.sim.simulator.stores import SimulatedBlob, SimulatedConsensus
+from tests.sim.simulator.stores import SimulatedBlob, SimulatedConsensus, SlowToCommit
 from tests.sim.simulator.workload import CLOSING_ENDS, INTERVAL_ENDS, SHARD, Feed, ids_of, input_folder
-from tests.sim.simulator.world import GRACE_MS, INTENT_MS, Stages, collect_garbage
+from tests.sim.simulator.world import GRACE_MS, INTENT_MS, Stages, collect_garbage, linger
 from tests.sim.simulator.write_stage import ArrowParts
 
 START_MS = 1_700_000_000_000
@@ -121,17 +121,28 @@ class _Simulation:
         self._real_blob = MemBlob(clock=self.clock)
         self.scheduler = Scheduler(decisions or SeededDecisions(ids_of(scenario, "decisions")), self.clock)
         self.referee = Referee(self._real_blob, self.feed, self.fail, lambda: self.scheduler.current)
-        self.blob = SimulatedBlob(parts.blob(self._real_blob), self.scheduler, self.referee)
+        self._blob_of_all = parts.blob(self._real_blob)
+        self.blob = SimulatedBlob(self._blob_of_all, self.scheduler, self.referee)
         self._real_consensus = parts.consensus()
         self.consensus = SimulatedConsensus(self._real_consensus, self.scheduler, self.referee)
 
     def client(self, name: str) -> PersistClient:
+        if self.scenario.eras < 2:
+            return self._client(name, self.blob)
+        others = self._client(f"{name} meanwhile", self.blob)
+        blob = SlowToCommit(
+            self._blob_of_all, self.scheduler, self.referee, partial(linger, self, others, ends=0.15, merges=0.5)
+        )
+        return self._client(name, blob)
+
+    def _client(self, name: str, blob: Blob) -> PersistClient:
         clock: Clock = self.clock
         if self.clocks_jump:
             clock = JumpingClock(self.clock, ids_of(self.scenario, f"{name} clock"))
-        ids = ids_of(self.scenario, name, clock)
-        location = OpenLocation(self.blob, self.consensus)
-        return PersistClient(location, clock, ids, fetch_threads=1, part_format=ArrowParts())
+        location = OpenLocation(blob, self.consensus)
+        return PersistClient(
+            location, clock, ids_of(self.scenario, name, clock), fetch_threads=1, part_format=ArrowParts()
+        )
 
     def now_ms(self) -> int:
         return self.clock.now_ms()

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 from persist_core.errors import Determinate, Indeterminate
 from persist_core.location.blob import Blob, BlobMetadata
 from persist_core.location.consensus import SCAN_ALL, CaSResult, Consensus, VersionedData
+from persist_core.shard.keys import attempt_of
 from tests.sim.simulator.scheduler import Scheduler
 from tests.sim.simulator.script import Action
 
@@ -116,6 +117,30 @@ class SimulatedBlob:
     @property
     def uri(self) -> str:
         return self._inner.uri
+
+
+class SlowToCommit(SimulatedBlob):
+    """The `Blob` of an actor that may be slow between staging a manifest and the compare-and-set that names it.
+
+    Writes, merges, restores and forks stage one. An append reads it in between, and may be slow before and after that.
+    """
+
+    def __init__(self, inner: Blob, scheduler: Scheduler, witness: Witness, be_slow: Callable[[], None]) -> None:
+        super().__init__(inner, scheduler, witness)
+        self._be_slow = be_slow
+        self._staged: set[str] = set()
+
+    def get(self, key: str) -> bytes | None:
+        found = super().get(key)
+        if key in self._staged:
+            self._be_slow()
+        return found
+
+    def set(self, key: str, data: bytes) -> None:
+        super().set(key, data)
+        if attempt_of(key) is not None:
+            self._staged.add(key)
+            self._be_slow()
 
 
 class SimulatedConsensus:

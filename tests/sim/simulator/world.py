@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.config.collection import CollectionConfig
-from persist_core.errors import ReadTooSlow, ShardNotFound, StorageError
+from persist_core.errors import CorruptArtifact, ReadTooSlow, ShardNotFound, StorageError
 from persist_core.gc.collect import Collected, collect
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance.fsck import FsckReport, fsck
@@ -47,7 +47,7 @@ def restore_to(client: PersistClient, checkpoint_id: str, writer: str) -> Commit
     return plan if isinstance(plan, NothingToRestore) else restore(client, plan, writer=writer)
 
 
-def write_plainly(client: PersistClient, config: CollectionConfig, writer: str) -> Committed | UpperMismatch:
+def write_plainly(client: PersistClient, config: CollectionConfig, writer: str) -> Committed | UpperMismatch | None:
     """Append one row by a `WriteHandle`, as a program does that knows nothing of input or operator state."""
     lower = client.state(SHARD).upper.time
     assert lower is not None  # no simulation closes its shard
@@ -66,14 +66,23 @@ def write_plainly(client: PersistClient, config: CollectionConfig, writer: str) 
 
 def append_row(
     client: PersistClient, config: CollectionConfig, description: BatchDescription
-) -> Committed | UpperMismatch:
-    """Stage a row of a key that no input has, and append it. Raises `StateNotRead` if there is operator state."""
-    schema, lower = config.collection_schema(), description.lower
+) -> Committed | UpperMismatch | None:
+    """Stage a row of a key that no input has, and append it. `None`: it took so long that GC has deleted the batch.
+
+    Raises `StateNotRead` if there is operator state.
+    """
+    schema, lower, era = config.collection_schema(), description.lower, client.state(SHARD).era
     row = {"id": FIRST_PLAIN_ID + lower, "name": description.writer, TIME: lower, DIFF: 1}
     oks = pa.Table.from_pylist([row], schema=updates_schema(schema))
     handle = client.open_writer(SHARD)
     key = handle.stage(description, schema, client.ids.uuid7(), oks)
-    return handle.compare_and_append(client.staged_manifest(key), key)
+    try:
+        manifest = client.staged_manifest(key)
+    except CorruptArtifact:
+        if client.state(SHARD).oldest_era <= era:
+            raise
+        return None
+    return handle.compare_and_append(manifest, key)
 
 
 def next_epoch(client: PersistClient) -> int:
@@ -93,7 +102,7 @@ class Stages:
     collect: Callable[[PersistClient], object] = collect_garbage
     restore: Callable[[PersistClient, str, str], object] = restore_to
     fork: Callable[..., Committed] = fork
-    write_plainly: Callable[[PersistClient, CollectionConfig, str], Committed | UpperMismatch] = write_plainly
+    write_plainly: Callable[[PersistClient, CollectionConfig, str], Committed | UpperMismatch | None] = write_plainly
     fsck: Callable[[PersistClient, str], FsckReport] = fsck
 
 
@@ -129,15 +138,16 @@ class World(Protocol):
         ...
 
 
-def linger(world: World, client: PersistClient) -> None:
-    """Let others continue, some times; with `eras`, all is merged meanwhile and some eras of GC end, so that what was
-    there before is deleted unless something keeps it."""
+def linger(world: World, client: PersistClient, *, ends: float = ERAS_END, merges: float = 1) -> None:
+    """Let others continue, some times. With `eras`, some eras of GC end meanwhile with probability `ends`; `merges`:
+    the probability that all is merged before, so that what was there is deleted unless something keeps it."""
     for _ in range(1 + int(client.ids.jitter() * 4)):
         world.give_way()
-    if world.scenario.eras and client.ids.jitter() < ERAS_END:
+    if world.scenario.eras and client.ids.jitter() < ends:
         has_graces = client.ids.jitter() < WITH_GRACES
-        with suppress(StorageError, ShardNotFound, ReadTooSlow):
-            _merge_all(client)
+        if client.ids.jitter() < merges:
+            with suppress(StorageError, ShardNotFound, ReadTooSlow):
+                _merge_all(client)
         for _ in range(int(client.ids.jitter() * MAX_ERAS)):
             with suppress(StorageError, ShardNotFound):
                 world.stages.collect(client)
