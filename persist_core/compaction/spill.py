@@ -1,8 +1,8 @@
 """Rows of any number, sorted by key in bounded memory: sorted chunks on the local disk, read range by range.
 
-    add(table) ──sort──> chunk 0 │ chunk 1 │ chunk 2      each sorted by key, memory-mapped
+    add(table) ──sort──> chunk 0 │ chunk 1 │ chunk 2      each a file, sorted by key
                            └──────────┴─────────┘
-    ranges()                 keys < b1, keys < b2, ...    of each chunk a slice, found by bisection
+    ranges()                 keys < b1, keys < b2, ...    of each chunk its next rows
 
 The boundaries are chosen from a sample of the sorted chunks: every `SAMPLED`-th key of each. So a range holds at most
 `SAMPLED` rows of each chunk more than was asked for, and all rows of one key, which are never divided.
@@ -21,6 +21,42 @@ from persist_core.schema import Column
 from persist_core.shard.key_range import Key, key_at
 
 SAMPLED = 1_024
+BATCH_ROWS = 4_096  # of a chunk's file that are read at once
+
+
+@dataclass
+class _Chunk:
+    """A sorted table in a file, which is read once from its start to its end. `start`: the first row not yet read."""
+
+    path: Path
+    schema: pa.Schema
+    rows: int
+    key: Sequence[Column]
+    start: int = 0
+
+    @classmethod
+    def of(cls, table: pa.Table, path: Path, key: Sequence[Column]) -> _Chunk:
+        with pa.OSFile(str(path), "wb") as out, pa.ipc.new_file(out, table.schema) as file:
+            file.write_table(table.combine_chunks(), max_chunksize=BATCH_ROWS)
+        return cls(path, table.schema, len(table), key)
+
+    def until(self, boundary: Key | None) -> pa.Table:
+        """The next rows, those with keys before the boundary; all the rest without one."""
+        found = []
+        with pa.OSFile(str(self.path)) as source:  # not left open: a large merge has thousands of chunks
+            file = pa.ipc.open_file(source)
+            while self.start < self.rows:
+                number, first = divmod(self.start, BATCH_ROWS)
+                batch = pa.Table.from_batches([file.get_batch(number)]).slice(first)
+                end = len(batch) if boundary is None else self._place(batch, boundary)
+                found.append(batch.slice(0, end))
+                self.start += end
+                if end < len(batch):
+                    break
+        return pa.concat_tables(found) if found else self.schema.empty_table()
+
+    def _place(self, batch: pa.Table, boundary: Key) -> int:
+        return bisect.bisect_left(range(len(batch)), boundary, key=lambda row: key_at(batch, row, self.key))
 
 
 @dataclass
@@ -29,7 +65,7 @@ class Spill:
 
     folder: Path
     key: Sequence[Column]
-    _chunks: list[tuple[str, pa.Table]] = field(default_factory=list)
+    _chunks: list[tuple[str, _Chunk]] = field(default_factory=list)
     _sample: list[Key] = field(default_factory=list)
 
     def add(self, tag: str, table: pa.Table) -> None:
@@ -37,28 +73,18 @@ class Spill:
         if not len(table):
             return
         ordered = table.sort_by([(column.name, "ascending") for column in self.key])
-        path = self.folder / f"{len(self._chunks)}.arrow"
-        with pa.OSFile(str(path), "wb") as out, pa.ipc.new_file(out, ordered.schema) as file:
-            file.write_table(ordered)
-        chunk = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-        self._chunks.append((tag, chunk))
-        self._sample += [key_at(chunk, row, self.key) for row in range(SAMPLED // 2, len(chunk), SAMPLED)]
+        self._chunks.append((tag, _Chunk.of(ordered, self.folder / f"{len(self._chunks)}.arrow", self.key)))
+        self._sample += [key_at(ordered, row, self.key) for row in range(SAMPLED // 2, len(ordered), SAMPLED)]
 
     def ranges(self, rows: int) -> Iterator[dict[str, pa.Table]]:
         """All rows by tag, range by range in the order of keys, about `rows` at a time. Each row once."""
-        starts = [0] * len(self._chunks)
         for boundary in [*self._boundaries(rows), None]:
             found: dict[str, list[pa.Table]] = {}
-            for number, (tag, chunk) in enumerate(self._chunks):
-                end = len(chunk) if boundary is None else self._place(chunk, boundary, starts[number])
-                found.setdefault(tag, []).append(chunk.slice(starts[number], end - starts[number]))
-                starts[number] = end
+            for tag, chunk in self._chunks:
+                found.setdefault(tag, []).append(chunk.until(boundary))
             yield {tag: pa.concat_tables(tables) for tag, tables in found.items()}
 
     def _boundaries(self, rows: int) -> list[Key]:
         """The first keys of all ranges but the first."""
         step = max(1, rows // SAMPLED)
         return sorted(set(sorted(self._sample)[step::step]))
-
-    def _place(self, chunk: pa.Table, boundary: Key, start: int) -> int:
-        return bisect.bisect_left(range(len(chunk)), boundary, start, key=lambda row: key_at(chunk, row, self.key))
