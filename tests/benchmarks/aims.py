@@ -34,9 +34,9 @@ _PEERS = (OURS, ICEBERG, REWRITE)
 MAIN = {
     "fixed": Scenario(Workload(10_000, 1_000, 16), _PEERS, maintain_every=12, read_every=8),
     "small": Scenario(Workload(200_000, 5_000, 24), (*_PEERS, DUCK), maintain_every=12, read_every=4),
-    "medium": Scenario(Workload(2_000_000, 50_000, 10), (*_PEERS, DUCK), maintain_every=5, read_every=5),
+    "medium": Scenario(Workload(2_000_000, 50_000, 20), (*_PEERS, DUCK), maintain_every=5, read_every=5),
     "medium-recent": Scenario(
-        Workload(2_000_000, 50_000, 10, "rising", "recent"), (OURS, ICEBERG), maintain_every=5, read_every=5
+        Workload(2_000_000, 50_000, 20, "rising", "recent"), (OURS, ICEBERG), maintain_every=5, read_every=5
     ),
 }
 LONG = {
