@@ -21,7 +21,7 @@ from persist_core.schema import Column
 from persist_core.shard.key_range import Key, key_at
 
 SAMPLED = 1_024
-BATCH_ROWS = 4_096  # of a chunk's file that are read at once
+BATCH_ROWS = 4_096  # of a chunk's file that are read together
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """`make bench`: the scenarios behind docs/benchmarks.md, and its tables and charts made from their results.
 
-    make bench                                  the preset `main`: about 10 minutes on an idle machine with 2 cores
+    make bench                                  the preset `main`: about 15 minutes on an idle machine with 2 cores
     make bench ARGS='--preset long'             all scenarios: about 2 hours
     make bench ARGS='--scenario medium'         one scenario (may be given several times)
     make bench ARGS='--report'                  measures nothing: makes tables and charts from docs/benchmarks/*.json

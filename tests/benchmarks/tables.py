@@ -1,6 +1,6 @@
 """What was measured, as Markdown: a table for one scenario, and the ratios that the aims are about.
 
-A ratio of commits is the median of the ratios of its rounds, from the fourth on: by then everything is compiled.
+A ratio of commits is the median of the ratios of its rounds, from the fourth on: by then most of the code is compiled.
 """
 
 from __future__ import annotations

@@ -60,9 +60,7 @@ def test_a_simulation_finds_that_a_rule_of_gc_is_missing(name: str, persist_seed
     first = FOUND_BY_SEED[name] if is_short else persist_seed
     with pytest.MonkeyPatch.context() as patch:
         PLANTED_GC[name](patch)
-        outcomes = (
-            simulate(_scenario(seed, eras=ERAS.get(name, 0))) for seed in range(first, first + MAX_SIMULATIONS)
-        )
+        outcomes = (simulate(_scenario(seed, eras=ERAS.get(name, 0))) for seed in range(first, first + MAX_SIMULATIONS))
         found = next((outcome for outcome in outcomes if outcome.failure), None)
     assert found is not None, f"not found in {MAX_SIMULATIONS} simulations from seed {first} on"
     assert replay(Script.parse(str(found.script))).failure is None  # it is the defect, not the script
