@@ -77,6 +77,7 @@ AIMS = (
         "small",
         lambda m: tables.commit_ratio(m, ICEBERG),
     ),
+    Aim("the same, 200 rounds", 0.8, "small-200", lambda m: tables.commit_ratio(m, ICEBERG)),
     Aim("the same: 2 M keys, 50 k events", 0.6, "medium", lambda m: tables.commit_ratio(m, ICEBERG)),
     Aim("the same: 10 M keys, 50 k events", 0.35, "large", lambda m: tables.commit_ratio(m, ICEBERG)),
     Aim(
