@@ -1,6 +1,8 @@
 """A process that merges a shard with the Spark of another process, and kills itself by SIGKILL at a point.
 
 python -m tests.spark.merge_kill_driver FOLDER POINT    (the gateway to Spark is in the environment)
+
+At the point `OF_JVM` it has a Spark of its own, and kills the JVM.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from persist_core.spark_job.merging import merge_by_job
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.merge import job
 from tests.core.compaction.kill_driver import SHARD, opened
+from tests.local_spark import local_spark
 
 POINTS = (
     "before its files",
@@ -34,6 +37,7 @@ POINTS = (
     "before the compare-and-set",
     "after the compare-and-set",
 )
+OF_JVM = "while the JVM writes files"
 LOOK_MS = 1
 
 
@@ -47,8 +51,8 @@ def connected() -> SparkSession:
     return SparkSession(SparkContext(conf=conf, gateway=gateway, jsc=jsc), session.builder().getOrCreate())
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def die(pid: int | None = None) -> None:
+    os.kill(os.getpid() if pid is None else pid, signal.SIGKILL)
 
 
 def die_around(owner: Any, name: str, *, is_late: bool) -> None:
@@ -63,19 +67,19 @@ def die_around(owner: Any, name: str, *, is_late: bool) -> None:
     setattr(owner, name, dying)
 
 
-def die_when_it_writes(folder: Path) -> None:
-    """Die as soon as a task of Spark has made a file."""
+def die_when_it_writes(folder: Path, pid: int | None = None) -> None:
+    """Kill this or another process as soon as a task of Spark has made a file."""
 
     def watch() -> None:
         while not any(path.suffix == ".parquet" for path in folder.rglob("*")):  # ended with the process
             SystemClock().sleep_ms(LOOK_MS)
-        die()
+        die(pid)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def install(point: str, client: PersistClient) -> Callable[[JobSpec], None]:
-    """Make this process die at the point; what is to be called with the job's description."""
+def install(point: str, client: PersistClient, spark: SparkSession) -> Callable[[JobSpec], None]:
+    """Make this process, or its JVM, die at the point; what is to be called with the job's description."""
     if point.endswith("its files"):
         die_around(job, "stage_files", is_late=point.startswith("after"))
     elif point == "after its manifest":
@@ -83,15 +87,22 @@ def install(point: str, client: PersistClient) -> Callable[[JobSpec], None]:
     elif point.endswith("compare-and-set"):
         die_around(client.location.consensus, "compare_and_set", is_late=point.startswith("after"))
     else:
-        die_around(job, "stage_files", is_late=True)  # at the latest
+        jvm: Any = None
+        if point == OF_JVM:
+            context: Any = spark.sparkContext
+            jvm = context._gateway.jvm.ProcessHandle.current().pid()
+        else:
+            die_around(job, "stage_files", is_late=True)  # at the latest
         root = Path(client.blob.uri.removeprefix("file://"))
-        return lambda spec: die_when_it_writes(root / attempt_prefix(SHARD, spec.attempt))
+        return lambda spec: die_when_it_writes(root / attempt_prefix(SHARD, spec.attempt), jvm)
     return lambda _: None
 
 
 if __name__ == "__main__":
-    client, spark = PersistClient(opened(Path(sys.argv[1]))), connected()
-    begin = install(sys.argv[2], client)
+    location, point = Path(sys.argv[1]), sys.argv[2]
+    client = PersistClient(opened(location))
+    spark = local_spark("merge", location / "spark", "local[1]") if point == OF_JVM else connected()
+    begin = install(point, client, spark)
 
     def run(spec: JobSpec, _: str) -> None:
         begin(spec)

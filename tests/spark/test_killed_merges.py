@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from persist_core.clock import ManualClock, SystemClock
 from persist_core.compaction.merge import Merge
 from persist_core.gc.collect import collect
@@ -26,7 +28,7 @@ from tests.core.compaction.histories import KEYED, History
 from tests.core.compaction.kill_driver import SHARD, opened
 from tests.sampling import is_long
 from tests.sim.simulator.reachable import reachable
-from tests.spark.merge_kill_driver import POINTS
+from tests.spark.merge_kill_driver import OF_JVM, POINTS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,28 +38,51 @@ SAMPLE = 1  # of the points, by the seed; all of them at night
 SECONDS = 180  # a bound on each process, which takes some seconds
 
 
-def test_a_merge_by_spark_is_killed_at_its_points(spark: SparkSession, tmp_path: Path, persist_seed: int) -> None:
-    history = History(opened(tmp_path / "whole"), KEYED, seed=4)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[History, Path]:
+    """A history, and the folder of its shard, to be copied."""
+    folder = tmp_path_factory.mktemp("merges") / "whole"
+    history = History(opened(folder), KEYED, seed=4)
     while len(history.state.batches) < BATCHES:
         history.append()
     history.client.location.close()
-    is_short = not is_long()
-    for point in random.Random(persist_seed).sample(POINTS, SAMPLE if is_short else len(POINTS)):
-        folder = Path(shutil.copytree(tmp_path / "whole", tmp_path / point.replace(" ", "-")))
+    return history, folder
+
+
+def test_a_merge_by_spark_is_killed_at_its_points(
+    spark: SparkSession, whole: tuple[History, Path], tmp_path: Path, persist_seed: int
+) -> None:
+    for point in random.Random(persist_seed).sample(POINTS, len(POINTS) if is_long() else SAMPLE):
+        folder = Path(shutil.copytree(whole[1], tmp_path / point.replace(" ", "-")))
         assert killed(spark, folder, point) == -signal.SIGKILL
-        clock = ManualClock(1_700_000_000_000)
-        history.client = client = PersistClient(opened(folder), clock, SeededIds(99, clock))
-        assert len(history.state.batches) == (1 if point == "after the compare-and-set" else BATCHES)
-        history.check()
-        left = unneeded(client)
-        assert bool(left) or point == "before its files"
-        maintain(client, SHARD, max_rows=0, merge_elsewhere=partial(merged_by, spark, client))
-        assert len(history.state.batches) == 1
-        for _ in range(4):
-            collect(client, SHARD, grace_ms=0, intent_ms=0)
-        assert unneeded(client) == set()
-        history.check()
-        client.location.close()
+        check_recovery(spark, whole[0], folder, point)
+
+
+@pytest.mark.skipif(not is_long(), reason="starts a Spark of its own (PERSIST_PROFILE=nightly)")
+def test_the_jvm_of_a_merge_is_killed(spark: SparkSession, whole: tuple[History, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(whole[1], tmp_path / "jvm"))
+    command = [sys.executable, "-m", "tests.spark.merge_kill_driver", str(folder), OF_JVM]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert ended.returncode == 1
+    assert "Py4J" in ended.stderr
+    check_recovery(spark, whole[0], folder, OF_JVM)
+
+
+def check_recovery(spark: SparkSession, history: History, folder: Path, point: str) -> None:
+    """The answers are as before; maintenance merges, and GC deletes what the killed merge has left."""
+    clock = ManualClock(1_700_000_000_000)
+    history.client = client = PersistClient(opened(folder), clock, SeededIds(99, clock))
+    assert len(history.state.batches) == (1 if point == "after the compare-and-set" else BATCHES)
+    history.check()
+    left = unneeded(client)
+    assert bool(left) or point == "before its files"
+    maintain(client, SHARD, max_rows=0, merge_elsewhere=partial(merged_by, spark, client))
+    assert len(history.state.batches) == 1
+    for _ in range(4):
+        collect(client, SHARD, grace_ms=0, intent_ms=0)
+    assert unneeded(client) == set()
+    history.check()
+    client.location.close()
 
 
 def merged_by(spark: SparkSession, client: PersistClient, merge: Merge) -> Replaced | NotReplaced:
