@@ -26,33 +26,34 @@ BATCH_ROWS = 4_096  # of a chunk's file that are read together
 
 @dataclass
 class _Chunk:
-    """A sorted table in a file, which is read once from its start to its end. `start`: the first row not yet read."""
+    """A sorted table in a file, which is read once from its start to its end. The next row is row `first` of batch
+    `number`."""
 
     path: Path
     schema: pa.Schema
-    rows: int
     key: Sequence[Column]
-    start: int = 0
+    number: int = 0
+    first: int = 0
 
     @classmethod
     def of(cls, table: pa.Table, path: Path, key: Sequence[Column]) -> _Chunk:
         with pa.OSFile(str(path), "wb") as out, pa.ipc.new_file(out, table.schema) as file:
             file.write_table(table.combine_chunks(), max_chunksize=BATCH_ROWS)
-        return cls(path, table.schema, len(table), key)
+        return cls(path, table.schema, key)
 
     def until(self, boundary: Key | None) -> pa.Table:
         """The next rows, those with keys before the boundary; all the rest without one."""
         found = []
         with pa.OSFile(str(self.path)) as source:  # not left open: a large merge has thousands of chunks
             file = pa.ipc.open_file(source)
-            while self.start < self.rows:
-                number, first = divmod(self.start, BATCH_ROWS)
-                batch = pa.Table.from_batches([file.get_batch(number)]).slice(first)
+            while self.number < file.num_record_batches:
+                batch = pa.Table.from_batches([file.get_batch(self.number)]).slice(self.first)
                 end = len(batch) if boundary is None else self._place(batch, boundary)
                 found.append(batch.slice(0, end))
-                self.start += end
                 if end < len(batch):
+                    self.first += end
                     break
+                self.number, self.first = self.number + 1, 0
         return pa.concat_tables(found) if found else self.schema.empty_table()
 
     def _place(self, batch: pa.Table, boundary: Key) -> int:
