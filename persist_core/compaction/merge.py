@@ -13,7 +13,7 @@ memory.
 
 Two kinds of files go into the run as they are. *Insertions* of a run whose range of keys meets no other input: so if
 keys rise with time, only what is new is rewritten. *History*, which is append-only by nature, as long as it has few
-files; then small files are merged with what is rewritten anyway. So a shard that keeps all its history rewrites each of
+small files; then those are merged with what is rewritten anyway. So a shard that keeps all its history rewrites each of
 its rows only logarithmically often.
 """
 
@@ -48,7 +48,7 @@ from persist_core.shard.state import ShardState
 from persist_core.shard.versions import Versions, at_time, fold_errs, resolve, sum_diffs
 
 ROWS_AT_ONCE = 500_000  # in memory: about 0.5 GB at 180 bytes a row
-MAX_HISTORY_FILES = 16  # from here on, small files of history are merged
+MAX_HISTORY_FILES = 16  # that are small: from here on they are merged
 CARRIED_SHARE = 2  # a file is then carried over if it has at least this many times the rows that are rewritten
 
 
@@ -106,7 +106,8 @@ class Merge:
 
         Files of another shard (in a fork, which may clip them) are always rewritten.
         """
-        found = [*self._untouched(self.file_rows), *self._old_history()]
+        file_rows = self.file_rows
+        found = [*self._untouched(file_rows), *self._old_history(file_rows)]
         return tuple(part for part in found if owner_of(part.key) == self.shard)
 
     def _untouched(self, file_rows: int) -> Iterator[Part]:
@@ -119,13 +120,16 @@ class Merge:
                 if is_large and not meets_any(part.keys, others):
                     yield part
 
-    def _old_history(self) -> Iterator[Part]:
-        """All history, if its files are few. Else, from the smallest file on, each that is not much larger than what is
-        rewritten anyway is rewritten too; at most each retraction of an input becomes a row of history."""
+    def _old_history(self, file_rows: int) -> Iterator[Part]:
+        """All history, if its small files are few. Else, from the smallest file on, each that is not much larger than
+        what is rewritten anyway is rewritten too; at most each retraction of an input becomes a row of history. A file
+        that is not much smaller than a new one is never rewritten: that would not make the files fewer."""
         files = sorted((part for _, _, part in self.history()), key=lambda part: (part.rows or 0, part.key))
+        small = [part for part in files if 2 * (part.rows or 0) < file_rows]
+        yield from files[len(small) :]
         rewritten = sum(batch.counts.retractions for batch in self.inputs)
-        for part in files:
-            if len(files) < MAX_HISTORY_FILES or (part.rows or 0) >= CARRIED_SHARE * rewritten:
+        for part in small:
+            if len(small) < MAX_HISTORY_FILES or (part.rows or 0) >= CARRIED_SHARE * rewritten:
                 yield part
             else:
                 rewritten += part.rows or 0

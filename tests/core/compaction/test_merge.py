@@ -120,8 +120,28 @@ def test_only_what_new_keys_touch_is_rewritten(monkeypatch: pytest.MonkeyPatch) 
 
 
 def insertions(made: History) -> list[Any]:
-    parts = made.client.manifest(made.state.batches[0]).parts
-    return sorted((part for part in parts if part.kind == "insertions"), key=lambda part: part.first_key or ())
+    return sorted(of_kind(made, "insertions"), key=lambda part: part.first_key or ())
+
+
+def of_kind(made: History, kind: str) -> list[Any]:
+    return [part for part in made.client.manifest(made.state.batches[0]).parts if part.kind == kind]
+
+
+def test_history_that_is_kept_is_rewritten_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merge, "MAX_HISTORY_FILES", 4)
+    monkeypatch.setattr(merge, "rows_per_file", lambda _: 16)
+    made = History(OpenLocation(MemBlob(), MemConsensus()), KEYED, seed=1)
+    made.commit(0, 1, [((number, "", 0.5, "0"), 0, 1) for number in range(4)], [])
+    written: dict[str, int] = {}
+    for time in range(1, 151):
+        old = [((number, "", 0.5, str(time - 1)), time, -1) for number in range(4)]
+        made.commit(time, time + 1, [*old, *[((*row[:3], str(time)), at, 1) for row, at, _ in old]], [])
+        made.merge_these(made.state.batches)
+        there = {part.key: part.rows or 0 for part in of_kind(made, "history")}
+        written |= there
+    assert sum(there.values()) == 4 * 150
+    assert sum(written.values()) <= 3 * sum(there.values())
+    made.check()
 
 
 def test_files_of_history_may_be_dropped_before_older_ones(monkeypatch: pytest.MonkeyPatch) -> None:
