@@ -116,7 +116,7 @@ class Merge:
         for place, manifest in enumerate(self.manifests):
             others = [part.keys for other in (*oks[:place], *oks[place + 1 :]) for part in other]
             for part in oks[place] if manifest.run and manifest.schema.key else ():
-                is_large = part.kind is PartKind.INSERTIONS and 2 * (part.rows or 0) >= file_rows
+                is_large = part.kind is PartKind.INSERTIONS and not _is_small(part, file_rows)
                 if is_large and not meets_any(part.keys, others):
                     yield part
 
@@ -125,7 +125,7 @@ class Merge:
         what is rewritten anyway is rewritten too; at most each retraction of an input becomes a row of history. A file
         that is not much smaller than a new one is never rewritten: that would not make the files fewer."""
         files = sorted((part for _, _, part in self.history()), key=lambda part: (part.rows or 0, part.key))
-        small = [part for part in files if 2 * (part.rows or 0) < file_rows]
+        small = [part for part in files if _is_small(part, file_rows)]
         yield from files[len(small) :]
         rewritten = sum(batch.counts.retractions for batch in self.inputs)
         for part in small:
@@ -184,6 +184,11 @@ class Merge:
             run=run,
             era=self.era,
         )
+
+
+def _is_small(part: Part, file_rows: int) -> bool:
+    """Whether it is much smaller than a new file."""
+    return 2 * (part.rows or 0) < file_rows
 
 
 def merge_here(

@@ -51,8 +51,8 @@ def connected() -> SparkSession:
     return SparkSession(SparkContext(conf=conf, gateway=gateway, jsc=jsc), session.builder().getOrCreate())
 
 
-def die(pid: int | None = None) -> None:
-    os.kill(os.getpid() if pid is None else pid, signal.SIGKILL)
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_around(owner: Any, name: str, *, is_late: bool) -> None:
@@ -67,13 +67,13 @@ def die_around(owner: Any, name: str, *, is_late: bool) -> None:
     setattr(owner, name, dying)
 
 
-def die_when_it_writes(folder: Path, pid: int | None = None) -> None:
-    """Kill this or another process as soon as a task of Spark has made a file."""
+def kill_when_it_writes(folder: Path, pid: int) -> None:
+    """Kill a process as soon as a task of Spark has made a file."""
 
     def watch() -> None:
         while not any(path.suffix == ".parquet" for path in folder.rglob("*")):  # ended with the process
             SystemClock().sleep_ms(LOOK_MS)
-        die(pid)
+        os.kill(pid, signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()
 
@@ -87,21 +87,21 @@ def install(point: str, client: PersistClient, spark: SparkSession) -> Callable[
     elif point.endswith("compare-and-set"):
         die_around(client.location.consensus, "compare_and_set", is_late=point.startswith("after"))
     else:
-        jvm: Any = None
+        pid = os.getpid()
         if point == OF_JVM:
             context: Any = spark.sparkContext
-            jvm = context._gateway.jvm.ProcessHandle.current().pid()
+            pid = context._gateway.jvm.ProcessHandle.current().pid()
         else:
             die_around(job, "stage_files", is_late=True)  # at the latest
         root = Path(client.blob.uri.removeprefix("file://"))
-        return lambda spec: die_when_it_writes(root / attempt_prefix(SHARD, spec.attempt), jvm)
+        return lambda spec: kill_when_it_writes(root / attempt_prefix(SHARD, spec.attempt), pid)
     return lambda _: None
 
 
 if __name__ == "__main__":
-    location, point = Path(sys.argv[1]), sys.argv[2]
-    client = PersistClient(opened(location))
-    spark = local_spark("merge", location / "spark", "local[1]") if point == OF_JVM else connected()
+    folder, point = Path(sys.argv[1]), sys.argv[2]
+    client = PersistClient(opened(folder))
+    spark = local_spark("merge", folder / "spark", "local[1]") if point == OF_JVM else connected()
     begin = install(point, client, spark)
 
     def run(spec: JobSpec, _: str) -> None:

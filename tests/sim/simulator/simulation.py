@@ -53,7 +53,15 @@ from tests.sim.simulator.scheduler import (
 from tests.sim.simulator.script import Scenario, Script
 from tests.sim.simulator.stores import SimulatedBlob, SimulatedConsensus, SlowToCommit
 from tests.sim.simulator.workload import CLOSING_ENDS, INTERVAL_ENDS, SHARD, Feed, ids_of, input_folder
-from tests.sim.simulator.world import GRACE_MS, INTENT_MS, Stages, collect_garbage, linger
+from tests.sim.simulator.world import (
+    GRACE_MS,
+    INTENT_MS,
+    SLOW_ERAS_END,
+    SLOW_MERGES,
+    Stages,
+    collect_garbage,
+    linger,
+)
 from tests.sim.simulator.write_stage import ArrowParts
 
 START_MS = 1_700_000_000_000
@@ -130,9 +138,8 @@ class _Simulation:
         if self.scenario.eras < 2:
             return self._client(name, self.blob)
         others = self._client(f"{name} meanwhile", self.blob)
-        blob = SlowToCommit(
-            self._blob_of_all, self.scheduler, self.referee, partial(linger, self, others, ends=0.15, merges=0.5)
-        )
+        be_slow = partial(linger, self, others, ends=SLOW_ERAS_END, merges=SLOW_MERGES)
+        blob = SlowToCommit(self._blob_of_all, self.scheduler, self.referee, be_slow)
         return self._client(name, blob)
 
     def _client(self, name: str, blob: Blob) -> PersistClient:

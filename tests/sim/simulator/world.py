@@ -32,6 +32,7 @@ GRACE_MS = 600_000  # of GC: an era
 INTENT_MS = 3 * GRACE_MS
 MAX_ERAS = 10  # that end while an actor lingers: more than GC waits before it deletes anything
 ERAS_END = 0.3  # of those who linger in a simulation with `eras`
+SLOW_ERAS_END, SLOW_MERGES = 0.15, 0.5  # of those slow to commit: there are more, and merges need their inputs later
 WITH_GRACES = 0.7  # of those who linger: the others are overtaken by collectors within one grace
 
 
