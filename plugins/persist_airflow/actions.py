@@ -6,8 +6,10 @@
    log and its result.
 2. A conf that does not fit is refused before anything is opened: an unknown action or field, one that is missing, one
    that the action does not take.
-3. The right to trigger this DAG is the right to do all its actions to all shards of its connection.
-   `build_actions_dag(actions=...)` makes DAGs for fewer of them, each with roles of its own.
+3. The right to trigger this DAG is the right to do all its actions to all its shards: those of its connection, or
+   those that `build_actions_dag(actions=..., shards=...)` names. Each such DAG has roles of its own.
+4. It starts no other DAGs than those that write the shard: the factories' DAG for a shard of its kind, or one of
+   `build_actions_dag(dags=...)`.
 
     dag = build_actions_dag()
 """
@@ -15,8 +17,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from persist_airflow.compat import DAG, Context, Param, TriggerDagRunOperator
@@ -53,17 +56,24 @@ class ShardActionOperator(ReportsLineage, MaintainShardOperator):
     of `MaintainShardOperator`.
 
     :param actions: names of the actions that are allowed; default: all
+    :param shards: names or patterns (`sales_*`) of the shards that are allowed; default: all
+    :param dags: ids of DAGs that may be started, beside those that the factories make for the shard
     """
 
-    def __init__(self, *, actions: Sequence[str] = (), **kwargs: Any) -> None:
+    def __init__(
+        self, *, actions: Sequence[str] = (), shards: Sequence[str] = ("*",), dags: Sequence[str] = (), **kwargs: Any
+    ) -> None:
         super().__init__(**{"shard": "{{ params.shard }}", **kwargs})
         self.actions = tuple(actions) or tuple(ACTIONS)
+        self.shards = tuple(shards)
+        self.dags = tuple(dags)
 
     def execute(self, context: Context) -> Any:
         """Do it. Raises `AirflowFailException` for a conf that does not fit; else what the action raises."""
         params: Mapping[str, Any] = {**context["params"]}
         with fail_without_retry():
             name = check_conf(params, context["dag_run"].conf or {}, allowed=self.actions)
+            check_shards((self.shard, params.get("new_shard")), allowed=self.shards)
         self.log.info("%s of shard %s, by %s", name, self.shard, by(context))
         report = ACTIONS[name].do(self, context, params)
         return {"action": name, "by": by(context), **report}
@@ -103,7 +113,7 @@ def _with_client(
 
 def _run(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
     with task_client(operator.persist_conn_id) as client:
-        dag_id = _dag_of(client, operator.shard, params)
+        dag_id = _dag_of(client, operator, params)
     report = {"shard": operator.shard, "status": "started", "dag_id": dag_id}
     operator.start(context, dag_id, report)
     return report
@@ -111,25 +121,30 @@ def _run(operator: ShardActionOperator, context: Context, params: Mapping[str, A
 
 def _rebuild(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
     with task_client(operator.persist_conn_id) as client:
-        dag_id = _dag_of(client, operator.shard, params)
+        dag_id = _dag_of(client, operator, params)
         done = actions.rebuild(client, operator.shard, is_forced=params["force"])
         report = {**reported(operator, context, done), "dag_id": dag_id}
     operator.start(context, dag_id, report)
     return report
 
 
-def _dag_of(client: PersistClient, shard: str, params: Mapping[str, Any]) -> str:
-    """The DAG that `conf` names, else the one that a factory makes for a shard of this kind."""
-    if params["dag_id"]:
-        return str(params["dag_id"])
+def _dag_of(client: PersistClient, operator: ShardActionOperator, params: Mapping[str, Any]) -> str:
+    """The DAG that a factory makes for a shard of this kind, or another that the conf names and `dags` allows."""
+    shard = operator.shard
+    prefixes = {"collection": UPSERT_PREFIX, "view": VIEW_PREFIX}
     kind = kind_of(client.state(shard).sources)
-    prefix = {"collection": UPSERT_PREFIX, "view": VIEW_PREFIX}.get(kind)
-    if prefix is None:
+    made = [f"{prefix}{shard}" for each, prefix in prefixes.items() if kind not in prefixes or each == kind]
+    given = params["dag_id"]
+    if given and given not in (*made, *operator.dags):
         raise InvalidInput(
-            f"shard {shard} is empty or has no source, so its DAG is not known; give `dag_id`, for example"
-            f" {UPSERT_PREFIX}{shard}"
+            f"dag_id is {given!r}; expected {' or '.join((*made, *operator.dags))}. This DAG starts only DAGs that"
+            " write the shard; name others in `build_actions_dag(dags=[...])`"
         )
-    return f"{prefix}{shard}"
+    if not given and len(made) > 1:
+        raise InvalidInput(
+            f"shard {shard} is empty or has no source, so its DAG is not known; give `dag_id`, for example {made[0]}"
+        )
+    return str(given or made[0])
 
 
 def _restore(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
@@ -216,7 +231,7 @@ _TEXTS = {
     "alert": "ack: one of `persist alerts`",
     "reason": "release, ack: why; it is kept with your name, and shown to others",
     "confirm": "rebuild: the shard's name once more, because its history is lost",
-    "dag_id": "run, rebuild: the shard's DAG, if this package's factories did not make it",
+    "dag_id": "run, rebuild: the shard's DAG, if the factories did not make it; one that the DAG file allows",
 }
 _SWITCHES = {
     "dry_run": "restore, resolve: only say what would change",
@@ -245,6 +260,13 @@ def check_conf(params: Mapping[str, Any], conf: Mapping[str, Any], *, allowed: S
     return name
 
 
+def check_shards(names: Iterable[str | None], *, allowed: Sequence[str]) -> None:
+    """Raise `InvalidInput` for a shard that matches none of the names and patterns in `allowed`."""
+    for name in filter(None, names):
+        if not any(fnmatchcase(name, pattern) for pattern in allowed):
+            raise InvalidInput(f"shard is {name!r}; this DAG acts on {', '.join(allowed)}")
+
+
 def _fields(action: Action) -> str:
     needs, takes = ", ".join(action.needs), ", ".join(action.takes)
     said = [f"needs {needs}" if needs else "", f"takes {takes}" if takes else ""]
@@ -254,6 +276,8 @@ def _fields(action: Action) -> str:
 def build_actions_dag(
     *,
     actions: Sequence[str] = (),
+    shards: Sequence[str] = ("*",),
+    dags: Sequence[str] = (),
     persist_conn_id: str = PersistHook.default_conn_name,
     spark_conn_id: str = "spark_default",
     spark: Mapping[str, Any] | None = None,
@@ -262,10 +286,12 @@ def build_actions_dag(
 ) -> DAG:
     """The DAG that does one action on one shard when it is triggered.
 
-    `actions`: the names of those that it allows, default all. `spark` are further arguments for the provider's
-    SparkSubmitOperator (a large merge starts Spark). `dag_args` go over the factory's arguments for the DAG; give a
-    `dag_id` to build a second one, for another location or with fewer actions. Raises `InvalidInput` for an action that
-    does not exist.
+    `actions`: the names of those that it allows, default all. `shards`: names or patterns (`sales_*`) of the shards
+    that it allows, default all of the connection. `dags`: DAGs that write the shards and were not made by this
+    package's factories: `run` and `rebuild` may start them too, and no others. `spark` are further arguments for the
+    provider's SparkSubmitOperator (a large merge starts Spark). `dag_args` go over the factory's arguments for the DAG;
+    give a `dag_id` to build a second one, for another location or team, or with fewer actions. Raises `InvalidInput`
+    for an action that does not exist.
     """
     names = tuple(actions) or tuple(ACTIONS)
     wrong = [name for name in names if name not in ACTIONS]
@@ -289,6 +315,8 @@ def build_actions_dag(
         ShardActionOperator(
             task_id="shard_action",
             actions=names,
+            shards=shards,
+            dags=dags,
             persist_conn_id=persist_conn_id,
             spark_conn_id=spark_conn_id,
             **(spark or {}),

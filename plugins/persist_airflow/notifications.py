@@ -3,6 +3,9 @@
     NotifyConfig (YAML), Notify or a notifier (Python) --targets--> Target: which notices, and how to send one
     notice --> the context's `persist_alert` --> the notifier renders its templates and sends
 
+Text from YAML makes only subclasses of `BaseNotifier`, and their templates see `TEMPLATE_NAMES`: not connections and
+variables, nor objects that reach them. Notifiers given in Python are code like any other, with the whole context.
+
 Alerts, conflicts and failed tasks go through this. A notice is first kept in the location's record, so that one which
 a notifier did not take is sent by the next turn of `persist_watch` (`persist_core.watch`).
 """
@@ -25,6 +28,7 @@ from persist_core.watch.deliver import Target
 from persist_core.watch.record import Notice
 
 CONTEXT_NAME = "persist_alert"
+TEMPLATE_NAMES = (CONTEXT_NAME, "ds", "ts", "run_id")  # what the templates of a notifier from YAML may use
 Notifier = Callable[[Any], Any]  # a BaseNotifier, or any callable that takes the context
 
 _KINDS = {"alert": "alerts", "failure": "failures", "conflict": "conflicts"}
@@ -153,12 +157,13 @@ def _accepts(entry: NotifyBy) -> Callable[[Notice], bool]:
 
 def _sender(entry: NotifyBy, context: Context) -> Callable[[Notice], None]:
     def send(notice: Notice) -> None:
-        notifier = _notifier(entry)
+        notifier = _notifier(entry, notice.shard)
         given: Any = context
         given[CONTEXT_NAME] = facts_of(notice)
         try:
             if isinstance(notifier, BaseNotifier):  # called by parts: some releases swallow what `notify` raises
-                notifier.render_template_fields(context)
+                seen: Any = {name: given.get(name) for name in TEMPLATE_NAMES} | {"dag": None}
+                notifier.render_template_fields(seen if isinstance(entry, NotifyConfig) else given)
                 notifier.notify(context)
             else:
                 notifier(context)
@@ -168,24 +173,28 @@ def _sender(entry: NotifyBy, context: Context) -> Callable[[Notice], None]:
     return send
 
 
-def _notifier(entry: NotifyBy) -> Notifier:
+def _notifier(entry: NotifyBy, shard: str) -> Notifier:
     """A notifier to use once: rendering changes it."""
     if isinstance(entry, NotifyConfig):
-        return _from_config(entry)
+        return _from_config(entry, f"{shard}: field notify of its file, or of persist.yaml")
     notifier = entry.notifier if isinstance(entry, Notify) else entry
     return copy.copy(notifier) if isinstance(notifier, BaseNotifier) else notifier
 
 
-def _from_config(entry: NotifyConfig) -> Notifier:
+def _from_config(entry: NotifyConfig, where: str) -> BaseNotifier:
     module, _, name = entry.class_path.rpartition(".")
     try:
-        kind: Any = getattr(importlib.import_module(module), name)
+        kind: object = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         extra = next((extra for part, extra in _EXTRAS.items() if f".providers.{part}." in module), None)
         remedy = f"install airflow-persist[{extra}]" if extra else "correct the path, or install its package"
-        raise ConfigError(f"notify: notifier {entry.class_path} cannot be imported ({error}); {remedy}") from error
+        raise ConfigError(f"{where}: notifier {entry.class_path} cannot be imported ({error}); {remedy}") from error
+    if not (isinstance(kind, type) and issubclass(kind, BaseNotifier)):
+        raise ConfigError(
+            f"{where}: notifier {entry.class_path} is not a notifier; expected one of {', '.join(SHORT_NAMES)}, or the"
+            " path of a subclass of Airflow's BaseNotifier. Nothing was called"
+        )
     try:
-        made: Notifier = kind(**{**TEMPLATES.get(entry.class_path, {}), **copy.deepcopy(entry.args)})
+        return kind(**{**TEMPLATES.get(entry.class_path, {}), **copy.deepcopy(entry.args)})
     except TypeError as error:
-        raise ConfigError(f"notify: {entry.class_path} refuses its arguments: {error}; correct args") from error
-    return made
+        raise ConfigError(f"{where}: {entry.class_path} refuses its arguments: {error}; correct args") from error

@@ -35,6 +35,7 @@ pytestmark = pytest.mark.airflow_2_11
 
 SCHEMA = CollectionSchema((Column("id", "bigint", nullable=False),), (Column("name", "string"),))
 SHARD = "fruit"
+DAG = "persist_upsert__fruit"
 
 
 def fill(client: PersistClient, commits: int = 3) -> list[str]:
@@ -138,14 +139,19 @@ def test_a_rebuild_empties_the_shard_and_starts_its_dag(client: PersistClient, m
 
     monkeypatch.setattr(ShardActionOperator, "start", start)
     with pytest.raises(AirflowFailException, match="confirm is 'fruits'; expected the shard's name, 'fruit'"):
-        act(action="rebuild", shard=SHARD, confirm="fruits", dag_id="feeds")
+        act(action="rebuild", shard=SHARD, confirm="fruits", dag_id=DAG)
     with pytest.raises(AirflowFailException, match="its DAG is not known; give `dag_id`"):
         act(action="rebuild", shard=SHARD, confirm=SHARD)
     assert rows(client) == [0, 1, 2]
-    act(action="rebuild", shard=SHARD, confirm=SHARD, dag_id="feeds")
+    with pytest.raises(
+        AirflowFailException, match="dag_id is 'persist_maintenance'; expected persist_upsert__fruit or"
+    ):
+        act(action="rebuild", shard=SHARD, confirm=SHARD, dag_id="persist_maintenance")
+    assert rows(client) == [0, 1, 2]
+    act(action="rebuild", shard=SHARD, confirm=SHARD, dag_id=DAG)
     state = client.state(SHARD)
     assert (state.upper.time, state.batches, state.is_dropped) == (0, (), False)
-    assert started == [("feeds", "emptied")]
+    assert started == [(DAG, "emptied")]
     again = RebuildShardOperator(task_id="t", shard=SHARD).execute(context())
     assert again["status"] == "up_to_date"
     assert client.state(SHARD) == state
@@ -209,6 +215,58 @@ def test_a_dag_with_fewer_actions_has_fewer_fields() -> None:
         build_actions_dag(actions=("explode",))
 
 
+@pytest.mark.parametrize(
+    ("dag_id", "is_started"),
+    [(DAG, True), ("persist_view__fruit", True), ("feeds", True), ("persist_upsert__other", False), ("payroll", False)],
+)
+def test_only_dags_that_write_the_shard_are_started(
+    client: PersistClient, monkeypatch: pytest.MonkeyPatch, dag_id: str, is_started: bool
+) -> None:
+    fill(client)
+    started: list[str] = []
+    monkeypatch.setattr(ShardActionOperator, "start", lambda _self, _context, dag_id, _report: started.append(dag_id))
+    task: Any = build_actions_dag(dags=["feeds"]).get_task("shard_action")
+    task.shard = SHARD  # as rendered
+    if is_started:
+        task.execute(context(action="run", shard=SHARD, dag_id=dag_id))
+    else:
+        with pytest.raises(AirflowFailException, match=rf"{dag_id}'; expected persist_upsert__fruit or .* or feeds\."):
+            task.execute(context(action="run", shard=SHARD, dag_id=dag_id))
+    assert started == [dag_id] * is_started
+
+
+def test_a_shard_of_a_known_kind_has_one_dag(
+    tmp_path: Path, client: PersistClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "feed").mkdir()
+    feed = OrderedCollection(tmp_path / "feed", client.location)
+    feed.client.part_format = client.part_format
+    shard = with_unordered(feed).shard
+    started: list[str] = []
+    monkeypatch.setattr(ShardActionOperator, "start", lambda _self, _context, dag_id, _report: started.append(dag_id))
+    act(action="run", shard=shard)
+    with pytest.raises(AirflowFailException, match=rf"expected persist_upsert__{shard}\. This DAG"):
+        act(action="run", shard=shard, dag_id=f"persist_view__{shard}")
+    assert started == [f"persist_upsert__{shard}"]
+
+
+def test_a_teams_dag_opens_no_other_shard(client: PersistClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the shard of an action nor the one that a restore makes."""
+    first, *_ = fill(client)
+    task: Any = build_actions_dag(shards=["fruit", "veg_*"], dag_args={"dag_id": "team"}).get_task("shard_action")
+    task.shard = SHARD  # as rendered
+    said = "shard is '{}'; this DAG acts on fruit, veg_"
+    with pytest.raises(AirflowFailException, match=said.format("meat")):
+        task.execute(context(action="restore", shard=SHARD, checkpoint_id=first, new_shard="meat"))
+    assert client.machine.fetch("meat") is None
+    fork = context(action="restore", shard=SHARD, checkpoint_id=first, new_shard="veg_2")
+    assert task.execute(fork)["status"] == "forked"
+    task.shard = "fruits"
+    monkeypatch.setenv("PERSIST_BLOB_URI", "nonsense://x")  # opened, it would fail with another error
+    with pytest.raises(AirflowFailException, match=said.format("fruits")):
+        task.execute(context(action="fsck", shard="fruits"))
+
+
 FEEDS = """
 # airflow DAG
 from airflow.providers.common.compat.sdk import DAG, BaseOperator
@@ -243,20 +301,23 @@ print(json.dumps(found))
 
 def test_dag_runs_with_a_conf(tmp_path: Path, migrated: Path, location: PersistLocation, client: PersistClient) -> None:
     first, *_ = fill(client)
-    bundled = Path(__file__).parents[2] / "dags" / "persist_actions.py"
     dags = tmp_path / "dags"
     dags.mkdir()
-    (dags / bundled.name).write_bytes(bundled.read_bytes())
+    bundled = (Path(__file__).parents[2] / "dags" / "persist_actions.py").read_text()
+    (dags / "persist_actions.py").write_text(
+        bundled.replace("build_actions_dag()", "build_actions_dag(dags=['feeds'])")
+    )
     confs = [
         {"action": "fsck", "shard": SHARD},
         {"action": "restore", "shard": SHARD, "checkpoint_id": first},
         {"action": "restore", "shard": SHARD},
         {"action": "explode", "shard": SHARD},
         {"action": "run", "shard": SHARD, "dag_id": "feeds"},
+        {"action": "run", "shard": SHARD, "dag_id": "persist_maintenance"},
     ]
     (dags / "feeds.py").write_text(FEEDS)
     out = run(dags, migrated, location, "-c", DRIVER, str(dags), json.dumps(confs))
-    fsck, restore, missing, unknown, started = json.loads(out.splitlines()[-1])
+    fsck, restore, missing, unknown, started, refused = json.loads(out.splitlines()[-1])
     assert (fsck[0], fsck[1]["is_clean"], "persist_actions/" in fsck[1]["by"]) == ("success", True, True)
     assert (restore[0], restore[1]["status"]) == ("success", "restored")
     assert missing == ["failed", None]
@@ -264,6 +325,8 @@ def test_dag_runs_with_a_conf(tmp_path: Path, migrated: Path, location: PersistL
     assert unknown[0] == "ParamValidationError", unknown
     assert rows(client) == [0]
     assert (started[0], started[1]["status"], started[1]["dag_id"]) == ("success", "started", "feeds"), out[-4000:]
+    assert refused == ["failed", None]
+    assert "dag_id is 'persist_maintenance'; expected persist_upsert__fruit or" in out
     with closing(sqlite3.connect(tmp_path / "home" / "airflow.db")) as database:
         runs = database.execute("select run_id from dag_run where dag_id = 'feeds'").fetchall()
     assert len([run_id for (run_id,) in runs if run_id.startswith("persist_actions__")]) == 1, runs

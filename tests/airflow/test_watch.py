@@ -199,6 +199,43 @@ def test_a_notifier_that_cannot_be_made_says_why(tmp_path: Path, client: Persist
     assert len(WatchBoard(client).read().unsent) == 1
 
 
+@pytest.mark.parametrize("path", ["subprocess.Popen", "os.system", "airflow.sdk.BaseOperator"])
+def test_a_class_that_is_no_notifier_is_not_called(tmp_path: Path, client: PersistClient, path: str) -> None:
+    ran = tmp_path / "ran"
+    name = {"subprocess.Popen": "args", "os.system": "command"}.get(path, "task_id")
+    argument = json.dumps(["touch", str(ran)] if name == "args" else f"touch {ran}")
+    folder = folder_of(
+        tmp_path, f"freshness: {{warn: 2h}}\nnotify: {{notifier: {path}, args: {{{name}: {argument}}}}}\n"
+    )
+    complete_until(client, 9)
+    said = rf"fruit: field notify of its file.*notifier {path} (is not a notifier; expected one of slack|cannot be imp)"
+    with pytest.raises(AirflowException, match=said):
+        watch(folder)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("reached", ["conn.vault.password", "var.value.KEY", "ti.task_id", "dag_run.conf", "task.dag"])
+def test_templates_of_a_yaml_file_do_not_reach_connections(
+    tmp_path: Path, client: PersistClient, slack: HttpSink, monkeypatch: pytest.MonkeyPatch, reached: str
+) -> None:
+    """The right to write a collection's file is not the right to read Airflow's connections and variables."""
+    monkeypatch.setenv("AIRFLOW_VAR_KEY", "sesame")
+    monkeypatch.setenv("AIRFLOW_CONN_VAULT", connection("http", password="sesame"))
+    text = "{{ persist_alert.shard }} of {{ run_id }} {{ %s }}"
+    complete_until(client, 9)
+
+    def run_with(text: str) -> None:
+        args = json.dumps({"slack_webhook_conn_id": "ops_slack", "text": text})
+        watch(folder_of(tmp_path, f"freshness: {{warn: 2h}}\nnotify: {{notifier: slack, args: {args}}}\n"))
+
+    with pytest.raises(AirflowException, match=f"'{reached.partition('.')[0]}' is undefined"):
+        run_with(text % reached)
+    assert slack.bodies("/slack") == []
+    run_with(text % "persist_alert.what")
+    (body,) = slack.bodies("/slack")
+    assert body["text"].startswith("fruit of ")
+
+
 def test_the_configuration_reaches_the_dag(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, project='watch: {schedule: "*/10 * * * *", pool: slow}\n')
     dag: Any = build_watch_dag(folder, default_args={"owner": "ops"}, dag_args={"dag_id": "watch_lake"})

@@ -113,7 +113,6 @@ class LocalAirflow:
             "AIRFLOW__CORE__PARALLELISM": "4",
             "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
-            "AIRFLOW__CORE__TEST_CONNECTION": "Enabled",
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home}/airflow.db",
             "AIRFLOW__DATABASE__LOAD_DEFAULT_CONNECTIONS": "False",  # its spark_default means YARN
             "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(self.logs),
