@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from persist_core.maintenance.debt import DueMerge
 from persist_core.watch.conditions import Urgency
@@ -139,7 +139,8 @@ class CommitFacts:
 
     `inserts`, `updates`, `deletes` and `errors` count keys of a collection (`errors`: records that became errors), or
     rows of a view (an update is then a delete and an insert). `stats` is what the run reported, as its manifest has it.
-    `lag_ms` is the time from the upper to the commit. `error` says why counts are missing.
+    `lag_ms` is the time from the upper to the commit. `rows` and `living_errors` are what the shard held after it.
+    `error` says why counts are missing.
     """
 
     seqno: int
@@ -155,6 +156,8 @@ class CommitFacts:
     updates: int | None = None
     deletes: int | None = None
     errors: int | None = None
+    rows: int | None = None
+    living_errors: int | None = None
     stash: int | None = None
     size_bytes: int | None = None
     parts: int | None = None
@@ -172,6 +175,62 @@ class CommitsPage:
     shard: str
     commits: tuple[CommitFacts, ...]
     older: int | None
+
+
+DayState = Literal["loaded", "late", "corrected", "missing", "failed", "open"]  # see `days.py`
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """A file of a day: when it was consumed, and whether a commit had covered its day before."""
+
+    name: str
+    size_bytes: int | None
+    committed_ms: int
+    is_late: bool
+
+
+@dataclass(frozen=True)
+class DayFacts:
+    """One UTC day of a shard: its state, the sums of its commits, and its files.
+
+    A commit belongs to the day of the last time that it covers. `files` has the first 20; `files_total` counts all.
+    """
+
+    day_ms: int
+    state: DayState
+    commits: int
+    inserts: int = 0
+    updates: int = 0
+    deletes: int = 0
+    errors: int = 0
+    files: tuple[FileFacts, ...] = ()
+    files_total: int = 0
+    files_late: int = 0
+
+
+@dataclass(frozen=True)
+class StoredBytes:
+    """What a shard has in blob storage below one of its folders.
+
+    `needed_bytes`, if it is known, is what the newest state reads. The rest is for older states and forks, or garbage.
+    """
+
+    folder: str
+    objects: int
+    size_bytes: int
+    needed_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class StoragePage:
+    """Objects and bytes of a shard, counted in the store. `is_partial`: there are more objects than were listed."""
+
+    shard: str
+    folders: tuple[StoredBytes, ...]
+    objects: int
+    size_bytes: int
+    is_partial: bool
 
 
 @dataclass(frozen=True)

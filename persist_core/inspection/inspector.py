@@ -10,8 +10,9 @@ Thread-safe if the location is: what is remembered is only ever replaced by an e
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 from threading import Lock
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
@@ -20,6 +21,7 @@ from persist_core.errors import CorruptArtifact, Corruption, ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.inspection import summaries
+from persist_core.inspection.days import Loaded
 from persist_core.inspection.facts import (
     BatchesPage,
     CheckpointFacts,
@@ -28,18 +30,22 @@ from persist_core.inspection.facts import (
     ForkFacts,
     ShardDescription,
     ShardSummary,
+    StoragePage,
+    StoredBytes,
 )
 from persist_core.location.consensus import VersionedData
 from persist_core.protocol.conflicts import ConflictRecord, list_conflicts
 from persist_core.protocol.fork_records import list_forks
-from persist_core.shard.batch import BatchManifest, last_time
+from persist_core.shard.batch import BatchManifest, SourceFrontier, last_time
 from persist_core.shard.codec import decode_state
 from persist_core.shard.history import held_back_by, history_start, show_history
 from persist_core.shard.keys import check_shard_name, owner_of
 from persist_core.shard.sealed import sealed_digest
 from persist_core.shard.state import Commit, ShardState
 from persist_core.sources.frozen import load_frozen
+from persist_core.sources.registry import progress_of
 from persist_core.sources.shards import FrozenShards, Refreshed
+from persist_core.sources.source import ConsumedInput
 from persist_core.time_text import DAY_MS
 
 THREADS = 16  # stores are read side by side: the time is their latency
@@ -49,6 +55,7 @@ MAX_BATCHES = 500
 MAX_CONFLICTS = 1_000  # records of one shard that are read to count the recent ones
 MAX_MANIFESTS = 4_096  # remembered
 MAX_STATES = 8  # remembered whole: the shards that users look at; one of 10,000 batches takes 10 MB
+MAX_OBJECTS = 50_000  # of one shard that are listed: 50 requests of S3
 MAX_SEALS = 8  # commits that are looked through for the newest one that counted
 WEEK_MS = 7 * DAY_MS
 
@@ -153,8 +160,45 @@ class Inspector:
             known = [*older, *known]
         page = known[-limit:]
         has_older = len(known) > limit or (bool(page) and bool(self._commits_up_to(shard, page[0].seqno - 1)))
+        is_newest = bool(page) and page[-1] is state.newest_commit
+        made = state if is_newest or not page else self._version(shard, page[-1].seqno)
         facts = side_by_side(self._commit_facts, page, threads=self._threads)
+        if made is not None and not self._is_clipped(made):
+            facts = summaries.with_contents(facts, [self._readable(commit) for commit in page], made)
         return CommitsPage(shard, tuple(facts), page[0].seqno if has_older else None)
+
+    def loads(self, shard: str, *, limit: int = MAX_COMMITS) -> list[Loaded]:
+        """The newest commits, each with the inputs that it has consumed, oldest first.
+
+        The oldest of `limit` commits is left out if what had been consumed before it is not known.
+        """
+        page = self.commits(shard, limit=limit).commits
+        made = {commit.seqno: commit for commit in self.state(shard).commits}
+        is_whole = bool(page) and page[0].epoch == 1
+        before: Mapping[str, SourceFrontier] | None = {} if is_whole else None
+        found = []
+        for facts in page:
+            manifest = self._readable(made[facts.seqno]) if facts.seqno in made else None
+            inputs: tuple[ConsumedInput, ...] = ()
+            if manifest is not None and before is not None and facts.restored_from is None:
+                progress = progress_of(self.client.blob, shard, manifest.sources)
+                inputs = tuple(each for name in progress for each in progress[name].consumed_since(before.get(name)))
+            before = manifest.sources if manifest is not None else None
+            found.append(Loaded(facts, inputs))
+        return found if is_whole else found[1:]
+
+    def storage(self, shard: str) -> StoragePage:
+        """Bytes and objects of the shard in blob storage, by folder; at most `MAX_OBJECTS` are listed."""
+        state = self.state(shard)
+        found: dict[str, list[int]] = {}
+        listed = self.client.blob.list_keys_and_metadata(f"{shard}/")
+        objects = list(islice(listed, MAX_OBJECTS + 1))
+        for each in objects[:MAX_OBJECTS]:
+            found.setdefault(each.key.split("/")[1], []).append(each.size_bytes)
+        needed = {"batches": sum(b.size_bytes for b in state.batches if owner_of(b.manifest_key) == shard)}
+        folders = [StoredBytes(name, len(sizes), sum(sizes), needed.get(name)) for name, sizes in sorted(found.items())]
+        total = sum(folder.size_bytes for folder in folders)
+        return StoragePage(shard, tuple(folders), min(len(objects), MAX_OBJECTS), total, len(objects) > MAX_OBJECTS)
 
     def batches(self, shard: str, *, limit: int = MAX_BATCHES) -> BatchesPage:
         """The newest batches of the state."""
@@ -230,8 +274,19 @@ class Inspector:
 
     def _commits_up_to(self, shard: str, seqno: int) -> tuple[Commit, ...]:
         """Commits of the version `seqno` of the state; none if consensus does not keep it."""
+        version = self._version(shard, seqno)
+        return version.commits if version else ()
+
+    def _version(self, shard: str, seqno: int) -> ShardState | None:
+        """The version `seqno` of the state; `None` if consensus does not keep it."""
         found = self.client.location.consensus.scan(shard, seqno, 1) if seqno >= 0 else []
-        return _state(shard, found[0]).commits if found and found[0].seqno == seqno else ()
+        return _state(shard, found[0]) if found and found[0].seqno == seqno else None
+
+    def _readable(self, commit: Commit) -> BatchManifest | None:
+        try:
+            return self._manifest(commit)
+        except Corruption:
+            return None
 
     def _commit_facts(self, commit: Commit) -> CommitFacts:
         try:

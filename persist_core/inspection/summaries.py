@@ -182,6 +182,29 @@ def commit_facts(commit: Commit, manifest: BatchManifest | None, error: str | No
     )
 
 
+def with_contents(facts: list[CommitFacts], deltas: list[BatchManifest | None], state: ShardState) -> list[CommitFacts]:
+    """The same commits with `rows` and `living_errors`. `state` is the one that the last of them made.
+
+    A refresh of a view counts them itself. For a keyed shard they follow from its batches, commit by commit backwards,
+    as far as manifests can be read.
+    """
+    if is_multiset(state):
+        counted = [delta.stats if delta else {} for delta in deltas]
+        return [
+            replace(f, rows=s.get("rows"), living_errors=s.get("errs")) for f, s in zip(facts, counted, strict=True)
+        ]
+    rows, errors = _living(state.batches)
+    done: list[CommitFacts] = []
+    for fact, delta in zip(reversed(facts), reversed(deltas), strict=True):
+        done.append(replace(fact, rows=rows, living_errors=errors))
+        if delta is None or rows is None or errors is None:
+            rows = errors = None
+        else:
+            rows -= delta.counts.insertions - delta.counts.retractions
+            errors -= delta.counts.err_insertions - delta.counts.err_retractions
+    return done[::-1]
+
+
 def batches_page(state: ShardState, limit: int) -> BatchesPage:
     """The newest `limit` batches of the state."""
     newest = state.batches[-limit:] if limit else ()

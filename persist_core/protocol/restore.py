@@ -149,7 +149,7 @@ def _inputs_again(client: PersistClient, state: ShardState, point: RestorePoint)
     now = progress_of(client.blob, state.shard, state.sources)
     try:
         return tuple(
-            again for name, progress in now.items() for again in progress.consumed_since(point.sources.get(name))
+            again.name for name, progress in now.items() for again in progress.consumed_since(point.sources.get(name))
         )
     except Corruption:
         return None

@@ -171,8 +171,8 @@ class FileSource:
             relative = naming.relative(file.below_root)
             facts = known.get(relative)
             if facts is not None:
-                if facts != (file.size_bytes, file.mtime_ms):
-                    changed.append(ChangedFile(relative, *facts, file.size_bytes, file.mtime_ms))
+                if facts[:2] != (file.size_bytes, file.mtime_ms):
+                    changed.append(ChangedFile(relative, *facts[:2], file.size_bytes, file.mtime_ms))
             elif until is not None and file.date_ms is not None and file.date_ms >= until:
                 not_due += 1
             else:
@@ -196,7 +196,7 @@ class FileSource:
         twice = next((file.relative for file in frozen.files if file.relative in known), None)
         if twice is not None:
             raise InvalidInput(f"file {twice!r} was consumed by an earlier commit; mint again from the newest state")
-        added = {file.relative: (file.size_bytes, file.mtime_ms) for file in frozen.files}
+        added = {file.relative: (file.size_bytes, file.mtime_ms, file.date_ms) for file in frozen.files}
         if len(added) != len(frozen.files):
             raise InvalidInput("a frozen input names a file twice; mint again")
         return self._ledger.extend(self._ledger.replaced(consumed, known, era=era), added, place=place, era=era)

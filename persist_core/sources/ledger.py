@@ -1,7 +1,7 @@
-"""Which files a shard has consumed: sets of `(path, size, time of change)` in content-addressed segments.
+"""Which files a shard has consumed: sets of `(path, size, time of change, date)` in content-addressed segments.
 
     SourceFrontier.offsets  {"root": ..., "base": ..., "files": n, "size_bytes": ..., "segments": [{key, files, ...}]}
-    <shard>/sources/files/<era>/<sha256>.json.zst  zstd of a sealed {"files": [[relative, size_bytes, mtime_ms], ...]}
+    <shard>/sources/files/<era>/<sha256>.json.zst  zstd of a sealed {"files": [[relative, size, mtime, date], ...]}
 
 1. A segment never changes: its key is the digest of its bytes. Staging one twice has no effect.
 2. Each segment holds at least twice the files of the next. So n files lie in at most log2(n) + 1 segments, and each
@@ -24,13 +24,14 @@ from persist_core.shard.batch import SourceFrontier
 from persist_core.shard.keys import ledger_segment_key
 from persist_core.shard.sealed import seal, unseal
 from persist_core.sources.root import Place
+from persist_core.sources.source import ConsumedInput
 
 SOURCE_TYPE = "files"
 SEGMENT_VERSION = 1
 _SEGMENT = "ledger_segment"
 _LEVEL = 3  # zstd's default: compresses paths to a tenth, in milliseconds
 
-Facts = tuple[int, int]  # size_bytes, mtime_ms
+Facts = tuple[int, int, int | None]  # size_bytes, mtime_ms, date_ms: the date in its path
 Consumed = dict[str, Facts]  # by relative path
 
 
@@ -65,6 +66,17 @@ class Ledger:
             )
         return every
 
+    def added(self, before: SourceFrontier | None, after: SourceFrontier | None) -> Consumed:
+        """The files of `after` that `before` does not have. Reads only the segments that are not in both."""
+        old, new = set(segments_of(before)), set(segments_of(after))
+        every: Consumed = {}
+        for segment in new - old:
+            every.update(self.read(segment))
+        for segment in old - new:
+            for relative in self.read(segment):
+                every.pop(relative, None)
+        return every
+
     def replaced(self, frontier: SourceFrontier | None, files: Consumed, *, era: int) -> SourceFrontier | None:
         """The frontier with `files` in place of all its files: the same files under other names. Stages one segment."""
         if frontier is None or files == self.consumed(frontier):
@@ -86,7 +98,7 @@ class Ledger:
             {
                 **asdict(place),
                 "files": before.get("files", 0) + len(files),
-                "size_bytes": before.get("size_bytes", 0) + sum(size for size, _ in files.values()),
+                "size_bytes": before.get("size_bytes", 0) + sum(size for size, *_ in files.values()),
                 "segments": [asdict(segment) for segment in segments],
             },
         )
@@ -115,7 +127,7 @@ class Ledger:
         try:
             unpacked = zstandard.ZstdDecompressor().decompress(data)
             body = unseal(unpacked, kind=_SEGMENT, version=SEGMENT_VERSION, what=name)
-            files = {relative: (size_bytes, mtime_ms) for relative, size_bytes, mtime_ms in body["files"]}
+            files = {name: (size_bytes, mtime_ms, date_ms) for name, size_bytes, mtime_ms, date_ms in body["files"]}
         except (ValueError, KeyError, TypeError, zstandard.ZstdError) as error:
             raise CorruptArtifact(f"{name} can't be read: {error!r}; run `persist fsck`") from error
         if len(files) != segment.files:
@@ -185,6 +197,7 @@ class FileProgress:
     def check_restorable(self) -> None:
         """Always possible: files that still exist can be read again."""
 
-    def consumed_since(self, earlier: SourceFrontier | None) -> tuple[str, ...]:
+    def consumed_since(self, earlier: SourceFrontier | None) -> tuple[ConsumedInput, ...]:
         """Names as in the ledger: paths relative to the folder that the first commit read from."""
-        return tuple(sorted(self._ledger.consumed(self._stored).keys() - self._ledger.consumed(earlier).keys()))
+        added = self._ledger.added(earlier, self._stored)
+        return tuple(ConsumedInput(name, size, date_ms) for name, (size, _, date_ms) in sorted(added.items()))

@@ -38,7 +38,7 @@ from persist_core.shard.holds import VIEW
 from persist_core.shard.sealed import seal, unseal
 from persist_core.shard.state import ShardState
 from persist_core.sources.frozen import load_frozen, stage_frozen
-from persist_core.sources.source import Intake, NotYet
+from persist_core.sources.source import ConsumedInput, Intake, NotYet
 from persist_core.time_text import MAX_TIME, show_time
 
 SHARDS = "shards"  # the name and the type of a view's one source
@@ -124,9 +124,9 @@ class ShardProgress:
             f" query. To read its older contents, run `persist snapshot {self._shard} --as-of`"
         )
 
-    def consumed_since(self, earlier: SourceFrontier | None) -> tuple[str, ...]:  # noqa: ARG002 - by contract
+    def consumed_since(self, earlier: SourceFrontier | None) -> tuple[ConsumedInput, ...]:  # noqa: ARG002 - by contract
         """All inputs: each refresh reads all of them."""
-        return tuple(sorted(self._refreshed().uppers))
+        return tuple(map(ConsumedInput, sorted(self._refreshed().uppers)))
 
     def _refreshed(self) -> Refreshed:
         refreshed = Refreshed.of({SHARDS: self._stored})

@@ -46,6 +46,15 @@ class NotYet:
     reason: str
 
 
+@dataclass(frozen=True)
+class ConsumedInput:
+    """One input that a commit has consumed: for files with their size, and the date in their path (ms)."""
+
+    name: str
+    size_bytes: int | None = None
+    date_ms: int | None = None
+
+
 class Source(Protocol):
     """The input of one shard."""
 
@@ -88,8 +97,8 @@ class Progress(Protocol):
         """Raise `InvalidInput` if the shard can't go back to an earlier progress; the message says what to do."""
         ...
 
-    def consumed_since(self, earlier: SourceFrontier | None) -> tuple[str, ...]:
-        """Names of the inputs that this progress has and an earlier progress of the same source does not have, sorted.
+    def consumed_since(self, earlier: SourceFrontier | None) -> tuple[ConsumedInput, ...]:
+        """The inputs that this progress has and an earlier progress of the same source does not have, by name.
 
         After a restore to `earlier` the next run reads those that still exist. Raises `Corruption`.
         """

@@ -19,6 +19,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+import yaml
+
 from persist_airflow.announce import AnnounceFailure
 from persist_airflow.compat import DAG, TaskGroup, any_asset, interval_schedule, make_asset, only_dag_id
 from persist_airflow.hook import PersistHook
@@ -319,8 +321,18 @@ def _collection_face(config: CollectionConfig) -> _Face:
 | columns | `{columns}` |
 
 `persist describe {config.name}` prints its frontiers, `persist snapshot {config.name}` the table.
+
+{_definition(config)}
 """
     return _Face(UPSERT_PREFIX, "upsert", f"Change feed {config.source.path} -> shard {config.name}", document)
+
+
+def _definition(config: ShardConfig) -> str:
+    """The fields of the file, and the defaults that apply to all others, as YAML blocks. The page shows both."""
+    given = config.model_dump(mode="json", exclude_unset=True, exclude={"name", "base_dir"})
+    whole = config.model_dump(mode="json", exclude_none=True, exclude={"name", "base_dir", *given})
+    blocks = [yaml.safe_dump(each, sort_keys=False, allow_unicode=True).strip() for each in (given, whole)]
+    return "```yaml\n{}\n```\n\nDefaults that apply:\n\n```yaml\n{}\n```".format(*blocks)
 
 
 def _view_face(config: ViewConfig) -> _Face:
@@ -339,5 +351,7 @@ def _view_face(config: ViewConfig) -> _Face:
 ```
 
 `persist snapshot {config.name}` prints its rows, `persist changes {config.name} --after ...` what changed.
+
+{_definition(config)}
 """
     return _Face(VIEW_PREFIX, "view", f"View of {', '.join(config.inputs)} -> shard {config.name}", document)

@@ -33,6 +33,7 @@ from persist_core.inspection.summaries import commit_facts
 from persist_core.shard.state import Commit
 
 MAX_STAT_CHARS = 250  # Airflow drops longer ones, tags included, and logs a stack trace for each
+SECONDS_XCOM = "persist_seconds"  # read by the page for shards
 FLUSH_S = 2.0  # a collector that answers takes milliseconds
 _INVALID = re.compile(r"[^a-zA-Z0-9_.-]")  # Airflow drops a stat with another character in its name or in a tag
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -55,7 +56,8 @@ def has_tags() -> bool:
 def measured(stage: str) -> Callable[[_Method], _Method]:
     """Decorate an operator's method that takes the context: time it, and count the try by how it ends.
 
-    The operator has `persist_conn_id` and `shard`. A task that is put off (deferred, rescheduled) has not ended.
+    The operator has `persist_conn_id` and `shard`. A task that is put off (deferred, rescheduled) has not ended. Its
+    seconds, without the time for which it was put off, become an XCom: Airflow's duration of a task includes that time.
     """
 
     def decorate(method: _Method) -> _Method:
@@ -69,7 +71,10 @@ def measured(stage: str) -> Callable[[_Method], _Method]:
                 raise
             finally:
                 if result:
-                    _report_try(operator, context, stage, result, SystemClock().now_ms() - started_ms)
+                    took_ms = SystemClock().now_ms() - started_ms
+                    if result == "success":
+                        context["ti"].xcom_push(key=SECONDS_XCOM, value=max(took_ms, 0) / 1000)
+                    _report_try(operator, context, stage, result, took_ms)
 
         return cast(_Method, run)
 

@@ -155,7 +155,7 @@ def test_golden_bytes_of_a_ledger_segment() -> None:
     blob = MemBlob()
     blob.set("s/any", data)
     segment = {"key": "s/any", "files": 2, "sha256": digest, "size_bytes": len(data)}
-    files = {"a é.jsonl": (1, 2), "b.jsonl": (3, 4)}
+    files = {"a é.jsonl": (1, 2, 86_400_000), "b.jsonl": (3, 4, None)}
     assert Ledger(blob, "s").consumed(SourceFrontier("files", {"segments": [segment]})) == files
     frontier = Ledger(blob, "s").extend(None, files, place=Place("/in", "/in"), era=0)
     written = blob.get(frontier.offsets["segments"][0]["key"])

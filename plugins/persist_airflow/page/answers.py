@@ -8,6 +8,7 @@ from pathlib import Path
 
 from persist_airflow.page.site import Access, Forbidden, Json, Site
 from persist_core.errors import InvalidInput, NotReadable, PersistError, StorageError
+from persist_core.inspection.days import MAX_DAYS
 from persist_core.inspection.inspector import DEFAULT_COMMITS, MAX_BATCHES, MAX_COMMITS
 from persist_core.inspection.rows import MAX_LIMIT, Cut
 from persist_core.time_text import parse_time
@@ -22,6 +23,7 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
 }
 _MAX_NUMBER = 2**63 - 1
+DEFAULT_DAYS = 120
 _STATUS: tuple[tuple[type[PersistError], int], ...] = ((InvalidInput, 400), (NotReadable, 404), (StorageError, 503))
 
 log = logging.getLogger(__name__)
@@ -74,6 +76,10 @@ def _batches(site: Site, access: Access, given: Arguments) -> Json:
     return site.batches(access, *_shard(given), limit=given.number("limit", MAX_BATCHES, least=1, most=MAX_BATCHES))
 
 
+def _days(site: Site, access: Access, given: Arguments) -> Json:
+    return site.days(access, *_shard(given), limit=given.number("limit", DEFAULT_DAYS, least=1, most=MAX_DAYS))
+
+
 def _changes(site: Site, access: Access, given: Arguments) -> Json:
     after = given.time("after")
     if after is None:
@@ -90,7 +96,9 @@ ENDPOINTS: dict[str, Endpoint] = {
     "shards": lambda site, access, _: site.shards(access),
     "shard": lambda site, access, given: site.shard(access, *_shard(given)),
     "commits": _commits,
+    "days": _days,
     "batches": _batches,
+    "storage": lambda site, access, given: site.storage(access, *_shard(given)),
     "checkpoints": lambda site, access, given: site.checkpoints(access, *_shard(given)),
     "conflicts": lambda site, access, given: site.conflicts(access, *_shard(given)),
     "rows": lambda site, access, given: site.rows(access, *_shard(given), given.time("as_of"), given.cut()),

@@ -9,20 +9,23 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from airflow.models.connection import Connection
 from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
 from airflow.models.serialized_dag import SerializedDagModel
-from airflow.models.taskinstance import TaskInstance
+from airflow.models.xcom import XComModel
 from sqlalchemy import func, select
 
 from persist_airflow.compat import asset_tables
+from persist_airflow.metrics import SECONDS_XCOM
 from persist_airflow.provider import CONNECTION_TYPE
+from persist_core.time_text import DAY_MS
 
 _SHARD_URI = re.compile(r"persist://([^/?#]+)/([A-Za-z0-9][A-Za-z0-9._-]*)")
+MAX_RUNS = 5_000  # dag runs of one shard that the calendar looks at
 MAX_ASSETS = 20_000  # rows that are read; more shards than that need more than one page
 MAX_DOCUMENT_CHARS = 20_000
 
@@ -96,7 +99,10 @@ def known_dags(session: Any, dag_ids: Collection[str]) -> list[str]:
 
 
 def stage_seconds(session: Any, commit_writers: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Seconds of each task of the dag runs that these writers (`dag_id/run_id`) name, by writer and task."""
+    """Seconds of each task of the dag runs that these writers (`dag_id/run_id`) name, by writer and task.
+
+    They are what the tasks have measured (`metrics.measured`), without the time for which a task was put off.
+    """
     runs: dict[str, set[str]] = defaultdict(set)
     for writer in commit_writers:
         dag_id, slash, run_id = writer.partition("/")
@@ -104,14 +110,33 @@ def stage_seconds(session: Any, commit_writers: Iterable[str]) -> dict[str, dict
             runs[dag_id].add(run_id)
     found: dict[str, dict[str, float]] = defaultdict(dict)
     for dag_id, run_ids in runs.items():
-        statement = select(TaskInstance.run_id, TaskInstance.task_id, TaskInstance.duration).where(
-            TaskInstance.dag_id == dag_id, TaskInstance.run_id.in_(run_ids), TaskInstance.duration.is_not(None)
+        statement = select(XComModel.run_id, XComModel.task_id, XComModel.value).where(
+            XComModel.dag_id == dag_id, XComModel.run_id.in_(run_ids), XComModel.key == SECONDS_XCOM
         )
         for run_id, task_id, seconds in session.execute(statement):
             stages = found[f"{dag_id}/{run_id}"]
             name = task_id.rpartition(".")[2]  # in a task group the id starts with the group's
             stages[name] = stages.get(name, 0.0) + float(seconds)
     return dict(found)
+
+
+def failed_days(session: Any, dag_ids: Collection[str], *, after_ms: int) -> dict[int, tuple[str, str]]:
+    """The UTC days (ms) whose newest dag run failed, each with that run (DAG id, run id).
+
+    A dag run is of the day in which its data interval ends, or of the day before if it ends at midnight.
+    """
+    after = datetime.fromtimestamp(after_ms / 1000, UTC)
+    statement = (
+        select(DagRun.dag_id, DagRun.run_id, DagRun.state, DagRun.data_interval_end)
+        .where(DagRun.dag_id.in_(dag_ids), DagRun.data_interval_end > after)
+        .order_by(DagRun.id.desc())
+        .limit(MAX_RUNS)
+    )
+    newest: dict[int, tuple[str, str, str]] = {}
+    for dag_id, run_id, state, end in session.execute(statement):
+        last_ms = (_ms(end) or 1) - 1
+        newest.setdefault(last_ms - last_ms % DAY_MS, (dag_id, run_id, str(getattr(state, "value", state))))
+    return {day: (dag_id, run_id) for day, (dag_id, run_id, state) in newest.items() if state == "failed"}
 
 
 def document(session: Any, dag_id: str) -> str | None:

@@ -27,10 +27,12 @@ from persist_airflow.page.metadata import DagFacts, Writers
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import Corruption, PersistError, StorageError
 from persist_core.inspection import rows
+from persist_core.inspection.days import days_of
 from persist_core.inspection.facts import RowsPage, ShardSummary
 from persist_core.inspection.inspector import Inspector
 from persist_core.inspection.problems import problems_of
 from persist_core.inspection.rows import Cut
+from persist_core.time_text import DAY_MS
 from persist_core.watch.facts import AlertFacts, open_alerts
 
 FRESH_MS = 2_000  # a list of summaries is this old at most
@@ -158,6 +160,27 @@ class Site:
         readable = access.readable_dags()
         seen = {writer: stages for writer, stages in seconds.items() if writer.partition("/")[0] in readable}
         return asdict(page) | {"airflow": {"stage_seconds": seen}}
+
+    def days(self, access: Access, conn_id: str, shard: str, *, limit: int) -> Json:
+        """The calendar: every `DayFacts` of the newest `limit` days, with the dag runs that failed."""
+        now_ms = self._clock.now_ms()
+        with create_session() as session:
+            ids = self._allowed(session, access, conn_id, shard)
+            dags = metadata.dags(session, ids)
+            failed = metadata.failed_days(session, ids, after_ms=now_ms - limit * DAY_MS)
+        expected = [dag.expected_upper for dag in dags.values() if dag.expected_upper is not None]
+        inspector = self._inspector(conn_id)
+        loads = inspector.loads(shard)
+        upper, due = inspector.state(shard).upper.time, min(expected, default=now_ms)
+        found = days_of(loads, upper=upper, due=due, now_ms=now_ms, failed=failed, limit=limit)
+        readable = access.readable_dags()
+        runs = {day: list(run) for day, run in failed.items() if run[0] in readable}
+        return {"days": [asdict(day) for day in found], "airflow": {"failed_runs": runs}}
+
+    def storage(self, access: Access, conn_id: str, shard: str) -> Json:
+        """`StoragePage`."""
+        self._check(access, conn_id, shard)
+        return asdict(self._inspector(conn_id).storage(shard))
 
     def batches(self, access: Access, conn_id: str, shard: str, *, limit: int) -> Json:
         """`BatchesPage`."""

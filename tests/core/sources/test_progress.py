@@ -16,7 +16,7 @@ from persist_core.sources.frozen import load_frozen, stage_frozen
 from persist_core.sources.ledger import segments_of
 from persist_core.sources.registry import progress_of
 from persist_core.sources.shards import FrozenShards, Refreshed
-from persist_core.sources.source import Progress
+from persist_core.sources.source import ConsumedInput, Progress
 from tests.core.sources.drop_folder import collection, drop
 
 
@@ -82,8 +82,9 @@ def test_a_file_in_two_segments_is_a_finding(files: Files) -> None:
 
 
 def test_inputs_that_a_restore_reads_again(files: Files) -> None:
-    assert files.progress().consumed_since(files.frontiers[1]) == ("g.jsonl",)
-    assert files.progress().consumed_since(files.frontiers[0]) == ("e.jsonl", "f.jsonl", "g.jsonl")
+    assert [each.name for each in files.progress().consumed_since(files.frontiers[1])] == ["g.jsonl"]
+    again = files.progress().consumed_since(files.frontiers[0])
+    assert [each.name for each in again] == ["e.jsonl", "f.jsonl", "g.jsonl"]
     assert len(files.progress().consumed_since(None)) == 7
 
 
@@ -94,7 +95,7 @@ def test_progress_of_a_view() -> None:
     (progress,) = progress_of(blob, "v", {"shards": stored}).values()
     assert progress.needed_keys() == {key}
     assert list(progress.verify()) == []
-    assert progress.consumed_since(None) == ("a", "b")
+    assert progress.consumed_since(None) == (ConsumedInput("a"), ConsumedInput("b"))
     with pytest.raises(InvalidInput, match=r"v is a view.*restore its inputs"):
         progress.check_restorable()
     other = Refreshed(6, key, {"a": 10}).to_source()

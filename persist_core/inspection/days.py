@@ -1,0 +1,84 @@
+"""The calendar of a shard: one `DayFacts` for each day that its commits, its input and its schedule cover. Pure.
+
+A day is a UTC day. Its files are those with its date in their path; if the source has no dates in its paths, those that
+the commits of the day have read. What a day is:
+
+    failed      the day is over, no commit covers it, and its dag run failed
+    missing     the day is over, and no commit covers it; or other days have dated files, and this one has none
+    corrected   a restore has changed the shard on this day
+    late        a file of the day came after a commit had covered the day
+    loaded      commits cover the day
+    open        the day is not over, or its run is not due yet
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from persist_core.inspection.facts import CommitFacts, DayFacts, DayState, FileFacts
+from persist_core.sources.source import ConsumedInput
+from persist_core.time_text import DAY_MS
+
+MAX_DAYS = 366
+MAX_FILES = 20  # names of one day; the rest are counted
+_COUNTS = ("inserts", "updates", "deletes", "errors")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """One commit, and the inputs that it has consumed."""
+
+    commit: CommitFacts
+    inputs: tuple[ConsumedInput, ...] = ()
+
+
+def days_of(
+    loads: Sequence[Loaded], *, upper: int | None, due: int, now_ms: int, failed: Collection[int] = (), limit: int
+) -> tuple[DayFacts, ...]:
+    """The newest `limit` days up to today, oldest first; none for a shard whose times are not clock times.
+
+    `loads` are the newest commits, oldest first. `upper` is the shard's (`None`: closed). `due`: all days that end at
+    or before it should be covered by now. `failed` has the start of each day whose newest dag run failed.
+    """
+    timed = [load for load in loads if load.commit.upper is None or load.commit.upper >= DAY_MS]
+    if not timed:
+        return ()
+    is_dated = any(each.date_ms is not None for load in timed for each in load.inputs)
+    by_day: dict[int, list[Loaded]] = defaultdict(list)
+    files: dict[int, list[tuple[ConsumedInput, CommitFacts]]] = defaultdict(list)
+    for load in timed:
+        own = _day(load.commit.committed_ms if load.commit.upper is None else load.commit.upper - 1)
+        by_day[own].append(load)
+        for each in load.inputs:
+            files[own if each.date_ms is None else _day(each.date_ms)].append((each, load.commit))
+    covered = now_ms if upper is None else upper
+    today = _day(now_ms)
+    first = max(min([*by_day, *files]), today - (limit - 1) * DAY_MS)
+    shown = []
+    for day in range(first, today + DAY_MS, DAY_MS):
+        commits = [load.commit for load in by_day.get(day, ())]
+        found = files.get(day, [])
+        late = sum(commit.lower >= day + DAY_MS for _, commit in found)
+        is_covered = covered >= day + DAY_MS
+        state: DayState
+        if not is_covered:
+            state = "failed" if day in failed else "missing" if day + DAY_MS <= due else "open"
+        elif any(commit.restored_from for commit in commits):
+            state = "corrected"
+        elif is_dated and not found:
+            state = "missing"
+        else:
+            state = "late" if late else "loaded"
+        counts = {name: sum(getattr(commit, name) or 0 for commit in commits) for name in _COUNTS}
+        named = tuple(
+            FileFacts(each.name, each.size_bytes, commit.committed_ms, commit.lower >= day + DAY_MS)
+            for each, commit in found[:MAX_FILES]
+        )
+        shown.append(DayFacts(day, state, len(commits), **counts, files=named, files_total=len(found), files_late=late))
+    return tuple(shown)
+
+
+def _day(time_ms: int) -> int:
+    return time_ms - time_ms % DAY_MS

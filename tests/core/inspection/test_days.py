@@ -1,0 +1,157 @@
+"""The calendar of a shard, from mint and append on real files, and rule by rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persist_core.clock import ManualClock
+from persist_core.compaction.merge import Merge, merge_here
+from persist_core.handles.client import PersistClient
+from persist_core.inspection.days import MAX_FILES, Loaded, days_of
+from persist_core.inspection.facts import CommitFacts, DayFacts
+from persist_core.inspection.inspector import Inspector
+from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.open import OpenLocation
+from persist_core.protocol.stages import Minted, mint
+from persist_core.schema import CollectionSchema, Column
+from persist_core.shard.parts import errs_schema, updates_schema
+from persist_core.shard.state import Committed
+from persist_core.sources.source import ConsumedInput
+from persist_core.time_text import DAY_MS, parse_time
+from tests.core.sources.drop_folder import collection, drop
+from tests.plain_commit import ErrUpdate, Update, commit
+
+KEYED = CollectionSchema(key=(Column("id", "bigint", nullable=False),), values=(Column("name", "string"),))
+FIRST = parse_time("2026-01-01")
+NOW = FIRST + 6 * DAY_MS + 3_600_000  # in the seventh day
+
+
+def day(number: int) -> int:
+    """The start of a day, counted from 1."""
+    return FIRST + (number - 1) * DAY_MS
+
+
+def load(number: int, *inputs: ConsumedInput, restored_from: str | None = None, **counts: Any) -> Loaded:
+    """The commit that covers one day."""
+    facts: dict[str, Any] = {"committed_ms": day(number + 1) + 1, "lag_ms": 1, "writer": "w", "checkpoint_id": "c"}
+    bounds: dict[str, Any] = {"seqno": number, "epoch": number, "lower": day(number), "upper": day(number + 1)}
+    return Loaded(CommitFacts(**bounds, **facts, restored_from=restored_from, **counts), inputs)
+
+
+def dated(number: int, name: str = "") -> ConsumedInput:
+    """A file with the date of a day in its path."""
+    return ConsumedInput(f"date={number}/{name or 'a'}.jsonl", 10, day(number))
+
+
+def states(loads: list[Loaded], **given: Any) -> list[str]:
+    """The state of each day."""
+    return [each.state for each in shown(loads, **given)]
+
+
+def shown(loads: list[Loaded], **given: Any) -> tuple[DayFacts, ...]:
+    """The days, as of the seventh one."""
+    arguments = {"upper": loads[-1].commit.upper, "due": day(7), "now_ms": NOW, "limit": 30}
+    return days_of(loads, **{**arguments, **given})
+
+
+def test_days_that_no_commit_covers_are_missing_failed_or_open() -> None:
+    loads = [load(1, dated(1)), load(2, dated(2))]
+    assert states(loads) == ["loaded", "loaded", "missing", "missing", "missing", "missing", "open"]
+    failed = states(loads, failed={day(4)}, due=day(6))
+    assert failed == ["loaded", "loaded", "missing", "failed", "missing", "open", "open"]
+
+
+def test_a_file_that_comes_after_its_day_makes_the_day_late() -> None:
+    loads = [load(1, dated(1)), load(2, dated(2)), load(3, dated(3), dated(1, "b"))]
+    late, other, own, *_ = shown(loads)
+    assert (late.state, late.files_late, [file.is_late for file in late.files]) == ("late", 1, [False, True])
+    assert (other.state, own.state, own.files_total) == ("loaded", "loaded", 1)
+
+
+def test_a_covered_day_without_its_file_is_missing_only_if_files_have_dates() -> None:
+    assert states([load(1, dated(1)), load(2), load(3, dated(3))])[:3] == ["loaded", "missing", "loaded"]
+    plain = [load(1, ConsumedInput("a")), load(2), load(3, ConsumedInput("b"))]
+    assert states(plain)[:3] == ["loaded", "loaded", "loaded"]
+
+
+def test_a_restore_corrects_its_day() -> None:
+    assert states([load(1, dated(1)), load(2, restored_from="c1")])[:2] == ["loaded", "corrected"]
+
+
+def test_a_closed_shard_has_no_missing_day() -> None:
+    assert states([load(1, ConsumedInput("a"))], upper=None) == ["loaded"] * 6 + ["open"]
+
+
+def test_counters_have_no_days() -> None:
+    counter = Loaded(CommitFacts(1, 1, 0, 5, NOW, None, "w", "c", None), ())
+    assert days_of([counter], upper=5, due=NOW, now_ms=NOW, limit=9) == ()
+
+
+def test_the_newest_days_are_shown_with_the_sums_of_their_commits_and_their_first_files() -> None:
+    many = [ConsumedInput(f"{number}.jsonl") for number in range(MAX_FILES + 5)]
+    found = shown([load(5, inserts=2), load(5, *many, inserts=3, deletes=1)], limit=3)
+    assert [each.day_ms for each in found] == [day(5), day(6), day(7)]
+    assert (found[0].commits, found[0].inserts, found[0].deletes) == (2, 5, 1)
+    assert (len(found[0].files), found[0].files_total) == (MAX_FILES, MAX_FILES + 5)
+
+
+@pytest.fixture
+def client() -> Iterator[PersistClient]:
+    with OpenLocation(MemBlob(), MemConsensus()) as opened:
+        yield PersistClient(opened, ManualClock(NOW))
+
+
+def test_files_are_those_that_each_commit_has_consumed(client: PersistClient, tmp_path: Path) -> None:
+    """Real files and mint; the batches have no rows, because what a record holds does not matter here."""
+    config = collection(tmp_path, "date={date:%Y-%m-%d}/*.jsonl", time="path")
+    names = {1: ["date=2026-01-01/a.jsonl"], 2: ["date=2026-01-01/late.jsonl", "date=2026-01-02/a.jsonl"], 3: []}
+    schema = config.collection_schema()
+    for number, files in names.items():
+        for name in files:
+            drop(tmp_path, name)
+        minted = mint(client, config, until=day(number + 1), writer=f"w{number}")
+        assert isinstance(minted, Minted)
+        handle = client.open_writer("orders")
+        empty = updates_schema(schema).empty_table(), errs_schema(schema).empty_table()
+        key = handle.stage(minted.description, schema, client.ids.uuid7(), *empty)
+        assert isinstance(handle.compare_and_append(client.staged_manifest(key), key), Committed)
+    inspector = Inspector(client)
+    loads = inspector.loads("orders")
+    assert [[each.name for each in load.inputs] for load in loads] == list(names.values())
+    assert states(loads, due=day(4))[:4] == ["late", "loaded", "missing", "open"]
+    assert [load.inputs for load in inspector.loads("orders", limit=2)] == [()]  # the older one's input is not known
+    page = inspector.storage("orders")
+    counted = {folder.folder: folder.objects for folder in page.folders}
+    assert counted["batches"] >= 3
+    assert not page.is_partial
+    assert page.size_bytes == sum(each.size_bytes for each in client.blob.list_keys_and_metadata("orders/"))
+
+
+def test_rows_after_each_commit_are_those_of_a_read_as_of_it(client: PersistClient) -> None:
+    for number in range(1, 9):
+        time = day(number)
+        updates: list[Update] = [((number, "new"), time, 1)]
+        if number % 3 == 0:
+            updates.append(((number - 1, "new"), time, -1))
+        errs: list[ErrUpdate] = [("value", None, b"x%d" % number, time, 1)] if number % 2 else []
+        commit(client, "keyed", KEYED, day(number + 1), updates, errs)
+    inspector, reader = Inspector(client), client.open_reader("keyed")
+
+    def check(before: int | None) -> int | None:
+        page = inspector.commits("keyed", before=before, limit=3)
+        for each in page.commits:
+            assert each.upper is not None
+            expected = len(reader.snapshot(each.upper - 1)), len(reader.errors(each.upper - 1))
+            assert (each.rows, each.living_errors) == expected
+        return page.older
+
+    older = check(None)
+    assert older is not None
+    assert check(older) is not None
+    state = client.state("keyed")
+    merge_here(client, Merge.of(client, state, state.batches[:5]), attempt=client.ids.uuid7())
+    check(None)
