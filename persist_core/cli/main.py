@@ -118,7 +118,9 @@ def errors(session: Session, shard: str, as_of: str | None, limit: int | None, r
             raise InvalidInput("--rejected and --as-of exclude each other: a refused batch is not in the shard")
         print_rejected(session, shard, limit)
         return
-    table = errors_in_order(session.client.open_reader(shard).errors(_time(as_of, "--as-of")))
+    table = errors_in_order(
+        session.client.state(shard), session.client.open_reader(shard).errors(_time(as_of, "--as-of"))
+    )
     columns = table.column_names if session.as_json else table.column_names[: len(ERR_COLUMNS)]
     _print_rows(session, table.select(columns), limit, "no errors")
     if not session.as_json and MISSING_ORDER in table[ERR_KIND].to_pylist():

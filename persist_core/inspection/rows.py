@@ -74,7 +74,7 @@ def errors_as_of(client: PersistClient, shard: str, as_of: int | None, cut: Cut)
     time = check_as_of(state, as_of)
     counts = [batch.counts for batch in state.batches if batch.lower <= time]
     _refuse_too_large(state, sum(each.err_insertions + each.err_retractions for each in counts), 0)
-    table = errors_in_order(client.open_reader(shard).errors(time))
+    table = errors_in_order(state, client.open_reader(shard).errors(time))
     return _page(state, table.take(pa.array(range(len(table) - 1, -1, -1), pa.int64())), None, time, cut)
 
 
@@ -85,18 +85,26 @@ def in_key_order(state: ShardState, table: pa.Table) -> pa.Table:
 
 
 def in_time_order(state: ShardState, table: pa.Table) -> pa.Table:
-    """Changes, sorted by time, key and diff, with time and diff as their first columns."""
+    """Changes (of rows or of errors), sorted by time, key and diff, with time and diff as their first columns."""
+    table = _without_digests(state, table)
     keys = [name for name in schema_of(state).key_names if name in table.column_names]
     others = [name for name in table.column_names if name not in (TIME, DIFF)]
     order = [TIME, *(keys or others), DIFF]
     return table.sort_by([(name, "ascending") for name in order]).select([TIME, DIFF, *others])
 
 
-def errors_in_order(table: pa.Table) -> pa.Table:
+def errors_in_order(state: ShardState, table: pa.Table) -> pa.Table:
     """Errors, sorted by time, kind and key, the columns that every error has first."""
-    others = [name for name in table.column_names if name not in ERR_COLUMNS]
     ordered = table.sort_by([(name, "ascending") for name in (TIME, ERR_KIND, ERR_KEY)])
-    return ordered.select([*ERR_COLUMNS, *others])
+    shown = _without_digests(state, ordered)
+    first = [name for name in ERR_COLUMNS if name in shown.column_names]
+    return shown.select([*first, *(name for name in shown.column_names if name not in first)])
+
+
+def _without_digests(state: ShardState, table: pa.Table) -> pa.Table:
+    """Without the digests by which a view knows its inputs' errs: they could confirm a guess of the record."""
+    hidden = [] if schema_of(state).key else [name for name in (ERR_KEY, ERR_PAYLOAD) if name in table.column_names]
+    return table.drop_columns(hidden)
 
 
 def key_of(state: ShardState, texts: Sequence[str]) -> list[KeyRange] | None:

@@ -8,6 +8,7 @@ NaN equals NaN, -0.0 is 0.0. Slow and obvious.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -61,5 +62,13 @@ def contents(updates: Iterable[ViewUpdate], *, as_of: int) -> dict[tuple[Any, ..
 
 
 def inherited(err: Err, name: str) -> Err:
-    """An input's err as it appears in the view: its kind names the input that it comes from."""
-    return Err(f"{name}{ERR_KIND_SEPARATOR}{err.kind}", err.key_bytes, err.payload, err.message)
+    """An input's err as it appears in the view: the input's name and its kind, and a digest in place of the record.
+
+    Message, key and payload stay with the input. The digest is the SHA-256 of kind, key and payload, each after its
+    length in bytes (`-` for null).
+    """
+    kind, identity = f"{name}{ERR_KIND_SEPARATOR}{err.kind}", (err.kind.encode(), err.key_bytes, err.payload)
+    parts = (b"-:" if part is None else f"{len(part)}:".encode() + part for part in identity)
+    collection = kind.split(ERR_KIND_SEPARATOR)[-2]
+    digest = hashlib.sha256(b"".join(parts)).digest()
+    return Err(kind, digest, b"", f"run `persist errors {collection}`, which shows the record")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
@@ -14,16 +16,18 @@ from pyspark.sql import types as T
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.errors import ConfigError, OutdatedDescription, RunFailed, SchemaMismatch, TooManyUpdates
 from persist_core.maintenance.fsck import fsck
-from persist_core.oracle.view import ViewUpdate, install_desired
+from persist_core.oracle.consolidate import Err
+from persist_core.oracle.view import ViewUpdate, identity, inherited, install_desired
 from persist_core.protocol import stages
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
-from persist_core.schema import DIFF, TIME, CollectionSchema, Column
+from persist_core.schema import DIFF, ERR_KIND, ERR_MESSAGE, TIME, CollectionSchema, Column
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.state import Committed
 from persist_core.shard.stats import correction_notice
 from persist_spark.frame import user_fields
 from persist_spark.view.difference import install_desired_into_persist
 from persist_spark.view.job import run_without_output
+from tests.plain_commit import ErrUpdate
 from tests.spark.view_shards import BY_COLOUR, COLOURS, ITEMS, ViewShards, text, view
 
 RED, BLUE = (1, "red", 5), (2, "blue", 7)
@@ -136,17 +140,49 @@ def test_errs_go_through_three_levels_and_away_again(shards: ViewShards) -> None
     shards.commit("items", ITEMS, 8, errs=[("value", b'{"id":9}', b"raw", 6, 1)])
     assert shards.refresh(BY_COLOUR).stats["errs"] == 1
     assert shards.refresh(top).stats["errs"] == 2
-    assert shards.errs("by_colour") == {("items/value", b'{"id":9}', b"raw"): 1}
-    assert shards.errs("top") == {
-        ("items/value", b'{"id":9}', b"raw"): 1,
-        ("by_colour/items/value", b'{"id":9}', b"raw"): 1,
-    }
+    of_colours = inherited(Err("value", b'{"id":9}', b"raw"), "items")
+    assert shards.errs("by_colour") == {identity(of_colours)[1:]: 1}
+    assert shards.errs("top") == {identity(of_colours)[1:]: 1, identity(inherited(of_colours, "by_colour"))[1:]: 1}
+    messages = shards.client.open_reader("top").errors()[ERR_MESSAGE].to_pylist()
+    assert messages == ["run `persist errors items`, which shows the record"] * 2
     shards.commit("items", ITEMS, 9, [((9, "red", 1), 8, 1)], [("value", b'{"id":9}', b"raw", 8, -1)])
     for each in (BY_COLOUR, top):
         assert shards.refresh(each).stats["errs_retracted"] > 0
         assert not shards.errs(each.name)
     assert shards.rows("top") == {row(most=7): 1}
     assert fsck(shards.client, "top").is_clean
+
+
+MARKER = "ada@example.com"
+
+
+def test_no_stored_byte_of_a_view_holds_a_record_of_its_inputs(shards: ViewShards) -> None:
+    """Chains, refreshes that retract and heal, dry runs: every object below the views, as text and as parts' values."""
+    top = view("top", "SELECT max(total) AS most FROM by_colour", ["by_colour"])
+    bad: list[ErrUpdate] = [
+        ("value", b'{"id":9}', f'{{"id":9,"mail":"{MARKER}"}}'.encode(), 6, 1),
+        ("key", MARKER.encode(), MARKER.encode(), 6, 1),
+        ("key", None, MARKER.encode(), 6, 2),
+    ]
+    shards.commit("items", ITEMS, 8, errs=bad)
+    for refreshed_at in (7, 8):
+        if refreshed_at == 8:
+            shards.commit("items", ITEMS, 9, errs=[("value", b'{"id":9}', bad[0][2], 8, -1)])
+            shards.dry_run(BY_COLOUR, refreshed_at)
+        for each in (BY_COLOUR, top):
+            shards.refresh(each)
+    wanted = Counter({identity(inherited(Err(kind, key, raw), "items"))[1:]: n for kind, key, raw, _, n in bad[1:]})
+    assert shards.errs("by_colour") == wanted
+    blob = shards.client.blob
+    searched = [entry.key for entry in blob.list_keys_and_metadata("") if not entry.key.startswith("items/")]
+    assert sum(key.endswith(".parquet") for key in searched) >= 4
+    for key in searched:
+        found = blob.get(key)
+        assert found is not None
+        if key.endswith(".parquet"):
+            found += repr(pq.read_table(io.BytesIO(found)).to_pylist()).encode()
+        assert MARKER.encode() not in found, key
+    assert MARKER in repr(shards.client.open_reader("items").errors().to_pylist())
 
 
 def test_a_dry_run_says_what_would_change_and_changes_nothing(shards: ViewShards) -> None:
@@ -163,6 +199,8 @@ def test_a_dry_run_says_what_would_change_and_changes_nothing(shards: ViewShards
         {DIFF: -1, "colour": "red", "total": 5},
         {DIFF: 1, "colour": "red", "total": 6},
     ]
+    (err,) = (update for update in dry_run.sample if "colour" not in update)
+    assert sorted(err) == [DIFF, ERR_KIND, ERR_MESSAGE]
     assert len(dry_run.sample) == 3
     left = {entry.key for entry in shards.client.blob.list_keys_and_metadata("")} - keys
     assert [key.rpartition("/")[0] for key in left] == ["by_colour/dry-runs"]

@@ -24,7 +24,18 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
-from persist_core.schema import DIFF, ERR_MESSAGE, PART, TIME, CollectionSchema, Column
+from persist_core.schema import (
+    DIFF,
+    ERR_KEY,
+    ERR_KIND,
+    ERR_KIND_SEPARATOR,
+    ERR_MESSAGE,
+    ERR_PAYLOAD,
+    PART,
+    TIME,
+    CollectionSchema,
+    Column,
+)
 from persist_core.shard.batch import BatchCounts, PartKind
 from persist_core.shard.parts import ERR_IDENTITY
 from persist_core.shard.stats import ViewStats
@@ -140,6 +151,25 @@ def install_desired_into_persist(
     no_values = [f"CAST(NULL AS {_sql_type(column)}) AS {quoted(column.name)}" for column in schema.columns]
     err_updates = changed_errs.selectExpr(*no_values, f"{time} AS {TIME}", DIFF, *ERR_COLUMNS, PART)
     return Installed(updates.union(err_updates), (observed, observed_errs))
+
+
+def inherited(name: str) -> list[str]:
+    """The err columns of an input's err as the view has them: no byte of its message, key or payload.
+
+    `persist_core.oracle.view.inherited` says how the digest is made. The message follows from the kind: it names the
+    collection where the record is.
+    """
+    # `-` for null: no key is not an empty one
+    lengths = {each: f"CAST(coalesce(CAST(octet_length({each}) AS STRING), '-') AS BINARY)" for each in ERR_IDENTITY}
+    parts = [f"{size}, X'3A', coalesce(CAST({each} AS BINARY), X'')" for each, size in lengths.items()]
+    kind = f"concat('{name}{ERR_KIND_SEPARATOR}', {ERR_KIND})"
+    collection = f"element_at(split({kind}, '{ERR_KIND_SEPARATOR}'), -2)"
+    return [
+        f"{kind} AS {ERR_KIND}",
+        f"concat('run `persist errors ', {collection}, '`, which shows the record') AS {ERR_MESSAGE}",
+        f"unhex(sha2(concat({', '.join(parts)}), 256)) AS {ERR_KEY}",
+        f"X'' AS {ERR_PAYLOAD}",
+    ]
 
 
 def _sums() -> list[SparkColumn]:

@@ -1,7 +1,7 @@
 """The write stage of a view: a frozen time and its inputs become a staged batch (docs/semantics.md, sections 5 and 6).
 
     JobSpec -> still valid? -> inputs as of r -> query -> schema fits? -> difference to what is persisted -> stage
-                                     └ errs as of r, kinds prefixed ─────────┘
+                                     └ errs as of r: kinds and digests ──────┘
     digest of what is persisted, by the same action == digest that the last refresh left?   no: count the corrections
 
 May run any number of times, at the same time, anywhere, and may die at any point. A dry run (read-only) does the same,
@@ -18,14 +18,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from persist_core.config.view import ViewConfig
 from persist_core.errors import CorruptArtifact, InvalidInput, NotReadable, TooManyUpdates
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import OpenLocation
 from persist_core.protocol.stages import check_not_outdated
-from persist_core.schema import DIFF, ERR_KIND, ERR_KIND_SEPARATOR, CollectionSchema, check_compatible
+from persist_core.schema import DIFF, ERR_KIND, ERR_MESSAGE, CollectionSchema, check_compatible
 from persist_core.shard.batch import BatchManifest, HollowBatch
 from persist_core.shard.keys import dry_run_key
 from persist_core.shard.pieces import all_errs, oks_as_of
@@ -35,16 +34,17 @@ from persist_core.sources.frozen import load_frozen
 from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource
 from persist_core.spark_job.spec import JobSpec
 from persist_core.time_text import show_time
-from persist_spark.frame import ERR_COLUMNS, part_type, quoted
+from persist_spark.frame import part_type, quoted
 from persist_spark.read.damage import check_sizes, named_damage, part_sizes
 from persist_spark.read.frames import error_updates, snapshot
 from persist_spark.read.parts import listing, scan_pieces
 from persist_spark.session import settings, stage_settings
 from persist_spark.stage import stage
-from persist_spark.view.difference import EMPTY, Contents, Installed, Refresh, install_desired_into_persist
+from persist_spark.view.difference import EMPTY, Contents, Installed, Refresh, inherited, install_desired_into_persist
 from persist_spark.view.rows import failed, refused, rows_of, shaped
 
 SAMPLE_ROWS = 20  # of a dry run
+_SHOWN_OF_ERRS = (ERR_KIND, ERR_MESSAGE)
 # A query may join anything, so Spark decides what to broadcast.
 _JOINS = {"spark.sql.autoBroadcastJoinThreshold": "10485760"}
 
@@ -67,7 +67,7 @@ class _View:
         with refused(name, "the query"):
             schema, rows = shaped(name, rows_of(self.spark, name, frozen.definition, inputs))
         errs = [
-            found.withColumn(ERR_KIND, F.concat(F.lit(f"{each}{ERR_KIND_SEPARATOR}"), F.col(ERR_KIND)))
+            found.selectExpr(*inherited(each), DIFF)
             for each in frozen.uppers
             if (found := error_updates(self.spark, self.location, each, as_of)) is not None
         ]
@@ -216,7 +216,7 @@ def _dry_run(view: _View, schema: CollectionSchema, installed: Installed, as_of:
     stats = _Corrected(view, installed).outcome().stats
     _, again = view.plan(ShardSource(view.config, view.client).frozen_at(as_of), as_of)
     columns = [quoted(column.name) for column in schema.columns]
-    shown = [DIFF, *columns, *ERR_COLUMNS]
+    shown = [DIFF, *columns, *_SHOWN_OF_ERRS]
     ordered = again.updates.orderBy(ERR_KIND, *columns, DIFF).limit(SAMPLE_ROWS)
     texts = ordered.selectExpr(
         f"to_json(struct({', '.join(shown)}), map('ignoreNullFields', 'false')) AS row"
@@ -227,4 +227,4 @@ def _dry_run(view: _View, schema: CollectionSchema, installed: Installed, as_of:
 def _for_people(update: dict[str, Any]) -> dict[str, Any]:
     """Without the half that is always empty: an update is of a row or of an err."""
     is_err = update[ERR_KIND] is not None
-    return {name: value for name, value in update.items() if name == DIFF or (name in ERR_COLUMNS) == is_err}
+    return {name: value for name, value in update.items() if name == DIFF or (name in _SHOWN_OF_ERRS) == is_err}

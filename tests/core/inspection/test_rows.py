@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from hashlib import sha256
 
 import pytest
 
@@ -15,6 +16,8 @@ from persist_core.inspection import rows
 from persist_core.inspection.rows import Cut, changes_between, errors_as_of, rows_as_of
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
+from persist_core.oracle.consolidate import Err
+from persist_core.oracle.view import inherited
 from persist_core.schema import CollectionSchema, Column
 from tests.plain_commit import commit
 
@@ -83,6 +86,17 @@ def test_errors_stand_newest_first(client: PersistClient) -> None:
         (1, "value", {"hex": "ffffff... (8 characters)"}),
     ]
     assert errors_as_of(client, "orders", 4, Cut()).total == 3
+
+
+def test_errors_of_a_view_are_shown_without_the_digests_of_their_records(client: PersistClient) -> None:
+    err = inherited(Err("value", b"k", b"secret"), "orders")
+    assert err.key_bytes == sha256(b"5:value1:k6:secret").digest()
+    commit(client, "view", CollectionSchema((), (Column("n", "int"),)), 5, [], [(err.kind, err.key_bytes, b"", 1, 1)])
+    shown = ["_persist_time", "_persist_err_kind", "_persist_err_message"]
+    page = errors_as_of(client, "view", None, Cut())
+    assert ([column.name for column in page.columns], page.rows[0][:2]) == (shown, (1, "orders/value"))
+    changes = changes_between(client, "view", 0, None, Cut(), of_errors=True)
+    assert [column.name for column in changes.columns] == [shown[0], "_persist_diff", *shown[1:]]
 
 
 def test_times_outside_the_frontiers_are_refused(client: PersistClient) -> None:
