@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from persist_core.errors import CorruptArtifact
@@ -21,11 +22,12 @@ _FOOTER_BYTES = 64 << 10  # the first read of a Parquet reader; nearly every foo
 @dataclass(frozen=True)
 class Footer:
     """What a footer says: the number of rows, `None` if it could not be read; the range of their keys; the latest time,
-    of a version the time of its end."""
+    of a version the time of its end; the earliest time."""
 
     rows: int | None = None
     keys: KeyRange = EVERYTHING
     last_time: int | None = None
+    first_time: int | None = None
 
 
 def footers_of(blob: Blob, files: Sequence[BlobMetadata], key: Sequence[Column]) -> list[Footer]:
@@ -41,10 +43,22 @@ def footers_of(blob: Blob, files: Sequence[BlobMetadata], key: Sequence[Column])
     return side_by_side(lambda file: _footer(file, lambda file: _Tail(ends, file), key), files, threads=THREADS)
 
 
+def rows_of(blob: Blob, file: BlobMetadata, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
+    """These columns of a file that was just staged, at most `rows` rows at a time. Fetches no other columns."""
+    source: str | io.RawIOBase | io.BytesIO
+    if blob.uri.startswith("file:"):
+        source = blob.uri_of(file.key).removeprefix("file://")
+    else:
+        source = _Tail(blob, file) if isinstance(blob, RangeReader) else io.BytesIO(blob.get(file.key) or b"")
+    with pq.ParquetFile(source) as opened:
+        for batch in opened.iter_batches(rows, columns=list(columns)):
+            yield pa.Table.from_batches([batch])
+
+
 def _footer(file: BlobMetadata, source: Callable[[BlobMetadata], str | io.RawIOBase], key: Sequence[Column]) -> Footer:
     try:
         metadata = pq.read_metadata(source(file))
-        return Footer(metadata.num_rows, _keys(metadata, key), _last_time(metadata))
+        return Footer(metadata.num_rows, _keys(metadata, key), _last_time(metadata), _first_time(metadata))
     except (OSError, ValueError) as error:
         raise CorruptArtifact(f"staged file {file.key} cannot be read as Parquet: {error}; stage again") from error
 
@@ -78,6 +92,16 @@ def _last_time(metadata: pq.FileMetaData) -> int | None:
             return None
         latest.append(int(statistics[0].max_raw))
     return max(latest, default=None)
+
+
+def _first_time(metadata: pq.FileMetaData) -> int | None:
+    place = next((i for i in range(metadata.num_columns) if metadata.schema.column(i).path == TIME), None)
+    if place is None:
+        return None
+    found = [metadata.row_group(number).column(place).statistics for number in range(metadata.num_row_groups)]
+    if any(each is None or not each.has_min_max or each.null_count for each in found):
+        return None
+    return min((int(each.min_raw) for each in found), default=None)
 
 
 class _Tail(io.RawIOBase):

@@ -22,24 +22,19 @@ from typing import Protocol, TypeVar
 
 from pyspark.sql import DataFrame
 
+from persist_core.checkpoint.state_rows import ROWS_AT_ONCE
 from persist_core.errors import InvalidInput, InvariantViolation
 from persist_core.handles.write import manifest_for, stage_manifest
 from persist_core.location.blob import Blob, BlobMetadata
 from persist_core.schema import PART, CollectionSchema
-from persist_core.shard.batch import (
-    BatchCounts,
-    BatchDescription,
-    BatchManifest,
-    OperatorState,
-    Part,
-    PartKind,
-    StateArtifact,
-)
+from persist_core.shard.batch import ORDER_INDEX_OPERATOR, BatchCounts, BatchDescription, BatchManifest, Part, PartKind
 from persist_core.shard.key_range import EVERYTHING
 from persist_core.shard.keys import attempt_prefix
+from persist_core.shard.operator_state import OperatorState, StateArtifact
 from persist_spark import s3a
 from persist_spark.digests import digests_of
-from persist_spark.footers import Footer, footers_of
+from persist_spark.footers import Footer, footers_of, rows_of
+from persist_spark.order_memory import MEMORY_COLUMNS, facts_of
 from persist_spark.read.damage import named_damage
 
 MAX_PLANS = 2  # the normal plan, then at most once the thorough one
@@ -164,7 +159,7 @@ def stage(
     parts = tuple(file.part() for file in files if file.kind in kinds)
     manifest = replace(
         manifest_for(description, schema, parts, outcome.counts, rows=outcome.rows_digest),
-        operators=dict(_states(files, planned.operators, outcome)),
+        operators=dict(_states(blob, schema, files, planned.operators, outcome)),
         stats=outcome.stats.to_json(),
     )
     stage_manifest(blob, manifest, attempt)
@@ -248,13 +243,33 @@ def check_rows(files: list[StagedFile], outcome: Written, prefix: str) -> None:
             )
 
 
+def _artifact(blob: Blob, schema: CollectionSchema, number: int, file: StagedFile) -> StateArtifact:
+    """A file of operator state, with what it holds."""
+    found, orders = file.footer, None
+    if file.kind == ORDER_INDEX_OPERATOR:
+        entries = rows_of(blob, BlobMetadata(file.key, file.size_bytes), MEMORY_COLUMNS, ROWS_AT_ONCE)
+        orders = facts_of(entries, schema, found.first_time or 0, found.last_time or 0)
+    return StateArtifact(
+        partition_id=number,
+        key=file.key,
+        size_bytes=file.size_bytes,
+        sha256=file.sha256,
+        rows=found.rows,
+        first_time=found.first_time,
+        last_time=found.last_time,
+        first_key=found.keys.first,
+        last_key=found.keys.last,
+        orders=orders,
+    )
+
+
 def _states(
-    files: list[StagedFile], operators: Mapping[str, bool], outcome: Counted
+    blob: Blob, schema: CollectionSchema, files: list[StagedFile], operators: Mapping[str, bool], outcome: Counted
 ) -> Iterator[tuple[str, OperatorState]]:
     """The state of each operator that has any after the batch, its files in the order of their keys."""
     for operator, is_delta in operators.items():
         if not outcome.state_rows[operator].held:
             continue
         state = sorted((file for file in files if file.kind == operator), key=lambda file: file.key)
-        artifacts = [StateArtifact(number, f.key, f.size_bytes, f.sha256) for number, f in enumerate(state)]
+        artifacts = [_artifact(blob, schema, number, file) for number, file in enumerate(state)]
         yield operator, OperatorState(is_delta, tuple(artifacts))

@@ -37,13 +37,17 @@ EntryT = TypeVar("EntryT", bound=_Entry)
 
 @dataclass(frozen=True)
 class PartitionState(_Entry):
-    """One artifact of an operator: `path` is relative to the checkpoint's folder, `sha256` hex of its bytes."""
+    """One artifact of an operator: `path` is relative to the checkpoint's folder, `sha256` hex of its bytes.
+
+    `facts`: what is known of its rows (`StateArtifact.facts`), which the committed digest of the chain binds.
+    """
 
     partition_id: int
     is_delta: bool
     path: str
     size_bytes: int
     sha256: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

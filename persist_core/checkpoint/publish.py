@@ -98,6 +98,7 @@ def manifest_of(manifest: BatchManifest, commit: Commit) -> CheckpointManifest:
                 path=state_path(name, each.partition_id, is_delta=state.is_delta),
                 size_bytes=each.size_bytes,
                 sha256=each.sha256,
+                facts=each.facts,
             )
             for each in state.artifacts
         )

@@ -4,13 +4,17 @@
     checkpoint manifest -> copies of these artifacts      replace what is damaged or no longer known
 
 A run starts from the checkpoint that the shard's newest commit names. The state of each operator is a chain: the
-artifacts of its last full snapshot and of every delta since, oldest first. Every digest is verified before the bytes
-are used. If an object and its copy are both missing or damaged, the error names the object, and the newest older
-checkpoint that is whole, for `persist restore`.
+artifacts of its last full snapshot and of every delta since, oldest first.
+
+A restore, a fork and fsck verify every digest. For a run, which may open few of the artifacts, whatever their size,
+the digests of `VERIFIED_BYTES` of them are verified, and the sizes of the rest: Spark verifies the pages that it reads,
+and a plain reader the digest of what it opens. If an object and its copy are both missing or damaged, the error names
+the object, and the newest older checkpoint that is whole, for `persist restore`.
 """
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,15 +24,17 @@ from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified
 from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.errors import CorruptArtifact, Corruption, StorageError
 from persist_core.handles.client import PersistClient
-from persist_core.shard.batch import OperatorState, StateArtifact, chain_digest
 from persist_core.shard.keys import state_path
+from persist_core.shard.operator_state import OperatorState, StateArtifact, chain_digest
 from persist_core.shard.state import ShardState
 from persist_core.time_text import show_time
+
+VERIFIED_BYTES = 4 << 20  # of operator state, by each mint: more would make its time grow with the state
 
 
 @dataclass(frozen=True)
 class RecoveredState:
-    """Operator state to start from: the chain of each operator, oldest first, every digest verified.
+    """Operator state to start from: the chain of each operator, oldest first.
 
     An operator without artifacts has no state. `notices` name damaged objects that a copy replaced.
     """
@@ -44,8 +50,12 @@ class _Link:
     operators: Mapping[str, OperatorState]
 
 
-def recover_newest(client: PersistClient, state: ShardState) -> RecoveredState:
+def recover_newest(
+    client: PersistClient, state: ShardState, *, verified_bytes: int | None = VERIFIED_BYTES
+) -> RecoveredState:
     """The operator state that the next run starts from: the one that the shard's newest commit binds.
+
+    Verifies the digests of at most `verified_bytes` (`None`: of all), newest artifacts first, and sizes beyond that.
 
     Raises `CorruptArtifact` like `recover`, and if the digests of the chains are not those in the state.
     """
@@ -53,7 +63,7 @@ def recover_newest(client: PersistClient, state: ShardState) -> RecoveredState:
     if parent is None or not state.operators:
         return RecoveredState({})
     with _naming_the_way_back(client, state, parent.checkpoint_id):
-        recovered = recover(client, state, parent.checkpoint_id)
+        recovered = _Recovery(client, state, verified_bytes).recover(parent.checkpoint_id)
         found = {name: chain_digest(chain) for name, chain in recovered.operators.items()}
         if found != state.operators:
             raise CorruptArtifact(
@@ -68,12 +78,14 @@ def recover(client: PersistClient, state: ShardState, checkpoint_id: str) -> Rec
 
     Raises `CorruptArtifact` naming the first object of a chain that is missing or damaged, if its copy is too.
     """
-    return _Recovery(client, state).recover(checkpoint_id)
+    return _Recovery(client, state, None).recover(checkpoint_id)
 
 
 class _Recovery:
-    def __init__(self, client: PersistClient, state: ShardState) -> None:
+    def __init__(self, client: PersistClient, state: ShardState, verified_bytes: int | None) -> None:
         self._client = client
+        self._unread = verified_bytes
+        self._sizes: dict[str, dict[str, int]] = {}
         self._checkpointer = BlobCheckpointer(client.blob, state.shard)
         self._commits = {commit.checkpoint_id: commit for commit in state.commits}
         self._notices: list[str] = []
@@ -112,11 +124,14 @@ class _Recovery:
             name: OperatorState(
                 saved.is_delta,
                 tuple(
-                    StateArtifact(
-                        partition_id=part.partition_id,
-                        key=self._checkpointer.layout.artifact(manifest.checkpoint_id, part.path),
-                        size_bytes=part.size_bytes,
-                        sha256=part.sha256,
+                    StateArtifact.from_json(
+                        {
+                            **part.facts,
+                            "partition_id": part.partition_id,
+                            "key": self._checkpointer.layout.artifact(manifest.checkpoint_id, part.path),
+                            "size_bytes": part.size_bytes,
+                            "sha256": part.sha256,
+                        }
                     )
                     for part in saved.partitions
                 ),
@@ -127,17 +142,37 @@ class _Recovery:
 
     def _whole(self, artifact: StateArtifact, copy_key: str) -> StateArtifact:
         """The artifact, or its copy if only the copy is intact."""
-        blob = self._client.blob
+        is_read = self._unread is None or artifact.size_bytes <= self._unread
+        if is_read and self._unread is not None:
+            self._unread -= artifact.size_bytes
+        check = self._check_digest if is_read else self._check_size
         try:
-            load_verified(blob, artifact.key, artifact.sha256)
+            check(artifact.key, artifact)
         except CorruptArtifact as error:
             try:
-                load_verified(blob, copy_key, artifact.sha256)
+                check(copy_key, artifact)
             except CorruptArtifact:
                 raise CorruptArtifact(f"{error}; its copy {copy_key} is missing or damaged too") from error
             self._notices.append(f"{error}. Its copy {copy_key} is used instead")
             return replace(artifact, key=copy_key)
         return artifact
+
+    def _check_digest(self, key: str, artifact: StateArtifact) -> None:
+        load_verified(self._client.blob, key, artifact.sha256)
+
+    def _check_size(self, key: str, artifact: StateArtifact) -> None:
+        """Lists each folder once."""
+        folder = f"{posixpath.dirname(key)}/"
+        if folder not in self._sizes:
+            entries = self._client.blob.list_keys_and_metadata(folder)
+            self._sizes[folder] = {entry.key: entry.size_bytes for entry in entries}
+        found = self._sizes[folder].get(key)
+        if found != artifact.size_bytes:
+            size = "missing" if found is None else f"{found} bytes"
+            raise CorruptArtifact(
+                f"artifact {key} in {self._client.blob.uri} is {size}; expected {artifact.size_bytes} bytes with"
+                f" SHA-256 {artifact.sha256}"
+            )
 
 
 @contextmanager

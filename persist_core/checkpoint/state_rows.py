@@ -9,7 +9,7 @@ import pyarrow as pa
 from persist_core.checkpoint.checkpointer import load_verified
 from persist_core.errors import CorruptArtifact
 from persist_core.location.blob import Blob
-from persist_core.shard.batch import StateArtifact
+from persist_core.shard.operator_state import StateArtifact
 from persist_core.shard.parts import PARQUET, PartFormat
 
 ROWS_AT_ONCE = 1 << 16

@@ -22,7 +22,6 @@ from persist_core.shard.batch import (
     BatchCounts,
     BatchDescription,
     BatchManifest,
-    OperatorState,
     Part,
     PartKind,
     Restored,
@@ -31,6 +30,7 @@ from persist_core.shard.batch import (
 from persist_core.shard.key_range import EVERYTHING, KeyRange, range_of
 from persist_core.shard.keys import manifest_key, part_key
 from persist_core.shard.machine import Machine
+from persist_core.shard.operator_state import OperatorState
 from persist_core.shard.parts import PARQUET, PartFormat, errs_schema, part_schema, rows_digest, updates_schema
 from persist_core.shard.state import Committed, UpperMismatch
 from persist_core.time_text import show_time

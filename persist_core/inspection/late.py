@@ -19,7 +19,8 @@ from persist_core.checkpoint.state_rows import state_rows
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.values import json_value
 from persist_core.schema import ACTED, BAD_KEY, BEATEN_BY, OP, ORDER, TIME, CollectionSchema
-from persist_core.shard.batch import LATE_OPERATOR, StateArtifact
+from persist_core.shard.batch import LATE_OPERATOR
+from persist_core.shard.operator_state import StateArtifact
 from persist_core.sources.natural_order import path_of
 
 _OPS = {"u": "upsert", "d": "delete", "t": "truncate"}

@@ -27,7 +27,8 @@ from persist_core.protocol.describe import stash_frontier
 from persist_core.protocol.restore_point import restore_token
 from persist_core.protocol.stages import Conflict, append
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, MISSING_ORDER, ORDER, POSITION, TIME
-from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, OperatorState, StateArtifact
+from persist_core.shard.batch import STASH_OPERATOR, BatchDescription
+from persist_core.shard.operator_state import OperatorState, StateArtifact
 from persist_core.shard.parts import errs_schema
 from persist_core.shard.state import Committed, ShardState
 from persist_core.sources.natural_order import path_of

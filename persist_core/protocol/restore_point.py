@@ -21,14 +21,9 @@ from persist_core.errors import CheckpointNotFound, CorruptArtifact, InvalidInpu
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import check_as_of
-from persist_core.shard.batch import (
-    HollowBatch,
-    OperatorState,
-    SourceFrontier,
-    StateArtifact,
-    last_time,
-)
+from persist_core.shard.batch import HollowBatch, SourceFrontier, last_time
 from persist_core.shard.keys import part_key
+from persist_core.shard.operator_state import OperatorState, StateArtifact
 from persist_core.shard.state import ShardState
 from persist_core.sources.registry import progress_of
 from persist_core.time_text import show_time

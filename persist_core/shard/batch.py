@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -19,6 +19,7 @@ from persist_core.errors import BadBounds, CorruptArtifact, InvalidInput
 from persist_core.schema import CollectionSchema
 from persist_core.shard.key_range import Key, KeyRange
 from persist_core.shard.keys import check_shard_name
+from persist_core.shard.operator_state import OperatorState, StateArtifact, chain_digest
 from persist_core.shard.sealed import seal, sealed_digest, unseal
 from persist_core.time_text import MAX_TIME, check_time, show_interval
 
@@ -64,39 +65,6 @@ class Part:
     def keys(self) -> KeyRange:
         """The range of its keys."""
         return KeyRange(self.first_key, self.last_key)
-
-
-@dataclass(frozen=True)
-class StateArtifact:
-    """One file of operator state: where its bytes are, and their SHA-256 (hex)."""
-
-    partition_id: int
-    key: str
-    size_bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class OperatorState:
-    """What one batch stages of one operator's state: all of it, or (`is_delta`) what it adds to the chain before it.
-
-    A delta without artifacts leaves the chain as it is. An operator without state is not named at all.
-    """
-
-    is_delta: bool
-    artifacts: tuple[StateArtifact, ...]
-
-    def __post_init__(self) -> None:
-        if not self.is_delta and not self.artifacts:
-            raise InvalidInput("a full operator state without artifacts; leave the operator out if it has no state")
-
-
-def chain_digest(artifacts: Iterable[StateArtifact], *, after: str = "") -> str:
-    """The digest of a chain of artifacts, oldest first; `after` is that of the chain that they continue."""
-    digest = after
-    for artifact in artifacts:
-        digest = hashlib.sha256(f"{digest}{artifact.sha256}".encode()).hexdigest()
-    return digest
 
 
 @dataclass(frozen=True)
@@ -196,7 +164,7 @@ class BatchDescription:
     def from_json(cls, data: Mapping[str, Any]) -> BatchDescription:
         """The inverse of `to_json`."""
         sources = {name: SourceFrontier(**source) for name, source in data["sources"].items()}
-        operators = {name: _artifacts(chain) for name, chain in data["operators"].items()}
+        operators = {name: tuple(map(StateArtifact.from_json, chain)) for name, chain in data["operators"].items()}
         return cls(**{**data, "sources": sources, "operators": operators})
 
 
@@ -344,7 +312,7 @@ class BatchManifest:
                     "parts": tuple(map(_part, body["parts"])),
                     "counts": BatchCounts(**body["counts"]),
                     "sources": {name: SourceFrontier(**source) for name, source in body["sources"].items()},
-                    "operators": {name: _operator_state(state) for name, state in body["operators"].items()},
+                    "operators": {name: OperatorState.from_json(state) for name, state in body["operators"].items()},
                     "restored": Restored(**body["restored"]) if body["restored"] else None,
                     "run": Run(**{**body["run"], "inputs": tuple(body["run"]["inputs"])}) if body["run"] else None,
                 }
@@ -355,17 +323,9 @@ class BatchManifest:
         return manifest
 
 
-def _artifacts(body: Iterable[Mapping[str, Any]]) -> tuple[StateArtifact, ...]:
-    return tuple(StateArtifact(**artifact) for artifact in body)
-
-
 def _part(body: Mapping[str, Any]) -> Part:
     keys = {name: None if body[name] is None else tuple(body[name]) for name in ("first_key", "last_key")}
     return Part(**{**body, **keys, "kind": PartKind(body["kind"])})
-
-
-def _operator_state(body: Mapping[str, Any]) -> OperatorState:
-    return OperatorState(body["is_delta"], _artifacts(body["artifacts"]))
 
 
 def last_time(upper: int | None) -> int:

@@ -100,6 +100,11 @@ def key_at(table: pa.Table, row: int, key: Sequence[Column]) -> Key:
     return tuple(_scalar(table[column.name].slice(row, 1), column) for column in key)
 
 
+def value_at(scalar: Scalar, column: Column) -> Any:
+    """The value of a column that a scalar stands for."""
+    return _arrow(scalar, column).as_py()
+
+
 def range_of_statistics(lowest: Sequence[Any], highest: Sequence[Any], key: Sequence[Column]) -> KeyRange:
     """The range between the lowest and the highest value of each key column, as Parquet stores them: integers,
     booleans, and bytes. Looser than `range_of` for more than one column."""

@@ -89,7 +89,7 @@ class ShardState:
 
     `seqno` is that of this very version (-1: not written yet); only the machine moves it, by one. `history_ms` says how
     far `since` may follow `upper` (None: all history is kept). `operators` maps each operator that has state to the
-    digest of its chain (`batch.chain_digest`) after the newest commit. `released`: the newest, oldest first.
+    digest of its chain (`operator_state.chain_digest`) after the newest commit. `released`: the newest, oldest first.
     """
 
     shard: str

@@ -28,8 +28,9 @@ from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.maintain import maintain
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchDescription, StateArtifact
+from persist_core.shard.batch import BatchDescription
 from persist_core.shard.keys import manifest_key
+from persist_core.shard.operator_state import StateArtifact
 from persist_core.shard.replace import NotReplaced, Replaced
 from persist_core.shard.state import Committed
 from persist_spark import frame, snapshot

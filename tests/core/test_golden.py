@@ -28,14 +28,13 @@ from persist_core.shard.batch import (
     STASH_OPERATOR,
     BatchCounts,
     BatchManifest,
-    OperatorState,
     Part,
     PartKind,
     Restored,
     SourceFrontier,
-    StateArtifact,
 )
 from persist_core.shard.keys import manifest_key, part_key
+from persist_core.shard.operator_state import OperatorState, StateArtifact
 from persist_core.shard.stats import DryRun
 from persist_core.sources.files import FrozenInput, InputFile
 from persist_core.sources.ledger import Ledger

@@ -28,8 +28,9 @@ from persist_core.protocol.restore_point import RestorePoint, copy_operators
 from persist_core.protocol.stages import Conflict
 from persist_core.schema import ORDER
 from persist_core.shard import state as transitions
-from persist_core.shard.batch import LATE_OPERATOR, STASH_OPERATOR, BatchDescription, OperatorState
+from persist_core.shard.batch import LATE_OPERATOR, STASH_OPERATOR, BatchDescription
 from persist_core.shard.keys import CheckpointLayout
+from persist_core.shard.operator_state import OperatorState
 from persist_core.shard.state import Committed, ShardState, UpperMismatch
 from tests.sim.simulator import orders
 from tests.sim.simulator.reading import LEASE_MS

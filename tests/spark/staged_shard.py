@@ -17,8 +17,9 @@ from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.oracle.upsert import Record
 from persist_core.schema import CollectionSchema
-from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchManifest, StateArtifact
+from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchManifest
 from persist_core.shard.keys import attempt_prefix, manifest_key
+from persist_core.shard.operator_state import StateArtifact
 from persist_core.shard.state import Committed
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 from tests.spark.upsert_cases import to_records

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,10 +33,11 @@ from persist_core.schema import (
     PART,
     RAISED,
     TIME,
+    Column,
 )
 from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, PartKind
 from persist_spark.frame import part_type
-from persist_spark.upsert.memory import Memory
+from persist_spark.order_memory import Memory, facts_of
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import persistent_upsert
 from persist_spark.upsert.rules import SequenceRules
@@ -142,7 +143,7 @@ class SequenceShard:
                 sequence=order,
                 seen=SeenBefore(
                     self._frame(self.index, index_type(schema, ORDER_TYPE)),
-                    Memory.of([self._entries()], before),
+                    self._memory(before),
                     slots,
                     self._frame(self.late, late_type(schema, ORDER_TYPE)),
                 ),
@@ -157,6 +158,12 @@ class SequenceShard:
         if not rows:
             return None
         return self.spark.createDataFrame([tuple(row[name] for name in columns.names) for row in rows], columns)
+
+    def _memory(self, before: int | None) -> Memory:
+        times = [row[TIME] for row in self.index]
+        schema = replace(self.domain.schema, order=(Column("seq", "bigint"),))
+        facts = [facts_of([self._entries()], schema, min(times), max(times))] if times else []
+        return Memory.of(facts, schema, before)
 
     def _entries(self) -> pa.Table:
         """The index as its files hold it."""

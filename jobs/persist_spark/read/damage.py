@@ -30,8 +30,9 @@ from persist_core.handles.slow_reads import too_slow
 from persist_core.location.blob import Blob, BlobMetadata
 from persist_core.protocol.fork_records import readable_forks
 from persist_core.schema import DIFF, PART
-from persist_core.shard.batch import BatchManifest, Part, StateArtifact
+from persist_core.shard.batch import BatchManifest, Part
 from persist_core.shard.keys import MANIFEST, owner_of
+from persist_core.shard.operator_state import StateArtifact
 from persist_spark.compat import ENGINE_ERRORS
 from persist_spark.digests import THREADS, digests_of
 

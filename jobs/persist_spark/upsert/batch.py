@@ -13,7 +13,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 from pyspark.storagelevel import StorageLevel
 
-from persist_core.checkpoint.state_rows import state_rows
 from persist_core.errors import InvariantViolation, RejectedRecord, TooManyErrors
 from persist_core.handles.client import PersistClient
 from persist_core.protocol.stages import check_not_outdated
@@ -27,13 +26,14 @@ from persist_core.shard.batch import (
     PartKind,
 )
 from persist_core.shard.keys import attempt_prefix
+from persist_core.shard.operator_state import OrderFacts, StateArtifact
 from persist_spark.frame import ORDER, named, order_type, records_type, slot_names
+from persist_spark.order_memory import Memory
 from persist_spark.read.damage import check_sizes, part_sizes
 from persist_spark.read.parts import listing, scan_keys
 from persist_spark.session import ONE_TASK_BYTES, OUR_PLANS, settings, stage_settings
 from persist_spark.stage import stage
 from persist_spark.upsert.lookup import committed_updates, expects_few_files, key_ranges
-from persist_spark.upsert.memory import MEMORY_COLUMNS, Memory
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
 from persist_spark.upsert.rejected import rejected_records, show_samples
@@ -172,9 +172,17 @@ def _seen(
     late = _operator_state(spark, client, description, LATE_OPERATOR, late_type(schema, order))
     index = _operator_state(spark, client, description, ORDER_INDEX_OPERATOR, index_type(schema, order))
     chain = description.operators.get(ORDER_INDEX_OPERATOR, ())
-    entries = (rows for artifact in chain for rows in state_rows(client.blob, artifact, MEMORY_COLUMNS))
-    memory = Memory.of(entries, rules.forgets_before)
+    memory = Memory.of([_orders(artifact) for artifact in chain], schema, rules.forgets_before)
     return rules, SeenBefore(index, memory, late=None if rules.is_late_delta else late)
+
+
+def _orders(artifact: StateArtifact) -> OrderFacts:
+    if artifact.orders is None:
+        raise InvariantViolation(
+            f"{artifact.key} is of the order index, and its manifest does not say which orders it holds; expected"
+            " `orders`. Nothing was committed; this is a defect, please report it with the job's log"
+        )
+    return artifact.orders
 
 
 def _slots(records: DataFrame, stash: DataFrame | None, schema: CollectionSchema) -> DataFrame:

@@ -51,6 +51,7 @@ from persist_core.schema import (
 )
 from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR
 from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, passed, quoted, user_fields
+from persist_spark.order_memory import NOTHING, Memory, Order
 from persist_spark.upsert.counts import (
     AT,
     ENTERS,
@@ -65,7 +66,6 @@ from persist_spark.upsert.counts import (
     VALUE,
 )
 from persist_spark.upsert.lookup import of_slots
-from persist_spark.upsert.memory import NOTHING, Memory, Order
 from persist_spark.upsert.rules import ENTRY, IS_OLD, TRUNCATED, UpsertRules
 
 _NEVER = -1  # the time of entries: before all that a slot was and will be
@@ -168,7 +168,7 @@ def _literal(order: Order | None, order_type: T.StructType) -> Column:
     """
     if order is None:
         return F.lit(None).cast(order_type)
-    values = [value.isoformat() if isinstance(value, date) else value for value in order.values()]
+    values = [value.isoformat() if isinstance(value, date) else value for value in order]
     given = zip(values, order_type.fields, strict=True)
     return F.struct(*[F.lit(value).cast(field.dataType).alias(field.name) for value, field in given])
 
@@ -227,7 +227,7 @@ def with_full_state(changes: DataFrame, seen: SeenBefore, rules: UpsertRules) ->
     added = []
     if not order.is_index_delta and (seen.memory.floor or seen.memory.marked):
         kinds = {FLOOR: seen.memory.floor, FORGOTTEN: seen.memory.marked}
-        rows = [(tuple(found[0].values()), found[1], kind) for kind, found in kinds.items() if found is not None]
+        rows = [(*found, kind) for kind, found in kinds.items() if found is not None]
         columns = T.StructType(_entry_fields(_order_of(changes)))
         entries = changes.sparkSession.createDataFrame(rows, columns)
         given = {name: name for name in columns.names}

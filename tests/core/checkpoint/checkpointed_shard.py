@@ -20,7 +20,8 @@ from persist_core.location.blob import BlobMetadata
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchDescription, OperatorState, SourceFrontier, StateArtifact
+from persist_core.shard.batch import BatchDescription, SourceFrontier
+from persist_core.shard.operator_state import OperatorState, StateArtifact
 from persist_core.shard.state import Committed
 
 SCHEMA = CollectionSchema(key=(Column("id", "bigint", nullable=False),))

@@ -6,17 +6,22 @@ recovery, restore and fork alike.
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
+
 import pytest
 
 from persist_core.checkpoint.chains import walk
 from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState, SavedOperator
-from persist_core.checkpoint.recovery import recover, recover_newest
+from persist_core.checkpoint.recovery import VERIFIED_BYTES, RecoveredState, recover, recover_newest
 from persist_core.checkpoint.retention import plan_retention
 from persist_core.errors import CorruptArtifact, InvalidInput, StateNotRead
+from persist_core.location.mem import MemBlob
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
-from persist_core.shard.batch import BatchDescription, chain_digest
+from persist_core.shard.batch import BatchDescription
+from persist_core.shard.operator_state import OrderFacts, StateArtifact, chain_digest
 from persist_core.shard.state import Committed
 from persist_core.testing.checkpoint_conformance import checkpoint_ids
 from tests.core.checkpoint.checkpointed_shard import KEEP_ONE, SCHEMA, Shard
@@ -165,3 +170,55 @@ def test_the_root_of_a_pinned_chain_cannot_be_deleted() -> None:
 
 
 IDS = checkpoint_ids(6)
+
+
+class Counting(MemBlob):
+    """Says which keys were fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+
+    def get(self, key: str) -> bytes | None:
+        self.fetched.append(key)
+        return super().get(key)
+
+
+def test_a_mint_fetches_only_so_many_bytes_of_operator_state_and_knows_the_sizes_of_the_rest() -> None:
+    blob = Counting()
+    shard = Shard(blob)
+    shard.commit(state=b"a" * VERIFIED_BYTES)
+    newest = shard.commit(is_delta=True, state=b"b")
+    shard.publish()
+    state, (large, small) = shard.client.state("s"), shard.chains["upsert"]
+    blob.fetched.clear()
+    assert recover_newest(shard.client, state) == RecoveredState({"upsert": (large, small)})
+    assert [key for key in blob.fetched if key.endswith(".bin")] == [small.key]
+
+    whole = blob.get(large.key)
+    assert whole is not None
+    blob.set(large.key, b"z" + whole[1:])
+    assert recover_newest(shard.client, state).notices == ()
+    assert [v.check for v in fsck(shard.client, "s").violations] == ["operator_state"]
+    assert len(recover(shard.client, state, newest).notices) == 1, "a restore verifies every digest"
+
+    blob.set(large.key, whole[1:])
+    (used, _), notices = (found := recover_newest(shard.client, state)).operators["upsert"], found.notices
+    assert "is used instead" in notices[0]
+    assert blob.get(used.key) == whole
+
+
+def test_facts_about_rows_are_bound_by_the_commit_and_survive_in_checkpoints() -> None:
+    orders = OrderFacts(((1, "a", None), 5), None, (((2, "b", 3), 6),), has_bad_keys=False)
+    known = StateArtifact(0, "s/batches/a/x.bin", 8, "e" * 64, 2, 5, 6, (1,), (7, "z"), orders)
+    assert StateArtifact.from_json(json.loads(json.dumps(asdict(known)))) == known
+    for other in (replace(known, last_time=7), replace(known, rows=None), replace(known, orders=None)):
+        assert chain_digest([other]) != chain_digest([known])
+    assert chain_digest([replace(known, key="s/batches/b/y.bin", partition_id=3)]) == chain_digest([known])
+    part = PartitionState(0, False, "operators/x/partition-0.snap", 8, "e" * 64, known.facts)
+    manifest = CheckpointManifest(
+        checkpoint_id=checkpoint_ids(1)[0], epoch=1, timestamp_ms=1, operators={"x": SavedOperator((part,), 8)}
+    )
+    (read,) = CheckpointManifest.decode(manifest.encode()).operators["x"].partitions
+    assert StateArtifact.from_json({**asdict(known), **read.facts}) == known
+    assert not manifest.differences(CheckpointManifest.decode(manifest.encode()))

@@ -17,15 +17,9 @@ from persist_core.oracle.sequence import OrderMemory, Precedence, Seen
 from persist_core.oracle.upsert import Record, drain_sealed_input
 from persist_core.protocol import stages
 from persist_core.schema import ACTED, BAD_KEY, BEATEN_BY, MISSING_ORDER, OP, ORDER, TIME, Column, order_type
-from persist_core.shard.batch import (
-    LATE_OPERATOR,
-    ORDER_INDEX_OPERATOR,
-    STASH_OPERATOR,
-    BatchDescription,
-    OperatorState,
-    StateArtifact,
-)
+from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchDescription
 from persist_core.shard.keys import part_key
+from persist_core.shard.operator_state import OperatorState, StateArtifact
 from tests.core.oracle.strategies import SCHEMA
 from tests.core.protocol.restored_shard import SHARD, Collection, as_tables, from_errs, from_oks
 

@@ -26,8 +26,9 @@ from persist_core.protocol import stages
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.protocol.stages import Minted
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME
-from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, OperatorState, StateArtifact
+from persist_core.shard.batch import STASH_OPERATOR, BatchDescription
 from persist_core.shard.keys import part_key
+from persist_core.shard.operator_state import OperatorState, StateArtifact
 from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.state import Committed
 from persist_core.sources.files import FrozenInput

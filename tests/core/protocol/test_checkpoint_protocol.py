@@ -19,8 +19,9 @@ from persist_core.location.open import OpenLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted
-from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, OperatorState, StateArtifact
+from persist_core.shard.batch import STASH_OPERATOR, BatchDescription
 from persist_core.shard.keys import part_key
+from persist_core.shard.operator_state import OperatorState, StateArtifact
 from persist_core.shard.state import Committed
 
 SNAPSHOT_EVERY = 4

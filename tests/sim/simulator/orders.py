@@ -26,16 +26,9 @@ from persist_core.oracle.consolidate import Err, Slot, Value, canonical_bytes
 from persist_core.oracle.sequence import OrderMemory, Precedence, Seen
 from persist_core.oracle.upsert import Drained
 from persist_core.schema import DIFF, ENDED, ORDER, POSITION, TIME
-from persist_core.shard.batch import (
-    LATE_OPERATOR,
-    ORDER_INDEX_OPERATOR,
-    BatchDescription,
-    BatchManifest,
-    HollowBatch,
-    OperatorState,
-    StateArtifact,
-)
+from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, BatchDescription, BatchManifest, HollowBatch
 from persist_core.shard.keys import part_key
+from persist_core.shard.operator_state import OperatorState, StateArtifact
 from tests.sim.simulator.workload import Remembered
 
 _NAMES = ["by0", *(column.name for column in POSITION)]  # of the order's fields

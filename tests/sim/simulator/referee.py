@@ -27,9 +27,10 @@ from persist_core.handles.load import load_manifest
 from persist_core.location.blob import Blob
 from persist_core.location.consensus import VersionedData
 from persist_core.oracle.consolidate import Slot, UpsertDiff, Value
-from persist_core.shard.batch import BatchManifest, StateArtifact
+from persist_core.shard.batch import BatchManifest
 from persist_core.shard.codec import decode_state
 from persist_core.shard.invariants import check_step
+from persist_core.shard.operator_state import StateArtifact
 from persist_core.shard.state import Commit, ShardState
 from persist_core.sources.ledger import Ledger
 from tests.sim.simulator import orders

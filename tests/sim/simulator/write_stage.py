@@ -29,14 +29,9 @@ from persist_core.oracle.upsert import (
 )
 from persist_core.protocol import stages
 from persist_core.schema import DIFF, ENDED, TIME
-from persist_core.shard.batch import (
-    STASH_OPERATOR,
-    BatchDescription,
-    BatchManifest,
-    OperatorState,
-    StateArtifact,
-)
+from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchManifest
 from persist_core.shard.keys import part_key
+from persist_core.shard.operator_state import OperatorState, StateArtifact
 from persist_core.shard.parts import updates_schema
 from persist_core.sources.files import FrozenInput, check_unchanged
 from persist_core.sources.frozen import load_frozen

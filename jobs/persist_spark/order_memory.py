@@ -1,0 +1,127 @@
+"""What of the order index belongs to no slot: the floor, and the highest order that is forgotten.
+
+    a file of the index, when it is staged ──four columns──> `OrderFacts`, in the manifest
+    facts of all files of the chain ───────────────────────> `Memory`: a few values, literals in the plan of a batch
+
+So a batch opens no file of the index for them, whatever the index's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist_core.schema import (
+    BAD_KEY,
+    DELETED,
+    FLOOR,
+    FORGOTTEN,
+    INDEX_KIND,
+    ORDER,
+    POSITION,
+    TIME,
+    CollectionSchema,
+    Column,
+)
+from persist_core.shard.key_range import key_at, value_at
+from persist_core.shard.operator_state import OrderFacts, OrderKey
+
+MEMORY_COLUMNS = (INDEX_KIND, TIME, ORDER, BAD_KEY)
+Order = tuple[Any, ...]  # the values of an order struct
+STEPS = 16  # of tombstones by time, in the facts of a file: one more order each in every manifest that names it
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The highest orders of their kinds, with the times (ms) at which they acted; `None`: the index has none.
+
+    `floor`: of truncates. `marked`: of tombstones that the index says are forgotten. `forgotten`: the highest order
+    that may be forgotten, marked or only old; it may be too high, because a tombstone can be void, or remembered for
+    the stash, or a little younger than what is forgotten.
+    """
+
+    floor: tuple[Order, int] | None = None
+    marked: tuple[Order, int] | None = None
+    forgotten: Order | None = None
+    has_bad_keys: bool = True
+
+    @classmethod
+    def of(cls, facts: Iterable[OrderFacts], schema: CollectionSchema, forgets_before: int | None) -> Memory:
+        """From what is known of the files of the index. Tombstones that acted before `forgets_before` (ms; `None`:
+        no time) are old."""
+        known = list(facts)
+        floor = _highest([each.floor for each in known if each.floor])
+        marked = _highest([each.forgotten for each in known if each.forgotten])
+        steps = [step for each in known for step in each.deleted]
+        old = [step for step in steps if forgets_before is not None and step[1] < forgets_before]
+        forgotten = _highest([*old, *([marked] if marked else [])])
+        return cls(
+            None if floor is None else (_values(floor[0], schema), floor[1]),
+            None if marked is None else (_values(marked[0], schema), marked[1]),
+            None if forgotten is None else _values(forgotten[0], schema),
+            any(each.has_bad_keys for each in known),
+        )
+
+
+NOTHING = Memory()
+
+
+def facts_of(entries: Iterable[pa.Table], schema: CollectionSchema, first_time: int, last_time: int) -> OrderFacts:
+    """The facts of a file of the index from its entries, in `MEMORY_COLUMNS`, which lie between these times."""
+    has_bad_keys = False
+    found: dict[str, list[tuple[OrderKey, int]]] = {FLOOR: [], FORGOTTEN: []}
+    steps: dict[int, list[tuple[OrderKey, int]]] = {}
+    width = (last_time - first_time) // STEPS + 1
+    for table in entries:
+        has_bad_keys = has_bad_keys or table[BAD_KEY].null_count < len(table)
+        for kind, orders in found.items():
+            orders += _highest_row(table.filter(pc.equal(table[INDEX_KIND], kind)), schema)
+        deleted = table.filter(pc.equal(table[INDEX_KIND], DELETED))
+        step_of = pc.divide(pc.subtract(deleted[TIME], first_time), width)
+        for step in pc.unique(step_of).to_pylist():
+            of_step = deleted.filter(pc.equal(step_of, step))
+            since = pc.min(of_step[TIME]).as_py()
+            steps.setdefault(step, []).extend((order, since) for order, _ in _highest_row(of_step, schema))
+    deleted_steps = tuple(
+        (highest[0], min(since for _, since in in_step))
+        for _, in_step in sorted(steps.items())
+        if (highest := _highest(in_step))
+    )
+    return OrderFacts(_highest(found[FLOOR]), _highest(found[FORGOTTEN]), deleted_steps, has_bad_keys)
+
+
+def _order_columns(schema: CollectionSchema) -> Sequence[Column]:
+    return (*(schema.order or ()), *POSITION)
+
+
+def _values(order: OrderKey, schema: CollectionSchema) -> Order:
+    """As Python's values."""
+    columns = zip(order, _order_columns(schema), strict=True)
+    return tuple(None if scalar is None else value_at(scalar, column) for scalar, column in columns)
+
+
+def _highest(orders: Sequence[tuple[OrderKey, int]]) -> tuple[OrderKey, int] | None:
+    """The highest order, then time; null is the least, as in Spark."""
+    return max(orders, key=lambda each: ([(cell is not None, cell) for cell in each[0]], each[1]), default=None)
+
+
+def _highest_row(rows: pa.Table, schema: CollectionSchema) -> list[tuple[OrderKey, int]]:
+    """The row with the highest order, then time; none of none."""
+    if not len(rows):
+        return []
+    columns = _order_columns(schema)
+    for place in range(len(columns)):
+        rows = _where_highest(rows, pc.struct_field(rows[ORDER], [place]))
+    row = _where_highest(rows, rows[TIME]).slice(0, 1)
+    cells = {str(place): pc.struct_field(row[ORDER], [place]) for place in range(len(columns))}
+    named = [Column(str(place), column.type) for place, column in enumerate(columns)]
+    return [(key_at(pa.table(cells), 0, named), row[TIME][0].as_py())]
+
+
+def _where_highest(rows: pa.Table, values: pa.ChunkedArray) -> pa.Table:
+    highest = pc.max(values)
+    return rows.filter(pc.equal(values, highest)) if highest.is_valid else rows
