@@ -34,11 +34,22 @@ from persist_core.cli.run import run
 from persist_core.cli.session import Session, with_session
 from persist_core.cli.shards import check, checkpoints, commits, conflicts, describe, shards
 from persist_core.errors import InvalidInput, PersistError
-from persist_core.inspection.rows import ERR_COLUMNS, errors_in_order, in_key_order, in_time_order, key_of
+from persist_core.handles.limited import LimitedReader, ReadBudget
+from persist_core.handles.read import check_as_of
+from persist_core.inspection.rows import (
+    ERR_COLUMNS,
+    errors_in_order,
+    first_changes,
+    first_rows,
+    in_key_order,
+    in_time_order,
+    key_of,
+)
 from persist_core.inspection.values import rows_of
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_PAYLOAD, MISSING_ORDER, RESERVED_PREFIX, TIME
 from persist_core.time_text import parse_time, show_time
 
+MAX_BYTES_HELD = 512 << 20  # decoded, of a read with a limit
 DEFAULT_ROWS = 100  # rows of a table printed for people without --limit; JSON has all
 _INTERRUPTED = 130  # 128 + SIGINT, as in shells
 _TERMINATED = 143  # 128 + SIGTERM
@@ -74,10 +85,15 @@ _key_option = click.option(
 @with_session
 def snapshot(session: Session, shard: str, as_of: str | None, key: tuple[str, ...], limit: int | None) -> None:
     """The rows of SHARD (a collection or view) as of a time, ordered by key; of a view, by all columns."""
-    reader = session.client.open_reader(shard)
     state = session.client.state(shard)
-    table = reader.snapshot(_time(as_of, "--as-of"), keys=key_of(state, key))
-    _print_rows(session, in_key_order(state, table), limit, "no rows")
+    time, keys = _time(as_of, "--as-of"), key_of(state, key)
+    rows = _limit(session, limit)
+    if rows is None:
+        table = in_key_order(state, session.client.open_reader(shard).snapshot(time, keys=keys))
+        found = table, len(table)
+    else:
+        found = first_rows(_limited(session, shard), state, check_as_of(state, time), keys, 0, rows)
+    _print_rows(session, found, "no rows")
 
 
 @persist.command()
@@ -98,11 +114,16 @@ def changes(
     limit: int | None,
 ) -> None:
     """The updates of SHARD between two times: what was inserted (diff > 0) and retracted (diff < 0), and when."""
-    reader = session.client.open_reader(shard)
-    read = reader.error_changes if errs else reader.changes
     state = session.client.state(shard)
-    table = read(parse_time(after, what="--after"), _time(through, "--through"), keys=key_of(state, key))
-    _print_rows(session, in_time_order(state, table), limit, "no changes")
+    begin, end = parse_time(after, what="--after"), check_as_of(state, _time(through, "--through"))
+    keys, rows = key_of(state, key), _limit(session, limit)
+    if rows is None:
+        reader = session.client.open_reader(shard)
+        table = in_time_order(state, (reader.error_changes if errs else reader.changes)(begin, end, keys=keys))
+        found = table, len(table)
+    else:
+        found = first_changes(_limited(session, shard), state, begin, end, keys, 0, rows, of_errors=errs)
+    _print_rows(session, found, "no changes")
 
 
 @persist.command()
@@ -118,25 +139,34 @@ def errors(session: Session, shard: str, as_of: str | None, limit: int | None, r
             raise InvalidInput("--rejected and --as-of exclude each other: a refused batch is not in the shard")
         print_rejected(session, shard, limit)
         return
-    table = errors_in_order(
-        session.client.state(shard), session.client.open_reader(shard).errors(_time(as_of, "--as-of"))
-    )
+    rows = _limit(session, limit)
+    reader = session.client.open_reader(shard) if rows is None else _limited(session, shard)
+    table = errors_in_order(session.client.state(shard), reader.errors(_time(as_of, "--as-of")))
     columns = table.column_names if session.as_json else table.column_names[: len(ERR_COLUMNS)]
-    _print_rows(session, table.select(columns), limit, "no errors")
+    _print_rows(session, (table.select(columns).slice(0, rows), len(table)), "no errors")
     if not session.as_json and MISSING_ORDER in table[ERR_KIND].to_pylist():
         output.print_line(f"no record removes errors of kind {MISSING_ORDER}; `persist resolve {shard}` does")
 
 
-def _print_rows(session: Session, table: pa.Table, limit: int | None, empty: str) -> None:
-    """Rows as NDJSON, or as a table with its system columns under short names."""
+def _limit(session: Session, limit: int | None) -> int | None:
+    """How many rows are printed; `None`: all."""
+    return DEFAULT_ROWS if limit is None and not session.as_json else limit
+
+
+def _limited(session: Session, shard: str) -> LimitedReader:
+    return LimitedReader(session.client, shard, ReadBudget(MAX_BYTES_HELD))
+
+
+def _print_rows(session: Session, found: tuple[pa.Table, int], empty: str) -> None:
+    """Rows as NDJSON, or as a table with its system columns under short names, and how many rows were left out."""
+    shown, total = found
     if session.as_json:
-        output.print_ndjson(rows_of(table if limit is None else table.slice(0, limit)))
+        output.print_ndjson(rows_of(shown))
         return
-    shown = table.slice(0, DEFAULT_ROWS if limit is None else limit)
     rows = (_row_for_people(row) for row in rows_of(shown))
-    output.print_table([_short(name, table.column_names) for name in table.column_names], rows, empty=empty)
-    if len(shown) < len(table):
-        output.print_line(f"{len(table) - len(shown)} more rows; --limit {len(table)} shows all, --json too")
+    output.print_table([_short(name, shown.column_names) for name in shown.column_names], rows, empty=empty)
+    if len(shown) < total:
+        output.print_line(f"{total - len(shown)} more rows; --limit {total} shows all, --json too")
 
 
 def _row_for_people(row: Mapping[str, Any]) -> list[Any]:

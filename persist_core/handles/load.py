@@ -64,19 +64,24 @@ def read_part(blob: Blob, part: Part, schema: pa.Schema, part_format: PartFormat
 
 
 def read_part_batches(
-    blob: Blob, part: Part, schema: pa.Schema, part_format: PartFormat = PARQUET, *, rows: int
+    blob: Blob, part: Part, schema: pa.Schema, part_format: PartFormat = PARQUET, *, rows: int, is_packed: bool = False
 ) -> Iterator[pa.Table]:
-    """The same, at most `rows` rows at a time."""
+    """The same, at most `rows` rows at a time; `is_packed`: as `PartFormat.batches` says, else exactly `schema`."""
     data = load_part(blob, part)
     with _decoding(blob, part):
-        for table in part_format.batches(data, schema.names, rows):
+        for table in part_format.batches(data, schema.names, rows, is_packed=is_packed):
             yield _with_columns(table, schema)
 
 
 def _with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
     there = set(table.column_names)
-    columns = [table[f.name].cast(f.type) if f.name in there else pa.nulls(table.num_rows, f.type) for f in schema]
-    return pa.table(columns, schema=schema)
+    columns = [_column(table[f.name], f.type) if f.name in there else pa.nulls(table.num_rows, f.type) for f in schema]
+    return pa.table(columns, schema=pa.schema([f.with_type(c.type) for f, c in zip(schema, columns, strict=True)]))
+
+
+def _column(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
+    is_packed = pa.types.is_dictionary(column.type) and column.type.value_type == wanted
+    return column if is_packed else column.cast(wanted)
 
 
 @contextmanager

@@ -122,17 +122,24 @@ class ReadHandle:
         """The same of a state that was read before. Its files may be gone if that was long ago: `ReadTooSlow`."""
         schema = schema_of(state)
         time = check_as_of(state, as_of)
+        return self._fit(self._as_of(state, time, updates_schema(schema, orders=False), keys), schema, time)
+
+    def _as_of(
+        self, state: ShardState, time: int, columns: pa.Schema, keys: Sequence[KeyRange] | None = None
+    ) -> pa.Table:
+        """The rows as of `time`, with these columns: the key's, time and diff at least; without a key, all."""
+        schema = schema_of(state)
         batches = [batch for batch in state.batches if batch.lower <= time]
-        columns = updates_schema(schema, orders=False)
         below, above = (
             self._read_keys(some, columns, lambda b, m: pieces.oks_as_of(b, m, time), schema, keys)
             for some in (batches[:1], batches[1:])
         )
         is_run = bool(batches) and batches[0].run_changed_at is not None
         if schema.key and is_run and pc.all(pc.equal(below[DIFF], 1)).as_py() is not False:
-            live = self._live_above(below, above, schema, time)
-        else:
-            live = self._live(pa.concat_tables([below, above]), schema.key_names, time, schema)
+            return self._live_above(below, above, schema, time)
+        return self._live(pa.concat_tables([below, above]), schema.key_names, time, schema)
+
+    def _fit(self, live: pa.Table, schema: CollectionSchema, time: int) -> pa.Table:
         try:
             return live.select(schema.arrow().names).cast(schema.arrow())
         except (pa.ArrowException, ValueError) as error:  # a null in a column that is not nullable
@@ -304,6 +311,9 @@ class ReadHandle:
                 raise self._broken(key, what, time)
         raise self._broken(dict.fromkeys(keys), "updates", time)  # a null key joins nothing
 
+    def _before_copies(self, counted: pa.Table) -> None:
+        """Called before rows are copied, each as often as its diff says."""
+
     def _broken(self, key: dict[str, object], what: str, time: int) -> InvariantViolation:
         return InvariantViolation(
             f"shard {self.shard}: key {show_row(key)} has {what}, as of {show_time(time)}; a key has at most one"
@@ -324,6 +334,7 @@ class ReadHandle:
             )
         if pc.max(counted[DIFF]).as_py() in (None, 1):
             return counted
+        self._before_copies(counted)
         copies = itertools.chain.from_iterable(
             itertools.repeat(row, diff) for row, diff in enumerate(counted[DIFF].to_pylist())
         )

@@ -1,7 +1,8 @@
 """Pages of a shard's contents, read by pyarrow within bounds: rows as of a time, changes between two, errors.
 
-A reader has to join insertions with retractions, so a page costs what the whole read costs. A read that would open more
-rows or bytes than the bounds is refused before it begins, from the counts in the state.
+A reader has to join insertions with retractions, so a page costs the keys of the whole read. A read that would open
+more rows or stored bytes than the bounds is refused before it begins, from the counts in the state; one that would hold
+more decoded bytes is refused as soon as it does (`handles.limited`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pyarrow as pa
 
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
+from persist_core.handles.limited import LimitedReader, ReadBudget
 from persist_core.handles.read import ReadHandle, check_as_of, schema_of
 from persist_core.inspection.facts import ColumnFacts, RowsPage
 from persist_core.inspection.values import rows_of
@@ -24,8 +26,10 @@ from persist_core.shard.state import ShardState
 
 MAX_ROWS_READ = 2_000_000
 MAX_BYTES_READ = 256 << 20  # of Parquet
+MAX_BYTES_HELD = 128 << 20  # decoded, of one page
 MAX_LIMIT = 1_000  # rows of one page
 MAX_CELL_CHARS = 2_000
+_ROWS_AT_ONCE = 20  # of a page as Python objects, before their texts are cut
 ERR_COLUMNS = (TIME, ERR_KIND, ERR_KEY, ERR_MESSAGE, ERR_PAYLOAD)  # in the order in which errors are shown
 
 
@@ -41,41 +45,90 @@ class Cut:
     limit: int = 100
     cell_chars: int = MAX_CELL_CHARS
 
+    @property
+    def rows(self) -> int:
+        """How many rows it takes at most."""
+        return min(self.limit, MAX_LIMIT)
 
-def rows_as_of(client: PersistClient, shard: str, as_of: int | None, cut: Cut) -> RowsPage:
+
+def rows_as_of(
+    client: PersistClient, shard: str, as_of: int | None, cut: Cut, *, budget: ReadBudget | None = None
+) -> RowsPage:
     """A page of the rows, in the order of the key (of a view: of all columns).
 
     Raises `OutsideFrontiers`, and `InvalidInput` for a read that is too large or a key that is not one.
     """
-    state, reader = client.state(shard), client.open_reader(shard)
+    state, reader = client.state(shard), LimitedReader(client, shard, budget or ReadBudget(MAX_BYTES_HELD))
     time, keys = check_as_of(state, as_of), key_of(state, cut.key)
     _check_size(reader, state, [batch for batch in state.batches if batch.lower <= time], keys)
-    return _page(state, in_key_order(state, reader.snapshot(time, keys=keys)), None, time, cut)
+    return _page(state, first_rows(reader, state, time, keys, cut.offset, cut.rows), None, time, cut)
 
 
 def changes_between(
-    client: PersistClient, shard: str, after: int, through: int | None, cut: Cut, *, of_errors: bool = False
+    client: PersistClient,
+    shard: str,
+    after: int,
+    through: int | None,
+    cut: Cut,
+    *,
+    of_errors: bool = False,
+    budget: ReadBudget | None = None,
 ) -> RowsPage:
     """A page of the updates with `after < time <= through`, by time and key, with their time and diff.
 
     Raises as `rows_as_of` does.
     """
-    state, reader = client.state(shard), client.open_reader(shard)
+    state, reader = client.state(shard), LimitedReader(client, shard, budget or ReadBudget(MAX_BYTES_HELD))
     time, keys = check_as_of(state, through), key_of(state, cut.key)
     batches = [b for b in state.batches if b.lower <= time and (b.upper is None or b.upper > after + 1)]
     _check_size(reader, state, batches, keys)
-    read = reader.error_changes if of_errors else reader.changes
-    return _page(state, in_time_order(state, read(after, time, keys=keys)), after, time, cut)
+    found = first_changes(reader, state, after, time, keys, cut.offset, cut.rows, of_errors=of_errors)
+    return _page(state, found, after, time, cut)
 
 
-def errors_as_of(client: PersistClient, shard: str, as_of: int | None, cut: Cut) -> RowsPage:
+def errors_as_of(
+    client: PersistClient, shard: str, as_of: int | None, cut: Cut, *, budget: ReadBudget | None = None
+) -> RowsPage:
     """A page of the errors, newest first: time, kind, key bytes, message, payload, and key columns."""
     state = client.state(shard)
     time = check_as_of(state, as_of)
     counts = [batch.counts for batch in state.batches if batch.lower <= time]
     _refuse_too_large(state, sum(each.err_insertions + each.err_retractions for each in counts), 0)
-    table = errors_in_order(state, client.open_reader(shard).errors(time))
-    return _page(state, table.take(pa.array(range(len(table) - 1, -1, -1), pa.int64())), None, time, cut)
+    reader = LimitedReader(client, shard, budget or ReadBudget(MAX_BYTES_HELD))
+    table = errors_in_order(state, reader.errors(time))
+    first = max(0, len(table) - cut.offset - cut.rows)
+    shown = table.slice(first, max(0, len(table) - cut.offset - first))
+    newest_first = pa.array(range(len(shown) - 1, -1, -1), pa.int64())
+    return _page(state, (shown.take(newest_first), len(table)), None, time, cut)
+
+
+def first_rows(
+    reader: LimitedReader, state: ShardState, time: int, keys: Sequence[KeyRange] | None, start: int, limit: int
+) -> tuple[pa.Table, int]:
+    """Rows `[start, start + limit)` as of `time`, in the order of the key or of all columns; how many there are."""
+    if schema_of(state).key:
+        return reader.page_of_rows(state, time, keys, start, limit)
+    table = in_key_order(state, reader.snapshot_of(state, time, keys=keys))
+    return table.slice(start, limit), len(table)
+
+
+def first_changes(
+    reader: LimitedReader,
+    state: ShardState,
+    after: int,
+    through: int,
+    keys: Sequence[KeyRange] | None,
+    start: int,
+    limit: int,
+    *,
+    of_errors: bool,
+) -> tuple[pa.Table, int]:
+    """Changes `[start, start + limit)`, by time and key or all columns; how many there are."""
+    if schema_of(state).key and not of_errors:
+        table, total = reader.page_of_changes(after, through, keys, start, limit)
+        return in_time_order(state, table), total
+    table = in_time_order(state, (reader.error_changes if of_errors else reader.changes)(after, through, keys=keys))
+    return table.slice(start, limit), len(table)
 
 
 def in_key_order(state: ShardState, table: pa.Table) -> pa.Table:
@@ -141,10 +194,10 @@ def _refuse_too_large(state: ShardState, rows: int, size_bytes: int) -> None:
         )
 
 
-def _page(state: ShardState, table: pa.Table, after: int | None, as_of: int, cut: Cut) -> RowsPage:
+def _page(state: ShardState, found: tuple[pa.Table, int], after: int | None, as_of: int, cut: Cut) -> RowsPage:
     keys = schema_of(state).key_names
     types = {column.name: column.type for column in schema_of(state).columns}
-    shown = table.slice(cut.offset, min(cut.limit, MAX_LIMIT))
+    shown, total = found
     return RowsPage(
         shard=state.shard,
         since=state.since.time,
@@ -155,9 +208,9 @@ def _page(state: ShardState, table: pa.Table, after: int | None, as_of: int, cut
             ColumnFacts(field.name, types.get(field.name, str(field.type)), field.name in keys)
             for field in shown.schema
         ),
-        rows=tuple(_cells(row.values(), cut.cell_chars) for row in rows_of(shown)),
+        rows=tuple(_cells(row.values(), cut.cell_chars) for row in rows_of(shown, rows_at_once=_ROWS_AT_ONCE)),
         offset=cut.offset,
-        total=len(table),
+        total=total,
     )
 
 

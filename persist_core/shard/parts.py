@@ -27,6 +27,7 @@ ERR_IDENTITY = (ERR_KIND, ERR_KEY, ERR_PAYLOAD)  # what makes two errs equal: th
 
 _DIGESTED_AT_ONCE = 10_000  # rows as Python objects: some 20 times what they take in Arrow
 _DICTIONARY_BYTES = 64 << 10  # keys and measures hardly repeat: their dictionaries would cost time and save nothing
+PACKED_BYTES = 8 << 20  # of a packed batch, as stored: what a limited read takes at a time
 _SMALL_PART_BYTES = 1 << 20  # is decoded by its caller: handing it to other threads costs more than it saves
 
 _ERR_FIELDS = (
@@ -78,8 +79,12 @@ class PartFormat(Protocol):
         """Those of `columns` that the part has. Raises `pa.ArrowInvalid` or `OSError` for bytes that are not a part."""
         ...
 
-    def batches(self, data: bytes, columns: list[str], rows: int) -> Iterator[pa.Table]:
-        """The same, at most `rows` rows at a time."""
+    def batches(self, data: bytes, columns: list[str], rows: int, *, is_packed: bool = False) -> Iterator[pa.Table]:
+        """The same, at most `rows` rows at a time.
+
+        `is_packed`: fewer if rows are large, about `PACKED_BYTES`; texts and bytes may be dictionaries, so that a text
+        which is stored once and used often is in memory once.
+        """
         ...
 
 
@@ -106,11 +111,25 @@ class ParquetParts:
         there = [name for name in columns if name in file.schema_arrow.names]
         return file.read(columns=there, use_threads=len(data) > _SMALL_PART_BYTES)
 
-    def batches(self, data: bytes, columns: list[str], rows: int) -> Iterator[pa.Table]:
+    def batches(self, data: bytes, columns: list[str], rows: int, *, is_packed: bool = False) -> Iterator[pa.Table]:
         file = pq.ParquetFile(io.BytesIO(data))
         there = [name for name in columns if name in file.schema_arrow.names]
+        if is_packed:
+            packed, row_bytes = _packing(file, there)
+            rows = max(1, min(rows, int(PACKED_BYTES / max(row_bytes, 1))))
+            file = pq.ParquetFile(io.BytesIO(data), metadata=file.metadata, read_dictionary=packed)
         for batch in file.iter_batches(rows, columns=there):
             yield pa.Table.from_batches([batch])
+
+
+def _packing(file: pq.ParquetFile, columns: list[str]) -> tuple[list[str], float]:
+    """Which texts and bytes among the columns have a dictionary, and the bytes of a row, encoded but not compressed."""
+    packed, row_bytes = set(), 0.0
+    for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
+        chunks = [chunk for chunk in map(group.column, range(group.num_columns)) if chunk.path_in_schema in columns]
+        packed |= {c.path_in_schema for c in chunks if c.physical_type == "BYTE_ARRAY" and c.has_dictionary_page}
+        row_bytes = max(row_bytes, sum(chunk.total_uncompressed_size for chunk in chunks) / max(group.num_rows, 1))
+    return sorted(packed), row_bytes
 
 
 PARQUET = ParquetParts()

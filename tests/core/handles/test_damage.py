@@ -75,8 +75,9 @@ class Raising:
         self._error.add_note(f"{len(data)} bytes, columns {columns}")
         raise self._error
 
-    def batches(self, data: bytes, columns: list[str], rows: int) -> Iterator[pa.Table]:
+    def batches(self, data: bytes, columns: list[str], rows: int, *, is_packed: bool = False) -> Iterator[pa.Table]:
         assert rows
+        assert not is_packed
         yield self.decode(data, columns)
 
 

@@ -43,8 +43,8 @@ class PartFormatOf:
     def decode(self, data: bytes, columns: list[str]) -> pa.Table:
         raise AssertionError(f"not read with this format: {len(data)} {columns}")
 
-    def batches(self, data: bytes, columns: list[str], rows: int) -> Iterator[pa.Table]:
-        raise AssertionError(f"not read with this format: {len(data)} {columns} {rows}")
+    def batches(self, data: bytes, columns: list[str], rows: int, *, is_packed: bool = False) -> Iterator[pa.Table]:
+        raise AssertionError(f"not read with this format: {len(data)} {columns} {rows} {is_packed}")
 
 
 class Location:

@@ -53,7 +53,7 @@ class ArrowParts:
         table = pa.ipc.open_stream(data).read_all()
         return table.select([name for name in columns if name in table.column_names])
 
-    def batches(self, data: bytes, columns: list[str], rows: int) -> Iterator[pa.Table]:
+    def batches(self, data: bytes, columns: list[str], rows: int, *, is_packed: bool = False) -> Iterator[pa.Table]:  # noqa: ARG002 - nothing is packed
         table = self.decode(data, columns)
         for start in range(0, len(table), rows):
             yield table.slice(start, rows)
