@@ -18,6 +18,7 @@ from persist_core.oracle.upsert import (
 )
 from persist_core.schema import CollectionSchema, Column, Late
 from persist_spark.session import settings, stage_settings
+from persist_spark.upsert.counts import limb_sums, whole_sum
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import persistent_upsert
 from tests.spark.upsert_cases import (
@@ -197,6 +198,17 @@ def test_digest_is_of_contents_not_of_order(spark: SparkSession, dice: random.Ra
     value = next(r.value for r in records if isinstance(r.value, tuple))
     another = Record((1_000_000,), value, 0, (None, "z", 0, 0))  # of a key that no record has
     assert digest([*records, another], 1) != first
+
+
+@pytest.mark.parametrize("ansi", ["true", "false"])
+def test_sums_of_hashes_of_2_to_the_40_updates_are_exact(spark: SparkSession, dice: random.Random, ansi: str) -> None:
+    hashes, copies = [-1, -(2**63), 2**63 - 1, 0, *(dice.getrandbits(63) for _ in range(4))], 2**38 - 1
+    session = spark.newSession()
+    session.conf.set("spark.sql.ansi.enabled", ansi)
+    sums = limb_sums("digest", "hash", f"{copies}L")
+    frame = session.createDataFrame([(number,) for number in hashes], "hash bigint")
+    (found,) = frame.selectExpr(*[f"{sql} AS {name}" for name, sql in sums.items()]).collect()
+    assert whole_sum(found.asDict(), "digest") == copies * sum(number % 2**64 for number in hashes)
 
 
 @pytest.mark.parametrize("late", ["lift", "error", "persisted"])

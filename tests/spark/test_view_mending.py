@@ -339,3 +339,24 @@ def test_the_difference_is_the_oracles(spark: SparkSession, persist_seed: int) -
     assert (outcome.after.rows, outcome.before.rows) == (60, sum(r[5] for r in persisted))
     assert outcome.inserted - outcome.retracted == outcome.after.rows - outcome.before.rows
     assert outcome.counts.updates == len(wanted)
+
+
+@pytest.mark.parametrize("ansi", ["true", "false"])
+def test_digests_of_more_than_2_to_the_31_rows_do_not_overflow(spark: SparkSession, ansi: str) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.ansi.enabled", ansi)
+    persisted = T.StructType([*user_fields(CELLS), T.StructField(DIFF, T.LongType())])
+
+    def digest(*diffs: int) -> tuple[int, int]:
+        """Of some copies of each of three rows."""
+        rows = [(f"{number}", 1.5, b"", None, diff) for number, diff in enumerate(diffs)]
+        nothing = session.createDataFrame([], persisted).drop(DIFF)
+        found = session.createDataFrame(rows, persisted)
+        installed = install_desired_into_persist(nothing, None, found, None, schema=CELLS, at=20)
+        run_without_output(installed.updates)
+        return installed.outcome().before.digest
+
+    copies = (2**31, 2**33 + 1, 2**40)  # more than 2**32 of hashes in half a hash each: past 2**63
+    alone = [digest(*(int(number == place) for number in range(3))) for place in range(3)]
+    expected = tuple(sum(n * each[i] for n, each in zip(copies, alone, strict=True)) % 2**63 for i in range(2))
+    assert digest(*copies) == expected

@@ -37,6 +37,9 @@ BEATEN = "_persist_beaten"  # boolean: a winner of its time that lost to an orde
 TIED_BEFORE = "_persist_tied_before"  # boolean: by canonical bytes alone
 BEYOND = "_persist_beyond"  # boolean: it was not beaten, but a forgotten tombstone might be newer
 HASHES = ("_persist_hash_0", "_persist_hash_1")
+# A hash is summed in three limbs of at most so many bits. So no sum over fewer than 2**41 rows overflows, which is an
+# error in ANSI mode and a wrong number without it.
+_LIMB_BITS, LIMBS = 22, 3
 
 
 def as_json(named: Mapping[str, str]) -> Column:
@@ -85,8 +88,7 @@ def read_counts(*, is_sequence: bool = False) -> dict[str, str]:
 def emitted_counts(*, is_sequence: bool = False) -> dict[str, str]:
     """What is counted of every row written. Names are the fields of `outcome.Emitted`.
 
-    `digest_*`: the sums of the halves of two hashes of each update: neither order nor files matter, and no sum of
-    fewer than 2**31 updates overflows.
+    `digest_*`: the sums of two hashes of each update, limb by limb: neither order nor files matter.
     """
     is_update = f"{SIDE} IN ({GOES}, {COMES})"
     conditions = {
@@ -108,9 +110,20 @@ def emitted_counts(*, is_sequence: bool = False) -> dict[str, str]:
     }
     counts = {name: _count(condition) for name, condition in conditions.items()}
     for i, name in enumerate(HASHES):
-        counts[f"digest_{i}_low"] = f"sum(CASE WHEN {is_update} THEN {name} & 4294967295L ELSE 0L END)"
-        counts[f"digest_{i}_high"] = f"sum(CASE WHEN {is_update} THEN shiftrightunsigned({name}, 32) ELSE 0L END)"
+        counts |= limb_sums(f"digest_{i}", f"CASE WHEN {is_update} THEN {name} ELSE 0L END")
     return counts
+
+
+def limb_sums(named: str, value: str, times: str = "1L") -> dict[str, str]:
+    """The sums of an unsigned bigint's limbs, each row counted so many times. `whole_sum` puts them together."""
+    mask = (1 << _LIMB_BITS) - 1
+    limbs = [f"shiftrightunsigned({value}, {place * _LIMB_BITS}) & {mask}L" for place in range(LIMBS)]
+    return {f"{named}_{place}": f"sum({times} * ({limb}))" for place, limb in enumerate(limbs)}
+
+
+def whole_sum(sums: Mapping[str, int], named: str) -> int:
+    """The sum whose limbs are these: of any size."""
+    return sum(sums[f"{named}_{place}"] << (place * _LIMB_BITS) for place in range(LIMBS))
 
 
 def _count(condition: str) -> str:

@@ -14,6 +14,7 @@ from persist_core.row_text import show_row
 from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchCounts
 from persist_core.shard.stats import DrainStats
 from persist_spark.stage import StateRows
+from persist_spark.upsert.counts import HASHES, whole_sum
 from persist_spark.upsert.rules import SequenceRules
 
 
@@ -52,10 +53,12 @@ class Emitted:
     err_insertions: int
     err_retractions: int
     stash_rows: int
-    digest_0_low: int
-    digest_0_high: int
-    digest_1_low: int
-    digest_1_high: int
+    digest_0_0: int
+    digest_0_1: int
+    digest_0_2: int
+    digest_1_0: int
+    digest_1_1: int
+    digest_1_2: int
     index_rows: int = 0
     late_rows: int = 0
 
@@ -124,9 +127,9 @@ class Outcome:
     @property
     def rows_digest(self) -> str:
         """The order-independent digest of all updates, for `persist_core.shard.batch.contents_digest`."""
-        emitted = self.emitted
-        sums = (emitted.digest_0_high, emitted.digest_0_low, emitted.digest_1_high, emitted.digest_1_low)
-        return f"xxhash64-sums:{emitted.output_count}:{':'.join(map(str, sums))}"
+        emitted = asdict(self.emitted)
+        sums = (whole_sum(emitted, f"digest_{i}") for i in range(len(HASHES)))
+        return f"xxhash64-sums:{self.emitted.output_count}:{':'.join(map(str, sums))}"
 
     @property
     def stats(self) -> DrainStats:

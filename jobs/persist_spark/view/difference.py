@@ -41,7 +41,7 @@ from persist_core.shard.parts import ERR_IDENTITY
 from persist_core.shard.stats import ViewStats
 from persist_spark.frame import ERR_COLUMNS, err_type, passed, quoted, spark_type
 from persist_spark.stage import StateRows
-from persist_spark.upsert.counts import HASHES, as_json
+from persist_spark.upsert.counts import HASHES, as_json, limb_sums, whole_sum
 
 WANTED = "_persist_wanted"  # bigint: how often the row should be there
 FOUND = "_persist_found"  # bigint: how often it is
@@ -223,10 +223,7 @@ def _hashes(identity: Sequence[str], *, is_err: bool) -> list[str]:
 
 
 def _counts(prefix: str) -> dict[str, str]:
-    """What is counted of every row, changed or not. Sums of halves of hashes: neither order nor files matter.
-
-    No sum overflows below 2**31 rows.
-    """
+    """What is counted of every row, changed or not. Sums of hashes, limb by limb: neither order nor files matter."""
     counts = {
         f"{prefix}wanted": f"sum({WANTED})",
         f"{prefix}found": f"sum({FOUND})",
@@ -238,11 +235,8 @@ def _counts(prefix: str) -> dict[str, str]:
     }
     for i, name in enumerate(HASHES):
         changed = f"CASE WHEN {DIFF} != 0 THEN xxhash64({name}, {DIFF}) ELSE 0L END"
-        halves = {"low": "{} & 4294967295L", "high": "shiftrightunsigned({}, 32)"}
-        for half, of in halves.items():
-            counts[f"wanted_{i}_{half}"] = f"sum({WANTED} * ({of.format(name)}))"
-            counts[f"found_{i}_{half}"] = f"sum({FOUND} * ({of.format(name)}))"
-            counts[f"changed_{i}_{half}"] = f"sum({of.format(f'({changed})')})"
+        counts |= limb_sums(f"wanted_{i}", name, WANTED) | limb_sums(f"found_{i}", name, FOUND)
+        counts |= limb_sums(f"changed_{i}", changed)
     return counts
 
 
@@ -250,7 +244,7 @@ def _refresh(totals: Mapping[str, int]) -> Refresh:
     """The counts of both kinds of rows, combined."""
 
     def contents(side: str) -> Contents:
-        digests = [((totals[f"{side}_{i}_high"] << 32) + totals[f"{side}_{i}_low"]) & _63_BITS for i in range(2)]
+        digests = [whole_sum(totals, f"{side}_{i}") & _63_BITS for i in range(2)]
         return Contents(totals[f"rows_{side}"], totals.get(f"errs_{side}", 0), (digests[0], digests[1]))
 
     counts = BatchCounts(
@@ -259,7 +253,7 @@ def _refresh(totals: Mapping[str, int]) -> Refresh:
         err_insertions=totals.get("errs_insertions", 0),
         err_retractions=totals.get("errs_retractions", 0),
     )
-    changed = [totals[f"changed_{i}_{half}"] for i in range(2) for half in ("high", "low")]
+    changed = [whole_sum(totals, f"changed_{i}") for i in range(2)]
     return Refresh(
         before=contents("found"),
         after=contents("wanted"),
