@@ -37,8 +37,6 @@ from persist_spark.footers import Footer, footers_of, rows_of
 from persist_spark.order_memory import MEMORY_COLUMNS, facts_of
 from persist_spark.read.damage import named_damage
 
-MAX_PLANS = 2  # the normal plan, then at most once the thorough one
-
 _WRITE_OPTIONS = {
     "compression": "zstd",
     # Keys and measures hardly repeat within a batch: limit their dictionaries, which are the largest cost.
@@ -144,13 +142,13 @@ def stage(
     description: BatchDescription,
     schema: CollectionSchema,
     attempt: str,
-    plan: Callable[[bool], Planned[C]],
+    plan: Callable[[C | None], Planned[C]],
     *,
     check: Callable[[C], None],
 ) -> BatchManifest:
     """Write the batch and return its manifest, which is then in blob storage too.
 
-    `plan(is_thorough)` plans the batch; it is called for the thorough plan only if the normal one is not enough.
+    `plan(None)` plans the batch. If its output must be discarded, `plan` gets what it counted, for another plan.
     `check` gets what the action counted, after all input was read. `attempt` must be unused. Raises what `check`
     raises, `InvariantViolation`, and `CorruptArtifact` for a damaged part that was read; no manifest is written then.
     """
@@ -171,7 +169,7 @@ def stage_files(
     shard: str,
     attempt: str,
     schema: CollectionSchema,
-    plan: Callable[[bool], Planned[W]],
+    plan: Callable[[W | None], Planned[W]],
     *,
     check: Callable[[W], None],
 ) -> tuple[list[StagedFile], Planned[W], W]:
@@ -190,20 +188,22 @@ def stage_files(
     return files, planned, outcome
 
 
-def _write(blob: Blob, prefix: str, plan: Callable[[bool], Planned[W]]) -> tuple[Planned[W], W]:
+def _write(blob: Blob, prefix: str, plan: Callable[[W | None], Planned[W]]) -> tuple[Planned[W], W]:
     """Run the action of the plan that turns out to be enough."""
     options = {**_WRITE_OPTIONS, **s3a.access_options(blob.uri, os.environ), **s3a.commit_options(blob.uri)}
-    for number in range(MAX_PLANS):
-        planned = plan(number > 0)
-        writer = planned.updates.write.partitionBy(PART).mode("error" if number == 0 else "append")
+    outcome: W | None = None
+    for mode in ("error", "append"):  # a plan, then at most once another
+        planned = plan(outcome)
         with s3a.jars_present(), named_damage(blob):
-            writer.options(**options).parquet(blob.uri_of(prefix))
+            planned.updates.write.partitionBy(PART).mode(mode).options(**options).parquet(blob.uri_of(prefix))
         outcome = planned.outcome()
         if not outcome.needs_thorough_plan:
-            break
+            return planned, outcome
         for file in _list(blob, prefix):
             blob.delete(file.key)
-    return planned, outcome
+    raise InvariantViolation(
+        f"{prefix}: two plans in a row did not do. Nothing was committed; please report this defect"
+    )
 
 
 def _list(blob: Blob, prefix: str) -> list[BlobMetadata]:

@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, date, datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +28,18 @@ from persist_core.oracle.upsert import (
     Record,
 )
 from persist_core.schema import PART, CollectionSchema, Column
-from persist_core.shard.batch import STASH_OPERATOR, BatchCounts, BatchManifest, Part, PartKind, Run
-from persist_core.shard.key_range import KeyRange, exactly, key_at, range_of
+from persist_core.shard.batch import STASH_OPERATOR, BatchCounts, BatchManifest, PartKind
+from persist_core.shard.key_range import range_of
 from persist_core.shard.keys import manifest_key
 from persist_core.shard.parts import updates_schema
 from persist_spark import stage
 from persist_spark.footers import Footer, footers_of
 from persist_spark.frame import part_type
 from persist_spark.session import REQUIRED, settings
-from persist_spark.upsert import batch as upsert_batch
-from persist_spark.upsert import lookup
-from persist_spark.upsert.lookup import committed_updates, expects_few_files, key_ranges
 from persist_spark.upsert.outcome import Emitted, Outcome, Read
 from tests.spark.s3_store import s3_blob, shard_on_one_store
 from tests.spark.staged_shard import SHARD, StagedShard
-from tests.spark.upsert_cases import ONE_KEY
+from tests.spark.upsert_cases import KEYS, ONE_KEY
 
 HOSTILE_NAME = "we [ird] {a,b} *?% ü"
 HOSTILE = CollectionSchema(
@@ -191,82 +186,6 @@ def test_added_column_is_null_in_older_parts(shard: StagedShard) -> None:
     assert [(row["name"], row["more"]) for row in shard.snapshot()] == [("c", None), ("b", None)]
 
 
-def test_looking_up_only_the_batchs_slots_gives_the_same(shard: StagedShard, monkeypatch: pytest.MonkeyPatch) -> None:
-    bad = b"bad key"
-    broken = Record(bad, Err("key", bad, b"p"), 1, (None, "f", 0, 30))
-    shard.commit([*[_record(key, _ok("a"), key) for key in range(30)], broken], 10)
-    shard.commit([_record(1, TOMBSTONE, 31), _record(2, _ok("b"), 32)], 20)
-    records = [
-        _record(1, _ok("again"), 41),
-        _record(2, _ok("b"), 42),
-        _record(3, _ok("c"), 43, time=21),
-        _record(3, _ok("d"), 44, time=22),
-        Record(bad, TOMBSTONE, None, (None, "f", 0, 45)),
-    ]
-    description = shard.description(30)
-    whole = shard.write(records, description)
-    monkeypatch.setattr(upsert_batch, "SMALL_STATE_BYTES", 0)
-    monkeypatch.setattr(upsert_batch, "LARGE_STATE_BYTES", 0)
-    monkeypatch.setattr(upsert_batch, "expects_few_files", lambda _: True)
-    for few_errs_bytes in (0, 1 << 20):
-        monkeypatch.setattr(lookup, "FEW_ERRS_BYTES", few_errs_bytes)
-        keyed = shard.write(records, description)
-        assert keyed.contents_digest == whole.contents_digest
-        assert keyed.stats == whole.stats
-        assert keyed.counts == BatchCounts(insertions=3, retractions=2, err_retractions=1)
-
-
-def test_a_look_up_opens_only_files_that_can_hold_the_keys(spark: SparkSession, tmp_path: Path) -> None:
-    shard = StagedShard(spark, tmp_path / "location", ONE_KEY)
-    for number in range(3):
-        shard.commit([_record(10 * number + key, _ok("a"), key) for key in range(5)], number + 1)
-    batches = shard.client.state(SHARD).batches
-    committed = [(batch, shard.client.manifest(batch)) for batch in batches]
-    slots = spark.createDataFrame([(3, None), (21, None), (None, b"bad")], "id bigint, _persist_bad_key binary")
-    ranges = key_ranges(slots, ONE_KEY)
-    assert ranges == [KeyRange((3,), (3,)), KeyRange((21,), (21,))]
-    found = committed_updates(spark, shard.blob, committed, ONE_KEY, slots=slots, ranges=ranges)
-    assert found is not None
-    assert sorted(row["id"] for row in found.collect()) == [3, 21]
-    opened = {Path(path).parts[-3] for path in found.inputFiles()}
-    assert opened == {Path(committed[number][1].parts[0].key).parts[-3] for number in (0, 2)}
-
-
-@pytest.mark.parametrize(
-    ("newest", "expected"),
-    [((35, 50), True), ((5, 50), False), ((None, None), False), ((100, 120), True)],
-)
-def test_ranges_are_expected_to_pay_if_the_newest_raw_batch_met_few_files(
-    newest: tuple[int | None, int | None], expected: bool
-) -> None:
-    run = [_manifest_of(*[(10 * n, 10 * n + 9) for n in range(4)], run=Run((), 0, 0))]
-    assert expects_few_files(run)
-    later = [*run, _manifest_of(newest), _manifest_of()]
-    assert expects_few_files(later) is expected
-
-
-def _manifest_of(*bounds: tuple[int | None, int | None], run: Run | None = None) -> BatchManifest:
-    """A batch with a file of 100 bytes for each of these ranges of keys."""
-    keys = [(None if low is None else (low,), None if high is None else (high,)) for low, high in bounds]
-    parts = tuple(Part(f"{n}", PartKind.INSERTIONS, 100, "", None, None, *each) for n, each in enumerate(keys))
-    return BatchManifest(SHARD, 0, 1, "token", "", ONE_KEY, parts, BatchCounts(), "c", 1, None, "test", run=run)
-
-
-def test_ranges_of_a_batchs_keys_hold_them_all(spark: SparkSession) -> None:
-    for type_name in ("int", "string", "date", "timestamp"):
-        values = KEYS[type_name] if type_name != "int" else list(range(0, 10_000, 7))
-        schema = CollectionSchema((Column("the.key", type_name, nullable=False),))
-        slots = spark.createDataFrame([(value,) for value in [*values, *values]], f"`the.key` {type_name}")
-        ranges = key_ranges(slots, schema)
-        assert ranges is not None
-        assert len(ranges) == (63 if type_name == "int" else len(values))  # 1,429 keys, 23 in a range
-        table = pa.table({"the.key": pa.array(values, schema.arrow()[0].type)})
-        keys = [key_at(table, row, schema.key) for row in range(len(values))]
-        assert all(any(each.covers(exactly(key)) for each in ranges) for key in keys)
-    assert key_ranges(slots, CollectionSchema((Column("the.key", "decimal(9,2)", nullable=False),))) is None
-    assert key_ranges(slots.limit(0), schema) == []
-
-
 def test_stash_goes_on_through_deltas_and_ends_where_the_input_ends(shard: StagedShard) -> None:
     shard.commit([_record(1, _ok("at 12"), 1, time=12), _record(1, _ok("at 25"), 2, time=25)], 10)
     assert shard.snapshot() == []
@@ -312,19 +231,6 @@ def test_rows_that_nobody_counted_fail_the_run() -> None:
     stage.check_rows(files[:1], outcome, "x")
     with pytest.raises(InvariantViolation, match="the insertions files hold 2 rows; the action counted 1"):
         stage.check_rows(files, outcome, "x")
-
-
-KEYS: dict[str, list[Any]] = {
-    "boolean": [True, False],
-    "int": [-5, 7],
-    "bigint": [-(2**63), 2**63 - 1],
-    "string": ["", "\U0001f600", "\uffff", "z" * 5000],
-    "binary": [b"\xff", b"", b"\x7f"],
-    "date": [date(1, 1, 1), date(9999, 12, 31)],
-    "timestamp": [datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)],
-    "decimal(9,2)": [Decimal("-1.50"), Decimal("3")],
-    "decimal(38,2)": [Decimal("-1.50"), Decimal(10**35)],
-}
 
 
 def test_footers_of_spark_bound_keys_as_arrow_sorts_them(spark: SparkSession, tmp_path: Path) -> None:

@@ -54,6 +54,19 @@ MANY_KEYS = CollectionSchema(
     values=(Column("price", "decimal(10,3)"), Column("seen", "timestamp"), Column("half", "float")),
 )
 
+# Keys of each type, those that sort in an unexpected way among them.
+KEYS: dict[str, list[Any]] = {
+    "boolean": [True, False],
+    "int": [-5, 7],
+    "bigint": [-(2**63), 2**63 - 1],
+    "string": ["", "\U0001f600", "\uffff", "z" * 5000],
+    "binary": [b"\xff", b"", b"\x7f"],
+    "date": [date(1, 1, 1), date(9999, 12, 31)],
+    "timestamp": [datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)],
+    "decimal(9,2)": [Decimal("-1.50"), Decimal("3")],
+    "decimal(38,2)": [Decimal("-1.50"), Decimal(10**35)],
+}
+
 
 @dataclass(frozen=True)
 class Domain:

@@ -1,12 +1,13 @@
 """From a records frame to a staged batch: which committed updates to look up, and how, then upsert and stage.
 
-records ──┬──────────────────────────────────────────────> persistent_upsert -> stage -> BatchManifest
-          └─ slots ─> look up: nothing │ all │ these slots ──┘
+records ──┬──────────────────────────────────────────────────────> persistent_upsert -> stage -> BatchManifest
+          └─ look ─> look up: nothing │ all slots │ the batch's ─────┘
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame, SparkSession
@@ -16,24 +17,27 @@ from pyspark.storagelevel import StorageLevel
 from persist_core.errors import InvariantViolation, RejectedRecord, TooManyErrors
 from persist_core.handles.client import PersistClient
 from persist_core.protocol.stages import check_not_outdated
-from persist_core.schema import CollectionSchema, Late, check_compatible
+from persist_core.schema import TIME, CollectionSchema, Late, check_compatible
 from persist_core.shard.batch import (
     LATE_OPERATOR,
     ORDER_INDEX_OPERATOR,
     STASH_OPERATOR,
     BatchDescription,
     BatchManifest,
+    HollowBatch,
     PartKind,
 )
+from persist_core.shard.key_range import KeyRange
 from persist_core.shard.keys import attempt_prefix
 from persist_core.shard.operator_state import OrderFacts, StateArtifact
-from persist_spark.frame import ORDER, named, order_type, records_type, slot_names
+from persist_spark.frame import OP, ORDER, named, order_type, records_type, slot_names
 from persist_spark.order_memory import Memory
 from persist_spark.read.damage import check_sizes, part_sizes
 from persist_spark.read.parts import listing, scan_keys
 from persist_spark.session import ONE_TASK_BYTES, OUR_PLANS, settings, stage_settings
 from persist_spark.stage import stage
-from persist_spark.upsert.lookup import committed_updates, expects_few_files, key_ranges
+from persist_spark.upsert.look import Look, cuts_of, look_at
+from persist_spark.upsert.lookup import committed_updates, expects_few_files
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
 from persist_spark.upsert.rejected import rejected_records, show_samples
@@ -45,8 +49,8 @@ SMALL_STATE_BYTES = 2 << 20
 # From here on, not opening half of the files saves more than it costs to find the ranges of the batch's keys by a job.
 LARGE_STATE_BYTES = 64 << 20
 _LOOKED_UP = (PartKind.INSERTIONS, PartKind.RETRACTIONS, PartKind.ERRS)
-# Above this the keys of a batch do not fit a broadcast; the whole state then goes through the exchange.
-MAX_BROADCAST_INPUT_BYTES = 128 << 20
+# Above this the keys of a batch rarely fit a broadcast: the whole state goes through the exchange, without a look.
+MAX_LOOK_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -89,56 +93,134 @@ def stage_upserts(
     manifests = client.open_reader(description.shard).manifests(below)
     chains = description.operators
     check_sizes(client.blob, part_sizes(manifests) | {each.key: each.size_bytes for c in chains.values() for each in c})
-    committed = list(zip(below, manifests, strict=True))
-    state_bytes = sum(part.size_bytes for manifest in manifests for part in manifest.parts if part.kind in _LOOKED_UP)
-    index_bytes = sum(artifact.size_bytes for artifact in chains.get(ORDER_INDEX_OPERATOR, ()))
-    stash = _stash(spark, client, description, records, schema)
-    sequence, seen = _seen(spark, client, request)
-    is_keyed = state_bytes + index_bytes > SMALL_STATE_BYTES and description.input_bytes <= MAX_BROADCAST_INPUT_BYTES
-    has_ranges = state_bytes > LARGE_STATE_BYTES and expects_few_files(manifests)
-    is_kept = is_keyed and not request.is_columnar
-    whole_index_bytes = 0 if is_keyed and description.saves_delta(ORDER_INDEX_OPERATOR) else index_bytes
-    exchanged_bytes = description.input_bytes + whole_index_bytes + (0 if is_keyed else state_bytes)
-    with settings(spark, {**stage_settings(exchanged_bytes), **OUR_PLANS, **listing(client.blob)}):
-        if is_kept:
-            records = records.persist(StorageLevel.MEMORY_AND_DISK)
-        try:
-            plans: list[PlannedUpsert] = []
+    batch = _Batch(
+        spark,
+        client,
+        request,
+        records,
+        committed=list(zip(below, manifests, strict=True)),
+        stash=_stash(spark, client, description, records, schema),
+        ordered=_seen(spark, client, request),
+    )
+    moved_bytes = description.input_bytes + batch.state_bytes(STASH_OPERATOR)
+    with ExitStack() as stack:
+        stack.enter_context(settings(spark, {**stage_settings(moved_bytes), **OUR_PLANS, **listing(client.blob)}))
+        if batch.looks and not request.is_columnar:
+            records.persist(StorageLevel.MEMORY_AND_DISK)
+            stack.callback(records.unpersist)
+        look = batch.look() if batch.looks else None
+        plans: list[PlannedUpsert] = []
 
-            def drain(is_thorough: bool) -> PlannedUpsert:
-                slots = _slots(records, stash, schema) if is_keyed and not is_thorough else None
-                ranges = key_ranges(slots, schema) if slots is not None and has_ranges else None
-                drained = persistent_upsert(
-                    records,
-                    committed_updates(spark, client.blob, committed, schema, slots=slots, ranges=ranges),
-                    schema=schema,
-                    lower=description.lower,
-                    upper=description.upper,
-                    stash=stash,
-                    stash_frontier=description.stash_frontier,
-                    late=request.late,
-                    is_delta=description.saves_delta(STASH_OPERATOR),
-                    may_stash=request.may_stash or stash is not None,
-                    is_thorough=is_thorough,
-                    in_one_task=not is_keyed and exchanged_bytes <= ONE_TASK_BYTES,
-                    sequence=sequence,
-                    seen=_of_batch(seen, sequence, slots),
-                )
-                plans.append(drained)
-                return drained
+        def drain(before: Outcome | None) -> PlannedUpsert:
+            plan = batch.plan(look, before)
+            stack.enter_context(settings(spark, stage_settings(plan.moved_bytes)))
+            plans.append(batch.planned(plan))
+            return plans[-1]
 
-            def check(outcome: Outcome) -> None:
-                check_input()
-                _check_history(plans[-1], outcome, description)
-                if _has_too_many_errors(outcome, request.max_errors):
-                    staged = attempt_prefix(shard, request.attempt)
-                    samples = rejected_records(spark, client.blob, schema, staged, records, request.file_names)
-                    raise _too_many_errors(outcome, request, samples)
+        def check(outcome: Outcome) -> None:
+            check_input()
+            _check_history(plans[-1], outcome, description)
+            if _has_too_many_errors(outcome, request.max_errors):
+                staged = attempt_prefix(shard, request.attempt)
+                samples = rejected_records(spark, client.blob, schema, staged, records, request.file_names)
+                raise _too_many_errors(outcome, request, samples)
 
-            return stage(client.blob, description, schema, request.attempt, drain, check=check)
-        finally:
-            if is_kept:
-                records.unpersist()
+        return stage(client.blob, description, schema, request.attempt, drain, check=check)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a plan does beyond the normal one, what it reads, and about how much of that moves through its exchange.
+
+    `slots`: the only ones whose previous values are looked up; `None`: all.
+    """
+
+    is_thorough: bool
+    slots: DataFrame | None
+    ranges: Sequence[KeyRange] | None
+    moved_bytes: int
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """All that one batch is made of, before anything of it is read."""
+
+    spark: SparkSession
+    client: PersistClient
+    request: UpsertRequest
+    records: DataFrame
+    committed: Sequence[tuple[HollowBatch, BatchManifest]]
+    stash: DataFrame | None
+    ordered: tuple[SequenceRules, SeenBefore] | tuple[None, None]
+
+    def state_bytes(self, operator: str) -> int:
+        """The files of an operator's state."""
+        return sum(artifact.size_bytes for artifact in self.request.description.operators.get(operator, ()))
+
+    @property
+    def committed_bytes(self) -> int:
+        """The files in which previous values may be."""
+        parts = (part for _, manifest in self.committed for part in manifest.parts)
+        return sum(part.size_bytes for part in parts if part.kind in _LOOKED_UP)
+
+    @property
+    def looks(self) -> bool:
+        """Whether it pays to look at the keys of the batch first."""
+        known_bytes = self.committed_bytes + self.state_bytes(ORDER_INDEX_OPERATOR)
+        return known_bytes > SMALL_STATE_BYTES and self.request.description.input_bytes <= MAX_LOOK_BYTES
+
+    def look(self) -> Look:
+        """Look at the batch. Runs a small job."""
+        schema, upper = self.request.schema, self.request.description.upper
+        manifests = [manifest for _, manifest in self.committed]
+        has_ranges = self.committed_bytes > LARGE_STATE_BYTES and expects_few_files(manifests)
+        return look_at(self._waiting(OP, TIME), schema, upper, cuts_of(manifests) if has_ranges else None)
+
+    def plan(self, look: Look | None, before: Outcome | None) -> _Plan:
+        """What to do after this look, and after a plan whose output was discarded.
+
+        A truncate needs all slots; a tie, or a record below a forgotten tombstone, only those of the batch.
+        """
+        description = self.request.description
+        has_truncates = look is not None and look.has_truncates
+        is_thorough = has_truncates or before is not None
+        has_truncates = has_truncates or (before is not None and before.read.truncates > 0)
+        is_keyed = look is not None and look.fits_a_broadcast and not has_truncates
+        moved_bytes = description.input_bytes + self.state_bytes(STASH_OPERATOR)
+        if not is_keyed:
+            moved_bytes += self.committed_bytes
+        if not is_keyed or is_thorough or not description.saves_delta(ORDER_INDEX_OPERATOR):
+            moved_bytes += self.state_bytes(ORDER_INDEX_OPERATOR)
+        slots = self._waiting() if is_keyed else None
+        return _Plan(is_thorough, slots, look.ranges if look and is_keyed else None, moved_bytes)
+
+    def planned(self, plan: _Plan) -> PlannedUpsert:
+        """The batch as one expression."""
+        request, description, slots = self.request, self.request.description, plan.slots
+        sequence, seen = self.ordered
+        blob = self.client.blob
+        return persistent_upsert(
+            self.records,
+            committed_updates(self.spark, blob, self.committed, request.schema, slots=slots, ranges=plan.ranges),
+            schema=request.schema,
+            lower=description.lower,
+            upper=description.upper,
+            stash=self.stash,
+            stash_frontier=description.stash_frontier,
+            late=request.late,
+            is_delta=description.saves_delta(STASH_OPERATOR),
+            may_stash=request.may_stash or self.stash is not None,
+            is_thorough=plan.is_thorough,
+            in_one_task=slots is None and plan.moved_bytes <= ONE_TASK_BYTES,
+            sequence=sequence,
+            seen=_of_batch(seen, sequence, slots),
+        )
+
+    def _waiting(self, *more: str) -> DataFrame:
+        """The slots of records and stash, and some more of their columns."""
+        names = [named(name) for name in (*slot_names(self.request.schema), *more)]
+        records = self.records.select(*names)
+        return records if self.stash is None else records.unionByName(self.stash.select(*names))
 
 
 def _operator_state(
@@ -183,12 +265,6 @@ def _orders(artifact: StateArtifact) -> OrderFacts:
             " `orders`. Nothing was committed; this is a defect, please report it with the job's log"
         )
     return artifact.orders
-
-
-def _slots(records: DataFrame, stash: DataFrame | None, schema: CollectionSchema) -> DataFrame:
-    names = [named(name) for name in slot_names(schema)]
-    slots = records.select(*names)
-    return slots if stash is None else slots.unionByName(stash.select(*names))
 
 
 def _sequence(request: UpsertRequest) -> SequenceRules:

@@ -9,7 +9,7 @@ An old value becomes a retraction, so insertions are read with whole rows. Of re
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -18,20 +18,11 @@ from pyspark.sql import types as T
 from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ERR_KEY, ERR_PAYLOAD, TIME, CollectionSchema
 from persist_core.shard.batch import BatchManifest, HollowBatch, PartKind
-from persist_core.shard.key_range import KeyRange, Scalar, meets_any
+from persist_core.shard.key_range import KeyRange, meets_any
 from persist_core.shard.pieces import OKS, Piece, all_errs, oks_as_of, within
 from persist_spark.frame import BAD_KEY, ERR_COLUMNS, ORDER, order_type, part_type, quoted
 from persist_spark.read.parts import scan_pieces
 
-MAX_RANGES = 64  # of a batch's keys: each file is compared with each range
-# SQL for the values of a column in the form of `shard.key_range`, as texts, and what makes a scalar of a text.
-_SCALARS: dict[str, tuple[str, Callable[[str], Scalar]]] = {
-    "int": ("CAST({} AS STRING)", int),
-    "bigint": ("CAST({} AS STRING)", int),
-    "date": ("CAST(unix_date({}) AS STRING)", int),
-    "timestamp": ("CAST(unix_micros({}) AS STRING)", int),
-    "string": ("{}", str),
-}
 # Retractions up to here are read together with insertions, values and all: a scan of their own costs more.
 FEW_RETRACTIONS_BYTES = 4 << 20
 # Errs up to here are all taken: a broadcast join costs more than to rank some rows that no record meets.
@@ -94,29 +85,6 @@ def expects_few_files(manifests: Sequence[BatchManifest]) -> bool:
     older = [part for parts in oks if parts is not raw[-1] for part in parts]
     opened = sum(part.size_bytes for part in older if meets_any(part.keys, newest))
     return 2 * opened <= sum(part.size_bytes for part in older)
-
-
-def key_ranges(slots: DataFrame, schema: CollectionSchema) -> list[KeyRange] | None:
-    """At most `MAX_RANGES` ranges of the first key column, which hold the keys of all slots. Runs a small job.
-
-    `None`: keys of this type are not compared here, any file may hold them.
-    """
-    column = schema.key[0]
-    if column.type not in _SCALARS:
-        return None
-    as_text, scalar = _SCALARS[column.type]
-    first, last = "keys[place]", "keys[least(place + step, size(keys)) - 1]"
-    cut = (
-        f"transform(sequence(0, size(keys) - 1, step), place -> array({as_text.format(first)}, {as_text.format(last)}))"
-    )
-    found = (
-        slots.selectExpr(f"sort_array(collect_set({quoted(column.name)})) AS keys")
-        .where("size(keys) > 0")  # a slot may have no key
-        .selectExpr("keys", f"CAST(ceil(size(keys) / {MAX_RANGES}) AS INT) AS step")
-        .selectExpr(f"{cut} AS ranges")
-        .collect()
-    )
-    return [KeyRange((scalar(low),), (scalar(high),)) for row in found for low, high in row["ranges"]]
 
 
 def _scan(

@@ -1,0 +1,94 @@
+"""A look at a batch before it is planned, by one small job: its result decides what the plan reads, and how.
+
+    records, stash ──> how many keys, how wide │ does a truncate fall due? │ ranges that hold all keys
+
+Every aggregate is of bounded size, however many keys there are. Ranges are cut where files of the shard begin: from one
+cut to the next there is one range, from the least to the greatest key. So a far key opens a file, and none between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F
+
+from persist_core.schema import TIME, CollectionSchema, Column
+from persist_core.shard.batch import BatchManifest
+from persist_core.shard.key_range import KeyRange, Scalar
+from persist_core.shard.pieces import OKS
+from persist_spark.broadcasts import fits, text_bytes
+from persist_spark.frame import OP, TRUNCATE, passed, quoted, slot_names
+
+MAX_CUTS = 63  # each file is compared with each range
+_PLACE, _CUTS, _EMPTIES = "_persist_place", "_persist_cuts", "_persist_empties"
+# For each type: SQL for a value as text, what makes a scalar of that text, and SQL that makes a value of a scalar.
+_SCALARS: dict[str, tuple[str, Callable[[str], Scalar], Callable[[Scalar], str]]] = {
+    "int": ("CAST({} AS STRING)", int, "{}".format),
+    "bigint": ("CAST({} AS STRING)", int, "CAST('{}' AS BIGINT)".format),
+    "date": ("CAST(unix_date({}) AS STRING)", int, "date_from_unix_date({})".format),
+    "timestamp": ("CAST(unix_micros({}) AS STRING)", int, "timestamp_micros(CAST('{}' AS BIGINT))".format),
+    "string": ("{}", str, lambda text: f"CAST(X'{str(text).encode().hex()}' AS STRING)"),
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was found. `ranges`: of the first key column; `None` if they were not asked for, or any file may hold the
+    keys."""
+
+    fits_a_broadcast: bool
+    has_truncates: bool
+    ranges: Sequence[KeyRange] | None
+
+
+def cuts_of(manifests: Iterable[BatchManifest]) -> list[Scalar]:
+    """Where files begin, by their first key column: at most `MAX_CUTS` of these places, evenly chosen."""
+    oks = [part.keys.first for manifest in manifests for part in manifest.parts if part.kind in OKS]
+    places = sorted({first[0] for first in oks if first is not None})
+    return places[:: math.ceil(len(places) / MAX_CUTS) or 1]
+
+
+def look_at(waiting: DataFrame, schema: CollectionSchema, upper: int | None, cuts: Sequence[Scalar] | None) -> Look:
+    """Look at records and stash: `OP`, `TIME` and the columns of slots. `cuts` asks for ranges."""
+    column = schema.key[0]
+    keys = [waiting.schema[name] for name in slot_names(schema)]
+    is_due = "true" if upper is None else f"coalesce({TIME} < {passed(upper)[0]}, true)"
+    waiting = waiting.selectExpr("*", f"{OP} = '{TRUNCATE}' AND {is_due} AS {_EMPTIES}")
+    counts = {
+        "rows": "count(1)",
+        "text_bytes": f"sum({text_bytes(keys)})",
+        "truncates": f"count(CASE WHEN {_EMPTIES} THEN 1 END)",
+    }
+    grouped = waiting.groupBy()
+    if cuts is not None and column.type in _SCALARS:
+        as_text = _SCALARS[column.type][0]
+        counts |= {name: as_text.format(f"{name}({quoted(column.name)})") for name in ("min", "max")}
+        grouped = _placed(waiting, column, cuts).groupBy(_PLACE)
+    found = grouped.agg(*[F.expr(sql).alias(name) for name, sql in counts.items()]).collect()
+    rows, texts, truncates = (sum(row[name] or 0 for row in found) for name in ("rows", "text_bytes", "truncates"))
+    return Look(fits(rows, keys, texts), truncates > 0, _ranges(found, column) if "min" in counts else None)
+
+
+def _placed(waiting: DataFrame, column: Column, cuts: Sequence[Scalar]) -> DataFrame:
+    """Each row with the number of cuts up to its key, found by halving. An array is passed to the code that Spark
+    generates, so it is the same for each batch (`frame.passed`)."""
+    steps = len(cuts).bit_length()
+    null = f"CAST(NULL AS {column.type.upper()})"
+    cells = [_SCALARS[column.type][2](cut) for cut in cuts] + [null] * ((1 << steps) - 1 - len(cuts))
+    placed = waiting.selectExpr(
+        "*", "pmod(spark_partition_id(), 1) AS " + _PLACE, f"array({', '.join(cells)}) AS {_CUTS}"
+    )
+    for step in reversed(range(steps)):
+        is_above = f"{quoted(column.name)} >= {_CUTS}[{_PLACE} + {(1 << step) - 1}]"
+        further = f"{_PLACE} + CASE WHEN {is_above} THEN {1 << step} ELSE 0 END AS {_PLACE}"
+        placed = placed.selectExpr(*map(quoted, waiting.columns), further, _CUTS)
+    return placed
+
+
+def _ranges(found: Sequence[Row], column: Column) -> list[KeyRange]:
+    scalar = _SCALARS[column.type][1]
+    bounds = sorted((scalar(row["min"]), scalar(row["max"])) for row in found if row["min"] is not None)
+    return [KeyRange((low,), (high,)) for low, high in bounds]

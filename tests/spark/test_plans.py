@@ -1,0 +1,212 @@
+"""Which plan a batch gets, and what that reads: by a look at its keys and at what the shard holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from persist_core.oracle.upsert import (
+    TOMBSTONE,
+    TRUNCATE,
+    Err,
+    Record,
+)
+from persist_core.schema import CollectionSchema, Column
+from persist_core.shard.batch import BatchCounts, BatchManifest, Part, PartKind, Run
+from persist_core.shard.key_range import KeyRange, exactly, key_at
+from persist_spark import broadcasts, session
+from persist_spark.upsert import batch as upsert_batch
+from persist_spark.upsert import lookup
+from persist_spark.upsert.look import MAX_CUTS, cuts_of, look_at
+from persist_spark.upsert.lookup import committed_updates, expects_few_files
+from persist_spark.upsert.plan import persistent_upsert
+from tests.spark.staged_shard import SHARD, StagedShard
+from tests.spark.upsert_cases import KEYS, ONE_KEY
+
+
+def _record(key: int, value: Any, row: int, time: int | None = None) -> Record:
+    return Record((key,), value, time, (None, "f", 0, row))
+
+
+def _ok(name: str) -> tuple[str, None, None]:
+    return (name, None, None)
+
+
+@pytest.fixture
+def shard(spark: SparkSession, tmp_path: Path) -> StagedShard:
+    return StagedShard(spark, tmp_path / "location", ONE_KEY)
+
+
+@dataclass
+class _Plans:
+    """What the plans of a batch were: whether each is thorough, and whether it looks up the batch's slots only."""
+
+    thorough: list[bool] = field(default_factory=list)
+    keyed: list[bool] = field(default_factory=list)
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> _Plans:
+    """Of a large shard: no byte of it is few. A partition has 1,000 bytes."""
+    seen = _Plans()
+
+    def planned(*arguments: Any, **options: Any) -> Any:
+        seen.thorough.append(options["is_thorough"])
+        return persistent_upsert(*arguments, **options)
+
+    def committed(*arguments: Any, **options: Any) -> Any:
+        seen.keyed.append(options["slots"] is not None)
+        return committed_updates(*arguments, **options)
+
+    monkeypatch.setattr(upsert_batch, "persistent_upsert", planned)
+    monkeypatch.setattr(upsert_batch, "committed_updates", committed)
+    for module in (session, upsert_batch):
+        monkeypatch.setattr(module, "ONE_TASK_BYTES", 1000)
+    monkeypatch.setattr(session, "_BYTES_PER_PARTITION", 1000)
+    monkeypatch.setattr(upsert_batch, "SMALL_STATE_BYTES", 0)
+    return seen
+
+
+def test_a_truncate_of_a_large_shard_is_written_once_by_many_tasks(shard: StagedShard, plans: _Plans) -> None:
+    shard.commit([_record(key, _ok("a"), key) for key in range(500)], 10)
+    truncate = Record(None, TRUNCATE, 15, (None, "f", 0, 501))
+    manifest = shard.commit([truncate, _record(7, _ok("b"), 502, time=16)], 20)
+    assert (plans.thorough, plans.keyed) == ([False, True], [False, False])
+    assert (manifest.counts.insertions, manifest.counts.retractions) == (1, 500)
+    read_bytes = shard.client.manifest(shard.client.state(SHARD).batches[0]).size_bytes
+    tasks = [part for part in manifest.parts if part.kind is PartKind.RETRACTIONS]
+    assert len(tasks) == read_bytes // 1000 > 1  # one file each
+    assert [row["name"] for row in shard.snapshot()] == ["b"]
+
+
+def test_a_tie_in_a_large_shard_reads_only_the_slots_of_its_batch(shard: StagedShard, plans: _Plans) -> None:
+    shard.commit([_record(key, _ok("a"), key) for key in range(50)], 10)
+    tied = [Record((4,), _ok(name), None, (None, "f", 0, 60)) for name in ("lesser", "most")]
+    manifest = shard.commit([*tied, _record(5, TOMBSTONE, 61)], 20)
+    assert manifest.stats["order_ties"] == 1
+    assert (plans.thorough, plans.keyed) == ([False, False, True], [False, True, True])
+    assert {row["id"]: row["name"] for row in shard.snapshot()} == {key: "a" for key in range(50) if key != 5} | {
+        4: "most"
+    }
+
+
+def test_a_truncate_that_is_not_due_changes_no_plan(shard: StagedShard, plans: _Plans) -> None:
+    shard.commit([_record(1, _ok("a"), 1), _record(2, _ok("b"), 2)], 10)
+    shard.commit([Record(None, TRUNCATE, 25, (None, "f", 0, 5))], 20)
+    assert (plans.thorough, plans.keyed) == ([False, False], [False, True])
+    shard.commit([], 30)
+    assert (plans.thorough, plans.keyed) == ([False, False, True], [False, True, False])
+    assert shard.snapshot() == []
+
+
+def test_keys_that_do_not_fit_a_broadcast_are_not_broadcast(
+    shard: StagedShard, plans: _Plans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard.commit([_record(key, _ok("a"), key) for key in range(50)], 10)
+    monkeypatch.setattr(broadcasts, "MAX_BROADCAST_BYTES", 1000)
+    shard.commit([_record(key, _ok("b"), 50 + key) for key in range(20)], 20)
+    shard.commit([_record(key, _ok("b"), 50 + key) for key in range(9)], 30)
+    assert plans.keyed == [False, False, True]
+    wide = b"a key that cannot be decoded" * 20
+    shard.commit([Record(wide, Err("key", wide, b"p"), None, (None, "f", 0, 99))], 40)
+    assert plans.keyed == [False, False, True, False]
+
+
+def test_looking_up_only_the_batchs_slots_gives_the_same(shard: StagedShard, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = b"bad key"
+    broken = Record(bad, Err("key", bad, b"p"), 1, (None, "f", 0, 30))
+    shard.commit([*[_record(key, _ok("a"), key) for key in range(30)], broken], 10)
+    shard.commit([_record(1, TOMBSTONE, 31), _record(2, _ok("b"), 32)], 20)
+    records = [
+        _record(1, _ok("again"), 41),
+        _record(2, _ok("b"), 42),
+        _record(3, _ok("c"), 43, time=21),
+        _record(3, _ok("d"), 44, time=22),
+        Record(bad, TOMBSTONE, None, (None, "f", 0, 45)),
+    ]
+    description = shard.description(30)
+    whole = shard.write(records, description)
+    monkeypatch.setattr(upsert_batch, "SMALL_STATE_BYTES", 0)
+    monkeypatch.setattr(upsert_batch, "LARGE_STATE_BYTES", 0)
+    monkeypatch.setattr(upsert_batch, "expects_few_files", lambda _: True)
+    for few_errs_bytes in (0, 1 << 20):
+        monkeypatch.setattr(lookup, "FEW_ERRS_BYTES", few_errs_bytes)
+        keyed = shard.write(records, description)
+        assert keyed.contents_digest == whole.contents_digest
+        assert keyed.stats == whole.stats
+        assert keyed.counts == BatchCounts(insertions=3, retractions=2, err_retractions=1)
+
+
+def test_a_look_up_opens_only_files_that_can_hold_the_keys(spark: SparkSession, tmp_path: Path) -> None:
+    shard = StagedShard(spark, tmp_path / "location", ONE_KEY)
+    for number in range(3):
+        shard.commit([_record(10 * number + key, _ok("a"), key) for key in range(5)], number + 1)
+    batches = shard.client.state(SHARD).batches
+    committed = [(batch, shard.client.manifest(batch)) for batch in batches]
+    slots = _waiting(spark, ONE_KEY, [3, 21, None])
+    ranges = look_at(slots, ONE_KEY, 4, cuts_of([manifest for _, manifest in committed])).ranges
+    assert ranges == [KeyRange((3,), (3,)), KeyRange((21,), (21,))]
+    found = committed_updates(spark, shard.blob, committed, ONE_KEY, slots=slots, ranges=ranges)
+    assert found is not None
+    assert sorted(row["id"] for row in found.collect()) == [3, 21]
+    opened = {Path(path).parts[-3] for path in found.inputFiles()}
+    assert opened == {Path(committed[number][1].parts[0].key).parts[-3] for number in (0, 2)}
+
+
+@pytest.mark.parametrize(
+    ("newest", "expected"),
+    [((35, 50), True), ((5, 50), False), ((None, None), False), ((100, 120), True)],
+)
+def test_ranges_are_expected_to_pay_if_the_newest_raw_batch_met_few_files(
+    newest: tuple[int | None, int | None], expected: bool
+) -> None:
+    run = [_manifest_of(*[(10 * n, 10 * n + 9) for n in range(4)], run=Run((), 0, 0))]
+    assert expects_few_files(run)
+    later = [*run, _manifest_of(newest), _manifest_of()]
+    assert expects_few_files(later) is expected
+
+
+def _manifest_of(*bounds: tuple[int | None, int | None], run: Run | None = None) -> BatchManifest:
+    """A batch with a file of 100 bytes for each of these ranges of keys."""
+    keys = [(None if low is None else (low,), None if high is None else (high,)) for low, high in bounds]
+    parts = tuple(Part(f"{n}", PartKind.INSERTIONS, 100, "", None, None, *each) for n, each in enumerate(keys))
+    return BatchManifest(SHARD, 0, 1, "token", "", ONE_KEY, parts, BatchCounts(), "c", 1, None, "test", run=run)
+
+
+def _waiting(spark: SparkSession, schema: CollectionSchema, keys: list[Any]) -> DataFrame:
+    """Records as a look sees them: of keys, and of a key that cannot be decoded."""
+    rows = [(key, None if key is not None else b"bad", "u", None) for key in keys]
+    key = schema.key[0]
+    types = f"`{key.name}` {key.type}, _persist_bad_key binary, _persist_op string, _persist_time bigint"
+    return spark.createDataFrame(rows, types)
+
+
+def test_ranges_of_a_batchs_keys_hold_them_all(spark: SparkSession) -> None:
+    for type_name in ("int", "string", "date", "timestamp"):
+        values = KEYS[type_name] if type_name != "int" else list(range(0, 10_000, 7))
+        schema = CollectionSchema((Column("the.key", type_name, nullable=False),))
+        keys = pa.table({"the.key": pa.array(values, schema.arrow()[0].type)})
+        cuts = sorted({key_at(keys, row, schema.key)[0] for row in range(len(values))})[::23]
+        look = look_at(_waiting(spark, schema, [*values, None, *values]), schema, 9, cuts)
+        assert look.ranges is not None
+        assert len(look.ranges) == (63 if type_name == "int" else 1)
+        found = [key_at(keys, row, schema.key) for row in range(len(values))]
+        assert all(any(each.covers(exactly(key)) for each in look.ranges) for key in found)
+        assert look_at(_waiting(spark, schema, [None]), schema, 9, cuts).ranges == []
+    decimal = CollectionSchema((Column("the.key", "decimal(9,2)", nullable=False),))
+    assert look_at(_waiting(spark, decimal, []), decimal, 9, []).ranges is None
+
+
+def test_a_far_key_opens_no_files_between(spark: SparkSession) -> None:
+    manifest = _manifest_of(*[(100 * n, 100 * n + 99) for n in range(300)])
+    cuts = cuts_of([manifest])
+    assert 31 < len(cuts) <= MAX_CUTS
+    assert cuts_of([]) == []
+    assert len(cuts_of([_manifest_of(*[(n, n) for n in range(MAX_CUTS)])])) == MAX_CUTS
+    look = look_at(_waiting(spark, ONE_KEY, [5, 29_990, 29_999, 29_991]), ONE_KEY, 9, cuts)
+    assert look.ranges == [KeyRange((5,), (5,)), KeyRange((29_990,), (29_999,))]
