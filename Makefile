@@ -32,16 +32,16 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9.-]*:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/installed ## the whole path on seven bundled days: a real Airflow scheduler, Spark, tables as of two days
-	@$(IN) python -m persist_airflow.embedded demo
+	@$(IN) python -m persist_airflow.embedded.run demo
 
 up: .venv/installed ## Airflow's UI and scheduler on 127.0.0.1, with the DAGs of dags/ in it
-	@$(IN) python -m persist_airflow.embedded up
+	@$(IN) python -m persist_airflow.embedded.run up
 
 airflow: .venv/installed ## Airflow's own command line in the home of `make up`: make airflow ARGS='dags list'
-	@$(IN) python -m persist_airflow.embedded airflow $(ARGS)
+	@$(IN) python -m persist_airflow.embedded.run airflow $(ARGS)
 
 down: ## stops what `make up` and `make demo` started
-	@if [ -e .venv/installed ]; then $(IN) python -m persist_airflow.embedded down; else echo "nothing is installed, so nothing runs"; fi
+	@if [ -e .venv/installed ]; then $(IN) python -m persist_airflow.embedded.run down; else echo "nothing is installed, so nothing runs"; fi
 
 check: .venv/installed ## style, types, layers, house rules, prose
 	@$(IN) ruff check .

@@ -143,5 +143,5 @@ def demo(folder: Path) -> None:
     if missing:
         raise InvalidInput(f"not installed: {', '.join(missing)}; run pip install 'airflow-persist[airflow,spark]'")
     folder.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run([sys.executable, "-m", "persist_airflow.embedded", "demo"], cwd=folder, check=False)
+    done = subprocess.run([sys.executable, "-m", "persist_airflow.embedded.run", "demo"], cwd=folder, check=False)
     raise SystemExit(done.returncode)  # it has printed what failed

@@ -2,8 +2,9 @@
 
     backfill(args) -> core's `airflow backfill create` -> follow(id): poll the metadata database, draw, say how it ended
 
-Airflow's own command does the creating, so that its checks and rules stay the only ones. SQLite, which has one writer
-at a time, may refuse any of this while a scheduler runs ("database is locked"): then it is tried again.
+Airflow's own command does the creating, so that its checks and rules stay the only ones. Of Airflow's tables this
+changes one column: it marks ended backfills as completed. The scheduler does so every 30 s, and until then Airflow
+refuses the DAG's next backfill.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -25,10 +26,6 @@ POLL_MS = 500
 NO_SCHEDULER_GRACE_MS = 30_000  # a scheduler that is just starting shows up within this, on a machine that has time
 SCHEDULER_DEAD_AFTER = timedelta(seconds=60)  # its heartbeat comes every 5 s
 ENDED = ("success", "failed")
-LOCKED_TRIES = 10  # each after SQLite has waited some seconds by itself
-LOCKED_PAUSE_MS = 1_000
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ class Follower:
         with self._progress() as draw:
             while True:
                 self.check()
-                status = unlocked(lambda: read_status(backfill_id), self.clock)
+                status = read_status(backfill_id)
                 draw(status)
                 now_ms = self.clock.now_ms()
                 if status.has_scheduler:
@@ -112,7 +109,7 @@ def backfill(args: Namespace) -> None:
         raise SystemExit("give --start-date, --end-date or both")
     if args.reset_dagruns and args.rerun_failed_tasks:
         raise SystemExit("--reset-dagruns and --rerun-failed-tasks exclude each other: the first includes the second")
-    model = unlocked(lambda: _dag_model(args.dag_id))
+    model = _dag_model(args.dag_id)
     if model is None:
         raise SystemExit(f"no DAG {args.dag_id!r} in the metadata database; `airflow dags reserialize` reads the files")
     if model.is_paused and not args.dry_run:
@@ -124,7 +121,7 @@ def backfill(args: Namespace) -> None:
     if backfill_id is None:
         return
     status = Follower(console).follow(backfill_id, timeout_s=args.timeout_s)
-    unlocked(lambda: close_ended(args.dag_id))
+    close_ended(args.dag_id)
     raise SystemExit(_conclude(console, status))
 
 
@@ -133,7 +130,7 @@ def create(args: Namespace, *, default_max_active_runs: int) -> int | None:
     from airflow.cli.commands.backfill_command import create_backfill
     from airflow.models.backfill import AlreadyRunningBackfill
 
-    unlocked(lambda: close_ended(args.dag_id))
+    close_ended(args.dag_id)
     reprocess = "completed" if args.reset_dagruns else "failed" if args.rerun_failed_tasks else "none"
     translated = Namespace(
         **{
@@ -146,50 +143,11 @@ def create(args: Namespace, *, default_max_active_runs: int) -> int | None:
             "run_on_latest_version": None,
         }
     )
-    before = unlocked(lambda: _newest_backfill(args.dag_id))
-
-    def create_again() -> None:
-        _close_empty(args.dag_id, after=before)
-        create_backfill(translated)
-
     try:
-        unlocked(create_again)
+        create_backfill(translated)
     except AlreadyRunningBackfill as error:
         raise SystemExit(f"{error} Wait until it has ended, or cancel it in Airflow's UI") from error
-    return None if args.dry_run else unlocked(lambda: _newest_backfill(args.dag_id))
-
-
-def unlocked(action: Callable[[], T], clock: Clock | None = None) -> T:
-    """Do `action`, again and again while SQLite refuses it because another process writes; at most `LOCKED_TRIES`."""
-    from sqlalchemy.exc import OperationalError
-
-    for left in reversed(range(LOCKED_TRIES)):
-        try:
-            return action()
-        except OperationalError as error:
-            if "database is locked" not in str(error) or not left:
-                raise
-        (clock or SystemClock()).sleep_ms(LOCKED_PAUSE_MS)
-    raise AssertionError("the last try returns or raises")
-
-
-def _close_empty(dag_id: str, *, after: int) -> None:
-    """Mark backfills newer than `after` as completed that have no dag runs: the lock stopped Airflow between the two.
-
-    Airflow commits the backfill first and then its dag runs, in one transaction.
-    """
-    from airflow.models.backfill import Backfill, BackfillDagRun
-    from airflow.utils.session import create_session
-    from sqlalchemy import exists, update
-
-    is_empty = ~exists().where(BackfillDagRun.backfill_id == Backfill.id)
-    with create_session() as session:
-        session.execute(
-            update(Backfill)
-            .where(Backfill.dag_id == dag_id, Backfill.id > after, Backfill.completed_at.is_(None), is_empty)
-            .values(completed_at=_now())
-            .execution_options(synchronize_session=False)
-        )
+    return None if args.dry_run else _newest_backfill(args.dag_id)
 
 
 def close_ended(dag_id: str) -> None:
@@ -211,31 +169,16 @@ def close_ended(dag_id: str) -> None:
         )
 
 
-def fail_unended(dag_id: str) -> None:
-    """End the DAG's open backfills and unended dag runs as failed: they belong to a scheduler that is gone.
-
-    Only for an Airflow that does not run: a scheduler would notice by itself after minutes, and this does not stop a
-    task that still runs. What the tasks have committed stays. A backfill that is created again with `reset_dagruns`
-    runs all its intervals again, and skips those that the shard covers.
-    """
+def open_backfill(dag_id: str) -> int | None:
+    """The id of the DAG's backfill whose dag runs have not all ended, if there is one."""
     from airflow.models.backfill import Backfill
-    from airflow.models.dagrun import DagRun
-    from airflow.models.taskinstance import TaskInstance
     from airflow.utils.session import create_session
-    from airflow.utils.state import State
-    from sqlalchemy import or_, select, update
+    from sqlalchemy import select
 
-    is_open = (Backfill.dag_id == dag_id, Backfill.completed_at.is_(None))
-    quietly = {"synchronize_session": False}
+    close_ended(dag_id)
     with create_session() as session:
-        runs = session.scalars(select(DagRun.run_id).where(DagRun.dag_id == dag_id, DagRun.state.not_in(ENDED))).all()
-        unended = or_(TaskInstance.state.is_(None), TaskInstance.state.in_([str(s) for s in State.unfinished if s]))
-        of_runs = (TaskInstance.dag_id == dag_id, TaskInstance.run_id.in_(runs))
-        end = {"state": "failed", "end_date": _now()}
-        session.execute(update(TaskInstance).where(*of_runs, unended).values(end).execution_options(**quietly))
-        is_run = (DagRun.dag_id == dag_id, DagRun.run_id.in_(runs))
-        session.execute(update(DagRun).where(*is_run).values(end).execution_options(**quietly))
-        session.execute(update(Backfill).where(*is_open).values(completed_at=_now()).execution_options(**quietly))
+        is_open = (Backfill.dag_id == dag_id, Backfill.completed_at.is_(None))
+        return session.scalars(select(Backfill.id).where(*is_open)).first()
 
 
 def read_status(backfill_id: int) -> BackfillStatus:

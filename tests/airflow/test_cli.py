@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from persist_core.location.settings import PersistLocation
-from tests.airflow.airflow_process import run
-from tests.airflow.fruit import Fruit
 
 PROBE = """
 import contextlib, io, json, sys
@@ -68,44 +62,3 @@ def test_wrong_arguments_end_with_an_explanation(shown: Any) -> None:
     assert "--start-date" in shown["no_dates"]["code"]
     assert "exclude each other" in shown["both"]["code"]
     assert shown["bad_date"]["code"] == 2
-
-
-LOCKED = """
-import sqlite3, sys
-from argparse import Namespace
-from datetime import UTC, datetime
-from airflow.configuration import conf
-from airflow.models import backfill as models
-from persist_airflow import backfill
-
-create_runs, tries = models._create_runs_non_partitioned, []
-other = sqlite3.connect(conf.get("database", "sql_alchemy_conn").removeprefix("sqlite:///"))
-
-def while_another_writes(**arguments):
-    tries.append(arguments["backfill"].id)
-    if len(tries) == 1:
-        other.execute("BEGIN IMMEDIATE")
-    return create_runs(**arguments)
-
-models._create_runs_non_partitioned = while_another_writes
-backfill.SystemClock.sleep_ms = lambda self, duration_ms: other.rollback()
-args = Namespace(
-    dag_id="persist_upsert__fruit", conf=None, dry_run=False, run_backwards=False, reset_dagruns=False,
-    rerun_failed_tasks=False, max_active_runs=None,
-    start_date=datetime(2026, 1, 1, tzinfo=UTC), end_date=datetime(2026, 1, 3, tzinfo=UTC),
-)
-made = backfill.create(args, default_max_active_runs=1)
-status = backfill.read_status(made)
-backfill.fail_unended(args.dag_id)
-print(tries, made, status.total)
-"""
-
-
-@pytest.mark.skipif(not importlib.metadata.version("apache-airflow").startswith("3"), reason="Airflow 3's backfill")
-def test_a_database_that_is_locked_is_tried_again_and_leaves_no_half_a_backfill(
-    fruit: Fruit, migrated: Path, location: PersistLocation
-) -> None:
-    """A scheduler holds SQLite's only write lock just when Airflow has committed the backfill without its dag runs."""
-    run(fruit.dags, migrated, location, "-m", "airflow", "dags", "reserialize")
-    out = run(fruit.dags, migrated, location, "-c", LOCKED)
-    assert out.splitlines()[-1] == "[1, 2] 2 3", out

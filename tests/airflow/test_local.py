@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ import pytest
 from rich.console import Console
 
 from persist_airflow.backfill import BackfillStatus
-from persist_airflow.embedded import demo
-from persist_airflow.embedded.__main__ import main
-from persist_airflow.embedded.home import EmbeddedAirflowError, LocalAirflow, free_port, project_airflow, psutil
-from persist_core.clock import ManualClock
+from persist_airflow.embedded import EmbeddedAirflowError, demo, keeper
+from persist_airflow.embedded.home import LocalAirflow, project_airflow
+from persist_airflow.embedded.keeper import Process, Program, psutil, read_processes, write_private
+from persist_airflow.embedded.kept import KeptProcesses
+from persist_airflow.embedded.ports import require_free
+from persist_airflow.embedded.run import main
+from persist_core.clock import ManualClock, SystemClock
 from persist_core.location.settings import PersistLocation
 
 
@@ -31,59 +35,138 @@ def airflow(tmp_path: Path) -> LocalAirflow:
     return LocalAirflow(tmp_path / "home", tmp_path / "dags", location)
 
 
+def program(name: str, code: str) -> Program:
+    """A program of a few lines of Python."""
+    return Program(name, [sys.executable, "-c", code], {})
+
+
+SLEEPS = "import time; time.sleep(60)"
+STUBBORN = (
+    "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True);"
+    "print('ready', flush=True); time.sleep(60)"
+)
+
+
 @pytest.fixture
-def child() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has one of its own and ignores SIGTERM."""
-    script = (
-        "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); print(flush=True); time.sleep(60)"
-    )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield process
-        process.kill()
+def kept(airflow: LocalAirflow) -> Iterator[KeptProcesses]:
+    """The processes of its home, none yet."""
+    yield airflow.kept
+    airflow.kept.stop()
 
 
-def record(airflow: LocalAirflow, process: Any, created: float | None = None) -> None:
-    """What `start` would have written."""
-    if created is None:
-        created = psutil.Process(process.pid).create_time()
-    entry = {"name": "scheduler", "pid": process.pid, "created": created}
-    (airflow.home / "processes.json").write_text(json.dumps({"port": 1, "processes": [entry]}))
+def running(kept: KeptProcesses, name: str, *, other_than: int = 0) -> Any:
+    """The process of this name, once it runs, and is not the one with the pid `other_than`."""
+    found: list[Any] = []
+
+    def runs() -> bool:
+        process = kept.named(name)
+        found[:] = [process.alive()] if process and process.state == keeper.RUNS and process.pid != other_than else []
+        return bool(found)
+
+    kept.wait_until(runs, name, 30_000)
+    return found[0]
 
 
-def test_stop_ends_a_stubborn_process_and_its_children(
-    airflow: LocalAirflow, child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("persist_airflow.embedded.home.STOP_TIMEOUT_S", 0.2)
-    record(airflow, child)
-    (grandchild,) = psutil.Process(child.pid).children()
-    assert airflow.is_running()
-    assert LocalAirflow(airflow.home, airflow.dags, airflow.location).url == "http://127.0.0.1:1"
-    assert airflow.stop() == ["scheduler"]
-    assert child.wait(10) is not None
-    assert not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE
-    assert not airflow.is_running()
-    assert LocalAirflow(airflow.home, airflow.dags, airflow.location).port > 1
+def test_a_killed_program_starts_again_with_its_reason_in_the_log(kept: KeptProcesses) -> None:
+    kept.start(program("first", SLEEPS))
+    kept.add(program("second", SLEEPS))
+    first, second = running(kept, "first"), running(kept, "second")
+    second.kill()
+    again = running(kept, "second", other_than=second.pid)
+    assert again.pid != second.pid
+    assert first.is_running()
+    log = (kept.home / "logs" / "keeper.log").read_text()
+    assert f"second: pid {second.pid} was killed by SIGKILL after 0 s; it starts again in 1 s" in log
+    assert f"second starts as pid {again.pid}" in log
+    assert kept.stop() == ["first", "second"]
+    assert not any(psutil.pid_exists(process.pid) for process in (first, again))
 
 
-def test_a_pid_that_belongs_to_somebody_else_by_now_is_left_alone(
-    airflow: LocalAirflow, child: subprocess.Popen[bytes]
-) -> None:
-    record(airflow, child, created=1.0)
-    assert not airflow.is_running()
-    assert airflow.stop() == []
-    assert child.poll() is None
+def test_what_a_killed_program_leaves_behind_is_killed_before_it_starts_again(kept: KeptProcesses) -> None:
+    kept.start(program("parent", STUBBORN))
+    parent = running(kept, "parent")
+    kept.wait_until(lambda: "ready" in kept.log_tail("parent"), "parent", 30_000)
+    (child,) = parent.children()
+    parent.kill()
+    running(kept, "parent", other_than=parent.pid)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_process_that_died_is_reported_with_the_end_of_its_log(airflow: LocalAirflow) -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        created = psutil.Process(process.pid).create_time()
-    record(airflow, process, created)
-    (airflow.logs / "scheduler.log").write_text("no space left")
-    with pytest.raises(EmbeddedAirflowError, match=r"scheduler has ended unexpectedly:\nno space left"):
+def test_a_program_that_ends_again_and_again_is_given_up_and_tried_anew(airflow: LocalAirflow) -> None:
+    """Each wait is longer, and there are as many as `PAUSES_MS` has; a long life in between counts as a good start."""
+    clock = ManualClock()
+    looking = keeper.Keeper(airflow.home, clock)
+
+    def look() -> Process:
+        """Look once; what started has ended when this returns."""
+        looking.look()
+        (process,) = airflow.kept.all()
+        if process.state == keeper.RUNS:
+            airflow.kept.wait_until(lambda: process.alive() is None, "bad", 30_000)
+        return process
+
+    airflow.kept.clock = SystemClock()
+    failing = program("bad", "raise SystemExit('no space left: an Error')")
+    write_private(airflow.home / keeper.PROGRAMS, [asdict(failing)])
+    assert look().state == keeper.RUNS
+    for ends, pause_ms in enumerate(keeper.PAUSES_MS, 1):
+        waiting = look()
+        assert (waiting.state, waiting.ends) == (keeper.WAITS, ends)
+        clock.sleep_ms(pause_ms - 1)
+        assert look() == waiting
+        clock.sleep_ms(1)
+        assert look().state == keeper.RUNS
+    assert look().state == keeper.GIVEN_UP
+    with pytest.raises(EmbeddedAirflowError, match=r"bad was started 6 times .*exit code 1 .*no space left: an Error"):
         airflow.check()
+    clock.sleep_ms(keeper.STEADY_MS)
+    assert look().state == keeper.GIVEN_UP
+    airflow.kept.restart(())
+    assert look().state == keeper.RUNS
+    assert look().ends == 1
+    clock.sleep_ms(keeper.PAUSES_MS[0])
+    assert look().state == keeper.RUNS
+    clock.sleep_ms(keeper.STEADY_MS)
+    assert look().ends == 1
+
+
+def test_what_a_killed_keeper_leaves_is_stopped_children_too(
+    kept: KeptProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "STOP_TIMEOUT_S", 0.2)
+    kept.start(program("stubborn", STUBBORN))
+    process = running(kept, "stubborn")
+    kept.wait_until(lambda: "ready" in kept.log_tail("stubborn"), "stubborn", 30_000)
+    (child,) = process.children()
+    read_processes(kept.home)[0].alive().kill()
+    with pytest.raises(EmbeddedAirflowError, match="keeper of the processes has ended"):
+        kept.wait_until(lambda: False, "stubborn", 30_000)
+    assert not kept.is_running()
+    assert kept.stop() == ["stubborn"]
+    for ended in (process, child):
+        assert not ended.is_running() or ended.status() == psutil.STATUS_ZOMBIE
+    assert kept.stop() == []
+
+
+def test_a_pid_that_belongs_to_somebody_else_by_now_is_left_alone(kept: KeptProcesses) -> None:
+    with subprocess.Popen([sys.executable, "-c", SLEEPS]) as child:
+        foreign = [Process(name, child.pid, 1.0, keeper.RUNS) for name in ("keeper", "scheduler")]
+        write_private(kept.home / keeper.PROCESSES, [asdict(process) for process in foreign])
+        assert not kept.is_running()
+        assert kept.stop() == []
+        assert child.poll() is None
+        child.kill()
+
+
+def test_a_second_keeper_of_a_home_ends_and_says_so(kept: KeptProcesses) -> None:
+    kept.start(program("first", SLEEPS))
+    running(kept, "first")
+    second = subprocess.run(
+        [sys.executable, "-m", keeper.__name__, str(kept.home)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert second.returncode == 1
+    assert "another keeper has" in second.stderr
 
 
 @pytest.mark.parametrize(("heartbeat_after_s", "ends"), [(200, True), (10_000, False)])
@@ -92,9 +175,9 @@ def test_the_demo_waits_for_a_scheduler_that_starts_slowly(
 ) -> None:
     """On a busy machine a scheduler needs minutes to its first heartbeat. Without one the error shows its log."""
     airflow.clock = ManualClock()
-    for name in ("launch_spark", "prepare", "launch", "check"):
+    for name in ("launch_database", "launch_spark", "prepare", "launch", "check"):
         monkeypatch.setattr(airflow, name, lambda: None)
-    monkeypatch.setattr(demo, "fail_unended", lambda _: None)
+    monkeypatch.setattr(demo, "open_backfill", lambda _: None)
     monkeypatch.setattr(demo, "_create_backfill", lambda *_: 1)
     monkeypatch.setattr("os.environ", {})
     (airflow.logs / "scheduler.log").write_text("still importing")
@@ -119,13 +202,25 @@ def test_stop_without_anything_recorded_does_nothing(airflow: LocalAirflow) -> N
     assert airflow.stop() == []
 
 
-def test_the_wanted_port_is_taken_where_it_is_free() -> None:
+def test_a_busy_port_is_an_error_that_names_who_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`up` takes no other port, which no bookmark has. A connection that has ended does not make a port busy."""
+    monkeypatch.chdir(tmp_path)
     with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
         taken.bind(("127.0.0.1", 0))
+        taken.listen()
         port = taken.getsockname()[1]
-        other = free_port(port)
-        assert other not in (0, port)
-    assert free_port(other) == other
+        monkeypatch.setenv("AIRFLOW__API__PORT", str(port))
+        assert main(["up"]) == 1
+        error = capsys.readouterr().err
+        with socket.create_connection(("127.0.0.1", port)), taken.accept()[0]:
+            pass
+    assert f"port {port} of 127.0.0.1 is taken by" in error
+    assert f"(pid {os.getpid()}: " in error
+    assert f"AIRFLOW__API__PORT={port + 1}" in error
+    require_free(port, "")
 
 
 def test_everything_listens_on_loopback_alone(airflow: LocalAirflow) -> None:
@@ -149,18 +244,18 @@ def test_an_unknown_command_prints_the_usage(capsys: pytest.CaptureFixture[str])
 
 
 SCRIPT = """
-import json, signal, subprocess, sys, time
+import signal, sys, time
 from pathlib import Path
-from persist_airflow.embedded.__main__ import main
-from persist_airflow.embedded.home import LocalAirflow, psutil
+from persist_airflow.embedded.keeper import Program
+from persist_airflow.embedded.home import LocalAirflow
 from persist_core.location.settings import PersistLocation
 
 class Sleeper(LocalAirflow):
     def start(self, components=()):
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-        entry = {"name": "scheduler", "pid": child.pid, "created": psutil.Process(child.pid).create_time()}
-        (self.home / "processes.json").write_text(json.dumps({"port": 1, "processes": [entry]}))
-        print(child.pid, flush=True)
+        self._make_home()
+        self.kept.start(Program("scheduler", [sys.executable, "-c", "import time; time.sleep(60)"], {}))
+        self.kept.wait_until(lambda: self.kept.named("scheduler") is not None, "scheduler", 30000)
+        print(self.kept.named("scheduler").pid, flush=True)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a test session may have been started without one
 home = Path(sys.argv[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from persist_airflow.embedded.home import LocalAirflow
 from persist_core.location.settings import PersistLocation
 
-_OF_THE_DATABASE = ("airflow.db", "migrated-to")
+_OF_THE_DATABASE = ("postgres", "postgres-password", "migrated-to")
 
 
 @pytest.fixture(scope="session")
@@ -27,5 +27,5 @@ def home(migrated: Path, tmp_path: Path) -> Path:
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     for name in _OF_THE_DATABASE:
-        shutil.copy(migrated / name, home)
+        subprocess.run(["cp", "-a", str(migrated / name), str(home)], check=True)  # owners too
     return home

@@ -1,5 +1,5 @@
-"""A real scheduler (SQLite, LocalExecutor, 127.0.0.1) runs backfills: after kill -9 of its starter, through kill -9 of
-tasks, two concurrently. With the UI it runs all else that an Airflow does, and views that start each other.
+"""A real scheduler (PostgreSQL, LocalExecutor, 127.0.0.1) runs backfills: after kill -9 of its starter, through kill -9
+of tasks, two concurrently. With the UI it runs all else that an Airflow does, and views that start each other.
 
 On the embedded default, on PostgreSQL with a folder, and on S3 alone: one test each, since each takes a scheduler.
 """
@@ -7,7 +7,6 @@ On the embedded default, on PostgreSQL with a folder, and on S3 alone: one test 
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import shutil
 import urllib.error
@@ -19,7 +18,9 @@ from pathlib import Path
 import pytest
 
 from persist_airflow.class_data import FOLDER_ENV
-from persist_airflow.embedded.home import WITH_UI, EmbeddedAirflowError, LocalAirflow, psutil
+from persist_airflow.embedded import EmbeddedAirflowError
+from persist_airflow.embedded.home import WITH_UI, LocalAirflow
+from persist_airflow.embedded.keeper import psutil
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
@@ -32,7 +33,6 @@ from tests.airflow.sinks import http_sink
 from tests.airflow.statsd_sink import statsd_sink
 from tests.class_data import class_data, made_class_data
 from tests.e2e import operation, view_chain
-from tests.e2e.one_process import run_commands
 from tests.sampling import is_long
 from tests.servers.backends import blob_uri_beside, on_postgresql, on_s3
 from tests.spark.s3_store import s3_server
@@ -53,13 +53,14 @@ def airflow(request: pytest.FixtureRequest, tmp_path: Path, home: Path, consensu
     if is_on_s3:
         s3_server(request)  # skips if Spark lacks the jars
     settings = {
+        "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
         "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",
         "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "1",  # looking five times as often takes processor time
         "PYTHONPATH": str(ROOT),
         **({FOLDER_ENV: "", **made_class_data(location)} if is_on_s3 else class_data(location)),
     }
     airflow = LocalAirflow(home, fruit.dags, location, settings)
-    real_parts.used("Airflow scheduler", f"{importlib.metadata.version('apache-airflow')}, SQLite, LocalExecutor")
+    real_parts.used("Airflow scheduler", f"{importlib.metadata.version('apache-airflow')}, PostgreSQL, LocalExecutor")
     yield airflow
     airflow.stop()
 
@@ -74,7 +75,7 @@ def client(airflow: LocalAirflow) -> Iterator[PersistClient]:
 def run_states(airflow: LocalAirflow, dag_id: str) -> list[str]:
     """The states of a DAG's runs, by logical date."""
     return [
-        state for (state,) in airflow.query("select state from dag_run where dag_id = ? order by logical_date", dag_id)
+        state for (state,) in airflow.query("select state from dag_run where dag_id = %s order by logical_date", dag_id)
     ]
 
 
@@ -97,24 +98,20 @@ def test_a_backfill_whose_starter_is_killed_and_one_by_our_command(
     """Two days by Airflow's command, with a starter that is killed as `make demo` may be; a third day by ours."""
     backfill = ("backfill", "create", "--dag-id", DAG_ID, "--from-date", "2026-01-01", "--to-date", "2026-01-02",
                 "--reprocess-behavior", "completed")  # fmt: skip
-    run_commands(airflow, ("dags", "reserialize"), backfill)
+    airflow.commands(("dags", "reserialize"), backfill)
     left = start_until_a_task_writes(airflow)
     with statsd_sink() as statsd:
         settings = {**airflow.settings, **statsd.settings(statsd_influxdb_enabled="True")}
         heir = LocalAirflow(airflow.home, airflow.dags, airflow.location, settings)
-        assert heir.stop() == ["api-server", "scheduler"]
+        assert heir.stop() == ["postgres", "api-server", "scheduler"]
         for pid in left:
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
         assert heir.stop() == []
         with pytest.raises(EmbeddedAirflowError, match="AlreadyRunningBackfill"):
             heir.command(*backfill)
-        run_commands(heir, backfill, first=UNENDED.format(DAG_ID))
         check_backfills(heir, client)
     operation.check_counters(client, statsd, DAG_ID)
-
-
-UNENDED = "from persist_airflow.backfill import fail_unended; fail_unended({!r})"
 
 
 def start_until_a_task_writes(airflow: LocalAirflow) -> list[int]:
@@ -126,11 +123,11 @@ def start_until_a_task_writes(airflow: LocalAirflow) -> list[int]:
         airflow.check()
         assert airflow.clock.now_ms() < deadline_ms
         airflow.clock.sleep_ms(100)
-    return airflow.recorded_pids()
+    return [process.pid for process in airflow.kept.all()]
 
 
 def check_backfills(airflow: LocalAirflow, client: PersistClient) -> None:
-    """Run the backfill of two days to its end, then a third day by our command."""
+    """The backfill of two days goes on by itself to its end; then a third day by our command."""
     with airflow.running():
         assert follow(airflow, DAG_ID) == {DAG_ID: ["success"] * 2}
         assert check_history(client, 2) == {"upper": START_MS + 2 * DAY_MS, "commits": 2}
@@ -146,10 +143,10 @@ def check_backfills(airflow: LocalAirflow, client: PersistClient) -> None:
 def check_asset_events(airflow: LocalAirflow, client: PersistClient) -> None:
     """Each append has left an event with its upper, since and counts, and a link to the page that shows them."""
     found = airflow.query(
-        "select e.extra from asset_event e join asset a on a.id = e.asset_id where a.uri = ? order by e.id",
+        "select e.extra from asset_event e join asset a on a.id = e.asset_id where a.uri = %s order by e.id",
         f"persist://persist_default/{NAME}",
     )
-    extras = [json.loads(extra) for (extra,) in found]
+    extras = [extra for (extra,) in found]
     assert [extra["upper"] for extra in extras] == [commit.upper for commit in client.state(NAME).commits]
     assert all(extra["since"] == 0 and extra["stats"]["eligible"] > 0 for extra in extras)
     ((links,),) = airflow.query(
@@ -190,7 +187,7 @@ def test_two_backfills_over_the_same_days_at_once_whose_tasks_are_killed(
          "--max-active-runs", "1", *flags)
         for dag_id, flags in ((DAG_ID, ()), ("again", ("--run-backwards",)))
     ]  # fmt: skip
-    run_commands(airflow, ("dags", "reserialize"), *backfills)
+    airflow.commands(("dags", "reserialize"), *backfills)
     with airflow.running():
         states = follow(airflow, DAG_ID, "again")
     assert {state for found in states.values() for state in found} == {"success"}, states
@@ -244,14 +241,10 @@ def check_up(airflow: LocalAirflow, collections: Path, text: str, check_what_run
         assert file == "collections/wrong.yaml"
         assert "source.format: found 'jsn'" in message
         found = airflow.query("select dag_id, is_stale, has_import_errors from dag order by dag_id")
-        assert found == [(dag_id, 0, 0) for dag_id in sorted((DAG_ID, *view_chain.DAG_IDS, *operation.DAG_IDS))]
+        assert found == [(dag_id, False, False) for dag_id in sorted((DAG_ID, *view_chain.DAG_IDS, *operation.DAG_IDS))]
         check_what_runs()
-        spark, *_ = airflow.recorded_pids()
-        while not any(connection.status == "LISTEN" for connection in psutil.Process(spark).net_connections("tcp")):
-            airflow.check()
-            assert airflow.clock.now_ms() < deadline_ms
-            airflow.clock.sleep_ms(500)
-        for pid in airflow.recorded_pids():
+        assert airflow.wait_until_healthy() == {}
+        for pid in (process.pid for process in airflow.kept.all()):
             family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
             listening = [c.laddr.ip for one in family for c in one.net_connections("tcp") if c.status == "LISTEN"]
             assert {ip.removeprefix("::ffff:") for ip in listening} <= {"127.0.0.1"}, (pid, listening)

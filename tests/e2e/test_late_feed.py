@@ -67,6 +67,7 @@ def airflow(tmp_path: Path, home: Path, persist_seed: int) -> Iterator[LocalAirf
     deliver_late(tmp_path / "feed", random.Random(persist_seed))
     location = PersistLocation(f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/consensus.db")
     settings = {
+        "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
         "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",
         "PYTHONPATH": str(ROOT),
         **class_data(location),
@@ -92,7 +93,7 @@ def kill_two_tasks(airflow: LocalAirflow, points: Path, chance: random.Random) -
     write = chance.choice(["write.during", *JOB, "write.after"])
     append = chance.choice(kill_points.APPEND)
     appended = (
-        "select count(*) from task_instance where dag_id = ? and task_id = 'append_batches' and state = 'success'"
+        "select count(*) from task_instance where dag_id = %s and task_id = 'append_batches' and state = 'success'"
     )
     deadline_ms = airflow.clock.now_ms() + 1_500_000
     for count, point in sorted((chance.randrange(1, DAYS - 2), point) for point in (write, append)):

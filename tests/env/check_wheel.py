@@ -1,6 +1,6 @@
 """The wheel, installed by plain pip into new environments. `make test-package` runs this; `make test` does not.
 
-    dist/*.whl --pip install "...[airflow,spark]"-->  pyspark alone: `persist init`, `persist run`, `persist demo`
+    dist/*.whl --pip install "...[airflow,spark,embedded]"-->  pyspark alone: `persist init`, `run`, `demo`
                --pip install "...[airflow-connect]"-->  pyspark-client alone: the bundled DAGs parse
 
 It takes several minutes: pip resolves and downloads all of Airflow and Spark, without the locked files.
@@ -83,7 +83,7 @@ def test_the_wheel_has_what_it_needs(wheel: Path) -> None:
 
 
 def test_airflow_and_spark_run_a_project_and_the_demo(wheel: Path, tmp_path: Path) -> None:
-    environment = installed(wheel, "airflow,spark", tmp_path)
+    environment = installed(wheel, "airflow,spark,embedded", tmp_path)
     found = versions(environment)
     assert "pyspark" in found
     assert "pyspark-client" not in found
@@ -96,7 +96,7 @@ def test_airflow_and_spark_run_a_project_and_the_demo(wheel: Path, tmp_path: Pat
     assert len(rows) == 2
     results = run([persist, "demo", "demo"], tmp_path, timeout_s=1500)
     assert "5 rows" in results
-    assert "python -m persist_airflow.embedded up" in results
+    assert "python -m persist_airflow.embedded.run up" in results
 
 
 def test_airflow_connect_has_no_jvm(wheel: Path, tmp_path: Path) -> None:

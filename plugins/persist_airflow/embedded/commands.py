@@ -9,7 +9,7 @@ def embedded_command(root: Path, name: str, arguments: str = "") -> str:
     """The command line for `up`, `down`, `demo` or `airflow`, in the folder `root`."""
     if is_clone(root):
         return f"make {name}" + (f" ARGS='{arguments}'" if arguments else "")
-    return f"python -m persist_airflow.embedded {name} {arguments}".strip()
+    return f"python -m persist_airflow.embedded.run {name} {arguments}".strip()
 
 
 def is_clone(root: Path) -> bool:

@@ -21,9 +21,10 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from persist_airflow.backfill import ENDED, POLL_MS, Follower, create, fail_unended
+from persist_airflow.backfill import ENDED, POLL_MS, BackfillStatus, Follower, create, open_backfill
+from persist_airflow.embedded import EmbeddedAirflowError
 from persist_airflow.embedded.commands import embedded_command, is_clone
-from persist_airflow.embedded.home import HEALTHY_TIMEOUT_MS, EmbeddedAirflowError, LocalAirflow, project_airflow
+from persist_airflow.embedded.home import HEALTHY_TIMEOUT_MS, LocalAirflow, project_airflow
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
 from persist_core.config.collection import CollectionConfig, load_collection
 from persist_core.errors import ShardNotFound
@@ -103,11 +104,10 @@ def _run_steps(console: Console, airflow: LocalAirflow, steps: Sequence[Step]) -
         )
     with airflow.stopping():
         with console.status("preparing an Airflow home and its database"):
+            airflow.launch_database()
             airflow.launch_spark()  # it is up when the first job needs it
             airflow.prepare()
         os.environ.update(airflow.environment())  # before this process imports Airflow
-        for dag_id in {step.dag_id for step in steps}:
-            fail_unended(dag_id)  # of a demo that was interrupted; nothing runs now
         with console.status("starting API server and scheduler"):
             airflow.launch()
         follower = Follower(console, airflow.check, HEALTHY_TIMEOUT_MS, airflow.clock)
@@ -129,20 +129,28 @@ def _run_step(console: Console, airflow: LocalAirflow, follower: Follower, step:
     if step.first_ms is None or step.last_ms is None:
         return _run_once(console, airflow, step.dag_id)
     days = (step.last_ms - step.first_ms) // DAY_MS + 1
+    if (interrupted := open_backfill(step.dag_id)) is not None:
+        console.print(f"backfill {interrupted} of an earlier demo goes on first")
+        _follow(airflow, follower, interrupted)
     backfill_id = _create_backfill(step.dag_id, step.first_ms, step.last_ms)
     console.print(
         f"backfill {backfill_id} of DAG {step.dag_id}: {days} {'days, one dag run each' if days > 1 else 'day'}"
     )
+    return not _follow(airflow, follower, backfill_id).runs["failed"]
+
+
+def _follow(airflow: LocalAirflow, follower: Follower, backfill_id: int) -> BackfillStatus:
+    """A backfill to its end. Raises `EmbeddedAirflowError` if it does not end."""
     result = follower.follow(backfill_id, timeout_s=FOLLOW_TIMEOUT_S)
     if not result.is_over:
         silent = "" if result.has_scheduler else ", and the scheduler shows no heartbeat"
-        raise _unended(airflow, f"{result.ended} of {result.total} dag runs of {step.dag_id} have ended{silent}")
-    return not result.runs["failed"]
+        raise _unended(airflow, f"{result.ended} of {result.total} dag runs of {result.dag_id} have ended{silent}")
+    return result
 
 
 def _unended(airflow: LocalAirflow, what: str) -> EmbeddedAirflowError:
     return EmbeddedAirflowError(
-        f"{what}; the machine may be too busy. The end of the scheduler's log:\n{airflow.log_tail('scheduler')}"
+        f"{what}; the machine may be too busy. The end of the scheduler's log:\n{airflow.kept.log_tail('scheduler')}"
     )
 
 
@@ -179,7 +187,7 @@ def _run_once(console: Console, airflow: LocalAirflow, dag_id: str) -> bool:
         while state not in ENDED and clock.now_ms() < deadline_ms:
             airflow.check()
             clock.sleep_ms(POLL_MS)
-            ((state,),) = airflow.query("select state from dag_run where dag_id = ? and run_id = ?", dag_id, run_id)
+            ((state,),) = airflow.query("select state from dag_run where dag_id = %s and run_id = %s", dag_id, run_id)
     if state not in ENDED:
         raise _unended(airflow, f"dag run {run_id} of DAG {dag_id} is still {state} after {FOLLOW_TIMEOUT_S} s")
     console.print(f"dag run {run_id} of DAG {dag_id}: {state}")

@@ -1,14 +1,14 @@
-"""An embedded Airflow: a home folder, a scheduler and an API server on 127.0.0.1, started and stopped as one.
+"""An embedded Airflow: a home with a PostgreSQL, a scheduler and an API server on 127.0.0.1, kept running as one.
 
     LocalAirflow(home, dags, location)
-        .prepare()   make the home, migrate its database, read the DAG files
-        .start(...)  api-server, then scheduler, more if asked   -> <home>/processes.json
-        .check()     all of them are alive
-        .stop()      the processes named there, by pid and start time
+        .start(...)     PostgreSQL, Spark, api-server, scheduler, more if asked; a keeper starts what dies again
+        .troubles()     what does not do its work, and why
+        .check()        raises if a process was given up
+        .stop()         all of them, by pid and start time
 
-For one machine: SQLite, LocalExecutor. Nothing listens on any other interface. The process that starts it stops it:
-`with airflow.running():` does so on every way out, Ctrl-C and SIGTERM included. The next start, or `down`, ends what a
-killed starter left running, which it finds in `processes.json`.
+For one machine: LocalExecutor. Nothing listens on any other interface. The process that starts it stops it: `with
+airflow.running():` does so on every way out, Ctrl-C and SIGTERM included. The next start, or `down`, ends what a killed
+starter left running.
 
 With `has_spark` jobs share a Spark Connect server (`embedded.spark_connect`), which starts while the rest is
 prepared. Without it, each job starts a Spark of its own.
@@ -17,41 +17,53 @@ prepared. Without it, each job starts a Spark of its own.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.metadata
 import json
 import os
 import signal
-import socket
-import sqlite3
 import subprocess
 import sys
-import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from persist_airflow.class_data import FOLDER_ENV
+from persist_airflow.embedded import EmbeddedAirflowError, keeper
+from persist_airflow.embedded.keeper import Program, write_private
+from persist_airflow.embedded.kept import KeptProcesses
+from persist_airflow.embedded.ports import accepts_connections, free_port
+from persist_airflow.embedded.postgres import ENVIRONMENT, LocalPostgres, as_ordinary_user
 from persist_airflow.embedded.spark_connect import LocalSpark
 from persist_core.clock import Clock, SystemClock
-from persist_core.errors import PersistError
 from persist_core.location.settings import PersistLocation
 
-psutil: Any = importlib.import_module("psutil")  # comes with Airflow, without types
-
+POSTGRES = "postgres"
 SPARK = "spark-connect"
 API_SERVER = "api-server"
-HEADLESS = (API_SERVER, "scheduler")  # what running a backfill takes, in the order of their start
+SCHEDULER = "scheduler"
+DAG_PROCESSOR = "dag-processor"
 TRIGGERER = "triggerer"
-WITH_UI = (API_SERVER, "scheduler", "dag-processor", TRIGGERER)
+HEADLESS = (API_SERVER, SCHEDULER)  # what running a backfill takes, in the order of their start
+WITH_UI = (API_SERVER, SCHEDULER, DAG_PROCESSOR, TRIGGERER)
 HEALTHY_TIMEOUT_MS = 240_000  # 12 s on an idle machine with 2 cores
-STOP_TIMEOUT_S = 4.0  # then by force: a scheduler waits for its tasks, an API server for open connections
-KILL_TIMEOUT_S = 10.0
+DATABASE_TIMEOUT_MS = 60_000  # half a second on an idle machine; a recovery after kill -9 takes some
 COMMAND_TIMEOUT_S = 300.0
-UI_PORT = 8080
+_POLL_MS = 100
+_REQUEST_TIMEOUT_S = 5
+_LOG_CHARS = 4000  # of a log's end, in an error
 PASSWORDS = "simple_auth_manager_passwords.json.generated"  # Airflow's name for it
+_PORTS = "ports.json"
+# The bundled DAGs, which start unpaused: the demo's, and those that keep shards in order. A user's own start paused.
+BUNDLED = "^persist_(upsert__(customers|cities)|view__regions|maintenance|watch|actions)$"
+_COMMANDS = """
+import json, sys
+from airflow.__main__ import main
+for arguments in json.loads(sys.argv.pop()):
+    sys.argv[1:] = arguments
+    main()
+"""
 
 # Each task is a fork of the scheduler's worker: what is imported there is not imported again in every task.
 _PRELOAD = """import sys
@@ -67,12 +79,6 @@ _PRELOAD_SPARK = """    import persist_spark.merge.job
 """
 
 
-class EmbeddedAirflowError(PersistError):
-    """A process of the embedded Airflow failed; the message has the end of its output. Everything is stopped again."""
-
-    kind = "embedded_airflow"
-
-
 @dataclass
 class LocalAirflow:
     """One embedded Airflow. `settings` are further environment variables, which go over those made here."""
@@ -84,12 +90,13 @@ class LocalAirflow:
     port: int = 0
     has_spark: bool = False
     clock: Clock = field(default_factory=SystemClock)
-    _children: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.home, self.dags = self.home.absolute(), self.dags.absolute()
-        ports = self._ports() if self.is_running() else {}
+        self.kept = KeptProcesses(self.home, self.clock)
+        ports = json.loads((self.home / _PORTS).read_text()) if self.is_running() else {}
         self.port = self.port or ports.get("port") or free_port()
+        self._postgres = LocalPostgres(self.home, ports.get("postgres_port") or free_port())
         self._spark = LocalSpark(self.home, ports.get("spark_port") or free_port()) if self.has_spark else None
 
     @property
@@ -111,9 +118,9 @@ class LocalAirflow:
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
             "AIRFLOW__CORE__PARALLELISM": "4",
-            "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home}/airflow.db",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": self._postgres.uri(),
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": self._postgres.uri(),
             "AIRFLOW__DATABASE__LOAD_DEFAULT_CONNECTIONS": "False",  # its spark_default means YARN
             "AIRFLOW__LOGGING__BASE_LOG_FOLDER": str(self.logs),
             "AIRFLOW__API__HOST": "127.0.0.1",
@@ -122,6 +129,8 @@ class LocalAirflow:
             "AIRFLOW__API__BASE_URL": self.url,
             "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",  # a hop from task to task takes about this long
             "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
+            # Tasks of a scheduler that was killed start again 30 s after its last heartbeat, not minutes later.
+            "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "10",
             "NO_PROXY": loopback,
             "no_proxy": loopback,
             FOLDER_ENV: str(self.home / "class-data"),
@@ -132,138 +141,171 @@ class LocalAirflow:
 
     def _spark_connection(self) -> dict[str, str]:
         """The connection to the Spark Connect server while it runs; without it jobs start a Spark of their own."""
-        is_there = any(entry["name"] == SPARK and _alive(entry) is not None for entry in self._recorded())
+        is_there = self._spark is not None and self.kept.named(SPARK) is not None
         return {"AIRFLOW_CONN_SPARK_DEFAULT": self._spark.connection()} if self._spark and is_there else {}
 
     def prepare(self) -> None:
-        """Make the home, migrate its database, read the DAG files."""
-        self.migrate()
-        self.command("dags", "reserialize")
+        """Make the home, migrate its database, read the DAG files; the first time, unpause the bundled ones."""
+        with self.database():
+            self.migrate()
+            stamp = self.home / "dags-read"
+            unpause = [] if stamp.exists() else [("dags", "unpause", "--yes", "--treat-dag-id-as-regex", BUNDLED)]
+            self.commands(("dags", "reserialize"), *unpause)
+            stamp.touch()
 
     def migrate(self) -> None:
         """Make the home and migrate its database, once for each version of Airflow."""
+        self._make_home()
+        stamp, version = self.home / "migrated-to", importlib.metadata.version("apache-airflow")
+        if not stamp.exists() or stamp.read_text() != version:
+            self.command("db", "migrate")
+            stamp.write_text(version)
+
+    def _make_home(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.logs.mkdir(exist_ok=True)
         (self.home / "config").mkdir(exist_ok=True)
         (self.home / "config" / "airflow_local_settings.py").write_text(
             _PRELOAD + (_PRELOAD_SPARK if self.has_spark else "")
         )
-        stamp, version = self.home / "migrated-to", importlib.metadata.version("apache-airflow")
-        if not stamp.exists() or stamp.read_text() != version:
-            self.command("db", "migrate")
-            stamp.write_text(version)
 
     def command(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """Run `airflow ARGUMENTS` to its end; its output. Raises `EmbeddedAirflowError` with the end of that."""
         return self.python(f"airflow {' '.join(arguments)}", "-m", "airflow", *arguments, timeout_s=timeout_s)
 
+    def commands(self, *commands: Sequence[str]) -> str:
+        """As `command`, several in one process. Importing Airflow takes most of it."""
+        named = "; ".join(f"airflow {' '.join(arguments)}" for arguments in commands)
+        return self.python(named, "-c", _COMMANDS, json.dumps(commands))
+
     def python(self, what: str, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """Run `python ARGUMENTS` in this home to its end, as `command` does. `what` names it in the error."""
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            env={**os.environ, **self.environment()},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        with self.database():
+            done = subprocess.run(
+                [sys.executable, *arguments],
+                env={**os.environ, **self.environment()},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+            )
         if done.returncode:
-            raise EmbeddedAirflowError(f"{what}: exit code {done.returncode}\n{done.stdout[-4000:]}")
+            raise EmbeddedAirflowError(f"{what}: exit code {done.returncode}\n{done.stdout[-_LOG_CHARS:]}")
         return done.stdout
 
-    def start(self, components: Sequence[str] = HEADLESS) -> None:
+    @contextlib.contextmanager
+    def database(self) -> Iterator[None]:
+        """Its PostgreSQL runs in the body; it stops afterwards if it did not run before."""
+        if self.is_running():
+            yield
+            return
+        with self.stopping():
+            self.launch_database()
+            yield
+
+    def start(self, components: Sequence[str] = HEADLESS, *, reads_dags: bool = False) -> None:
         """Start the processes and stop first what an earlier start left running.
 
-        Raises `EmbeddedAirflowError` if a process dies or does not become healthy; then everything is stopped again.
+        Raises `EmbeddedAirflowError` if a process was given up or does not become healthy; then everything is stopped
+        again.
         """
         self.stop()
         try:
+            self.launch_database()
             self.launch_spark()
+            self.prepare() if reads_dags else self.migrate()
             self.launch(components)
         except BaseException:
             self.stop()
             raise
 
+    def launch_database(self) -> None:
+        """Start the keeper, and PostgreSQL as the first process that it keeps, and wait for it. Nothing may run yet."""
+        self._make_home()
+        self._postgres.prepare()
+        ports = {"port": self.port, "postgres_port": self._postgres.port}
+        write_private(self.home / _PORTS, ports | ({"spark_port": self._spark.port} if self._spark else {}))
+        options = {"cwd": str(self._postgres.folder), **as_ordinary_user()}
+        # SIGINT ends its sessions; SIGTERM would wait for them.
+        self.kept.start(Program(POSTGRES, self._postgres.command(), ENVIRONMENT, options, signal.SIGINT))
+        self.kept.wait_until(lambda: bool(self.kept.all()) and self._postgres.answers(), POSTGRES, DATABASE_TIMEOUT_MS)
+
     def launch_spark(self) -> None:
         """Start the Spark Connect server, if this Airflow has one. Jobs wait for it by themselves."""
         if self._spark is not None:
-            self._spawn(SPARK, self._spark.command(), self._spark.environment())
+            self.kept.add(Program(SPARK, self._spark.command(), self._spark.environment()))
+            self.kept.wait_until(lambda: self.kept.named(SPARK) is not None, SPARK, HEALTHY_TIMEOUT_MS)
 
     def launch(self, components: Sequence[str] = HEADLESS) -> None:
         """Start processes beside those that run: the API server, and the others when it answers.
 
         Tasks report to the API server; if the scheduler started them earlier, their first tries would fail. Raises
-        `EmbeddedAirflowError` if a process dies or does not become healthy; the caller stops what runs.
+        `EmbeddedAirflowError` if a process was given up or does not become healthy; the caller stops what runs.
         """
         defers = {"AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE": str(TRIGGERER in components)}
+        environment = {**defers, **self.environment()}
         for name in components:
-            arguments = self._arguments(name, headless="dag-processor" not in components)
-            self._spawn(name, [sys.executable, "-m", "airflow", *arguments], {**defers, **self.environment()})
+            arguments = self._arguments(name, headless=DAG_PROCESSOR not in components)
+            self.kept.add(Program(name, [sys.executable, "-m", "airflow", *arguments], environment))
             if name == API_SERVER:
-                self._wait_until_healthy(f"{self.url}/execution/health")
-
-    def _spawn(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start one process, and write down that it is ours."""
-        self.logs.mkdir(parents=True, exist_ok=True)
-        with (self.logs / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                command,
-                env={**os.environ, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches us alone, and we stop them in order
-            )
-        self._children.append(process)
-        started = {"name": name, "pid": process.pid, "created": psutil.Process(process.pid).create_time()}
-        ports = {"port": self.port, "spark_port": self._spark.port if self._spark else None}
-        recorded = {**ports, "processes": [*self._recorded(), started]}
-        self._processes_file.write_text(json.dumps(recorded))
+                self.kept.wait_until(lambda: self._get("/execution/health") is not None, name, HEALTHY_TIMEOUT_MS)
 
     def _arguments(self, name: str, *, headless: bool) -> list[str]:
         if name == API_SERVER:
             only = ["--apps", "execution"] if headless else []
             return [name, "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1", *only]
         # Logs are read from the shared folder; the log servers would listen on every interface.
-        return [name, "--skip-serve-logs"] if name in ("scheduler", TRIGGERER) else [name]
+        return [name, "--skip-serve-logs"] if name in (SCHEDULER, TRIGGERER) else [name]
 
-    def _wait_until_healthy(self, url: str) -> None:
+    def _get(self, path: str) -> bytes | None:
+        """What the API server answers; `None` if it does not."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        deadline_ms = self.clock.now_ms() + HEALTHY_TIMEOUT_MS
-        while self.clock.now_ms() < deadline_ms:
-            with contextlib.suppress(OSError), opener.open(url, timeout=5) as answer:
-                if answer.status == 200:
-                    return
-            self.check()
-            self.clock.sleep_ms(100)
-        raise EmbeddedAirflowError(f"{url} does not answer after {HEALTHY_TIMEOUT_MS} ms:\n{self.log_tail(API_SERVER)}")
+        with contextlib.suppress(OSError), opener.open(f"{self.url}{path}", timeout=_REQUEST_TIMEOUT_S) as answer:
+            body: bytes = answer.read()
+            return body
+        return None
 
     def check(self) -> None:
-        """Raise `EmbeddedAirflowError` with the end of its log if a process has died."""
-        dead = [process["name"] for process in self._recorded() if _alive(process) is None]
-        if dead:
-            raise EmbeddedAirflowError(f"{dead[0]} has ended unexpectedly:\n{self.log_tail(dead[0])}")
+        """Raise `EmbeddedAirflowError` with the reason if the keeper has ended or has given up a process."""
+        self.kept.check()
 
-    def log_tail(self, name: str) -> str:
-        """The end of a process's log, for error messages."""
-        with contextlib.suppress(OSError):
-            return (self.logs / f"{name}.log").read_text(errors="replace")[-4000:]
-        return ""
+    def troubles(self) -> dict[str, str]:
+        """Processes that do not do their work, and why; empty if all is well. It takes the UI's API server."""
+        if not self.is_running():
+            return {"keeper": "it has ended, and nothing starts again what dies"}
+        components = json.loads(self._get("/api/v2/monitor/health") or b"{}")
+        works: dict[str, Callable[[], bool]] = {
+            POSTGRES: self._postgres.answers,
+            SPARK: lambda: self._spark is None or accepts_connections(self._spark.port),
+            API_SERVER: lambda: bool(components),
+        }
+        found = {}
+        for process in self.kept.all():
+            beats = components.get(process.name.replace("-", "_"), {"status": "healthy"})
+            if process.state != keeper.RUNS:
+                found[process.name] = f"{process.state}: {process.reason}"
+            elif process.name in works and not works[process.name]():
+                found[process.name] = "it does not answer"
+            elif beats["status"] != "healthy":
+                found[process.name] = "it shows no heartbeat"
+        return found
+
+    def wait_until_healthy(self, timeout_ms: int = HEALTHY_TIMEOUT_MS) -> dict[str, str]:
+        """Wait until there are no `troubles`, one is for good, or the time has passed; those that are left."""
+        deadline_ms = self.clock.now_ms() + timeout_ms
+        while (found := self.troubles()) and self.clock.now_ms() < deadline_ms:
+            if any(process.state == keeper.GIVEN_UP for process in self.kept.all()):
+                break
+            self.clock.sleep_ms(_POLL_MS)
+        return found
 
     def stop(self) -> list[str]:
-        """End what `processes.json` names and everything that descends from it; names of the processes ended.
-
-        A pid that meanwhile belongs to another process (its start time differs) is left alone.
-        """
-        living = [(entry["name"], process) for entry in self._recorded() if (process := _alive(entry)) is not None]
-        _end_trees([process for _, process in living])
-        for child in self._children:
-            child.poll()  # already reaped: this only lets Python forget it
-        self._children.clear()
-        self._processes_file.unlink(missing_ok=True)
-        return [name for name, _ in living]
+        """End everything that runs in this home; names of the processes ended."""
+        names = self.kept.stop()
+        self._postgres.remove_programs()
+        return names
 
     @contextlib.contextmanager
     def running(self, components: Sequence[str] = HEADLESS) -> Iterator[LocalAirflow]:
@@ -283,30 +325,14 @@ class LocalAirflow:
             self.stop()
             signal.signal(signal.SIGTERM, before)
 
-    @property
-    def _processes_file(self) -> Path:
-        return self.home / "processes.json"
-
-    def _recorded(self) -> list[dict[str, Any]]:
-        try:
-            recorded: list[dict[str, Any]] = json.loads(self._processes_file.read_text())["processes"]
-        except (OSError, ValueError, KeyError):
-            return []
-        return recorded
-
-    def recorded_pids(self) -> list[int]:
-        """The pids of the processes that were started."""
-        return [entry["pid"] for entry in self._recorded()]
-
     def query(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """Rows of the metadata database, read from its file: this process need not import Airflow."""
-        uri = f"file:{self.home}/airflow.db?mode=ro"
-        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=30)) as database:
-            return database.execute(sql, parameters).fetchall()
+        """Rows of the metadata database: this process need not import Airflow."""
+        with self.database(), self._postgres.connect() as connection:
+            return connection.execute(sql.encode(), parameters or None).fetchall()
 
     def is_running(self) -> bool:
-        """True if at least one recorded process lives."""
-        return any(_alive(entry) is not None for entry in self._recorded())
+        """True if its keeper lives."""
+        return self.kept.is_running()
 
     def passwords(self) -> dict[str, str]:
         """The UI's users and their passwords, which Airflow draws when its API server first starts."""
@@ -314,53 +340,6 @@ class LocalAirflow:
             found: dict[str, str] = json.loads((self.home / PASSWORDS).read_text())
             return found
         return {}
-
-    def _ports(self) -> dict[str, int]:
-        """Where the processes that run listen, as their starter wrote it down."""
-        ports: dict[str, int] = json.loads(self._processes_file.read_text())
-        return {name: port for name, port in ports.items() if name in ("port", "spark_port") and port}
-
-
-def free_port(preferred: int = 0) -> int:
-    """`preferred` if it is free on 127.0.0.1, else one that is."""
-    for port in (preferred, 0):
-        with contextlib.suppress(OSError), socket.socket() as listener:
-            listener.bind(("127.0.0.1", port))
-            found: int = listener.getsockname()[1]
-            return found
-    raise EmbeddedAirflowError("no free port on 127.0.0.1")
-
-
-def _alive(entry: Mapping[str, Any]) -> Any:
-    """The `psutil.Process` that was recorded, `None` if it has ended or its pid belongs to another one by now."""
-    try:
-        process = psutil.Process(entry["pid"])
-        same = abs(process.create_time() - entry["created"]) < 1 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return None
-    return process if same else None
-
-
-def _end_trees(processes: Sequence[Any]) -> None:
-    """Ask the processes to stop, then kill them and whatever descends from them."""
-    family = {*processes, *_descendants(processes)}
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            process.terminate()
-    psutil.wait_procs(processes, timeout=STOP_TIMEOUT_S)
-    family |= _descendants(processes)
-    for member in family:
-        with contextlib.suppress(psutil.Error):
-            member.kill()
-    psutil.wait_procs(list(family), timeout=KILL_TIMEOUT_S)
-
-
-def _descendants(processes: Sequence[Any]) -> set[Any]:
-    found: set[Any] = set()
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            found.update(process.children(recursive=True))
-    return found
 
 
 def project_airflow(root: Path, *, port: int = 0, settings: Mapping[str, str] | None = None) -> LocalAirflow:

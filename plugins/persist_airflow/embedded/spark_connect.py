@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import json
 import os
-import secrets  # noqa: TID251 - a secret must be unpredictable, which ids and replayed seeds are not
 from dataclasses import dataclass
 from pathlib import Path
 
+from persist_airflow.embedded.postgres import secret_of
 from persist_core.spark_job.installation import find_spark_submit, local_environment
 from persist_core.spark_job.submit import LOCAL_MASTER, tuned_conf
 
@@ -56,11 +56,4 @@ class LocalSpark:
 
     def _token(self) -> str:
         """The server's token, made when it is first needed."""
-        path = self.home / "spark-connect-token"
-        if not path.exists():
-            self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-            fresh = path.with_suffix(".new")
-            fresh.touch(mode=0o600)
-            fresh.write_text(secrets.token_urlsafe(_TOKEN_BYTES))
-            fresh.replace(path)
-        return path.read_text()
+        return secret_of(self.home / "spark-connect-token", _TOKEN_BYTES)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from persist_airflow.embedded.ports import accepts_connections, free_port
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
@@ -30,7 +31,7 @@ from tests.airflow.page import shop
 from tests.airflow.page.conftest import Browse
 from tests.airflow.page.screen import FACTS_TIMEOUT_MS, frame_of, shoot
 from tests.sampling import is_long
-from tests.servers.lifeline import ServerFolder, accepts_connections, end, free_port, wait_until
+from tests.servers.lifeline import ServerFolder, end, wait_until
 from tests.test_house import ROOT
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
+from persist_airflow.embedded.postgres import own
 from persist_core.clock import SystemClock
 from persist_core.errors import Determinate
 from persist_core.location import Blob, CaSResult, Consensus, VersionedData, open_blob, open_consensus
@@ -71,7 +72,7 @@ def tls_postgres(request: pytest.FixtureRequest, authority: Authority) -> Iterat
         with TlsDoor(server.port, certificate) as door:
             yield TlsPostgres(server, door.port)
         return
-    ServerFolder.own(certificate.key)
+    own(certificate.key)
     server = start_postgres(ssl="on", ssl_cert_file=str(certificate.path), ssl_key_file=str(certificate.key))
     real_parts.used("PostgreSQL with TLS", server.version)
     yield TlsPostgres(server, server.port)

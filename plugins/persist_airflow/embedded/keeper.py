@@ -1,0 +1,274 @@
+"""Keeps the processes of an embedded Airflow running: a process of its own, which outlives its starter.
+
+    starter --writes--> programs.json  what has to run: command, environment        } in the home, for its owner alone
+    keeper  --writes--> processes.json what runs, what waits, what was given up    }
+            --writes--> logs/keeper.log  one line for each start and each end, with the reason
+
+    python -m persist_airflow.embedded.keeper HOME
+
+A program that ends is started again after 1, 2, 4, 8 and 16 s. One that ends sooner than `STEADY_MS` after each of
+these starts is given up, until `programs.json` changes. What a dead program leaves behind (tasks of a scheduler) is
+killed before it starts again: as its "subreaper" the keeper inherits it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from persist_core.clock import Clock, SystemClock
+from persist_core.time_text import format_time
+
+psutil: Any = importlib.import_module("psutil")  # comes with Airflow, without types
+
+PROGRAMS, PROCESSES, LOCK = "programs.json", "processes.json", "keeper.lock"
+RUNS, WAITS, GIVEN_UP = "runs", "waits", "given up"
+PAUSES_MS = (1_000, 2_000, 4_000, 8_000, 16_000)  # before a start; as many starts as pauses, then it is given up
+STEADY_MS = 60_000  # a program that ran so long has started well: its next end is a first one
+STOP_TIMEOUT_S = 4.0  # then by force: a scheduler waits for its tasks, an API server for open connections
+KILL_TIMEOUT_S = 10.0
+_POLL_MS = 100
+_REASON_CHARS = 200
+_LOG_CHARS = 4000  # of a log's end, where the reason of an end is looked for
+_PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
+
+
+@dataclass(frozen=True)
+class Program:
+    """What has to run. `options` go to `subprocess.Popen`; `environment` goes over the keeper's own."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    stop_signal: int = signal.SIGTERM
+
+
+@dataclass
+class Process:
+    """A program as it runs now, or why it does not. `created` tells its process from a later one with the same pid."""
+
+    name: str
+    pid: int = 0
+    created: float = 0.0
+    state: str = WAITS
+    ends: int = 0  # in a row, each soon after its start
+    reason: str = ""
+    stop_signal: int = signal.SIGTERM
+
+    def alive(self) -> Any:
+        """Its `psutil.Process`, `None` if it has ended or its pid belongs to another one by now."""
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.created) < 1 and process.status() != psutil.STATUS_ZOMBIE
+        except (psutil.Error, ValueError):
+            return None
+        return process if self.pid and same else None
+
+
+def read_processes(home: Path) -> list[Process]:
+    """What the keeper wrote last, itself first."""
+    try:
+        return [Process(**entry) for entry in json.loads((home / PROCESSES).read_text())]
+    except (OSError, ValueError, TypeError):
+        return []
+
+
+def write_private(path: Path, content: Any) -> None:
+    """Replace a JSON file of the home, which its owner alone may read."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.touch(mode=0o600)
+    fresh.write_text(json.dumps(content))
+    fresh.replace(path)
+
+
+def stop(processes: Sequence[Process]) -> list[str]:
+    """End these processes and all that descends from them, the first one last; the names of those that lived."""
+    living = [(entry, process) for entry in processes if (process := entry.alive()) is not None]
+    first = [pair for pair in living if pair[0].name == processes[0].name]
+    for group in ([pair for pair in living if pair not in first], first):
+        _end_trees(group)
+    return [entry.name for entry, _ in living]
+
+
+def _end_trees(living: Sequence[tuple[Process, Any]]) -> None:
+    """Ask the processes to stop, then kill them and whatever descends from them."""
+    processes = [process for _, process in living]
+    family = {*processes, *_descendants(processes)}
+    for entry, process in living:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(entry.stop_signal)
+    psutil.wait_procs(processes, timeout=STOP_TIMEOUT_S)
+    kill_all(family | _descendants(processes))
+
+
+def kill_all(processes: Iterable[Any]) -> None:
+    """Kill the processes, and wait until they are gone."""
+    family = list(processes)
+    for member in family:
+        with contextlib.suppress(psutil.Error):
+            member.kill()
+    psutil.wait_procs(family, timeout=KILL_TIMEOUT_S)
+
+
+def _descendants(processes: Sequence[Any]) -> set[Any]:
+    found: set[Any] = set()
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            found.update(process.children(recursive=True))
+    return found
+
+
+class _Kept:
+    """A program, its process, and when it is due to start again."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.process = Process(program.name, stop_signal=program.stop_signal)
+        self.due_ms = self.started_ms = 0
+        self.child: subprocess.Popen[bytes] | None = None
+
+
+class Keeper:
+    """The keeping process. `look` once does what is due."""
+
+    def __init__(self, home: Path, clock: Clock) -> None:
+        self._home, self._clock = home, clock
+        self._me = psutil.Process()
+        self._kept: dict[str, _Kept] = {}
+        self._read = (0, 0)  # inode and modification time of the programs that are known
+        self._written: list[Any] = []
+        self.stopping = False
+
+    def run(self) -> None:
+        """Look again and again until `stopping`; then stop everything."""
+        while not self.stopping:
+            self.look()
+            self._clock.sleep_ms(_POLL_MS)
+        self._log("stops everything")
+        stop([kept.process for kept in self._kept.values()])
+
+    def look(self) -> None:
+        """Read new programs, notice ends, start what is due, write it down."""
+        self._read_programs()
+        for kept in self._kept.values():
+            if kept.child is not None and kept.child.poll() is not None:
+                self._ended(kept, kept.child)
+        now_ms = self._clock.now_ms()
+        for kept in self._kept.values():
+            if kept.process.state == WAITS and now_ms >= kept.due_ms:
+                self._start(kept)
+        me = Process("keeper", self._me.pid, self._me.create_time(), RUNS)
+        entries = [asdict(process) for process in (me, *(kept.process for kept in self._kept.values()))]
+        if entries != self._written:
+            write_private(self._home / PROCESSES, entries)
+            self._written = entries
+
+    def _read_programs(self) -> None:
+        path = self._home / PROGRAMS
+        if not path.exists():  # everything is being stopped
+            return
+        found = path.stat()
+        version = (found.st_ino, found.st_mtime_ns)
+        if version == self._read:
+            return
+        self._read = version
+        for entry in json.loads(path.read_text()):
+            program = Program(**entry)
+            kept = self._kept.setdefault(program.name, _Kept(program))
+            kept.program = program
+            if kept.process.state == GIVEN_UP:
+                kept.process.state, kept.process.ends = WAITS, 0
+
+    def _start(self, kept: _Kept) -> None:
+        program = kept.program
+        with (self._home / "logs" / f"{program.name}.log").open("ab") as log:
+            try:
+                kept.child = subprocess.Popen(
+                    program.command,
+                    env={**os.environ, **program.environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    **program.options,
+                )
+            except OSError as error:
+                self._wait(kept, f"can't start: {error}")
+                return
+        kept.started_ms = self._clock.now_ms()
+        kept.process.pid, kept.process.state = kept.child.pid, RUNS
+        kept.process.created = psutil.Process(kept.child.pid).create_time()
+        self._log(f"{program.name} starts as pid {kept.child.pid}")
+
+    def _ended(self, kept: _Kept, child: subprocess.Popen[bytes]) -> None:
+        lived_ms = self._clock.now_ms() - kept.started_ms
+        kept.child = None
+        if lived_ms >= STEADY_MS:
+            kept.process.ends = 0
+        code = child.returncode
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        last = "" if code < 0 else self._last_line(kept.program.name)
+        self._kill_orphans()
+        self._wait(kept, f"pid {child.pid} {how} after {lived_ms / 1000:.0f} s{last}")
+
+    def _wait(self, kept: _Kept, reason: str) -> None:
+        ends = kept.process.ends
+        kept.process.ends, kept.process.reason, kept.process.pid = ends + 1, reason, 0
+        if ends < len(PAUSES_MS):
+            kept.due_ms, kept.process.state = self._clock.now_ms() + PAUSES_MS[ends], WAITS
+            self._log(f"{kept.program.name}: {reason}; it starts again in {PAUSES_MS[ends] // 1000} s")
+        else:
+            kept.process.state = GIVEN_UP
+            self._log(f"{kept.program.name}: {reason}; given up after {ends + 1} starts")
+
+    def _kill_orphans(self) -> None:
+        known = {kept.child.pid for kept in self._kept.values() if kept.child is not None}
+        orphans = [child for child in self._me.children() if child.pid not in known]
+        kill_all({*orphans, *_descendants(orphans)})
+
+    def _last_line(self, name: str) -> str:
+        text = (self._home / "logs" / f"{name}.log").read_text(errors="replace")[-_LOG_CHARS:]
+        lines = [line.strip()[:_REASON_CHARS] for line in text.split("\n") if line.strip()]
+        errors = [line for line in lines if "Error" in line]
+        return f": {(errors or lines)[-1]}" if lines else ""
+
+    def _log(self, text: str) -> None:
+        with (self._home / "logs" / "keeper.log").open("a") as log:
+            log.write(f"{format_time(self._clock.now_ms())} {text}\n")
+
+
+def main(home: Path) -> int:
+    """Keep the programs of `home` running until SIGTERM. Two keepers of one home exclude each other."""
+    with (home / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.stderr.write(f"another keeper has {lock.name}\n")
+            return 1
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        keeper = Keeper(home, SystemClock())
+
+        def ask_to_stop(*_: object) -> None:
+            keeper.stopping = True
+
+        for kind in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(kind, ask_to_stop)
+        keeper.run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
