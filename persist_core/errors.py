@@ -78,6 +78,12 @@ class StateNotRead(InvalidInput):
     kind: ClassVar[str] = "state_not_read"
 
 
+class ShardMoved(InvalidInput):
+    """The shard was moved to another location, which the message names. It can be read here, and accepts no commits."""
+
+    kind: ClassVar[str] = "shard_moved"
+
+
 class SchemaMismatch(InvalidInput):
     """A schema that is not the shard's and not a compatible extension of it. Nothing was staged."""
 

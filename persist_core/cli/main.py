@@ -1,7 +1,7 @@
 """`persist`: what is in a location, and running a collection or view without Airflow.
 
 persist shards | describe | snapshot | changes | errors | late | checkpoints | pin | unpin | restore | conflicts |
-        fsck | doctor | run | metrics | maintain | gc | drop | holds | release | alerts | ack |
+        fsck | doctor | run | metrics | maintain | gc | drop | holds | release | copy | alerts | ack |
         init | demo
 
 Every command takes the location from its options, the environment or a config file, prints tables for people or JSON
@@ -21,6 +21,7 @@ from click.exceptions import NoArgsIsHelpError
 
 from persist_core.cli import output
 from persist_core.cli.alerts import ack_command, alerts_command
+from persist_core.cli.copy import copy_command
 from persist_core.cli.doctor import doctor
 from persist_core.cli.gc import drop_command, gc_command
 from persist_core.cli.holds import holds_command, release_command
@@ -192,7 +193,7 @@ def _time(text: str | None, what: str) -> int | None:
 for _command in (
     shards, describe, commits, checkpoints, pin_command, unpin_command, restore_command, conflicts, late_command,
     resolve_command, check, doctor, run, metrics, maintain_command, gc_command, drop_command, holds_command,
-    release_command, alerts_command, ack_command, init, demo,
+    release_command, copy_command, alerts_command, ack_command, init, demo,
 ):  # fmt: skip
     persist.add_command(_command)
 

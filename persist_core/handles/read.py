@@ -65,14 +65,14 @@ class ReadHandle:
         self._machine = machine
         self._blob = blob
         self._clock: Clock = clock or SystemClock()
-        self._reader = reader
+        self.reader = reader
         self._fetch_threads = fetch_threads
         self._part_format = part_format
         self.shard = shard
 
     def state(self) -> ShardState:
         """The newest state; with a lease, `LeaseExpired` if it has expired."""
-        if self._reader is not None:
+        if self.reader is not None:
             return self._apply_lease(
                 lambda state, reader: transitions.keep_lease(state, reader, now_ms=self._clock.now_ms())
             )
@@ -95,14 +95,14 @@ class ReadHandle:
 
     def expire(self) -> bool:
         """Release the lease. A second call is harmless."""
-        reader = self._reader
+        reader = self.reader
         if reader is None:
             return False
         _, released = self._machine.apply(self.shard, lambda state: transitions.release_lease(state, reader))
         return released
 
     def _apply_lease(self, change: Callable[[ShardState, str], tuple[ShardState, Lease]]) -> ShardState:
-        reader = self._reader
+        reader = self.reader
         if reader is None:
             raise InvalidInput("this reader has no lease; open it with `open_leased_reader`")
         state, _ = self._machine.apply(self.shard, lambda state: change(state, reader))

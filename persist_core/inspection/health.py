@@ -28,7 +28,7 @@ MAX_SEALS = 8  # commits that are looked through for the newest one that counted
 
 
 def healths(client: PersistClient, shards: Iterable[str], *, threads: int = THREADS) -> dict[str, Health]:
-    """The facts of each shard. One that does not exist has no commit, one that is dropped is left out.
+    """The facts of each shard. One that does not exist has no commit, one that was dropped or moved is left out.
 
     Raises `StorageError`; damage is a finding.
     """
@@ -61,7 +61,7 @@ def _health(client: PersistClient, shard: str, check: LastCheck | None) -> Healt
         return Health(shard, findings=known.count)
     except Corruption as error:
         return _with(Health(shard, is_readable=False), _Found(max(1, known.count or 0), str(error)))
-    if state.is_dropped:
+    if state.is_dropped or state.origin.moved_to is not None:
         return None
     errors, damage = _errors(client, state)
     if damage:

@@ -85,7 +85,8 @@ def whole_debt_of(client: PersistClient, state: ShardState, *, grace_ms: int) ->
 
 def merge_due(state: ShardState) -> tuple[HollowBatch, ...] | None:
     """The batches to merge next, oldest first; `None` if nothing is due, as in a dropped shard."""
-    return None if state.is_dropped else next_merge(state.batches, state.since.time)
+    is_over = state.is_dropped or state.origin.moved_to is not None
+    return None if is_over else next_merge(state.batches, state.since.time)
 
 
 def rows_of(batches: tuple[HollowBatch, ...]) -> int:

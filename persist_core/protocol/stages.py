@@ -131,6 +131,7 @@ def _mint(
 ) -> Minted | NothingToDo:
     source = source_of(client, config)
     lower = state.upper.time or 0
+    state.origin.check_not_moved(config.name)
     if state.is_dropped:
         raise InvalidInput(
             f"shard {config.name} was dropped. Remove its file and its DAG; or, to begin it again with all its input,"

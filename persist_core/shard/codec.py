@@ -24,6 +24,7 @@ from persist_core.schema import CollectionSchema
 from persist_core.shard.batch import BatchCounts, HollowBatch, SourceFrontier
 from persist_core.shard.invariants import check_state
 from persist_core.shard.keys import manifest_key
+from persist_core.shard.origin import Life, Origin
 from persist_core.shard.sealed import seal, unseal
 from persist_core.shard.state import Commit, Hold, Lease, Released, ShardState
 
@@ -66,6 +67,7 @@ def encode_state(version: StateVersion) -> bytes:
             "released": [vars(each) for each in state.released],
             "era": state.era,
             "oldest_era": state.oldest_era,
+            "origin": {**vars(state.origin), "lives": [vars(life) for life in state.origin.lives]},
         },
     }
     return seal(_STATE, STATE_VERSION, body)
@@ -102,6 +104,7 @@ def _decoded(body: dict[str, Any]) -> ShardState:
         released=tuple(Released(**each) for each in body["released"]),
         era=body["era"],
         oldest_era=body["oldest_era"],
+        origin=Origin(**{**body["origin"], "lives": tuple(Life(**life) for life in body["origin"]["lives"])}),
     )
 
 

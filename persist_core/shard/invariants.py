@@ -15,6 +15,7 @@ from persist_core.frontier import Frontier
 from persist_core.shard.batch import SourceFrontier
 from persist_core.shard.drop import is_end_or_beginning
 from persist_core.shard.history import history_start
+from persist_core.shard.receive import is_received, relation_of
 from persist_core.shard.state import MIN_COMMITS_KEPT, ShardState
 
 
@@ -144,6 +145,25 @@ def shard_is_the_same(before: ShardState, after: ShardState) -> bool:
     return before.shard == after.shard
 
 
+def origin_follows_the_commits(before: ShardState, after: ShardState) -> bool:
+    """A commit continues the shard's life here or begins one; a shard that was moved away has no commit, for good."""
+    is_commit = before.newest_commit != after.newest_commit
+    was, now = before.origin, after.origin
+    if is_commit:
+        return was.moved_to is None and now.received is None and now.lives[: len(was.lives)] == was.lives
+    return (was.lives, was.received) == (now.lives, now.received) and was.moved_to in (None, now.moved_to)
+
+
+def a_copy_replaces_only_its_past(before: ShardState, after: ShardState) -> bool:
+    """What is received is a later state of the same shard, or the same."""
+    return relation_of(before, after) is None
+
+
+def seqno_increases(before: ShardState, after: ShardState) -> bool:
+    """A later version has a greater seqno."""
+    return after.seqno > before.seqno
+
+
 STATE_INVARIANTS: tuple[Callable[[ShardState], bool], ...] = (
     batches_are_contiguous,
     upper_is_the_last_batch,
@@ -162,6 +182,7 @@ STEP_INVARIANTS: tuple[Callable[[ShardState, ShardState], bool], ...] = (
     progress_goes_back_only_by_a_restore,
     commits_are_kept,
     eras_never_regress,
+    origin_follows_the_commits,
     shard_is_the_same,
     seqno_moves_by_one,
 )
@@ -170,6 +191,14 @@ LIFE_INVARIANTS: tuple[Callable[[ShardState, ShardState], bool], ...] = (
     shard_is_the_same,
     seqno_moves_by_one,
 )  # of a drop, and of the creation of a shard with the name of a dropped one
+COPY_INVARIANTS: tuple[Callable[[ShardState, ShardState], bool], ...] = (
+    a_copy_replaces_only_its_past,
+    since_never_regresses,
+    upper_never_regresses,
+    eras_never_regress,
+    shard_is_the_same,
+    seqno_increases,
+)  # of a copy from another location
 
 
 def check_state(state: ShardState) -> None:
@@ -188,10 +217,16 @@ def check_step(before: ShardState | None, after: ShardState) -> None:
     check_state(after)
     if before is None:
         return
-    for predicate in LIFE_INVARIANTS if is_end_or_beginning(before, after) else STEP_INVARIANTS:
+    for predicate in _of_step(before, after):
         if not predicate(before, after):
             raise InvariantViolation(
                 f"shard {after.shard}: {predicate.__name__} does not hold between"
                 f" (since {before.since}, upper {before.upper}) and (since {after.since}, upper {after.upper})."
                 " Nothing was written; this is a defect, please report it"
             )
+
+
+def _of_step(before: ShardState, after: ShardState) -> tuple[Callable[[ShardState, ShardState], bool], ...]:
+    if is_end_or_beginning(before, after):
+        return LIFE_INVARIANTS
+    return COPY_INVARIANTS if is_received(before, after) else STEP_INVARIANTS

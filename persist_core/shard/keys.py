@@ -21,6 +21,8 @@ Below `<shard>/`:
     gc/<era>/<id>.json                                keys that may be garbage: see `persist_core.gc`
     gc/clock                                          written to learn the store's time
 
+Beside the shards, `_copy/<id>` is written and deleted by a copier.
+
 Two attempts never share a folder. An attempt, a checkpoint id and the id of a list of garbage are UUIDv7s. `<era>` is
 the era in which an object was staged (`persist_core.shard.eras`), so that a name that is garbage is never used again.
 """
@@ -191,6 +193,11 @@ def collectable_prefixes(shard: str) -> tuple[str, ...]:
         f"{shard}/jobs/",
         ledger_prefix(shard),
     )
+
+
+def copy_probe_key(probe_id: str) -> str:
+    """What a copier writes to learn whether two blob stores are one. No shard can have its folder's name."""
+    return f"_copy/{probe_id}"
 
 
 def forks_prefix(shard: str) -> str:

@@ -57,6 +57,8 @@ def replace_batches(
         return state, Replaced(placed, is_new=False)
     if manifest.era < state.oldest_era:
         return state, NotReplaced(f"it began in era {manifest.era}; GC may have deleted its files")
+    if state.origin.moved_to is not None:
+        return state, NotReplaced(f"the shard was moved to {state.origin.moved_to}")
     digests = [batch.manifest_sha256 for batch in state.batches]
     count = len(run.inputs)
     first = next((i for i in range(len(digests) - count + 1) if tuple(digests[i : i + count]) == run.inputs), None)

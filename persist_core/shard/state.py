@@ -19,6 +19,7 @@ from persist_core.frontier import ZERO, Frontier
 from persist_core.row_text import show_row
 from persist_core.schema import CollectionSchema, check_compatible
 from persist_core.shard.batch import BatchDescription, BatchManifest, HollowBatch, SourceFrontier, check_bounds
+from persist_core.shard.origin import Origin
 from persist_core.time_text import format_time, show_interval, show_time
 
 MIN_COMMITS_KEPT = 128  # tokens that stay idempotent; docs/semantics.md, section 3
@@ -107,6 +108,7 @@ class ShardState:
     released: tuple[Released, ...] = ()
     era: int = 0  # `shard.eras`
     oldest_era: int = 0
+    origin: Origin = field(default_factory=Origin)
 
     @property
     def is_dropped(self) -> bool:
@@ -160,7 +162,7 @@ def compare_and_append(
     """Append `[expected_upper, manifest.upper)` iff the shard's upper is `expected_upper`.
 
     Checked in this order: arguments (`BadBounds`, `InvalidInput`), token (`TokenReuse`), upper (`UpperMismatch`, a
-    value), schema (`SchemaMismatch`), operator state (`StateNotRead`). Idempotent by token.
+    value), schema (`SchemaMismatch`), operator state (`StateNotRead`), `ShardMoved`. Idempotent by token.
     """
     check_bounds(manifest.lower, manifest.upper)
     if manifest.lower != expected_upper or manifest.shard != state.shard:
@@ -194,6 +196,7 @@ def compare_and_append(
         # A restore replaces all progress: what was first consumed after its checkpoint no longer counts as consumed.
         sources=manifest.sources if manifest.restored else {**state.sources, **manifest.sources},
         operators=manifest.operators_after(),
+        origin=state.origin.appended(state.shard, manifest_key, manifest.epoch),
     )
     return after, Committed(commit, is_new=True)
 
@@ -228,6 +231,7 @@ def start_fork(
         commits=(commit,),
         sources=manifest.sources,
         operators=manifest.operators_after(),
+        origin=state.origin.appended(state.shard, manifest_key, manifest.epoch),
     )
     return after, Committed(commit, is_new=True)
 

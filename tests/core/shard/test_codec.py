@@ -14,6 +14,7 @@ from persist_core.frontier import CLOSED, Frontier
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchCounts, HollowBatch, SourceFrontier
 from persist_core.shard.codec import StateVersion, decode_state, encode_state
+from persist_core.shard.origin import Life, Origin
 from persist_core.shard.sealed import seal
 from persist_core.shard.state import Commit, Hold, Lease, Released, ShardState
 
@@ -47,6 +48,7 @@ FULL = StateVersion(
         released=(Released("q", 4, 5, "me@host", "its program is gone"),),
         era=3,
         oldest_era=2,
+        origin=Origin((Life(KEY, 1), Life("customers/batches/b/manifest.json", 2)), 6, "blob s3://new"),
     ),
 )
 

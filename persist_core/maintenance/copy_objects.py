@@ -1,0 +1,198 @@
+"""The objects that a state names, with the digests that name them, and moving them from one blob store to another.
+
+`gc.needs` says which keys a shard needs; this is the same for one state, with what `persist copy` has to verify.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+
+from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.checkpoint.manifest import CheckpointManifest
+from persist_core.errors import CorruptArtifact
+from persist_core.handles.client import PersistClient
+from persist_core.location.blob import Blob
+from persist_core.shard.batch import HollowBatch, SourceFrontier
+from persist_core.shard.holds import PIN
+from persist_core.shard.keys import conflict_alerts_prefix, conflicts_prefix, digest_in
+from persist_core.shard.sealed import is_sealed, verified_digest
+from persist_core.shard.state import Commit, ShardState
+from persist_core.sources.registry import progress_of
+
+LARGE_BYTES = 64 * 1024**2  # an object is in memory as a whole while it is moved
+MAX_LARGE = 2  # such objects at a time, whatever the number of threads
+
+
+@dataclass(frozen=True)
+class Named:
+    """An object, and its size and SHA-256 (of a sealed object: the digest that it carries) as far as what names it
+    says them."""
+
+    key: str
+    size_bytes: int | None = None
+    sha256: str | None = None
+
+    def is_in(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the store holds it; an object is written whole, so its size is enough."""
+        return self.key in sizes and self.size_bytes in (None, sizes[self.key])
+
+    def check(self, data: bytes) -> None:
+        """Raise `CorruptArtifact` unless these are its bytes."""
+        found = verified_digest(data, what=self.key) if is_sealed(data) else hashlib.sha256(data).hexdigest()
+        if self.sha256 not in (None, found) or self.size_bytes not in (None, len(data)):
+            raise CorruptArtifact(
+                f"{self.key} has SHA-256 {found} and {len(data)} bytes; expected {self.sha256} and {self.size_bytes}."
+                " It was not copied; run `persist fsck`"
+            )
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """The objects of one checkpoint. It exists once its manifest does."""
+
+    files: tuple[Named, ...]
+    manifest: Named
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What belongs to one state of a shard. `needed`: without these the state cannot be read; also of other shards, if
+    it is a fork. `records`: of lost appends. `checkpoints`: those of the state's past, by id; `pinned`: ids of those
+    that it holds; `known_checkpoints`: ids of all, damaged ones too."""
+
+    needed: tuple[Named, ...]
+    records: tuple[Named, ...]
+    checkpoints: Mapping[str, SavedCheckpoint]
+    pinned: frozenset[str]
+    known_checkpoints: frozenset[str]
+
+    @property
+    def objects(self) -> list[Named]:
+        """All of them, in the order in which they are moved."""
+        saved = self.checkpoints.values()
+        files = [file for each in saved for file in each.files]
+        return [*self.needed, *self.records, *files, *(each.manifest for each in saved)]
+
+
+def inventory_of(client: PersistClient, state: ShardState) -> Inventory:
+    """What belongs to the state. Raises `CorruptArtifact` for a manifest that is missing or damaged."""
+    commits = {commit.manifest_key for commit in state.commits}
+    batches = {batch.manifest_key for batch in state.batches}
+    both: tuple[Commit | HollowBatch, ...] = (*state.commits, *state.batches)
+    naming = {each.manifest_key: each for each in both}
+    needed: list[Named] = []
+    progress = [state.sources]
+    manifests = client.open_reader(state.shard).manifests(naming.values())
+    for each, manifest in zip(naming.values(), manifests, strict=True):
+        needed.append(Named(each.manifest_key, None, each.manifest_sha256))
+        if each.manifest_key in batches:
+            needed += (Named(part.key, part.size_bytes, part.sha256) for part in manifest.parts)
+        if each.manifest_key in commits:
+            progress.append(manifest.sources)
+            for operator in manifest.operators.values():
+                needed += (Named(file.key, file.size_bytes, file.sha256) for file in operator.artifacts)
+    listing = BlobCheckpointer(client.blob, state.shard).listing()
+    newest = state.newest_commit
+    past = [each for each in listing.manifests if newest is not None and each.epoch <= newest.epoch]
+    for checkpoint in past:
+        offsets = checkpoint.source_offsets.items()
+        progress.append({name: SourceFrontier(each.source_type, each.offsets) for name, each in offsets})
+    sources = (progress_of(client.blob, state.shard, each).values() for each in progress)
+    keys = {key for each in sources for source in each for key in source.needed_keys()}
+    needed += (Named(key, None, digest_in(key)) for key in sorted(keys))
+    held = {holder.removeprefix(PIN) for holder in state.holds if holder.startswith(PIN)}
+    records = [
+        Named(entry.key, entry.size_bytes)
+        for prefix in (conflicts_prefix(state.shard), conflict_alerts_prefix(state.shard))
+        for entry in client.blob.list_keys_and_metadata(prefix)
+    ]
+    return Inventory(
+        tuple({each.key: each for each in needed}.values()),
+        tuple(records),
+        {each.checkpoint_id: _saved(client.blob, state.shard, each, listing.sizes) for each in past},
+        frozenset(held & listing.pinned),
+        frozenset({*(each.checkpoint_id for each in listing.manifests), *listing.unreadable, *listing.unfinished}),
+    )
+
+
+def _saved(blob: Blob, shard: str, manifest: CheckpointManifest, sizes: Mapping[str, int]) -> SavedCheckpoint:
+    layout = BlobCheckpointer(blob, shard).layout
+    folder, last = layout.folder(manifest.checkpoint_id), layout.manifest(manifest.checkpoint_id)
+    known = {layout.artifact(manifest.checkpoint_id, each.path): each.sha256 for each in manifest.artifacts}
+    files = tuple(
+        Named(key, size_bytes, known.get(key))
+        for key, size_bytes in sizes.items()
+        if key.startswith(folder) and key not in (last, layout.pin(manifest.checkpoint_id))
+    )
+    return SavedCheckpoint(files, Named(last, sizes.get(last)))
+
+
+@dataclass
+class Mover:
+    """Moves objects with several threads, and counts them. `beat` is called after each, in the caller's thread.
+
+    `found`: sizes of what the target holds, by key; it grows with what is moved. `missing`, `damaged`: what could not
+    be moved, with the reason.
+    """
+
+    source: Blob
+    target: Blob
+    threads: int
+    beat: Callable[[], None] = lambda: None
+    found: dict[str, int] = field(default_factory=dict)
+    moved: int = 0
+    moved_bytes: int = 0
+    missing: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+    _large: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MAX_LARGE))
+
+    def look(self, prefixes: Iterable[str]) -> None:
+        """List what the target holds now."""
+        self.found = {
+            entry.key: entry.size_bytes for prefix in prefixes for entry in self.target.list_keys_and_metadata(prefix)
+        }
+
+    def move(self, objects: Iterable[Named]) -> None:
+        """Move those that the target does not hold."""
+        for named, size_bytes in self._moved([each for each in objects if not each.is_in(self.found)]):
+            if size_bytes is not None:
+                self.found[named.key] = size_bytes
+                self.moved, self.moved_bytes = self.moved + 1, self.moved_bytes + size_bytes
+            self.beat()
+
+    def _moved(self, objects: list[Named]) -> Iterator[tuple[Named, int | None]]:
+        if self.threads == 1:
+            for each in objects:
+                yield each, self._move(each)
+            return
+        with ThreadPoolExecutor(self.threads) as pool:
+            running = {pool.submit(self._move, each): each for each in objects}
+            try:
+                for done in as_completed(running):
+                    yield running[done], done.result()
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)  # after an error no further one is begun
+
+    def _move(self, named: Named) -> int | None:
+        """Its size; `None` if the source does not hold it, or holds other bytes."""
+        if named.size_bytes is not None and named.size_bytes >= LARGE_BYTES:
+            with self._large:
+                return self._move_now(named)
+        return self._move_now(named)
+
+    def _move_now(self, named: Named) -> int | None:
+        data = self.source.get(named.key)
+        if data is None:
+            self.missing.append(f"{named.key} is missing in {self.source.uri}")
+            return None
+        try:
+            named.check(data)
+        except CorruptArtifact as error:
+            self.damaged.append(str(error))
+            return None
+        self.target.set(named.key, data)
+        return len(data)

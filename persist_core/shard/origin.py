@@ -1,0 +1,66 @@
+"""Which copies of a shard have the same past: `persist copy` replaces a copy only by a later state of the same shard.
+
+    place 1   A: epochs 1 2 3 4 5          A = the first commit of all, in place 1
+    place 2   (a copy)   A: 1 2 3, B: 4    B = the first commit that place 2 appended to its copy
+
+A *life* begins with the first commit that a place appends, and is named by the key of that commit's manifest, which
+contains the id of one attempt. Two places that append to copies of one state so have two lives. Within a life epochs
+increase, so lives and epoch together are a position in the past, however many commits a state has forgotten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from persist_core.errors import ShardMoved
+
+
+@dataclass(frozen=True)
+class Life:
+    """The commits of one place, from `epoch` on. `first_commit` is the key of the first one's manifest."""
+
+    first_commit: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the commits of a state were made, the oldest life first.
+
+    `received`: the version of this place that was copied from another one, if nothing has been appended here since.
+    `moved_to`: the shard accepts no commits any more, they go there.
+    """
+
+    lives: tuple[Life, ...] = ()
+    received: int | None = None
+    moved_to: str | None = None
+
+    def appended(self, shard: str, first_commit: str, epoch: int) -> Origin:
+        """The origin after a commit here. Raises `ShardMoved`."""
+        self.check_not_moved(shard)
+        if self.lives and self.received is None:
+            return self
+        return Origin((*self.lives, Life(first_commit, epoch)))
+
+    def check_not_moved(self, shard: str) -> None:
+        """Raise `ShardMoved` if the shard accepts no commits."""
+        if self.moved_to is not None:
+            raise ShardMoved(
+                f"shard {shard} was moved to {self.moved_to}, by `persist copy --move`. It can still be read here, and"
+                " accepts no commits: use that location (PERSIST_BLOB_URI and PERSIST_CONSENSUS_URI, or the connection)"
+            )
+
+    def moved(self, shard: str, place: str) -> Origin:
+        """The origin once the shard accepts no commits here. Raises `ShardMoved` if it was moved elsewhere before."""
+        if self.moved_to != place:
+            self.check_not_moved(shard)
+        return replace(self, moved_to=place)
+
+    def is_before(self, epoch: int, later: Origin, later_epoch: int) -> bool:
+        """Whether a state with this origin and this newest epoch is the past of the other one, or the same."""
+        shared = len(self.lives)
+        if self.lives != later.lives[:shared]:
+            return False
+        if shared < len(later.lives):
+            return epoch < later.lives[shared].epoch
+        return epoch <= later_epoch

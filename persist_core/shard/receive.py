@@ -1,0 +1,87 @@
+"""The transitions of `persist copy`: a shard becomes a copy of the same shard in another location, or moves there.
+
+    source  A: 1 2 3 4 5                           copied by one compare-and-set of the target
+    target  A: 1 2 3       ──receive──> A: 1..5    an older copy
+            A: 1 2 3, B: 4 ──────────> `Another`   something was appended here: never replaced
+            A: 1..6        ──────────> `Ahead`     a later copy: left as it is
+
+What a copy takes from its own place: versions and eras, so that neither counts back, and the leases of its readers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from persist_core.shard.origin import Origin
+from persist_core.shard.state import Hold, ShardState
+
+
+@dataclass(frozen=True)
+class Received:
+    """The shard is a copy of the source's state. `is_new` is False if it was that already."""
+
+    is_new: bool
+
+
+@dataclass(frozen=True)
+class NotReceived:
+    """Nothing was changed. `ahead`: a later state of the same shard is there; `another`: it has commits that the source
+    does not have; `too_late`: GC may have deleted what the copier has stored, so it is to begin again."""
+
+    why: str
+
+
+AHEAD, ANOTHER, TOO_LATE = NotReceived("ahead"), NotReceived("another"), NotReceived("too_late")
+
+
+def receive(state: ShardState, source: ShardState, *, era: int) -> tuple[ShardState, Received | NotReceived]:
+    """Make the shard a copy of `source`, a state of the same shard in another location; all objects are here already.
+
+    `era`: that of this shard before the copier looked up which objects are here; -1 if the shard did not exist.
+    """
+    if (relation := relation_of(state, source)) is not None:
+        return state, relation
+    if state.seqno >= 0 and era < state.oldest_era:
+        return state, TOO_LATE
+    since = max(state.since, source.since)
+    seqno = max(state.seqno, source.seqno - 1)  # the machine adds one: seqnos of commits stay below that of the state
+    after = replace(
+        source,
+        seqno=seqno,
+        since=since,
+        leases={name: lease for name, lease in state.leases.items() if lease.since >= since},
+        holds={name: Hold(max(hold.since, since), hold.opaque) for name, hold in source.holds.items()},
+        origin=Origin(source.origin.lives, received=seqno + 1),
+        era=max(state.era, source.era),
+        oldest_era=state.oldest_era,
+    )
+    if source.commits and not state.commits:  # what was described at the source is never appended here
+        after = replace(after, era=after.era + 1, oldest_era=after.era + 1)
+    received = state.origin.received
+    if replace(after, seqno=state.seqno, origin=replace(after.origin, received=received)) == state:
+        return state, Received(is_new=False)
+    return after, Received(is_new=True)
+
+
+def relation_of(state: ShardState, source: ShardState) -> NotReceived | None:
+    """Why the shard is not to become a copy of `source`; `None` if it is an older copy of it, or empty."""
+    ours, theirs = _epoch(state), _epoch(source)
+    if state.origin.is_before(ours, source.origin, theirs):
+        return None
+    return AHEAD if source.origin.is_before(theirs, state.origin, ours) else ANOTHER
+
+
+def is_received(before: ShardState, after: ShardState) -> bool:
+    """Whether this step received a copy."""
+    return after.origin.received == after.seqno and before.origin.received != after.seqno
+
+
+def move_away(state: ShardState, place: str) -> tuple[ShardState, None]:
+    """Accept no more commits: they go to `place`. Raises `ShardMoved` if it was moved elsewhere before."""
+    origin = state.origin.moved(state.shard, place)
+    return (state if origin == state.origin else replace(state, origin=origin)), None
+
+
+def _epoch(state: ShardState) -> int:
+    newest = state.newest_commit
+    return newest.epoch if newest else 0

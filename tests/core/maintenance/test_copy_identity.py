@@ -1,0 +1,163 @@
+"""Which copies `persist copy` replaces, and moving a shard: what it refuses."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from persist_core.errors import InvalidInput, ShardMoved
+from persist_core.gc.collect import collect
+from persist_core.gc.drop import drop
+from persist_core.handles.client import PersistClient
+from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.open import OpenLocation
+from persist_core.maintenance.copy import Copier
+from persist_core.maintenance.fsck import fsck
+from persist_core.protocol import stages
+from persist_core.shard.state import MAX_COMMITS_KEPT
+from persist_core.watch.board import WatchBoard
+from tests.core.gc.test_kills import SCHEMA, make_garbage
+from tests.core.gc.test_kills import SHARD as FRUIT
+from tests.core.maintenance.copies import Client, check_equal, copy_all, keys_of, merge_all, reads_of
+from tests.core.maintenance.damaged_location import Complete, InMemory
+from tests.core.protocol.restored_shard import SHARD
+from tests.plain_commit import commit
+
+MOVES = {"dev": 8, "ci": 8, "nightly": 200}
+
+
+def test_another_shard_of_that_name_is_never_replaced() -> None:
+    source, target = Client(), Client()
+    make_garbage(source, 1)
+    make_garbage(target, 1)
+    before = target.state(FRUIT)
+    with pytest.raises(InvalidInput, match="has commits that the shard to be copied does not have"):
+        copy_all(source, target)
+    assert target.state(FRUIT) == before
+
+
+def test_a_copy_that_was_written_to_is_never_replaced() -> None:
+    source, target = Client(), Client()
+    make_garbage(source, 1)
+    copy_all(source, target)
+    make_garbage(target, 2)
+    assert copy_all(source, target)[FRUIT].notes == ("the target has a later state already",)
+    make_garbage(source, 2)
+    with pytest.raises(InvalidInput, match="drop it there first"):
+        copy_all(source, target)
+    drop(target, FRUIT)
+    copy_all(source, target)
+    check_equal(source, target, FRUIT)
+
+
+def test_a_later_copy_is_left_as_it_is_and_long_gaps_are_no_matter() -> None:
+    """More commits than a state lists lie between two copies."""
+    source, first, second = Client(), Client(), Client()
+    make_garbage(source, 1)
+    copy_all(source, first)
+    for upper in range(20, 20 + MAX_COMMITS_KEPT + 10):
+        commit(source, FRUIT, SCHEMA, upper)
+    copy_all(source, second)
+    assert copy_all(first, second)[FRUIT].notes == ("the target has a later state already",)
+    assert copy_all(source, first)[FRUIT].is_new
+    check_equal(source, first, FRUIT)
+
+
+def test_after_a_loss_the_backup_goes_on_in_a_new_place_and_is_backed_up_to_the_same_place() -> None:
+    lost, backup, new = Client(), Client(), Client()
+    make_garbage(lost, 1)
+    copy_all(lost, backup)
+    make_garbage(lost, 2)  # not in the backup
+    copy_all(backup, new)
+    make_garbage(new, 2)
+    assert copy_all(new, backup)[FRUIT].is_new
+    check_equal(new, backup, FRUIT)
+    with pytest.raises(InvalidInput):
+        copy_all(lost, backup)  # what was lost has another day 2
+
+
+def test_a_move_refuses_appends_with_the_new_place_and_can_go_back() -> None:
+    source, target = Client(OpenLocation(MemBlob("move-a"), MemConsensus("move-a"))), Client()
+    make_garbage(source, 1)
+    board = WatchBoard(source)
+    board.record_check(FRUIT, 3, "a part is damaged")
+    copy_all(source, target, is_move=True)
+    before = reads_of(source, FRUIT)
+    with pytest.raises(ShardMoved, match="was moved to blob mem:, consensus mem:"):
+        make_garbage(source, 2)
+    assert reads_of(source, FRUIT) == before == reads_of(target, FRUIT)
+    merge_all(source, FRUIT)
+    collect(source, FRUIT)
+    assert fsck(source, FRUIT).is_clean
+    assert WatchBoard(target).read().of(FRUIT).check is not None
+    assert board.read().of(FRUIT).is_empty
+    copy_all(source, target, is_move=True)  # again, after it is done
+    make_garbage(target, 2)
+    third = Client(OpenLocation(MemBlob("move-c"), MemConsensus("move-c")))
+    with pytest.raises(ShardMoved):
+        copy_all(source, third, is_move=True)
+    copy_all(target, source, is_move=True)
+    make_garbage(source, 3)
+    check_equal(source, source, FRUIT)
+    with pytest.raises(ShardMoved, match="move-a"):
+        make_garbage(target, 3)
+
+
+def test_an_append_beside_a_move_is_in_the_copy_or_refused(persist_seed: int) -> None:
+    """At any of the copier's calls to the source."""
+    chance = random.Random(persist_seed)
+    for _ in range(MOVES[settings.get_current_profile_name()]):
+        source, target = Client(), Client()
+        make_garbage(source, 1)
+        refused: list[bool] = []
+
+        def append(client: PersistClient = source, refused: list[bool] = refused) -> None:
+            try:
+                make_garbage(client, 2)
+            except ShardMoved:
+                refused.append(True)
+            else:
+                refused.append(False)
+
+        source.counted.at({chance.randrange(30)}, append)
+        copy_all(source, target, is_move=True)
+        source.counted.at(set())
+        names = {row["name"] for row in target.open_reader(FRUIT).snapshot().to_pylist()}
+        assert ("apple 2" in names) == (refused == [False])
+        check_equal(source, target, FRUIT)
+
+
+def test_a_dag_run_after_a_move_says_where_the_shard_is(tmp_path: Path) -> None:
+    complete = Complete(InMemory(tmp_path), tmp_path)
+    copy_all(complete.client, Client(), SHARD, is_move=True)
+    with pytest.raises(ShardMoved, match=f"shard {SHARD} was moved to"):
+        stages.mint(complete.client, complete.things.config, until=90, writer="dag/next")
+
+
+@pytest.mark.parametrize("shared", ["blob", "consensus"])
+def test_locations_that_share_a_store_are_refused(shared: str) -> None:
+    source = Client()
+    make_garbage(source, 1)
+    blob = source.location.blob if shared == "blob" else MemBlob()
+    target = Client(OpenLocation(blob, source.location.consensus if shared == "consensus" else MemConsensus()))
+    before = keys_of(source, FRUIT)
+    with pytest.raises(InvalidInput, match=f"{shared} store of the source"):
+        copy_all(source, target)
+    assert keys_of(source, FRUIT) == before
+    assert list(target.blob.list_keys_and_metadata("_copy/")) == []
+
+
+def test_a_dropped_shard_keeps_its_copy() -> None:
+    source, target = Client(), Client()
+    make_garbage(source, 1)
+    copy_all(source, target)
+    drop(source, FRUIT)
+    assert Copier(source, target).groups() == []
+    assert copy_all(source, target, FRUIT)[FRUIT].notes == ("dropped at the source: not copied",)
+    assert target.open_reader(FRUIT).snapshot().num_rows
+    copy_all(target, source)  # from the backup
+    make_garbage(source, 2)
+    assert fsck(source, FRUIT).is_clean
