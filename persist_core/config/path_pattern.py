@@ -200,9 +200,24 @@ def _is_any_depth(tokens: list[_Token]) -> bool:
 
 
 def _segment(tokens: list[_Token]) -> PathSegment:
-    loose = "".join(token.loose for token in tokens)
+    loose = _joined([token.loose for token in tokens])
     bare = all(token is _STAR for token in tokens)
     return PathSegment(re.compile(loose), any_depth=_is_any_depth(tokens), bare=bare)
+
+
+def _joined(tokens: list[str]) -> str:
+    """One segment's expression, which takes at most the square of a name's length, whatever its number of stars.
+
+    Each text between two stars is taken where it first fits, for good: what follows it then has the most room. Only the
+    date is looked for from the end: of several the last is the file's.
+    """
+    chunks = [""]
+    for token in tokens:
+        chunks = [*chunks, ""] if token == _STAR.loose else [*chunks[:-1], chunks[-1] + token]
+    found = chunks[0]
+    for chunk in chunks[1:-1]:
+        found += f"[^/]*{chunk}" if "(?P" in chunk else f"(?>[^/]*?{chunk})"
+    return found + (f"[^/]*{chunks[-1]}" if len(chunks) > 1 else "")
 
 
 def _strict(segments: list[list[_Token]]) -> str:
@@ -211,5 +226,5 @@ def _strict(segments: list[list[_Token]]) -> str:
         if _is_any_depth(tokens):
             text += "(?:[^/]+/)*"
         else:
-            text += "".join(token.strict for token in tokens) + ("" if index == len(segments) - 1 else "/")
+            text += _joined([token.strict for token in tokens]) + ("" if index == len(segments) - 1 else "/")
     return text

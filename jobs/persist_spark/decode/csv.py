@@ -38,6 +38,7 @@ from persist_spark.decode.records import FAULT, FAULT_KIND, FILE_COLUMNS, RawRec
 _FIRST_LINE_BYTES = 1 << 20  # of a file, in which its first line must end
 _NO_NULL = "\ufdd2"  # a text that no field has: only an empty field is null
 _DMS_NULL = "NULL"
+csv.field_size_limit(_FIRST_LINE_BYTES)  # Python's own limit, 128 KiB, would end the job at a longer field
 _SHOWN_CHARS = 200  # of a header, in a message
 _OPS = ("I", "U", "D")
 UNBALANCED = "an odd number of quotes: a field is not closed; line breaks within quoted fields are not supported"
@@ -59,7 +60,7 @@ def layouts(config: CollectionConfig, files: Sequence[ReadableFile]) -> list[tup
         line = first_line(file)
         if line is None:
             continue
-        names = tuple(next(csv.reader([line], delimiter=config.source.delimiter)))
+        names = tuple(next(csv.reader([line.replace("\r", " ")], delimiter=config.source.delimiter)))
         if not config.source.header:
             names = _positional_names(config, names)
         headers, members = found.setdefault(names, (set(), []))

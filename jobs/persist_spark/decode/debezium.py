@@ -32,6 +32,7 @@ from persist_core.errors import InvalidInput
 from persist_core.schema import Column, decimal_of
 from persist_spark.compat import try_cast
 from persist_spark.decode.encoding import Encoding, Field
+from persist_spark.decode.exact import bounded
 from persist_spark.decode.files import LINE
 from persist_spark.decode.json import (
     MARK,
@@ -72,7 +73,7 @@ _UNWRAPPED = ("__op", "__deleted")
 _UPSERTS = ("c", "r", "u")
 _OPS = (*_UPSERTS, "d", "t", "m")
 _NULL_VALUE = r'^\s*(?:null|\{\s*"schema"\s*:\s*null\s*,\s*"payload"\s*:\s*null\s*\})\s*$'
-_HEARTBEAT = rf'(?:^|"payload"\s*:)\s*\{{\s*"ts_ms"\s*:\s*"?{MARK}?\d+"?\s*\}}\s*\}}?\s*$'
+_HEARTBEAT = rf'(?:^|"payload"\s*+:)\s*+\{{\s*+"ts_ms"\s*+:\s*+"?{MARK}?\d++"?\s*+\}}\s*+\}}?\s*+$'
 NOT_DEBEZIUM = (
     "neither a Debezium envelope (op) nor an unwrapped record (__op, __deleted); for plain rows set format: json"
 )
@@ -369,7 +370,7 @@ def _auto_values(wanted: _Wanted) -> dict[str, SparkColumn]:
         flat = [without_mark(_body(wanted, (f"__{start}{name}",))) for start in ("", "source_")]
         return F.when(_is_flat(), F.coalesce(*flat)).otherwise(found)
 
-    binlog = try_cast(F.regexp_extract(text("file"), r"(\d{1,18})$", 1), "bigint")
+    binlog = try_cast(F.regexp_extract(bounded(text("file")), r"(\d{1,18})$", 1), "bigint")
     found = {
         "commit_lsn": text("commit_lsn"),
         "change_lsn": text("change_lsn"),

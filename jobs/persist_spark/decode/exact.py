@@ -1,4 +1,8 @@
-"""Exact numbers: decimal text without rounding, and integers of up to 16 bytes given as hex digits."""
+"""Exact numbers: decimal text without rounding, and integers of up to 16 bytes given as hex digits.
+
+The time for a text grows with its length and no faster: quantifiers are possessive, so that no expression goes back,
+and what takes the square of the length (a cast to decimal) sees only what `bounded` lets through.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,21 @@ from pyspark.sql import functions as F
 
 from persist_spark.compat import try_cast
 
-_EXPONENT = r"^\s*[+-]?(\d*)\.?(\d*)[eE]([+-]?\d{1,4})\s*$"
+MAX_CHARS = 2_000  # of a number, a time or a boolean; the longest double written in full has 1,077
+_EXPONENT = r"^\s*+[+-]?(\d*+)\.?(\d*+)[eE]([+-]?\d{1,4})\s*+$"
 _MAX_HEX_DIGITS = 32  # 16 bytes, 127 bits and a sign: more than the 38 digits that a decimal can have
+
+
+def bounded(text: SparkColumn) -> SparkColumn:
+    """`text`, null if it is longer than any number or time that is accepted."""
+    return F.when(F.octet_length(text) <= MAX_CHARS, text)
 
 
 def exact_decimal(text: SparkColumn, precision: int, scale: int) -> SparkColumn:
     """`text` as a decimal, null if it would need rounding: only zeros at the end may be dropped."""
     found = try_cast(text, f"decimal({precision},{scale})")
-    plain = rf"^\s*[+-]?(?:\d+\.?\d{{0,{scale}}}0*|\.\d{{1,{max(scale, 1)}}}0*)\s*$"
+    fraction = rf"\d{{0,{scale}}}+0*+" if scale else "0*+"
+    plain = rf"^\s*+[+-]?(?:\d++(?:\.{fraction})?+|\.(?=\d){fraction})\s*+$"
     return F.when(text.rlike(plain) | (text.rlike(_EXPONENT) & _fits(text, scale)), found)
 
 
@@ -23,7 +34,7 @@ def _fits(text: SparkColumn, scale: int) -> SparkColumn:
     digits = F.concat(F.regexp_extract(text, _EXPONENT, 1), F.regexp_extract(text, _EXPONENT, 2))
     fraction = F.length(F.regexp_extract(text, _EXPONENT, 2))
     power = try_cast(F.regexp_extract(text, _EXPONENT, 3), "int")
-    significant = F.length(F.regexp_replace(digits, "0+$", ""))
+    significant = F.length(F.regexp_replace(digits, "(?<!0)0++$", ""))
     return (significant == 0) | (fraction - power - (F.length(digits) - significant) <= scale)
 
 

@@ -38,6 +38,7 @@ from persist_core.schema import (
 )
 from persist_spark.compat import try_cast
 from persist_spark.decode.encoding import Encoding, Field
+from persist_spark.decode.exact import bounded
 from persist_spark.decode.files import BLOCK, BROKEN, DATE_MS, FILE, LINE, position, row_number
 from persist_spark.decode.json import MARK
 from persist_spark.decode.times import time_ms
@@ -355,7 +356,7 @@ def _time_message(config: CollectionConfig) -> SparkColumn:
 
 def free_order(name: str, raw: SparkColumn) -> list[OrderField]:
     """A field that is not a column: numbers in numeric order, below them any other text in text order."""
-    number = try_cast(raw, "decimal(38,9)")
+    number = try_cast(bounded(raw), "decimal(38,9)")
     return [OrderField(f"{name}_number", number), OrderField(f"{name}_text", F.when(number.isNull(), raw))]
 
 

@@ -11,14 +11,14 @@ from pyspark.sql import functions as F
 from persist_core.config.column import Unit
 from persist_spark.compat import try_cast, try_cast_integer, whole_to_bigint
 from persist_spark.decode.encoding import Hint
-from persist_spark.decode.exact import exact_decimal
+from persist_spark.decode.exact import bounded, exact_decimal
 
 _MICROS: dict[Unit, int] = {"s": 1_000_000, "ms": 1_000, "us": 1, "days": 86_400_000_000}
 _DAY_MICROS = _MICROS["days"]
 _INTEGER = r"^\s*[+-]?\d{1,19}\s*$"
-_DATE = r"^[+-]?\d{4,7}-\d{2}-\d{2}(?:[T ]00:00(?::00(?:\.0+)?)?Z?)?$"
+_DATE = r"^[+-]?\d{4,7}-\d{2}-\d{2}(?:[T ]00:00(?::00(?:\.0++)?+)?Z?)?$"
 _ZONE = r"(?: ?(?:Z|UTC|[+-]\d{2}(?::?\d{2})?))?"
-_TIMESTAMP = r"^[+-]?\d{4,6}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}:\d{2}(?:\.\d{1,6}0*)?" + _ZONE + ")?$"
+_TIMESTAMP = r"^[+-]?\d{4,6}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}:\d{2}(?:\.\d{1,6}+0*+)?+" + _ZONE + ")?$"
 _MINUTES = r"^([+-]?\d{4,6}-\d{2}-\d{2}[T ]\d{2}:\d{2})(" + _ZONE + ")$"  # Java's form of a time without seconds
 # Names of Debezium's and Kafka Connect's logical types, and what they count in.
 _UNIT_NAMES: dict[Unit, tuple[str, ...]] = {
@@ -31,6 +31,7 @@ _UNIT_NAMES: dict[Unit, tuple[str, ...]] = {
 
 def time_ms(text: SparkColumn, unit: Unit) -> SparkColumn:
     """A record's own time in ms: an integer in `unit` (rounded down), or ISO text. Null if it is neither."""
+    text = bounded(text)
     micros = _unit_micros(text, unit)
     counted = _floor_ns(text, 1_000_000) if unit == "ns" else F.unix_millis(F.timestamp_micros(micros))
     found = F.coalesce(counted, F.unix_millis(_iso_timestamp(text)))

@@ -7,7 +7,8 @@ would grow to megabytes of generated code. A step without work for a field gives
 
 A value is null if its text is missing or null, and if the text is not such a value: out of range, to be rounded,
 misspelled. So a value is bad if it is null and its text is not. Nothing here raises at run time, whatever the session's
-ANSI mode. `docs/reference/types.md` lists what each type accepts.
+ANSI mode, and the time for a text grows with its length and no faster (`persist_spark.decode.exact`).
+`docs/reference/types.md` lists what each type accepts.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from pyspark.sql import functions as F
 
 from persist_spark.compat import try_cast, try_cast_integer
 from persist_spark.decode.encoding import UNAVAILABLE_BASE64, Encoding, Field
-from persist_spark.decode.exact import bits_text, exact_decimal, signed_text
+from persist_spark.decode.exact import MAX_CHARS, bits_text, bounded, exact_decimal, signed_text
 from persist_spark.decode.json import is_number, without_mark
 from persist_spark.decode.times import date_of, timestamp_of
 
-_FLOAT = r"(?i)^\s*[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan|inf|infinity)\s*$"
+_FLOAT = r"(?i)^\s*+[+-]?(?:(?:\d++\.?\d*+|\.\d++)(?:e[+-]?\d++)?+|nan|inf|infinity)\s*+$"
 _INFINITE = r"(?i)inf"
 _BASE64 = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _HEX = r"^(?:0[xX]|\\x)?((?:[0-9a-fA-F]{2})*)$"  # DMS and Postgres write a prefix
@@ -36,11 +37,12 @@ NOT_SENT = "the connector did not send this unchanged value: set REPLICA IDENTIT
 
 def texts(field: Field, encoding: Encoding) -> dict[str, SparkColumn]:
     """Step 1: `text_<raw>`, and the hex digits of what may be base64 in `hex_<raw>`."""
-    raw = F.col(field.raw)
     if not encoding.marked or field.column.type in ("string", "json"):
         return {}
-    found = {f"text_{field.raw}": without_mark(raw)}
+    raw, text = F.col(field.raw), without_mark(F.col(field.raw))
+    found = {f"text_{field.raw}": text if field.column.type == "binary" else bounded(text)}
     if field.may_be_base64(encoding):
+        raw = bounded(raw)
         quoted = F.when(~is_number(raw), raw)
         if field.decimal:  # VariableScaleDecimal: {"scale": .., "value": ..}
             quoted = F.when(raw.startswith("{"), F.get_json_object(raw, "$.value")).otherwise(quoted)
@@ -60,7 +62,7 @@ def numbers(field: Field, encoding: Encoding) -> dict[str, SparkColumn]:
     raw, text, digits = F.col(field.raw), F.col(f"text_{field.raw}"), F.col(f"hex_{field.raw}")
     number = F.when(is_number(raw), text)
     if field.decimal:  # VariableScaleDecimal
-        own_scale = F.get_json_object(F.when(raw.startswith("{"), raw), "$.scale")
+        own_scale = F.get_json_object(F.when(raw.startswith("{"), bounded(raw)), "$.scale")
         number = number.when(raw.startswith("{"), _unscaled(digits, try_cast(without_mark(own_scale), "int")))
     if field.hint:
         hint = field.hint
@@ -95,7 +97,7 @@ def value(field: Field, encoding: Encoding) -> SparkColumn:
         return _sent(encoding.plain(raw), encoding.unavailable)
     if column.type == "binary":  # a bare number keeps its mark, and so is not bytes
         return _bytes(raw, field, encoding)
-    text = F.col(f"text_{field.raw}") if encoding.marked else raw
+    text = F.col(f"text_{field.raw}") if encoding.marked else bounded(raw)
     number = F.col(f"number_{field.raw}") if field.may_be_base64(encoding) else text
     if field.decimal:
         exact = exact_decimal(number, *field.decimal)
@@ -119,6 +121,10 @@ def value(field: Field, encoding: Encoding) -> SparkColumn:
 def remedy(field: Field, encoding: Encoding) -> SparkColumn:
     """What to do about a bad value, for its err's message; empty if the value and the type are enough."""
     raw, found = F.col(field.raw), F.lit("")
+    if not field.is_typed and field.column.type not in ("string", "json", "binary"):
+        size = F.octet_length(without_mark(raw) if encoding.marked else raw)
+        shown = F.concat(F.lit("; it has "), size.cast("string"), F.lit(f" bytes, expected at most {MAX_CHARS}"))
+        found = F.when(size > MAX_CHARS, shown).otherwise(found)
     if field.column.type == "binary" and encoding.binary is None:
         found = F.when(raw.rlike(_HEX), F.lit(f"; {TWO_BYTES}")).otherwise(found)
     if field.may_be_base64(encoding) and encoding.decimals is None:

@@ -45,7 +45,7 @@ READ_OPTIONS = {
     "parquet.filter.columnindex.enabled": "false",
     "parquet.filter.bloom.enabled": "false",
 }
-_NAMED_FILE = re.compile(r"(?:reading file:?|File) (\S.*?\.parquet)")
+_NAMED_FILE = re.compile(r"(?:reading file:?|File) (\S.{0,4096}?\.parquet)")
 _MAX_ROW_CHARS = 500
 _IMPOSSIBLE_COUNT = re.compile(r"shard \S+: a row is there -?\d+ times, .*?\. Run `persist fsck \S+`")
 _REMEDY = "nothing was committed; `persist fsck` lists all damage, then copy the object back from a backup or restore"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 
 import pytest
 from hypothesis import given
@@ -133,3 +134,53 @@ def test_part_2_comes_before_part_10() -> None:
     names = ["b", "part-10", "part-9", "part-010", "part-2", "a", "part-1/z", "part-1"]
     wanted = ["a", "b", "part-1", "part-1/z", "part-2", "part-9", "part-10", "part-010"]
     assert sorted(names, key=natural_key) == wanted
+
+
+TOKENS = ["*", "*", "*", "-", "a", "1", "?", "[ab]", "[!b]", "{date:%Y}", "{date:%Y-%m}"]
+
+
+def _naive(pattern: str) -> re.Pattern[str]:
+    """The pattern with each star as it is: right, and too slow for hostile names."""
+    shown = re.escape(pattern).replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
+    shown = shown.replace(r"\[ab\]", "[ab]").replace(r"\[!b\]", "[^b]")
+    shown = shown.replace(r"\{date:%Y\}", "(?P<Y>[0-9]{4})")
+    return re.compile(shown.replace(r"\{date:%Y\-%m\}", "(?P<Y>[0-9]{4})-(?P<m>[0-9]{2})"))
+
+
+@given(
+    st.lists(st.sampled_from(TOKENS), min_size=1, max_size=9),
+    st.lists(st.sampled_from(["-", "a", "b", "1", "2026", "2025-07", "1999"]), max_size=9),
+)
+def test_stars_match_what_they_match_one_by_one(tokens: list[str], name: list[str]) -> None:
+    if sum(token.startswith("{") for token in tokens) > 1 or "**" in "".join(tokens):
+        tokens = [token for token in tokens if token != "*" and not token.startswith("{")]
+    text = "".join(tokens)
+    try:
+        pattern = parse_pattern(f"{text}.csv", "/base")
+    except BadPattern:
+        return
+    if not text or len(pattern.segments) != 1 or pattern.segments[0].loose.pattern == re.escape(f"{text}.csv"):
+        return
+    file = "".join(name) + ".csv"
+    expected = _naive(f"{text}.csv").fullmatch(file)
+    if "{" not in text:
+        assert (pattern.segments[0].loose.fullmatch(file) is None) == (expected is None)
+        return
+    assert pattern.strict is not None
+    found = pattern.strict.fullmatch(file)
+    assert (found and found.groupdict()) == (expected and expected.groupdict())
+    assert found is None or pattern.segments[0].loose.fullmatch(file)
+
+
+@pytest.mark.parametrize(
+    "path", ["*-*-*-*-*-*.csv", "*-*-*-{date:%Y}-*-*.csv", "**/*-*-*-*-*.csv", "*[-a]*?-*-*x*-.csv"]
+)
+def test_a_hostile_name_takes_no_more_time_than_its_length_explains(path: str) -> None:
+    pattern, name = parse_pattern(path, "/base"), "-" * 250 + "x"
+    start = time.process_time()
+    for _ in range(20):  # each star for itself took minutes for one name
+        for segment in pattern.segments:
+            segment.loose.fullmatch(name)
+        pattern.date_ms(name)
+        pattern.date_ms("-" * 200 + "-2026-" + "-" * 40 + "y.csv")
+    assert time.process_time() - start < 5
