@@ -5,7 +5,8 @@ have names that writers use until they rename the files: names that start with `
 `UNFINISHED_SUFFIXES`. The scan does not enter folders whose names start with `.` or `_`, unless the pattern contains
 their names before its first wildcard.
 
-A symbolic link is followed only within the pattern's root: a drop folder must not give access to other files.
+A symbolic link is followed only within the pattern's root: a drop folder must not give access to other files. So it is
+again when the files are read (`persist_core.sources.files.check_unchanged`).
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ MAX_ENTRIES = 20_000_000  # names examined in one scan: minutes of listing; more
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file that matches: its path below the root, its size and time of last change, its date (ms) if it has one."""
+    """A file that matches: its path below the root, its size and times of last change, its date (ms) if it has one."""
 
     below_root: str
     size_bytes: int
     mtime_ms: int
+    ctime_ns: int
     date_ms: int | None
 
 
@@ -171,7 +173,8 @@ class _Scanner:
             if self._pattern.date_format is not None and date_ms is None:
                 self._reject(below_root, f"its date can't be read as {self._pattern.date_format}")
                 return
-            self._result.found.append(FoundFile(below_root, facts.st_size, facts.st_mtime_ns // 1_000_000, date_ms))
+            mtime_ms = facts.st_mtime_ns // 1_000_000
+            self._result.found.append(FoundFile(below_root, facts.st_size, mtime_ms, facts.st_ctime_ns, date_ms))
 
     def _reject(self, below_root: str, reason: str) -> None:
         self._result.unmatched.append(UnmatchedFile(below_root, reason))

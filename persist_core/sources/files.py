@@ -31,7 +31,7 @@ from persist_core.shard.sealed import seal, unseal
 from persist_core.sources.file_scan import FoundFile, UnmatchedFile, scan
 from persist_core.sources.ledger import SOURCE_TYPE, Consumed, Ledger, place_of
 from persist_core.sources.natural_order import natural_key
-from persist_core.sources.root import Place, join, place_after
+from persist_core.sources.root import Place, holds, join, place_after
 from persist_core.time_text import format_time
 
 FROZEN_VERSION = 1
@@ -41,12 +41,18 @@ _MAX_NOTICES = 20  # of one kind; the rest are counted
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """One file to read. `path` is absolute; `order` is the natural-sort key of `relative`; `date_ms` from its path."""
+    """One file to read. `path` is absolute; `order` is the natural-sort key of `relative`; `date_ms` from its path.
+
+    `ctime_ns` is when the system last changed its name, links, rights or bytes. No user can set it, and every file that
+    is put in this one's place has a later one, this file itself if it is moved away and back. Numbers of devices and
+    inodes would add nothing, and differ from machine to machine (devices) and from mount to mount (inodes of FUSE).
+    """
 
     path: str
     relative: str
     size_bytes: int
     mtime_ms: int
+    ctime_ns: int
     date_ms: int | None
     order: str
 
@@ -65,6 +71,7 @@ class FrozenInput:
                 f.relative,
                 f.size_bytes,
                 f.mtime_ms,
+                f.ctime_ns,
                 f.date_ms,
                 None if f.path == join(self.base, f.relative) else f.path,
             ]
@@ -79,8 +86,10 @@ class FrozenInput:
         try:
             base = body["base"]
             files = tuple(
-                InputFile(path or join(base, relative), relative, size_bytes, mtime_ms, date_ms, natural_key(relative))
-                for relative, size_bytes, mtime_ms, date_ms, path in body["files"]
+                InputFile(
+                    path or join(base, relative), relative, size, mtime_ms, ctime_ns, date_ms, natural_key(relative)
+                )
+                for relative, size, mtime_ms, ctime_ns, date_ms, path in body["files"]
             )
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptArtifact(f"{what} is malformed: {error!r}; mint again") from error
@@ -254,22 +263,41 @@ class FileSource:
         return first_left if until is None else min(until, first_left)
 
 
-def check_unchanged(frozen: FrozenInput) -> None:
-    """Raise `SourceChanged` naming a file that was deleted or changed since it was frozen. Reads no contents."""
+def check_unchanged(frozen: FrozenInput, root: str) -> None:
+    """Raise `SourceChanged` naming a file that was deleted, changed, replaced or moved since it was frozen, or that a
+    link now takes outside of `root`, the folder that `source.path` starts at. Reads no contents.
+
+    Called before and after all files are read. Not found: a folder that was exchanged for another one and put back
+    between the two calls.
+    """
+    real_root = os.path.realpath(root)
+    folders: dict[str, str] = {}  # real paths; one look for each folder, not for each file
     for file in frozen.files:
+        folder, name = os.path.split(file.path)
+        if folder not in folders:
+            folders[folder] = os.path.realpath(folder)
+        real = join(folders[folder], name)
         try:
+            if Path(file.path).is_symlink():
+                real = os.path.realpath(file.path)
             facts = Path(file.path).stat()
         except OSError as error:
             raise SourceChanged(
                 f"input file {file.path} can no longer be read ({error.strerror}); nothing was committed:"
                 " restore the file, or start a new run, which mints without it"
             ) from error
+        if not holds(real_root, real):
+            raise SourceChanged(
+                f"input file {file.path} now leads to {real}, outside of {root}: a link was put in its place after"
+                " minting. Nothing was committed: remove the link; the next run mints without it"
+            )
         size_bytes, mtime_ms = facts.st_size, facts.st_mtime_ns // 1_000_000
-        if (size_bytes, mtime_ms) != (file.size_bytes, file.mtime_ms):
+        if (size_bytes, mtime_ms, facts.st_ctime_ns) != (file.size_bytes, file.mtime_ms, file.ctime_ns):
             raise SourceChanged(
                 f"input file {file.path} changed between minting and reading: {file.size_bytes} bytes at"
-                f" {format_time(file.mtime_ms)}, now {size_bytes} bytes at {format_time(mtime_ms)}; nothing was"
-                " committed: the next run mints again. Writers should rename finished files into place"
+                f" {format_time(file.mtime_ms)}, now {size_bytes} bytes at {format_time(mtime_ms)} (its name, rights or"
+                f" links changed at {format_time(facts.st_ctime_ns // 1_000_000)}); nothing was committed: the next run"
+                " mints again. Writers should rename finished files into place"
             )
 
 
@@ -290,7 +318,7 @@ class _Naming:
 
 def _input_file(file: FoundFile, relative: str, base: str) -> InputFile:
     path = join(base, relative)
-    return InputFile(path, relative, file.size_bytes, file.mtime_ms, file.date_ms, natural_key(relative))
+    return InputFile(path, relative, file.size_bytes, file.mtime_ms, file.ctime_ns, file.date_ms, natural_key(relative))
 
 
 def _first(items: Iterable[object], what: str) -> list[str]:

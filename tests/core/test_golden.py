@@ -98,8 +98,8 @@ CHECKPOINT = CheckpointManifest(
 )
 FROZEN = FrozenInput(
     (
-        InputFile("/in/a é.jsonl", "a é.jsonl", 3, 4, 5, natural_key("a é.jsonl")),
-        InputFile("/other/b.jsonl", "../other/b.jsonl", 3, 4, None, natural_key("../other/b.jsonl")),
+        InputFile("/in/a é.jsonl", "a é.jsonl", 3, 4, 5, 6, natural_key("a é.jsonl")),
+        InputFile("/other/b.jsonl", "../other/b.jsonl", 3, 4, 5, None, natural_key("../other/b.jsonl")),
     ),
     "/in",
 )

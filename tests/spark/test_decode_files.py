@@ -58,7 +58,8 @@ def feed(spark: SparkSession, tmp_path: Path) -> Feed:
 
 def input_file(path: Path) -> InputFile:
     facts = path.stat()
-    return InputFile(str(path), path.name, facts.st_size, facts.st_mtime_ns // 10**6, None, natural_key(path.name))
+    times = (facts.st_mtime_ns // 10**6, facts.st_ctime_ns)
+    return InputFile(str(path), path.name, facts.st_size, *times, None, natural_key(path.name))
 
 
 @pytest.mark.parametrize("count", [1, 3, len(HOSTILE_NAMES)])

@@ -52,7 +52,8 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
         settings(spark, stage_settings(description.input_bytes)),
     ):
         frozen = FrozenInput(()) if key is None else load_frozen(client.blob, key, FrozenInput)
-        check_unchanged(frozen)
+        root = config.source_pattern().root
+        check_unchanged(frozen, root)
         records = decode(spark, config, frozen.files, scratch=Path(scratch))
         request = replace(request, file_names={file.order: file.relative for file in frozen.files})
-        return stage_upserts(spark, client, request, records, lambda: check_unchanged(frozen))
+        return stage_upserts(spark, client, request, records, lambda: check_unchanged(frozen, root))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -156,18 +157,70 @@ def test_frozen_input_of_elsewhere_is_refused() -> None:
 def test_frozen_files_that_change_or_vanish_are_named(tmp_path: Path) -> None:
     path = drop(tmp_path, "a.jsonl", b"ab", mtime_ms=1_000)
     frozen = FileSource(collection(tmp_path), MemBlob()).freeze(None, until=None).frozen
-    check_unchanged(frozen)
+    check_unchanged(frozen, str(tmp_path))
     drop(tmp_path, "a.jsonl", b"abc", mtime_ms=1_000)
     with pytest.raises(
         SourceChanged, match=r"a\.jsonl changed between minting and reading: 2 bytes at 1970-01-01T00:00:01Z, now 3"
     ):
-        check_unchanged(frozen)
+        check_unchanged(frozen, str(tmp_path))
     drop(tmp_path, "a.jsonl", b"xy", mtime_ms=1_001)
     with pytest.raises(SourceChanged, match=r"now 2 bytes at 1970-01-01T00:00:01\.001Z"):
-        check_unchanged(frozen)
+        check_unchanged(frozen, str(tmp_path))
     path.unlink()
     with pytest.raises(SourceChanged, match=r"a\.jsonl can no longer be read"):
-        check_unchanged(frozen)
+        check_unchanged(frozen, str(tmp_path))
+
+
+def frozen_of(root: Path, path: str = "in/**/*.jsonl") -> FrozenInput:
+    return FileSource(collection(root, path), MemBlob()).freeze(None, until=None).frozen
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_a_link_out_of_the_folder_that_was_put_in_after_the_scan_is_not_read(tmp_path: Path, what: str) -> None:
+    secret = drop(tmp_path, "secret/a.jsonl", b"ab", mtime_ms=1_000)
+    inside = drop(tmp_path, "in/x/a.jsonl", b"cd", mtime_ms=1_000)
+    frozen = frozen_of(tmp_path)
+    left, leads = (inside, secret) if what == "file" else (inside.parent, secret.parent)
+    left.rename(tmp_path / "away")
+    left.symlink_to(leads)
+    with pytest.raises(SourceChanged, match=r"a\.jsonl now leads to .*/secret/a\.jsonl, outside of .*/in"):
+        check_unchanged(frozen, str(tmp_path / "in"))
+
+
+def test_a_file_that_was_exchanged_and_put_back_is_seen(tmp_path: Path) -> None:
+    path = drop(tmp_path, "in/a.jsonl", b"ab", mtime_ms=1_000)
+    frozen = frozen_of(tmp_path)
+    check_unchanged(frozen, str(tmp_path / "in"))
+    for _ in range(100_000):  # until the file system's clock has gone on, some ms
+        if drop(tmp_path, "clock").stat().st_ctime_ns > frozen.files[0].ctime_ns:
+            break
+    path.rename(tmp_path / "in/away")
+    drop(tmp_path, "in/a.jsonl", b"cd", mtime_ms=1_000)
+    (tmp_path / "in/away").replace(path)
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == (b"ab", 1_000_000_000)
+    with pytest.raises(SourceChanged, match=r"its name, rights or links changed at 20"):
+        check_unchanged(frozen, str(tmp_path / "in"))
+
+
+def test_links_that_stay_inside_are_read_as_before(tmp_path: Path) -> None:
+    drop(tmp_path, "v1/store/a.jsonl")
+    (tmp_path / "v1/link.jsonl").symlink_to("store/a.jsonl")
+    (tmp_path / "v1/again").symlink_to("store")
+    (tmp_path / "in").symlink_to("v1")
+    frozen = frozen_of(tmp_path)
+    assert len(frozen.files) == 3
+    check_unchanged(frozen, str(tmp_path / "in"))
+
+
+def test_a_feed_that_was_copied_to_another_machine_is_not_changed(tmp_path: Path) -> None:
+    drop(tmp_path, "in/a.jsonl", b"ab", mtime_ms=1_000)
+    blob = MemBlob()
+    source = FileSource(collection(tmp_path, "in/*.jsonl"), blob)
+    frontier = source.advance(None, source.freeze(None, until=None).frozen, era=0)
+    (tmp_path / "in").rename(tmp_path / "old")
+    shutil.copytree(tmp_path / "old", tmp_path / "in")  # with other inodes and times of change
+    again = FileSource(collection(tmp_path, "in/*.jsonl"), blob).freeze(frontier, until=None)
+    assert (again.frozen.files, again.changed) == ((), ())
 
 
 def test_a_frontier_can_be_advanced_again_but_not_past_the_same_files(tmp_path: Path) -> None:

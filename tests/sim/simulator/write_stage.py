@@ -92,7 +92,7 @@ def _write(
     stages.check_not_outdated(state, description)
     key = description.input_key
     frozen = FrozenInput(()) if key is None else load_frozen(client.blob, key, FrozenInput)
-    check_unchanged(frozen)
+    check_unchanged(frozen, config.source_pattern().root)
     records = [record for file in frozen.files for record in read_records(file.path)]
     stash = [
         record
