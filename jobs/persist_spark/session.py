@@ -22,6 +22,9 @@ REQUIRED = {
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.writeLegacyFormat": "false",
     "spark.sql.caseSensitive": "false",
+    # A user's SQL names no files, and no variables of the process.
+    "spark.sql.runSQLOnFiles": "false",
+    "spark.sql.variable.substitute": "false",
 }
 LISTED_BY_A_JOB = "spark.sql.sources.parallelPartitionDiscovery.threshold"  # from so many paths on
 # For lower fixed costs: a shard may have hundreds of small parts, and a job to list them costs more than listing them.

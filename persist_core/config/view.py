@@ -139,7 +139,7 @@ class _Known:
         return self._columns[name]
 
     def _read_columns(self, name: str) -> Sequence[str] | None:
-        from persist_core.config import view_query
+        from persist_core.config import query_rules, view_query
 
         collection, view = _file(self.collections, name), _file(self.views, name)
         try:
@@ -147,18 +147,18 @@ class _Known:
                 return list(load_collection(collection).columns)
             query = None if view is None else _fields(view).get("query")
             return view_query.parse(query).outputs if isinstance(query, str) else None
-        except (ConfigError, view_query.BadQuery):
+        except (ConfigError, query_rules.BadQuery):
             return None  # loading that file reports its error
 
     def view_inputs(self, name: str) -> tuple[str, ...]:
         """The inputs of another view's file; empty if it is not a view or can't be read."""
-        from persist_core.config import view_query
+        from persist_core.config import query_rules
 
         if name not in self._view_inputs:
             path = _file(self.views, name)
             try:
                 self._view_inputs[name] = () if path is None else _inputs_of(_fields(path))
-            except (ConfigError, view_query.BadQuery):
+            except (ConfigError, query_rules.BadQuery):
                 self._view_inputs[name] = ()  # loading that file reports its error
         return self._view_inputs[name]
 
@@ -223,7 +223,7 @@ def _with_inputs(path: Path, body: dict[str, Any], known: _Known) -> dict[str, A
     if not isinstance(query, str):
         return body
     try:
-        from persist_core.config import view_query
+        from persist_core.config import query_rules, view_query
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"{path}: query: found no {error.name}, expected it installed; install airflow-persist[views]"
@@ -234,17 +234,14 @@ def _with_inputs(path: Path, body: dict[str, Any], known: _Known) -> dict[str, A
         if body.get("inputs") is None:
             body = {**body, "inputs": list(parsed.inputs)}
         parsed.check_columns(known.columns)
-    except view_query.UnknownSyntax as problem:
-        if "inputs" not in body:
-            raise ConfigError(f"{path}: query: {problem}") from None
-    except view_query.BadQuery as problem:
+    except query_rules.BadQuery as problem:
         raise ConfigError(f"{path}: query: {problem}") from None
     return body
 
 
 def _check_tables(parsed: ParsedQuery, given: Any, known: _Known) -> None:
     """Refuse a table that is neither a collection nor a view, or that is not in `inputs` if the file has them."""
-    from persist_core.config.view_query import BadQuery
+    from persist_core.config.query_rules import BadQuery
 
     names = [str(name) for name in ([given] if isinstance(given, str) else given or ())]
     if given is None and not parsed.inputs:

@@ -118,7 +118,7 @@ QUERIES: dict[str, tuple[tuple[str, ...], str]] = {
     "scalar_subquery": (("orders",), "SELECT id FROM orders WHERE amount >= (SELECT avg(amount) FROM orders)"),
     "with_shadowing": (
         ("orders",),
-        "WITH orders AS (SELECT * FROM orders WHERE id > 2), n AS (SELECT count(*) AS n FROM orders) TABLE n",
+        "WITH orders AS (SELECT * FROM orders WHERE id > 2), n AS (SELECT count(*) AS n FROM orders) SELECT * FROM n",
     ),
     "nested": (
         ("orders",),

@@ -1,6 +1,6 @@
 """What a view's rows are: its query (or function) over its inputs as of one time, in the types that shards have.
 
-    inputs as of r --temporary views--> spark.sql(query) --column by column--> CollectionSchema, DataFrame
+    inputs as of r --temporary views--> query that passes the gate --column by column--> CollectionSchema, DataFrame
 
 | Spark type | column |
 | --- | --- |
@@ -24,6 +24,7 @@ from persist_core.errors import ConfigError, InvalidName, RunFailed
 from persist_core.schema import CollectionSchema, Column, decimal_of
 from persist_spark.compat import ENGINE_ERRORS
 from persist_spark.frame import quoted
+from persist_spark.view.gate import as_rows, check_query, registered
 
 _MAX_MESSAGE_CHARS = 2_000  # Spark's messages may hold whole plans
 _AFTER_MESSAGE = ("JVM stacktrace", "Driver stacktrace", "\n\tat ")
@@ -49,23 +50,10 @@ def rows_of(spark: SparkSession, view: str, definition: str, inputs: Mapping[str
     if definition.startswith("function "):
         return _called(spark, view, definition.removeprefix("function "), inputs)
     text = definition.strip().rstrip(";")
-    with _temporary_views(inputs), refused(view, "the query"):
-        # In parentheses, so that only a query is accepted: Spark runs a command immediately.
-        return spark.sql(f"SELECT * FROM ({text}\n)")
-
-
-@contextmanager
-def _temporary_views(inputs: Mapping[str, DataFrame]) -> Iterator[None]:
-    """The inputs under their names while a query is analyzed; after that the plan refers to them directly."""
-    made: list[tuple[SparkSession, str]] = []
-    try:
-        for name, frame in inputs.items():
-            frame.createOrReplaceTempView(quoted(name))
-            made.append((frame.sparkSession, name))
-        yield
-    finally:
-        for session, name in made:
-            session.catalog.dropTempView(quoted(name))
+    with refused(view, "the query"):
+        check_query(spark, view, text, inputs)
+        with registered(inputs):
+            return spark.sql(as_rows(text))
 
 
 def _called(spark: SparkSession, view: str, function: str, inputs: Mapping[str, DataFrame]) -> DataFrame:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from persist_core.config import view_query
-from persist_core.config.view_query import BadQuery, UnknownSyntax, parse
+from persist_core.config.query_rules import BadQuery
+from persist_core.config.view_query import ParsedQuery, parse
+from tests.view_texts import HOSTILE, ONLY_SPARK_SEES, ORDINARY
 
 COLUMNS = {"a": ["id", "x", "y"], "b": ["id", "z"]}
 
@@ -111,9 +113,27 @@ def test_wrong_queries_say_what_where_and_what_to_do(query: str) -> None:
 
 
 @pytest.mark.parametrize("query", ["SELEC x FROM a", "SELECT (x FROM a", "SELECT 'x FROM a", "TABLE a", "((((("])
-def test_what_the_parser_does_not_understand_may_be_told_to_spark(query: str) -> None:
-    with pytest.raises(UnknownSyntax, match=r"inputs: \["):
+def test_what_the_parser_does_not_understand_is_refused(query: str) -> None:
+    with pytest.raises(BadQuery, match="expected a query that parses; correct it"):
         parse(query)
+
+
+@pytest.mark.parametrize("query", ORDINARY)
+def test_ordinary_analytics_pass(query: str) -> None:
+    assert set(parse(query).inputs) <= {"items", "others"}
+
+
+@pytest.mark.parametrize("query", sorted(HOSTILE.keys() - ONLY_SPARK_SEES))
+def test_what_reaches_beyond_the_inputs_is_refused(query: str) -> None:
+    with pytest.raises(BadQuery, match=f"(?i){HOSTILE[query]}|parses|statement|Command"):
+        _only_inputs(parse(query))
+
+
+def _only_inputs(parsed: ParsedQuery) -> None:
+    """What a view file's loading does beside: a table has to be a collection or a view."""
+    for name in parsed.inputs:
+        if name not in ("items", "others"):
+            raise BadQuery(f"table {name}", "the name of a collection or view", "")
 
 
 def test_outputs_are_known_where_each_column_is_named() -> None:

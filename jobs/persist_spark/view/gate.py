@@ -1,0 +1,153 @@
+"""What a query may be, by the plans that Spark makes of it.
+
+    query + empty inputs --EXPLAIN EXTENDED--> parsed plan: the functions that the text calls
+                                               analyzed plan: operators, relations, and what will be evaluated
+
+The parser's gate (`persist_core.config.view_query`) comes first, but it is not Spark's parser: this one stands alone.
+
+1. Nothing is read: the inputs are empty relations of their schemas. What the query may read is a leaf of the plan.
+2. Operators and functions are on lists. What is on none is refused, so what a new Spark adds is too.
+3. Plans are texts, in which literals and names stand bare. They can add lines and words to a plan, so that a harmless
+   query is refused; they cannot hide any. Nothing is cut or redacted, and the headings stand there once.
+4. A word before a parenthesis is a call, unless the parsed plan has it without the mark of a call (`'name(`): then it
+   is part of a literal or a name. Words that are refused for a reason are refused there too, because some functions
+   (`current_user`) are written without parentheses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from pyspark.sql import DataFrame, SparkSession
+
+from persist_core.config.sql_functions import ALLOWED, REFUSED, remedy_for
+from persist_core.errors import ConfigError
+from persist_spark.frame import quoted
+
+# Plans are printed whole, as they are.
+_WHOLE = {
+    "spark.sql.debug.maxToStringFields": str((1 << 31) - 1),
+    "spark.sql.maxMetadataStringLength": str((1 << 31) - 1),
+    "spark.sql.maxPlanStringLength": str((1 << 31) - 16),  # the most that Spark accepts
+    "spark.sql.redaction.string.regex": "(?!)",  # matches nothing
+}
+_HEADINGS = re.compile(r"^== (\w+) (?:Logical )?Plan ==$", re.MULTILINE)
+_OPERATOR = re.compile(r"[: ]*[+:]- (\w*)(?: \((`[^`]*`), )?")
+_OPERATOR_NAMES = """
+    Aggregate CTERelationDef CTERelationRef Distinct Except Expand Filter Generate GlobalLimit Intersect Join
+    LateralJoin LocalLimit LocalRelation Offset OneRowRelation PipeOperator Project Range RebalancePartitions
+    Repartition RepartitionByExpression ResolvedHint Sort SubqueryAlias Union UnionLoop UnionLoopRef View Window
+    WithCTE
+"""
+_OPERATORS = frozenset(_OPERATOR_NAMES.split())
+_CALL = re.compile(r"([A-Za-z_][\w.$]*)\(")
+_WRITTEN_CALL = re.compile(r"'([^\s'()\[\],]+)\(")  # in a parsed plan
+_TABLE_FUNCTION = re.compile(r"UnresolvedTableValuedFunction \[([^\]]*)\]")
+_BY_EXPRESSION = ("expressionwithunresolvedidentifier", "planwithunresolvedidentifier")
+# What analyzed plans print beside functions: parts of expressions, and types.
+_PRINTED_WORDS = """
+    arraytype char chartype currentrow$ decimal decimaltype exists in interval knownnotnull knownnullable
+    lambdafunction list listquery maptype namedlambdavariable outer pivotfirst precisetimestampconversion some
+    specifiedwindowframe stringtype structfield structtype timetype unboundedfollowing$ unboundedpreceding$
+    unspecifiedframe$ varchar varchartype vector windowspecdefinition
+"""
+_PRINTED = frozenset(_PRINTED_WORDS.split())
+_PIVOTED = "__pivot_"  # before an aggregate's name
+
+
+def as_rows(text: str) -> str:
+    """The statement whose rows are the query's: in parentheses, so that only a query is accepted."""
+    return f"SELECT * FROM ({text}\n)"
+
+
+@contextmanager
+def _printed_whole(spark: SparkSession) -> Iterator[None]:
+    """Plans are printed whole within the block: in a session of our own, where nobody else has set these."""
+    for name, value in _WHOLE.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name in _WHOLE:
+            spark.conf.unset(name)
+
+
+@contextmanager
+def registered(inputs: Mapping[str, DataFrame]) -> Iterator[None]:
+    """The inputs under their names while a query is analyzed; after that the plan refers to them directly."""
+    made: list[tuple[SparkSession, str]] = []
+    try:
+        for name, frame in inputs.items():
+            frame.createOrReplaceTempView(quoted(name))
+            made.append((frame.sparkSession, name))
+        yield
+    finally:
+        for session, name in made:
+            session.catalog.dropTempView(quoted(name))
+
+
+def check_query(spark: SparkSession, view: str, text: str, inputs: Mapping[str, DataFrame]) -> None:
+    """Raise `ConfigError` unless the query only computes with its inputs. Errors of Spark's own analysis pass."""
+    empty = {
+        name: spark.range(0).selectExpr(
+            *(f"CAST(NULL AS {field.dataType.simpleString()}) AS {quoted(field.name)}" for field in frame.schema)
+        )
+        for name, frame in inputs.items()
+    }
+    with _printed_whole(spark), registered(empty):
+        (row,) = spark.sql(f"EXPLAIN EXTENDED {as_rows(text)}").collect()
+        names = [*inputs, *(name for frame in inputs.values() for name in frame.columns)]
+        problem = next(_problems(row[0], inputs, names), None)
+        if problem is None:
+            return
+        spark.sql(as_rows(text)).schema  # noqa: B018 - asked for its error: Spark's own says more
+    found, expected, remedy = problem
+    raise ConfigError(f"view {view}: query: found {found}{_place(text, found)}, expected {expected}; {remedy}")
+
+
+def _problems(explained: str, inputs: Iterable[str], names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """Found, expected and remedy for what the plans hold that no list has."""
+    _, *sections = _HEADINGS.split(explained)
+    if sections[::2] != ["Parsed", "Analyzed", "Optimized", "Physical"]:
+        yield "a heading of Spark's plans in a text", "other words", "write the text in two parts, by concat"
+        return
+    parsed, analyzed = sections[1], sections[3]
+    yield from _wrong_operators(analyzed, inputs)
+    called = [*_WRITTEN_CALL.findall(parsed), *(name.strip() for name in _TABLE_FUNCTION.findall(parsed))]
+    beside = {word.lower() for word in _CALL.findall(_WRITTEN_CALL.sub(" ", parsed))}
+    if not beside.isdisjoint(_BY_EXPRESSION):
+        yield "IDENTIFIER()", "names as they are", "write the name itself"
+    beside |= {word.lower() for name in names for word in _CALL.findall(name)}
+    for name in called:
+        if (remedy := remedy_for(name)) is not None:
+            yield f"{name}()", "a function of the inputs only", remedy
+    for word in _CALL.findall(analyzed):
+        name = word.lower().removeprefix(_PIVOTED)
+        if name in REFUSED or not (name in ALLOWED or name in _PRINTED or name in beside):
+            remedy = f"{remedy_for(name)} (in a text, separate the word and its parenthesis by concat)"
+            yield f"{word}()", "a function of the inputs only", remedy
+
+
+def _wrong_operators(analyzed: str, inputs: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """The analyzed plan's lines that are neither an operator of a query nor one of the inputs."""
+    for line in analyzed.split("\n"):
+        found = _OPERATOR.match(line)
+        if found is None:  # the schema, our own SELECT, or more lines of a literal
+            continue
+        operator, relation = found[1], found[2]
+        if operator == "View" and relation not in {f"`{name}`" for name in inputs}:
+            yield f"the view {relation}", "a query over its inputs only", "read shards only, by their names"
+        elif operator not in _OPERATORS:
+            what = f"{operator or line.strip(': +-')[:40]} in the plan"
+            yield what, "a query over its inputs only", "write it with SELECT, joins and functions that a view may use"
+
+
+def _place(text: str, found: str) -> str:
+    """Where the text has the name that was found, counted from 1; empty if it does not have it."""
+    there = re.search(rf"(?i)\b{re.escape(found.removesuffix('()'))}\b", text)
+    if there is None:
+        return ""
+    before = text[: there.start()]
+    return f" (line {before.count(chr(10)) + 1}, column {there.start() - before.rfind(chr(10))})"
