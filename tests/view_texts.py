@@ -1,4 +1,4 @@
-"""Texts that somebody may write as a view's query: ordinary analytics, and attempts to reach something else.
+"""Texts that a user may write as a view's query: ordinary analytics, and attempts to reach something else.
 
 All read the tables of `TYPES`.
 """
@@ -103,7 +103,7 @@ ORDINARY: dict[str, tuple[int, int]] = {
 }  # fmt: skip
 
 _REFLECT = "('java.lang.System', 'getenv', 'HOME')"
-# query -> what its refusal says. Spark may refuse it by itself: then it says so.
+# query -> what its refusal says. Or Spark refuses the query itself, with its own error class.
 HOSTILE: dict[str, str] = {
     "SELECT TRANSFORM(id) USING 'bash -c \"id\"' FROM items": "transform|ScriptTransformation",
     "SELECT TRANSFORM(id) USING 'cat' AS (x STRING) FROM items": "transform|ScriptTransformation",

@@ -3,7 +3,7 @@
 Both gates of a view's query use this list: the parser's (`persist_core.config.view_query`) and Spark's
 (`persist_spark.view.gate`). A function is on it if its result depends on nothing but its arguments (on the rows and
 their order, for aggregates and windows) and if it does nothing else. `tests/spark/test_view_gate.py` compares the list
-with the registry of the Spark at hand: a new release with a function that is on neither list fails there.
+with the registry of the installed Spark: a new release with a function that is on neither list fails there.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def as_rows(text: str) -> str:
 
 @contextmanager
 def _printed_whole(spark: SparkSession) -> Iterator[None]:
-    """Plans are printed whole within the block: in a session of our own, where nobody else has set these."""
+    """Plans are printed whole within the block: in a session of our own, where no other code sets these."""
     for name, value in _WHOLE.items():
         spark.conf.set(name, value)
     try:
