@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import yaml
 from airflow.models.connection import Connection
 from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
@@ -22,8 +23,10 @@ from sqlalchemy import func, select
 from persist_airflow.compat import asset_tables
 from persist_airflow.metrics import SECONDS_XCOM
 from persist_airflow.provider import CONNECTION_TYPE
+from persist_core.config.alerts import DurationThreshold
 from persist_core.time_text import DAY_MS
 
+_YAML = re.compile(r"```yaml\n(.*?)\n```", re.DOTALL)
 _SHARD_URI = re.compile(r"persist://([^/?#]+)/([A-Za-z0-9][A-Za-z0-9._-]*)")
 MAX_RUNS = 5_000  # dag runs of one shard that the calendar looks at
 MAX_ASSETS = 20_000  # rows that are read; more shards than that need more than one page
@@ -149,6 +152,17 @@ def document(session: Any, dag_id: str) -> str | None:
     )
     text = ((stored.data if stored is not None else None) or {}).get("dag", {}).get("doc_md")
     return str(text)[:MAX_DOCUMENT_CHARS] if text else None
+
+
+def limits(text: str | None) -> dict[str, Any]:
+    """The `freshness` thresholds (ms) of the definition that a DAG's document has; empty without them."""
+    block = _YAML.search(text or "")
+    try:
+        fields = yaml.safe_load(block[1]) if block else None
+    except yaml.YAMLError:  # cut at MAX_DOCUMENT_CHARS
+        return {}
+    freshness = fields.get("freshness") if isinstance(fields, dict) else None
+    return {"freshness": asdict(DurationThreshold.model_validate(freshness).threshold)} if freshness else {}
 
 
 def _ms(moment: datetime | None) -> int | None:

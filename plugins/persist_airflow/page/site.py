@@ -148,7 +148,11 @@ class Site:
             "alerts": _shown(alerts, lambda each: each == shard),
             "problems": facts["problems"],
             "airflow": facts["airflow"]
-            | {"document": document, "action_dags": [dag_id for dag_id in actions if dag_id in readable]},
+            | {
+                "document": document,
+                "limits": metadata.limits(document),
+                "action_dags": [dag_id for dag_id in actions if dag_id in readable],
+            },
         }
 
     def commits(self, access: Access, conn_id: str, shard: str, *, before: int | None, limit: int) -> Json:

@@ -16,6 +16,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from tests.airflow.page import shop
+from tests.airflow.page.browser import api_server, chromium, page, url  # noqa: F401 - fixtures for the tests here
 
 if TYPE_CHECKING:
     from fastapi.testclient import TestClient

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from playwright.sync_api import Frame, Page
 
 FACTS_TIMEOUT_MS = 30_000
+BASE = "/airflow"
+SHARD = "persist/?conn_id=persist_default&shard="
+DRAWN = "#charts figure:first-child canvas"
+TABS = ("Overview", "Rows", "Changes", "Errors", "History", "Storage", "Definition")
 SCREENSHOTS = ROOT / ".cache" / "screenshots"
 
 

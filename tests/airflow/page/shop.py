@@ -44,6 +44,7 @@ columns: {{id: bigint, name: string, city: string, balance: "decimal(12,2)"}}
 delete: {{null_value: true}}
 schedule: {schedule}
 start_date: 2026-01-01
+freshness: {{warn: 20h, fail: 30h}}
 """
 DAG_FILE = """
 # airflow DAG

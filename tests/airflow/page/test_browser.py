@@ -7,117 +7,26 @@ of real parts names it as missing.
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from persist_airflow.embedded.ports import accepts_connections, free_port
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
-from tests import real_parts
 from tests.airflow.page import shop
 from tests.airflow.page.conftest import Browse
-from tests.airflow.page.screen import FACTS_TIMEOUT_MS, frame_of, shoot
+from tests.airflow.page.screen import BASE, DRAWN, SHARD, TABS, frame_of, shoot
 from tests.sampling import is_long
-from tests.servers.lifeline import ServerFolder, end, wait_until
-from tests.test_house import ROOT
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-BASE = "/airflow"
 MANY = 200
 IS_LONG = is_long()
-SHARD = "persist/?conn_id=persist_default&shard="
-
-
-@pytest.fixture(scope="module")
-def url(airflow_api: Any) -> Iterator[str]:
-    """The API app on a port of 127.0.0.1; the page is also there below the base path."""
-    import uvicorn
-    from starlette.applications import Starlette
-    from starlette.routing import Mount
-
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    app = Starlette(routes=[Mount(BASE, airflow_api), Mount("/", airflow_api)])
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none"))
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = True
-    thread.join(timeout=20)
-    listener.close()
-
-
-@pytest.fixture(scope="module")
-def api_server(airflow_api: Any) -> Iterator[str]:
-    """A real `airflow api-server`, configured for a base path: the whole UI is below it, and nothing elsewhere."""
-    del airflow_api  # it has made the database and the users, and set the environment
-    port = free_port()
-    url = f"http://127.0.0.1:{port}{BASE}"
-    environment = {**os.environ, "AIRFLOW__API__BASE_URL": url, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    folder = ServerFolder("api-server")
-    with (folder.path / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, *f"-m airflow api-server --host 127.0.0.1 --port {port} --workers 1".split()],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    (folder.path / "api.pid").write_text(f"{process.pid}\n")
-    try:
-        wait_until(lambda: accepts_connections(port), what="airflow api-server", timeout_ms=120_000)
-        yield url
-    finally:
-        end(process, signal.SIGTERM)
-        folder.remove()
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    """The browser."""
-    found = shutil.which("chromium") or shutil.which("google-chrome")
-    if found is None:
-        real_parts.missing("browser", "no chromium on PATH (Debian: apt-get install chromium)")
-        pytest.skip("no chromium on PATH")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        real_parts.used("browser", f"Chromium {browser.version}")
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(chromium: Any, url: str, browse: Browse) -> Iterator[Page]:
-    """A tab with an admin's session. The test fails if the page has logged an error or opened a dialog."""
-    context = chromium.new_context(viewport={"width": 1400, "height": 900})
-    token = browse("ADMIN").cookies["_token"]
-    context.add_cookies([{"name": "_token", "value": token, "url": url}])
-    tab = context.new_page()
-    tab.set_default_timeout(FACTS_TIMEOUT_MS)
-    problems: list[str] = []
-    tab.on("pageerror", lambda error: problems.append(str(error)))
-    tab.on("dialog", lambda dialog: problems.append(dialog.message))
-    tab.on("console", lambda message: problems.append(message.text) if "Content Security" in message.text else None)
-    yield tab
-    context.close()
-    assert problems == []
 
 
 def test_the_navigation_leads_to_the_list_and_the_list_to_a_shard(page: Page, url: str) -> None:
@@ -128,11 +37,11 @@ def test_the_navigation_leads_to_the_list_and_the_list_to_a_shard(page: Page, ur
     assert names == ["customers", "menace", "customers-before-the-sale", "just-made"]  # red, yellow and gray, yellow
     shoot(page, "list")
     frame.locator("table.list").get_by_role("link", name="customers", exact=True).click()
-    frame = frame_of(page, until="#rows table")
+    frame = frame_of(page, until=DRAWN)
     page.wait_for_url("**/plugin/shards/persist/?conn_id=persist_default&shard=customers")
     shoot(page, "shard")
     page.reload()  # the address of the window leads back to the same shard
-    frame = frame_of(page, until="#rows table")
+    frame = frame_of(page, until=DRAWN)
     frame.locator("a[data-airflow]", has_text="persist_upsert__customers").first.click()
     page.wait_for_url("**/dags/persist_upsert__customers**")
 
@@ -155,38 +64,46 @@ def test_all_of_the_ui_and_the_page_live_below_a_base_path(page: Page, api_serve
     frame = frame_of(page, until="table.list")
     assert frame.url.startswith(f"{api_server}/persist/")
     frame.locator("table.list").get_by_role("link", name="customers", exact=True).click()
-    frame = frame_of(page, until="#rows table")
+    frame = frame_of(page, until=DRAWN)
     shoot(page, "base-path")
     frame.get_by_role("link", name="persist://persist_default/customers").click()
     page.wait_for_url(f"{api_server}/assets?name_pattern=**")
     page.get_by_role("link", name="persist://persist_default/customers", exact=True).wait_for()
     shoot(page, "asset")
     page.go_back()
-    frame = frame_of(page, until="#rows table")
+    frame = frame_of(page, until=DRAWN)
     frame.locator("a[data-airflow]", has_text="persist_upsert__customers").first.click()
     page.wait_for_url(f"{api_server}/dags/persist_upsert__customers**")
     assert [url for url in missing if "/persist" in url or "/static" in url] == []
 
 
 def test_batches_and_checkpoints_are_drawn_and_listed(page: Page, url: str) -> None:
-    page.goto(f"{url}{BASE}/{SHARD}customers")
-    page.locator("#rows table").wait_for()
-    chart = page.get_by_role("img", name="Bytes of batches and runs: 7 batches and runs")
-    assert chart.locator("rect.runs").count() == 1
-    chart.scroll_into_view_if_needed()
-    shoot(page, "shard-whole", full_page=True)
+    page.goto(f"{url}{BASE}/{SHARD}customers#storage")
+    chart = page.get_by_role("img", name="Bytes of batches and runs: 7 points")
+    chart.locator("canvas").wait_for()
+    assert "batches" in page.locator("#stored tbody").inner_text()
+    shoot(page, "shard-storage", full_page=True)
+    page.get_by_role("tab", name="History").click()
     checkpoints = page.locator("#checkpoints table")
-    assert "a newer one is made" in checkpoints.locator("tbody tr").first.inner_text()
+    checkpoints.wait_for(state="attached")
+    assert "a newer one is made" in (checkpoints.locator("tbody tr").first.text_content() or "")
+    assert page.locator("#commits tbody tr").count() == 12
+    shoot(page, "shard-history", full_page=True)
 
 
 def test_a_shard_without_a_commit_says_so(page: Page, url: str) -> None:
     """Each part of its page: nothing is blank, nothing fails."""
     page.goto(f"{url}{BASE}/{SHARD}just-made")
     page.locator("main[aria-busy=false]").wait_for()
-    text = page.locator("main").inner_text()
+    text = ""
+    for tab in TABS:
+        page.get_by_role("tab", name=tab).click()
+        page.locator("[role=tabpanel]:not([hidden])[aria-busy=false]").wait_for()
+        text += page.locator("main").inner_text()
     for said in (
         "never",
-        "Nothing was committed yet.",
+        "Nothing has been committed yet.",
+        "No days",
         "No conflicts.",
         "No checkpoints.",
         "No batches.",
@@ -240,7 +157,7 @@ def test_the_list_of_200_shards_is_there_in_a_second(
 def test_open_alerts_are_on_the_list_and_on_the_shard(page: Page, url: str) -> None:
     page.goto(f"{url}{BASE}/persist/")
     page.get_by_text("4 open alerts, 1 acknowledged").wait_for()
-    alerts = page.get_by_role("region", name="Open alerts, the most urgent first")
+    alerts = page.get_by_role("region", name="Open alerts of persist_default, the most urgent first")
     first, *rest = alerts.locator("tbody tr").all_inner_texts()
     assert first.split()[:2] == ["fail", "late"]
     assert any("not-there-yet (not committed yet)" in row for row in rest)
@@ -275,14 +192,14 @@ def test_a_damaged_record_of_alerts_hides_no_shard(page: Page, url: str) -> None
         route.fulfill(json=body)
 
     page.route("**/persist/api/shard*", without_alerts)
-    for place, what in (("persist/", "table.list"), (f"{SHARD}customers", "#rows table")):
+    for place, what in (("persist/", "table.list"), (f"{SHARD}customers", DRAWN)):
         page.goto(f"{url}{BASE}/{place}")
         page.get_by_role("alert").get_by_text("The record of alerts is damaged").wait_for()
         page.locator(what).wait_for()
 
 
 def test_rows_follow_the_slider(page: Page, url: str) -> None:
-    page.goto(f"{url}{BASE}/{SHARD}customers")
+    page.goto(f"{url}{BASE}/{SHARD}customers#rows")
     rows, slider = page.locator("#rows"), page.locator("#rows input[type=range]")
     rows.locator("table").wait_for()
     newest = rows.get_by_role("status").inner_text()
@@ -292,25 +209,33 @@ def test_rows_follow_the_slider(page: Page, url: str) -> None:
     rows.get_by_role("status").filter(has_not_text=newest.split(" as of ")[1]).wait_for()
     assert "T23:59:59.999Z" in (slider.get_attribute("aria-valuetext") or "")
     shoot(page, "rows", full_page=True)
-    page.get_by_label("Show").select_option("changes")
-    rows.get_by_text("changes after").first.wait_for()
-    page.get_by_label("As of", exact=True).fill("yesterday")
+    page.get_by_role("tab", name="Changes").click()
+    changes = page.locator("#changes")
+    changes.get_by_text("changes after").first.wait_for()
+    shoot(page, "changes", full_page=True)
+    changes.get_by_label("of errors").check()
+    changes.get_by_text("changes of errors after").first.wait_for()
+    changes.get_by_label("As of", exact=True).fill("yesterday")
     page.keyboard.press("Enter")
-    rows.get_by_role("alert").filter(has_text="invalid_time").wait_for()
+    changes.get_by_role("alert").filter(has_text="invalid_time").wait_for()
 
 
 def test_errors_that_no_record_removes_say_what_does(page: Page, url: str) -> None:
-    page.goto(f"{url}{BASE}/{SHARD}customers")
-    page.get_by_label("Show").select_option("errors")
-    page.locator("#rows").get_by_text("persist resolve customers --all").wait_for()
-    rows = page.locator("#rows")
-    assert '{"action":"resolve","shard":"customers","files":"*"}' in rows.inner_text()
-    assert rows.get_by_role("link", name="persist_actions").count() == 1
-    rows.scroll_into_view_if_needed()
+    page.goto(f"{url}{BASE}/{SHARD}customers#errors")
+    errors = page.locator("#errors")
+    errors.get_by_text("persist resolve customers --all").wait_for()
+    assert '{"action":"resolve","shard":"customers","files":"*"}' in errors.inner_text()
+    assert errors.get_by_role("link", name="persist_actions").count() == 1
     shoot(page, "errors")
-    page.get_by_label("Show").select_option("rows")
-    rows.get_by_role("status").filter(has_text=" rows as of").wait_for()
-    assert "persist resolve" not in rows.inner_text()
+    errors.get_by_role("button", name="Resolve").click()
+    dialog = page.get_by_role("dialog", name="Resolve")
+    conf = json.loads(dialog.get_by_label("Configuration JSON").input_value())
+    assert conf == {"action": "resolve", "shard": "customers", "files": "*", "dry_run": True}
+    shoot(page, "action")
+    dialog.get_by_role("button", name="Close").click()
+    page.get_by_role("tab", name="Rows").click()
+    page.locator("#rows").get_by_role("status").filter(has_text=" rows as of").wait_for()
+    assert "persist resolve" not in page.locator("#rows").inner_text()
 
 
 def test_dark_mode_follows_airflow(page: Page, url: str) -> None:
@@ -339,15 +264,18 @@ def test_an_empty_location_says_what_to_do(page: Page, url: str) -> None:
 def test_hostile_content_stays_text(page: Page, url: str) -> None:
     page.goto(f"{url}{BASE}/{SHARD}menace")
     page.locator("#alerts tbody tr").get_by_text(f"by {shop.SCRIPT} at ").wait_for()
-    for what in ("rows", "changes", "changes of errors", "errors"):
-        page.get_by_label("Show").select_option(what)
-        page.locator("#rows").get_by_text(re.compile(rf"of \d+ {what} a")).wait_for()
+    for tab in TABS:
+        page.get_by_role("tab", name=tab).click()
+        page.locator("[role=tabpanel]:not([hidden])[aria-busy=false]").wait_for()
+        if tab in ("Rows", "Changes", "Errors"):
+            panel = page.locator(f"#{tab.lower()}")
+            panel.get_by_text(re.compile(rf"of \d+ {tab.lower()} a")).wait_for()
+            assert panel.get_by_text(shop.SCRIPT).count() > 0
         for opened in page.locator("details").all():
             opened.evaluate("each => { each.open = true; }")
         assert page.evaluate("window.hacked") is None
         assert page.locator("main script, main img, main [autofocus], main a[href^='javascript']").count() == 0
-    assert page.locator("#rows").get_by_text(shop.SCRIPT).count() > 0
-    shoot(page, "hostile", full_page=True)
+        shoot(page, f"hostile-{tab.lower()}", full_page=True)
     page.goto(f"{url}{BASE}/persist/")
     page.locator("table.list").wait_for()
     assert page.locator("main script, main img, main a[href^='javascript']").count() == 0

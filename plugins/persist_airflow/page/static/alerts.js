@@ -15,7 +15,7 @@ export function alertsOfAll(place, known, now) {
   const rows = place.alerts.map((alert) => [
     what(alert), known.has(alert.shard) ? shardLink(place.conn_id, alert.shard) : `${alert.shard} (not committed yet)`, ...values(alert, now),
   ]);
-  return table("Open alerts, the most urgent first", columns, rows);
+  return table(`Open alerts of ${place.conn_id}, the most urgent first`, columns, rows);
 }
 
 // The open alerts of one shard, with what helps and how to acknowledge.

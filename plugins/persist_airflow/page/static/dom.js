@@ -44,6 +44,16 @@ export function section(id, title, ...children) {
   return h("section", { id, "aria-labelledby": `${id}-title` }, h("h2", { id: `${id}-title` }, title), ...children);
 }
 
+// A long table opens on demand.
+export function folded(summary, rows, whole) {
+  return rows.length > 12 ? h("details", {}, h("summary", {}, summary), whole) : whole;
+}
+
+// What `show` makes of an answer, or the error that came instead of it.
+export function orAlert(body, show) {
+  return body.failed ? h("div", { class: "alert", role: "alert" }, body.failed) : show(body);
+}
+
 export function badge(text, kind = "") {
   return h("span", { class: `badge ${kind}` }, text);
 }

@@ -26,15 +26,18 @@ function nextRun(shard) {
   return runs.length ? Math.min(...runs) : null;
 }
 
+// Shows the list; returns a function that shows newer facts in it and leaves the view as the user has set it.
 export function showList(body) {
-  const shards = body.locations.flatMap((place) => place.shards.map((shard) => ({ ...shard, conn_id: place.conn_id })));
-  const view = readView();
+  const of = (facts) => facts.locations.flatMap((place) => place.shards.map((shard) => ({ ...shard, conn_id: place.conn_id })));
+  let shards = of(body);
+  const view = readView(), places = h("div");
   const tbody = h("tbody"), status = h("p", { role: "status", class: "muted" });
   const draw = () => {
     const shown = shards.filter((shard) => isShown(shard, view));
     const { key } = COLUMNS[view.sort];
     shown.sort((a, b) => compare(key(a), key(b)) * (view.descending ? -1 : 1) || compare(a.shard, b.shard));
     tbody.replaceChildren(...shown.map((shard) => row(shard, body)));
+    for (const line of tbody.rows) for (const [i, each] of [...line.cells].entries()) each.dataset.label = COLUMNS[i].name;
     status.textContent = `${shown.length} of ${shards.length} shards; ${shards.filter(isUrgent).length} need attention`;
     for (const [i, cell] of heads.entries()) {
       cell.setAttribute("aria-sort", i === view.sort ? (view.descending ? "descending" : "ascending") : "none");
@@ -53,12 +56,21 @@ export function showList(body) {
     h("label", {}, h("input", { type: "checkbox", checked: view.attention, onchange: (e) => { view.attention = e.target.checked; draw(); } }), " Needs attention"));
   replaceMain(
     h("h1", {}, "Shards"),
-    body.locations.map((place) => placeLine(place, body.now_ms)),
+    places,
     shards.length ? [controls, status] : h("p", { class: "empty" }, "No shards yet. A shard appears with the first run of its DAG, or with persist run."),
     shards.length > 0 && h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Shards" },
       h("table", { class: "list" }, h("caption", { class: "hidden" }, "Shards"), h("thead", {}, h("tr", {}, heads)), tbody)),
   );
-  if (shards.length) draw();
+  const drawAll = (facts) => {
+    if (of(facts).length > 0 !== shards.length > 0) location.reload(); // the first shard brings the table
+    [body, shards] = [facts, of(facts)];
+    const isOpen = places.querySelector("details")?.open;
+    places.replaceChildren(...body.locations.flatMap((place) => placeLine(place, body.now_ms)).filter(Boolean));
+    if (isOpen !== undefined && places.querySelector("details")) places.querySelector("details").open = isOpen;
+    if (shards.length) draw();
+  };
+  drawAll(body);
+  return drawAll;
 }
 
 function placeLine(place, now) {
@@ -82,7 +94,7 @@ function row(shard, body) {
   const now = body.now_ms, commit = shard.newest_commit, dagIds = shard.airflow.dags.map((dag) => dag.dag_id);
   const place = body.locations.length > 1 && h("span", { class: "muted" }, ` ${shard.conn_id}`);
   return h("tr", { class: isUrgent(shard) && `attention ${shard.problems[0].urgency}` },
-    h("th", { scope: "row" }, shardLink(shard.conn_id, shard.shard), " ", shard.kind !== "other" && badge(shard.kind),
+    h("th", { scope: "row", class: "name" }, shardLink(shard.conn_id, shard.shard), " ", shard.kind !== "other" && badge(shard.kind),
       shard.forked_from && h("span", { class: "muted" }, ` fork of ${shard.forked_from}`), place),
     h("td", {}, problemBadges(shard.problems), shard.error && h("span", { class: "muted cut", title: shard.error }, ` ${shard.error}`)),
     h("td", {}, shard.seqno < 0 ? "" : timeElement(shard.upper, now),

@@ -3,6 +3,8 @@ import { get } from "./api.js";
 import { h, replaceMain } from "./dom.js";
 import { showList } from "./list.js";
 import { showShard } from "./shard.js";
+import { drawAgain } from "./chart.js";
+import { every } from "./refresh.js";
 import { followTheme } from "./theme.js";
 import { keepLinksInAirflow } from "./links.js";
 
@@ -13,7 +15,8 @@ async function show() {
     document.title = `${shard} - Shards`;
     await showShard(connId, shard);
   } else {
-    showList(await get("shards"));
+    const list = showList(await get("shards"));
+    every(async () => list(await get("shards")));
   }
 }
 
@@ -22,6 +25,6 @@ function failed(error) {
   replaceMain(h("h1", {}, "Shards"), h("div", { class: "alert", role: "alert" }, h("p", {}, error.message), again));
 }
 
-followTheme();
+followTheme(drawAgain);
 keepLinksInAirflow();
 show().catch(failed);

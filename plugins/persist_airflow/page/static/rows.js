@@ -1,6 +1,7 @@
 // Rows as of a time, with a slider over commits; changes between two times; errors. Each is read page by page.
 import { get } from "./api.js";
-import { h, section, table } from "./dom.js";
+import { actionButton } from "./actions.js";
+import { h, table } from "./dom.js";
 import { actionWays } from "./links.js";
 import { count, time } from "./words.js";
 
@@ -8,35 +9,34 @@ const LIMIT = 50;
 const UNORDERED = "missing_order"; // the kind of errors that only `persist resolve` removes
 const SHORT = { _persist_time: "time", _persist_diff: "diff", _persist_err_kind: "kind", _persist_err_key: "key", _persist_err_message: "message", _persist_err_payload: "payload" };
 
-export function rowsSection(shard, commits) {
+// The panel of "rows", "changes" or "errors".
+export function rowsPanel(shard, commits, what) {
   const keys = shard.schema.key;
   const latest = shard.upper === null ? "" : time(shard.upper - 1);
   // Times that can be read: each commit's last, from `since` on.
   const times = commits.filter((c) => c.upper !== null && c.upper - 1 >= (shard.since ?? 0)).map((c) => c.upper - 1);
-  const asOf = h("input", { type: "text", id: "as-of", value: latest, size: 24, spellcheck: "false" });
+  const asOf = h("input", { type: "text", value: latest, size: 24, spellcheck: "false" });
   const after = h("input", { type: "text", value: times.length > 1 ? time(times.at(-2)) : "", size: 24, spellcheck: "false" });
-  const slider = h("input", { type: "range", min: 0, max: Math.max(times.length - 1, 0), value: Math.max(times.length - 1, 0), list: "commit-times" });
-  const what = h("select", {}, ["rows", "changes", "errors", "changes of errors"].map((each) => h("option", {}, each)));
-  const inputs = keys.map((column) => h("input", { type: "text", size: 14, "aria-label": `key column ${column.name}` }));
+  const slider = h("input", { type: "range", min: 0, max: Math.max(times.length - 1, 0), value: Math.max(times.length - 1, 0) });
+  const isChanges = what === "changes", ofErrors = h("input", { type: "checkbox" });
+  // All errors are read: their keys may not be typed.
+  const inputs = what === "errors" ? [] : keys.map((column) => h("input", { type: "text", size: 14, "aria-label": `key column ${column.name}` }));
   const result = h("div", { "aria-live": "polite" });
   const keyFields = h("span", { class: "keys" }, "Key ", keys.map((column, i) => h("label", {}, `${column.name} `, inputs[i])));
-  const afterLabel = h("label", { hidden: true }, "After ", after);
   let offset = 0, reading = 0;
 
   const say = () => { slider.setAttribute("aria-valuetext", times.length ? `as of ${time(times[slider.value])}` : ""); };
   const load = async () => {
     const mine = ++reading;
-    afterLabel.hidden = !what.value.startsWith("changes");
-    keyFields.hidden = what.value === "errors"; // all are read: their keys may not be typed
     result.setAttribute("aria-busy", "true");
     const key = [];
     for (const input of inputs) { if (!input.value) break; key.push(input.value); }
     const common = { conn_id: shard.conn_id, shard: shard.shard, as_of: asOf.value.trim(), offset, limit: LIMIT };
-    const asked = what.value.startsWith("changes") ? { ...common, key, after: after.value.trim(), errors: what.value === "changes" ? 0 : 1 }
-      : what.value === "rows" ? { ...common, key } : common;
+    const asked = isChanges ? { ...common, key, after: after.value.trim(), errors: ofErrors.checked ? 1 : 0 } : { ...common, key };
+    const name = isChanges && ofErrors.checked ? "changes of errors" : what;
     let shown;
     try {
-      shown = pageOf(shard, await get(what.value.startsWith("changes") ? "changes" : what.value, asked), what.value, (to) => { offset = to; load(); });
+      shown = pageOf(shard, await get(what, asked), name, (to) => { offset = to; load(); });
     } catch (error) {
       shown = h("div", { class: "alert", role: "alert" }, error.message);
     }
@@ -51,21 +51,24 @@ export function rowsSection(shard, commits) {
     clearTimeout(waiting);
     waiting = setTimeout(fresh, 200);
   });
-  what.addEventListener("change", fresh);
+  ofErrors.addEventListener("change", fresh);
   const form = h("form", { class: "controls", onsubmit: (event) => { event.preventDefault(); fresh(); } },
-    h("label", {}, "Show ", what),
-    afterLabel,
+    isChanges && h("label", {}, "After ", after),
     h("label", {}, "As of ", asOf),
     times.length > 1 && h("label", { class: "wide" }, "Commit ", slider),
     inputs.length > 0 && keyFields,
+    isChanges && h("label", {}, ofErrors, " of errors"),
     h("button", { type: "submit" }, "Read"));
   say();
   return {
-    element: section("rows", "Rows", form, result),
+    element: h("section", { id: what, "aria-label": what }, form, result),
     load: fresh,
-    pick: (commit) => {
-      const at = times.indexOf(commit.upper - 1);
-      if (at >= 0) { slider.value = at; slider.dispatchEvent(new Event("input")); document.getElementById("rows").scrollIntoView(); }
+    // Shows the contents as of a time; the slider goes to the last commit before it.
+    pick: (at) => {
+      slider.value = Math.max(times.filter((each) => each <= at).length - 1, 0);
+      asOf.value = time(at);
+      say();
+      fresh();
     },
   };
 }
@@ -80,7 +83,7 @@ function pageOf(shard, page, what, turn) {
     h("p", { role: "status", class: "muted" }, `${range} ${what} ${when}`),
     rows.length > 0 && table(`${what} ${when}`, columns, rows, { hasCaption: false }),
     what === "errors" && hasUnordered(page) && h("div", {}, `No record removes errors of kind ${UNORDERED}. If the records count, deliver them again with an order. Then remove the errors: `,
-      actionWays(shard, `persist resolve ${shard.shard} --all`, { action: "resolve", shard: shard.shard, files: "*" })),
+      actionWays(shard, `persist resolve ${shard.shard} --all`, { action: "resolve", shard: shard.shard, files: "*" }), actionButton(shard, "Resolve", "resolve", { files: "*", dry_run: true })),
     h("div", { class: "controls" },
       h("button", { type: "button", disabled: page.offset === 0, onclick: () => turn(Math.max(page.offset - LIMIT, 0)) }, "Previous page"),
       h("button", { type: "button", disabled: last >= page.total, onclick: () => turn(last) }, "Next page")));

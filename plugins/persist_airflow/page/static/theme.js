@@ -17,9 +17,9 @@ function isDark(root) {
   return stored === "dark" || (stored !== "light" && dark.matches);
 }
 
-export function followTheme() {
+export function followTheme(changed) {
   const root = airflowDocument();
-  const apply = () => { document.documentElement.dataset.theme = isDark(root) ? "dark" : "light"; };
+  const apply = () => { document.documentElement.dataset.theme = isDark(root) ? "dark" : "light"; changed(); };
   apply();
   dark.addEventListener("change", apply);
   window.addEventListener("storage", apply);

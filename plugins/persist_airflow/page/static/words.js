@@ -1,4 +1,5 @@
 // Numbers and times as text.
+const LOCAL = new Intl.DateTimeFormat("en-GB", { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", timeZoneName: "short" });
 const DAY = 86400000, LAST_ISO = 253402300799999;
 
 // ISO in UTC if it is a clock time; counters stay numbers. null is a closed frontier.
@@ -9,13 +10,25 @@ export function time(ms) {
   return iso.endsWith(".000Z") ? iso.replace(".000Z", "Z") : iso;
 }
 
-// The time without fractions of a second; the exact one is in the title.
+// The same without a T, a Z and fractions of a second, for places that say that it is UTC.
+export function clock(ms) {
+  return time(ms).replace("T", " ").replace(/(\.\d{3})?Z$/, "");
+}
+
+// The time without fractions of a second, and the reader's own time beside it; the exact one is in the title.
 export function timeElement(ms, now) {
   const text = time(ms), element = document.createElement("time");
   element.textContent = text.replace(/\.\d{3}Z$/, "Z");
   if (ms !== null && ms >= DAY && ms <= LAST_ISO) {
     element.dateTime = text;
     element.title = `${text}, ${ms} ms` + (now ? `, ${duration(now - ms)} ${now >= ms ? "ago" : "ahead"}` : "");
+    const local = new Date(ms);
+    if (local.getTimezoneOffset() !== 0) {
+      const own = document.createElement("span");
+      own.className = "local";
+      own.textContent = LOCAL.format(local);
+      element.append(" ", own);
+    }
   }
   return element;
 }

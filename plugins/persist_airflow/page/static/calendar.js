@@ -1,0 +1,65 @@
+// The calendar of days: one cell for each UTC day, in columns of weeks, and what is known of the day that is chosen.
+import { h, table } from "./dom.js";
+import { runLink } from "./links.js";
+import { bytes, count, timeElement } from "./words.js";
+
+const DAY = 86400000;
+const STATES = {
+  loaded: ["", "commits cover the day"],
+  late: ["↻", "files of the day came after it was covered"],
+  corrected: ["±", "a restore changed the shard on this day"],
+  missing: ["–", "no commit covers the day, or it has no file"],
+  failed: ["!", "the day's dag run failed"],
+  open: ["·", "the day is not over, or its run is not due"],
+};
+
+export function calendar(shard, body, pick) {
+  if (!body.days.length) return h("p", { class: "muted" }, "No days: the shard has no commit yet, or its times are not clock times.");
+  const detail = h("div", { class: "day-detail", "aria-live": "polite" });
+  const cells = body.days.map((day) => cell(day, () => {
+    for (const each of cells) each.setAttribute("aria-pressed", String(each === cells[body.days.indexOf(day)]));
+    detail.replaceChildren(...describe(shard, body, day, pick));
+  }));
+  const weekday = (day) => (new Date(day.day_ms).getUTCDay() + 6) % 7;
+  const columns = [];
+  for (const [i, day] of body.days.entries()) {
+    if (!columns.length || weekday(day) === 0) columns.push({ month: "", cells: Array.from({ length: 7 }, () => h("span", { class: "day none" })) });
+    const date = new Date(day.day_ms);
+    if (i === 0 || date.getUTCDate() === 1) columns.at(-1).month = date.toLocaleDateString("en-US", { month: "short", year: i === 0 || date.getUTCMonth() === 0 ? "numeric" : undefined, timeZone: "UTC" });
+    columns.at(-1).cells[weekday(day)] = cells[i];
+  }
+  const counts = Object.keys(STATES).map((state) => [state, body.days.filter((day) => day.state === state).length]);
+  return h("div", { class: "calendar" },
+    h("p", { class: "legend-line" }, counts.filter(([, number]) => number).map(([state, number]) =>
+      h("span", { class: "legend-item", title: STATES[state][1] }, h("span", { class: `day ${state}`, "aria-hidden": "true" }, STATES[state][0]), ` ${state} ${count(number)}`))),
+    h("div", { class: "scroll weeks", role: "group", "aria-label": `The last ${body.days.length} days`, tabindex: "0" },
+      columns.map((column) => h("div", { class: "week" }, h("span", { class: "month" }, column.month), column.cells))),
+    detail);
+}
+
+function name(day) {
+  return new Date(day.day_ms).toISOString().slice(0, 10);
+}
+
+function cell(day, choose) {
+  const [mark] = STATES[day.state], files = `${count(day.files_total)} files`;
+  return h("button", {
+    type: "button", class: `day ${day.state}`, "aria-pressed": "false", onclick: choose, title: `${name(day)}: ${day.state}, ${files}`, "aria-label": `${name(day)}: ${day.state}, ${files}`,
+  }, mark || new Date(day.day_ms).getUTCDate());
+}
+
+function describe(shard, body, day, pick) {
+  const run = body.airflow.failed_runs[day.day_ms];
+  const facts = `${count(day.inserts)} inserts, ${count(day.updates)} updates, ${count(day.deletes)} deletes, ${count(day.errors)} errors in ${count(day.commits)} commits`;
+  const columns = [{ name: "File", head: true }, { name: "Size", number: true }, { name: "Consumed" }, { name: "Came" }];
+  const rows = day.files.map((file) => [file.name, bytes(file.size_bytes), timeElement(file.committed_ms, shard.now_ms), file.is_late ? "late" : "in time"]);
+  const more = day.files_total - day.files.length;
+  return [
+    h("h3", {}, `${name(day)}: ${day.state}`),
+    h("p", {}, `${STATES[day.state][1]}. ${facts}. `, run && ["The dag run: ", runLink(run[0], run[1], run[1])]),
+    table(`Files of ${name(day)}`, columns, rows, { empty: "No files." }),
+    more > 0 && h("p", { class: "muted" }, `and ${count(more)} more files`),
+    pick && shard.upper !== null && day.day_ms + DAY <= shard.upper && day.day_ms >= (shard.since ?? 0)
+      && h("button", { type: "button", onclick: () => pick(day.day_ms + DAY - 1) }, "Rows at the end of this day"),
+  ].filter(Boolean);
+}

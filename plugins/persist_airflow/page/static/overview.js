@@ -1,0 +1,95 @@
+// The overview of a shard: facts, charts over its commits, the calendar of days, actions.
+import { actionButton, canAct } from "./actions.js";
+import { calendar } from "./calendar.js";
+import { chart, chartGroup } from "./chart.js";
+import { h, orAlert, section } from "./dom.js";
+import { assetLink, dagLink, shardLink, writerLink } from "./links.js";
+import { bytes, count, duration, seconds, time, timeElement } from "./words.js";
+
+const STAGES = [["mint_batch_descriptions", "--c1"], ["write_batches", "--c2"], ["append_batches", "--c3"], ["checkpoint_manifest", "--c5"]];
+
+export function overview({ shard, commits, days }, pick) {
+  return [
+    factsOf(shard),
+    section("charts", "Over time", orAlert(commits, (page) => charts(shard, page, pick))),
+    section("days", "Days", orAlert(days, (body) => calendar(shard, body, pick))),
+    section("actions", "Actions", actions(shard)),
+  ];
+}
+
+function factsOf(shard) {
+  const now = shard.now_ms, dags = shard.airflow.dags, commit = shard.newest_commit;
+  const facts = [
+    ["rows", count(shard.rows)],
+    ["errors alive", count(shard.errors)],
+    ["upper", [timeElement(shard.upper, now), shard.lag_ms === null ? "" : `, ${duration(shard.lag_ms)} ago`,
+      shard.airflow.behind_ms > 0 && h("strong", {}, `, ${duration(shard.airflow.behind_ms)} behind its schedule`)]],
+    ["since", [timeElement(shard.since, now), shard.held_back_by && `, held back by ${shard.held_back_by}`]],
+    ["stash", `${count(shard.stash)} records`],
+    ["size", `${bytes(shard.size_bytes)} in ${count(shard.batches)} batches, ${count(shard.updates)} updates`],
+    ["commits", count(shard.commits)],
+    ["last commit", commit ? [timeElement(commit.committed_ms, now), " by ", writerLink(commit.writer, dags.map((dag) => dag.dag_id)), commit.restored_from && ` (restored from ${commit.restored_from})`] : "never"],
+    ["history", shard.history === "all" ? "all is kept" : `${shard.history} before the upper`],
+    ["conflicts, 7 days", count(shard.conflicts_7d)],
+    ["maintenance", shard.due_merge ? `a merge of ${shard.due_merge.batches} batches, ${count(shard.due_merge.rows)} rows, is due` : "nothing is due"],
+    ["written by", dags.length ? dags.map((dag) => h("div", {}, dagLink(dag.dag_id), dag.is_paused && " (paused: switch it on in Airflow to start it)",
+      dag.last_run_state && ` last run ${dag.last_run_state}`, dag.next_run_ms && !dag.is_paused && `, next ${time(dag.next_run_ms)}`)) : "no DAG of this Airflow"],
+    ...Object.entries(shard.sources).map(([name, progress]) => [`source ${name}`, progressText(progress)]),
+    ["lineage", lineage(shard)],
+    ["asset", assetLink(shard.conn_id, shard.shard)],
+    ["state", `version ${shard.seqno}`],
+  ];
+  return section("facts", "Facts", h("dl", {}, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])));
+}
+
+function progressText(progress) {
+  return Object.entries(progress).filter(([name]) => name !== "input").map(([name, value]) => {
+    const text = name === "as_of" ? time(value) : name === "size_bytes" ? bytes(value)
+      : value !== null && typeof value === "object" ? Object.entries(value).map(([k, v]) => `${k} ${time(v)}`).join(", ") : String(value);
+    return h("div", {}, `${name}: ${text}`);
+  });
+}
+
+function lineage(shard) {
+  const list = (names) => names.map((name, i) => [i > 0 && ", ", shardLink(shard.conn_id, name)]);
+  const lines = [
+    shard.inputs.length > 0 && h("div", {}, "inputs: ", list(shard.inputs)),
+    shard.views.length > 0 && h("div", {}, "views: ", list(shard.views)),
+    shard.forked_from && h("div", {}, "fork of: ", list([shard.forked_from])),
+    shard.forks.length > 0 && h("div", {}, "forks: ", list(shard.forks.map((fork) => fork.shard))),
+  ];
+  return lines.some(Boolean) ? lines : "no other shard";
+}
+
+function charts(shard, page, pick) {
+  const commits = page.commits.filter((c) => c.upper !== null);
+  if (!commits.length) return h("p", { class: "muted" }, "Nothing has been committed yet.");
+  const at = commits.map((c) => c.upper), group = chartGroup(), of = (field) => commits.map((c) => c[field]);
+  const choose = pick && ((i) => pick(commits[i].upper - 1));
+  const stages = page.airflow.stage_seconds, stageOf = (name) => commits.map((c) => stages[c.writer]?.[name] ?? null);
+  const limits = Object.entries(shard.airflow.limits.freshness ?? {}).filter(([, value]) => value !== null)
+    .map(([level, value]) => ({ name: `${level} from`, value, color: level === "fail" ? "--c4" : "--c3" }));
+  const wanted = [
+    ["Rows in total", [{ name: "rows", color: "--c2", values: of("rows") }], { shape: "line", show: count }],
+    ["Changes", [["inserts", "--c1"], ["updates", "--c2"], ["deletes", "--c3"]].map(([name, color]) => ({ name, color, values: of(name) })), { show: count }],
+    ["Errors alive", [{ name: "errors", color: "--c4", values: of("living_errors") }], { shape: "step", show: count }],
+    ["Bytes written", [{ name: "bytes", color: "--c2", values: of("size_bytes") }], { show: bytes }],
+    commits.some((c) => c.lag_ms !== null) && ["Freshness: from the upper to the commit", [{ name: "lag", color: "--c3", values: of("lag_ms") }], { shape: "step", show: duration, limits }],
+    STAGES.some(([name]) => stageOf(name).some((value) => value !== null)) && ["Seconds by stage, waiting not counted", STAGES.map(([name, color]) => ({ name: name.split("_")[0], color, values: stageOf(name) })), { show: seconds }],
+  ].filter(Boolean);
+  return [
+    h("p", { class: "muted" }, `${count(commits.length)} commits. Drag to zoom, double-click to see all${pick ? ", click for the rows of that time" : ""}. The table of the same numbers is under History.`),
+    h("div", { class: "charts" }, wanted.map(([title, series, options]) => chart(title, at, series, { ...options, pick: choose, group }))),
+  ];
+}
+
+function actions(shard) {
+  const ids = shard.airflow.action_dags;
+  if (!ids.length) return h("p", { class: "muted" }, "No DAG of actions that you may see.");
+  return [
+    canAct(shard) && h("div", { class: "controls" },
+      actionButton(shard, "Run", "run"), actionButton(shard, "Maintain", "maintain"), actionButton(shard, "Check (fsck)", "fsck"),
+      actionButton(shard, "Check and repair", "fsck", { repair: true }, "Repairs derived objects. Data is never changed.")),
+    h("p", { class: "muted" }, "Pin, restore and fork are at each checkpoint under History. Airflow starts every action, with its roles and its audit log: ", ids.map((id, i) => [i > 0 && ", ", dagLink(id)])),
+  ];
+}

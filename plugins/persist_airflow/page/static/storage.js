@@ -1,0 +1,53 @@
+// What a shard has in the store: bytes by folder, batches and runs, and who holds its history.
+import { chart } from "./chart.js";
+import { folded, h, orAlert, section, table } from "./dom.js";
+import { bytes, count, time } from "./words.js";
+
+export async function storageParts(shard, ask) {
+  const failure = (error) => ({ failed: error.message });
+  const [batches, storage] = await Promise.all(["batches", "storage"].map((what) => ask(what).catch(failure)));
+  return [
+    section("stored", "In the store", orAlert(storage, storedTable)),
+    section("batches", "Batches", orAlert(batches, (page) => batchesPart(shard, page))),
+    holders(shard),
+  ];
+}
+
+function storedTable(page) {
+  const number = (name, title) => ({ name, number: true, title });
+  const columns = [{ name: "Folder", head: true }, number("Objects"), number("Bytes"), number("Needed by the newest state")];
+  const rows = page.folders.map((each) => [each.folder, count(each.objects), bytes(each.size_bytes), each.needed_bytes === null ? "" : bytes(each.needed_bytes)]);
+  return [
+    h("p", {}, `${page.is_partial ? "At least " : ""}${bytes(page.size_bytes)} in ${count(page.objects)} objects. What the newest state does not need is kept for older states, checkpoints and forks, or waits for GC.`),
+    table("Bytes by folder, counted in the store", columns, rows, { empty: "Nothing is stored." }),
+  ];
+}
+
+function batchesPart(shard, page) {
+  const number = (name, title) => ({ name, number: true, title });
+  const columns = [{ name: "From", head: true }, { name: "Up to" }, { name: "Kind" }, number("Insertions"), number("Retractions"), number("Errors", "Insertions less retractions of errors"), number("History", "Rows that only reads of the past open"), number("Size")];
+  const rows = [...page.batches].reverse().map((b) => [
+    time(b.lower), time(b.upper), [b.is_run ? "run" : "batch", b.owner !== shard.shard && ` of ${b.owner}`],
+    count(b.insertions), count(b.retractions), count(b.err_insertions - b.err_retractions), count(b.history), bytes(b.size_bytes),
+  ]);
+  const shown = page.batches.length < page.total ? `The newest ${page.batches.length} of ${count(page.total)} batches` : `${count(page.total)} batches`;
+  const whole = table(`${shown}, newest first`, columns, rows, { empty: "No batches." });
+  return [page.batches.length > 1 && batchesChart(page.batches), folded(shown, rows, whole)];
+}
+
+// What a read opens: runs are few and large, batches many and small, and merges turn these into those.
+function batchesChart(batches) {
+  const known = batches.filter((b) => b.upper !== null);
+  const sizes = (isRun) => known.map((b) => (b.is_run === isRun ? b.size_bytes : 0));
+  const series = [{ name: "runs", color: "--c3", values: sizes(true) }, { name: "batches", color: "--c2", values: sizes(false) }];
+  return h("div", { class: "charts" }, chart("Bytes of batches and runs", known.map((b) => b.upper), series, { show: bytes }));
+}
+
+function holders(shard) {
+  const rows = [
+    ...shard.holds.map((hold) => [hold.holder, "hold", time(hold.since), "until it is released"]),
+    ...shard.leases.map((lease) => [lease.reader, "lease", time(lease.since), time(lease.expires_ms)]),
+  ];
+  const columns = [{ name: "Holder", head: true }, { name: "Kind" }, { name: "Holds since at" }, { name: "Until" }];
+  return section("holders", "Holds and leases", table("What holds since back", columns, rows, { empty: "Nothing holds since back." }));
+}
