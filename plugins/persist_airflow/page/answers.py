@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from persist_airflow.page.site import Access, Forbidden, Json, Site
-from persist_core.errors import InvalidInput, NotReadable, PersistError, StorageError
+from persist_core.clock import SystemClock
+from persist_core.errors import InvalidInput, InvalidUri, NotReadable, PersistError, StorageError, UnfitStore
+from persist_core.handles.limited import ReadBudget
+from persist_core.ids import RandomIds
 from persist_core.inspection.days import MAX_DAYS
 from persist_core.inspection.inspector import DEFAULT_COMMITS, MAX_BATCHES, MAX_COMMITS
-from persist_core.inspection.rows import MAX_LIMIT, Cut
+from persist_core.inspection.rows import MAX_BYTES_HELD, MAX_LIMIT, Cut
 from persist_core.time_text import parse_time
 
 STATIC = Path(__file__).parent / "static"
@@ -26,14 +30,16 @@ _MAX_NUMBER = 2**63 - 1
 DEFAULT_DAYS = 120
 _STATUS: tuple[tuple[type[PersistError], int], ...] = ((InvalidInput, 400), (NotReadable, 404), (StorageError, 503))
 
+IDS = RandomIds(SystemClock())
 log = logging.getLogger(__name__)
 
 
 class Arguments:
     """The arguments of a request. Raises `InvalidInput` naming one that is missing or malformed."""
 
-    def __init__(self, given: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, given: Mapping[str, Sequence[str]], check: Callable[[], None]) -> None:
         self._given = given
+        self._check = check
 
     def texts(self, name: str) -> tuple[str, ...]:
         """All values."""
@@ -62,6 +68,10 @@ class Arguments:
         """Which page of rows."""
         return Cut(self.texts("key"), self.number("offset", 0), self.number("limit", 100, least=1, most=MAX_LIMIT))
 
+    def budget(self) -> ReadBudget:
+        """What the read may hold, and when it ends."""
+        return ReadBudget(MAX_BYTES_HELD, self._check)
+
 
 Endpoint = Callable[[Site, Access, Arguments], Json]
 
@@ -85,11 +95,16 @@ def _changes(site: Site, access: Access, given: Arguments) -> Json:
     if after is None:
         raise InvalidInput("argument after: found nothing, expected a time")
     of_errors = given.number("errors", 0, most=1) == 1
-    return site.changes(access, *_shard(given), after, given.time("as_of"), given.cut(), of_errors=of_errors)
+    through, cut, budget = given.time("as_of"), given.cut(), given.budget()
+    return site.changes(access, *_shard(given), after, through, cut, budget, of_errors=of_errors)
 
 
 def _shard(given: Arguments) -> tuple[str, str]:
     return given.text("conn_id"), given.text("shard")
+
+
+def _read(given: Arguments) -> tuple[str, str, int | None, Cut, ReadBudget]:
+    return *_shard(given), given.time("as_of"), given.cut(), given.budget()
 
 
 ENDPOINTS: dict[str, Endpoint] = {
@@ -101,26 +116,48 @@ ENDPOINTS: dict[str, Endpoint] = {
     "storage": lambda site, access, given: site.storage(access, *_shard(given)),
     "checkpoints": lambda site, access, given: site.checkpoints(access, *_shard(given)),
     "conflicts": lambda site, access, given: site.conflicts(access, *_shard(given)),
-    "rows": lambda site, access, given: site.rows(access, *_shard(given), given.time("as_of"), given.cut()),
+    "rows": lambda site, access, given: site.rows(access, *_read(given)),
     "changes": _changes,
-    "errors": lambda site, access, given: site.errors(access, *_shard(given), given.time("as_of"), given.cut()),
+    "errors": lambda site, access, given: site.errors(access, *_read(given)),
 }
+READS = ("rows", "changes", "errors")  # endpoints that read contents, not facts
 
 
-def answer(site: Site, access: Access, endpoint: str, given: Mapping[str, Sequence[str]]) -> tuple[int, Json]:
-    """The HTTP status and the body. An error's body is `{"error": {"kind", "message"}}`."""
+def answer(
+    site: Site, access: Access, endpoint: str, given: Mapping[str, Sequence[str]], check: Callable[[], None]
+) -> tuple[int, str]:
+    """The HTTP status and the body as JSON. An error's body is `{"error": {"kind", "message"}}`.
+
+    `check` is called between two batches of rows and may raise. The addresses of stores are for users who may read the
+    connection. What a store answers may hold more than its address, so all others get a reference to the server's log.
+    """
+    status, body = _answer(site, access, endpoint, given, check)
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return status, site.without_addresses(access, text)
+
+
+def _answer(
+    site: Site, access: Access, endpoint: str, given: Mapping[str, Sequence[str]], check: Callable[[], None]
+) -> tuple[int, Json]:
     found = ENDPOINTS.get(endpoint)
     if found is None:
         return 404, problem("not_found", f"no endpoint {endpoint[:40]!r}; expected one of {', '.join(ENDPOINTS)}")
     try:
-        return 200, found(site, access, Arguments(given))
+        return 200, found(site, access, Arguments(given, check))
     except Forbidden as error:
         return 403, problem("forbidden", f"your roles do not allow {error}, or it does not exist")
     except PersistError as error:
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
-        if status >= 500:
-            log.warning("page for shards: %s: %s", error.kind, error)
-        return status, problem(error.kind, str(error))
+        is_about_the_store = status >= 500 or isinstance(error, InvalidUri | UnfitStore)
+        if not is_about_the_store:
+            return status, problem(error.kind, str(error))
+        reference = IDS.uuid7()
+        log.warning("page for shards: %s: %s (reference %s)", error.kind, error, reference)
+        names = given.get("conn_id", ())
+        if names and all(map(access.reads_connection, names)):
+            return status, problem(error.kind, str(error))
+        text = f"the store failed or has damaged data; the API server's log says more under {reference}"
+        return status, problem(error.kind, text)
 
 
 def problem(kind: str, message: str) -> Json:

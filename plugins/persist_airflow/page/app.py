@@ -21,7 +21,8 @@ from fastapi.staticfiles import StaticFiles
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from persist_airflow.page.answers import HEADERS, STATIC, answer
+from persist_airflow.page.answers import HEADERS, READS, STATIC, answer, problem
+from persist_airflow.page.lanes import Busy, ClientGone, Lane, TooSlow
 from persist_airflow.page.site import Site
 
 
@@ -70,6 +71,8 @@ def make_app() -> FastAPI:
     """The app. It opens no location before the first request."""
     app = FastAPI(title="Persist shards", docs_url=None, redoc_url=None, openapi_url=None)
     site = Site()
+    reads = Lane("persist-rows", run=2, wait=4, seconds=20)  # each read may take a few hundred MB
+    facts = Lane("persist-facts", run=4, wait=60, seconds=60)
     app.add_middleware(_WithHeaders)
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
 
@@ -82,12 +85,22 @@ def make_app() -> FastAPI:
         return FileResponse(STATIC / "index.html", media_type="text/html")
 
     @app.get("/api/{endpoint}")
-    def api(endpoint: str, request: Request, user: GetUserDep) -> Response:
+    async def api(endpoint: str, request: Request, user: GetUserDep) -> Response:
         given: dict[str, list[str]] = defaultdict(list)
         for name, value in request.query_params.multi_items():
             given[name].append(value)
-        status, body = answer(site, UserAccess(user), endpoint, given)
-        return JSONResponse(body, status)
+        lane = reads if endpoint in READS else facts
+        try:
+            status, body = await lane.do(request, lambda it: answer(site, UserAccess(user), endpoint, given, it.check))
+        except Busy:
+            text = "other reads take all places of this server; try again in a few seconds"
+            return JSONResponse(problem("busy", text), 429, {"Retry-After": "2"})
+        except TooSlow:
+            text = f"no answer in {lane.seconds:.0f} s; give a key or a shorter interval, or run `persist maintain`"
+            return JSONResponse(problem("too_slow", text), 503)
+        except ClientGone:
+            return Response(status_code=499)
+        return Response(body, status, media_type="application/json")
 
     return app
 

@@ -10,10 +10,10 @@ user who may read the connection. Rows, changes and payloads of errors need the 
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from threading import Lock
 from typing import Any, Protocol
@@ -25,7 +25,8 @@ from persist_airflow.hook import PersistHook
 from persist_airflow.page import metadata
 from persist_airflow.page.metadata import DagFacts, Writers
 from persist_core.clock import Clock, SystemClock
-from persist_core.errors import Corruption, PersistError, StorageError
+from persist_core.errors import Corruption, PersistError
+from persist_core.handles.limited import ReadBudget
 from persist_core.inspection import rows
 from persist_core.inspection.days import days_of
 from persist_core.inspection.facts import RowsPage, ShardSummary
@@ -37,8 +38,6 @@ from persist_core.watch.facts import AlertFacts, open_alerts
 
 FRESH_MS = 2_000  # a list of summaries is this old at most
 REOPEN_MS = 600_000  # a location is opened again: a changed connection, or credentials that expire
-READ_TIMEOUT_S = 20.0  # of a page of rows
-READERS = 2  # pages of rows that are read at the same time; each may take a few hundred MB
 ACTION_DAGS = ("persist_actions", "persist_maintenance", "persist_watch")  # shown where they exist
 
 log = logging.getLogger(__name__)
@@ -70,7 +69,7 @@ class _Place:
     """One open location, with its newest list of summaries."""
 
     inspector: Inspector
-    location: str
+    addresses: tuple[str, ...]
     opened_ms: int
     listed_ms: int = -FRESH_MS
     summaries: tuple[ShardSummary, ...] = ()
@@ -84,7 +83,6 @@ class Site:
         self._clock = clock or SystemClock()
         self._lock = Lock()
         self._places: dict[str, _Place] = {}
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="persist-rows")
 
     def shards(self, access: Access) -> Json:
         """The list: every location, with the summaries that the user may see."""
@@ -117,7 +115,7 @@ class Site:
 
         try:
             place = self._place(conn_id)
-            body["location"] = place.location if sees_all else None
+            body["location"] = ", ".join(place.addresses) if sees_all else None
             self._refresh(place)
             body["alerts"] = _shown(place.alerts, is_seen)
             alerts = _by_shard(place.alerts)
@@ -126,6 +124,7 @@ class Site:
                     known = _known(writers.get(summary.shard, ()), dags, readable)
                     body["shards"].append(asdict(summary) | _looked_at(summary, known, alerts[summary.shard]))
         except PersistError as error:
+            log.warning("page for shards: %s: %s: %s", conn_id, error.kind, error)
             body["error"] = {"kind": error.kind, "message": str(error) if sees_all else "see the API server's log"}
         return body
 
@@ -201,40 +200,52 @@ class Site:
         self._check(access, conn_id, shard)
         return {"conflicts": [asdict(each) for each in self._inspector(conn_id).conflicts(shard)]}
 
-    def rows(self, access: Access, conn_id: str, shard: str, as_of: int | None, cut: Cut) -> Json:
+    def rows(self, access: Access, conn_id: str, shard: str, as_of: int | None, cut: Cut, budget: ReadBudget) -> Json:
         """`RowsPage` of the rows as of a time."""
-        return self._read(access, conn_id, shard, lambda client: rows.rows_as_of(client, shard, as_of, cut))
+        return self._read(
+            access, conn_id, shard, lambda client: rows.rows_as_of(client, shard, as_of, cut, budget=budget)
+        )
 
     def changes(
-        self, access: Access, conn_id: str, shard: str, after: int, through: int | None, cut: Cut, *, of_errors: bool
+        self,
+        access: Access,
+        conn_id: str,
+        shard: str,
+        after: int,
+        through: int | None,
+        cut: Cut,
+        budget: ReadBudget,
+        *,
+        of_errors: bool,
     ) -> Json:
         """`RowsPage` of the changes between two times."""
         return self._read(
             access,
             conn_id,
             shard,
-            lambda client: rows.changes_between(client, shard, after, through, cut, of_errors=of_errors),
+            lambda client: rows.changes_between(client, shard, after, through, cut, of_errors=of_errors, budget=budget),
         )
 
-    def errors(self, access: Access, conn_id: str, shard: str, as_of: int | None, cut: Cut) -> Json:
+    def errors(self, access: Access, conn_id: str, shard: str, as_of: int | None, cut: Cut, budget: ReadBudget) -> Json:
         """`RowsPage` of the errors as of a time."""
-        return self._read(access, conn_id, shard, lambda client: rows.errors_as_of(client, shard, as_of, cut))
+        return self._read(
+            access, conn_id, shard, lambda client: rows.errors_as_of(client, shard, as_of, cut, budget=budget)
+        )
 
     def _read(self, access: Access, conn_id: str, shard: str, read: Callable[[Any], RowsPage]) -> Json:
         with create_session() as session:
             ids = self._allowed(session, access, conn_id, shard)
         if not self._shows_rows(access, conn_id, ids):
             raise Forbidden(f"the rows of shard {shard}")
-        client = self._inspector(conn_id).client
-        reading: Future[RowsPage] = self._readers.submit(read, client)
-        try:
-            return asdict(reading.result(timeout=READ_TIMEOUT_S))
-        except TimeoutError:
-            reading.cancel()
-            raise StorageError(
-                f"shard {shard}: no page of rows in {READ_TIMEOUT_S:.0f} s; give a key or a shorter interval, or run"
-                " `persist maintain` if the shard has many batches"
-            ) from None
+        return asdict(read(self._inspector(conn_id).client))
+
+    def without_addresses(self, access: Access, text: str) -> str:
+        """A JSON text without the addresses of the stores whose connections the user may not read."""
+        for conn_id, place in tuple(self._places.items()):
+            if not access.reads_connection(conn_id):
+                for address in place.addresses:
+                    text = text.replace(json.dumps(address, ensure_ascii=False)[1:-1], f"(the store of {conn_id})")
+        return text
 
     def _shows_rows(self, access: Access, conn_id: str, dag_ids: Iterable[str]) -> bool:
         ids = list(dag_ids)
@@ -268,8 +279,8 @@ class Site:
             place = self._places.get(conn_id)
             if place is None or now_ms - place.opened_ms >= REOPEN_MS:
                 client = PersistHook(conn_id).get_conn()
-                location = f"{client.blob.uri}, {client.location.consensus.uri}"
-                place = self._places[conn_id] = _Place(Inspector(client), location, now_ms)
+                addresses = (client.blob.uri, client.location.consensus.uri)
+                place = self._places[conn_id] = _Place(Inspector(client), addresses, now_ms)
         return place
 
     def _refresh(self, place: _Place) -> None:

@@ -1,0 +1,97 @@
+"""Where the page's work runs: in threads of its own, so that Airflow's routes never wait for it.
+
+    request --a place in the lane?--> a thread does the work --> the answer
+       |          none: `Busy`            ^
+       +-- the client is gone, the time is over: the work ends at its next `stop.check()`
+
+A synchronous route of FastAPI takes one of the threads that all routes of the API server share. So ours are
+asynchronous, and their work has a bounded number of threads and places to wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import BoundedSemaphore, Event
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+_Answer = TypeVar("_Answer")
+
+
+class Busy(Exception):
+    """All threads work, and all places to wait are taken."""
+
+
+class TooSlow(Exception):
+    """The work was not done in its time."""
+
+
+class ClientGone(Exception):
+    """The client has closed the connection: no one reads the answer."""
+
+
+class Stop(Exception):
+    """Ends the work in its thread."""
+
+
+class Stopping:
+    """Says to a piece of work whether it goes on."""
+
+    def __init__(self) -> None:
+        self._is_over = Event()
+
+    def set(self) -> None:
+        """The work is to end."""
+        self._is_over.set()
+
+    def check(self) -> None:
+        """Raise `Stop` if the work is to end."""
+        if self._is_over.is_set():
+            raise Stop
+
+
+class Lane:
+    """`run` threads, `wait` requests that wait for one, and `seconds` from a request's arrival to its answer."""
+
+    def __init__(self, name: str, *, run: int, wait: int, seconds: float) -> None:
+        self.seconds = seconds
+        self._threads = ThreadPoolExecutor(run, thread_name_prefix=name)
+        self._places = BoundedSemaphore(run + wait)
+
+    async def do(self, request: Request, work: Callable[[Stopping], _Answer]) -> _Answer:
+        """The result of `work`. Raises `Busy`, `TooSlow` or `ClientGone`, after which the work ends at its next check:
+        its thread and place are taken until then."""
+        if not self._places.acquire(blocking=False):
+            raise Busy
+        stopping = Stopping()
+        doing: Future[_Answer] = self._threads.submit(work, stopping)
+        doing.add_done_callback(lambda _: self._places.release())
+        answer = asyncio.wrap_future(doing)
+        gone = asyncio.ensure_future(_disconnected(request))
+        try:
+            either: set[asyncio.Future[Any]] = {answer, gone}
+            await asyncio.wait(either, timeout=self.seconds, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+            raise ClientGone if gone.done() else TooSlow
+        finally:
+            stopping.set()
+            gone.cancel()
+            if not answer.done():
+                doing.cancel()  # if it still waits
+                answer.add_done_callback(_look)
+
+
+def _look(answer: asyncio.Future[_Answer]) -> None:
+    """Take the exception of an answer that no one waits for, else asyncio logs that no one took it."""
+    with contextlib.suppress(asyncio.CancelledError):
+        answer.exception()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
