@@ -93,13 +93,15 @@ def run(
 
 
 def _write(session: Session, config: ShardConfig, settings: SparkSettings, description: BatchDescription) -> str:
-    session.say(f"writing {description.interval} with Spark ({settings.master})")
+    session.say(f"writing {description.interval} with Spark ({settings.shown_master})")
     return write_batch(session.client, session.location, config, settings, description)
 
 
 def _dry_run(session: Session, config: ViewConfig, until: int | None, settings: SparkSettings) -> DryRun:
     as_of, description = describe_dry_run(session.client, config, until)
-    session.say(f"trying {config.name} as of {show_time(as_of)} with Spark ({settings.master}); nothing is written")
+    session.say(
+        f"trying {config.name} as of {show_time(as_of)} with Spark ({settings.shown_master}); nothing is written"
+    )
     return dry_run_view(session.client, session.location, config, settings, description, as_of)
 
 

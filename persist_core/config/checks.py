@@ -15,6 +15,7 @@ from persist_core.shard.history import UNITS_MS
 from persist_core.time_text import parse_time
 
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})  # Unicode categories that are not visible in a name
+_PATH_VARIABLES = "PERSIST_PATH_"
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}")
 _OTHER_TYPE_NAMES = {
     "bool": "boolean", "integer": "int", "int32": "int", "smallint": "int", "long": "bigint", "int64": "bigint",
@@ -128,8 +129,14 @@ def start_date(text: str) -> str:
 
 
 def expand_variables(text: str, environment: Mapping[str, str]) -> str:
-    """`${VAR}` and `${VAR:-default}` from the environment. An unknown variable without a default is an error."""
+    """`${VAR}` and `${VAR:-default}` from the environment. An unknown variable without a default is an error.
+
+    Only `HOME` and `PERSIST_PATH_*`: paths are in messages, logs and states, and other variables may hold secrets.
+    """
     for name, default in _VARIABLE.findall(text):
+        if name != "HOME" and not name.startswith(_PATH_VARIABLES):
+            remedy = f"name the variable {_PATH_VARIABLES}{name.removeprefix('PERSIST_')}"
+            raise refuse(text, f"variables named HOME or {_PATH_VARIABLES}*", remedy)
         if name not in environment and f"${{{name}:-{default}}}" not in text:
             raise refuse(text, f"the environment variable {name}", f"set it, or write ${{{name}:-default}}")
     expanded = _VARIABLE.sub(lambda found: environment.get(found[1], found[2] or ""), text)

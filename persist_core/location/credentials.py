@@ -6,7 +6,7 @@ import re
 from urllib.parse import quote, unquote
 
 from persist_core.errors import InvalidUri
-from persist_core.location.uri import redact_uri
+from persist_core.location.uri import matrix_parameters, redact_uri
 
 _SECRET_PARAMETERS = frozenset({"password", "sslpassword", "secret_access_key", "session_token"})
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:/{0,2}", re.IGNORECASE)
@@ -29,6 +29,7 @@ def secrets_of(uri: str) -> tuple[str, ...]:
         name, _, value = parameter.partition("=")
         if unquote(name) in _SECRET_PARAMETERS:
             found.append(value)
+    found += [value for name, value in matrix_parameters(uri) if unquote(name) in _SECRET_PARAMETERS | {"token"}]
     return tuple(dict.fromkeys(form for secret in found if secret for form in (secret, unquote(secret))))
 
 

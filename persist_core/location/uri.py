@@ -14,6 +14,7 @@ from persist_core.errors import InvalidUri
 
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*")
 _BAD_PERCENT = re.compile(r"%(?![0-9a-fA-F]{2})")
+_MATRIX_PARAMETER = re.compile(r";([^;=]*)=([^;]*)")  # of a Spark Connect URL: sc://host:port/;token=...
 _SECRET_PARAMETER = re.compile(r"pass|pwd|secret|token|key|credential|sig", re.IGNORECASE)
 
 
@@ -54,8 +55,10 @@ def parse_uri(uri: str, role: str, schemes: Mapping[str, frozenset[str]]) -> Loc
 def redact_uri(uri: str) -> str:
     """`uri` without user names, passwords and the values of query parameters that look secret: safe to print.
 
-    Of a URI with user and password, everything up to the last `@` goes: a password may hold a raw `/`, `?` or `@`.
+    A Spark Connect URL's parameters (`;token=...`) are such too. Of a URI with user and password, everything up to the
+    last `@` goes: a password may hold a raw `/`, `?` or `@`.
     """
+    uri = _MATRIX_PARAMETER.sub(lambda it: f";{it[1]}={'***' if _hides(it[1], it[2]) else it[2]}", uri)
     start = re.match(r"postgres(?:ql)?:/{0,2}|(?:[^/]*:)?//", uri, re.IGNORECASE)  # missing slashes must not reveal it
     if start is not None:
         rest = uri[start.end() :]
@@ -68,6 +71,11 @@ def redact_uri(uri: str) -> str:
         name, equals, value = parameter.partition("=")
         shown.append(name + equals + ("***" if value and _hides(name, value) else value))
     return head + mark + "&".join(shown)
+
+
+def matrix_parameters(uri: str) -> list[tuple[str, str]]:
+    """The names and values of `;name=value`, as written."""
+    return _MATRIX_PARAMETER.findall(uri)
 
 
 def _hides(name: str, value: str) -> bool:

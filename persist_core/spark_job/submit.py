@@ -28,7 +28,9 @@ from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
+from persist_core.location.credentials import secrets_of
 from persist_core.location.settings import PersistLocation
+from persist_core.location.uri import redact_uri
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.keys import dry_run_key, manifest_key
 from persist_core.shard.stats import DryRun
@@ -58,10 +60,15 @@ class SparkSettings:
     `conf` goes over the tuned defaults; `log_folder` keeps the logs (default: temporary).
     """
 
-    master: str = LOCAL_MASTER
+    master: str = field(default=LOCAL_MASTER, repr=False)  # the URL of a Connect server may hold a token
     conf: Mapping[str, str] = field(default_factory=dict)
     timeout_ms: int = JOB_TIMEOUT_MS
     log_folder: Path | None = None
+
+    @property
+    def shown_master(self) -> str:
+        """The master as it may be printed."""
+        return redact_uri(self.master)
 
 
 def write_batch(
@@ -112,6 +119,8 @@ def run_job(
             with log.open(encoding="utf-8", errors="replace") as lines:
                 cause = find_cause(lines, exit_status)
             tail = log.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace")
+            for secret in secrets_of(settings.master):
+                tail = tail.replace(secret, "***")
             raise job_failure(client, spec, f"Its exit status is {exit_status}. The end of its log:\n{tail}", cause)
         _repeat_warnings(log)
         return answer

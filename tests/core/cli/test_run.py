@@ -360,3 +360,22 @@ def test_by_default_the_input_is_final_up_to_the_current_period(world: World) ->
         source = {"path": f"in/{{date:{date_format}}}.txt", "format": "debezium-json"}
         assert default_until(world.config(source=source, time="path"), now) == parse_time(wanted)
         assert default_until(world.config(source=source), now) == now
+
+
+def test_the_token_of_a_connect_server_is_printed_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A job of the real Spark whose server is not there: what it prints, its log and the error of the command."""
+    monkeypatch.setenv("PERSIST_SPARK_CONNECT_TIMEOUT", "1")
+    world = World(tmp_path, f"sqlite:///{tmp_path}/c.db", monkeypatch)
+    monkeypatch.delenv("SPARK_HOME")
+    world.drop("a.txt", 1)
+    world.write_config()
+    master = "sc://127.0.0.1:1/;user_id=me;token=sesame%2Fopen"
+    command = ["run", "orders", "--collections", str(world.folder), "--until", str(UNTIL), "--master", master]
+    assert run_command([*command, "--logs", str(tmp_path / "logs")]) == 5
+    printed = "".join(capfd.readouterr())
+    (log,) = (tmp_path / "logs").iterdir()
+    assert "sc://127.0.0.1:1/;user_id=me;token=***" in printed
+    assert "sesame" not in printed + log.read_text() + repr(SparkSettings(master))
+    world.client.location.close()

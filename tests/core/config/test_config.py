@@ -143,20 +143,35 @@ def test_anchors_and_merge_keys_are_expanded(tmp_path: Path) -> None:
 
 
 def test_environment_is_put_into_the_path_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PERSIST_TEST_DROP", "/drop")
-    monkeypatch.delenv("PERSIST_TEST_UNSET", raising=False)
-    source = {"path": "${PERSIST_TEST_DROP}/${PERSIST_TEST_UNSET:-orders}/*.jsonl", "format": "debezium-json"}
-    config = load(tmp_path, {**LEAST, "source": source, "description": "${PERSIST_TEST_DROP}"})
+    monkeypatch.setenv("PERSIST_PATH_DROP", "/drop")
+    monkeypatch.delenv("PERSIST_PATH_UNSET", raising=False)
+    source = {"path": "${PERSIST_PATH_DROP}/${PERSIST_PATH_UNSET:-orders}/*.jsonl", "format": "debezium-json"}
+    config = load(tmp_path, {**LEAST, "source": source, "description": "${PERSIST_PATH_DROP}"})
     assert config.source.path == "/drop/orders/*.jsonl"
-    assert config.description == "${PERSIST_TEST_DROP}"
+    assert config.description == "${PERSIST_PATH_DROP}"
+
+
+@pytest.mark.parametrize("field", ["path", "moved_from", "replaces"])
+@pytest.mark.parametrize("name", ["PGPASSWORD", "AWS_SECRET_ACCESS_KEY", "PERSIST_CONSENSUS_URI"])
+def test_a_variable_that_may_hold_a_secret_is_not_expanded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, name: str
+) -> None:
+    monkeypatch.setenv(name, "sesame")
+    source = {"path": "in/*.jsonl", "format": "debezium-json", field: f"${{{name}}}/*.jsonl"}
+    with pytest.raises(
+        ConfigError, match=rf"source\.{field}: found .*, expected variables named HOME or PERSIST_PATH_"
+    ) as found:
+        load(tmp_path, {**LEAST, "source": source})
+    assert "sesame" not in str(found.value)
+    assert f"name the variable PERSIST_PATH_{name.removeprefix('PERSIST_')}" in str(found.value)
 
 
 def test_a_variable_that_is_set_to_a_variable_is_not_expanded_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PERSIST_TEST_DROP", "${HOME}")
+    monkeypatch.setenv("PERSIST_PATH_DROP", "${HOME}")
     with pytest.raises(ConfigError, match=r"source\.path: .*braces only as"):
-        load(tmp_path, {**LEAST, "source": {"path": "${PERSIST_TEST_DROP}/*.jsonl", "format": "debezium-json"}})
+        load(tmp_path, {**LEAST, "source": {"path": "${PERSIST_PATH_DROP}/*.jsonl", "format": "debezium-json"}})
 
 
 def test_base_dir(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def told(path: Path, error: ConfigError) -> str:
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_broken_file_is_refused_with_its_text(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PERSIST_TEST_UNSET", raising=False)
+    monkeypatch.delenv("PERSIST_PATH_UNSET", raising=False)
     with pytest.raises(ConfigError) as caught:
         load_collection(path)
     text, wanted = told(path, caught.value), path.with_suffix(".txt")

@@ -33,6 +33,7 @@ from persist_core.location import PersistLocation, open_consensus, redact_uri
         ("postgresql://host:5432/db?sslmode=require", "postgresql://host:5432/db?sslmode=require"),
         ("file:///home/me@work/x", "file:///home/me@work/x"),
         ("sqlite:////a/b.db", "sqlite:////a/b.db"),
+        ("sc://host:15002/;token=abc/d?e&f=g;user_id=me", "sc://host:15002/;token=***;user_id=me"),
         ("mem:x", "mem:x"),
         ("", ""),
     ],
