@@ -6,6 +6,8 @@
     executor_dies  the first attempt of one task kills its executor after having written
     straggler      the first attempt of one task has written everything and then does not end: Spark speculates, and a
                    second attempt wins
+    shuffle_lost   the first task deletes the shuffle files of its executor: later tasks cannot fetch them, so Spark
+                   makes them again, and the stage has another attempt
 
 `SPARK_FAULTS` is a folder where attempts leave a mark, since they share nothing else.
 """
@@ -61,6 +63,10 @@ def faulty(updates: DataFrame, fault: str, marks: str) -> DataFrame:
             for line in Path(f"/proc/{os.getppid()}/status").read_text().splitlines():
                 if line.startswith("PPid:"):  # of the daemon that forked this worker: the executor's JVM
                     os.kill(int(line.split()[1]), signal.SIGKILL)
+        if fault == "shuffle_lost" and partition == 0:
+            for folder in os.environ["SPARK_LOCAL_DIRS"].split(","):
+                for file in Path(folder).rglob("shuffle_*"):
+                    file.unlink(missing_ok=True)
         if fault == "straggler" and partition == 0:
             time.sleep(LINGER_S)  # noqa: TID251 - in a worker of Spark's, where no clock can be handed in
 

@@ -18,9 +18,11 @@ from persist_core.handles.history import advance_since, set_history
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.oracle.consolidate import canonical_bytes
+from persist_core.oracle.upsert import TOMBSTONE, Record
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.keys import manifest_key
 from persist_core.shard.parts import updates_schema
+from persist_spark import broadcasts
 from persist_spark.read import frames as read
 from persist_spark.read.damage import named_damage
 from tests.spark.staged_shard import SHARD, StagedShard
@@ -70,19 +72,37 @@ def test_reads_are_the_plain_readers(
 def test_snapshot_is_the_same_however_its_retractions_are_read(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from persist_core.oracle.upsert import TOMBSTONE, Record
-
     shard = StagedShard(spark, tmp_path, ONE_KEY)
     shard.commit([Record((k,), ("a", k, 0.5), None, (None, "f", 0, k)) for k in range(20)], 10)
     shard.commit([Record((k,), TOMBSTONE, None, (None, "f", 0, k)) for k in range(0, 20, 2)], 20)
     wanted = _spark_rows(persist_spark.snapshot(spark, shard.location, SHARD))
     monkeypatch.setattr(read, "MANIFESTS_KEPT", 1)
     # The retractions alone are small; nothing is, and they are broadcast; nothing is, and they are not.
-    for limit in ("MAX_LOCAL_BYTES", "MAX_LOCAL_RETRACTION_BYTES", "MAX_BROADCAST_RETRACTIONS"):
-        monkeypatch.setattr(read, limit, 0)
+    limits = ((read, "MAX_LOCAL_BYTES"), (read, "MAX_LOCAL_RETRACTION_BYTES"), (broadcasts, "MAX_BROADCAST_BYTES"))
+    for module, limit in limits:
+        monkeypatch.setattr(module, limit, 0)
         assert _spark_rows(persist_spark.snapshot(spark, shard.location, SHARD)) == wanted
         assert len(read._manifests) == 1
     assert len(wanted) == 10
+
+
+def test_retractions_with_wide_keys_are_not_broadcast(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("MAX_LOCAL_BYTES", "MAX_LOCAL_RETRACTION_BYTES"):
+        monkeypatch.setattr(read, limit, 0)
+    monkeypatch.setattr(
+        broadcasts, "MAX_BROADCAST_BYTES", 2000
+    )  # nine rows of two columns take 864, and twice their texts
+    schema = CollectionSchema((Column("id", "string", nullable=False),), (Column("n", "bigint"),))
+    for width, is_broadcast in ((1, True), (100, False)):
+        shard = StagedShard(spark, tmp_path / str(width), schema)
+        keys = [(str(number) * width,) for number in range(10)]
+        shard.commit([Record(key, (1,), None, (None, "f", 0, 1)) for key in keys], 10)
+        shard.commit([Record(key, TOMBSTONE, None, (None, "f", 0, 2)) for key in keys[:9]], 20)
+        found = persist_spark.snapshot(spark, shard.location, SHARD)
+        assert ("broadcast" in found._jdf.queryExecution().optimizedPlan().toString()) is is_broadcast
+        assert [row["id"] for row in found.collect()] == ["9" * width]
 
 
 def test_multiset_rows_come_as_often_as_their_diffs_say(

@@ -44,14 +44,13 @@ from persist_core.shard.batch import BatchManifest, HollowBatch, PartKind
 from persist_core.shard.parts import updates_schema
 from persist_core.shard.pieces import Piece, Take, errs_between, oks_as_of, oks_between
 from persist_core.shard.state import ShardState
+from persist_spark.broadcasts import fits, text_bytes
 from persist_spark.compat import READS_ARROW
 from persist_spark.frame import ERR_COLUMNS, named, part_type, quoted, user_fields
 from persist_spark.read.damage import check_sizes, named_damage, part_sizes, possible_counts
 from persist_spark.read.parts import listing, scan_pieces
 from persist_spark.session import settings
 
-# Retractions up to here are broadcast: about 100 MB of keys and times in each executor.
-MAX_BROADCAST_RETRACTIONS = 2_000_000
 MAX_LOCAL_BYTES = 4 << 20  # of files that this process reads for a DataFrame: some 40 MB of rows at most
 MAX_LOCAL_RETRACTION_BYTES = 1 << 20  # of retractions; above it a scan by Spark takes less time
 MANIFESTS_KEPT = 256  # in memory, by digest, from one read to the next: some tens of kB each
@@ -198,7 +197,18 @@ class _Reading:
             local = T.StructType([*types, T.StructField(_RETRACTED, T.LongType())])
             return self.spark.createDataFrame(newest, local).hint("broadcast")
         found = self.frame(ends, _with_time(T.StructType(fields))).toDF(*renamed)
-        return found.hint("broadcast") if self.retractions <= MAX_BROADCAST_RETRACTIONS else found
+        return found.hint("broadcast") if self._fits_a_broadcast(found) else found
+
+    def _fits_a_broadcast(self, ends: DataFrame) -> bool:
+        """By their number, which manifests say, and by the bytes of their texts, which only their files do: those are
+        read if the number is small enough."""
+        columns = ends.schema.fields
+        texts = text_bytes(columns)
+        if texts is None or not fits(self.retractions, columns, 0):
+            return fits(self.retractions, columns, 0)
+        with named_damage(self.client.blob, self.client):
+            found = ends.selectExpr(f"sum({texts}) AS texts").collect()
+        return fits(self.retractions, columns, found[0]["texts"] or 0)
 
     def _newest(self, ends: Sequence[Piece]) -> pa.Table:
         keys = list(self.schema.key_names)

@@ -102,9 +102,9 @@ def stage_upserts(
         stash=_stash(spark, client, description, records, schema),
         ordered=_seen(spark, client, request),
     )
-    moved_bytes = description.input_bytes + batch.state_bytes(STASH_OPERATOR)
     with ExitStack() as stack:
-        stack.enter_context(settings(spark, {**stage_settings(moved_bytes), **OUR_PLANS, **listing(client.blob)}))
+        sized = stage_settings(batch.arriving_bytes)
+        stack.enter_context(settings(spark, {**sized, **OUR_PLANS, **listing(client.blob)}))
         if batch.looks and not request.is_columnar:
             records.persist(StorageLevel.MEMORY_AND_DISK)
             stack.callback(records.unpersist)
@@ -158,6 +158,11 @@ class _Batch:
         return sum(artifact.size_bytes for artifact in self.request.description.operators.get(operator, ()))
 
     @property
+    def arriving_bytes(self) -> int:
+        """The input and the stash."""
+        return self.request.description.input_bytes + self.state_bytes(STASH_OPERATOR)
+
+    @property
     def committed_bytes(self) -> int:
         """The files in which previous values may be."""
         parts = (part for _, manifest in self.committed for part in manifest.parts)
@@ -174,7 +179,10 @@ class _Batch:
         schema, upper = self.request.schema, self.request.description.upper
         manifests = [manifest for _, manifest in self.committed]
         has_ranges = self.committed_bytes > LARGE_STATE_BYTES and expects_few_files(manifests)
-        return look_at(self._waiting(OP, TIME), schema, upper, cuts_of(manifests) if has_ranges else None)
+        waiting = self._waiting(OP, TIME)
+        if self.arriving_bytes <= ONE_TASK_BYTES:
+            waiting = waiting.coalesce(1)  # one stage instead of two
+        return look_at(waiting, schema, upper, cuts_of(manifests) if has_ranges else None)
 
     def plan(self, look: Look | None, before: Outcome | None) -> _Plan:
         """What to do after this look, and after a plan whose output was discarded.
@@ -186,7 +194,7 @@ class _Batch:
         is_thorough = has_truncates or before is not None
         has_truncates = has_truncates or (before is not None and before.read.truncates > 0)
         is_keyed = look is not None and look.fits_a_broadcast and not has_truncates
-        moved_bytes = description.input_bytes + self.state_bytes(STASH_OPERATOR)
+        moved_bytes = self.arriving_bytes
         if not is_keyed:
             moved_bytes += self.committed_bytes
         if not is_keyed or is_thorough or not description.saves_delta(ORDER_INDEX_OPERATOR):

@@ -59,7 +59,7 @@ def look_at(waiting: DataFrame, schema: CollectionSchema, upper: int | None, cut
     waiting = waiting.selectExpr("*", f"{OP} = '{TRUNCATE}' AND {is_due} AS {_EMPTIES}")
     counts = {
         "rows": "count(1)",
-        "text_bytes": f"sum({text_bytes(keys)})",
+        "text_bytes": f"sum({text_bytes(keys) or '0L'})",
         "truncates": f"count(CASE WHEN {_EMPTIES} THEN 1 END)",
     }
     grouped = waiting.groupBy()
