@@ -166,3 +166,22 @@ def test_the_operators_table_names_every_check_of_fsck() -> None:
         r"\"(\w+)\", _key_of_\w+",
     )
     assert named == {check for call in calls for check in re.findall(call, code)}
+
+
+def test_tests_that_show_who_is_trusted_exist() -> None:
+    """docs/trust.md names the test for each of its rows, or gives the reason why one is missing."""
+    text = (ROOT / "docs" / "trust.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    rows = [
+        line
+        for line in text.splitlines()
+        if line.startswith("| ") and not line.startswith(("| it may", "| they may", "| ---"))
+    ]
+    assert len(named) > 10
+    assert not [row for row in rows if not re.search(r"\| (`tests/[^|]+::\w+`|none: [^|]+) \|$", row)]
+    found = [
+        f"docs/trust.md: {path}::{name}"
+        for path, name in named
+        if not (ROOT / path).is_file() or f"\ndef {name}(" not in (ROOT / path).read_text()
+    ]
+    report(found, "tests that are not there")

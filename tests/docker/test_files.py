@@ -172,7 +172,10 @@ def test_the_chart_uses_the_images_and_secrets_of_the_manifest() -> None:
     )
     given = {each["name"]: each["value"] for each in values["env"]}
     connection = json.loads(given["AIRFLOW_CONN_SPARK_DEFAULT"])
-    assert (connection["host"], connection["port"]) == ("spark-connect", service["spec"]["ports"][0]["port"])
+    assert (connection["host"], connection["port"]) == (
+        f"spark-connect.{service['metadata']['namespace']}.svc",
+        service["spec"]["ports"][0]["port"],
+    )
     (stores,) = yaml.safe_load(values["extraEnvFrom"])
     server = next(each for each in objects if each["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"][0]
     assert stores in server["envFrom"]
@@ -185,9 +188,81 @@ def test_airflow_sends_metrics_to_the_exporter() -> None:
     composed = {k: v for k, v in COMPOSE["services"]["scheduler"]["environment"].items() if "METRICS" in k}
     assert composed.pop("AIRFLOW__METRICS__STATSD_ON") == "${PERSIST_STATSD:-False}"
     assert given == composed | {"AIRFLOW__METRICS__STATSD_ON": "True"}
-    service, deployment = yaml.safe_load_all((DOCKER / "kubernetes" / "statsd.yaml").read_text())
+    service, deployment, _ = yaml.safe_load_all((DOCKER / "kubernetes" / "statsd.yaml").read_text())
     assert service["metadata"]["name"] == given["AIRFLOW__METRICS__STATSD_HOST"]
     assert given["AIRFLOW__METRICS__STATSD_HOST"] in COMPOSE["services"]
     assert service["spec"]["ports"][0]["port"] == int(given["AIRFLOW__METRICS__STATSD_PORT"])
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert container["image"] in COMPOSE["services"]["statsd"]["image"]
+
+
+def kubernetes_objects() -> list[dict[str, Any]]:
+    files = yaml.safe_load((DOCKER / "kubernetes" / "kustomization.yaml").read_text())["resources"]
+    return [each for file in files for each in yaml.safe_load_all((DOCKER / "kubernetes" / file).read_text())]
+
+
+def test_spark_creates_pods_only_in_a_namespace_without_airflows_secrets() -> None:
+    objects = kubernetes_objects()
+    spark = {each["metadata"]["namespace"] for each in objects if each["kind"] in ("Role", "RoleBinding")}
+    assert spark == {"persist-spark"}
+    assert not [each for each in objects if each["kind"].startswith("ClusterRole")]
+    (role,) = (each for each in objects if each["kind"] == "Role")
+    assert {resource for rule in role["rules"] for resource in rule["resources"]} == {"pods", "configmaps"}
+    values = (DOCKER / "kubernetes" / "airflow-values.yaml").read_text()
+    assert "--namespace persist " in values
+    for secret in re.findall(r"SecretName: (\S+)", values):
+        assert secret not in (DOCKER / "kubernetes" / "spark-connect.yaml").read_text()
+
+
+def test_executors_are_locked_down_as_the_server_is() -> None:
+    objects = kubernetes_objects()
+    template = next(each for each in objects if each["metadata"]["name"] == "spark-executor-template")
+    executor = yaml.safe_load(template["data"]["executor.yaml"])["spec"]
+    deployment = next(
+        each for each in objects if each["metadata"]["name"] == "spark-connect" and each["kind"] == "Deployment"
+    )
+    server = deployment["spec"]["template"]["spec"]
+    (inside,), (container,) = executor["containers"], server["containers"]
+    assert executor["securityContext"] == server["securityContext"]
+    assert inside["securityContext"] == container["securityContext"]
+    assert executor["automountServiceAccountToken"] is False
+    given = dict(each.split("=", 1) for each in container["args"] if "=" in each)
+    folder, _, file = given["spark.kubernetes.executor.podTemplateFile"].rpartition("/")
+    mounted = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    volume = next(each for each in server["volumes"] if each["name"] == mounted[folder])
+    assert (volume["configMap"]["name"], file in template["data"]) == ("spark-executor-template", True)
+    assert given["spark.kubernetes.executor.podTemplateContainerName"] == inside["name"]
+    account = given["spark.kubernetes.authenticate.executor.serviceAccountName"]
+    found = next(each for each in objects if each["kind"] == "ServiceAccount" and each["metadata"]["name"] == account)
+    assert found["automountServiceAccountToken"] is False
+
+
+def test_every_pod_has_a_network_policy() -> None:
+    """Of each port that a pod offers, and of the executors'."""
+    policies = [each for each in kubernetes_objects() if each["kind"] == "NetworkPolicy"]
+    chosen = {tuple(each["spec"]["podSelector"].get("matchLabels", {}).items()): each["spec"] for each in policies}
+    assert chosen[()].get("ingress") is None, "the namespace of Spark is closed unless a policy opens it"
+    opened = {
+        labels: {port["port"] for rule in spec.get("ingress", ()) for port in rule["ports"]}
+        for labels, spec in chosen.items()
+    }
+    assert opened[(("app", "statsd"),)] == {9125, 9102}
+    assert opened[(("app", "spark-connect"),)] == {15002, 7078, 7079}
+    assert opened[(("spark-role", "executor"),)] == {7079}
+
+
+def test_every_image_can_be_given_by_digest() -> None:
+    kustomization = yaml.safe_load((DOCKER / "kubernetes" / "kustomization.yaml").read_text())
+    names = {each["name"] for each in kustomization["images"]}
+    used = {
+        container["image"].partition(":")[0]
+        for each in kubernetes_objects()
+        if each["kind"] == "Deployment"
+        for container in each["spec"]["template"]["spec"]["containers"]
+    }
+    assert used == names
+    text = (DOCKER / "kubernetes" / "spark-connect.yaml").read_text()
+    assert "spark.kubernetes.container.image=$(EXECUTOR_IMAGE)" in text
+    ((source, target),) = [(each["source"], each["targets"][0]) for each in kustomization["replacements"]]
+    assert source["fieldPath"].endswith("[name=server].image")
+    assert target["fieldPaths"] == ["spec.template.spec.containers.[name=server].env.[name=EXECUTOR_IMAGE].value"]
