@@ -140,23 +140,31 @@ class Copier:
 
     def _copy(self, group: Sequence[str]) -> list[Copied]:
         self._check_apart()
-        reason = ""
+        last: Exception | None = None
         for _ in range(MAX_ROUNDS):
+            states: list[ShardState] = []
             try:
                 with ExitStack() as stack:
-                    return self._copy_once(group, stack)
-            except (_Again, LeaseExpired) as again:
-                reason = str(again)
+                    return self._copy_once(group, stack, states)
+            except (_Again, LeaseExpired) as error:
+                last = error
+            except CorruptArtifact as error:
+                if all(self.source.state(each.shard).manifest_keys == each.manifest_keys for each in states):
+                    raise
+                last = error  # is the state outdated, whose lease has ended, and GC was faster than the copy?
+        if isinstance(last, CorruptArtifact):
+            raise last
         raise RunFailed(
-            f"{', '.join(group)}: not copied in {MAX_ROUNDS} tries: {reason}. What was moved stays there; copy again"
+            f"{', '.join(group)}: not copied in {MAX_ROUNDS} tries: {last}. What was moved stays there; copy again"
         )
 
-    def _copy_once(self, group: Sequence[str], stack: ExitStack) -> list[Copied]:
+    def _copy_once(self, group: Sequence[str], stack: ExitStack, states: list[ShardState]) -> list[Copied]:
         done = {name: Copied(name, None, notes=("dropped at the source: not copied",)) for name in group}
         live = [name for name in group if not self.source.state(name).is_dropped]
         leases = {name: stack.enter_context(self._leased(name)) for name in live}
+        states += self._as_of_one_moment(live)
         tasks = []
-        for state in self._as_of_one_moment(live):
+        for state in states:
             done[state.shard] = Copied(state.shard, state.upper.time, notes=("the target has a later state already",))
             task = self._task(state, leases)
             if task is not None:
@@ -260,14 +268,11 @@ class Copier:
         return eras
 
     def _move(self, task: _Task, objects: Iterable[Named]) -> None:
-        """Move what the state needs. Raises `_Again` if the source has a later state that no longer needs it."""
+        """Move what the state needs. Raises `CorruptArtifact` naming an object that is missing or damaged."""
         mover = task.mover
         mover.move(objects)
-        if not mover.missing and not mover.damaged:
-            return
-        if self.source.state(task.shard).manifest_keys != task.state.manifest_keys and not mover.damaged:
-            raise _Again(f"{mover.missing[0]}: GC was faster than the copy")
-        raise CorruptArtifact(f"shard {task.shard} was not copied: {(mover.damaged or mover.missing)[0]}")
+        if mover.damaged or mover.missing:
+            raise CorruptArtifact(f"shard {task.shard} was not copied: {(mover.damaged or mover.missing)[0]}")
 
     def _commit(self, task: _Task) -> None:
         """The one compare-and-set. What GC has deleted until then at the target is moved again after it."""

@@ -52,7 +52,7 @@ class Named:
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """The objects of one checkpoint. It exists once its manifest does."""
+    """The objects of one checkpoint, and of the progress that it names. It exists once its manifest does."""
 
     files: tuple[Named, ...]
     manifest: Named
@@ -75,7 +75,8 @@ class Inventory:
         """All of them, in the order in which they are moved."""
         saved = self.checkpoints.values()
         files = [file for each in saved for file in each.files]
-        return [*self.needed, *self.records, *files, *(each.manifest for each in saved)]
+        objects = (*self.needed, *self.records, *files, *(each.manifest for each in saved))
+        return list({each.key: each for each in objects}.values())
 
 
 def inventory_of(client: PersistClient, state: ShardState) -> Inventory:
@@ -98,12 +99,7 @@ def inventory_of(client: PersistClient, state: ShardState) -> Inventory:
     listing = BlobCheckpointer(client.blob, state.shard).listing()
     newest = state.newest_commit
     past = [each for each in listing.manifests if newest is not None and each.epoch <= newest.epoch]
-    for checkpoint in past:
-        offsets = checkpoint.source_offsets.items()
-        progress.append({name: SourceFrontier(each.source_type, each.offsets) for name, each in offsets})
-    sources = (progress_of(client.blob, state.shard, each).values() for each in progress)
-    keys = {key for each in sources for source in each for key in source.needed_keys()}
-    needed += (Named(key, None, digest_in(key)) for key in sorted(keys))
+    needed += (Named(key, None, digest_in(key)) for sources in progress for key in _named_by(client, state, sources))
     held = {holder.removeprefix(PIN) for holder in state.holds if holder.startswith(PIN)}
     records = [
         Named(entry.key, entry.size_bytes)
@@ -113,22 +109,31 @@ def inventory_of(client: PersistClient, state: ShardState) -> Inventory:
     return Inventory(
         tuple({each.key: each for each in needed}.values()),
         tuple(records),
-        {each.checkpoint_id: _saved(client.blob, state.shard, each, listing.sizes) for each in past},
+        {each.checkpoint_id: _saved(client, state, each, listing.sizes) for each in past},
         frozenset(held & listing.pinned),
         frozenset({*(each.checkpoint_id for each in listing.manifests), *listing.unreadable, *listing.unfinished}),
     )
 
 
-def _saved(blob: Blob, shard: str, manifest: CheckpointManifest, sizes: Mapping[str, int]) -> SavedCheckpoint:
-    layout = BlobCheckpointer(blob, shard).layout
+def _named_by(client: PersistClient, state: ShardState, sources: Mapping[str, SourceFrontier]) -> list[str]:
+    progress = progress_of(client.blob, state.shard, sources).values()
+    return [key for each in progress for key in sorted(each.needed_keys())]
+
+
+def _saved(
+    client: PersistClient, state: ShardState, manifest: CheckpointManifest, sizes: Mapping[str, int]
+) -> SavedCheckpoint:
+    layout, offsets = BlobCheckpointer(client.blob, state.shard).layout, manifest.source_offsets
     folder, last = layout.folder(manifest.checkpoint_id), layout.manifest(manifest.checkpoint_id)
     known = {layout.artifact(manifest.checkpoint_id, each.path): each.sha256 for each in manifest.artifacts}
-    files = tuple(
+    files = [
         Named(key, size_bytes, known.get(key))
         for key, size_bytes in sizes.items()
         if key.startswith(folder) and key not in (last, layout.pin(manifest.checkpoint_id))
-    )
-    return SavedCheckpoint(files, Named(last, sizes.get(last)))
+    ]
+    sources = {name: SourceFrontier(each.source_type, each.offsets) for name, each in offsets.items()}
+    files += (Named(key, None, digest_in(key)) for key in _named_by(client, state, sources))
+    return SavedCheckpoint(tuple(files), Named(last, sizes.get(last)))
 
 
 @dataclass
@@ -158,7 +163,8 @@ class Mover:
 
     def move(self, objects: Iterable[Named]) -> None:
         """Move those that the target does not hold."""
-        for named, size_bytes in self._moved([each for each in objects if not each.is_in(self.found)]):
+        missing = {each.key: each for each in objects if not each.is_in(self.found)}
+        for named, size_bytes in self._moved(list(missing.values())):
             if size_bytes is not None:
                 self.found[named.key] = size_bytes
                 self.moved, self.moved_bytes = self.moved + 1, self.moved_bytes + size_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from persist_core.location.open import OpenLocation
 from persist_core.maintenance.copy import Copier
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
+from persist_core.shard.receive import TOO_LATE, Received, receive
 from persist_core.shard.state import MAX_COMMITS_KEPT
 from persist_core.watch.board import WatchBoard
 from tests.core.gc.test_kills import SCHEMA, make_garbage
@@ -161,3 +163,37 @@ def test_a_dropped_shard_keeps_its_copy() -> None:
     copy_all(target, source)  # from the backup
     make_garbage(source, 2)
     assert fsck(source, FRUIT).is_clean
+
+
+def test_a_copy_whose_objects_gc_may_have_deleted_is_refused() -> None:
+    """By the target's compare-and-set: the era in which the copier looked for them is given up."""
+    source, target = Client(), Client()
+    make_garbage(source, 1)
+    copy_all(source, target)
+    make_garbage(source, 2)
+    before = target.state(FRUIT)
+    state = replace(before, era=before.era + 2, oldest_era=before.era + 1)
+    assert receive(state, source.state(FRUIT), era=before.era) == (state, TOO_LATE)
+    assert receive(state, source.state(FRUIT), era=state.era)[1] == Received(is_new=True)
+    assert receive(before, source.state(FRUIT), era=-1) == (before, TOO_LATE), "it did not exist when the copier looked"
+
+
+def test_the_lease_keeps_a_state_that_merges_and_gc_have_left_behind(persist_seed: int) -> None:
+    """The copy is of the state that the copier began with, whatever happens at the source before the first part."""
+    source, target = Client(), Client()
+    make_garbage(source, 1)
+    make_garbage(source, 2)
+    before = source.state(FRUIT).commits
+
+    def overtake() -> None:
+        make_garbage(source, 3)
+        for _ in range(5):
+            collect(source, FRUIT, grace_ms=0, intent_ms=0)
+
+    source.counted.at({2 + random.Random(persist_seed).randrange(8)}, overtake)
+    copy_all(source, target)
+    source.counted.at(set())
+    assert len(source.state(FRUIT).commits) == 3
+    assert target.state(FRUIT).commits == before
+    assert fsck(target, FRUIT).is_clean
+    assert source.state(FRUIT).leases == {}

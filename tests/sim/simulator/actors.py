@@ -18,10 +18,12 @@ from persist_core.errors import (
 )
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
+from persist_core.maintenance.copy import Copier
 from persist_core.maintenance.violations import STORAGE, Violation
 from persist_core.shard.state import HoldMismatch
+from tests.sim.simulator.reading import check_snapshot
 from tests.sim.simulator.workload import SHARD
-from tests.sim.simulator.world import GRACE_MS, World
+from tests.sim.simulator.world import GRACE_MS, World, collect_garbage
 
 MAX_LOOKS = 10  # of an actor that waits for others
 
@@ -167,6 +169,21 @@ def _merge(client: PersistClient, shard: str) -> None:
     state = client.state(shard)
     if len(state.batches) > 1:
         merge_here(client, Merge.of(client, state, state.batches), attempt=client.ids.uuid7())
+
+
+def copy_some(world: World, name: str, times: int) -> None:
+    """A copier, which also collects garbage where it copies to. What it has copied is a state of the shard."""
+    client, backup = world.client(name), world.backup(name)
+    for _ in range(times):
+        _wait_for_a_commit(world, client)
+        try:
+            Copier(client, backup, threads=1).copy([SHARD])
+            upper = backup.state(SHARD).upper.time
+            if upper:
+                check_snapshot(world, backup.open_reader(SHARD), upper - 1)
+            collect_garbage(backup)
+        except (StorageError, ShardNotFound, ReadTooSlow, RunFailed):
+            client.clock.sleep_ms(1_000)
 
 
 def scrub_some(world: World, name: str, times: int) -> None:

@@ -64,6 +64,7 @@ class Scenario:
     keepers: int = 0
     forkers: int = 0
     browsers: int = 0
+    copiers: int = 0
     jumps: int = 0
     sequence: int = 0
     eras: int = 0
@@ -106,6 +107,7 @@ class Scenario:
             jumps=one_of(0, 0, 0, 1),
             sequence=one_of(0, 0, 0, 1),
             eras=one_of(0, 0, 0, 0, 0, 0, 1, 2),
+            copiers=one_of(0, 0, 0, 1, 2),
         )
 
     @classmethod

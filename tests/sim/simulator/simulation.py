@@ -21,6 +21,7 @@ from persist_core.location.blob import Blob
 from persist_core.location.consensus import Consensus
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
+from persist_core.maintenance.copy import Copier
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.shard.batch import BatchDescription
@@ -28,6 +29,7 @@ from persist_core.shard.state import Committed
 from tests.sim.simulator.actors import (
     checkpoint_some,
     collect_some,
+    copy_some,
     fork_some,
     hold_some,
     merge_some,
@@ -51,7 +53,7 @@ from tests.sim.simulator.scheduler import (
     SeededDecisions,
 )
 from tests.sim.simulator.script import Scenario, Script
-from tests.sim.simulator.stores import SimulatedBlob, SimulatedConsensus, SlowToCommit
+from tests.sim.simulator.stores import SimulatedBlob, SimulatedConsensus, SlowToCommit, Unseen
 from tests.sim.simulator.workload import CLOSING_ENDS, INTERVAL_ENDS, SHARD, Feed, ids_of, input_folder
 from tests.sim.simulator.world import (
     GRACE_MS,
@@ -133,6 +135,7 @@ class _Simulation:
         self.blob = SimulatedBlob(self._blob_of_all, self.scheduler, self.referee)
         self._real_consensus = parts.consensus()
         self.consensus = SimulatedConsensus(self._real_consensus, self.scheduler, self.referee)
+        self._real_backup = OpenLocation(MemBlob(clock=self.clock), MemConsensus())
 
     def client(self, name: str) -> PersistClient:
         if self.scenario.eras < 2:
@@ -150,6 +153,13 @@ class _Simulation:
         return PersistClient(
             location, clock, ids_of(self.scenario, name, clock), fetch_threads=1, part_format=ArrowParts()
         )
+
+    def backup(self, name: str) -> PersistClient:
+        real = self._real_backup
+        blob = SimulatedBlob(real.blob, self.scheduler, Unseen())
+        location = OpenLocation(blob, SimulatedConsensus(real.consensus, self.scheduler, Unseen()))
+        ids = ids_of(self.scenario, f"{name} backup", self.clock)
+        return PersistClient(location, self.clock, ids, fetch_threads=1, part_format=ArrowParts())
 
     def now_ms(self) -> int:
         return self.clock.now_ms()
@@ -182,6 +192,7 @@ class _Simulation:
             ("keeper", scenario.keepers, keep_some, 3),
             ("forker", scenario.forkers, fork_some, 2),
             ("browser", scenario.browsers, read_without_lease, 3),
+            ("copier", scenario.copiers, copy_some, 3),
         ):
             for number in range(1, count + 1):
                 name = f"{role}-{number}"
@@ -280,8 +291,29 @@ class _Simulation:
         upper = client.state(SHARD).upper.time
         assert upper is not None  # no simulation closes its shard
         check_snapshot(self, client.open_reader(SHARD), upper - 1)
+        if self.scenario.copiers:
+            self._check_copy(client)
         for name, checkpoint_id in self.forks.items():
             state = client.state(name)
             assert state.upper.time is not None
             check_snapshot(self, client.open_reader(name), state.upper.time - 1)
             self.referee.check_fork(name, state, checkpoint_id)
+
+    def _check_copy(self, client: PersistClient) -> None:
+        """One more copy, without faults, is whole, whatever the copiers have left behind."""
+        real, ids = self._real_backup, ids_of(self.scenario, "end of the copy", self.clock)
+        backup = PersistClient(real, self.clock, ids, fetch_threads=1, part_format=ArrowParts())
+        Copier(client, backup, threads=1).copy([SHARD])
+        for _ in range(MAX_ERAS):
+            collect_garbage(backup)
+            self.clock.sleep_ms(GRACE_MS)
+        left = {entry.key for entry in real.blob.list_keys_and_metadata(f"{SHARD}/")}
+        if left != reachable(real.blob, real.consensus, SHARD):
+            self.fail("copy", f"the copy has {sorted(left)}; needed are {reachable(real.blob, real.consensus, SHARD)}")
+        report = fsck(backup, SHARD)
+        if not report.is_clean:
+            self.fail("copy", f"fsck of the copy: {report.violations}")
+        ours, theirs = client.state(SHARD), backup.state(SHARD)
+        if (ours.commits, ours.batches) != (theirs.commits, theirs.batches):
+            self.fail("copy", f"the copy has {theirs.commits}; the source has {ours.commits}")
+        check_snapshot(self, backup.open_reader(SHARD), (ours.upper.time or 1) - 1)

@@ -43,6 +43,22 @@ class Witness(Protocol):
         ...
 
 
+class Unseen:
+    """A witness that sees nothing: of another location than the one under test."""
+
+    def wrote(self, key: str, before: bytes | None, data: bytes) -> None:
+        pass
+
+    def deleted(self, key: str) -> None:
+        pass
+
+    def listed(self, prefix: str) -> None:
+        pass
+
+    def committed(self, key: str, version: VersionedData) -> None:
+        pass
+
+
 class _Simulated:
     """What both stores share: carry out a call as its fate says."""
 

@@ -121,6 +121,10 @@ class World(Protocol):
         """A client with its own random stream, on the simulated stores."""
         ...
 
+    def backup(self, name: str) -> PersistClient:
+        """A client of the other location, into which the shard is copied; its calls may fail too."""
+        ...
+
     def now_ms(self) -> int:
         """The true time; the clock of a client may be wrong."""
         ...
