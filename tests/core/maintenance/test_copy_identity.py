@@ -13,6 +13,7 @@ from persist_core.errors import InvalidInput, ShardMoved
 from persist_core.gc.collect import collect
 from persist_core.gc.drop import drop
 from persist_core.handles.client import PersistClient
+from persist_core.handles.history import advance_since, set_history
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.copy import Copier
@@ -197,3 +198,19 @@ def test_the_lease_keeps_a_state_that_merges_and_gc_have_left_behind(persist_see
     assert target.state(FRUIT).commits == before
     assert fsck(target, FRUIT).is_clean
     assert source.state(FRUIT).leases == {}
+
+
+def test_frontiers_of_a_copy_never_regress() -> None:
+    """A lease holds `since` at the source; the target has no such reader, and its maintenance gives up more."""
+    source, target = Client(), Client()
+    make_garbage(source, 1)
+    make_garbage(source, 2)
+    set_history(source, FRUIT, 1)
+    source.open_leased_reader(FRUIT, lease_ms=60_000)
+    copy_all(source, target)
+    given_up = advance_since(target, FRUIT).since
+    assert source.state(FRUIT).since < given_up
+    make_garbage(source, 3)
+    copy_all(source, target)
+    assert target.state(FRUIT).since == given_up
+    check_equal(source, target, FRUIT)
