@@ -147,7 +147,7 @@ def expand_variables(text: str, environment: Mapping[str, str]) -> str:
 
 ALL_HISTORY = "all"
 _DURATION = re.compile(r"([0-9]{1,9}) *([a-z]+)", re.ASCII)
-_UNIT_NAMES = {"d": "days", "h": "hours", "min": "minutes"}  # short forms
+_UNIT_NAMES = {"d": "days", "h": "hours", "m": "minutes", "min": "minutes"}  # short forms
 MAX_DURATION_MS = 1_000 * 366 * UNITS_MS["days"]
 
 

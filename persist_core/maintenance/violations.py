@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from persist_core.errors import PersistError, StorageError
 
 STORAGE = "storage"  # the check of violations that do not concern the shard: its store did not answer
 MAX_SHOWN = 20  # violations of one check; a damaged shard has many similar ones, so the rest are counted
+_ADVICE = re.compile(r"[;.] run `persist fsck[^`]*`\.?$", re.IGNORECASE)  # of an error's end: this is fsck
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Violations:
         """Report one; beyond `MAX_SHOWN` of the same check it is only counted."""
         self._counts[check] += 1
         if self._counts[check] <= MAX_SHOWN:
-            self._shown.append(Violation(self._shard, check, message))
+            self._shown.append(Violation(self._shard, check, _ADVICE.sub("", message)))
 
     def count(self, check: str, number: int) -> None:
         """Count as many more of this check, without messages."""

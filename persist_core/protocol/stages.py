@@ -94,6 +94,8 @@ def mint(
     """
     if until is not None and not is_forced:
         _check_not_ahead(config.name, until, client.clock.now_ms())
+    if client.machine.fetch(config.name) is None:
+        source_of(client, config).check(None)  # a wrong path leaves no empty shard
     notices: tuple[str, ...] = ()
     for _ in range(MAX_MINT_TRIES - 1):
         state, noticed = _as_defined(client, config)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from persist_core.config.collection import CollectionConfig
 from persist_core.location.blob import Blob
 from persist_core.schema import CollectionSchema, check_compatible
@@ -10,6 +12,7 @@ from persist_core.sources.files import FileSource
 from persist_core.sources.frozen import stage_frozen
 from persist_core.sources.source import Intake
 
+_log = logging.getLogger(__name__)
 FILES = "files"  # the name of a collection's one source
 
 
@@ -20,9 +23,11 @@ class CollectionSource:
         self._config = config
         self._blob = blob
 
-    def check(self, state: ShardState) -> None:
-        """Check the schema, which is known from the collection file, before files are listed."""
-        if state.schema is not None:
+    def check(self, state: ShardState | None) -> None:
+        """Check the schema, which is known from the collection file, before files are listed; first the folders."""
+        if state is None:
+            FileSource(self._config, self._blob).freeze(None, until=None)
+        elif state.schema is not None:
             check_compatible(state.schema, self._config.collection_schema())
 
     def freeze(self, state: ShardState, *, lower: int, until: int | None) -> Intake:
@@ -30,6 +35,8 @@ class CollectionSource:
         source = FileSource(self._config, self._blob)
         consumed = state.sources.get(FILES)
         freeze = source.freeze(consumed, until=until, lower=lower)
+        if freeze.not_due:  # usual in a backfill, so no notice
+            _log.info("%d files are dated at or after the end of this run: left for later runs", freeze.not_due)
         sources, input_key = dict(state.sources), None
         if freeze.frozen.files:
             input_key = stage_frozen(self._blob, self._config.name, freeze.frozen, era=state.era)

@@ -138,8 +138,6 @@ class Freeze:
     def notices(self) -> tuple[str, ...]:
         """One line for each thing that a user should know, bounded."""
         lines = [*_first(self.changed, "consumed files changed"), *_first(self.unmatched, "files were skipped")]
-        if self.not_due:
-            lines.append(f"{self.not_due} files are dated at or after the end of this run: left for later runs")
         if self.left_over:
             lines.append(
                 f"{self.left_over} more files are due: left for the next run because of the collection's limits"

@@ -98,16 +98,16 @@ def test_a_backfill_whose_starter_is_killed_and_one_by_our_command(
     """Two days by Airflow's command, with a starter that is killed as `make demo` may be; a third day by ours."""
     backfill = ("backfill", "create", "--dag-id", DAG_ID, "--from-date", "2026-01-01", "--to-date", "2026-01-02",
                 "--reprocess-behavior", "completed")  # fmt: skip
-    airflow.commands(("dags", "reserialize"), backfill)
-    left = start_until_a_task_writes(airflow)
     with statsd_sink() as statsd:
         settings = {**airflow.settings, **statsd.settings(statsd_influxdb_enabled="True")}
-        heir = LocalAirflow(airflow.home, airflow.dags, airflow.location, settings)
+        starter, heir = (LocalAirflow(airflow.home, airflow.dags, airflow.location, settings) for _ in range(2))
+        starter.commands(("dags", "reserialize"), backfill)
+        left = start_until_a_task_writes(starter)
         assert heir.stop() == ["postgres", "api-server", "scheduler"]
         for pid in left:
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
-        assert heir.stop() == []
+        assert heir.stop() == starter.stop() == []
         with pytest.raises(EmbeddedAirflowError, match="AlreadyRunningBackfill"):
             heir.command(*backfill)
         check_backfills(heir, client)

@@ -28,6 +28,7 @@ def load(folder: Path, text: str) -> CollectionConfig:
         ("{warn: 2h, fail: 6h}", Threshold(2 * HOUR, 6 * HOUR)),
         ("{warn: 90 minutes}", Threshold(90 * 60_000)),
         ("{fail: 3 days}", Threshold(fail=72 * HOUR)),
+        ("{warn: 5m, fail: 10 m}", Threshold(300_000, 600_000)),
         ("{warn: 5min, fail: 1d}", Threshold(300_000, 24 * HOUR)),
         ("{warn: off, fail: 1 hour}", Threshold(fail=HOUR)),
         ("off", OFF),

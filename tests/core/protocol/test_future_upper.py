@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from persist_core.errors import InvalidInput
+from persist_core.errors import Determinate, InvalidInput
 from persist_core.oracle.upsert import Record
 from persist_core.protocol import stages
 from persist_core.protocol.fork import fork
@@ -52,6 +52,13 @@ def test_an_until_more_than_an_hour_ahead_is_refused_and_changes_nothing(shard: 
     assert shard.client.machine.fetch(SHARD) is None
     assert isinstance(mint(shard, now + MAX_AHEAD_MS), Minted)
     assert isinstance(mint(shard, YEAR_2099, is_forced=True), Minted)
+
+
+def test_a_folder_that_does_not_exist_leaves_no_empty_shard(shard: Collection) -> None:
+    shard.folder.rmdir()
+    with pytest.raises(Determinate, match="does not exist or is not a folder"):
+        mint(shard, shard.clock.now_ms())
+    assert shard.client.machine.fetch(SHARD) is None
 
 
 def test_a_run_that_the_upper_covers_names_the_files_that_wait(shard: Collection) -> None:
