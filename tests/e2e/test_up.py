@@ -1,4 +1,4 @@
-"""`make up` as a user calls it: new collections wait; neither kill -9 nor many backfills at once stop it."""
+"""`make up` as a user calls it: new collections wait; neither kill -9 nor many backfills stop it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_up_survives_backfills_and_kill_9(project: Path) -> None:
 
 
 def check_what_is_paused(airflow: LocalAirflow, out: str) -> None:
-    """A user's own collections wait for the user, who is told so; the bundled DAGs run."""
+    """A user's own collections wait for the user, and `up` names them; the bundled DAGs run."""
     paused = dict(airflow.query("select dag_id, is_paused from dag"))
     mine = {dag_id for dag_id in paused if "mine" in dag_id}
     assert len(mine) == len(list((airflow.dags / "collections").glob("mine_*.yaml")))

@@ -57,7 +57,7 @@ export function showList(body) {
   replaceMain(
     h("h1", {}, "Shards"),
     places,
-    shards.length ? [controls, status] : h("p", { class: "empty" }, "No shards yet. A shard appears with the first run of its DAG, or with persist run."),
+    shards.length ? [controls, status] : h("p", { class: "empty" }, "No shards yet. A shard appears with the first run of its DAG, which starts paused: unpause it when persist run has shown the rows that you expect."),
     shards.length > 0 && h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Shards" },
       h("table", { class: "list" }, h("caption", { class: "hidden" }, "Shards"), h("thead", {}, h("tr", {}, heads)), tbody)),
   );
