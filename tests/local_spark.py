@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def local_spark(app_name: str, scratch: Path, master: str = "local[2]") -> SparkSession:
-    """A local session with the static settings of our jobs: two cores, no UI, UTC, a JVM tuned for a quick start.
+    """A local session with the settings of our jobs: two cores, no UI, a JVM tuned for a quick start.
 
     `scratch` takes what Spark spills. ANSI mode stays at the release's default (on in Spark 4), as for users. The jars
     for S3 are on its class path if `make spark-jars` has fetched them.
     """
     from pyspark.sql import SparkSession
 
-    from persist_spark.session import STATIC
+    from persist_spark.session import FASTER, REQUIRED, STATIC, use
 
     logging.getLogger("py4j").setLevel(logging.WARNING)  # it logs while it is collected, after the log has closed
     session = (
@@ -42,4 +42,5 @@ def local_spark(app_name: str, scratch: Path, master: str = "local[2]") -> Spark
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("ERROR")
+    use(session, {**FASTER, **REQUIRED})
     return session

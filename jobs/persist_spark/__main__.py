@@ -51,7 +51,7 @@ def _run(spec: JobSpec, location: OpenLocation) -> None:
     from persist_spark.view.job import run_view_job
 
     description = spec.description
-    spark = build_session(f"persist {description.shard} {description.interval}", spec.spark_conf)
+    spark = build_session(f"persist {description.shard} {description.interval}")
     try:
         jobs: dict[type, Callable[[SparkSession, JobSpec, OpenLocation], BatchManifest | None]] = {
             CollectionConfig: run_write_job,

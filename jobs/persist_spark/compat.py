@@ -14,11 +14,14 @@ import importlib.util
 import pyspark
 from pyspark.errors import PySparkException
 from pyspark.sql import Column as SparkColumn
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 SPARK_VERSION = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
 HAS_TRY_CAST = SPARK_VERSION >= (4, 0)
 HAS_TRIM_CHARACTERS = SPARK_VERSION >= (4, 0)  # `F.ltrim(text, characters)`
+HAS_TAGS = SPARK_VERSION >= (4, 0)  # `SparkSession.addTag` without Spark Connect
+HAS_NEW_SESSION = SPARK_VERSION >= (4, 3)  # `SparkSession.newSession` in Spark Connect
 READS_ARROW = SPARK_VERSION >= (4, 0)  # `createDataFrame` of an Arrow table
 READS_ZSTD_TEXT = SPARK_VERSION >= (4, 3)
 WRITES_TO_S3 = SPARK_VERSION >= (4, 0)  # on 3.5 the magic committer leaves no report of what it has committed
@@ -26,6 +29,11 @@ WRITES_TO_S3 = SPARK_VERSION >= (4, 0)  # on 3.5 the magic committer leaves no r
 ENGINE_ERRORS: tuple[type[Exception], ...] = (PySparkException,)
 if importlib.util.find_spec("py4j"):
     ENGINE_ERRORS = (PySparkException, importlib.import_module("py4j.protocol").Py4JJavaError)
+
+
+def is_connect(session: SparkSession) -> bool:
+    """True for a session of a Spark Connect server."""
+    return type(session).__module__.startswith("pyspark.sql.connect")
 
 
 def try_cast(value: SparkColumn, type_name: str) -> SparkColumn:

@@ -2,6 +2,7 @@
 
     wait_for_server ─> one try after the other, each logged ─> it answers, or `RunFailed` after the time that is given
     limit_retries   ─> of a session: calls of a server that is gone fail after that time too
+    new_session     ─> one beside another, and `release`: its end
     apply_conf      ─> a file's `spark_conf`: set in the session, or a warning names it
 
 Spark's client tries for about ten minutes and says nothing meanwhile.
@@ -9,6 +10,7 @@ Spark's client tries for about ten minutes and says nothing meanwhile.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Mapping
@@ -20,7 +22,7 @@ from pyspark.sql import SparkSession
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.spark_job.submit import ENV_CONNECT_TIMEOUT, FIXED_BY_SERVER
-from persist_spark.compat import SPARK_VERSION
+from persist_spark.compat import ENGINE_ERRORS, HAS_NEW_SESSION, SPARK_VERSION, is_connect
 
 CONNECT_TIMEOUT_S = 60.0  # as long as a server needs to start on a busy machine
 _TRY_S = 10.0  # of one try, so that a log shows several
@@ -93,6 +95,31 @@ def limit_retries(session: SparkSession, timeout_s: float) -> None:
     ratio = timeout_s * 1000 * (_BACKOFF_FACTOR - 1) / _FIRST_BACKOFF_MS + 1
     retries = max(1, math.floor(math.log(ratio, _BACKOFF_FACTOR)))
     session.client.set_retry_policies([DefaultPolicy(max_retries=retries, initial_backoff=_FIRST_BACKOFF_MS)])
+
+
+def new_session(spark: SparkSession) -> SparkSession:
+    """A session beside `spark`: settings, temporary views and functions of its own."""
+    if HAS_NEW_SESSION or not is_connect(spark):
+        return spark.newSession()
+    channel = copy.deepcopy(spark.client._builder)
+    getattr(channel, "_params" if SPARK_VERSION >= (4, 0) else "params").pop("session_id", None)
+    return type(spark)(channel)  # type: ignore[arg-type] # - a session of Spark Connect, which takes its channel
+
+
+def release(own: SparkSession) -> None:
+    """End a session that `new_session` made, and what runs in it in a server. Its `stop` could end the user's too."""
+    if not is_connect(own):
+        return
+    client = own.client
+    if SPARK_VERSION >= (4, 0):
+        from pyspark.sql.connect.client.retries import DefaultPolicy
+
+        client.set_retry_policies([DefaultPolicy(max_retries=0)])
+        try:
+            client.release_session()
+        except ENGINE_ERRORS as error:  # the server may be gone; then the job's own error says so
+            log.warning("the session could not be released: %s", error)
+    client.close()
 
 
 def apply_conf(session: SparkSession, conf: Mapping[str, str]) -> None:

@@ -1,6 +1,10 @@
-"""The Spark session of a job, and the settings that a stage needs in any session.
+"""The Spark session of a job's own, and its settings.
 
-Settings that correct results depend on are set around each stage and restored (`settings`).
+    build_session ─> the session of a process that runs one job
+    own_session   ─> beside any session: one for a job alone, with every setting that its results depend on
+    stage_settings ─> what depends on a batch; `use` sets it there before the plan runs
+
+Nothing is restored: the session ends with its job.
 """
 
 from __future__ import annotations
@@ -8,12 +12,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 
 from pyspark.sql import SparkSession
 
+from persist_core.location.blob import Blob
+from persist_core.spark_job.spec import JobSpec
 from persist_spark import s3a
-from persist_spark.connect import apply_conf, connect_timeout_s, limit_retries, wait_for_server
+from persist_spark.compat import HAS_TAGS, is_connect
+from persist_spark.connect import apply_conf, connect_timeout_s, limit_retries, new_session, release, wait_for_server
 
 # For correct results: canonical text is in UTC, Parquet holds microseconds in UTC, old dates are kept as they are.
 REQUIRED = {
@@ -26,10 +32,10 @@ REQUIRED = {
     "spark.sql.runSQLOnFiles": "false",
     "spark.sql.variable.substitute": "false",
 }
-LISTED_BY_A_JOB = "spark.sql.sources.parallelPartitionDiscovery.threshold"  # from so many paths on
+_LISTED_BY_A_JOB = "spark.sql.sources.parallelPartitionDiscovery.threshold"  # from so many paths on
 # For lower fixed costs: a shard may have hundreds of small parts, and a job to list them costs more than listing them.
 FASTER = {
-    LISTED_BY_A_JOB: "10000",
+    _LISTED_BY_A_JOB: "10000",
     "spark.sql.maxConcurrentOutputFileWriters": "8",  # four kinds of parts: without it each task sorts by kind
     "spark.sql.autoBroadcastJoinThreshold": "-1",  # we decide what to broadcast, from the description
 }
@@ -53,11 +59,9 @@ STATIC = {
 }
 
 
-def build_session(app_name: str, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """The session of a job. Master and resources come from `spark-submit`, or the server that SPARK_REMOTE names.
-
-    `conf` is the file's `spark_conf`. `spark-submit` has it on its command line; a server's session gets it here.
-    """
+def build_session(app_name: str) -> SparkSession:
+    """The session of a process for one job. Master and resources come from `spark-submit`, or the server that
+    SPARK_REMOTE names."""
     builder = SparkSession.builder.appName(app_name)
     remote = os.environ.get("SPARK_REMOTE")
     if remote is not None:
@@ -65,48 +69,48 @@ def build_session(app_name: str, conf: Mapping[str, str] | None = None) -> Spark
         wait_for_server(remote, timeout_s)
         session = builder.getOrCreate()
         limit_retries(session, timeout_s)
-        apply_conf(session, conf or {})
         return session
     for name, value in STATIC.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
 
-# The session, and what the blocks of `settings` around us have set in it.
-_known: ContextVar[tuple[SparkSession | None, Mapping[str, str]]] = ContextVar("known settings", default=(None, {}))
-
-
 @contextmanager
-def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Set these runtime settings, and restore what was there before.
+def own_session(spark: SparkSession, spec: JobSpec) -> Iterator[SparkSession]:
+    """A session for one job alone, in the context or the server of `spark`, with our settings.
 
-    Each question and each change is a call of the server in a Spark Connect session. So a block within another one of
-    the same session asks only for what that one did not set, and a setting that needs no change costs no call.
+    What is set, registered or run in `spark` changes nothing here, and nothing done here shows there. DataFrames of
+    the two can't be joined. The file's `spark_conf` comes with `spark-submit`; a server's session gets it here. Where
+    Spark has tags, what the job runs has one that names its shard.
     """
-    session, outer = _known.get()
-    known = outer if session is spark else {}
-    before = {name: known[name] if name in known else spark.conf.get(name, None) for name in wanted}
-    changed = {name: value for name, value in wanted.items() if before[name] != value}
-    for name, value in changed.items():
-        spark.conf.set(name, value)
-    token = _known.set((spark, {**known, **wanted}))
+    own = new_session(spark)
     try:
-        yield
+        if is_connect(own):
+            limit_retries(own, connect_timeout_s(os.environ))
+            apply_conf(own, spec.spark_conf)
+        use(own, {**FASTER, **REQUIRED})
+        if HAS_TAGS or is_connect(own):
+            own.addTag(f"persist {spec.description.shard} {spec.description.interval}".replace(",", " "))
+        yield own
     finally:
-        _known.reset(token)
-        for name in changed:
-            old = before[name]
-            if old is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, old)
+        release(own)
+
+
+def use(session: SparkSession, wanted: Mapping[str, str]) -> None:
+    """Set these in a session of our own, for good."""
+    for name, value in wanted.items():
+        session.conf.set(name, value)
+
+
+def listing(blob: Blob) -> dict[str, str]:
+    """For reads of a blob store: a job to list many files saves time if each is a request."""
+    return {_LISTED_BY_A_JOB: FASTER[_LISTED_BY_A_JOB] if blob.uri.startswith("file:") else "32"}
 
 
 def stage_settings(exchanged_bytes: int) -> dict[str, str]:
-    """The settings of a write stage that moves about this many bytes through its exchange."""
+    """The settings of a stage that moves about this many bytes through its exchange."""
     several = min(max(2, exchanged_bytes // _BYTES_PER_PARTITION), _MAX_PARTITIONS)
-    sized = {
+    return {
         "spark.sql.shuffle.partitions": str(several if exchanged_bytes > ONE_TASK_BYTES else 1),
         "spark.sql.adaptive.enabled": str(exchanged_bytes > _ADAPTIVE_BYTES).lower(),
     }
-    return {**FASTER, **REQUIRED, **sized}

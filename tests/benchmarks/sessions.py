@@ -8,13 +8,13 @@ from typing import TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 
-from persist_spark.session import STATIC
+from persist_spark.session import FASTER, REQUIRED, STATIC, use
 
 _Result = TypeVar("_Result")
 
 
 def session(cores: int, memory: str = "6g", conf: Mapping[str, str] | None = None) -> SparkSession:
-    """A local session with the static settings of our jobs. `memory` is the JVM's heap."""
+    """A local session with the settings of our jobs. `memory` is the JVM's heap."""
     builder = SparkSession.builder.master(f"local[{cores}]").appName("benchmark")
     given = {
         **STATIC,
@@ -23,7 +23,6 @@ def session(cores: int, memory: str = "6g", conf: Mapping[str, str] | None = Non
         "spark.driver.memory": memory,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(cores),
         **(conf or {}),
     }
@@ -31,6 +30,7 @@ def session(cores: int, memory: str = "6g", conf: Mapping[str, str] | None = Non
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    use(spark, {**FASTER, **REQUIRED})
     return spark
 
 

@@ -34,6 +34,7 @@ from persist_core.maintenance.fsck import fsck
 from persist_core.oracle.upsert import Record
 from persist_core.shard.keys import attempt_prefix
 from persist_spark import session, snapshot
+from persist_spark.session import FASTER, REQUIRED, use
 from persist_spark.upsert import batch as upsert_batch
 from persist_spark.upsert.plan import persistent_upsert
 from tests.spark.staged_shard import SHARD, StagedShard
@@ -101,8 +102,9 @@ def stage(spark: SparkSession, uri: str, fault: str, marks: str) -> dict[str, An
 def main(uri: str, *faults: str) -> None:
     """One session, one location below `uri` for each fault."""
     spark = SparkSession.builder.appName("faults").getOrCreate()
-    spark.conf.set("spark.sql.files.maxRecordsPerFile", str(ROWS_PER_FILE))
-    spark.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")  # several tasks, as a large batch has
+    # Several tasks, as a large batch has.
+    several = {"spark.sql.adaptive.coalescePartitions.enabled": "false"}
+    use(spark, {**FASTER, **REQUIRED, **several, "spark.sql.files.maxRecordsPerFile": str(ROWS_PER_FILE)})
     head, _, query = uri.partition("?")
     found = {fault: stage(spark, f"{head}/{fault}?{query}", fault, os.environ["SPARK_FAULTS"]) for fault in faults}
     spark.stop()

@@ -18,7 +18,7 @@ from persist_core.sources.natural_order import natural_key
 from persist_spark.compat import SPARK_VERSION
 from persist_spark.decode.files import readable
 from persist_spark.frame import ORDER
-from persist_spark.session import settings, stage_settings
+from persist_spark.session import FASTER, stage_settings, use
 from tests.spark.decode_feed import Feed
 
 if TYPE_CHECKING:
@@ -110,10 +110,9 @@ def test_a_gzip_file_that_is_cut_off_fails_the_job_by_name(feed: Feed) -> None:
 def test_blocks_of_a_large_file_keep_their_order(feed: Feed) -> None:
     count = 20_000
     feed.write("1.json", "".join(json.dumps({"id": index, "pad": "x" * 50}) + "\n" for index in range(count)))
-    small_blocks = {"spark.sql.files.maxPartitionBytes": "64k", "spark.sql.files.openCostInBytes": "1k"}
-    with settings(feed.spark, small_blocks):
-        frame = feed.frame("json", COLUMNS)
-        rows = frame.orderBy(ORDER).select("id", f"{ORDER}.block").collect()
+    feed = Feed(feed.spark.newSession(), feed.folder)
+    use(feed.spark, {"spark.sql.files.maxPartitionBytes": "64k", "spark.sql.files.openCostInBytes": "1k"})
+    rows = feed.frame("json", COLUMNS).orderBy(ORDER).select("id", f"{ORDER}.block").collect()
     assert [row["id"] for row in rows] == list(range(count))
     assert len({row["block"] for row in rows}) > 10
 
@@ -139,8 +138,9 @@ def test_decoding_runs_no_job_and_parses_a_line_once(feed: Feed) -> None:
     columns = {"id": "int", "a": "string", "d": "decimal(9,2)", "t": "timestamp"}
     context = feed.spark.sparkContext
     context.setJobGroup("decode", "nothing should run")
-    with settings(feed.spark, stage_settings(0)):
-        frame = feed.frame("json", columns, time={"field": "t"})
+    feed = Feed(feed.spark.newSession(), feed.folder)
+    use(feed.spark, {**FASTER, **stage_settings(0)})
+    frame = feed.frame("json", columns, time={"field": "t"})
     assert list(context.statusTracker().getJobIdsForGroup("decode")) == []
     context.setJobGroup("after", "anything may run")
     plan = frame.where("_persist_op = 'u' and id > 0 and _persist_err_kind is null")._jdf.queryExecution()
@@ -148,9 +148,7 @@ def test_decoding_runs_no_job_and_parses_a_line_once(feed: Feed) -> None:
 
 
 def test_a_session_in_another_time_zone_is_refused(feed: Feed) -> None:
+    feed = Feed(feed.spark.newSession(), feed.folder)
     feed.spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
-    try:
-        with pytest.raises(InvalidInput, match="Europe/Berlin"):
-            feed.frame("json", COLUMNS)
-    finally:
-        feed.spark.conf.set("spark.sql.session.timeZone", "UTC")
+    with pytest.raises(InvalidInput, match="Europe/Berlin"):
+        feed.frame("json", COLUMNS)

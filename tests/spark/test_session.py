@@ -1,54 +1,123 @@
-"""Settings around a stage: what is asked, set and restored, call by call. In Spark Connect each call is an RPC."""
+"""A job has a Spark session of its own: it changes nothing in the user's, and the user's changes nothing in it."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import SparkSession
+import pytest
 
-from persist_spark.session import settings
+from persist_core.config.collection import CollectionConfig
+from persist_core.handles.client import PersistClient
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
+from persist_core.protocol import stages
+from persist_core.protocol.stages import Minted
+from persist_core.shard.keys import manifest_key
+from persist_core.shard.state import Committed
+from persist_core.spark_job.spec import JobSpec
+from persist_spark.compat import HAS_TAGS
+from persist_spark.decode.formats import decode
+from persist_spark.upsert import job
+from persist_spark.upsert.job import run_write_job
+from tests.spark.view_shards import BY_COLOUR, ITEMS, ViewShards, texts
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
-class Session:
-    """A session whose settings count the calls."""
-
-    def __init__(self, **values: str) -> None:
-        self.values, self.calls = values, list[str]()
-        self.conf: Any = self
-
-    def get(self, name: str, default: str | None) -> str | None:
-        self.calls.append(f"get {name}")
-        return self.values.get(name, default)
-
-    def set(self, name: str, value: str) -> None:
-        self.calls.append(f"set {name}")
-        self.values[name] = value
-
-    def unset(self, name: str) -> None:
-        self.calls.append(f"unset {name}")
-        del self.values[name]
-
-    def as_spark(self) -> SparkSession:
-        return cast(SparkSession, self)
+DAY_MS = 86_400_000
 
 
-def test_what_is_right_or_known_already_costs_no_call() -> None:
-    session = Session(zone="UTC", partitions="200")
-    spark = session.as_spark()
-    with settings(spark, {"zone": "UTC", "partitions": "2", "adaptive": "false"}):
-        assert session.values == {"zone": "UTC", "partitions": "2", "adaptive": "false"}
-        session.calls.clear()
-        with settings(spark, {"zone": "UTC", "partitions": "1", "adaptive": "false"}):
-            assert session.values["partitions"] == "1"
-            with settings(spark, {"partitions": "1"}):
-                pass
-        assert session.calls == ["set partitions", "set partitions"]
-        assert session.values["partitions"] == "2"
-    assert session.values == {"zone": "UTC", "partitions": "200"}
+@pytest.fixture
+def of_user(spark: SparkSession) -> SparkSession:
+    """A user's session, which is not as ours."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "Pacific/Auckland")
+    session.conf.set("spark.sql.shuffle.partitions", "7")
+    return session
 
 
-def test_another_session_has_settings_of_its_own() -> None:
-    one, other = Session(zone="CET"), Session(zone="CET")
-    with settings(one.as_spark(), {"zone": "UTC"}), settings(other.as_spark(), {"zone": "UTC"}):
-        assert one.values == other.values == {"zone": "UTC"}
-    assert one.values == other.values == {"zone": "CET"}
+def settings_of(spark: SparkSession) -> dict[str, str]:
+    return {row["key"]: row["value"] for row in spark.sql("SET").collect()}
+
+
+class Collections:
+    """Collections of one record each, whose time of day has no zone, in one location."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.location = open_location(PersistLocation(f"file://{folder}/blobs", f"sqlite:///{folder}/consensus.db"))
+        self.client = PersistClient(self.location)
+
+    def spec(self, name: str) -> JobSpec:
+        """The job of a first batch."""
+        body: dict[str, Any] = {
+            "name": name,
+            "source": {"path": f"{name}/*.jsonl", "format": "json"},
+            "key": "id",
+            "columns": {"id": "bigint", "at": "timestamp"},
+            "time": {"field": "at"},
+            "delete": "none",
+            "base_dir": str(self.folder),
+        }
+        config = CollectionConfig.model_validate(body)
+        (self.folder / name).mkdir()
+        (self.folder / name / "1.jsonl").write_text('{"id": 1, "at": "1970-01-01 12:00:00"}\n')
+        minted = stages.mint(self.client, config, until=DAY_MS, writer="test")
+        assert isinstance(minted, Minted)
+        return JobSpec(minted.description, config, self.client.ids.uuid7())
+
+    def times(self, spec: JobSpec) -> list[str]:
+        """What the job has staged, once it is committed."""
+        shard = spec.description.shard
+        key = manifest_key(shard, spec.attempt)
+        assert isinstance(stages.append(self.client, spec.description, key), Committed)
+        return [row["at"].isoformat() for row in self.client.open_reader(shard).snapshot().to_pylist()]
+
+
+def test_two_jobs_at_once_in_one_session_of_a_user_are_right_and_leave_it_as_it_was(
+    of_user: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, before = Collections(tmp_path), settings_of(of_user)
+    both = threading.Barrier(2, timeout=60)
+
+    def together(*arguments: Any, **named: Any) -> Any:
+        both.wait()  # each has its settings
+        return decode(*arguments, **named)
+
+    monkeypatch.setattr(job, "decode", together)
+    specs = [found.spec(name) for name in ("one", "other")]
+    with ThreadPoolExecutor(2) as threads:
+        for staged in [threads.submit(run_write_job, of_user, spec, found.location) for spec in specs]:
+            staged.result()
+    assert [found.times(spec) for spec in specs] == [["1970-01-01T12:00:00+00:00"]] * 2
+    assert settings_of(of_user) == before
+
+
+def test_a_view_reads_its_input_and_not_a_temporary_view_of_the_user_which_stays(
+    of_user: SparkSession, tmp_path: Path
+) -> None:
+    of_user.range(3).createTempView("items")
+    shards = ViewShards(of_user, tmp_path)
+    shards.commit("items", ITEMS, 10, [((1, "red", 5), 1, 1)])
+    shards.refresh(BY_COLOUR)
+    assert shards.rows("by_colour") == texts([{"colour": "red", "total": 5}])
+    assert of_user.table("items").count() == 3
+
+
+@pytest.mark.skipif(not HAS_TAGS, reason="without Spark Connect, Spark 3.5 has no tags")
+def test_a_job_is_tagged_with_its_shard(of_user: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Collections(tmp_path)
+    spec = found.spec("tagged")
+    tags: list[set[str]] = []
+
+    def ask(own: SparkSession, *rest: Any, **named: Any) -> Any:
+        tags.append(own.getTags())
+        return decode(own, *rest, **named)
+
+    monkeypatch.setattr(job, "decode", ask)
+    run_write_job(of_user, spec, found.location)
+    assert tags == [{f"persist tagged {spec.description.interval}"}]
+    assert of_user.getTags() == set()

@@ -35,7 +35,6 @@ from persist_core.shard.parts import updates_schema
 from persist_spark import stage
 from persist_spark.footers import Footer, footers_of
 from persist_spark.frame import part_type
-from persist_spark.session import REQUIRED, settings
 from persist_spark.upsert.outcome import Emitted, Outcome, Read
 from tests.spark.s3_store import s3_blob, shard_on_one_store
 from tests.spark.staged_shard import SHARD, StagedShard
@@ -241,8 +240,7 @@ def test_footers_of_spark_bound_keys_as_arrow_sorts_them(spark: SparkSession, tm
         rows = [(value, 0, 1, None, None, None, None) for value in values]
         for name, found in ((f"{number}-full", rows), (f"{number}-none", [])):
             frame = spark.createDataFrame(found, part_type(schema)).coalesce(1)
-            with settings(spark, REQUIRED):
-                frame.write.parquet(f"file://{tmp_path}/{name}")
+            frame.write.parquet(f"file://{tmp_path}/{name}")
         full, none = (
             [file for file in blob.list_keys_and_metadata(f"{number}-{name}/") if file.key.endswith(".parquet")]
             for name in ("full", "none")

@@ -17,7 +17,7 @@ from persist_core.oracle.upsert import (
     drain_sealed_input,
 )
 from persist_core.schema import CollectionSchema, Column, Late
-from persist_spark.session import settings, stage_settings
+from persist_spark.session import stage_settings, use
 from persist_spark.upsert.counts import limb_sums, whole_sum
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import persistent_upsert
@@ -214,7 +214,8 @@ def test_sums_of_hashes_of_2_to_the_40_updates_are_exact(spark: SparkSession, di
 @pytest.mark.parametrize("late", ["lift", "error", "persisted"])
 def test_each_batch_runs_the_same_generated_code(spark: SparkSession, dice: random.Random, late: Late) -> None:
     """Bounds in the code would make the JVM compile and optimize it again for each batch."""
-    schema = ONE_KEY_DOMAIN.schema
+    schema, spark = ONE_KEY_DOMAIN.schema, spark.newSession()
+    use(spark, stage_settings(0))  # adaptive execution would show code only while it runs
     records = to_records(spark, schema, Feed(ONE_KEY_DOMAIN, dice, WORLDS).records(2, 0, 3))
     state = to_state(spark, schema, [])
 
@@ -230,8 +231,7 @@ def test_each_batch_runs_the_same_generated_code(spark: SparkSession, dice: rand
             as_of_frontier=upper - 2,
             late=late,
         )
-        with settings(spark, stage_settings(0)):  # adaptive execution would show code only while it runs
-            found = drained.updates._jdf.queryExecution().debug().codegenToSeq()
+        found = drained.updates._jdf.queryExecution().debug().codegenToSeq()
         return [found.apply(number)._2() for number in range(found.size())]
 
     first = code(3, 7)

@@ -131,7 +131,7 @@ def test_failed_job_says_why(
 ) -> None:
     collection.drop("a.jsonl", "bad\n", "worse\n")
     spec = collection.spec(collection.mint(DAY_MS))
-    monkeypatch.setattr(session, "build_session", lambda _name, _conf: spark)
+    monkeypatch.setattr(session, "build_session", lambda _name: spark)
     monkeypatch.setattr(type(spark), "stop", lambda _self: None)
     with stored(collection.location.blob, spec) as arguments:
         assert job.main(arguments, collection.uris.to_env()) == 1

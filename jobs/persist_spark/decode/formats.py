@@ -46,7 +46,8 @@ def decode(
     zone = spark.conf.get("spark.sql.session.timeZone", None)
     if zone not in ("UTC", "Etc/UTC", "GMT", "Z", "+00:00"):
         raise InvalidInput(
-            f"spark.sql.session.timeZone is {zone!r}; expected 'UTC': decode inside `persist_spark.session.settings`"
+            f"spark.sql.session.timeZone is {zone!r}; expected 'UTC': decode in a session of"
+            " `persist_spark.session.own_session`"
         )
     if not HAS_TRY_CAST and spark.conf.get("spark.sql.ansi.enabled", "false") == "true":
         raise InvalidInput("spark.sql.ansi.enabled is true; set it to false on this release of Spark, or use Spark 4")

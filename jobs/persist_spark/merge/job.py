@@ -21,7 +21,7 @@ from persist_core.shard.batch import BatchManifest
 from persist_core.spark_job.spec import JobSpec, MergeInputs
 from persist_spark.merge.plan import Merged, plan_merge
 from persist_spark.read.damage import check_sizes, part_sizes
-from persist_spark.session import settings, stage_settings
+from persist_spark.session import listing, own_session, stage_settings, use
 from persist_spark.stage import stage_files
 
 
@@ -37,11 +37,12 @@ def run_merge_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
     inputs = [batch for batch in state.batches if batch.manifest_sha256 in wanted]
     if tuple(batch.manifest_sha256 for batch in inputs) != wanted:
         raise OutdatedDescription(f"shard {shard}: another merge has replaced some of the batches to merge")
-    return stage_merge(spark, client, Merge.of(client, state, inputs), spec.attempt)
+    with own_session(spark, spec) as own:
+        return stage_merge(own, client, Merge.of(client, state, inputs), spec.attempt)
 
 
 def stage_merge(spark: SparkSession, client: PersistClient, merge: Merge, attempt: str) -> BatchManifest:
-    """Stage the run of a merge under `attempt`, a fresh UUIDv7. Raises as `run_merge_job` does."""
+    """Stage the run of a merge under `attempt`, a fresh UUIDv7, in a session of our own. Raises as `run_merge_job`."""
     blob, schema = client.blob, merge.schema
     check_sizes(blob, part_sizes(merge.manifests))
     file_rows, carried = merge.file_rows, merge.carried()
@@ -64,11 +65,11 @@ def stage_merge(spark: SparkSession, client: PersistClient, merge: Merge, attemp
 
     ranges = math.ceil(sum(batch.counts.rows for batch in merge.inputs) / file_rows) or 1
     files = RunFiles(client, merge.shard, attempt, schema, file_rows)
-    with settings(spark, stage_settings(sum(batch.size_bytes for batch in merge.inputs))):
-        planned = plan_merge(spark, blob, merge, kept, ranges=ranges)
-        if planned is not None:
-            staged, _, merged = stage_files(blob, merge.shard, attempt, schema, lambda _: planned, check=check)
-            files.adopt([file.part() for file in staged], merged.counts)
+    use(spark, {**stage_settings(sum(batch.size_bytes for batch in merge.inputs)), **listing(blob)})
+    planned = plan_merge(spark, blob, merge, kept, ranges=ranges)
+    if planned is not None:
+        staged, _, merged = stage_files(blob, merge.shard, attempt, schema, lambda _: planned, check=check)
+        files.adopt([file.part() for file in staged], merged.counts)
     manifest = finished(client, merge, files, carried)
     stage_manifest(blob, manifest, attempt)
     return manifest

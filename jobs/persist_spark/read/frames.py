@@ -48,8 +48,7 @@ from persist_spark.broadcasts import fits, text_bytes
 from persist_spark.compat import READS_ARROW
 from persist_spark.frame import ERR_COLUMNS, named, part_type, quoted, user_fields
 from persist_spark.read.damage import check_sizes, named_damage, part_sizes, possible_counts
-from persist_spark.read.parts import listing, scan_pieces
-from persist_spark.session import settings
+from persist_spark.read.parts import scan_pieces
 
 MAX_LOCAL_BYTES = 4 << 20  # of files that this process reads for a DataFrame: some 40 MB of rows at most
 MAX_LOCAL_RETRACTION_BYTES = 1 << 20  # of retractions; above it a scan by Spark takes less time
@@ -234,7 +233,7 @@ def _open(
         batches = [
             b for b in state.batches if b.lower <= high and (low is None or b.upper is None or b.upper > low + 1)
         ]
-        with named_if_slow(client.machine, shard, batches), settings(spark, listing(opened.blob)):
+        with named_if_slow(client.machine, shard, batches):
             manifests = _manifests_of(client, shard, batches)
             check_sizes(opened.blob, part_sizes(manifests))
             pairs = list(zip(batches, manifests, strict=True))

@@ -23,7 +23,6 @@ from persist_core.shard.pieces import Piece, Take
 from persist_spark import s3a
 from persist_spark.frame import named
 from persist_spark.read import damage
-from persist_spark.session import FASTER, LISTED_BY_A_JOB, settings
 
 _READ_OPTIONS = {
     "mergeSchema": "false",
@@ -76,10 +75,5 @@ def scan_keys(spark: SparkSession, blob: Blob, keys: Sequence[str], schema: T.St
     """The Parquet files under these blob keys. A `[` or `{` in the location's own path is not a pattern."""
     paths = [_GLOB.sub(r"\\\g<0>", blob.uri_of(key)) for key in keys]
     options = {**_READ_OPTIONS, **s3a.access_options(blob.uri, os.environ)}
-    with s3a.jars_present(), settings(spark, listing(blob)):
+    with s3a.jars_present():
         return spark.read.schema(schema).options(**options).parquet(*paths)
-
-
-def listing(blob: Blob) -> dict[str, str]:
-    """The number of files from which Spark lists them by a job, which costs more than it saves on a file system."""
-    return {LISTED_BY_A_JOB: FASTER[LISTED_BY_A_JOB] if blob.uri.startswith("file:") else "32"}

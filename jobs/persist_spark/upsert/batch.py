@@ -33,8 +33,8 @@ from persist_core.shard.operator_state import OrderFacts, StateArtifact
 from persist_spark.frame import OP, ORDER, named, order_type, records_type, slot_names
 from persist_spark.order_memory import Memory
 from persist_spark.read.damage import check_sizes, part_sizes
-from persist_spark.read.parts import listing, scan_keys
-from persist_spark.session import ONE_TASK_BYTES, OUR_PLANS, settings, stage_settings
+from persist_spark.read.parts import scan_keys
+from persist_spark.session import ONE_TASK_BYTES, stage_settings, use
 from persist_spark.stage import stage
 from persist_spark.upsert.look import Look, cuts_of, look_at
 from persist_spark.upsert.lookup import committed_updates, expects_few_files
@@ -80,7 +80,7 @@ def stage_upserts(
     records: DataFrame,
     check_input: Callable[[], None] = lambda: None,
 ) -> BatchManifest:
-    """Drain `records` (the records frame) into a staged batch for `request.description`.
+    """Drain `records` (the records frame) into a staged batch for `request.description`, in a session of our own.
 
     `check_input` runs after all input was read and before the manifest is written.
     """
@@ -103,8 +103,7 @@ def stage_upserts(
         ordered=_seen(spark, client, request),
     )
     with ExitStack() as stack:
-        sized = stage_settings(batch.arriving_bytes)
-        stack.enter_context(settings(spark, {**sized, **OUR_PLANS, **listing(client.blob)}))
+        use(spark, stage_settings(batch.arriving_bytes))
         if batch.looks and not request.is_columnar:
             records.persist(StorageLevel.MEMORY_AND_DISK)
             stack.callback(records.unpersist)
@@ -113,7 +112,7 @@ def stage_upserts(
 
         def drain(before: Outcome | None) -> PlannedUpsert:
             plan = batch.plan(look, before)
-            stack.enter_context(settings(spark, stage_settings(plan.moved_bytes)))
+            use(spark, stage_settings(plan.moved_bytes))
             plans.append(batch.planned(plan))
             return plans[-1]
 

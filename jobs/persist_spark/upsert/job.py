@@ -22,7 +22,7 @@ from persist_core.sources.files import FrozenInput, check_unchanged
 from persist_core.sources.frozen import load_frozen
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.decode.formats import decode
-from persist_spark.session import settings, stage_settings
+from persist_spark.session import OUR_PLANS, listing, own_session, use
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 
 
@@ -49,11 +49,12 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
     with (
         outdated_first(client, description),
         TemporaryDirectory(prefix="persist-") as scratch,
-        settings(spark, stage_settings(description.input_bytes)),
+        own_session(spark, spec) as own,
     ):
         frozen = FrozenInput(()) if key is None else load_frozen(client.blob, key, FrozenInput)
         root = config.source_pattern().root
         check_unchanged(frozen, root)
-        records = decode(spark, config, frozen.files, scratch=Path(scratch))
+        records = decode(own, config, frozen.files, scratch=Path(scratch))
+        use(own, {**OUR_PLANS, **listing(client.blob)})
         request = replace(request, file_names={file.order: file.relative for file in frozen.files})
-        return stage_upserts(spark, client, request, records, lambda: check_unchanged(frozen, root))
+        return stage_upserts(own, client, request, records, lambda: check_unchanged(frozen, root))

@@ -37,8 +37,8 @@ from persist_core.time_text import show_time
 from persist_spark.frame import part_type, quoted
 from persist_spark.read.damage import check_sizes, named_damage, part_sizes
 from persist_spark.read.frames import error_updates, snapshot
-from persist_spark.read.parts import listing, scan_pieces
-from persist_spark.session import settings, stage_settings
+from persist_spark.read.parts import scan_pieces
+from persist_spark.session import listing, own_session, stage_settings, use
 from persist_spark.stage import stage
 from persist_spark.view.difference import EMPTY, Contents, Installed, Refresh, inherited, install_desired_into_persist
 from persist_spark.view.rows import failed, refused, rows_of, shaped
@@ -113,14 +113,14 @@ def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
     below = [batch for batch in state.batches if batch.lower < description.lower]
     manifests = client.open_reader(config.name).manifests(below) if below else []
     check_sizes(client.blob, part_sizes(manifests))
-    view = _View(spark, client, location, config, state, list(zip(below, manifests, strict=True)))
     moved_bytes = description.input_bytes + sum(manifest.size_bytes for manifest in manifests)
-    wanted = {**stage_settings(moved_bytes), **listing(client.blob), **_JOINS}
     with (
-        settings(spark, wanted),
+        own_session(spark, spec) as own,
         failed(config.name, f"the refresh as of {show_time(frozen.as_of)}"),
         named_damage(client.blob, client),
     ):
+        use(own, {**stage_settings(moved_bytes), **listing(client.blob), **_JOINS})
+        view = _View(own, client, location, config, state, list(zip(below, manifests, strict=True)))
         schema, installed = view.plan(frozen, frozen.as_of)
         if spec.dry_run_as_of is not None:
             dry_run = _dry_run(view, schema, installed, frozen.as_of)
