@@ -117,7 +117,7 @@ def release(own: SparkSession) -> None:
         client.set_retry_policies([DefaultPolicy(max_retries=0)])
         try:
             client.release_session()
-        except ENGINE_ERRORS as error:  # the server may be gone; then the job's own error says so
+        except ENGINE_ERRORS as error:  # the server may be gone, as the job's own error then tells
             log.warning("the session could not be released: %s", error)
     client.close()
 
