@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from persist_core.schema import ERR_KIND, ERR_MESSAGE
 from persist_spark.decode.exact import MAX_CHARS, exact_decimal
-from persist_spark.session import settings, stage_settings
+from persist_spark.session import stage_settings, use
 from tests.sampling import sample
 from tests.spark import hostile
 from tests.spark.decode_feed import Feed
@@ -49,11 +49,11 @@ def seconds(feed: Feed, kind: str, names: list[str], size: int, copies: int) -> 
     found = [line for name in names for line in hostile.lines(kind, known[name])] * copies
     feed.write("lines.txt", head + "\n".join(found) + "\n")
     changes: dict[str, Any] = {"order": "auto" if kind == "debezium-json" else ["c2", "other"]}
-    with settings(feed.spark, stage_settings(1)):
-        frame = feed.frame(kind, columns(kind), **changes)
-        start = time.monotonic()
-        frame.write.format("noop").mode("overwrite").save()
-        return time.monotonic() - start
+    use(feed.spark, stage_settings(1))
+    frame = feed.frame(kind, columns(kind), **changes)
+    start = time.monotonic()
+    frame.write.format("noop").mode("overwrite").save()
+    return time.monotonic() - start
 
 
 @pytest.mark.parametrize(("size", "copies"), SIZES)
