@@ -9,6 +9,7 @@ Nothing is restored: the session ends with its job.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,10 +18,30 @@ from pyspark.sql import SparkSession
 
 from persist_core.location.blob import Blob
 from persist_core.spark_job.spec import JobSpec
+from persist_core.spark_job.submit import NOT_KEPT
 from persist_spark import s3a
-from persist_spark.compat import HAS_TAGS, is_connect
+from persist_spark.compat import HAS_TAGS, SPARK_VERSION, is_connect
 from persist_spark.connect import apply_conf, connect_timeout_s, limit_retries, new_session, release, wait_for_server
 
+# What a platform or a file may set for a job: no result depends on it. Every other setting of Spark SQL is as the
+# release has it, or as we say below, so that results do not depend on who set Spark up.
+KEPT = (
+    "spark.sql.adaptive.",
+    "spark.sql.artifact.",
+    "spark.sql.broadcastTimeout",
+    "spark.sql.catalog.",
+    "spark.sql.defaultCatalog",
+    "spark.sql.files.maxPartitionBytes",
+    "spark.sql.files.maxRecordsPerFile",
+    "spark.sql.files.openCostInBytes",
+    "spark.sql.hive.",
+    "spark.sql.maxBroadcastTableSize",
+    "spark.sql.parquet.output.committer.class",
+    "spark.sql.redaction.",
+    "spark.sql.shuffle",
+    "spark.sql.sources.commitProtocolClass",
+    "spark.sql.ui.",
+)
 # For correct results: canonical text is in UTC, Parquet holds microseconds in UTC, old dates are kept as they are.
 REQUIRED = {
     "spark.sql.session.timeZone": "UTC",
@@ -48,6 +69,8 @@ _BYTES_PER_PARTITION = 8 << 20  # of input, which is mostly compressed
 # Up to here one task does the work in less time than it takes to share it out.
 ONE_TASK_BYTES = 2 << 20
 _MAX_PARTITIONS = 8192
+
+log = logging.getLogger(__name__)
 
 
 # Settings that are fixed once Spark runs; a Spark Connect server has its own.
@@ -88,12 +111,25 @@ def own_session(spark: SparkSession, spec: JobSpec) -> Iterator[SparkSession]:
         if is_connect(own):
             limit_retries(own, connect_timeout_s(os.environ))
             apply_conf(own, spec.spark_conf)
+        _forget(own, spec.spark_conf)
         use(own, {**FASTER, **REQUIRED})
         if HAS_TAGS or is_connect(own):
             own.addTag(f"persist {spec.description.shard} {spec.description.interval}".replace(",", " "))
         yield own
     finally:
         release(own)
+
+
+def _forget(own: SparkSession, wanted: Mapping[str, str]) -> None:
+    """Put every setting that is not `KEPT` back to the release's default; a warning names those of the file."""
+    known = own.conf.getAll if SPARK_VERSION >= (4, 0) else {row["key"] for row in own.sql("SET").collect()}
+    names = [name for name in known if name.startswith("spark.sql.") and not name.startswith(KEPT)]
+    dropped = [name for name in names if own.conf.isModifiable(name)]
+    for name in dropped:
+        own.conf.unset(name)
+    ignored = sorted({*wanted} & ({*dropped} - {*REQUIRED, *FASTER}))
+    if ignored:
+        log.warning("spark_conf: %s %s", ", ".join(ignored), NOT_KEPT)
 
 
 def use(session: SparkSession, wanted: Mapping[str, str]) -> None:

@@ -27,6 +27,7 @@ from persist_core.errors import InvalidInput
 from persist_core.schema import POSITION
 from persist_core.sources.files import InputFile
 from persist_spark.compat import READS_ZSTD_TEXT, is_valid_utf8
+from persist_spark.read.damage import LOUD_OPTIONS
 
 LINE, FILE, DATE_MS, BLOCK = "line", "file", "date_ms", "block"
 BROKEN = "broken"  # boolean: the record is not well-formed UTF-8
@@ -103,7 +104,7 @@ def text_lines(spark: SparkSession, files: Sequence[ReadableFile]) -> DataFrame:
     """
     if not files:
         return spark.createDataFrame([], NO_LINES)
-    reader = spark.read.option("lineSep", "\n").option("__globPaths__", "false")
+    reader = spark.read.options(**LOUD_OPTIONS).option("lineSep", "\n").option("__globPaths__", "false")
     value = F.col("value")
     lines = reader.text([file.path for file in files]).select(
         value, F.col("_metadata.file_path").alias("path"), F.col("_metadata.file_block_start").alias(BLOCK)

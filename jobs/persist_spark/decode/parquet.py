@@ -38,8 +38,17 @@ from persist_spark.decode.records import (
     record_path,
 )
 from persist_spark.frame import named, spark_type
+from persist_spark.read.damage import LOUD_OPTIONS
 
 _ROW = "row_number"
+# Dates before 1582 are read as they were written, unless a file's own metadata says that an old Spark wrote it.
+_READ_OPTIONS = {
+    **LOUD_OPTIONS,
+    "__globPaths__": "false",
+    "datetimeRebaseMode": "CORRECTED",
+    "int96RebaseMode": "CORRECTED",
+    "mergeSchema": "false",
+}
 _SIMPLE: dict[pa.DataType, T.DataType] = {
     pa.bool_(): T.BooleanType(),
     pa.int8(): T.ByteType(),
@@ -199,7 +208,7 @@ def _rows(spark: SparkSession, schema: FileSchema, files: Sequence[ReadableFile]
     if not files:
         return spark.createDataFrame([], T.StructType([*NO_LINES.fields, T.StructField(_ROW, T.LongType())]))
     wanted = T.StructType([T.StructField(name, kind) for name, kind in schema.columns])
-    read = spark.read.schema(wanted).option("__globPaths__", "false").parquet(*[file.path for file in files])
+    read = spark.read.schema(wanted).options(**_READ_OPTIONS).parquet(*[file.path for file in files])
     rows = read.select(
         *[named(name).alias(f"c{index}") for index, (name, _) in enumerate(schema.columns)],
         F.col("_metadata.file_path").alias("path"),

@@ -227,7 +227,7 @@ def _own_time(config: CollectionConfig, raw: RawRecords) -> SparkColumn:
     field = raw.fields.named(config.time.field or "")
     if field is None or field.column.type not in ("timestamp", "date"):
         return time_ms(raw.encoding.plain(F.col(RAW_TIME)), config.time.unit)
-    found = F.unix_millis(value(field, raw.encoding).cast("timestamp"))
+    found = F.unix_millis(value(field, raw.encoding).cast("timestamp_ltz"))
     return F.when(found >= 0, found)
 
 

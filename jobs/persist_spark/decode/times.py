@@ -54,8 +54,8 @@ def timestamp_of(text: SparkColumn, unit: Unit | None, hint: Hint | None) -> Spa
 
 def _iso_timestamp(text: SparkColumn) -> SparkColumn:
     """ISO text; without a zone it is UTC, which is what the session's zone must be."""
-    return F.when(text.rlike(_TIMESTAMP), try_cast(text, "timestamp")).when(
-        text.rlike(_MINUTES), try_cast(F.regexp_replace(text, _MINUTES, "$1:00$2"), "timestamp")
+    return F.when(text.rlike(_TIMESTAMP), try_cast(text, "timestamp_ltz")).when(
+        text.rlike(_MINUTES), try_cast(F.regexp_replace(text, _MINUTES, "$1:00$2"), "timestamp_ltz")
     )
 
 

@@ -36,7 +36,9 @@ from persist_core.shard.operator_state import StateArtifact
 from persist_spark.compat import ENGINE_ERRORS
 from persist_spark.digests import THREADS, digests_of
 
+LOUD_OPTIONS = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}  # of every read: a session may say true
 READ_OPTIONS = {
+    **LOUD_OPTIONS,
     "parquet.page.verify-checksum.enabled": "true",
     # Filters skip rows by statistics, dictionaries and indexes that no checksum covers in that use. Our
     # own filters are on times, by which the batches were already selected, so skipping would save nothing.
