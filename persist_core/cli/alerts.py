@@ -9,10 +9,11 @@ import click
 from persist_core.cli import output
 from persist_core.cli.holds import this_user
 from persist_core.cli.session import Session, with_session
+from persist_core.inspection.health import open_alerts
 from persist_core.maintenance import actions
 from persist_core.shard.keys import check_shard_name
 from persist_core.time_text import format_time
-from persist_core.watch.facts import AlertFacts, open_alerts
+from persist_core.watch.facts import AlertFacts
 from persist_core.watch.words import show_value
 
 

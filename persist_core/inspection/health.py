@@ -21,6 +21,7 @@ from persist_core.shard.keys import conflicts_prefix
 from persist_core.shard.state import ShardState
 from persist_core.watch.board import WatchBoard
 from persist_core.watch.conditions import CONFLICTS_MS, FSCK, Health
+from persist_core.watch.facts import AlertFacts, alerts_at
 from persist_core.watch.record import LastCheck, WatchRecord
 
 THREADS = 16  # stores are read side by side: the time is their latency
@@ -36,6 +37,16 @@ def healths(client: PersistClient, shards: Iterable[str], *, threads: int = THRE
     names = sorted(set(shards))
     found = side_by_side(lambda shard: _health(client, shard, checks.get(shard)), names, threads=threads)
     return {health.shard: health for health in found if health is not None}
+
+
+def open_alerts(client: PersistClient, shard: str | None = None) -> list[AlertFacts]:
+    """The open alerts of a shard or of all, the most urgent first, with their values of now.
+
+    Raises `CorruptArtifact` if their record is damaged.
+    """
+    record = WatchBoard(client).read()
+    names = [name for name, watch in record.shards.items() if watch.alerts and shard in (None, name)]
+    return alerts_at(record, healths(client, names), client.clock.now_ms(), shard)
 
 
 def _record(client: PersistClient) -> WatchRecord:

@@ -62,13 +62,12 @@ class WatchBoard:
         gather: Gather,
         *,
         watcher: str = "",
-        kept: Collection[str] = (),
         guide: str = "",
     ) -> tuple[Notice, ...]:
         """Evaluate the shards in `rules`, and store what changed; the notices that this has made.
 
-        `gather` returns the facts, by shard; those that it leaves out stay as they are. Alerts of shards that are
-        neither in `rules` nor `kept`, and that this watcher has opened, end without a notice: their files are gone.
+        `gather` returns the facts, by shard; those that it leaves out stay as they are. Alerts of shards that are not
+        in `rules`, and that this watcher has opened, end without a notice: their files are gone.
         """
 
         def transition(record: WatchRecord) -> tuple[WatchRecord, tuple[Notice, ...]]:
@@ -84,7 +83,7 @@ class WatchBoard:
                     made += (replace(notice, notice_id=self.client.ids.uuid7()) for notice in notices)
             record = record.with_notices(*made)
             for shard, watch in list(record.shards.items()):
-                if watcher and watch.watcher == watcher and shard not in rules and shard not in kept:
+                if watcher and watch.watcher == watcher and shard not in rules:
                     rest = replace(watch, alerts={}, unwritten_ms=None, stash_ms=None)
                     record = record.with_shard(shard, rest)
             return record, tuple(made)

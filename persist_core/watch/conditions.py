@@ -17,7 +17,8 @@ ERRORS = "errors"
 STASH_AGE = "stash_age"
 CONFLICTS = "conflicts"
 FSCK = "fsck"
-CONDITIONS = (FRESHNESS, ERRORS, STASH_AGE, CONFLICTS, FSCK)
+FILE = "file"
+CONDITIONS = (FRESHNESS, ERRORS, STASH_AGE, CONFLICTS, FSCK, FILE)
 DURATIONS = (FRESHNESS, STASH_AGE)  # their values are milliseconds; the others are counts
 CONFLICTS_MS = DAY_MS  # conflicts are counted over so long
 
@@ -48,6 +49,7 @@ DEFAULTS: Mapping[str, Threshold] = {
     STASH_AGE: Threshold(warn=7 * DAY_MS),
     CONFLICTS: Threshold(warn=5, fail=50),  # a single one is harmless
     FSCK: Threshold(fail=1),
+    FILE: Threshold(fail=1),  # with a wrong file nothing else of the shard is watched
 }
 
 
@@ -58,13 +60,15 @@ class Health:
     `upper` is `None` if it is closed, and 0 before the first commit. `has_commit` is False also if the shard does not
     exist. `has_stash`: records wait for their time. `conflicts` counts those of the last day. `findings` counts those
     of the last fsck, and a state that cannot be read; `None` if no fsck is known. Other counts that are `None` are
-    unknown. `notes` says more about a condition, for people.
+    unknown. `is_defined`: its file is correct; if not, nothing else is known. `notes` says more about a
+    condition, for people.
     """
 
     shard: str
     upper: int | None = 0
     has_commit: bool = False
     is_readable: bool = True
+    is_defined: bool = True
     has_stash: bool = False
     errors: int | None = 0
     conflicts: int | None = 0
@@ -79,14 +83,17 @@ def values_of(health: Health, *, unwritten_ms: int, stash_ms: int, now_ms: int) 
 
     `unwritten_ms` is since when a watcher has seen the shard without any commit, `stash_ms` since when with a stash.
     """
+    if not health.is_defined:
+        return {**dict.fromkeys(CONDITIONS), FILE: 1}
     if not health.is_readable:
-        return {**dict.fromkeys(CONDITIONS), FSCK: health.findings}
+        return {**dict.fromkeys(CONDITIONS), FSCK: health.findings, FILE: 0}
     return {
         FRESHNESS: _lateness(health, unwritten_ms, now_ms),
         ERRORS: health.errors,
         STASH_AGE: max(0, now_ms - stash_ms) if health.has_stash else 0,
         CONFLICTS: health.conflicts,
         FSCK: health.findings,
+        FILE: 0,
     }
 
 

@@ -6,6 +6,8 @@ fail                        at warn            raised to fail, notice (none if i
 warn                        at fail            nothing: it stays at fail until it is resolved
 none                        yes                resolved, notice
 not known                   any                nothing
+
+An open alert has the limit of its level as the rules are now.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from persist_core.watch.conditions import CONDITIONS, DURATIONS, OFF, Health, Threshold, values_of
+from persist_core.watch.conditions import CONDITIONS, DURATIONS, FILE, OFF, Health, Threshold, values_of
 from persist_core.watch.record import Alert, Notice, ShardWatch
 from persist_core.watch.words import alert_notice
 
@@ -32,15 +34,18 @@ def evaluate(
     `guide` is where the documents are. A condition whose rule is off is resolved.
     """
     unwritten_ms, stash_ms = before.unwritten_ms, before.stash_ms
-    if health.is_readable:
+    if health.is_readable and health.is_defined:
         unwritten_ms = None if health.has_commit else (before.unwritten_ms or now_ms)
         stash_ms = (before.stash_ms or health.committed_ms or now_ms) if health.has_stash else None
-    values = values_of(health, unwritten_ms=unwritten_ms or now_ms, stash_ms=stash_ms or now_ms, now_ms=now_ms)
+    values = value_now(health, replace(before, unwritten_ms=unwritten_ms, stash_ms=stash_ms), now_ms)
     alerts, notices = dict(before.alerts), []
-    for condition in CONDITIONS:
+    for condition in CONDITIONS if health.is_defined else (FILE,):
         threshold, value, known = rules.get(condition, OFF), values[condition], before.alerts.get(condition)
         alert = _step(condition, threshold, value, known, now_ms)
         if alert == known:
+            continue
+        if alert is not None and known is not None and alert.level == known.level:
+            alerts[condition] = alert  # another limit: nothing to be notified of
             continue
         if alert is None:
             del alerts[condition]
@@ -51,6 +56,13 @@ def evaluate(
             notices.append(alert_notice(health, condition, *change, now_ms=now_ms, guide=guide))
     after = replace(before, alerts=alerts, unwritten_ms=unwritten_ms, stash_ms=stash_ms)
     return before if after == before else replace(after, watcher=watcher), tuple(notices)
+
+
+def value_now(health: Health, watch: ShardWatch, now_ms: int) -> dict[str, int | None]:
+    """The value of each condition at `now_ms`; `None` if it is not known."""
+    return values_of(
+        health, unwritten_ms=watch.unwritten_ms or now_ms, stash_ms=watch.stash_ms or now_ms, now_ms=now_ms
+    )
 
 
 def _step(condition: str, threshold: Threshold, value: int | None, known: Alert | None, now_ms: int) -> Alert | None:
@@ -68,4 +80,4 @@ def _step(condition: str, threshold: Threshold, value: int | None, known: Alert 
         return Alert(level, value, limit, since_ms)
     if level == "fail" and known.level == "warn":
         return replace(known, level="fail", value=value, limit=threshold.limit("fail"))
-    return known
+    return replace(known, limit=threshold.limit(known.level) or threshold.limit(level))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from persist_core.handles.client import PersistClient
-from persist_core.watch.board import WatchBoard
-from persist_core.watch.conditions import DURATIONS, URGENCIES, Level, Urgency
+from persist_core.watch.conditions import DURATIONS, URGENCIES, Health, Level, Urgency
+from persist_core.watch.evaluate import value_now
 from persist_core.watch.record import WatchRecord
 from persist_core.watch.words import command_of, name_of
 
@@ -16,9 +16,10 @@ from persist_core.watch.words import command_of, name_of
 class AlertFacts:
     """An open alert (docs/alerts.md): a condition of a shard that has crossed a threshold.
 
-    `alert` is the condition (`freshness`, `errors`, `stash_age`, `conflicts`, `fsck`), `name` the same in words, and
-    `command` what helps. `value` and `limit` are those when `level` (`warn` or `fail`) was reached, in `unit`: `ms` or
-    `count`. `unsent` counts notices that a notifier has not taken yet. An acknowledged alert is silent until it is
+    `alert` is the condition (`freshness`, `errors`, `stash_age`, `conflicts`, `fsck`), `name` the same in
+    words, and `command` what helps. `level` is `warn` or `fail`. `value` is that of now, or of when `level` was
+    reached if it is not known now; `limit` is where the level begins. Both are in `unit`: `ms` or `count`.
+    `unsent` counts notices that a notifier has not taken yet. An acknowledged alert is silent until it is
     resolved. `urgency` is the level, or `note` of an acknowledged alert.
     """
 
@@ -38,15 +39,18 @@ class AlertFacts:
     unsent: int
 
 
-def open_alerts(client: PersistClient, shard: str | None = None) -> list[AlertFacts]:
-    """The open alerts of a shard or of all, the most urgent first. Raises `CorruptArtifact` if they are damaged."""
-    record = WatchBoard(client).read()
-    found = [
-        facts_of(record, name, condition)
-        for name, watch in record.shards.items()
-        if shard in (None, name)
-        for condition in watch.alerts
-    ]
+def alerts_at(
+    record: WatchRecord, healths: Mapping[str, Health], now_ms: int, shard: str | None = None
+) -> list[AlertFacts]:
+    """The open alerts of a shard or of all, the most urgent first, with the values of `healths`."""
+    found = []
+    for name, watch in record.shards.items():
+        if shard not in (None, name):
+            continue
+        values = value_now(healths[name], watch, now_ms) if name in healths else {}
+        for condition in watch.alerts:
+            facts, value = facts_of(record, name, condition), values.get(condition)
+            found.append(facts if value is None else replace(facts, value=value))
     return sorted(found, key=lambda each: (URGENCIES.index(each.urgency), each.since_ms, each.shard, each.alert))
 
 

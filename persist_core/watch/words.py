@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from persist_core.time_text import format_time
-from persist_core.watch.conditions import CONFLICTS, DURATIONS, ERRORS, FRESHNESS, FSCK, STASH_AGE, Health, Level
+from persist_core.watch.conditions import CONFLICTS, DURATIONS, ERRORS, FILE, FRESHNESS, FSCK, STASH_AGE, Health, Level
 from persist_core.watch.record import Alert, Notice, NoticeKind
 
 GUIDE = "docs/operations.md"  # where the documents are, unless a project says otherwise
@@ -58,6 +58,13 @@ _TEXTS = {
         "damage",
         "{shard} is damaged: {value} findings (limit {limit}).",
         "{shard}: the last fsck has {value} findings.",
+    ),
+    FILE: _Texts(
+        "its file is wrong",
+        "persist describe {shard}",
+        "a-file-is-wrong",
+        "{shard} is not watched and not loaded: its file is wrong.",
+        "{shard} is watched again: its file is correct.",
     ),
 }
 _UNWRITTEN = "{shard} is late: nothing was committed yet, since {value} ago or longer (limit {limit})."

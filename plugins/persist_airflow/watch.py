@@ -21,12 +21,13 @@ from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.location_dag import location_dag
 from persist_airflow.notifications import NotifyBy, chosen, targets
 from persist_core.config.alerts import WatchedShard, load_watched
+from persist_core.config.files import config_files
 from persist_core.config.project import ProjectConfig, load_project
 from persist_core.errors import ConfigError
-from persist_core.inspection.health import healths
+from persist_core.inspection.health import healths, open_alerts
 from persist_core.watch.board import CLAIM_MS, WatchBoard
+from persist_core.watch.conditions import DEFAULTS, FILE, Health
 from persist_core.watch.deliver import deliver
-from persist_core.watch.facts import open_alerts
 from persist_core.watch.words import show_value
 
 DAG_ID = "persist_watch"
@@ -74,20 +75,21 @@ class WatchShardsOperator(BaseOperator):
         project = self.project or project_of(self.folder)
         shards, wrong = self._files()
         rules = {shard.name: shard.rules(project) for shard in shards}
+        broken = {name: Health(name, is_defined=False, notes={FILE: wrong[name]}) for name in wrong.keys() - rules}
         general = self.notify or chosen(project.notify)
         by = {shard.name: targets(chosen(shard.notify, general), context) for shard in shards}
         with task_client(self.persist_conn_id) as client:
             board = WatchBoard(client)
             notices = board.turn(
-                rules,
-                lambda: healths(client, rules),
+                {**rules, **dict.fromkeys(broken, DEFAULTS)},
+                lambda: {**healths(client, rules), **broken},
                 watcher=self.dag_id,
-                kept=wrong,
                 guide=project.watch.guide,
             )
             for notice in notices:
                 self.log.warning("%s", notice.text)
-            done = deliver(board, lambda notice: by.get(notice.shard))
+            to_all = targets(general, context)
+            done = deliver(board, lambda notice: by.get(notice.shard, to_all if notice.shard in broken else None))
             still_open = open_alerts(client)
         for alert in still_open:
             value, limit = (show_value(alert.alert, each) for each in (alert.value, alert.limit))
@@ -102,10 +104,10 @@ class WatchShardsOperator(BaseOperator):
             "changed": [notice.subject for notice in notices],
         }
 
-    def _files(self) -> tuple[list[WatchedShard], set[str]]:
-        """The shards of the files, and the names of files that are wrong: their alerts stay as they are."""
+    def _files(self) -> tuple[list[WatchedShard], dict[str, str]]:
+        """The shards of the files; and why a file is wrong, by its name: other alerts of the shard stay as they are."""
         shards: list[WatchedShard] = []
-        wrong: set[str] = set()
+        wrong: dict[str, str] = {}
         for name, what in FOLDERS.items():
             folder = Path(self.folder) / name
             if not folder.is_dir():
@@ -115,7 +117,10 @@ class WatchShardsOperator(BaseOperator):
             for error in errors:
                 self.log.warning("not watched: %s", error)
             loaded = {shard.name for shard in found}
-            wrong |= {path.stem for path in folder.iterdir() if path.stem not in loaded}
+            for path in config_files(folder):
+                if path.stem not in loaded:
+                    said = [str(error) for error in errors if str(error).startswith(f"{path}:")]
+                    wrong[path.stem] = said[0] if said else f"{path} can't be read"
         return shards, wrong
 
 

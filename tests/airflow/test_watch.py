@@ -14,10 +14,10 @@ from persist_airflow.notifications import Notify
 from persist_airflow.watch import build_watch_dag
 from persist_core.config.project import load_project
 from persist_core.handles.client import PersistClient
+from persist_core.inspection.health import open_alerts
 from persist_core.location.settings import PersistLocation
 from persist_core.schema import CollectionSchema, Column
 from persist_core.watch.board import WatchBoard
-from persist_core.watch.facts import open_alerts
 from tests.airflow.airflow_process import run
 from tests.airflow.sinks import HttpSink, MailSink, http_sink, mail_sink
 from tests.airflow.task_driver import DagRunDriver
@@ -178,10 +178,28 @@ def test_wrong_files_are_named_and_the_others_are_watched(
     (folder / "collections" / "fruit.yaml").write_text(COLLECTION + "freshness: {warn: 2 hourz}\n")
     (folder / "views").mkdir()
     (folder / "views" / "by_name.yaml").write_text("query: SELECT 1\nfreshness: {warn: 1h}\n")
-    assert watch(folder) == {"shards": 1, "open": 1, "sent": 0, "changed": []}
+    assert watch(folder) == {"shards": 1, "open": 2, "sent": 1, "changed": ["[fail] fruit: its file is wrong"]}
+    assert watch(folder)["changed"] == [], "said once"
     assert "fruit.yaml: freshness.warn: found '2 hourz'" in caplog.text + capsys.readouterr().out
+    (folder / "collections" / "fruit.yaml").write_text(COLLECTION + "freshness: {warn: 2h}\n")
+    assert watch(folder)["changed"] == ["[resolved] fruit: its file is wrong"]
     (folder / "collections" / "fruit.yaml").unlink()
     assert watch(folder)["open"] == 0, "its file is gone"
+
+
+def test_an_open_alert_shows_the_value_and_the_limit_of_now(tmp_path: Path, client: PersistClient) -> None:
+    """It was opened at one value and limit; the shard went on, and the file has another limit since."""
+    folder = folder_of(tmp_path, "freshness: {warn: 2h}\n")
+    complete_until(client, 9)
+    watch(folder)
+    (opened,) = open_alerts(client)
+    complete_until(client, 3)
+    (shown,) = open_alerts(client)
+    assert 5 * HOUR < opened.value - shown.value < 7 * HOUR
+    (folder / "collections" / "fruit.yaml").write_text(COLLECTION + "freshness: {warn: 1h}\n")
+    watch(folder)
+    (shown,) = open_alerts(client)
+    assert (opened.limit, shown.limit) == (2 * HOUR, HOUR)
 
 
 @pytest.mark.parametrize(

@@ -30,11 +30,12 @@ from persist_core.handles.limited import ReadBudget
 from persist_core.inspection import rows
 from persist_core.inspection.days import days_of
 from persist_core.inspection.facts import RowsPage, ShardSummary
+from persist_core.inspection.health import open_alerts
 from persist_core.inspection.inspector import Inspector
 from persist_core.inspection.problems import problems_of
 from persist_core.inspection.rows import Cut
 from persist_core.time_text import DAY_MS
-from persist_core.watch.facts import AlertFacts, open_alerts
+from persist_core.watch.facts import AlertFacts
 
 FRESH_MS = 2_000  # a list of summaries is this old at most
 REOPEN_MS = 600_000  # a location is opened again: a changed connection, or credentials that expire

@@ -10,10 +10,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from persist_core.handles.client import PersistClient
+from persist_core.inspection.health import open_alerts
 from persist_core.location.consensus import VersionedData
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
-from persist_core.watch.facts import open_alerts
 from persist_core.watch.record import RECORD_KEY
 from tests.airflow.page.conftest import Browse
 from tests.airflow.page.roles import NO_VALUES

@@ -11,7 +11,7 @@ import pytest
 from persist_core.clock import ManualClock
 from persist_core.gc.drop import drop
 from persist_core.handles.client import PersistClient
-from persist_core.inspection.health import healths
+from persist_core.inspection.health import healths, open_alerts
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
@@ -21,7 +21,6 @@ from persist_core.shard.keys import conflict_key
 from persist_core.time_text import DAY_MS
 from persist_core.watch.board import WatchBoard
 from persist_core.watch.conditions import DEFAULTS, Health
-from persist_core.watch.facts import open_alerts
 from tests.plain_commit import commit
 
 NOW = 40 * DAY_MS

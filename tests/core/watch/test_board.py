@@ -220,7 +220,6 @@ def test_alerts_of_a_file_that_is_gone_end_silently(client: PersistClient) -> No
     look(client, 3, watcher="a")
     others = {"other": RULES["fruit"]}
     WatchBoard(client).turn(others, dict, watcher="b")
-    WatchBoard(client).turn(others, dict, watcher="a", kept=["fruit"])
     assert list(WatchBoard(client).read().shards) == ["fruit"]
     WatchBoard(client).turn(others, dict, watcher="a")
     assert WatchBoard(client).read().shards == {}
