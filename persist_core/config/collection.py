@@ -158,11 +158,12 @@ class DeleteConfig(ConfigModel):
 
 
 class LimitsConfig(ConfigModel):
-    """Bounds of one run. `None`: no bound."""
+    """Bounds of one run. `None`: no bound. `max_record_bytes` is of one line of a text file, decompressed."""
 
     max_errors: Annotated[int, Field(ge=0)] | None = 1000
     max_files: Annotated[int, Field(ge=1)] = 100_000
     max_bytes: Annotated[int, Field(ge=1)] | None = None
+    max_record_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 30)] = 64 << 20
 
 
 class CollectionConfig(ShardConfig):

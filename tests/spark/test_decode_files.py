@@ -94,8 +94,10 @@ def test_zstd_is_unpacked_for_a_spark_that_can_not(feed: Feed, tmp_path: Path, m
     feed.write("1.json.zst", zstandard.compress(b'{"id":1}\n') + zstandard.compress(b'{"id":2}\n'))
     file = input_file(feed.folder / "1.json.zst")
     with pytest.raises(InvalidInput, match="scratch"):
-        readable([file], None)
-    assert [Path(found.path).read_bytes() for found in readable([file], tmp_path)] == [b'{"id":1}\n{"id":2}\n']
+        readable([file], None, {}, keeps_header=False)
+    assert [Path(found.path).read_bytes() for found in readable([file], tmp_path, {}, keeps_header=False)] == [
+        b'{"id":1}\n{"id":2}\n'
+    ]
     assert [row["id"] for row in feed.records("json", COLUMNS)] == [1, 2]
 
 

@@ -14,24 +14,19 @@ DMS) and an empty field is an empty string, or null if the column is not a strin
 
 from __future__ import annotations
 
-import bz2
 import csv
-import gzip
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, cast
 
-import zstandard
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.config.collection import CollectionConfig
-from persist_core.errors import SourceChanged
 from persist_spark.decode.encoding import Encoding
 from persist_spark.decode.files import LINE, ReadableFile
+from persist_spark.decode.long_records import UNREADABLE, opened, unreadable
 from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, order_of, row_op
 from persist_spark.decode.records import FAULT, FAULT_KIND, FILE_COLUMNS, RawRecords, fields_of, record_path
 
@@ -74,29 +69,15 @@ def layouts(config: CollectionConfig, files: Sequence[ReadableFile]) -> list[tup
 
 def first_line(file: ReadableFile) -> str | None:
     """The first line that is not blank, without BOM and line end; `None` for a file without one."""
-    suffix = Path(file.path).suffix.lower()
     try:
-        with _open(file.path, suffix) as source:
+        with opened(file.path) as source:
             start = source.read(_FIRST_LINE_BYTES)
-    except (OSError, EOFError, zstandard.ZstdError) as error:
-        raise SourceChanged(
-            f"file {file.file.path} cannot be read: {error}. Nothing was committed: replace it with a complete file, or"
-            " remove it"
-        ) from error
+    except UNREADABLE as error:
+        raise unreadable(file.file, error) from error
     for line in start.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
         if line.strip():
             return line.removesuffix(b"\r").decode("utf-8", "replace")
     return None
-
-
-def _open(path: str, suffix: str) -> IO[bytes]:
-    if suffix in (".gz", ".gzip"):
-        return cast(IO[bytes], gzip.open(path, "rb"))
-    if suffix == ".bz2":
-        return bz2.open(path, "rb")
-    if suffix in (".zst", ".zstd"):
-        return cast(IO[bytes], zstandard.open(path, "rb"))
-    return Path(path).open("rb")
 
 
 def _positional_names(config: CollectionConfig, first: tuple[str, ...]) -> tuple[str, ...]:

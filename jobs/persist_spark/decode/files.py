@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import shutil
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import zstandard
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -27,6 +26,7 @@ from persist_core.errors import InvalidInput
 from persist_core.schema import POSITION
 from persist_core.sources.files import InputFile
 from persist_spark.compat import READS_ZSTD_TEXT, is_valid_utf8
+from persist_spark.decode.long_records import TooLong, copy_without, opened
 from persist_spark.read.damage import LOUD_OPTIONS
 
 LINE, FILE, DATE_MS, BLOCK = "line", "file", "date_ms", "block"
@@ -60,26 +60,32 @@ class ReadableFile:
     file: InputFile
 
 
-def readable(files: Sequence[InputFile], scratch: Path | None) -> list[ReadableFile]:
-    """The path to read each file under. Empty files are left out: they hold no records.
+def readable(
+    files: Sequence[InputFile], scratch: Path | None, lost: Mapping[InputFile, Sequence[TooLong]], *, keeps_header: bool
+) -> list[ReadableFile]:
+    """The path to read each file under, without its records in `lost`. Empty files are left out, and those lost whole.
 
     Names that Spark skips or cannot open (`_x`, `.x`, `a:b`) get a symlink in `scratch`, zstd files a decompressed
     copy if this Spark cannot read them. Raises `InvalidInput` if that is needed and there is no `scratch`.
     """
     found = []
     for index, file in enumerate(files):
-        if file.size_bytes == 0:
+        too_long = lost.get(file, ())
+        if file.size_bytes == 0 or any(each.size_bytes == 0 for each in too_long):
             continue
         name = Path(file.path).name
         is_foreign = name.lower().endswith(_ZSTD) and not READS_ZSTD_TEXT
-        if not is_foreign and name[0] not in "._" and ":" not in name:
+        if not is_foreign and not too_long and name[0] not in "._" and ":" not in name:
             found.append(ReadableFile(file.path, file))
             continue
         if scratch is None:
             raise InvalidInput(f"file {file.relative!r} cannot be read under its name; give decode a scratch folder")
         folder = scratch / f"{index:06d}"
         folder.mkdir(parents=True, exist_ok=True)
-        if is_foreign:
+        if too_long:
+            target = folder / "short.gz"
+            copy_without(file, too_long, target, keeps_first=keeps_header)
+        elif is_foreign:
             target = folder / "plain.txt"
             _decompress(Path(file.path), target)
         else:
@@ -91,9 +97,8 @@ def readable(files: Sequence[InputFile], scratch: Path | None) -> list[ReadableF
 
 
 def _decompress(source: Path, target: Path) -> None:
-    with source.open("rb") as packed, target.open("wb") as plain:
-        reader = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
-        shutil.copyfileobj(reader, plain, _COPY_BYTES)
+    with opened(str(source)) as packed, target.open("wb") as plain:
+        shutil.copyfileobj(packed, plain, _COPY_BYTES)
 
 
 def text_lines(spark: SparkSession, files: Sequence[ReadableFile]) -> DataFrame:

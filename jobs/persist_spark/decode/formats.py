@@ -25,9 +25,11 @@ from persist_spark.decode.debezium import debezium_records
 from persist_spark.decode.dms import dms_json_records
 from persist_spark.decode.files import BROKEN, LINE, ReadableFile, readable, text_lines
 from persist_spark.decode.json import has_half_surrogates
-from persist_spark.decode.parquet import parquet_records, schemas
+from persist_spark.decode.long_records import long_records, long_records_frame
+from persist_spark.decode.parquet import long_rows, parquet_records, schemas
 from persist_spark.decode.plain import json_records
 from persist_spark.decode.records import RawRecords, decoded
+from persist_spark.frame import ORDER
 
 _JSON_LINES = {"json": json_records, "debezium-json": debezium_records, "dms-json": dms_json_records}
 _MAX_LAYOUTS = 100  # of CSV headers or Parquet schemas in one batch: each is a branch of the plan
@@ -41,7 +43,7 @@ def decode(
     `scratch` is a folder that the driver and all executors see, for files that Spark cannot read under their own name;
     it must exist until the action on the frame ends. Raises `InvalidInput` if the session's time zone is not UTC (texts
     without a zone are UTC), or if `scratch` is needed and not given; `SourceChanged` if a file's header or footer
-    cannot be read.
+    cannot be read, or a compressed file is damaged.
     """
     zone = spark.conf.get("spark.sql.session.timeZone", None)
     if zone not in ("UTC", "Etc/UTC", "GMT", "Z", "+00:00"):
@@ -51,7 +53,14 @@ def decode(
         )
     if not HAS_TRY_CAST and spark.conf.get("spark.sql.ansi.enabled", "false") == "true":
         raise InvalidInput("spark.sql.ansi.enabled is true; set it to false on this release of Spark, or use Spark 4")
-    parts = [decoded(config, raw) for raw in _raw_records(spark, config, readable(files, scratch))]
+    limit, is_text = config.limits.max_record_bytes, "parquet" not in config.source.format
+    lost = long_records(files, limit) if is_text else long_rows(files, limit)
+    has_header = "csv" in config.source.format and config.source.header
+    found = _raw_records(spark, config, readable(files, scratch, lost, keeps_header=has_header))
+    parts = [decoded(config, raw) for raw in found]
+    if lost:
+        order = parts[0].schema[ORDER].dataType
+        parts.append(long_records_frame(spark, config, [each for lines in lost.values() for each in lines], order))
     return functools.reduce(DataFrame.unionByName, parts)
 
 

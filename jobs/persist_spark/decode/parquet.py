@@ -22,12 +22,14 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.config.collection import CollectionConfig
-from persist_core.errors import InvalidInput, SourceChanged
+from persist_core.errors import InvalidInput
 from persist_core.schema import Column
+from persist_core.sources.files import InputFile
 from persist_spark.compat import is_valid_utf8
 from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import BLOCK, BROKEN, LINE, NO_LINES, ReadableFile, placed
 from persist_spark.decode.json import MARK, Path
+from persist_spark.decode.long_records import TooLong, unreadable
 from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, named_path, order_of, row_op
 from persist_spark.decode.records import (
     FAULT,
@@ -104,12 +106,42 @@ def schemas(files: Sequence[ReadableFile]) -> list[tuple[FileSchema, list[Readab
         try:
             schema = file_schema(pq.read_metadata(file.path))
         except (OSError, pa.ArrowException, InvalidInput) as error:
-            raise SourceChanged(
-                f"file {file.file.path} cannot be read as Parquet: {error}. Nothing was committed: replace it with a"
-                " complete file, or remove it"
-            ) from error
+            raise unreadable(file.file, error) from error
         found.setdefault(repr(schema), (schema, []))[1].append(file)
     return list(found.values()) or [(FileSchema(()), [])]
+
+
+def long_rows(files: Sequence[InputFile], limit: int) -> dict[InputFile, list[TooLong]]:
+    """The files that hold a value above `limit` bytes for certain, by their footers: such a file is lost whole.
+
+    A footer says how many bytes the values of a column have together, decompressed, in a group of rows: what one of
+    them has is known only if all are long.
+    """
+    lost = {}
+    for file in files:
+        if file.size_bytes == 0:
+            continue
+        try:
+            footer = pq.read_metadata(file.path)
+        except (OSError, pa.ArrowException) as error:
+            raise unreadable(file, error) from error
+        groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+        chunks = [
+            group.column(place)
+            for group in groups
+            if group.total_byte_size > limit
+            for place in range(group.num_columns)
+        ]
+        long = [each for each in chunks if each.total_uncompressed_size > limit * max(each.num_values, 1)]
+        if long:
+            worst = max(long, key=lambda each: each.total_uncompressed_size)
+            message = (
+                f"file {file.relative!r}: {worst.num_values} values of column {worst.path_in_schema!r} have"
+                f" {worst.total_uncompressed_size} bytes; expected at most {limit} each (limits.max_record_bytes). No"
+                " row of the file was read"
+            )
+            lost[file] = [TooLong(file, message)]
+    return lost
 
 
 def file_schema(footer: pq.FileMetaData) -> FileSchema:

@@ -1,0 +1,192 @@
+"""Records that are too long for any job: found before Spark opens a file, left out of what it reads, kept as errs.
+
+    file --scan, 1 MiB at a time--> its lines above `limits.max_record_bytes` --none: Spark reads the file itself
+                                                             '-- some: Spark reads a copy without them
+
+Spark's text source takes a line into memory whole, or drops it without a word, and fails at 2 GiB; so the lines are
+looked for here. What is read for that, in one thread a file and in bounded memory:
+
+| file | read |
+| --- | --- |
+| plain, up to the limit; gzip that cannot expand to it (deflate: 1,032 times) | nothing |
+| plain | a few kilobytes of each half of a limit: if each has a line end, no line is longer than the limit |
+| gzip, bzip2, zstd | all, at the speed of the library (docs/reference/formats.md has measured it) |
+| Parquet | the footer, in `persist_spark.decode.parquet` |
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import zstandard
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+
+from persist_core.config.collection import CollectionConfig
+from persist_core.errors import SourceChanged
+from persist_core.handles.side_by_side import side_by_side
+from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, MISSING_ORDER, POSITION, TIME
+from persist_core.sources.files import InputFile
+from persist_spark.frame import BAD_KEY, OP, ORDER, UPSERT, records_type
+
+START_BYTES = 1_000  # of a record that is too long, kept as the payload of its err
+_CHUNK_BYTES = 1 << 20  # not above the least `max_record_bytes`: so no line that is too long lies in one chunk
+_PEEK_BYTES = 1 << 14
+_DEFLATE_RATIO = 1_032  # the most that deflate can do
+_THREADS = 4  # the libraries decompress without Python's lock
+_GZIP, _BZIP2, _ZSTD, _OTHER = (".gz", ".gzip"), (".bz2",), (".zst", ".zstd"), (".lz4", ".snappy", ".deflate")
+UNREADABLE = (OSError, EOFError, zlib.error, zstandard.ZstdError)
+
+
+@dataclass(frozen=True)
+class TooLong:
+    """A record, or a whole file, that is not read: where it starts, in decompressed bytes, and its first bytes."""
+
+    file: InputFile
+    message: str
+    line: int = 0  # its number in the file, from 1
+    offset: int = 0
+    size_bytes: int = 0
+    start: bytes = b""
+
+
+def opened(path: str) -> IO[bytes]:
+    """The bytes of a file, decompressed by its suffix."""
+    suffix = Path(path).suffix.lower()
+    if suffix in _GZIP:
+        return cast(IO[bytes], gzip.open(path, "rb"))
+    if suffix in _BZIP2:
+        return bz2.open(path, "rb")
+    plain = Path(path).open("rb")  # noqa: SIM115  # the caller closes it, or the reader around it does
+    if suffix in _ZSTD:
+        return cast(IO[bytes], zstandard.ZstdDecompressor().stream_reader(plain, read_across_frames=True))
+    return plain
+
+
+def unreadable(file: InputFile, error: Exception) -> SourceChanged:
+    """The error for a file that is damaged or incomplete."""
+    return SourceChanged(
+        f"file {file.path} cannot be read: {error}. Nothing was committed: replace it with a complete file, or"
+        " remove it"
+    )
+
+
+def long_records(files: Sequence[InputFile], limit: int) -> dict[InputFile, list[TooLong]]:
+    """The lines above `limit` bytes, of the files that have some. Raises `SourceChanged` for a file that is damaged."""
+    found = side_by_side(lambda file: _of_file(file, limit), files, threads=_THREADS)
+    return {file: lines for file, lines in zip(files, found, strict=True) if lines}
+
+
+def copy_without(file: InputFile, lines: Sequence[TooLong], target: Path, *, keeps_first: bool) -> None:
+    """Write a copy of a text file whose lines `lines` are empty. `keeps_first`: of its first line the start stays.
+
+    Compressed, since the file may expand to more than the disk holds.
+    """
+    ranges = [(line.offset, line.offset + line.size_bytes) for line in lines]
+    if keeps_first and ranges[0][0] == 0:  # a header
+        ranges[0] = (START_BYTES, ranges[0][1])
+    with opened(file.path) as source, gzip.open(target, "wb", compresslevel=1) as copy:
+        position = 0
+        while chunk := source.read(_CHUNK_BYTES):
+            kept = 0
+            for start, end in ranges:
+                if start < position + len(chunk) and end > position:
+                    copy.write(chunk[kept : max(start - position, 0)])
+                    kept = min(end - position, len(chunk))
+            copy.write(chunk[kept:])
+            position += len(chunk)
+            ranges = [each for each in ranges if each[1] > position]
+
+
+def long_records_frame(spark: SparkSession, config: CollectionConfig, lost: Sequence[TooLong], order: Any) -> DataFrame:
+    """An err for each: a row of the records frame, in a slot of its own, which is its position.
+
+    In `sequence` order its kind is `missing_order`: nothing of it has been read. `order` is the order struct's type.
+    """
+    schema = config.collection_schema()
+    kind = "key" if schema.order is None else MISSING_ORDER
+    rows_type = records_type(schema, order)
+    rows = []
+    for each in lost:
+        place = dict(zip([column.name for column in POSITION], (each.file.order, each.offset, each.line), strict=True))
+        slot = f"{'too_long' if schema.order is None else kind} {json.dumps(place, separators=(',', ':'))}".encode()
+        known = {
+            OP: UPSERT,
+            TIME: each.file.date_ms if config.time.source == "path" else None,
+            ORDER: tuple(place.get(field.name) for field in cast(T.StructType, order).fields),
+            BAD_KEY: slot,
+            ERR_KIND: kind,
+            ERR_MESSAGE: each.message,
+            ERR_KEY: slot,
+            ERR_PAYLOAD: each.start,
+        }
+        rows.append(tuple(known.get(field.name) for field in rows_type.fields))
+    return spark.createDataFrame(rows, rows_type)
+
+
+def _of_file(file: InputFile, limit: int) -> list[TooLong]:
+    suffix = Path(file.path).suffix.lower()
+    if suffix in _OTHER:
+        remedy = "compress it with gzip, bzip2 or zstd"
+        return [TooLong(file, f"file {file.relative!r}: {suffix} is not read, as its size cannot be bounded; {remedy}")]
+    ratio = _DEFLATE_RATIO if suffix in _GZIP else 1
+    if suffix not in (*_BZIP2, *_ZSTD) and file.size_bytes * ratio <= limit:
+        return []
+    try:
+        if ratio == 1 and suffix not in (*_BZIP2, *_ZSTD) and not _may_hold(file, limit):
+            return []
+        with opened(file.path) as source:
+            return list(_scan(file, source, limit))
+    except UNREADABLE as error:
+        raise unreadable(file, error) from error
+
+
+def _may_hold(file: InputFile, limit: int) -> bool:
+    """False if each half of a limit has a line end: then no line is longer than the limit."""
+    half = limit // 2
+    with Path(file.path).open("rb") as source:
+        for first in range(0, file.size_bytes, half):
+            source.seek(first)
+            left = half
+            while left > 0:
+                piece = source.read(min(_PEEK_BYTES, left))
+                if b"\n" in piece or not piece:
+                    break
+                left -= len(piece)
+            if left <= 0:
+                return True
+    return False
+
+
+def _scan(file: InputFile, source: IO[bytes], limit: int) -> Iterator[TooLong]:
+    """The lines above `limit`, with the bytes of a chunk in memory."""
+    position = offset = 0  # of the chunk, and of the line that it starts in
+    number, start = 1, b""
+    while chunk := source.read(_CHUNK_BYTES):
+        end = chunk.find(b"\n")
+        if len(start) < START_BYTES:
+            start += chunk[: min(START_BYTES - len(start), end if end >= 0 else len(chunk))]
+        if end >= 0:
+            if position + end - offset > limit:
+                yield _too_long(file, number, offset, position + end - offset, start, limit)
+            number += chunk.count(b"\n")
+            last = chunk.rfind(b"\n") + 1
+            offset, start = position + last, chunk[last : last + START_BYTES]
+        position += len(chunk)
+    if position - offset > limit:
+        yield _too_long(file, number, offset, position - offset, start, limit)
+
+
+def _too_long(file: InputFile, number: int, offset: int, size_bytes: int, start: bytes, limit: int) -> TooLong:
+    message = (
+        f"line {number} of file {file.relative!r}, at byte {offset} of its text, has {size_bytes} bytes; expected at"
+        f" most {limit} (limits.max_record_bytes). Its first bytes are kept"
+    )
+    return TooLong(file, message, number, offset, size_bytes, start)

@@ -1,0 +1,159 @@
+"""Records above `limits.max_record_bytes`: an err each, and all others are read as if they were not there."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import random
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from persist_core.errors import SourceChanged
+from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, MISSING_ORDER
+from persist_core.sources.files import InputFile
+from persist_core.sources.natural_order import natural_key
+from persist_spark.decode.long_records import START_BYTES, copy_without, long_records
+from persist_spark.frame import ORDER
+from tests.spark.decode_feed import Feed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MIB = 1 << 20
+LIMIT = {"limits": {"max_record_bytes": MIB}}
+COLUMNS: dict[str, Any] = {"id": "int", "v": "string"}
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".zst": lambda data: zstandard.compress(data[: len(data) // 2]) + zstandard.compress(data[len(data) // 2 :]),
+}
+
+
+@pytest.fixture
+def feed(spark: SparkSession, tmp_path: Path) -> Feed:
+    (tmp_path / "in").mkdir()
+    return Feed(spark, tmp_path / "in")
+
+
+def input_file(path: Path) -> InputFile:
+    facts = path.stat()
+    return InputFile(str(path), path.name, facts.st_size, 0, 0, None, natural_key(path.name))
+
+
+def json_line(number: int, size: int = 0) -> bytes:
+    return json.dumps({"id": number, "v": "x" * size}).encode()
+
+
+@pytest.mark.parametrize("suffix", sorted(PACKERS))
+def test_a_long_line_is_an_err_and_reading_goes_on_behind_it(feed: Feed, suffix: str) -> None:
+    lines = [json_line(1), json_line(2, 3 * MIB), b"", json_line(3), json_line(4, MIB - 100), json_line(5, 2 * MIB)]
+    feed.write(f"a.jsonl{suffix}", PACKERS[suffix](b"\n".join(lines)))
+    feed.write("b.jsonl", json_line(6) + b"\n")
+    rows = feed.records("json", COLUMNS, order="position", **LIMIT)
+    good = [row for row in rows if row[ERR_KIND] is None]
+    assert [row["id"] for row in good] == [1, 3, 4, 6]
+    places = [(row[ORDER]["file"], row[ORDER]["block"], row[ORDER]["row"]) for row in good]
+    assert places == sorted(places)
+    errs = sorted((row for row in rows if row[ERR_KIND]), key=lambda row: row[ORDER]["row"])
+    assert [row[ERR_KIND] for row in errs] == ["key", "key"]
+    assert [bytes(row[ERR_PAYLOAD]) for row in errs] == [lines[1][:START_BYTES], lines[5][:START_BYTES]]
+    for number, row in zip((2, 6), errs, strict=True):
+        size, offset = len(lines[number - 1]), sum(len(line) + 1 for line in lines[: number - 1])
+        shown = f"line {number} of file 'a.jsonl{suffix}', at byte {offset} of its text, has {size} bytes"
+        assert row[ERR_MESSAGE].startswith(f"{shown}; expected at most {MIB} (limits.max_record_bytes)")
+    assert len({bytes(row[ERR_KEY]) for row in errs}) == 2
+
+
+def test_in_sequence_order_it_is_a_record_without_an_order(feed: Feed) -> None:
+    feed.write("a.jsonl", json_line(1, 2 * MIB) + b"\n" + json_line(2))
+    order = {"mode": "sequence", "by": ["id"]}
+    rows = feed.records("json", COLUMNS, order=order, **LIMIT)
+    assert sorted(str(row[ERR_KIND]) for row in rows) == ["None", MISSING_ORDER]
+    lost = next(row for row in rows if row[ERR_KIND])
+    assert bytes(lost[ERR_KEY]).decode() == f'{MISSING_ORDER} {{"file":"a.jsonl","block":0,"row":1}}'
+
+
+@pytest.mark.parametrize("header", [True, False])
+def test_a_first_line_of_csv_that_is_too_long(feed: Feed, header: bool) -> None:
+    first = "id,v," + "x" * 2 * MIB if header else "7," + "x" * 2 * MIB
+    feed.write("a.csv.gz", gzip.compress(f"{first}\n1,a\n2,b\n".encode()))
+    rows = feed.records("csv", COLUMNS, source={"header": header}, **LIMIT)
+    assert sum("max_record_bytes" in (row[ERR_MESSAGE] or "") for row in rows) == 1
+    assert sorted(row["id"] for row in rows if row["id"]) == [1, 2]  # none is taken for a header
+    assert len(rows) == 3
+
+
+def test_parquet_values_that_are_all_too_long(feed: Feed) -> None:
+    long = pa.table(
+        {"id": pa.array([1, 2], pa.int32()), "v": [random.Random(n).randbytes(2 * MIB).hex() for n in (1, 2)]}
+    )
+    pq.write_table(long, feed.folder / "a.parquet", use_dictionary=False)
+    pq.write_table(pa.table({"id": pa.array([3], pa.int32()), "v": ["y"]}), feed.folder / "b.parquet")
+    rows = feed.records("parquet", COLUMNS, **LIMIT)
+    assert [(row["id"], row[ERR_KIND]) for row in rows] == [(None, "key"), (3, None)]
+    assert "2 values of column 'v' have" in rows[0][ERR_MESSAGE]
+
+
+def test_a_compression_that_cannot_be_bounded_is_an_err_of_the_whole_file(feed: Feed) -> None:
+    feed.write("a.jsonl.snappy", b"x" * 100)
+    feed.write("b.jsonl", json_line(1))
+    rows = feed.records("json", COLUMNS, order="position")
+    assert [(row["id"], row[ERR_KIND]) for row in rows] == [(None, "key"), (1, None)]
+
+
+def test_a_bomb_is_scanned_in_bounded_memory(tmp_path: Path) -> None:
+    bomb = tmp_path / "bomb.jsonl.gz"
+    with gzip.open(bomb, "wb", compresslevel=9) as out:
+        for _ in range(300):
+            out.write(b"x" * MIB)
+        out.write(b'\n{"id":1}\n')
+    file = input_file(bomb)
+    tracemalloc.start()
+    found = long_records([file], 64 * MIB)
+    copy_without(file, found[file], tmp_path / "short.gz", keeps_first=False)
+    assert tracemalloc.get_traced_memory()[1] < 16 * MIB
+    tracemalloc.stop()
+    assert [(each.size_bytes, each.line) for each in found[file]] == [(300 * MIB, 1)]
+    assert gzip.decompress((tmp_path / "short.gz").read_bytes()) == b'\n{"id":1}\n'
+
+
+def test_a_truncated_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(random.Random(1).randbytes(MIB))[:-100])
+    with pytest.raises(SourceChanged, match=r"a\.jsonl\.gz cannot be read"):
+        long_records([input_file(path)], MIB)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_lines_and_copies_are_right_wherever_chunks_end(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    sizes = [rng.choice([0, 1, 7, MIB - 1, MIB, MIB + 1, rng.randint(0, 3 * MIB)]) for _ in range(rng.randint(1, 8))]
+    lines = [bytes([97 + number]) * size for number, size in enumerate(sizes)]
+    data = b"\n".join(lines) + b"\n" * rng.randint(0, 2)
+    suffix = rng.choice(sorted(PACKERS))
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(PACKERS[suffix](data))
+    file = input_file(path)
+    found = long_records([file], MIB).get(file, [])
+    expected = [(number, len(line)) for number, line in enumerate(lines, 1) if len(line) > MIB]
+    if suffix == ".gz" and file.size_bytes * 1_032 <= MIB:
+        expected = []
+    assert [(each.line, each.size_bytes) for each in found] == expected
+    assert all(data[each.offset :].startswith(each.start) and len(each.start) == START_BYTES for each in found)
+    if found:
+        keeps_first = rng.random() < 0.5
+        copy_without(file, found, tmp_path / "copy.gz", keeps_first=keeps_first)
+        kept = [line if len(line) <= MIB else b"" for line in lines]
+        if keeps_first and len(lines[0]) > MIB:
+            kept[0] = lines[0][:START_BYTES]
+        end = data[len(b"\n".join(lines)) :]
+        assert gzip.decompress((tmp_path / "copy.gz").read_bytes()) == b"\n".join(kept) + end
