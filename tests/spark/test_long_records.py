@@ -16,19 +16,24 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from persist_core.config.collection import CollectionConfig
 from persist_core.errors import SourceChanged
+from persist_core.maintenance.fsck import fsck
+from persist_core.protocol.resolve import plan_resolve, resolve
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, MISSING_ORDER
+from persist_core.shard.state import Committed
 from persist_core.sources.files import InputFile
 from persist_core.sources.natural_order import natural_key
 from persist_spark.decode.long_records import START_BYTES, copy_without, long_records
 from persist_spark.frame import ORDER
 from tests.spark.decode_feed import Feed
+from tests.spark.test_write_job import Collection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MIB = 1 << 20
-LIMIT = {"limits": {"max_record_bytes": MIB}}
+LIMIT = {"limits": {"max_record_bytes": MIB, "max_errors": 5}}
 COLUMNS: dict[str, Any] = {"id": "int", "v": "string"}
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -157,3 +162,25 @@ def test_lines_and_copies_are_right_wherever_chunks_end(tmp_path: Path, seed: in
             kept[0] = lines[0][:START_BYTES]
         end = data[len(b"\n".join(lines)) :]
         assert gzip.decompress((tmp_path / "copy.gz").read_bytes()) == b"\n".join(kept) + end
+
+
+@pytest.mark.parametrize("mode", ["log", "sequence"])
+def test_a_batch_with_one_commits(spark: SparkSession, tmp_path: Path, mode: str) -> None:
+    things = Collection(tmp_path)
+    order: dict[str, Any] = {"mode": "sequence", "by": {"seq": "bigint"}} if mode == "sequence" else {"by": "position"}
+    body = things.config.model_dump(mode="json") | {"order": order, **LIMIT}
+    things.config = CollectionConfig.model_validate(body)
+    line = {"id": 1, "at": 5, "seq": 1}
+    long = {**line, "name": "x" * 2 * MIB}
+    things.drop("a.jsonl", {**line, "name": "one"}, long, {**line, "id": 2, "name": "two"}, long)
+    stats = things.run(spark, 10)
+    assert (stats["errors"], stats["inserts"]) == (2, 4)
+    assert things.names() == ["one", "two"]
+    errs = things.client.open_reader("things").errors(9).to_pylist()
+    assert {err[ERR_KIND] for err in errs} == {"key" if mode == "log" else MISSING_ORDER}
+    assert fsck(things.client, "things").is_clean
+    if mode == "sequence":
+        plan = plan_resolve(things.client, "things", files="a.jsonl")
+        assert sorted(record.row for record in plan.records) == [2, 4]
+        assert isinstance(resolve(things.client, plan, writer="test"), Committed)
+        assert things.client.open_reader("things").errors(10).num_rows == 0
