@@ -93,7 +93,7 @@ def test_a_first_line_of_csv_that_is_too_long(feed: Feed, header: bool) -> None:
     feed.write("a.csv.gz", gzip.compress(f"{first}\n1,a\n2,b\n".encode()))
     rows = feed.records("csv", COLUMNS, source={"header": header}, **LIMIT)
     assert sum("max_record_bytes" in (row[ERR_MESSAGE] or "") for row in rows) == 1
-    assert sorted(row["id"] for row in rows if row["id"]) == [1, 2]  # none is taken for a header
+    assert sorted(row["id"] for row in rows if row["id"]) == [1, 2]  # none is treated as a header
     assert len(rows) == 3
 
 

@@ -3,7 +3,7 @@
     file --scan, 1 MiB at a time--> its lines above `limits.max_record_bytes` --none: Spark reads the file itself
                                                              '-- some: Spark reads a copy without them
 
-Spark's text source takes a line into memory whole, or drops it without a word, and fails at 2 GiB; so the lines are
+Spark's text source takes a line into memory whole, or drops it silently, and fails at 2 GiB; so the lines are
 looked for here. What is read for that, in one thread a file and in bounded memory:
 
 | file | read |
