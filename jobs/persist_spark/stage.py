@@ -4,7 +4,7 @@
                                          │ list, count rows, make durable, digest
                                     batches/<attempt>/manifest.json, last
 
-A row's kind is a `PartKind`, or the name of an operator whose state it is (`Planned.operators`).
+A row's kind is a `PartKind`, or the name of an operator whose state it is (`Written.state_rows`).
 
 What is staged is not visible: a crash at any point here leaves only garbage, which GC deletes. Files get their final
 names when the whole action commits, so what a failed or speculative task wrote is never listed: in a file system by the
@@ -110,11 +110,6 @@ class Planned(Protocol[Counts]):
         """The part columns, those of operators' state, and `PART`."""
         ...
 
-    @property
-    def operators(self) -> Mapping[str, bool]:
-        """The operators whose state is among the updates, and whether each adds a delta to its chain."""
-        ...
-
     def outcome(self) -> Counts:
         """What the action counted; call it only after the action has succeeded."""
         ...
@@ -145,19 +140,21 @@ def stage(
     plan: Callable[[C | None], Planned[C]],
     *,
     check: Callable[[C], None],
+    kept: Callable[[], Mapping[str, tuple[StateArtifact, ...]]] = dict,
 ) -> BatchManifest:
     """Write the batch and return its manifest, which is then in blob storage too.
 
     `plan(None)` plans the batch. If its output must be discarded, `plan` gets what it counted, for another plan.
+    `kept` gives, of each operator that the batch saves in full, the files that stand for its state before the batch.
     `check` gets what the action counted, after all input was read. `attempt` must be unused. Raises what `check`
     raises, `InvariantViolation`, and `CorruptArtifact` for a damaged part that was read; no manifest is written then.
     """
-    files, planned, outcome = stage_files(blob, description.shard, attempt, schema, plan, check=check)
+    files, _, outcome = stage_files(blob, description.shard, attempt, schema, plan, check=check)
     kinds = {kind.value for kind in PartKind}
     parts = tuple(file.part() for file in files if file.kind in kinds)
     manifest = replace(
         manifest_for(description, schema, parts, outcome.counts, rows=outcome.rows_digest),
-        operators=dict(_states(blob, schema, files, planned.operators, outcome)),
+        operators=dict(_states(blob, description, schema, files, outcome, kept())),
         stats=outcome.stats.to_json(),
     )
     stage_manifest(blob, manifest, attempt)
@@ -243,6 +240,12 @@ def check_rows(files: list[StagedFile], outcome: Written, prefix: str) -> None:
             )
 
 
+def artifacts_of(blob: Blob, schema: CollectionSchema, files: list[StagedFile], operator: str) -> list[StateArtifact]:
+    """The files of an operator's state, in the order of their keys."""
+    found = sorted((file for file in files if file.kind == operator), key=lambda file: file.key)
+    return [_artifact(blob, schema, number, file) for number, file in enumerate(found)]
+
+
 def _artifact(blob: Blob, schema: CollectionSchema, number: int, file: StagedFile) -> StateArtifact:
     """A file of operator state, with what it holds."""
     found, orders = file.footer, None
@@ -264,12 +267,17 @@ def _artifact(blob: Blob, schema: CollectionSchema, number: int, file: StagedFil
 
 
 def _states(
-    blob: Blob, schema: CollectionSchema, files: list[StagedFile], operators: Mapping[str, bool], outcome: Counted
+    blob: Blob,
+    description: BatchDescription,
+    schema: CollectionSchema,
+    files: list[StagedFile],
+    outcome: Counted,
+    kept: Mapping[str, tuple[StateArtifact, ...]],
 ) -> Iterator[tuple[str, OperatorState]]:
-    """The state of each operator that has any after the batch, its files in the order of their keys."""
-    for operator, is_delta in operators.items():
-        if not outcome.state_rows[operator].held:
-            continue
-        state = sorted((file for file in files if file.kind == operator), key=lambda file: file.key)
-        artifacts = [_artifact(blob, schema, number, file) for number, file in enumerate(state)]
-        yield operator, OperatorState(is_delta, tuple(artifacts))
+    """The state of each operator that has any after the batch: in full, or what the batch adds to it."""
+    for operator, rows in outcome.state_rows.items():
+        artifacts = (*kept.get(operator, ()), *artifacts_of(blob, schema, files, operator))
+        is_delta = description.saves_delta(operator)
+        if rows.held and (is_delta or artifacts):
+            numbered = tuple(replace(artifact, partition_id=number) for number, artifact in enumerate(artifacts))
+            yield operator, OperatorState(is_delta, numbered)

@@ -19,7 +19,8 @@ Invariants, for any callers in any order:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -162,9 +163,11 @@ class BlobCheckpointer:
         if not self._is_newer_than_latest(manifest):
             return False
         for ancestor in ancestors:
-            self._check_sizes(ancestor)
+            self._check_sizes(ancestor, ancestor.artifacts)
+        self._check_sizes(manifest, [artifact for artifact in manifest.artifacts if artifact.is_carried])
         for artifact in manifest.artifacts:
-            self.load_artifact(checkpoint_id, artifact)
+            if not artifact.is_carried:
+                self.load_artifact(checkpoint_id, artifact)
         self._blob.set(self.layout.latest, checkpoint_id.encode())
         return True
 
@@ -227,13 +230,13 @@ class BlobCheckpointer:
         return data is not None
 
     def is_complete(self, manifest: CheckpointManifest, sizes: Mapping[str, int] | None = None) -> bool:
-        """Whether every object of the checkpoint but its manifest is there, in its size: artifacts and offsets files.
+        """Whether every object in its folder but its manifest is there, in its size: artifacts and offsets files.
 
         `sizes`: size in bytes of every object, by key; by default a new listing.
         """
         if sizes is None:
             sizes = self._sizes(manifest.checkpoint_id)
-        expected = {artifact.path: artifact.size_bytes for artifact in manifest.artifacts}
+        expected = {artifact.path: artifact.size_bytes for artifact in manifest.artifacts if not artifact.is_carried}
         expected |= {offsets_path(name): len(each.encode()) for name, each in manifest.source_offsets.items()}
         return all(
             sizes.get(self.layout.artifact(manifest.checkpoint_id, path)) == size for path, size in expected.items()
@@ -292,11 +295,13 @@ class BlobCheckpointer:
         # It names a checkpoint that retention has deleted, or that never existed.
         return latest < manifest.checkpoint_id or manifest == self.listing().manifests[-1]
 
-    def _check_sizes(self, manifest: CheckpointManifest) -> None:
-        """Check that artifacts exist. Their digests were verified when their checkpoint became the latest."""
-        sizes = self._sizes(manifest.checkpoint_id)
-        for artifact in manifest.artifacts:
-            key = self.layout.artifact(manifest.checkpoint_id, artifact.path)
+    def _check_sizes(self, manifest: CheckpointManifest, artifacts: Sequence[PartitionState]) -> None:
+        """Check that artifacts exist. Their digests were verified when their first checkpoint became the latest."""
+        keys = [self.layout.artifact(manifest.checkpoint_id, artifact.path) for artifact in artifacts]
+        folders = sorted({f"{posixpath.dirname(key)}/" for key in keys})
+        entries = (entry for folder in folders for entry in self._blob.list_keys_and_metadata(folder))
+        sizes = {entry.key: entry.size_bytes for entry in entries}
+        for key, artifact in zip(keys, artifacts, strict=True):
             if sizes.get(key) != artifact.size_bytes:
                 found = "missing" if key not in sizes else f"{sizes[key]} bytes"
                 raise CorruptArtifact(

@@ -49,6 +49,11 @@ class PartitionState(_Entry):
     sha256: str
     facts: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_carried(self) -> bool:
+        """Whether an earlier batch's file stands for it, and the checkpoint has no copy."""
+        return self.path.startswith("../")
+
 
 @dataclass(frozen=True)
 class SavedOperator(_Entry):

@@ -30,7 +30,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.blob import Blob
 from persist_core.shard.batch import BatchManifest
 from persist_core.shard.history import history_start
-from persist_core.shard.keys import offsets_path, state_path
+from persist_core.shard.keys import CheckpointLayout, offsets_path, state_path
 from persist_core.shard.state import Commit, ShardState
 
 MAX_LOOKS = 3  # an error that persists in the third attempt does not come from a race with another publisher
@@ -89,13 +89,13 @@ class CheckpointRepair:
 
 def manifest_of(manifest: BatchManifest, commit: Commit) -> CheckpointManifest:
     """The checkpoint manifest that a commit determines."""
-    operators = {}
+    operators, layout = {}, CheckpointLayout(manifest.shard)
     for name, state in manifest.operators.items():
         partitions = tuple(
             PartitionState(
                 partition_id=each.partition_id,
                 is_delta=state.is_delta,
-                path=state_path(name, each.partition_id, is_delta=state.is_delta),
+                path=layout.state_path(commit.checkpoint_id, name, each, is_delta=state.is_delta),
                 size_bytes=each.size_bytes,
                 sha256=each.sha256,
                 facts=each.facts,
@@ -131,6 +131,8 @@ def publish(blob: Blob, manifest: BatchManifest, commit: Commit) -> tuple[str, .
     replaced = []
     for name, state in manifest.operators.items():
         for artifact in state.artifacts:
+            if artifact.is_carried:
+                continue
             path = state_path(name, artifact.partition_id, is_delta=state.is_delta)
             copy = blob.get(checkpointer.layout.artifact(checkpoint_id, path))
             if copy is None or hashlib.sha256(copy).hexdigest() != artifact.sha256:

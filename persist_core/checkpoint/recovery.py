@@ -24,7 +24,6 @@ from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified
 from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.errors import CorruptArtifact, Corruption, StorageError
 from persist_core.handles.client import PersistClient
-from persist_core.shard.keys import state_path
 from persist_core.shard.operator_state import OperatorState, StateArtifact, chain_digest
 from persist_core.shard.state import ShardState
 from persist_core.time_text import show_time
@@ -36,11 +35,13 @@ VERIFIED_BYTES = 4 << 20  # of operator state, by each mint: more would make its
 class RecoveredState:
     """Operator state to start from: the chain of each operator, oldest first.
 
-    An operator without artifacts has no state. `notices` name damaged objects that a copy replaced.
+    An operator without artifacts has no state. `stash_rows`: how many records the stash holds, if the newest commit
+    counted them. `notices` name damaged objects that a copy replaced.
     """
 
     operators: Mapping[str, tuple[StateArtifact, ...]]
     notices: tuple[str, ...] = ()
+    stash_rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class _Link:
     checkpoint_id: str
     parent_id: str | None
     operators: Mapping[str, OperatorState]
+    stash_rows: int | None = None
 
 
 def recover_newest(
@@ -91,19 +93,21 @@ class _Recovery:
         self._notices: list[str] = []
 
     def recover(self, checkpoint_id: str) -> RecoveredState:
-        newest = self._load(checkpoint_id)
+        newest, layout = self._load(checkpoint_id), self._checkpointer.layout
         chains: dict[str, list[StateArtifact]] = {name: [] for name in newest.operators}
         for link, needed in walk(newest, self._load):
             for name in needed:
                 operator = link.operators[name]
                 copies = [
-                    self._checkpointer.layout.artifact(
-                        link.checkpoint_id, state_path(name, each.partition_id, is_delta=operator.is_delta)
+                    layout.artifact(
+                        link.checkpoint_id,
+                        layout.state_path(link.checkpoint_id, name, each, is_delta=operator.is_delta),
                     )
                     for each in operator.artifacts
                 ]
                 chains[name][:0] = map(self._whole, operator.artifacts, copies)
-        return RecoveredState({name: tuple(chain) for name, chain in sorted(chains.items())}, tuple(self._notices))
+        found = {name: tuple(chain) for name, chain in sorted(chains.items())}
+        return RecoveredState(found, tuple(self._notices), newest.stash_rows)
 
     def _load(self, checkpoint_id: str) -> _Link:
         commit = self._commits.get(checkpoint_id)
@@ -117,7 +121,7 @@ class _Recovery:
                 raise
             self._notices.append(f"{error}. The checkpoint manifest of {checkpoint_id} is used instead")
             return self._link_of_copies(copy)
-        return _Link(checkpoint_id, manifest.parent_id, manifest.operators)
+        return _Link(checkpoint_id, manifest.parent_id, manifest.operators, manifest.stats.get("stashed"))
 
     def _link_of_copies(self, manifest: CheckpointManifest) -> _Link:
         operators = {
@@ -131,6 +135,7 @@ class _Recovery:
                             "key": self._checkpointer.layout.artifact(manifest.checkpoint_id, part.path),
                             "size_bytes": part.size_bytes,
                             "sha256": part.sha256,
+                            "is_carried": part.is_carried,
                         }
                     )
                     for part in saved.partitions
@@ -149,6 +154,8 @@ class _Recovery:
         try:
             check(artifact.key, artifact)
         except CorruptArtifact as error:
+            if copy_key == artifact.key:
+                raise
             try:
                 check(copy_key, artifact)
             except CorruptArtifact:

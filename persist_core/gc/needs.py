@@ -16,7 +16,14 @@ from persist_core.handles.load import load_manifest
 from persist_core.protocol.fork_records import ForkRecord, list_forks
 from persist_core.shard.batch import BatchManifest, HollowBatch, SourceFrontier
 from persist_core.shard.eras import refuse_earlier
-from persist_core.shard.keys import attempt_of, conflict_alert_key, conflict_key, conflicts_prefix, owner_of
+from persist_core.shard.keys import (
+    CheckpointLayout,
+    attempt_of,
+    conflict_alert_key,
+    conflict_key,
+    conflicts_prefix,
+    owner_of,
+)
 from persist_core.shard.state import Commit, ShardState
 from persist_core.sources.registry import progress_of
 
@@ -75,8 +82,10 @@ class Needs:
         return {key for each in progress for key in each.needed_keys()}
 
     def of_checkpoints(self, shard: str, listing: Listing) -> set[str]:
-        """The progress that checkpoints name, for restores and forks. Raises `UnknownVersion` for one of a newer
-        release; a damaged one cannot be restored."""
+        """The progress that checkpoints name, for restores and forks, and the operator state that they have no copy of.
+
+        Raises `UnknownVersion` for one of a newer release; a damaged one cannot be restored.
+        """
         for error in listing.unreadable.values():
             if isinstance(error, UnknownVersion):
                 raise error
@@ -85,6 +94,8 @@ class Needs:
             offsets = manifest.source_offsets.items()
             sources = {name: SourceFrontier(each.source_type, each.offsets) for name, each in offsets}
             needed |= self.of_progress(shard, sources)
+            carried = [artifact.path for artifact in manifest.artifacts if artifact.is_carried]
+            needed |= {CheckpointLayout(shard).artifact(manifest.checkpoint_id, path) for path in carried}
         return needed
 
     def of_folders(self, state: ShardState, listing: Listing) -> set[str]:

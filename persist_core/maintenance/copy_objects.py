@@ -18,7 +18,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.blob import Blob
 from persist_core.shard.batch import HollowBatch, SourceFrontier
 from persist_core.shard.holds import PIN
-from persist_core.shard.keys import conflict_alerts_prefix, conflicts_prefix, digest_in
+from persist_core.shard.keys import CheckpointLayout, conflict_alerts_prefix, conflicts_prefix, digest_in
 from persist_core.shard.sealed import is_sealed, verified_digest
 from persist_core.shard.state import Commit, ShardState
 from persist_core.sources.registry import progress_of
@@ -100,6 +100,12 @@ def inventory_of(client: PersistClient, state: ShardState) -> Inventory:
     newest = state.newest_commit
     past = [each for each in listing.manifests if newest is not None and each.epoch <= newest.epoch]
     needed += (Named(key, None, digest_in(key)) for sources in progress for key in _named_by(client, state, sources))
+    layout = CheckpointLayout(state.shard)
+    for checkpoint in past:
+        for file in checkpoint.artifacts:
+            if file.is_carried:
+                key = layout.artifact(checkpoint.checkpoint_id, file.path)
+                needed.append(Named(key, file.size_bytes, file.sha256))
     held = {holder.removeprefix(PIN) for holder in state.holds if holder.startswith(PIN)}
     records = [
         Named(entry.key, entry.size_bytes)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 
+from persist_core.checkpoint.recovery import RecoveredState
 from persist_core.config.shard import ShardConfig
 from persist_core.handles.client import PersistClient
 from persist_core.ids import uuid7_of
 from persist_core.shard.batch import BatchDescription
-from persist_core.shard.operator_state import StateArtifact
 from persist_core.shard.state import ShardState
 from persist_core.sources.source import Intake
 from persist_core.time_text import MAX_TIME
@@ -39,9 +38,10 @@ def describe(
     lower: int,
     intake: Intake,
     writer: str,
-    operators: Mapping[str, tuple[StateArtifact, ...]],
+    recovered: RecoveredState,
 ) -> BatchDescription:
-    """The description of `[lower, intake.upper)`; `operators` is the operator state that it starts from."""
+    """The description of `[lower, intake.upper)`; `recovered` is the operator state that it starts from."""
+    operators = recovered.operators
     parent = state.newest_commit
     epoch = parent.epoch + 1 if parent else 1
     identity = json.dumps([config.name, lower, intake.upper, intake.input_key, writer, state.era])
@@ -62,6 +62,7 @@ def describe(
         operators=operators,
         saves_deltas=bool(operators) and epoch % config.retention.snapshot_every != 0,
         stash_frontier=stash_frontier(client, state) if operators else None,
+        stash_rows=recovered.stash_rows,
         era=state.era,
     )
 

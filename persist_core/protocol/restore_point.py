@@ -147,5 +147,5 @@ def _copied(
         data = load_verified(client.blob, artifact.key, artifact.sha256)
         key = part_key(shard, attempt, operator, number)
         client.blob.set(key, data)
-        staged.append(replace(artifact, partition_id=number, key=key))
+        staged.append(replace(artifact, partition_id=number, key=key, is_carried=False))
     return OperatorState(is_delta=False, artifacts=tuple(staged))

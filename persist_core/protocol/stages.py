@@ -159,7 +159,7 @@ def _mint(
     if isinstance(intake, NotYet):
         return NothingToDo(intake.reason, lower)
     recovered = recover_newest(client, state)
-    description = describe(client, config, state, lower, intake, writer, recovered.operators)
+    description = describe(client, config, state, lower, intake, writer, recovered)
     return Minted(description, (*intake.notices, *recovered.notices))
 
 

@@ -115,7 +115,8 @@ class BatchDescription:
 
     `input_key` names the frozen input in blob storage (`None`: no input, a seal). `sources` is the progress after the
     commit. `operators` is the operator state before it: the chain of artifacts of each operator, oldest first. Of the
-    stash, records before `stash_frontier` (`None`: before `lower`) have been processed by earlier batches. `writer`
+    stash, records before `stash_frontier` (`None`: before `lower`) have been processed by earlier batches; `stash_rows`
+    are not (`None`: not known), if of those of one slot and time one is counted. `writer`
     says who minted it (`dag_id/run_id` or `cli/...`), for people. `saves_deltas`: operators that have a chain add to
     it; without it they save their state in full. `era`: the shard's when it was minted; `None` for a writer that names
     nothing that was staged before its batch.
@@ -136,6 +137,7 @@ class BatchDescription:
     operators: Mapping[str, tuple[StateArtifact, ...]] = field(default_factory=dict)
     saves_deltas: bool = False
     stash_frontier: int | None = None
+    stash_rows: int | None = None
     era: int | None = None
 
     def __post_init__(self) -> None:

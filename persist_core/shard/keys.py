@@ -29,11 +29,13 @@ the era in which an object was staged (`persist_core.shard.eras`), so that a nam
 
 from __future__ import annotations
 
+import posixpath
 import re
 import uuid
 
 from persist_core.errors import InvalidName
 from persist_core.schema import PART
+from persist_core.shard.operator_state import StateArtifact
 
 MANIFEST = "manifest.json"
 _SHARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -283,5 +285,17 @@ class CheckpointLayout:
         return f"{self.quarantine}{check_checkpoint_id(checkpoint_id)}/{sha256}.json"
 
     def artifact(self, checkpoint_id: str, path: str) -> str:
-        """The key of an artifact, by its path relative to the checkpoint's folder."""
-        return f"{self.folder(checkpoint_id)}{path}"
+        """The key of an artifact, by its path relative to the checkpoint's folder.
+
+        Raises `InvalidName` for a path that leads out of the shard.
+        """
+        key = posixpath.normpath(f"{self.folder(checkpoint_id)}{path}")
+        if not key.startswith(f"{owner_of(self.root)}/"):
+            raise InvalidName(f"path {path!r} leads out of shard {owner_of(self.root)}; expected a file of the shard")
+        return key
+
+    def state_path(self, checkpoint_id: str, operator: str, artifact: StateArtifact, *, is_delta: bool) -> str:
+        """Where a checkpoint has an artifact: a copy in its folder, or what was carried over where it is."""
+        if artifact.is_carried:
+            return posixpath.relpath(artifact.key, self.folder(checkpoint_id))
+        return state_path(operator, artifact.partition_id, is_delta=is_delta)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from persist_core.errors import InvalidInput
@@ -34,7 +34,8 @@ class OrderFacts:
     has_bad_keys: bool
 
 
-_FACTS = ("rows", "first_time", "last_time", "first_key", "last_key", "orders")
+FOLD_BYTES = 1 << 20  # to rewrite less than this costs no more than to open one more file, in every batch
+_FACTS = ("rows", "first_time", "last_time", "first_key", "last_key", "orders", "is_sorted")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class StateArtifact:
     """One file of operator state: where its bytes are, and their SHA-256 (hex).
 
     `rows` are all between `first_time` and `last_time` and between `first_key` and `last_key` (`shard.key_range`;
-    `None`: not known, or no bound). `orders` is set for the order index.
+    `None`: not known, or no bound). `orders` is set for the order index. `is_sorted`: it is one of a set
+    of files that are sorted together. `is_carried`: an earlier batch staged it, and a full state names it again.
     """
 
     partition_id: int
@@ -55,6 +57,14 @@ class StateArtifact:
     first_key: Key | None = None
     last_key: Key | None = None
     orders: OrderFacts | None = None
+    is_sorted: bool | None = None
+    is_carried: bool = False
+
+    @property
+    def attempt(self) -> str | None:
+        """The attempt that staged it; `None` for a copy in a checkpoint's folder."""
+        _, folder, attempt, *_ = self.key.split("/")
+        return attempt if folder == "batches" else None
 
     @property
     def keys(self) -> KeyRange:
@@ -79,7 +89,8 @@ class StateArtifact:
 class OperatorState:
     """What one batch stages of one operator's state: all of it, or (`is_delta`) what it adds to the chain before it.
 
-    A delta without artifacts leaves the chain as it is. An operator without state is not named at all.
+    A full state names files of the chain before it again where rewriting them would gain nothing (`to_fold`). A delta
+    without artifacts leaves the chain as it is. An operator without state is not named at all.
     """
 
     is_delta: bool
@@ -93,6 +104,30 @@ class OperatorState:
     def from_json(cls, body: Mapping[str, Any]) -> OperatorState:
         """The inverse of `dataclasses.asdict`, from JSON."""
         return cls(body["is_delta"], tuple(map(StateArtifact.from_json, body["artifacts"])))
+
+
+def to_fold(chain: Sequence[StateArtifact]) -> tuple[tuple[StateArtifact, ...], tuple[StateArtifact, ...]]:
+    """What a full state carries over of a chain, and what it rewrites as one sorted set of files.
+
+    All that came since the last full state is rewritten; with it the files of older attempts, newest first, while they
+    have no more bytes than what was chosen before them, or than `FOLD_BYTES`. So a byte is rewritten once, and then
+    once for each doubling of the state, and a chain has as many attempts as the state has doublings, and the deltas
+    since the last full state. Copies in the folders of checkpoints, which retention deletes, are always rewritten.
+    """
+    sizes: dict[str | None, int] = {}
+    for artifact in chain:
+        sizes[artifact.attempt] = sizes.get(artifact.attempt, 0) + artifact.size_bytes
+    chosen = {artifact.attempt for artifact in chain if not artifact.is_sorted or artifact.attempt is None}
+    chosen_bytes = sum(sizes[attempt] for attempt in chosen)
+    for attempt, size_bytes in reversed(sizes.items()):
+        if not chosen or (attempt not in chosen and size_bytes > max(chosen_bytes, FOLD_BYTES)):
+            break
+        chosen_bytes += 0 if attempt in chosen else size_bytes
+        chosen.add(attempt)
+    folded = tuple(artifact for artifact in chain if artifact.attempt in chosen)
+    if len(folded) == 1 and folded[0].attempt is not None and folded[0].size_bytes <= FOLD_BYTES:
+        folded = ()
+    return tuple(replace(artifact, is_carried=True) for artifact in chain if artifact not in folded), folded
 
 
 def chain_digest(artifacts: Iterable[StateArtifact], *, after: str = "") -> str:

@@ -39,6 +39,7 @@ class StagedShard:
         self.client.ensure_shard(SHARD)
         self.upper, self.epoch = 0, 1
         self.chains: dict[str, tuple[StateArtifact, ...]] = {}
+        self.stash_rows: int | None = None
         self.attempt = ""
 
     @property
@@ -58,6 +59,7 @@ class StagedShard:
             writer="test",
             operators=dict(self.chains),
             saves_deltas=is_delta,
+            stash_rows=self.stash_rows,
             input_bytes=input_bytes,
         )
 
@@ -82,7 +84,7 @@ class StagedShard:
         manifest = self.write(records, self.description(upper, is_delta=is_delta), **options)
         self.append(manifest)
         self.upper, self.epoch = -1 if upper is None else upper, self.epoch + 1
-        before = self.chains
+        before, self.stash_rows = self.chains, manifest.stats["stashed"]
         self.chains = {
             name: (*(before[name] if state.is_delta else ()), *state.artifacts)
             for name, state in manifest.operators.items()

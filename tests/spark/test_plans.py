@@ -149,7 +149,9 @@ def test_a_look_up_opens_only_files_that_can_hold_the_keys(spark: SparkSession, 
     batches = shard.client.state(SHARD).batches
     committed = [(batch, shard.client.manifest(batch)) for batch in batches]
     slots = _waiting(spark, ONE_KEY, [3, 21, None])
-    ranges = look_at(slots, ONE_KEY, 4, cuts_of([manifest for _, manifest in committed])).ranges
+    ranges = look_at(
+        slots, ONE_KEY, 4, cuts_of(part.keys for _, manifest in committed for part in manifest.parts)
+    ).ranges
     assert ranges == [KeyRange((3,), (3,)), KeyRange((21,), (21,))]
     found = committed_updates(spark, shard.blob, committed, ONE_KEY, slots=slots, ranges=ranges)
     assert found is not None
@@ -204,9 +206,9 @@ def test_ranges_of_a_batchs_keys_hold_them_all(spark: SparkSession) -> None:
 
 def test_a_far_key_opens_no_files_between(spark: SparkSession) -> None:
     manifest = _manifest_of(*[(100 * n, 100 * n + 99) for n in range(300)])
-    cuts = cuts_of([manifest])
+    cuts = cuts_of(part.keys for part in manifest.parts)
     assert 31 < len(cuts) <= MAX_CUTS
     assert cuts_of([]) == []
-    assert len(cuts_of([_manifest_of(*[(n, n) for n in range(MAX_CUTS)])])) == MAX_CUTS
+    assert len(cuts_of([KeyRange((n,), (n,)) for n in range(MAX_CUTS)])) == MAX_CUTS
     look = look_at(_waiting(spark, ONE_KEY, [5, 29_990, 29_999, 29_991]), ONE_KEY, 9, cuts)
     assert look.ranges == [KeyRange((5,), (5,)), KeyRange((29_990,), (29_999,))]

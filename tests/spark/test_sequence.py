@@ -105,6 +105,9 @@ def test_late_records_change_nothing_and_are_listed(plain: Collection, spark: Sp
     ]
     third = plain.deliver({"c": "\n".join([put(1, 8, "late"), put(2, 8, "again")])}, is_delta=False)
     kinds = sorted((row[INDEX_KIND], row["id"]) for row in plain.state(third, ORDER_INDEX_OPERATOR))
+    assert kinds == [("deleted", 2), ("in_row", 2), ("raised", 1)], "what counted before, and the delta"
+    fourth = plain.deliver({"d": put(5, 1)}, is_delta=False)
+    kinds = sorted((row[INDEX_KIND], row["id"]) for row in plain.state(fourth, ORDER_INDEX_OPERATOR))
     assert kinds == [("raised", 1)], "a full state has what still counts"
     assert len(plain.state(third, LATE_OPERATOR)) == 2
     assert sorted(snapshot(spark, plain.shard.location, SHARD).columns) == ["id", "name"]

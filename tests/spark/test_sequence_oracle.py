@@ -17,7 +17,6 @@ from persist_core.oracle.consolidate import Err, Slot, UpsertDiff, as_of, check_
 from persist_core.oracle.sequence import OrderMemory
 from persist_core.oracle.upsert import TOMBSTONE, Record, drain_sealed_input
 from persist_core.schema import (
-    ACTED,
     BAD_KEY,
     BEATEN_BY,
     DELETED,
@@ -41,7 +40,7 @@ from persist_spark.order_memory import Memory, facts_of
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import persistent_upsert
 from persist_spark.upsert.rules import SequenceRules
-from persist_spark.upsert.seen import SeenBefore, index_type, late_type
+from persist_spark.upsert.seen import SeenBefore, index_type
 from tests.sampling import is_long
 from tests.spark.upsert_cases import (
     MANY_KEYS_DOMAIN,
@@ -51,6 +50,7 @@ from tests.spark.upsert_cases import (
     Feed,
     collected,
     comparable,
+    needed_of,
     to_records,
 )
 
@@ -72,6 +72,7 @@ class SequenceShard:
     parts: list[Row] = field(default_factory=list)
     index: list[Row] = field(default_factory=list)
     late: list[Row] = field(default_factory=list)
+    stash_rows: int = 0
 
     def drain(
         self,
@@ -79,7 +80,6 @@ class SequenceShard:
         lower: int,
         upper: int | None,
         *,
-        is_delta: bool = False,
         is_restricted: bool = False,
     ) -> Outcome:
         """The batch `[lower, upper)`; asserts that all of it is the oracle's."""
@@ -94,7 +94,7 @@ class SequenceShard:
             orders=self.memory,
             keep_deleted_ms=self.keep_deleted_ms,
         )
-        rows, outcome = self._run(given, lower, upper, is_delta=is_delta, is_restricted=is_restricted)
+        rows, outcome = self._run(given, lower, upper, is_restricted=is_restricted)
         by_part: dict[str, list[Row]] = {}
         for row in rows:
             by_part.setdefault(row[PART], []).append(row)
@@ -104,15 +104,14 @@ class SequenceShard:
         assert outcome.stats == wanted.stats
         assert outcome.read.broken == 0
         assert (outcome.emitted.index_rows, outcome.emitted.late_rows) == (len(entries), len(late))
-        if not is_delta:
-            assert comparable(written.stash) == comparable(wanted.stash)
-        self.stash = self.stash + written.stash if is_delta else written.stash
+        self.stash += written.stash
+        self.stash_rows = outcome.stats.stashed
+        assert all(record in comparable(self.stash) for record in comparable(wanted.stash))
         self.updates += written.updates
-        self.index = self.index + entries if is_delta and self.index else entries
-        new = late if is_delta or not self.late else [row for row in late if row[ACTED] >= lower]
-        assert len(new) == wanted.stats.late
-        assert all(row[ORDER] < row[BEATEN_BY] for row in new if None not in (*row[ORDER], *row[BEATEN_BY]))
-        self.late = self.late + late if is_delta and self.late else late
+        self.index += entries
+        assert len(late) == wanted.stats.late
+        assert all(row[ORDER] < row[BEATEN_BY] for row in late if None not in (*row[ORDER], *row[BEATEN_BY]))
+        self.late += late
         self.parts += [row for kind in PartKind for row in by_part.get(kind, [])]
         self.memory = wanted.orders or OrderMemory()
         if upper is not None:
@@ -120,15 +119,18 @@ class SequenceShard:
         return outcome
 
     def _run(
-        self, records: Sequence[Record], lower: int, upper: int | None, *, is_delta: bool, is_restricted: bool
+        self, records: Sequence[Record], lower: int, upper: int | None, *, is_restricted: bool
     ) -> tuple[list[Row], Outcome]:
         schema, before = self.domain.schema, None if self.keep_deleted_ms is None else lower - self.keep_deleted_ms
-        order = SequenceRules(is_delta and bool(self.index), is_delta and bool(self.late), before)
+        order = SequenceRules(bool(self.index), bool(self.late), before)
         frame = to_records(self.spark, schema, records)
-        stash = to_records(self.spark, schema, self.stash) if self.stash else None
+        whole = to_records(self.spark, schema, self.stash) if self.stash else None
+        needed = needed_of(self.stash, records, upper, all_meet=before is not None)
+        few = to_records(self.spark, schema, needed) if needed else None
         for is_thorough in (False, True):
-            slots = None
-            if is_restricted and not is_thorough and order.is_index_delta:
+            slots, stash, stash_rows = None, whole, None
+            if is_restricted and not is_thorough:
+                stash, stash_rows = few, self.stash_rows
                 names = [*schema.key_names, BAD_KEY]
                 slots = frame.select(*names) if stash is None else frame.select(*names).union(stash.select(*names))
             drained = persistent_upsert(
@@ -138,14 +140,13 @@ class SequenceShard:
                 lower=lower,
                 upper=upper,
                 stash=stash,
-                is_delta=is_delta and bool(self.stash),
+                stash_rows=stash_rows,
                 is_thorough=is_thorough,
                 sequence=order,
                 seen=SeenBefore(
                     self._frame(self.index, index_type(schema, ORDER_TYPE)),
                     self._memory(before),
                     slots,
-                    self._frame(self.late, late_type(schema, ORDER_TYPE)),
                 ),
             )
             rows = drained.updates.collect()
@@ -273,7 +274,7 @@ LONG: Batches = ((0, 3), (3, 4), (4, 9), (9, 12), (12, 14), (14, 15), (15, 20), 
 IS_LONG = is_long()
 
 
-def _drain_all(shard: SequenceShard, feed: Feed, batches: Batches, *, full_every: int, has_truncates: bool) -> int:
+def _drain_all(shard: SequenceShard, feed: Feed, batches: Batches, *, has_truncates: bool) -> int:
     """Drain random records batch by batch; how many lost to an order seen before."""
     late = 0
     for number, (lower, upper) in enumerate(batches):
@@ -281,7 +282,7 @@ def _drain_all(shard: SequenceShard, feed: Feed, batches: Batches, *, full_every
         truncates = int(has_truncates and is_odd)
         records = feed.records(10 * feed.worlds, lower, upper or lower + 4, truncates=truncates)
         records += _unordered(feed, 3) if is_odd else []
-        outcome = shard.drain(records, lower, upper, is_delta=bool(number % full_every), is_restricted=not is_odd)
+        outcome = shard.drain(records, lower, upper, is_restricted=not is_odd)
         late += outcome.stats.late
     check_collection(shard.updates)
     return late
@@ -289,12 +290,11 @@ def _drain_all(shard: SequenceShard, feed: Feed, batches: Batches, *, full_every
 
 def test_random_history_is_the_oracles(spark: SparkSession, dice: random.Random) -> None:
     feed, shard = Feed(ONE_KEY_DOMAIN, dice, 12), SequenceShard(spark, ONE_KEY_DOMAIN, 4)
-    assert _drain_all(shard, feed, SHORT, full_every=3, has_truncates=True) > 0
+    assert _drain_all(shard, feed, SHORT, has_truncates=True) > 0
 
 
 @pytest.mark.skipif(not IS_LONG, reason="takes minutes (PERSIST_PROFILE=nightly)")
 @pytest.mark.parametrize("keep", [None, 0, 1, 4])
-@pytest.mark.parametrize("full_every", [2, 4, 10])
 @pytest.mark.parametrize(("domain", "worlds"), [(ONE_KEY_DOMAIN, 1), (ONE_KEY_DOMAIN, 12), (MANY_KEYS_DOMAIN, 12)])
 @pytest.mark.parametrize("has_truncates", [False, True])
 @pytest.mark.parametrize("has_ties", [False, True])
@@ -302,14 +302,13 @@ def test_long_random_histories_are_the_oracles(
     spark: SparkSession,
     dice: random.Random,
     keep: int | None,
-    full_every: int,
     domain: Domain,
     worlds: int,
     has_truncates: bool,
     has_ties: bool,
 ) -> None:
     feed, shard = Feed(domain, dice, worlds, has_ties=has_ties), SequenceShard(spark, domain, keep)
-    _drain_all(shard, feed, LONG, full_every=full_every, has_truncates=has_truncates)
+    _drain_all(shard, feed, LONG, has_truncates=has_truncates)
 
 
 @pytest.mark.parametrize("domain", [ONE_KEY_DOMAIN, MANY_KEYS_DOMAIN], ids=["one-key", "many-keys"])
@@ -337,10 +336,10 @@ def test_the_oracle_answers_the_same_for_any_order_of_its_input(domain: Domain, 
 def test_a_forgotten_tombstone_stays_forgotten_when_a_record_of_its_key_is_stashed(spark: SparkSession) -> None:
     shard = SequenceShard(spark, ONE_KEY_DOMAIN, 1)
     shard.drain([Record(A, TOMBSTONE, None, (9, "a", 0, 0)), Record(B, TOMBSTONE, None, (1, "a", 0, 1))], 0, 2)
-    shard.drain([], 2, 4, is_delta=True)
-    shard.drain([Record(A, OLD, 9, (5, "b", 0, 0))], 4, 6, is_delta=True)
+    shard.drain([], 2, 4)
+    shard.drain([Record(A, OLD, 9, (5, "b", 0, 0))], 4, 6)
     assert len(shard.index) > 2, "the tombstone is made void"
-    outcome = shard.drain([], 6, 12, is_delta=True)
+    outcome = shard.drain([], 6, 12)
     assert (outcome.stats.late, outcome.stats.late_beyond_memory, outcome.stats.inserts) == (0, 1, 1)
 
 
@@ -351,5 +350,5 @@ def test_a_late_record_loses_to_the_tombstone_of_a_key_that_cannot_be_decoded(sp
     deleted = [Record(b"x", TOMBSTONE, None, (9, "a", 0, 0)), Record(A, TOMBSTONE, None, (9, "a", 0, 1))]
     shard.drain([*deleted, Record(B, OLD, None, (1, "a", 0, 2))], 0, 2)
     late = [Record(b"x", bad, None, (5, "b", 0, 0)), Record(A, OLD, None, (5, "b", 0, 1))]
-    outcome = shard.drain(late, 2, 4, is_delta=True, is_restricted=True)
+    outcome = shard.drain(late, 2, 4, is_restricted=True)
     assert outcome.stats.late == 2

@@ -164,6 +164,17 @@ class Feed:
         return (self.rng.choice([None, 0, 1]), "tied", 0, -1 if time is None else time)
 
 
+def needed_of(
+    stash: Sequence[Record], records: Iterable[Record], upper: int | None, *, all_meet: bool = False
+) -> list[Record]:
+    """What a batch needs of the stash: what is due, and what its records that wait (or `all_meet`: all) meet there."""
+    end = float("inf") if upper is None else upper
+    meeting = {
+        r.slot for r in records if r.value is not SKIP and (all_meet or (-1 if r.time is None else r.time) >= end)
+    }
+    return [record for record in stash if (record.time or 0) < end or record.slot in meeting]
+
+
 def to_records(spark: SparkSession, schema: CollectionSchema, records: Iterable[Record]) -> DataFrame:
     """The records frame of these records."""
     frame = records_type(schema, ORDER_TYPE if schema.order is None else order_type(schema))

@@ -55,7 +55,6 @@ class PlannedMerge:
 
     updates: DataFrame
     observation: Observation
-    operators: ClassVar[Mapping[str, bool]] = {}
 
     def outcome(self) -> Merged:
         """What the action counted."""

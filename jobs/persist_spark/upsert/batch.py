@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as T
 from pyspark.storagelevel import StorageLevel
 
 from persist_core.errors import InvariantViolation, RejectedRecord, TooManyErrors
@@ -19,8 +18,6 @@ from persist_core.handles.client import PersistClient
 from persist_core.protocol.stages import check_not_outdated
 from persist_core.schema import TIME, CollectionSchema, Late, check_compatible
 from persist_core.shard.batch import (
-    LATE_OPERATOR,
-    ORDER_INDEX_OPERATOR,
     STASH_OPERATOR,
     BatchDescription,
     BatchManifest,
@@ -29,11 +26,9 @@ from persist_core.shard.batch import (
 )
 from persist_core.shard.key_range import KeyRange
 from persist_core.shard.keys import attempt_prefix
-from persist_core.shard.operator_state import OrderFacts, StateArtifact
-from persist_spark.frame import OP, ORDER, named, order_type, records_type, slot_names
-from persist_spark.order_memory import Memory
+from persist_core.shard.pieces import OKS
+from persist_spark.frame import OP, ORDER, named, slot_names
 from persist_spark.read.damage import check_sizes, part_sizes
-from persist_spark.read.parts import scan_keys
 from persist_spark.session import ONE_TASK_BYTES, stage_settings, use
 from persist_spark.stage import stage
 from persist_spark.upsert.look import Look, cuts_of, look_at
@@ -41,11 +36,14 @@ from persist_spark.upsert.lookup import committed_updates, expects_few_files
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
 from persist_spark.upsert.rejected import rejected_records, show_samples
-from persist_spark.upsert.rules import SequenceRules
-from persist_spark.upsert.seen import SeenBefore, index_type, late_type
+from persist_spark.upsert.seen import SeenBefore
+from persist_spark.upsert.stash import NO_STASH, StashBefore, is_large
+from persist_spark.upsert.state_before import StateBefore
 
 # Reading a small shard whole costs less than the extra job to broadcast the batch's keys. At 5 MB it costs more.
 SMALL_STATE_BYTES = 2 << 20
+# From here on, not opening files of the order index saves more than it costs to find the ranges of the batch's keys.
+LARGE_INDEX_BYTES = 16 << 20
 # From here on, not opening half of the files saves more than it costs to find the ranges of the batch's keys by a job.
 LARGE_STATE_BYTES = 64 << 20
 _LOOKED_UP = (PartKind.INSERTIONS, PartKind.RETRACTIONS, PartKind.ERRS)
@@ -99,14 +97,14 @@ def stage_upserts(
         request,
         records,
         committed=list(zip(below, manifests, strict=True)),
-        stash=_stash(spark, client, description, records, schema),
-        ordered=_seen(spark, client, request),
+        before=StateBefore(spark, client, description, schema, request.keep_deleted_ms, records.schema[ORDER].dataType),
     )
     with ExitStack() as stack:
-        use(spark, stage_settings(batch.arriving_bytes))
-        if batch.looks and not request.is_columnar:
+        use(spark, stage_settings(description.input_bytes))
+        if (batch.looks or is_large(description)) and not request.is_columnar:
             records.persist(StorageLevel.MEMORY_AND_DISK)
             stack.callback(records.unpersist)
+        batch = replace(batch, stash=batch.before.needed_stash(records, may_stash=request.may_stash))
         look = batch.look() if batch.looks else None
         plans: list[PlannedUpsert] = []
 
@@ -124,7 +122,7 @@ def stage_upserts(
                 samples = rejected_records(spark, client.blob, schema, staged, records, request.file_names)
                 raise _too_many_errors(outcome, request, samples)
 
-        return stage(client.blob, description, schema, request.attempt, drain, check=check)
+        return stage(client.blob, description, schema, request.attempt, drain, check=check, kept=batch.before.kept)
 
 
 @dataclass(frozen=True)
@@ -137,6 +135,7 @@ class _Plan:
     is_thorough: bool
     slots: DataFrame | None
     ranges: Sequence[KeyRange] | None
+    stash: StashBefore
     moved_bytes: int
 
 
@@ -149,17 +148,8 @@ class _Batch:
     request: UpsertRequest
     records: DataFrame
     committed: Sequence[tuple[HollowBatch, BatchManifest]]
-    stash: DataFrame | None
-    ordered: tuple[SequenceRules, SeenBefore] | tuple[None, None]
-
-    def state_bytes(self, operator: str) -> int:
-        """The files of an operator's state."""
-        return sum(artifact.size_bytes for artifact in self.request.description.operators.get(operator, ()))
-
-    @property
-    def arriving_bytes(self) -> int:
-        """The input and the stash."""
-        return self.request.description.input_bytes + self.state_bytes(STASH_OPERATOR)
+    before: StateBefore
+    stash: StashBefore = NO_STASH
 
     @property
     def committed_bytes(self) -> int:
@@ -170,18 +160,22 @@ class _Batch:
     @property
     def looks(self) -> bool:
         """Whether it pays to look at the keys of the batch first."""
-        known_bytes = self.committed_bytes + self.state_bytes(ORDER_INDEX_OPERATOR)
+        known_bytes = self.committed_bytes + self.before.index_bytes
         return known_bytes > SMALL_STATE_BYTES and self.request.description.input_bytes <= MAX_LOOK_BYTES
 
     def look(self) -> Look:
         """Look at the batch. Runs a small job."""
         schema, upper = self.request.schema, self.request.description.upper
         manifests = [manifest for _, manifest in self.committed]
-        has_ranges = self.committed_bytes > LARGE_STATE_BYTES and expects_few_files(manifests)
+        files: list[KeyRange] = []
+        if self.committed_bytes > LARGE_STATE_BYTES and expects_few_files(manifests):
+            files += [part.keys for manifest in manifests for part in manifest.parts if part.kind in OKS]
+        if self.before.index_bytes > LARGE_INDEX_BYTES:
+            files += [artifact.keys for artifact in self.before.index]
         waiting = self._waiting(OP, TIME)
-        if self.arriving_bytes <= ONE_TASK_BYTES:
+        if self.request.description.input_bytes + self.stash.size_bytes <= ONE_TASK_BYTES:
             waiting = waiting.coalesce(1)  # one stage instead of two
-        return look_at(waiting, schema, upper, cuts_of(manifests) if has_ranges else None)
+        return look_at(waiting, schema, upper, cuts_of(files) if files else None)
 
     def plan(self, look: Look | None, before: Outcome | None) -> _Plan:
         """What to do after this look, and after a plan whose output was discarded.
@@ -193,18 +187,20 @@ class _Batch:
         is_thorough = has_truncates or before is not None
         has_truncates = has_truncates or (before is not None and before.read.truncates > 0)
         is_keyed = look is not None and look.fits_a_broadcast and not has_truncates
-        moved_bytes = self.arriving_bytes
+        stash = self.before.whole_stash() if is_thorough else self.stash
+        moved_bytes = description.input_bytes + stash.size_bytes
         if not is_keyed:
             moved_bytes += self.committed_bytes
-        if not is_keyed or is_thorough or not description.saves_delta(ORDER_INDEX_OPERATOR):
-            moved_bytes += self.state_bytes(ORDER_INDEX_OPERATOR)
+        if not is_keyed or is_thorough:
+            moved_bytes += self.before.index_bytes
         slots = self._waiting() if is_keyed else None
-        return _Plan(is_thorough, slots, look.ranges if look and is_keyed else None, moved_bytes)
+        return _Plan(is_thorough, slots, look.ranges if look and is_keyed else None, stash, moved_bytes)
 
     def planned(self, plan: _Plan) -> PlannedUpsert:
         """The batch as one expression."""
         request, description, slots = self.request, self.request.description, plan.slots
-        sequence, seen = self.ordered
+        sequence, memory = self.before.sequence()
+        index = self.before.index_of(None if plan.is_thorough else plan.ranges)
         blob = self.client.blob
         return persistent_upsert(
             self.records,
@@ -212,81 +208,22 @@ class _Batch:
             schema=request.schema,
             lower=description.lower,
             upper=description.upper,
-            stash=self.stash,
+            stash=plan.stash.rows,
+            stash_rows=plan.stash.total,
             stash_frontier=description.stash_frontier,
             late=request.late,
-            is_delta=description.saves_delta(STASH_OPERATOR),
-            may_stash=request.may_stash or self.stash is not None,
+            may_stash=request.may_stash or STASH_OPERATOR in description.operators,
             is_thorough=plan.is_thorough,
             in_one_task=slots is None and plan.moved_bytes <= ONE_TASK_BYTES,
             sequence=sequence,
-            seen=_of_batch(seen, sequence, slots),
+            seen=SeenBefore(index, memory, slots) if memory else None,
         )
 
     def _waiting(self, *more: str) -> DataFrame:
-        """The slots of records and stash, and some more of their columns."""
+        """The slots of records, and of what is needed of the stash, and some more of their columns."""
         names = [named(name) for name in (*slot_names(self.request.schema), *more)]
         records = self.records.select(*names)
-        return records if self.stash is None else records.unionByName(self.stash.select(*names))
-
-
-def _operator_state(
-    spark: SparkSession, client: PersistClient, description: BatchDescription, operator: str, columns: T.StructType
-) -> DataFrame | None:
-    """The whole chain of an operator, or `None` if it has no state."""
-    chain = description.operators.get(operator)
-    return scan_keys(spark, client.blob, [artifact.key for artifact in chain], columns) if chain else None
-
-
-def _stash(
-    spark: SparkSession,
-    client: PersistClient,
-    description: BatchDescription,
-    records: DataFrame,
-    schema: CollectionSchema,
-) -> DataFrame | None:
-    """The stash before the batch, not consolidated."""
-    columns = records_type(schema, records.schema[ORDER].dataType)
-    return _operator_state(spark, client, description, STASH_OPERATOR, columns)
-
-
-def _seen(
-    spark: SparkSession, client: PersistClient, request: UpsertRequest
-) -> tuple[SequenceRules, SeenBefore] | tuple[None, None]:
-    """In `sequence` order: its rules for this batch, and what was seen before."""
-    schema, description = request.schema, request.description
-    if schema.order is None:
-        return None, None
-    order, rules = order_type(schema), _sequence(request)
-    late = _operator_state(spark, client, description, LATE_OPERATOR, late_type(schema, order))
-    index = _operator_state(spark, client, description, ORDER_INDEX_OPERATOR, index_type(schema, order))
-    chain = description.operators.get(ORDER_INDEX_OPERATOR, ())
-    memory = Memory.of([_orders(artifact) for artifact in chain], schema, rules.forgets_before)
-    return rules, SeenBefore(index, memory, late=None if rules.is_late_delta else late)
-
-
-def _orders(artifact: StateArtifact) -> OrderFacts:
-    if artifact.orders is None:
-        raise InvariantViolation(
-            f"{artifact.key} is of the order index, and its manifest does not say which orders it holds; expected"
-            " `orders`. Nothing was committed; this is a defect, please report it with the job's log"
-        )
-    return artifact.orders
-
-
-def _sequence(request: UpsertRequest) -> SequenceRules:
-    """What is forgotten before the batch was so at the upper of the one before it, which is its lower."""
-    description, keep = request.description, request.keep_deleted_ms
-    return SequenceRules(
-        is_index_delta=description.saves_delta(ORDER_INDEX_OPERATOR),
-        is_late_delta=description.saves_delta(LATE_OPERATOR),
-        forgets_before=None if keep is None else description.lower - keep,
-    )
-
-
-def _of_batch(seen: SeenBefore | None, rules: SequenceRules | None, slots: DataFrame | None) -> SeenBefore | None:
-    """A delta of the index needs only the entries of the batch's slots."""
-    return replace(seen, slots=slots) if seen and rules and rules.is_index_delta else seen
+        return records if self.stash.rows is None else records.unionByName(self.stash.rows.select(*names))
 
 
 def _has_too_many_errors(outcome: Outcome, max_errors: int | None) -> bool:

@@ -16,9 +16,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from persist_core.schema import TIME, CollectionSchema, Column
-from persist_core.shard.batch import BatchManifest
 from persist_core.shard.key_range import KeyRange, Scalar
-from persist_core.shard.pieces import OKS
 from persist_spark.broadcasts import fits, text_bytes
 from persist_spark.frame import OP, TRUNCATE, passed, quoted, slot_names
 
@@ -37,17 +35,18 @@ _SCALARS: dict[str, tuple[str, Callable[[str], Scalar], Callable[[Scalar], str]]
 @dataclass(frozen=True)
 class Look:
     """What was found. `ranges`: of the first key column; `None` if they were not asked for, or any file may hold the
-    keys."""
+    keys. `rows`: how many there are, `keyless` of them without a first key column."""
 
     fits_a_broadcast: bool
     has_truncates: bool
     ranges: Sequence[KeyRange] | None
+    rows: int
+    keyless: int
 
 
-def cuts_of(manifests: Iterable[BatchManifest]) -> list[Scalar]:
+def cuts_of(files: Iterable[KeyRange]) -> list[Scalar]:
     """Where files begin, by their first key column: at most `MAX_CUTS` of these places, evenly chosen."""
-    oks = [part.keys.first for manifest in manifests for part in manifest.parts if part.kind in OKS]
-    places = sorted({first[0] for first in oks if first is not None})
+    places = sorted({keys.first[0] for keys in files if keys.first is not None})
     return places[:: math.ceil(len(places) / MAX_CUTS) or 1]
 
 
@@ -60,6 +59,7 @@ def look_at(waiting: DataFrame, schema: CollectionSchema, upper: int | None, cut
     counts = {
         "rows": "count(1)",
         "text_bytes": f"sum({text_bytes(keys) or '0L'})",
+        "keyless": f"count(CASE WHEN {quoted(column.name)} IS NULL THEN 1 END)",
         "truncates": f"count(CASE WHEN {_EMPTIES} THEN 1 END)",
     }
     grouped = waiting.groupBy()
@@ -68,8 +68,10 @@ def look_at(waiting: DataFrame, schema: CollectionSchema, upper: int | None, cut
         counts |= {name: as_text.format(f"{name}({quoted(column.name)})") for name in ("min", "max")}
         grouped = _placed(waiting, column, cuts).groupBy(_PLACE)
     found = grouped.agg(*[F.expr(sql).alias(name) for name, sql in counts.items()]).collect()
-    rows, texts, truncates = (sum(row[name] or 0 for row in found) for name in ("rows", "text_bytes", "truncates"))
-    return Look(fits(rows, keys, texts), truncates > 0, _ranges(found, column) if "min" in counts else None)
+    named = ("rows", "text_bytes", "keyless", "truncates")
+    rows, texts, keyless, truncates = (sum(row[name] or 0 for row in found) for name in named)
+    ranges = _ranges(found, column) if "min" in counts else None
+    return Look(fits(rows, keys, texts), truncates > 0, ranges, rows, keyless)
 
 
 def _placed(waiting: DataFrame, column: Column, cuts: Sequence[Scalar]) -> DataFrame:

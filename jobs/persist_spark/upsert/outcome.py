@@ -6,7 +6,7 @@ Plain data that the driver makes from two observations of the action that wrote 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from persist_core.errors import InvariantViolation
@@ -37,6 +37,16 @@ class Read:
     broken: int
     late: int = 0
     late_beyond_memory: int = 0
+
+    def with_closed(self, stash_rows: int) -> Read:
+        """The same with the rest of the stash, of which `stash_rows` are known. Raises `InvariantViolation`."""
+        closed = stash_rows - self.stash_before
+        if closed < 0:
+            raise InvariantViolation(
+                f"{self.stash_before} records were read of the stash, which the commit before says holds {stash_rows}."
+                " Nothing was committed; this is a defect, please report it with the job's log"
+            )
+        return replace(self, stash_before=stash_rows, stashed=self.stashed + closed)
 
 
 @dataclass(frozen=True)
@@ -80,9 +90,11 @@ class Outcome:
         *,
         is_thorough: bool,
         sequence: SequenceRules | None = None,
+        stash_rows: int | None = None,
     ) -> Outcome:
         """From the two observations. Raises `InvariantViolation` naming both sides if the counts do not add up.
 
+        `stash_rows`: of the whole stash before, if only what the batch can change was read: the rest stays.
         Counts of a plan whose output is discarded (`needs_thorough_plan`) are not checked.
         """
         outcome = cls(
@@ -91,8 +103,11 @@ class Outcome:
             is_thorough=is_thorough,
             sequence=sequence,
         )
-        if not outcome.needs_thorough_plan:
-            outcome._check()
+        if outcome.needs_thorough_plan:
+            return outcome
+        if stash_rows is not None:
+            outcome = replace(outcome, read=outcome.read.with_closed(stash_rows))
+        outcome._check()
         return outcome
 
     @property
@@ -108,9 +123,9 @@ class Outcome:
         if self.sequence is None:
             return rows
         index, late = self.emitted.index_rows, self.emitted.late_rows
-        # What a delta adds to has rows: a state without any is not stored.
-        rows[ORDER_INDEX_OPERATOR] = StateRows(index, index + self.sequence.is_index_delta)
-        rows[LATE_OPERATOR] = StateRows(late, late + self.sequence.is_late_delta)
+        # What a batch adds to has rows: a state without any is not stored.
+        rows[ORDER_INDEX_OPERATOR] = StateRows(index, index + self.sequence.has_index)
+        rows[LATE_OPERATOR] = StateRows(late, late + self.sequence.has_late)
         return rows
 
     @property

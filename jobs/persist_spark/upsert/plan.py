@@ -44,7 +44,7 @@ from persist_core.schema import (
     CollectionSchema,
     Late,
 )
-from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR, PartKind
+from persist_core.shard.batch import STASH_OPERATOR, PartKind
 from persist_core.shard.parts import ERR_IDENTITY
 from persist_core.time_text import show_interval, show_time
 from persist_spark.frame import (
@@ -102,7 +102,7 @@ from persist_spark.upsert.rules import (
     SequenceRules,
     UpsertRules,
 )
-from persist_spark.upsert.seen import SeenBefore, remembered, with_full_state
+from persist_spark.upsert.seen import SeenBefore, remembered
 from persist_spark.upsert.sequence import (
     PARTS,
     judged,
@@ -133,16 +133,7 @@ class PlannedUpsert:
     _chain: DataFrame
     _read: Observation
     _emitted: Observation
-
-    @property
-    def operators(self) -> dict[str, bool]:
-        """The stash, in `sequence` order the order index and the late records; and whether only what is new in each is
-        written."""
-        stash = {STASH_OPERATOR: self._rules.is_delta} if self._rules.may_stash else {}
-        order = self._rules.sequence
-        return stash | (
-            {ORDER_INDEX_OPERATOR: order.is_index_delta, LATE_OPERATOR: order.is_late_delta} if order else {}
-        )
+    _stash_rows: int | None
 
     def outcome(self) -> Outcome:
         """What the action observed. Call it only after the action has succeeded: it waits for the counts.
@@ -154,6 +145,7 @@ class PlannedUpsert:
             json.loads(self._emitted.get["counts"]),
             is_thorough=self.is_thorough,
             sequence=self._rules.sequence,
+            stash_rows=self._stash_rows,
         )
         if outcome.emitted.stash_rows and not self._rules.may_stash:
             raise InvariantViolation(
@@ -179,10 +171,10 @@ def persistent_upsert(
     lower: int,
     upper: int | None,
     stash: DataFrame | None = None,
+    stash_rows: int | None = None,
     late: Late = "lift",
     as_of_frontier: int | None = None,
     stash_frontier: int | None = None,
-    is_delta: bool = False,
     may_stash: bool = True,
     is_thorough: bool = False,
     in_one_task: bool = False,
@@ -193,10 +185,11 @@ def persistent_upsert(
 
     `state`: committed updates (`persist_spark.read.parts`), all before `lower`, of at least every slot in the batch,
     oks and errs; value columns of retractions may be null. `stash`: the stash before, in the records frame, not
-    consolidated; what it holds before `stash_frontier` (default: `lower`) was processed since. `late`: what to do
-    if a record's time lies before `lower`: it was never consumed and is lifted or made an err; or (`persisted`: the
-    caller redelivers) it is dropped and counted. `is_delta`: emit only newly stashed records. `may_stash=False`
-    promises that no time lies at or after `upper`, and leaves out the columns that only the stash has. `is_thorough`:
+    consolidated; what it holds before `stash_frontier` (default: `lower`) was processed since. `stash_rows`: how many
+    the whole stash holds, if `stash` has only those that the batch can change (`persist_spark.upsert.stash`). `late`:
+    what to do if a record's time lies before `lower`: it was never consumed and is lifted or made an err; or
+    (`persisted`: the caller redelivers) it is dropped and counted. `may_stash=False` promises that no time lies at or
+    after `upper`, and leaves out the columns that only the stash has. `is_thorough`:
     expand truncates and break ties; `state` then has to hold *all* slots. `in_one_task`: all of this is so little that
     one task does it, without an exchange. `sequence`: drain in `sequence` order, after what was `seen` before; `state`
     then has the column `ORDER`.
@@ -209,7 +202,7 @@ def persistent_upsert(
             f"times cannot advance to {show_time(floor)} in a batch {show_interval(lower, upper)}; expected less than"
             " its upper"
         )
-    rules = UpsertRules(schema, lower, upper, floor, late, is_delta, may_stash, is_thorough, sequence)
+    rules = UpsertRules(schema, lower, upper, floor, late, may_stash, is_thorough, sequence)
     chain = _arrivals(records, ARRIVED, rules)
     stashed = None if stash is None else _stashed(stash, lower if stash_frontier is None else stash_frontier, rules)
     if stashed is not None:
@@ -228,10 +221,8 @@ def persistent_upsert(
     ranked = judged(chain, rules) if is_sequence else _ranked(chain, rules)
     ranked = ranked.observe(read, as_json(read_counts(is_sequence=is_sequence)))
     changes = _flat(sided(ranked, rules) if is_sequence else _sided(ranked, rules), rules)
-    if seen is not None:
-        changes = with_full_state(changes, seen, rules)
     changes = changes.observe(emitted, as_json(emitted_counts(is_sequence=is_sequence)))
-    return PlannedUpsert(_published(changes, rules), is_thorough, rules, chain, read, emitted)
+    return PlannedUpsert(_published(changes, rules), is_thorough, rules, chain, read, emitted, stash_rows)
 
 
 def _arrivals(records: DataFrame, origin: int, rules: UpsertRules) -> DataFrame:
@@ -349,9 +340,8 @@ def _sided(ranked: DataFrame, rules: UpsertRules) -> DataFrame:
     )
     same = [f"{VALUE} <=> {VALUE_BEFORE}", *[f"{ERR}.{name} <=> {ERR_BEFORE}.{name}" for name in ERR_IDENTITY]]
     is_same = " AND ".join(same)
-    stashable = f"{FROM} = {ARRIVED}" if rules.is_delta else "true"
     sides = (
-        f"CASE WHEN {PHASE} = {PENDING} THEN CASE WHEN {stashable} THEN array({STAYS_OUT}) END"
+        f"CASE WHEN {PHASE} = {PENDING} THEN CASE WHEN {FROM} = {ARRIVED} THEN array({STAYS_OUT}) END"
         f" WHEN {HAD} AND {HOLDS} THEN CASE WHEN {is_same} THEN array({STAYS}) ELSE array({GOES}, {COMES}) END"
         f" WHEN {HAD} THEN array({GOES}) WHEN {HOLDS} THEN array({COMES}) END"
     )

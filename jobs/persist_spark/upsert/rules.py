@@ -26,11 +26,11 @@ SEEN = (ENTRY, TRUNCATED, IS_OLD)
 
 @dataclass(frozen=True)
 class SequenceRules:
-    """What `sequence` order adds: which of its two states get only what is new, and before which time (ms)
+    """What `sequence` order adds: which of its two states there are before the batch, and before which time (ms)
     tombstones are forgotten (`None`: never)."""
 
-    is_index_delta: bool
-    is_late_delta: bool
+    has_index: bool
+    has_late: bool
     forgets_before: int | None
 
 
@@ -43,7 +43,6 @@ class UpsertRules:
     upper: int | None
     floor: int
     late: Late
-    is_delta: bool
     may_stash: bool
     is_thorough: bool
     sequence: SequenceRules | None = None

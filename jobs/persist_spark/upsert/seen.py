@@ -27,8 +27,6 @@ below it, the thorough plan finds the exact one.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 
@@ -45,24 +43,19 @@ from persist_core.schema import (
     FORGOTTEN,
     INDEX_KIND,
     MISSING_ORDER,
-    PART,
     TIME,
     CollectionSchema,
 )
-from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR
-from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, passed, quoted, user_fields
+from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, passed, user_fields
 from persist_spark.order_memory import NOTHING, Memory, Order
 from persist_spark.upsert.counts import (
     AT,
-    ENTERS,
     ERR,
     FINAL,
     FROM,
     INDEXED,
     LATE,
-    LOSES,
     PHASE,
-    SIDE,
     VALUE,
 )
 from persist_spark.upsert.lookup import of_slots
@@ -80,14 +73,12 @@ class SeenBefore:
 
     `index`: the chain of the order index as stored, in the columns of `index_type`; `None` if it has no state.
     `memory`: what of it belongs to no slot.
-    `slots`: only the entries of these (key columns and `BAD_KEY`, to be broadcast) are needed; `None`: all, as for a
-    full state. `late`: the late records as stored, if a full state of them is to be written.
+    `slots`: only the entries of these (key columns and `BAD_KEY`, to be broadcast) are needed; `None`: all.
     """
 
     index: DataFrame | None = None
     memory: Memory = NOTHING
     slots: DataFrame | None = None
-    late: DataFrame | None = None
 
 
 def index_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:
@@ -139,7 +130,7 @@ def remembered(arrivals: DataFrame, seen: SeenBefore, stash: DataFrame | None, r
     known = seen.index.where(f"{INDEX_KIND} NOT IN ('{FLOOR}', '{FORGOTTEN}')")
     known = of_slots(known, rules.schema, seen.slots, has_bad_keys=seen.memory.has_bad_keys)
     if seen.memory.floor is not None:
-        known = known.withColumn(_FLOOR_BEFORE, _literal(seen.memory.floor[0], order_type))
+        known = known.withColumn(_FLOOR_BEFORE, literal(seen.memory.floor[0], order_type))
         known = known.where(f"NOT ({INDEX_KIND} = '{DELETED}' AND coalesce({ORDER} <= {_FLOOR_BEFORE}, false))")
     return marked.union(known.selectExpr(*_as_entries(marked, rules)))
 
@@ -147,10 +138,10 @@ def remembered(arrivals: DataFrame, seen: SeenBefore, stash: DataFrame | None, r
 def _with_memory(arrivals: DataFrame, seen: SeenBefore, stash: DataFrame | None, rules: UpsertRules) -> DataFrame:
     """Arrivals with the floor and the highest order forgotten, which the thorough plan finds exactly."""
     order, memory = _order_of(arrivals), seen.memory
-    floor = _literal(memory.floor[0] if memory.floor else None, order)
+    floor = literal(memory.floor[0] if memory.floor else None, order)
     if seen.index is None or not rules.is_thorough:
-        return arrivals.withColumns({_FLOOR_BEFORE: floor, _FORGOTTEN: _literal(memory.forgotten, order)})
-    marked = _literal(memory.marked[0] if memory.marked else None, order)
+        return arrivals.withColumns({_FLOOR_BEFORE: floor, _FORGOTTEN: literal(memory.forgotten, order)})
+    marked = literal(memory.marked[0] if memory.marked else None, order)
     exact = _forgotten_of_slots(seen.index, stash, rules).select(F.greatest(marked, F.col(ORDER)).alias(_FORGOTTEN))
     return arrivals.withColumn(_FLOOR_BEFORE, floor).crossJoin(F.broadcast(exact))
 
@@ -161,7 +152,7 @@ def _order_of(rows: DataFrame) -> T.StructType:
     return found
 
 
-def _literal(order: Order | None, order_type: T.StructType) -> Column:
+def literal(order: Order | None, order_type: T.StructType) -> Column:
     """One order as a literal. Spark passes a struct to the code that it generates: each batch runs the same code.
 
     Dates and times are given as texts: PySpark's own literals are wrong, or fail, before the Gregorian calendar.
@@ -217,34 +208,3 @@ def _as_entries(chain: DataFrame, rules: UpsertRules) -> list[str]:
     given |= {name: f"CAST(NULL AS {found})" for name, found in types.items()}
     others = [f"{given.get(name, name)} AS {name}" for name in rules.chain if name not in rules.keys]
     return [*rules.key_columns, *others]
-
-
-def with_full_state(changes: DataFrame, seen: SeenBefore, rules: UpsertRules) -> DataFrame:
-    """Add what full states have from the batches before, besides entries of slots: floor, forgotten, late records."""
-    order = rules.sequence
-    if order is None:
-        return changes
-    added = []
-    if not order.is_index_delta and (seen.memory.floor or seen.memory.marked):
-        kinds = {FLOOR: seen.memory.floor, FORGOTTEN: seen.memory.marked}
-        rows = [(*found, kind) for kind, found in kinds.items() if found is not None]
-        columns = T.StructType(_entry_fields(_order_of(changes)))
-        entries = changes.sparkSession.createDataFrame(rows, columns)
-        given = {name: name for name in columns.names}
-        added.append(_as_changes(entries, changes, given | {SIDE: str(ENTERS), PART: f"'{ORDER_INDEX_OPERATOR}'"}))
-    if seen.late is not None and not order.is_late_delta:
-        before = order.forgets_before
-        late = seen.late if before is None else seen.late.where(f"{ACTED} >= {passed(before)[0]}")
-        given = dict(zip(rules.keys, [quoted(column.name) for column in rules.schema.key], strict=True))
-        given |= {name: name for name in (TIME, OP, ORDER, BAD_KEY, BEATEN_BY, ACTED)}
-        added.append(_as_changes(late, changes, given | {SIDE: str(LOSES), PART: f"'{LATE_OPERATOR}'"}))
-    return functools.reduce(DataFrame.union, added, changes)
-
-
-def _as_changes(rows: DataFrame, changes: DataFrame, given: Mapping[str, str]) -> DataFrame:
-    """Rows of state in the columns of `changes`."""
-    cells = [
-        f"{given.get(field.name, f'CAST(NULL AS {field.dataType.simpleString()})')} AS {field.name}"
-        for field in changes.schema.fields
-    ]
-    return rows.selectExpr(*cells)

@@ -198,27 +198,26 @@ def sided(ranked: DataFrame, rules: UpsertRules) -> DataFrame:
         f"coalesce({_BEFORE}.holds, false) AND {HOLDS} AND {' AND '.join(same)} AS _persist_same",
         f"{_KNOWS}.is_old AND NOT {_AWAITED} AS _persist_forgets",
     )
-    entered = compared.selectExpr("*", f"{_entered(accepted, rules)} AS {_ENTERED}")
+    entered = compared.selectExpr("*", f"{_entered(accepted)} AS {_ENTERED}")
     exploded = entered.selectExpr(
         *[*rules.slot, TIME, AT, OP, ORDER, HAD, HOLDS, VALUE, ERR, BEATEN_BY, _ENTERED],
         f"coalesce({ENTRY}, {_KNOWS}) AS {_KNOWS}",
         f"{_BEFORE}.value AS {VALUE_BEFORE}",
         f"{_BEFORE}.err AS {ERR_BEFORE}",
         f"{_BEFORE}.rank AS {_RANK_BEFORE}",
-        f"explode(concat({_update_sides(accepted, rules)}, {_index_sides(accepted, rules)})) AS {SIDE}",
+        f"explode(concat({_update_sides(accepted)}, {_index_sides(accepted)})) AS {SIDE}",
     )
     return exploded.selectExpr(*[f"{sql} AS {name}" for name, sql in _cells(rules).items()])
 
 
-def _update_sides(accepted: str, rules: UpsertRules) -> str:
-    stashable = f"{FROM} = {ARRIVED}" if rules.is_delta else "true"
+def _update_sides(accepted: str) -> str:
     nothing = f"CAST(array() AS {_INT_ARRAY})"
     # A value that a beaten record finds stays, and is counted as such.
     stays = f"CASE WHEN {HAD} THEN array({STAYS}) ELSE {nothing} END"
     loses = f"CASE WHEN {BEATEN_BY} IS NOT NULL THEN array({LOSES}) ELSE {nothing} END"
     return (
         f"CASE WHEN {FROM} = {INDEXED} THEN {nothing}"
-        f" WHEN {PHASE} = {PENDING} THEN CASE WHEN {stashable} THEN array({STAYS_OUT}) ELSE {nothing} END"
+        f" WHEN {PHASE} = {PENDING} THEN CASE WHEN {FROM} = {ARRIVED} THEN array({STAYS_OUT}) ELSE {nothing} END"
         f" WHEN {BEATEN} THEN concat({stays}, {loses})"
         f" WHEN NOT {accepted} THEN {nothing}"
         f" WHEN _persist_same THEN array({STAYS}) WHEN {HAD} AND {HOLDS} THEN array({GOES}, {COMES})"
@@ -226,49 +225,30 @@ def _update_sides(accepted: str, rules: UpsertRules) -> str:
     )
 
 
-def _entered(accepted: str, rules: UpsertRules) -> str:
-    """SQL: the entry that a row adds to the index, or null.
-
-    A delta says what changed. A full state holds all that still counts, and voids nothing, as nothing is before it.
-    """
-    is_delta = rules.sequence is not None and rules.sequence.is_index_delta
-
-    def entry_of(kind: str, acted: str, rank: str) -> str:
-        return f"struct({kind} AS kind, {acted} AS acted, {rank} AS rank)"
+def _entered(accepted: str) -> str:
+    """SQL: the entry that a row adds to the index, or null. It says what changed."""
 
     def entry(kind: str, acted: str = TIME, rank: str = ORDER) -> str:
-        return entry_of(f"'{kind}'", acted, rank)
+        return f"struct('{kind}' AS kind, {acted} AS acted, {rank} AS rank)"
 
     is_known = f"{_KNOWS}.kind IN ('{DELETED}', '{RAISED}')"
-    void = f"WHEN {is_known} THEN {entry(IN_ROW)}" if is_delta else ""
     newest = (
         f"CASE WHEN {HOLDS} AND _persist_same THEN {entry(RAISED)}"
-        f" WHEN NOT {HOLDS} AND {FROM} != {EXPANDED} THEN {entry(DELETED)} {void} END"
+        f" WHEN NOT {HOLDS} AND {FROM} != {EXPANDED} THEN {entry(DELETED)} WHEN {is_known} THEN {entry(IN_ROW)} END"
     )
-    cases = [
-        f"WHEN {OP} = '{TRUNCATE}' AND {PHASE} = {FINAL} THEN {entry(FLOOR)}",
-        f"WHEN {accepted} AND {_IS_NEWEST} THEN {newest}",
-    ]
-    if is_delta:
-        # Only now stashed: from now on the slot is awaited. What was forgotten stays so.
-        was_idle = f"coalesce({_BEFORE}.origin, {COMMITTED}) = {COMMITTED}"
-        revives = f"{PHASE} = {PENDING} AND {was_idle} AND _persist_forgets"
-        cases.append(f"WHEN {revives} THEN {entry(IN_ROW, f'{_KNOWS}.acted + 1', f'{_KNOWS}.rank')}")
-    else:
-        is_kept = f"{ENTRY}.kind != '{IN_ROW}' AND NOT ({ENTRY}.is_old AND NOT {_AWAITED})"
-        untouched = f"{FROM} = {INDEXED} AND {_IS_NEWEST} AND {is_kept}"
-        cases.append(
-            f"WHEN {untouched} THEN struct({ENTRY}.kind AS kind, {ENTRY}.acted AS acted, {ENTRY}.rank AS rank)"
-        )
-    return f"CASE {' '.join(cases)} END"
+    # Only now stashed: from now on the slot is awaited. What was forgotten stays so.
+    was_idle = f"coalesce({_BEFORE}.origin, {COMMITTED}) = {COMMITTED}"
+    revives = f"{PHASE} = {PENDING} AND {was_idle} AND _persist_forgets"
+    return (
+        f"CASE WHEN {OP} = '{TRUNCATE}' AND {PHASE} = {FINAL} THEN {entry(FLOOR)}"
+        f" WHEN {accepted} AND {_IS_NEWEST} THEN {newest}"
+        f" WHEN {revives} THEN {entry(IN_ROW, f'{_KNOWS}.acted + 1', f'{_KNOWS}.rank')} END"
+    )
 
 
-def _index_sides(accepted: str, rules: UpsertRules) -> str:
+def _index_sides(accepted: str) -> str:
     """SQL: the entry, and the order of the tombstone that it buries."""
-    is_delta = rules.sequence is not None and rules.sequence.is_index_delta
     buries = f"(({accepted} AND {_IS_NEWEST}) OR {PHASE} = {PENDING}) AND {_ENTERED} IS NOT NULL AND _persist_forgets"
-    if not is_delta:
-        buries = f"{FROM} = {INDEXED} AND {ENTRY}.is_old AND NOT {_AWAITED}"
     return (
         f"concat(CASE WHEN {_ENTERED} IS NOT NULL THEN array({ENTERS}) ELSE CAST(array() AS {_INT_ARRAY}) END,"
         f" CASE WHEN {buries} THEN array({FORGETS}) ELSE CAST(array() AS {_INT_ARRAY}) END)"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -146,10 +146,6 @@ class _Corrected:
     @property
     def updates(self) -> DataFrame:
         return self.installed.updates
-
-    @property
-    def operators(self) -> Mapping[str, bool]:
-        return {}
 
     def outcome(self) -> Refresh:
         refresh = self.installed.outcome()

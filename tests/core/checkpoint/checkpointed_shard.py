@@ -89,8 +89,17 @@ class Shard:
         left = not is_empty and (builds or data is not None)
         return self.commit_states({"upsert": (builds, data)} if left else {}, days=days)
 
-    def commit_states(self, states: Mapping[str, tuple[bool, bytes | None]], *, days: int = 1) -> str:
-        """Append a batch; `states`: for each operator whether it is a delta, and the bytes of its one artifact."""
+    def commit_states(
+        self,
+        states: Mapping[str, tuple[bool, bytes | None]],
+        *,
+        days: int = 1,
+        carried: Mapping[str, tuple[StateArtifact, ...]] | None = None,
+    ) -> str:
+        """Append a batch; `states`: for each operator whether it is a delta, and the bytes of its one artifact.
+
+        `carried`: what full states name again.
+        """
         self.clock.sleep_ms(days * DAY_MS)
         self.epoch += 1
         description = BatchDescription(
@@ -109,11 +118,11 @@ class Shard:
         manifest = self.client.staged_manifest(self.writer.stage(description, SCHEMA, attempt))
         staged, chains = {}, {}
         for name, (is_delta, data) in states.items():
-            added: tuple[StateArtifact, ...] = ()
+            added: tuple[StateArtifact, ...] = (carried or {}).get(name, ())
             if data is not None:
                 key = f"s/batches/{attempt}/{name}.bin"
                 self.blob.set(key, data)
-                added = (StateArtifact(0, key, len(data), hashlib.sha256(data).hexdigest()),)
+                added = (*added, StateArtifact(len(added), key, len(data), hashlib.sha256(data).hexdigest()))
             staged[name] = OperatorState(is_delta, added)
             chains[name] = (*self.chains[name], *added) if is_delta else added
         key = stage_manifest(self.blob, replace(manifest, operators=staged), attempt)

@@ -16,6 +16,7 @@ from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState,
 from persist_core.checkpoint.recovery import VERIFIED_BYTES, RecoveredState, recover, recover_newest
 from persist_core.checkpoint.retention import plan_retention
 from persist_core.errors import CorruptArtifact, InvalidInput, StateNotRead
+from persist_core.gc.needs import Needs
 from persist_core.location.mem import MemBlob
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.fork import fork
@@ -222,3 +223,33 @@ def test_facts_about_rows_are_bound_by_the_commit_and_survive_in_checkpoints() -
     (read,) = CheckpointManifest.decode(manifest.encode()).operators["x"].partitions
     assert StateArtifact.from_json({**asdict(known), **read.facts}) == known
     assert not manifest.differences(CheckpointManifest.decode(manifest.encode()))
+
+
+def test_what_is_carried_over_has_no_copy_and_gc_restore_and_fork_keep_it() -> None:
+    """A full state that names older files again: published, under GC, and when its commit is forgotten."""
+    shard = Shard()
+    shard.commit()
+    shard.commit(is_delta=True)
+    carried = tuple(replace(each, is_carried=True) for each in shard.chains["upsert"])
+    newest = shard.commit_states({"upsert": (False, b"stash-3")}, carried={"upsert": carried})
+    shard.publish(KEEP_ONE)
+    assert shard.checkpointer.list_checkpoints() == [newest]
+    copies = [e.key for e in shard.blob.list_keys_and_metadata(f"s/checkpoints/{newest}/operators/")]
+    assert len(copies) == 1, "one copy, of what is new"
+    whole = [b"stash-1", b"stash-2", b"stash-3"]
+    assert shard.stash(newest) == whole
+    state = shard.client.state("s")
+    for known in (state, replace(state, commits=())):  # as after many more commits
+        assert {each.key for each in carried} <= Needs(shard.client, "s").of(known)
+    for known in (state, replace(state, commits=())):  # as after many more commits
+        found = recover(shard.client, known, newest).operators["upsert"]
+        assert [shard.blob.get(each.key) for each in found] == whole
+    assert recover_newest(shard.client, state).notices == ()
+    fork(shard.client, "s", newest, "twin", writer="test")
+    twin = shard.client.manifest(shard.client.state("twin").commits[-1]).operators["upsert"].artifacts
+    assert [(shard.blob.get(each.key), each.is_carried) for each in twin] == [(data, False) for data in whole]
+    assert fsck(shard.client, "s").is_clean
+    shard.blob.delete(carried[0].key)
+    with pytest.raises(CorruptArtifact, match="is missing"):
+        recover_newest(shard.client, state)
+    assert {v.check for v in fsck(shard.client, "s").violations} >= {"operator_state", "checkpoint"}

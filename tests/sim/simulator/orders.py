@@ -29,6 +29,7 @@ from persist_core.schema import DIFF, ENDED, ORDER, POSITION, TIME
 from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, BatchDescription, BatchManifest, HollowBatch
 from persist_core.shard.keys import part_key
 from persist_core.shard.operator_state import OperatorState, StateArtifact
+from tests.sim.simulator.carried import adds_to_chain, state_of
 from tests.sim.simulator.workload import Remembered
 
 _NAMES = ["by0", *(column.name for column in POSITION)]  # of the order's fields
@@ -127,7 +128,7 @@ def stage_orders(
     if drained.orders.floor is not None:
         wanted[None] = (order_of(drained.orders.floor), False)
     new = [[each.slot, order_of(each.precedence), order_of(each.beaten_by), each.time] for each in drained.late]
-    lost = new if description.saves_delta(LATE_OPERATOR) else [*late, *new]
+    lost = new if adds_to_chain(description, LATE_OPERATOR) else [*late, *new]
     return {
         **_staged(client, description, attempt, ORDER_INDEX_OPERATOR, _new_entries(client, description, wanted)),
         **_staged(client, description, attempt, LATE_OPERATOR, lost),
@@ -137,7 +138,7 @@ def stage_orders(
 def _new_entries(client: PersistClient, description: BatchDescription, wanted: Entries) -> list[Any]:
     """The index: in full, or for a delta what is new."""
     entries = wanted
-    if description.saves_delta(ORDER_INDEX_OPERATOR):
+    if adds_to_chain(description, ORDER_INDEX_OPERATOR):
         before = _index(client.blob, description.operators[ORDER_INDEX_OPERATOR])
         gone: Entries = {slot: None for slot, entry in before.items() if entry is not None and slot not in wanted}
         entries = {**gone, **{slot: entry for slot, entry in wanted.items() if before.get(slot) != entry}}
@@ -148,14 +149,13 @@ def _staged(
     client: PersistClient, description: BatchDescription, attempt: str, operator: str, lines: list[Any]
 ) -> dict[str, OperatorState]:
     """The operator's state of this batch, in full or as a delta."""
-    is_delta = description.saves_delta(operator)
     if not lines:
-        return {operator: OperatorState(True, ())} if is_delta else {}
+        return state_of(description, operator, ())
     data = "\n".join(map(json.dumps, lines)).encode()
     key = part_key(description.shard, attempt, operator, 0, "jsonl")
     client.blob.set(key, data)
     artifact = StateArtifact(0, key, len(data), hashlib.sha256(data).hexdigest())
-    return {operator: OperatorState(is_delta, (artifact,))}
+    return state_of(description, operator, (artifact,))
 
 
 def order_of(found: Precedence) -> Order:

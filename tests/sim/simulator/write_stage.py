@@ -36,6 +36,7 @@ from persist_core.shard.parts import updates_schema
 from persist_core.sources.files import FrozenInput, check_unchanged
 from persist_core.sources.frozen import load_frozen
 from tests.sim.simulator import orders
+from tests.sim.simulator.carried import adds_to_chain, state_of
 from tests.sim.simulator.workload import read_records, row_of
 
 
@@ -152,7 +153,7 @@ def _stage(
     if rows_before is not None:
         operators = orders.stage_orders(client, description, attempt, rows, drained, rows_before, late_before)
     oks = pa.Table.from_pylist(rows, schema=updates_schema(schema))
-    known = set(map(repr, stash_before)) if description.saves_delta(STASH_OPERATOR) else set()
+    known = set(map(repr, stash_before)) if adds_to_chain(description, STASH_OPERATOR) else set()
     stashed = [record for record in drained.stash if repr(record) not in known]
     artifacts: tuple[StateArtifact, ...] = ()
     if stashed:
@@ -162,7 +163,7 @@ def _stage(
         digest = hashlib.sha256(data).hexdigest()
         artifacts = (StateArtifact(0, key, len(data), digest),)
     if drained.stash:
-        operators[STASH_OPERATOR] = OperatorState(description.saves_delta(STASH_OPERATOR), artifacts)
+        operators |= state_of(description, STASH_OPERATOR, artifacts)
     return client.open_writer(description.shard).stage(
         description, schema, attempt, oks, operators=operators, stats=drained.stats.to_json()
     )

@@ -1,0 +1,188 @@
+"""The full state of an operator, without the batch's own delta: large files stay, the rest becomes sorted files.
+
+    chain ──to_fold──┬─ carried over by name ───────────────────────────────────────┐
+                     └─ what of the others still counts, sorted ──> a few new files ─┴─> the state, then the delta
+
+So a full state costs what has changed since the last one, and a share of the state that halves its number of files
+(`to_fold`). Sorted, each file holds few of the times (the stash) or of the keys (the order index), so that a batch
+leaves most files closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from pyspark.sql import DataFrame, Observation, SparkSession, Window
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from persist_core.handles.client import PersistClient
+from persist_core.schema import (
+    ACTED,
+    DELETED,
+    FLOOR,
+    FORGOTTEN,
+    IN_ROW,
+    INDEX_KIND,
+    ORDER,
+    PART,
+    TIME,
+    CollectionSchema,
+)
+from persist_core.shard.batch import ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchCounts, BatchDescription
+from persist_core.shard.operator_state import StateArtifact, to_fold
+from persist_spark.frame import order_type, quoted, slot_names
+from persist_spark.order_memory import Memory
+from persist_spark.read.parts import scan_keys
+from persist_spark.session import stage_settings, use
+from persist_spark.stage import StateRows, artifacts_of, stage_files
+from persist_spark.upsert.seen import literal
+from persist_spark.upsert.stash import frontier_of, live
+
+FILE_BYTES = 8 << 20  # of a file that is sorted: a batch that needs one row of it reads so much
+
+_RANK = "_persist_rank"
+_FIRST = f"{_RANK} = 1"
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What the full states of a batch are made from. `types`: the columns of each operator's files, by operator."""
+
+    spark: SparkSession
+    client: PersistClient
+    description: BatchDescription
+    schema: CollectionSchema
+    types: Mapping[str, T.StructType]
+    forgets_before: int | None
+
+    def kept(self) -> dict[str, tuple[StateArtifact, ...]]:
+        """Of each operator that the batch saves in full, the files that stand for its state before the batch."""
+        if self.description.saves_deltas:
+            return {}
+        return {name: self._kept(name, chain) for name, chain in self.description.operators.items()}
+
+    def _kept(self, operator: str, chain: Sequence[StateArtifact]) -> tuple[StateArtifact, ...]:
+        if operator == STASH_OPERATOR:
+            chain = live(chain, self.description.upper)
+        carried, folded = to_fold(chain)
+        if not folded:
+            return carried
+        bytes_, rows = sum(each.size_bytes for each in folded), self._scan(operator, folded)
+        use(self.spark, stage_settings(bytes_))
+        if operator == STASH_OPERATOR:
+            rows, by = self._waiting(rows), [TIME, *slot_names(self.schema)]
+        elif operator == ORDER_INDEX_OPERATOR:
+            rows, by = self._entries(rows, folded, is_whole=not carried), slot_names(self.schema)
+        else:
+            rows, by = self._late(rows), [ACTED]
+        order = [quoted(name) for name in by]
+        ranged = rows.repartitionByRange(max(1, bytes_ // FILE_BYTES), *order).sortWithinPartitions(*order)
+        return (*carried, *self._staged(operator, ranged))
+
+    def _scan(self, operator: str, files: Sequence[StateArtifact]) -> DataFrame:
+        return scan_keys(self.spark, self.client.blob, [each.key for each in files], self.types[operator])
+
+    def _staged(self, operator: str, rows: DataFrame) -> list[StateArtifact]:
+        """Under an attempt of its own, which the batch's manifest names."""
+        planned = _Planned.of(rows, operator)
+        blob, attempt = self.client.blob, self.client.ids.uuid7()
+        files, _, _ = stage_files(
+            blob, self.description.shard, attempt, self.schema, lambda _: planned, check=lambda _: None
+        )
+        return [replace(each, is_sorted=True) for each in artifacts_of(blob, self.schema, files, operator)]
+
+    def _waiting(self, rows: DataFrame) -> DataFrame:
+        """The records of the stash that are not due in the batch; of those of one slot and time the winners."""
+        window, upper = Window.partitionBy(*self._slot, TIME).orderBy(F.col(ORDER).desc()), self.description.upper
+        assert upper is not None  # nothing is folded of a stash that is all due
+        return rows.where(F.col(TIME) >= upper).withColumn(_RANK, F.rank().over(window)).where(_FIRST).drop(_RANK)
+
+    def _late(self, rows: DataFrame) -> DataFrame:
+        return rows if self.forgets_before is None else rows.where(F.col(ACTED) >= self.forgets_before)
+
+    def _entries(self, rows: DataFrame, folded: Sequence[StateArtifact], *, is_whole: bool) -> DataFrame:
+        """The newest entry of each slot, the highest floor, and the highest order that is marked as forgotten.
+
+        If these are all files of the index, entries that void others are not needed, and of tombstones that do not
+        count only the highest order, as `forgotten`.
+        """
+        of_slots = rows.where(~F.col(INDEX_KIND).isin(FLOOR, FORGOTTEN))
+        newest = F.row_number().over(Window.partitionBy(*self._slot).orderBy(F.col(TIME).desc()))
+        kept = of_slots.withColumn(_RANK, newest).where(_FIRST).drop(_RANK)
+        memory = Memory.of([each.orders for each in folded if each.orders], self.schema, None)
+        if is_whole:
+            kept = self._counting(kept, memory)
+        marks = {FLOOR: memory.floor, FORGOTTEN: memory.marked}
+        given = [(*found, kind) for kind, found in marks.items() if found is not None]
+        if not given:
+            return kept
+        columns = T.StructType([field for field in self._type.fields if field.name in (ORDER, TIME, INDEX_KIND)])
+        entries = self.spark.createDataFrame(given, columns)
+        return kept.unionByName(entries, allowMissingColumns=True)
+
+    def _counting(self, newest: DataFrame, memory: Memory) -> DataFrame:
+        """The entries that count, and the highest order of a tombstone that is forgotten."""
+        is_deleted = F.col(INDEX_KIND) == DELETED
+        counting = newest.where(F.col(INDEX_KIND) != IN_ROW)
+        if memory.floor is not None:
+            floor = literal(memory.floor[0], order_type(self.schema))
+            counting = counting.where(~(is_deleted & (F.col(ORDER) <= floor)))
+        if self.forgets_before is None:
+            return counting
+        is_old = is_deleted & (F.col(TIME) < self.forgets_before)
+        old, awaited = counting.where(is_old), self._awaited()
+        kept, forgotten = counting.where(~is_old), old
+        if awaited is not None:
+            same = F.expr(" AND ".join(f"{name} <=> _persist_slot{i}" for i, name in enumerate(self._slot)))
+            kept, forgotten = kept.union(old.join(awaited, same, "left_semi")), old.join(awaited, same, "left_anti")
+        highest = forgotten.agg(F.expr(f"max(struct({ORDER}, {TIME})) AS highest")).where("highest IS NOT NULL")
+        marked = highest.selectExpr(f"highest.{ORDER}", f"highest.{TIME}", f"'{FORGOTTEN}' AS {INDEX_KIND}")
+        return kept.unionByName(marked, allowMissingColumns=True)
+
+    def _awaited(self) -> DataFrame | None:
+        """The slots of the records in the stash before the batch."""
+        description = self.description
+        chain = live(description.operators.get(STASH_OPERATOR, ()), frontier_of(description))
+        if not chain:
+            return None
+        waiting = self._scan(STASH_OPERATOR, chain).where(f"{TIME} >= {frontier_of(description)}L")
+        return waiting.selectExpr(*[f"{name} AS _persist_slot{i}" for i, name in enumerate(self._slot)])
+
+    @property
+    def _slot(self) -> list[str]:
+        return [quoted(name) for name in slot_names(self.schema)]
+
+    @property
+    def _type(self) -> T.StructType:
+        return self.types[ORDER_INDEX_OPERATOR]
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """What the action that wrote the files counted."""
+
+    state_rows: Mapping[str, StateRows]
+    counts: ClassVar[BatchCounts] = BatchCounts()
+    needs_thorough_plan: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """Rows of one operator's state, for one action."""
+
+    updates: DataFrame
+    operator: str
+    observation: Observation
+
+    @classmethod
+    def of(cls, rows: DataFrame, operator: str) -> _Planned:
+        observation = Observation()
+        observed = rows.observe(observation, F.count(F.lit(1)).alias("rows"))
+        return cls(observed.withColumn(PART, F.lit(operator)), operator, observation)
+
+    def outcome(self) -> _Counted:
+        count = int(self.observation.get["rows"])
+        return _Counted({self.operator: StateRows(count, count)})

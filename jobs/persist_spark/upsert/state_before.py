@@ -1,0 +1,112 @@
+"""The operator state that a batch starts from: what of it the batch reads, and what its full states keep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from persist_core.errors import InvariantViolation
+from persist_core.handles.client import PersistClient
+from persist_core.schema import TIME, CollectionSchema
+from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchDescription
+from persist_core.shard.key_range import KeyRange, meets_any
+from persist_core.shard.operator_state import OrderFacts, StateArtifact
+from persist_spark.frame import OP, SKIP, order_type, records_type
+from persist_spark.order_memory import Memory
+from persist_spark.read.parts import scan_keys
+from persist_spark.upsert.fold import Fold
+from persist_spark.upsert.rules import SequenceRules
+from persist_spark.upsert.seen import index_type, late_type
+from persist_spark.upsert.stash import StashBefore, needed_stash, whole_stash
+
+
+@dataclass(frozen=True)
+class StateBefore:
+    """The operator state that a batch starts from: what of it the batch reads, and what its full states keep."""
+
+    spark: SparkSession
+    client: PersistClient
+    description: BatchDescription
+    schema: CollectionSchema
+    keep_deleted_ms: int | None
+    order: T.DataType
+
+    @property
+    def index(self) -> tuple[StateArtifact, ...]:
+        """The files of the order index."""
+        return self.description.operators.get(ORDER_INDEX_OPERATOR, ())
+
+    @property
+    def index_bytes(self) -> int:
+        """Their bytes."""
+        return sum(each.size_bytes for each in self.index)
+
+    def needed_stash(self, records: DataFrame, *, may_stash: bool) -> StashBefore:
+        """What the batch needs of the stash."""
+        return needed_stash(
+            self.description, self.schema, self._scan_stash, self._meeting(records, may_stash=may_stash)
+        )
+
+    def whole_stash(self) -> StashBefore:
+        """All of it."""
+        return whole_stash(self.description, self._scan_stash)
+
+    def index_of(self, ranges: Sequence[KeyRange] | None) -> DataFrame | None:
+        """The files of the order index that may hold an entry of these keys (`None`: of any)."""
+        files = [each for each in self.index if ranges is None or _has_any(each, ranges)]
+        return self._scan(ORDER_INDEX_OPERATOR, files) if files else None
+
+    def sequence(self) -> tuple[SequenceRules, Memory] | tuple[None, None]:
+        """In `sequence` order: its rules for this batch, and what the order index says besides entries of slots."""
+        if self.schema.order is None:
+            return None, None
+        rules = SequenceRules(bool(self.index), LATE_OPERATOR in self.description.operators, self._forgets())
+        return rules, Memory.of([_orders(each) for each in self.index], self.schema, rules.forgets_before)
+
+    def kept(self) -> dict[str, tuple[StateArtifact, ...]]:
+        """See `Fold.kept`."""
+        return Fold(self.spark, self.client, self.description, self.schema, self._types(), self._forgets()).kept()
+
+    def _forgets(self) -> int | None:
+        """What is forgotten before the batch was so at the upper of the one before it, which is its lower."""
+        keep = self.keep_deleted_ms
+        return None if keep is None else self.description.lower - keep
+
+    def _meeting(self, records: DataFrame, *, may_stash: bool) -> DataFrame | None:
+        """The records of the batch for which it matters what waits in their slots: see `persist_spark.upsert.stash`."""
+        known = records.where(f"{OP} != '{SKIP}'")
+        if self.index and self._forgets() is not None:
+            return known
+        upper = self.description.upper
+        return known.where(F.col(TIME) >= upper) if may_stash and upper is not None else None
+
+    def _scan_stash(self, files: Sequence[StateArtifact]) -> DataFrame:
+        return self._scan(STASH_OPERATOR, files)
+
+    def _scan(self, operator: str, files: Sequence[StateArtifact]) -> DataFrame:
+        return scan_keys(self.spark, self.client.blob, [each.key for each in files], self._types()[operator])
+
+    def _types(self) -> dict[str, T.StructType]:
+        schema = self.schema
+        types = {STASH_OPERATOR: records_type(schema, self.order)}
+        if schema.order is not None:
+            order = order_type(schema)
+            types |= {ORDER_INDEX_OPERATOR: index_type(schema, order), LATE_OPERATOR: late_type(schema, order)}
+        return types
+
+
+def _has_any(file: StateArtifact, ranges: Sequence[KeyRange]) -> bool:
+    return file.orders is None or file.orders.has_bad_keys or meets_any(file.keys, ranges)
+
+
+def _orders(artifact: StateArtifact) -> OrderFacts:
+    if artifact.orders is None:
+        raise InvariantViolation(
+            f"{artifact.key} is of the order index, and its manifest does not say which orders it holds; expected"
+            " `orders`. Nothing was committed; this is a defect, please report it with the job's log"
+        )
+    return artifact.orders
