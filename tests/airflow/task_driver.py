@@ -47,6 +47,7 @@ class DagRunDriver:
             "ti": SimpleNamespace(
                 dag_id=self.dag.dag_id,
                 xcom_pull=lambda task_ids, **_: self.xcoms[task_ids],
+                xcom_push=lambda **_: None,  # seconds, for the page
                 get_previous_dagrun=lambda state=None: self._earlier() if state == "running" else None,
                 get_task_states=lambda run_ids, task_ids, **_: {
                     run_id: {task_ids[0]: self.append_states.get(run_id)} for run_id in run_ids

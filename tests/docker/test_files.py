@@ -102,7 +102,7 @@ def test_the_airflow_image_has_every_extra_that_fits_it() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     lock = (ROOT / "requirements" / "image-airflow.txt").read_text()
     locked = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", lock, re.MULTILINE))
-    needed = [text for name in extras.keys() - {"airflow", "spark", "testing"} for text in extras[name]]
+    needed = [text for name in extras.keys() - {"airflow", "embedded", "spark", "testing"} for text in extras[name]]
     for requirement in map(Requirement, needed):
         if requirement.name != "airflow-persist":
             assert locked[requirement.name] in requirement.specifier, requirement
