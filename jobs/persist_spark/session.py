@@ -9,7 +9,6 @@ Nothing is restored: the session ends with its job.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from pyspark.sql import SparkSession
 
 from persist_core.location.blob import Blob
 from persist_core.spark_job.spec import JobSpec
-from persist_core.spark_job.submit import NOT_KEPT
 from persist_spark import s3a
 from persist_spark.compat import HAS_TAGS, SPARK_VERSION, is_connect
 from persist_spark.connect import apply_conf, connect_timeout_s, limit_retries, new_session, release, wait_for_server
@@ -70,8 +68,6 @@ _BYTES_PER_PARTITION = 8 << 20  # of input, which is mostly compressed
 ONE_TASK_BYTES = 2 << 20
 _MAX_PARTITIONS = 8192
 
-log = logging.getLogger(__name__)
-
 
 # Settings that are fixed once Spark runs; a Spark Connect server has its own.
 STATIC = {
@@ -111,7 +107,7 @@ def own_session(spark: SparkSession, spec: JobSpec) -> Iterator[SparkSession]:
         if is_connect(own):
             limit_retries(own, connect_timeout_s(os.environ))
             apply_conf(own, spec.spark_conf)
-        _forget(own, spec.spark_conf)
+        _forget(own)
         use(own, {**FASTER, **REQUIRED})
         if HAS_TAGS or is_connect(own):
             own.addTag(f"persist {spec.description.shard} {spec.description.interval}".replace(",", " "))
@@ -120,16 +116,12 @@ def own_session(spark: SparkSession, spec: JobSpec) -> Iterator[SparkSession]:
         release(own)
 
 
-def _forget(own: SparkSession, wanted: Mapping[str, str]) -> None:
-    """Put every setting that is not `KEPT` back to the release's default; a warning names those of the file."""
+def _forget(own: SparkSession) -> None:
+    """Put every setting that is not `KEPT` back to the release's default. A file can't set those."""
     known = own.conf.getAll if SPARK_VERSION >= (4, 0) else {row["key"] for row in own.sql("SET").collect()}
-    names = [name for name in known if name.startswith("spark.sql.") and not name.startswith(KEPT)]
-    dropped = [name for name in names if own.conf.isModifiable(name)]
-    for name in dropped:
-        own.conf.unset(name)
-    ignored = sorted({*wanted} & ({*dropped} - {*REQUIRED, *FASTER}))
-    if ignored:
-        log.warning("spark_conf: %s %s", ", ".join(ignored), NOT_KEPT)
+    for name in known:
+        if name.startswith("spark.sql.") and not name.startswith(KEPT) and own.conf.isModifiable(name):
+            own.conf.unset(name)
 
 
 def use(session: SparkSession, wanted: Mapping[str, str]) -> None:

@@ -117,6 +117,19 @@ def scalar_text(value: Any) -> Any:
     return str(value) if isinstance(value, int) else value
 
 
+def spark_conf(settings: Mapping[str, str]) -> Mapping[str, str]:
+    """The same settings. Raises a problem at the first that a file may not have."""
+    groups = tuple(name for name in SPARK_CONF if name.endswith("."))
+    for name in settings:
+        if name not in SPARK_CONF and not (name.startswith(groups) and not name.endswith("Class")):
+            remedy = (
+                nearest(name, SPARK_CONF)
+                or "set it where Spark is set up: its connection, spark-defaults.conf, or `spark` of the DAG factory"
+            )
+            raise refuse(name, "a setting of sizes, numbers or scheduling (docs/reference/collections.md)", remedy)
+    return settings
+
+
 def start_date(text: str) -> str:
     """Check an ISO date or datetime. A number without dashes is not a date."""
     try:
@@ -145,6 +158,46 @@ def expand_variables(text: str, environment: Mapping[str, str]) -> str:
     return expanded
 
 
+# What a file may say of Spark: sizes, numbers and scheduling. Everything else can name classes, jars, files or options
+# of the JVM, switch off a secret, or change a result: it belongs to those who set Spark up. A name that ends in a dot
+# stands for its group.
+SPARK_CONF = (
+    "spark.cores.max",
+    "spark.default.parallelism",
+    "spark.driver.cores",
+    "spark.driver.maxResultSize",
+    "spark.driver.memory",
+    "spark.driver.memoryOverhead",
+    "spark.driver.memoryOverheadFactor",
+    "spark.dynamicAllocation.",
+    "spark.executor.cores",
+    "spark.executor.instances",
+    "spark.executor.memory",
+    "spark.executor.memoryOverhead",
+    "spark.executor.memoryOverheadFactor",
+    "spark.kubernetes.driver.limit.cores",
+    "spark.kubernetes.driver.request.cores",
+    "spark.kubernetes.executor.limit.cores",
+    "spark.kubernetes.executor.request.cores",
+    "spark.locality.wait",
+    "spark.memory.fraction",
+    "spark.memory.storageFraction",
+    "spark.network.timeout",
+    "spark.scheduler.mode",
+    "spark.scheduler.pool",
+    "spark.speculation",
+    "spark.speculation.",
+    "spark.sql.adaptive.",
+    "spark.sql.broadcastTimeout",
+    "spark.sql.files.maxPartitionBytes",
+    "spark.sql.files.maxRecordsPerFile",
+    "spark.sql.files.openCostInBytes",
+    "spark.sql.maxBroadcastTableSize",
+    "spark.sql.shuffle.partitions",
+    "spark.task.cpus",
+    "spark.task.maxFailures",
+    "spark.yarn.queue",
+)
 ALL_HISTORY = "all"
 _DURATION = re.compile(r"([0-9]{1,9}) *([a-z]+)", re.ASCII)
 _UNIT_NAMES = {"d": "days", "h": "hours", "m": "minutes", "min": "minutes"}  # short forms

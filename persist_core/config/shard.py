@@ -72,6 +72,11 @@ class ShardConfig(ConfigModel):
     def _spark_conf_as_text(cls, data: Any) -> Any:
         return {name: checks.scalar_text(value) for name, value in data.items()} if isinstance(data, Mapping) else data
 
+    @field_validator("spark_conf")
+    @classmethod
+    def _check_spark_conf(cls, settings: dict[str, str]) -> dict[str, str]:
+        return dict(checks.spark_conf(settings))
+
     @field_validator("history", mode="before")
     @classmethod
     def _check_history(cls, text: object) -> str:

@@ -45,7 +45,6 @@ LOCAL_MASTER = "local[*]"
 CONNECT_SCHEME = "sc://"
 ENV_CONNECT_TIMEOUT = "PERSIST_SPARK_CONNECT_TIMEOUT"  # seconds, for the job: until a server that is silent is given up
 FIXED_BY_SERVER = "ignored, because it is fixed when the Spark Connect server starts; set it there"  # ends a warning
-NOT_KEPT = "ignored, because a result could depend on it (docs/reference/collections.md)"  # ends a warning too
 SMALL_INPUT_BYTES = 64 << 20  # up to here the JVM's start-up costs more than its better compiler would win
 JOB_TIMEOUT_MS = 24 * 3_600_000  # a bound, not an expectation
 _STOP_SECONDS = 10  # between asking a job to stop and killing it
@@ -131,7 +130,7 @@ def _repeat_warnings(log: Path) -> None:
     """Log again what the job said about settings: the log of a job that succeeded is not shown."""
     with log.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            if line.rstrip().endswith((FIXED_BY_SERVER, NOT_KEPT)):
+            if line.rstrip().endswith(FIXED_BY_SERVER):
                 _log.warning("%s", line.rstrip())
 
 

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist_core.config.checks import schedule
+from persist_core.config.checks import SPARK_CONF, schedule
 from persist_core.config.collection import (
     CollectionConfig,
     DeleteConfig,
@@ -164,6 +164,40 @@ def test_a_variable_that_may_hold_a_secret_is_not_expanded(
         load(tmp_path, {**LEAST, "source": source})
     assert "sesame" not in str(found.value)
     assert f"name the variable PERSIST_PATH_{name.removeprefix('PERSIST_')}" in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "spark.driver.extraJavaOptions",
+        "spark.executor.extraClassPath",
+        "spark.jars",
+        "spark.jars.packages",
+        "spark.plugins",
+        "spark.pyspark.python",
+        "spark.submit.pyFiles",
+        "spark.files",
+        "spark.extraListeners",
+        "spark.sql.extensions",
+        "spark.sql.catalog.x",
+        "spark.sql.adaptive.customCostEvaluatorClass",
+        "spark.sql.session.timeZone",
+        "spark.sql.ansi.enabled",
+        "spark.authenticate",
+        "spark.master",
+        "spark.hadoop.fs.s3a.secret.key",
+        "spark.redaction.regex",
+        " spark.executor.memory",
+    ],
+)
+def test_spark_settings_of_a_file_run_no_code_and_change_no_result(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="a setting of sizes, numbers or scheduling"):
+        load(tmp_path, {**LEAST, "spark_conf": {"spark.executor.memory": "2g", name: "x"}})
+
+
+def test_spark_settings_that_a_file_may_have(tmp_path: Path) -> None:
+    given = {name + ("enabled" if name.endswith(".") else ""): "1" for name in SPARK_CONF}
+    assert load(tmp_path, {**LEAST, "spark_conf": given}).spark_conf == given
 
 
 def test_a_variable_that_is_set_to_a_variable_is_not_expanded_again(
