@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from persist_airflow.compat import (
+    AirflowFailException,
     AirflowSensorTimeout,
     BaseSensorOperator,
     Context,
@@ -19,6 +20,7 @@ from persist_airflow.compat import (
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.triggers import ShardUpperTrigger
 from persist_core.clock import SystemClock
+from persist_core.config.problems import nearest
 from persist_core.frontier import Frontier
 from persist_core.time_text import parse_time, show_time
 
@@ -29,7 +31,8 @@ class ShardSensor(BaseSensorOperator):
     Airflow's `poke_interval`, `timeout`, `mode` and `soft_fail` have their usual meaning. If the task is deferrable,
     the triggerer looks, and the task takes no slot meanwhile.
 
-    :param shard: its name (templated). It need not exist yet
+    :param shard: its name (templated). If it does not exist and another one has a similar name, the sensor fails
+    :param may_be_new: wait for a shard that does not exist yet, whatever the names of others
     :param upper: an ISO time, or milliseconds (templated); default: the end of the dag run's data interval
     :param deferrable: wait in the triggerer; default: Airflow's `[operators] default_deferrable`
     :param persist_conn_id: the location (templated)
@@ -44,6 +47,7 @@ class ShardSensor(BaseSensorOperator):
         shard: str,
         upper: str | int | None = None,
         deferrable: bool | None = None,
+        may_be_new: bool = False,
         persist_conn_id: str = PersistHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
@@ -51,6 +55,7 @@ class ShardSensor(BaseSensorOperator):
         self.shard = shard
         self.upper = upper
         self.deferrable = defers_by_default() if deferrable is None else deferrable
+        self.may_be_new = may_be_new
         self.persist_conn_id = persist_conn_id
 
     def execute(self, context: Context) -> Any:
@@ -77,10 +82,16 @@ class ShardSensor(BaseSensorOperator):
         self.log.info("shard %s: upper is %s", self.shard, show_time(event["upper"]))
 
     def poke(self, context: Context) -> bool:
-        """Whether the upper is there."""
+        """Whether the upper is there. Raises `AirflowFailException` for a name that is probably mistyped."""
         wanted = self._wanted(context)
         with task_client(self.persist_conn_id) as client:
             state = client.machine.fetch(self.shard)
+            similar = nearest(self.shard, client.shards()) if state is None and not self.may_be_new else ""
+        if similar:
+            raise AirflowFailException(
+                f"no shard {self.shard!r} in connection {self.persist_conn_id}; {similar} A shard exists from the first"
+                " run of its DAG on. To wait for that run, give the sensor may_be_new=True"
+            )
         found = "it does not exist yet" if state is None else f"upper is {show_time(state.upper.time)}"
         self.log.info("shard %s: %s; waiting for %s", self.shard, found, show_time(wanted))
         return state is not None and state.upper >= Frontier(wanted)

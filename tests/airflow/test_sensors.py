@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from persist_airflow.compat import AirflowSensorTimeout
+from persist_airflow.compat import AirflowFailException, AirflowSensorTimeout
 from persist_airflow.factory import build_upsert_dag
 from persist_airflow.sensors import ShardSensor
 from persist_core.errors import InvalidTime
@@ -48,6 +48,14 @@ def test_it_waits_in_the_triggerer_and_gives_up_after_its_timeout(fruit: Fruit, 
         sensor.execute_complete(context(0), {"shard": NAME, "upper": end_ms(-1), "reached": False})
     DagRunDriver(build_upsert_dag(fruit.config()), end_of(0)).run_all()
     sensor.execute(context(0))
+
+
+def test_a_mistyped_name_fails_with_the_name_that_is_near(client: PersistClient) -> None:
+    client.ensure_shard("customers")
+    with pytest.raises(AirflowFailException, match=r"no shard 'custmers' in connection persist_default; did you mean"):
+        ShardSensor(task_id="wait", shard="custmers", upper=end_ms(0)).poke(context(0))
+    assert not ShardSensor(task_id="wait", shard="custmers", upper=end_ms(0), may_be_new=True).poke(context(0))
+    assert not ShardSensor(task_id="wait", shard="orders", upper=end_ms(0)).poke(context(0)), "it may come"
 
 
 def test_a_wrong_time_is_named(client: PersistClient) -> None:
