@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -118,7 +119,9 @@ class SparkJobOperator(SparkSubmitOperator):
         """Run the job to its end in the Spark that the connection names. Raises `AirflowException` if it fails."""
         remote = connect_environment_of(self.spark_conn_id)
         if remote is None:
-            self._submit_to_master(spec, arguments, context)
+            # What is left of a job that was killed may still write there, and ends by itself.
+            with tempfile.TemporaryDirectory(prefix="persist-", ignore_cleanup_errors=True) as scratch:
+                self._submit_to_master(spec, arguments, context, scratch)
         else:
             self._run_connected(arguments, remote)
 
@@ -143,14 +146,15 @@ class SparkJobOperator(SparkSubmitOperator):
         if self._hook is not None:
             super().on_kill()
 
-    def _submit_to_master(self, spec: JobSpec, arguments: Sequence[str], context: Context) -> None:
+    def _submit_to_master(self, spec: JobSpec, arguments: Sequence[str], context: Context, scratch: str) -> None:
         """Run the provider's operator for one job; the operator's own attributes stay as the user gave them."""
         given = (self.conf, self.env_vars, self.properties_file)
         master, deploy_mode = self._master_of_connection()
         is_local = master == "local" or master.startswith("local[")  # "localhost" is a host
         hook = PersistHook(self.persist_conn_id)
         quiet = {"spark.log.level": "WARN"} if is_local else {}  # on a cluster the provider reads ids in the log
-        conf = {**quiet, **tuned_conf(master, spec.description.input_bytes), **self.spark_conf, **(self.conf or {})}
+        tuned = tuned_conf(master, spec.description.input_bytes, scratch)
+        conf = {**quiet, **tuned, **self.spark_conf, **(self.conf or {})}
         if not self._brings_jars:
             home = spark_home(os.environ) if is_local else None
             conf = with_s3a_jars(conf, hook.get_location().blob_uri, os.environ, home)

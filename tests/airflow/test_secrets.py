@@ -151,6 +151,13 @@ def test_a_job_gets_its_location_and_nobody_else_sees_it(
     assert (noted["mode"], deploy_mode) in ((None, None), (None, "client"), ("0o600", "cluster"))
     assert noted["file"] is None or not Path(noted["file"]).exists()
     assert run.executed[WRITE].env_vars == {"MINE": "a b"}
+    private = [part for part in noted["argv"] if part.startswith(("spark.authenticate", "spark.local.dir"))]
+    if master.startswith("local"):
+        assert private[0] == "spark.authenticate=true", "the secret is made by Spark, in the driver"
+        assert noted["scratch"] == "0o700"
+        assert not Path(private[1].removeprefix("spark.local.dir=")).exists()
+    else:
+        assert not private, "its administrators say"
     if master == YARN and deploy_mode == "cluster":
         assert f"spark.redaction.regex=mine|{ENV_BLOB_URI}|{ENV_CONSENSUS_URI}|AWS_ACCESS_KEY_ID" in noted["argv"]
     if master == KUBERNETES and deploy_mode == "cluster":

@@ -337,3 +337,15 @@ def test_the_token_of_a_local_server_is_its_owners_alone(tmp_path: Path) -> None
     assert token not in " ".join(local.command()), "argv is for all to see"
     assert json.loads(LocalSpark(tmp_path / "other", 1234).connection())["password"] != token
     assert subprocess.list2cmdline(local.command()).count("127.0.0.1") >= 1
+
+
+def test_other_users_reach_neither_the_driver_of_a_local_server_nor_its_shuffle_files(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    local = LocalSpark(tmp_path / "home", 1234)
+    for _ in range(2):
+        command = local.command()
+        (folder,) = (part.partition("=")[2] for part in command if part.startswith("spark.local.dir="))
+        assert stat.S_IMODE(Path(folder).stat().st_mode) == 0o700
+    assert Path(folder).is_relative_to(local.home)
+    assert "spark.authenticate=true" in command
+    assert not any("authenticate.secret" in part for part in command)

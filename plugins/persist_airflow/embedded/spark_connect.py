@@ -26,7 +26,7 @@ _TOKEN_BYTES = 32
 
 @dataclass(frozen=True)
 class LocalSpark:
-    """One server. `home` holds its token; `port` on 127.0.0.1 is where it listens."""
+    """One server. `home` holds its token and its scratch folder; `port` on 127.0.0.1 is where it listens."""
 
     home: Path
     port: int
@@ -34,7 +34,7 @@ class LocalSpark:
     def command(self) -> list[str]:
         """The server's command line."""
         conf = {
-            **tuned_conf(LOCAL_MASTER, input_bytes=0),
+            **tuned_conf(LOCAL_MASTER, 0, self._scratch()),
             "spark.log.level": "ERROR",  # jobs show their own
             "spark.python.sql.dataFrameDebugging.enabled": "false",  # see persist_spark.session
             "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -53,6 +53,13 @@ class LocalSpark:
         return json.dumps(
             {"conn_type": "spark_connect", "host": "localhost", "port": self.port, "password": self._token()}
         )
+
+    def _scratch(self) -> Path:
+        """Where the server's shuffle files go, made when it is first needed."""
+        folder = self.home / "spark-scratch"
+        self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(exist_ok=True, mode=0o700)
+        return folder
 
     def _token(self) -> str:
         """The server's token, made when it is first needed."""
