@@ -190,7 +190,8 @@ class FileBlob:
     def _stage(self, data: bytes) -> Path:
         """Write `data` to a new temporary file and flush it."""
         folder = self._root / TEMPORARY
-        create_directory(folder)
+        create_directory(self._root)
+        create_directory(folder, 0o777)  # all who may write to the root may write here
         if folder.is_symlink():
             raise InvalidName(f"{folder} is a symbolic link; expected a folder: remove the link")
         staged = folder / self._ids.uuid7()

@@ -15,13 +15,16 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def create_directory(path: Path) -> None:
-    """Create `path` and its missing parents durably; harmless where it exists. Raises `OSError`."""
+def create_directory(path: Path, mode: int = 0o700) -> None:
+    """Create `path` and its missing parents durably, for their owner alone. Raises `OSError`.
+
+    What exists keeps its mode, so users who share a location make its folder themselves.
+    """
     missing = []
     for directory in (path, *path.parents):
         if directory.exists():
             break
         missing.append(directory)
     for directory in reversed(missing):
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(mode, exist_ok=True)
         sync_directory(directory.parent)
