@@ -20,4 +20,9 @@ put airflow_passwords "{\"admin\": \"$(random)\"}"
 put grafana_password "$(random)"
 put s3_access_key_id "persist"
 put s3_secret_access_key "$(random)"
+# The master's REST server would take jobs without the secret.
+put spark_properties "spark.authenticate true
+spark.master.rest.enabled false
+spark.authenticate.secret $(random)
+"
 echo "secrets are in $(pwd)/secrets; Airflow's login is in secrets/airflow_passwords"

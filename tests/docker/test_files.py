@@ -214,6 +214,27 @@ def test_spark_creates_pods_only_in_a_namespace_without_airflows_secrets() -> No
         assert secret not in (DOCKER / "kubernetes" / "spark-connect.yaml").read_text()
 
 
+def test_sparks_processes_ask_each_other_for_a_secret(tmp_path: Path) -> None:
+    """On Kubernetes Spark makes one. Elsewhere it is the same for all, in a file: argv is for all to see."""
+    script = tmp_path / "secrets.sh"
+    script.write_text((DOCKER / "secrets.sh").read_text())
+    subprocess.run(["sh", str(script)], check=True, capture_output=True, timeout=60)
+    lines = (tmp_path / "secrets" / "spark_properties").read_text().splitlines()
+    properties = dict(line.split(" ") for line in lines)
+    assert properties.pop("spark.master.rest.enabled") == "false", "it takes jobs without a secret"
+    assert properties.pop("spark.authenticate") == "true"
+    assert len(properties.pop("spark.authenticate.secret")) >= 32
+    assert not properties, "a properties file replaces Spark's defaults"
+    spark = [service["command"] for name, service in COMPOSE["services"].items() if name.startswith("spark-")]
+    assert len(spark) == 4
+    for command in spark:
+        assert command[command.index("--properties-file") + 1] == "/run/secrets/spark_properties"
+    server = next(each for each in kubernetes_objects() if each["kind"] == "Deployment" and "connect" in str(each))
+    arguments = server["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert "spark.authenticate=true" in arguments
+    assert not any("authenticate.secret" in each for command in [arguments, *spark] for each in command)
+
+
 def test_executors_are_locked_down_as_the_server_is() -> None:
     objects = kubernetes_objects()
     template = next(each for each in objects if each["metadata"]["name"] == "spark-executor-template")
