@@ -117,6 +117,9 @@ HOSTILE: dict[str, str] = {
     "SELECT i.id, q FROM items i, LATERAL (SELECT TRANSFORM(o.id) USING 'cat' AS (q STRING) FROM others o)": "Transform",
     f"SELECT reflect{_REFLECT} AS x FROM items": r"reflect\(\)",
     f"SELECT `reflect`{_REFLECT} AS x FROM items": r"reflect\(\)",
+    # comments that Spark ends at another place than our parser
+    f"SELECT /* /*+ */ reflect{_REFLECT} AS x -- */ 1 AS x\nFROM items": r"reflect\(\)|the comment",
+    f"SELECT -- \\\n /*\n reflect{_REFLECT} AS x -- */ 1 AS x\nFROM items": r"reflect\(\)|the comment",
     f"SELECT `java_method`{_REFLECT} AS x FROM items": r"java_method\(\)",
     f"SELECT ReFlEcT/**/ {_REFLECT} AS x FROM items": r"reflect\(\)",
     f"SELECT try_reflect{_REFLECT} AS x FROM items": r"try_reflect\(\)|UNRESOLVED_ROUTINE",

@@ -65,6 +65,8 @@ def parse(text: str) -> ParsedQuery:
         raise BadQuery(
             f"a statement ({kind})", "a query: SELECT, WITH ... SELECT, VALUES", "a view's query returns its rows"
         )
+    if (comment := _unlike_spark(text)) is not None:
+        raise BadQuery(f"the comment {comment!r}", "comments that end at one place only", "leave it out")
     for problem in problems(text, tree):
         raise problem
     inputs = tuple(dict.fromkeys(_inputs(text, tree)))
@@ -86,6 +88,15 @@ def _statements(text: str) -> list[exp.Expr]:
         raise _bad_syntax(str(error).splitlines()[0] if str(error) else type(error).__name__) from None
     finally:
         quiet.level = level
+
+
+def _unlike_spark(text: str) -> str | None:
+    """A comment that Spark's parser ends at another place: the rest of it could be a query that no gate has seen.
+
+    Spark counts no `/*+` within a comment, and a line that ends in a backslash goes on. `{#` it does not know.
+    """
+    comments = [comment for token in sqlglot.tokenize(text, read=DIALECT) for comment in token.comments]
+    return next((each[:40] for each in comments if "/*+" in each or "\\\n" in f"{each}\n"), None)
 
 
 def _bad_syntax(found: str) -> BadQuery:

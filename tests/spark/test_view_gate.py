@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -108,6 +109,14 @@ def test_each_function_of_this_spark_is_allowed_or_refused_for_a_reason(spark: S
     registered = {row[0] for row in spark.sql("SHOW SYSTEM FUNCTIONS").collect()}
     assert {name for name in registered if name.isidentifier()} - ALLOWED - REFUSED.keys() == set()
     assert not ALLOWED & REFUSED.keys()
+
+
+def test_the_gate_computes_nothing_to_refuse_a_query(spark: SparkSession, inputs: dict[str, DataFrame]) -> None:
+    (row,) = spark.sql("SELECT reflect('java.lang.System', 'getProperty', 'java.io.tmpdir') AS folder").collect()
+    prefix = f"persist-gate-{os.getpid()}-"
+    made = f"reflect('java.io.File', 'createTempFile', concat('{prefix}', x), '.ran')"
+    assert "reflect()" in refusal(spark, inputs, f"SELECT {made} AS x FROM VALUES ('a') AS t(x)")
+    assert not list(Path(row["folder"]).glob(f"{prefix}*"))
 
 
 @pytest.fixture

@@ -26,8 +26,10 @@ from persist_core.config.sql_functions import ALLOWED, REFUSED, remedy_for
 from persist_core.errors import ConfigError
 from persist_spark.frame import quoted
 
-# Plans are printed whole, as they are.
+# Plans are printed whole, as they are. Nothing is computed for them: with this rule the optimizer would call the
+# functions over the rows of a `VALUES`, also those that are about to be refused.
 _WHOLE = {
+    "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation",
     "spark.sql.debug.maxToStringFields": str((1 << 31) - 1),
     "spark.sql.maxMetadataStringLength": str((1 << 31) - 1),
     "spark.sql.maxPlanStringLength": str((1 << 31) - 16),  # the most that Spark accepts

@@ -129,6 +129,11 @@ def test_what_reaches_beyond_the_inputs_is_refused(query: str) -> None:
         _only_inputs(parse(query))
 
 
+def test_comments_that_end_at_one_place_are_no_matter() -> None:
+    text = "-- it's /* one */\nSELECT /* a /* b */ */ '/*+ \\\\' AS x /* c */ FROM items -- end"
+    assert parse(text).inputs == ("items",)
+
+
 def _only_inputs(parsed: ParsedQuery) -> None:
     """What a view file's loading does beside: a table has to be a collection or a view."""
     for name in parsed.inputs:
