@@ -81,14 +81,16 @@ STATIC = {
 def build_session(app_name: str) -> SparkSession:
     """The session of a process for one job. Master and resources come from `spark-submit`, or the server that
     SPARK_REMOTE names."""
-    builder = SparkSession.builder.appName(app_name)
     remote = os.environ.get("SPARK_REMOTE")
     if remote is not None:
         timeout_s = connect_timeout_s(os.environ)
         wait_for_server(remote, timeout_s)
-        session = builder.getOrCreate()
+        # Without a name, which would be the first call: if the server refused that, the session would stay open, and
+        # the process would call again as it ends.
+        session = SparkSession.builder.getOrCreate()
         limit_retries(session, timeout_s)
         return session
+    builder = SparkSession.builder.appName(app_name)
     for name, value in STATIC.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()

@@ -161,6 +161,10 @@ def test_another_token_is_refused_and_arguments_of_spark_submit_are_left_aside_a
     log = capfd.readouterr().out
     assert "executor_memory: for spark-submit only" in log
     assert "guessed" not in f"{log}{refused.value}"
+    from pyspark.sql.connect.session import SparkSession
+
+    left = SparkSession.getActiveSession()
+    assert left is None, "the process would call its server again as it ends, for minutes if that is gone"
 
 
 @pytest.mark.airflow_2_11
