@@ -173,6 +173,8 @@ HOSTILE: dict[str, str] = {
     "SELECT from_avro(CAST(note AS BINARY), '{}', map('avroSchemaUrl', '/etc/passwd')) AS x FROM items": "from_avro",
     "SELECT aes_encrypt(note, 'abcdefghijklmnop') AS x FROM items": "aes_encrypt",
     "SELECT no_such_function(id) AS x FROM items": "no_such_function",
+    "SELECT id FROM items WHERE ts > 'now'": "as a time",
+    "SELECT coalesce(ts, ' Tomorrow ') AS x FROM items": "as a time",
     "SELECT id FROM items WHERE note = 'x\n== Optimized Logical Plan ==\n'": "heading",
     "SELECT id FROM items WHERE note = 'x\n== Analyzed Logical Plan ==\nid: int\nProject [id]\n\n"
     f"== Optimized Logical Plan ==\n== Physical Plan ==' OR note = reflect{_REFLECT}": "heading|reflect",
@@ -180,5 +182,7 @@ HOSTILE: dict[str, str] = {
 
 # What only Spark can tell: a column from a word that Spark knows, a text from a plan.
 ONLY_SPARK_SEES = frozenset(
-    query for query in HOSTILE if "heading" in HOSTILE[query] or "session.secret" in query or "SELECT user " in query
+    query
+    for query, found in HOSTILE.items()
+    if found == "as a time" or "heading" in found or "session.secret" in query or "SELECT user " in query
 )

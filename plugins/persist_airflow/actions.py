@@ -63,6 +63,9 @@ class ShardActionOperator(ReportsLineage, MaintainShardOperator):
     def __init__(
         self, *, actions: Sequence[str] = (), shards: Sequence[str] = ("*",), dags: Sequence[str] = (), **kwargs: Any
     ) -> None:
+        for name, given in (("actions", actions), ("shards", shards), ("dags", dags)):
+            if isinstance(given, str):  # its characters would be names, and a `*` among them all shards
+                raise InvalidInput(f"{name}: found the text {given!r}, expected a list; write [{given!r}]")
         super().__init__(**{"shard": "{{ params.shard }}", **kwargs})
         self.actions = tuple(actions) or tuple(ACTIONS)
         self.shards = tuple(shards)

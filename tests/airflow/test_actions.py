@@ -267,6 +267,12 @@ def test_a_teams_dag_opens_no_other_shard(client: PersistClient, monkeypatch: py
         task.execute(context(action="fsck", shard="fruits"))
 
 
+def test_a_text_in_place_of_a_list_of_shards_is_refused() -> None:
+    """Its characters would be the names, and the last one here allows all shards."""
+    with pytest.raises(InvalidInput, match=r"shards: found the text 'veg_\*', expected a list"):
+        build_actions_dag(shards="veg_*", dag_args={"dag_id": "team"})
+
+
 FEEDS = """
 # airflow DAG
 from airflow.providers.common.compat.sdk import DAG, BaseOperator

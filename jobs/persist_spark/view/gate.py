@@ -48,6 +48,8 @@ _CALL = re.compile(r"([A-Za-z_][\w.$]*)\(")
 _WRITTEN_CALL = re.compile(r"'([^\s'()\[\],]+)\(")  # in a parsed plan
 _TABLE_FUNCTION = re.compile(r"UnresolvedTableValuedFunction \[([^\]]*)\]")
 _BY_EXPRESSION = ("expressionwithunresolvedidentifier", "planwithunresolvedidentifier")
+# Texts that Spark takes as the current time: also where it compares a text with a time, and so casts it.
+_CLOCK_TEXT = re.compile(r"(?i)cast\(\s*((?:now|today|tomorrow|yesterday)\b[^()]*) as (?:date|timestamp\w*)[,)]")
 # What analyzed plans print beside functions: parts of expressions, and types.
 _PRINTED_WORDS = """
     arraytype char chartype currentrow$ decimal decimaltype exists in interval knownnotnull knownnullable
@@ -125,6 +127,8 @@ def _problems(explained: str, inputs: Iterable[str], names: Iterable[str]) -> It
     for name in called:
         if (remedy := remedy_for(name)) is not None:
             yield f"{name}()", "a function of the inputs only", remedy
+    for word in _CLOCK_TEXT.findall(analyzed):
+        yield f"{word.strip()!r} as a time", "a fixed time", remedy_for("now") or ""
     for word in _CALL.findall(analyzed):
         name = word.lower().removeprefix(_PIVOTED)
         if name in REFUSED or not (name in ALLOWED or name in _PRINTED or name in beside):
