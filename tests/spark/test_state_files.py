@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from persist_core.errors import CorruptArtifact
 from persist_core.oracle.consolidate import UpsertDiff, as_of
 from persist_core.oracle.sequence import OrderMemory
 from persist_core.oracle.upsert import TOMBSTONE, Record, drain_sealed_input
@@ -19,9 +20,9 @@ from persist_core.shard.batch import ORDER_INDEX_OPERATOR, STASH_OPERATOR
 from persist_core.shard.key_range import exactly
 from persist_core.shard.keys import part_key
 from persist_core.shard.operator_state import StateArtifact, chain_digest, to_fold
-from persist_spark.upsert import batch, fold, stash
+from persist_spark.upsert import batch, fold, look, stash
 from tests.sampling import is_long
-from tests.spark.staged_shard import StagedShard
+from tests.spark.staged_shard import SHARD, StagedShard
 
 KEY, VALUES = (Column("id", "bigint", nullable=False),), (Column("name", "string"),)
 LOG = CollectionSchema(KEY, VALUES)
@@ -231,3 +232,43 @@ def _counting(get: Any, read: list[str]) -> Any:
         return found
 
     return counted
+
+
+def test_a_damaged_file_of_a_full_state_is_named_by_the_batch_that_opens_it(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operator_state, "FOLD_BYTES", 1)
+    shard = StagedShard(spark, tmp_path, LOG)
+    _waiting(shard, 10, range(4, 6))
+    (file,) = shard.stash
+    assert not shard.blob.get(f"{SHARD}/batches/{file.attempt}/manifest.json"), "the batch's own manifest names it"
+    spoil(shard, file)
+    with pytest.raises(CorruptArtifact, match=file.key):
+        shard.write([], shard.description(5 * DAY, is_delta=True))
+
+
+def test_a_full_state_gives_no_new_digest_to_damage_that_spark_does_not_see(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operator_state, "FOLD_BYTES", 1)
+    shard = StagedShard(spark, tmp_path, LOG)
+    shard.commit([Record((1,), ("a",), 9 * DAY, (None, "f", 0, 0))], DAY)
+    (file,) = shard.stash
+    path = tmp_path / file.key
+    path.with_name(f".{path.name}.crc").unlink()  # S3 has none
+    path.write_bytes(b"?" + path.read_bytes()[1:])  # Spark reads on
+    with pytest.raises(CorruptArtifact, match=file.key):
+        shard.write([], shard.description(2 * DAY))
+
+
+def test_an_input_that_is_much_larger_than_the_stash_is_not_kept_to_read_less_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spark: SparkSession
+) -> None:
+    shard = StagedShard(spark, tmp_path, LOG)
+    shard.commit([Record((1,), ("a",), 9 * DAY, (None, "f", 0, 0))], DAY)
+    assert stash.may_look(shard.description(2 * DAY, input_bytes=look.MAX_LOOK_BYTES))
+    large = shard.description(2 * DAY, input_bytes=look.MAX_LOOK_BYTES + 1)
+    assert not stash.may_look(large)
+    again = Record((1,), ("b",), 9 * DAY, (None, "g", 0, 0))
+    monkeypatch.setattr(stash, "look_at", None)
+    assert shard.write([again], large).stats["duplicates"] == 1, "the whole stash is read"

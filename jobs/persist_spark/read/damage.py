@@ -50,7 +50,7 @@ READ_OPTIONS = {
 _NAMED_FILE = re.compile(r"(?:reading file:?|File) (\S.{0,4096}?\.parquet)")
 _MAX_ROW_CHARS = 500
 _IMPOSSIBLE_COUNT = re.compile(r"shard \S+: a row is there -?\d+ times, .*?\. Run `persist fsck \S+`")
-_REMEDY = "nothing was committed; `persist fsck` lists all damage, then copy the object back from a backup or restore"
+REMEDY = "nothing was committed; `persist fsck` lists all damage, then copy the object back from a backup or restore"
 
 
 def check_sizes(blob: Blob, sizes: Mapping[str, int]) -> None:
@@ -62,7 +62,7 @@ def check_sizes(blob: Blob, sizes: Mapping[str, int]) -> None:
     for key, expected in sizes.items():
         if found.get(key) != expected:
             size = f"{found[key]} bytes" if key in found else "nothing"
-            raise CorruptArtifact(f"{key}: found {size}, expected {expected} bytes; {_REMEDY}")
+            raise CorruptArtifact(f"{key}: found {size}, expected {expected} bytes; {REMEDY}")
 
 
 def part_sizes(manifests: Iterable[BatchManifest]) -> dict[str, int]:
@@ -103,12 +103,14 @@ def possible_counts(counted: DataFrame, shard: str, row: Sequence[Column]) -> Da
 
 
 @contextmanager
-def named_damage(blob: Blob, client: PersistClient | None = None) -> Iterator[None]:
+def named_damage(
+    blob: Blob, client: PersistClient | None = None, known: Iterable[Part | StateArtifact] = ()
+) -> Iterator[None]:
     """Around an action: raise `CorruptArtifact` if it failed at a staged file whose digest is not its manifest's.
 
     Raises `InvariantViolation` if it failed at a row that `possible_counts` refuses, and `ReadTooSlow` if it failed at
-    a file that is gone because nothing names it any more. With `client`, the newest states say what is named; without,
-    the manifest beside the file does.
+    a file that is gone because nothing names it any more. What is `known` of the files comes first; then, with
+    `client`, the newest states say what is named, and without, the manifest beside the file does.
     """
     try:
         yield
@@ -119,12 +121,13 @@ def named_damage(blob: Blob, client: PersistClient | None = None) -> Iterator[No
         key = _named_key(str(error), blob)
         if key is None:
             raise
-        named = _named_now(client, key) if client else _named_beside(blob, key)
+        named = next((file for file in known if file.key == key), None)
+        named = named or (_named_now(client, key) if client else _named_beside(blob, key))
         if named is None and key not in _stored_sizes(blob, [key]):
             raise ReadTooSlow(too_slow(owner_of(key), f"{key} is gone")) from error
         file = named or _named_beside(blob, key)
         if file is not None and _is_damaged(blob, file):
-            raise CorruptArtifact(f"{key} is damaged: its digest is not that of its manifest; {_REMEDY}") from error
+            raise CorruptArtifact(f"{key} is damaged: its digest is not that of its manifest; {REMEDY}") from error
         raise
 
 

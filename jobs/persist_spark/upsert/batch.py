@@ -6,6 +6,7 @@ records ──┬─────────────────────
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -28,16 +29,16 @@ from persist_core.shard.key_range import KeyRange
 from persist_core.shard.keys import attempt_prefix
 from persist_core.shard.pieces import OKS
 from persist_spark.frame import OP, ORDER, named, slot_names
-from persist_spark.read.damage import check_sizes, part_sizes
+from persist_spark.read.damage import check_sizes, named_damage, part_sizes
 from persist_spark.session import ONE_TASK_BYTES, stage_settings, use
 from persist_spark.stage import stage
-from persist_spark.upsert.look import Look, cuts_of, look_at
+from persist_spark.upsert.look import MAX_LOOK_BYTES, Look, cuts_of, look_at
 from persist_spark.upsert.lookup import committed_updates, expects_few_files
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
 from persist_spark.upsert.rejected import rejected_records, show_samples
 from persist_spark.upsert.seen import SeenBefore
-from persist_spark.upsert.stash import NO_STASH, StashBefore, is_large
+from persist_spark.upsert.stash import NO_STASH, StashBefore, may_look
 from persist_spark.upsert.state_before import StateBefore
 
 # Reading a small shard whole costs less than the extra job to broadcast the batch's keys. At 5 MB it costs more.
@@ -47,8 +48,6 @@ LARGE_INDEX_BYTES = 16 << 20
 # From here on, not opening half of the files saves more than it costs to find the ranges of the batch's keys by a job.
 LARGE_STATE_BYTES = 64 << 20
 _LOOKED_UP = (PartKind.INSERTIONS, PartKind.RETRACTIONS, PartKind.ERRS)
-# Above this the keys of a batch rarely fit a broadcast: the whole state goes through the exchange, without a look.
-MAX_LOOK_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -100,8 +99,11 @@ def stage_upserts(
         before=StateBefore(spark, client, description, schema, request.keep_deleted_ms, records.schema[ORDER].dataType),
     )
     with ExitStack() as stack:
+        # Full states, and runs of merges, have files of attempts that have no manifest.
+        known = [part for manifest in manifests for part in manifest.parts]
+        stack.enter_context(named_damage(client.blob, known=[*known, *itertools.chain(*chains.values())]))
         use(spark, stage_settings(description.input_bytes))
-        if (batch.looks or is_large(description)) and not request.is_columnar:
+        if (batch.looks or may_look(description)) and not request.is_columnar:
             records.persist(StorageLevel.MEMORY_AND_DISK)
             stack.callback(records.unpersist)
         batch = replace(batch, stash=batch.before.needed_stash(records, may_stash=request.may_stash))

@@ -18,7 +18,9 @@ from pyspark.sql import DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from persist_core.errors import CorruptArtifact
 from persist_core.handles.client import PersistClient
+from persist_core.location.blob import BlobMetadata
 from persist_core.schema import (
     ACTED,
     DELETED,
@@ -33,8 +35,10 @@ from persist_core.schema import (
 )
 from persist_core.shard.batch import ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchCounts, BatchDescription
 from persist_core.shard.operator_state import StateArtifact, to_fold
+from persist_spark.digests import digests_of
 from persist_spark.frame import order_type, quoted, slot_names
 from persist_spark.order_memory import Memory
+from persist_spark.read.damage import REMEDY
 from persist_spark.read.parts import scan_keys
 from persist_spark.session import stage_settings, use
 from persist_spark.stage import StateRows, artifacts_of, stage_files
@@ -70,6 +74,7 @@ class Fold:
         carried, folded = to_fold(chain)
         if not folded:
             return carried
+        self._verify(folded)
         bytes_, rows = sum(each.size_bytes for each in folded), self._scan(operator, folded)
         use(self.spark, stage_settings(bytes_))
         if operator == STASH_OPERATOR:
@@ -81,6 +86,14 @@ class Fold:
         order = [quoted(name) for name in by]
         ranged = rows.repartitionByRange(max(1, bytes_ // FILE_BYTES), *order).sortWithinPartitions(*order)
         return (*carried, *self._staged(operator, ranged))
+
+    def _verify(self, files: Sequence[StateArtifact]) -> None:
+        """Raise `CorruptArtifact` for a damaged file: in a new file, the damage would have a digest that fits."""
+        blob = self.client.blob
+        found = digests_of(blob, [BlobMetadata(each.key, each.size_bytes) for each in files])
+        for file, digest in zip(files, found, strict=True):
+            if digest != file.sha256:
+                raise CorruptArtifact(f"{file.key} has SHA-256 {digest}, expected {file.sha256}; {REMEDY}")
 
     def _scan(self, operator: str, files: Sequence[StateArtifact]) -> DataFrame:
         return scan_keys(self.spark, self.client.blob, [each.key for each in files], self.types[operator])

@@ -20,6 +20,8 @@ from persist_core.shard.key_range import KeyRange, Scalar
 from persist_spark.broadcasts import fits, text_bytes
 from persist_spark.frame import OP, TRUNCATE, passed, quoted, slot_names
 
+# Above this the keys of a batch rarely fit a broadcast: the whole state goes through the exchange, without a look.
+MAX_LOOK_BYTES = 128 << 20
 MAX_CUTS = 63  # each file is compared with each range
 _PLACE, _CUTS, _EMPTIES = "_persist_place", "_persist_cuts", "_persist_empties"
 # For each type: SQL for a value as text, what makes a scalar of that text, and SQL that makes a value of a scalar.

@@ -22,7 +22,7 @@ from persist_core.shard.batch import STASH_OPERATOR, BatchDescription
 from persist_core.shard.key_range import EVERYTHING, meets_any
 from persist_core.shard.operator_state import StateArtifact
 from persist_spark.frame import named, passed, slot_names
-from persist_spark.upsert.look import cuts_of, look_at
+from persist_spark.upsert.look import MAX_LOOK_BYTES, cuts_of, look_at
 from persist_spark.upsert.lookup import of_slots
 
 Scan = Callable[[Sequence[StateArtifact]], DataFrame]
@@ -56,6 +56,12 @@ def is_large(description: BatchDescription) -> bool:
     return is_known and _bytes(_waiting(description)) > SMALL_STASH_BYTES
 
 
+def may_look(description: BatchDescription) -> bool:
+    """Whether the records of a batch may be looked at, and kept for that, to read less of the stash: not if they are
+    many more than what it holds."""
+    return is_large(description) and description.input_bytes <= max(MAX_LOOK_BYTES, _bytes(_waiting(description)))
+
+
 def whole_stash(description: BatchDescription, scan: Scan) -> StashBefore:
     """All of it that earlier batches have not processed."""
     found = _waiting(description)
@@ -66,7 +72,7 @@ def needed_stash(
     description: BatchDescription, schema: CollectionSchema, scan: Scan, meeting: DataFrame | None
 ) -> StashBefore:
     """What is due in the batch, and what its records `meeting` those in the stash (`None`: none do) meet there."""
-    if not is_large(description):
+    if not (is_large(description) if meeting is None else may_look(description)):
         return whole_stash(description, scan)
     assert description.upper is not None
     found, upper = _waiting(description), description.upper
