@@ -127,6 +127,8 @@ def spark_conf(settings: Mapping[str, str]) -> Mapping[str, str]:
                 or "set it where Spark is set up: its connection, spark-defaults.conf, or `spark` of the DAG factory"
             )
             raise refuse(name, "a setting of sizes, numbers or scheduling (docs/reference/collections.md)", remedy)
+        if not _SPARK_VALUE.fullmatch(settings[name]):
+            raise refuse(settings[name], f"a size, number or name for {name}", "for example 2g, 4 or true")
     return settings
 
 
@@ -198,6 +200,7 @@ SPARK_CONF = (
     "spark.task.maxFailures",
     "spark.yarn.queue",
 )
+_SPARK_VALUE = re.compile(r"[A-Za-z0-9_.,:%-]{1,64}")
 ALL_HISTORY = "all"
 _DURATION = re.compile(r"([0-9]{1,9}) *([a-z]+)", re.ASCII)
 _UNIT_NAMES = {"d": "days", "h": "hours", "m": "minutes", "min": "minutes"}  # short forms

@@ -42,6 +42,7 @@ ENVIRONMENT = {"LC_ALL": "C", "TZ": "UTC"}  # messages that are the same everywh
 _COPY_PREFIX = "persist-postgres-"
 _PASSWORD_BYTES = 32
 _INITDB_TIMEOUT_S = 120
+_AUTH = "scram-sha-256"  # else another process on a free port could ask for the password itself
 _CONNECT_TIMEOUT_S = 5
 
 
@@ -112,7 +113,7 @@ class LocalPostgres:
 
     def uri(self) -> str:
         """For SQLAlchemy, which uses the same driver for calls that wait and those that do not."""
-        return f"postgresql+psycopg://{USER}:{quote(self._password())}@127.0.0.1:{self.port}/{DATABASE}"
+        return f"postgresql+psycopg://{USER}:{quote(self._password())}@127.0.0.1:{self.port}/{DATABASE}?require_auth={_AUTH}"
 
     def connect(self) -> psycopg.Connection[Any]:
         """A session. Raises `psycopg.OperationalError` if the server does not answer."""
@@ -126,6 +127,7 @@ class LocalPostgres:
             dbname=DATABASE,
             autocommit=True,
             connect_timeout=_CONNECT_TIMEOUT_S,
+            require_auth=_AUTH,
         )
 
     def answers(self) -> bool:

@@ -14,7 +14,7 @@ import json
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from threading import Lock
 from typing import Any, Protocol
 
@@ -133,10 +133,11 @@ class Site:
         """One shard: `ShardDescription`, and what Airflow knows."""
         with create_session() as session:
             ids = self._allowed(session, access, conn_id, shard)
+            readable = access.readable_dags()
             known = metadata.dags(session, ids)
-            document = next(filter(None, (metadata.document(session, dag_id) for dag_id in ids)), None)
+            documents = (metadata.document(session, dag_id) for dag_id in ids if dag_id in readable)
+            document = next(filter(None, documents), None)
             actions = metadata.known_dags(session, [*ids, *ACTION_DAGS])
-        readable = access.readable_dags()
         inspector = self._inspector(conn_id)
         description = inspector.description(shard)
         alerts = _open_alerts(inspector)
@@ -166,20 +167,24 @@ class Site:
         return asdict(page) | {"airflow": {"stage_seconds": seen}}
 
     def days(self, access: Access, conn_id: str, shard: str, *, limit: int) -> Json:
-        """The calendar: every `DayFacts` of the newest `limit` days, with the dag runs that failed."""
+        """The calendar: every `DayFacts` of the newest `limit` days, with the dag runs that failed.
+
+        Names of files are values: they are shown to users who may see the shard's rows. Others see how many there are.
+        """
         now_ms = self._clock.now_ms()
         with create_session() as session:
             ids = self._allowed(session, access, conn_id, shard)
-            dags = metadata.dags(session, ids)
-            failed = metadata.failed_days(session, ids, after_ms=now_ms - limit * DAY_MS)
+            seen = access.readable_dags().intersection(ids)
+            dags = metadata.dags(session, seen)
+            failed = metadata.failed_days(session, seen, after_ms=now_ms - limit * DAY_MS)
         expected = [dag.expected_upper for dag in dags.values() if dag.expected_upper is not None]
         inspector = self._inspector(conn_id)
         loads = inspector.loads(shard)
         upper, due = inspector.state(shard).upper.time, min(expected, default=now_ms)
         found = days_of(loads, upper=upper, due=due, now_ms=now_ms, failed=failed, limit=limit)
-        readable = access.readable_dags()
-        runs = {day: list(run) for day, run in failed.items() if run[0] in readable}
-        return {"days": [asdict(day) for day in found], "airflow": {"failed_runs": runs}}
+        if not self._shows_rows(access, conn_id, ids):
+            found = tuple(replace(day, files=()) for day in found)
+        return {"days": [asdict(day) for day in found], "airflow": {"failed_runs": failed}}
 
     def storage(self, access: Access, conn_id: str, shard: str) -> Json:
         """`StoragePage`."""

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from persist_core.handles.client import PersistClient
+from persist_core.inspection.days import Loaded
 from persist_core.inspection.health import open_alerts
+from persist_core.inspection.inspector import Inspector
 from persist_core.location.consensus import VersionedData
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
+from persist_core.sources.source import ConsumedInput
 from persist_core.watch.record import RECORD_KEY
 from tests.airflow.page.conftest import Browse
 from tests.airflow.page.roles import NO_VALUES
 from tests.airflow.page.shop import SCRIPT
 
-ENDPOINTS = ["shards", "shard", "commits", "batches", "checkpoints", "conflicts", "rows", "errors", "changes"]
+ENDPOINTS = [
+    *("shards", "shard", "commits", "days", "batches", "storage", "checkpoints", "conflicts"),
+    *("rows", "errors", "changes"),
+]
 PLACE = {"conn_id": "persist_default"}
 CUSTOMERS, MENACE = ({**PLACE, "shard": shard} for shard in ("customers", "menace"))
 FORK = {**PLACE, "shard": "customers-before-the-sale"}
@@ -139,6 +145,22 @@ def test_rows_need_the_right_to_read_xcoms(browse: Browse, airflow_api: Any) -> 
     assert user.get("/persist/api/shard", params=CUSTOMERS).json()["shows_rows"] is False
     for endpoint in ("rows", "errors", "changes"):
         assert user.get(f"/persist/api/{endpoint}", params={**CUSTOMERS, "after": "0"}).status_code == 403
+
+
+def test_names_of_files_need_the_right_to_see_rows(browse: Browse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shop's commits have no files, so each gets one here."""
+    known = Inspector.loads
+
+    def with_files(inspector: Inspector, shard: str) -> list[Loaded]:
+        return [replace(load, inputs=(ConsumedInput("ann@example.com.jsonl"),)) for load in known(inspector, shard)]
+
+    monkeypatch.setattr(Inspector, "loads", with_files)
+    admin = browse("ADMIN")
+    assert "ann@example.com" in admin.get("/persist/api/days", params=CUSTOMERS).text
+    monkeypatch.setenv("AIRFLOW__PERSIST__PAGE_ROWS", "False")
+    answer = admin.get("/persist/api/days", params=CUSTOMERS)
+    assert "ann@example.com" not in answer.text
+    assert sum(day["files_total"] for day in answer.json()["days"]) == 12
 
 
 def test_rows_can_be_switched_off(browse: Browse, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,6 +195,12 @@ def test_spark_settings_of_a_file_run_no_code_and_change_no_result(tmp_path: Pat
         load(tmp_path, {**LEAST, "spark_conf": {"spark.executor.memory": "2g", name: "x"}})
 
 
+@pytest.mark.parametrize("value", ["1g -javaagent:/x.jar", "1g\nspark.jars=/x.jar", "", "$(id)"])
+def test_values_of_spark_settings_are_words(tmp_path: Path, value: str) -> None:
+    with pytest.raises(ConfigError, match="a size, number or name for spark"):
+        load(tmp_path, {**LEAST, "spark_conf": {"spark.driver.memory": value}})
+
+
 def test_spark_settings_that_a_file_may_have(tmp_path: Path) -> None:
     given = {name + ("enabled" if name.endswith(".") else ""): "1" for name in SPARK_CONF}
     assert load(tmp_path, {**LEAST, "spark_conf": given}).spark_conf == given
