@@ -35,7 +35,7 @@ DOCUMENTS = {
 MAX_README_LINES = 150  # five minutes; what is looked up is in docs/reference
 PERSIST = str(Path(sys.executable).with_name("persist"))
 CHECKPOINT = "CHECKPOINT_ID"  # stands in the documents for an id that `persist checkpoints` prints
-ENDS_SOMETHING = {"ack", "drop", "release"}  # shown in the handbook; tests/core/cli runs them
+IN_THE_HANDBOOK = {"ack", "copy", "drop", "release"}  # shown in the handbook; tests/core/cli runs them
 MAY_PRINT_NOTHING = {"alerts", "conflicts", "late"}  # as JSON lines
 FEED = ROOT / "dags" / "feed"
 
@@ -132,8 +132,8 @@ def test_the_reference_names_every_field_of_a_collection_file() -> None:
 
 def test_every_command_is_shown() -> None:
     shown = {command.split()[1] for command in COMMANDS if command.startswith("persist ")}
-    assert shown == set(persist.commands) - ENDS_SOMETHING
-    for command in ENDS_SOMETHING:
+    assert shown == set(persist.commands) - IN_THE_HANDBOOK
+    for command in IN_THE_HANDBOOK:
         assert f"`persist {command} " in DOCUMENTS["docs/operations.md"]
 
 
@@ -229,6 +229,7 @@ def test_every_kind_of_example_is_shown() -> None:
     assert len(READS_A_TABLE) == 3
     assert {document for document, _ in BUILDS_A_DAG} == {
         "docs/alerts.md",
+        "docs/deploy.md",
         "docs/reference/airflow.md",
         "docs/views.md",
     }

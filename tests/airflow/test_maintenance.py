@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,7 +92,7 @@ def test_each_shard_with_debt_has_a_task_and_a_broken_one_fails_alone(
 
 
 def execute(operator: Any) -> Any:
-    return operator.execute({})
+    return operator.execute({"ti": SimpleNamespace(xcom_push=lambda **_: None)})
 
 
 def test_the_largest_debt_comes_first_and_the_rest_waits(client: PersistClient) -> None:

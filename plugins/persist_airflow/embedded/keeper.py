@@ -146,6 +146,7 @@ class Keeper:
     def __init__(self, home: Path, clock: Clock) -> None:
         self._home, self._clock = home, clock
         self._me = psutil.Process()
+        self._others = {child.pid for child in self._me.children()}  # of who started the keeper in its own process
         self._kept: dict[str, _Kept] = {}
         self._read = (0, 0)  # inode and modification time of the programs that are known
         self._written: list[Any] = []
@@ -234,7 +235,7 @@ class Keeper:
             self._log(f"{kept.program.name}: {reason}; given up after {ends + 1} starts")
 
     def _kill_orphans(self) -> None:
-        known = {kept.child.pid for kept in self._kept.values() if kept.child is not None}
+        known = self._others | {kept.child.pid for kept in self._kept.values() if kept.child is not None}
         orphans = [child for child in self._me.children() if child.pid not in known]
         kill_all({*orphans, *_descendants(orphans)})
 
