@@ -1,6 +1,7 @@
 """A Spark Connect server that does not answer, found in time; and what a session of a server can't change.
 
     wait_for_server ─> one try after the other, each logged ─> it answers, or `RunFailed` after the time that is given
+    quiet_client    ─> each error of a call once
     limit_retries   ─> of a session: calls of a server that is gone fail after that time too
     new_session     ─> one beside another, and `release`: its end
     apply_conf      ─> a file's `spark_conf`: set in the session, or a warning names it
@@ -11,9 +12,11 @@ Spark's client tries for about ten minutes and says nothing meanwhile.
 from __future__ import annotations
 
 import copy
+import importlib
 import logging
 import math
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from pyspark.errors import AnalysisException
@@ -83,6 +86,17 @@ def wait_for_server(url: str, timeout_s: float, clock: Clock | None = None) -> N
         " runs, and the host and the port of the connection. For a server that needs longer, raise"
         f" connect_timeout_s (an extra field of the connection) or {ENV_CONNECT_TIMEOUT}"
     )
+
+
+def quiet_client(environment: Mapping[str, str]) -> None:
+    """Switch off what Spark's client logs of each error of a call: the error that is raised says the same.
+
+    Spark does so itself, unless SPARK_CONNECT_LOG_LEVEL is set; but logging that is set up later, as in a task of
+    Airflow, switches it on again.
+    """
+    core: Any = importlib.import_module("pyspark.sql.connect.client.core")
+    if "SPARK_CONNECT_LOG_LEVEL" not in environment:
+        core.logger.disabled = True
 
 
 def limit_retries(session: SparkSession, timeout_s: float) -> None:

@@ -19,7 +19,15 @@ from persist_core.location.blob import Blob
 from persist_core.spark_job.spec import JobSpec
 from persist_spark import s3a
 from persist_spark.compat import HAS_TAGS, SPARK_VERSION, is_connect
-from persist_spark.connect import apply_conf, connect_timeout_s, limit_retries, new_session, release, wait_for_server
+from persist_spark.connect import (
+    apply_conf,
+    connect_timeout_s,
+    limit_retries,
+    new_session,
+    quiet_client,
+    release,
+    wait_for_server,
+)
 
 # What a platform or a file may set for a job: no result depends on it. Every other setting of Spark SQL is as the
 # release has it, or as we say below, so that results do not depend on who set Spark up.
@@ -84,6 +92,7 @@ def build_session(app_name: str) -> SparkSession:
     remote = os.environ.get("SPARK_REMOTE")
     if remote is not None:
         timeout_s = connect_timeout_s(os.environ)
+        quiet_client(os.environ)
         wait_for_server(remote, timeout_s)
         # Without a name, which would be the first call: if the server refused that, the session would stay open, and
         # the process would call again as it ends.

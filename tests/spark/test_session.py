@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,7 @@ from persist_core.shard.keys import manifest_key
 from persist_core.shard.state import Committed
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.compat import HAS_TAGS
+from persist_spark.connect import quiet_client
 from persist_spark.decode.formats import decode
 from persist_spark.upsert import job
 from persist_spark.upsert.job import run_write_job
@@ -121,3 +123,13 @@ def test_a_job_is_tagged_with_its_shard(of_user: SparkSession, tmp_path: Path, m
     run_write_job(of_user, spec, found.location)
     assert tags == [{f"persist tagged {spec.description.interval}"}]
     assert of_user.getTags() == set()
+
+
+def test_sparks_client_stays_quiet_after_logging_was_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`logging.config.dictConfig`, with which a task of Airflow sets logging up, switches every logger on."""
+    core: Any = importlib.import_module("pyspark.sql.connect.client.core")
+    monkeypatch.setattr(core.logger, "disabled", False)
+    quiet_client({"SPARK_CONNECT_LOG_LEVEL": "info"})
+    assert not core.logger.disabled, "a user wants it"
+    quiet_client({})
+    assert core.logger.disabled
