@@ -109,7 +109,7 @@ def test_a_session_takes_the_settings_of_a_file_and_a_warning_names_those_that_t
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """In a DAG and in `persist run`: each row is in a file of its own, as the setting of the session says."""
-    fixed = {"spark.executor.memory": "2g", "spark.sql.warehouse.dir": "/elsewhere"}
+    fixed = {"spark.executor.memory": "2g", "spark.driver.memory": "1g"}
     config = fruit.config().model_copy(update={"spark_conf": {**fixed, "spark.sql.files.maxRecordsPerFile": "1"}})
     warning = f"spark_conf: {', '.join(fixed)} {FIXED_BY_SERVER}"
     connect(monkeypatch, server)
