@@ -1,19 +1,11 @@
 // Elements from facts. Facts only ever become text nodes and attribute values, so no fact can become markup.
-const SVG = "http://www.w3.org/2000/svg";
 
 export function h(name, attributes = {}, ...children) {
-  return fill(document.createElement(name), attributes, children);
-}
-
-export function svg(name, attributes = {}, ...children) {
-  return fill(document.createElementNS(SVG, name), attributes, children);
-}
-
-function fill(element, attributes, children) {
-  for (const [name, value] of Object.entries(attributes)) {
+  const element = document.createElement(name);
+  for (const [attribute, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else element.setAttribute(name, value === true ? "" : String(value));
+    if (attribute.startsWith("on")) element.addEventListener(attribute.slice(2), value);
+    else element.setAttribute(attribute, value === true ? "" : String(value));
   }
   element.append(...present(children));
   return element;
