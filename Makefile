@@ -10,7 +10,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 in = env -u PYTHONPATH -u SPARK_HOME VIRTUAL_ENV="$(CURDIR)/$(1)" PATH="$(CURDIR)/$(1)/bin:$$PATH"
 IN = $(call in,.venv)
 
-LOCKS := uv build java go airflow-3.3 airflow-2.11 spark-3.5 spark-4.1 bench image-airflow image-spark docker
+LOCKS := uv build java go airflow-3.3 airflow-2.11 spark-3.5 spark-4.1 bench image-airflow image-spark lint
 CODE := persist_core jobs plugins dags tests
 SPARKS := 3.5 4.1
 INSTALLER := .cache/uv/installed
@@ -26,7 +26,7 @@ TWO := -n 2 --dist loadscope --no-loadscope-reorder
 RULES := tests/test_house.py tests/test_documents.py tests/test_prose.py
 
 .PHONY: help install check spark-jars s3-servers minio statsd-exporter test test-airflow-2.11 test-spark-matrix test-package \
-    check-docker test-docker bench demo up down airflow clean lock format docs
+    test-docker bench demo up down airflow clean lock format docs
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9.-]*:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,11 +43,17 @@ airflow: .venv/installed ## Airflow's own command line in the home of `make up`:
 down: ## stops what `make up` and `make demo` started
 	@if [ -e .venv/installed ]; then $(IN) python -m persist_airflow.embedded.run down; else echo "nothing is installed, so nothing runs"; fi
 
-check: .venv/installed ## style, types, layers, house rules, prose
+check: .venv/installed .venv-lint/installed ## style, types, layers, house rules, prose; docker/ and .github/
 	@$(IN) ruff check .
 	@$(IN) ruff format --check .
 	@$(IN) mypy $(CODE)
 	@$(IN) lint-imports --no-cache
+	@.venv-lint/bin/hadolint docker/*.Dockerfile
+	@.venv-lint/bin/check-jsonschema --quiet --builtin-schema vendor.compose-spec docker/compose.yaml
+	@.venv-lint/bin/kubernetes-validate --strict --quiet docker/kubernetes/spark-connect.yaml docker/kubernetes/statsd.yaml
+	@.venv-lint/bin/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@.venv-lint/bin/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*_*.yml
+	@.venv-lint/bin/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
 	@$(IN) python -m pytest -q -p no:cacheprovider $(RULES)
 
 spark-jars: .venv/installed ## the jars with which Spark reads and writes S3, into .cache/spark-jars (docs/spark-on-s3.md)
@@ -82,12 +88,7 @@ statsd-exporter: .venv/installed ## Prometheus' StatsD exporter: where it is bui
 test-package: .venv/installed ## builds the wheel and tries it in new environments, installed by plain pip (10 minutes)
 	@$(IN) python -m pytest -v tests/env/check_wheel.py $(ARGS)
 
-check-docker: .venv-docker/installed ## lints docker/: Dockerfiles, the compose file, Kubernetes objects
-	@.venv-docker/bin/hadolint docker/*.Dockerfile
-	@.venv-docker/bin/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
-	@.venv-docker/bin/kubernetes-validate --strict --quiet docker/kubernetes/spark-connect.yaml docker/kubernetes/statsd.yaml
-
-test-docker: check-docker s3-servers statsd-exporter ## builds the images and runs the main job on the whole compose stack (root; 15 minutes)
+test-docker: s3-servers statsd-exporter ## builds the images and runs the main job on the whole compose stack (root; 15 minutes)
 	@tests/docker/stack.sh
 
 bench: .venv-bench/installed ## the benchmarks of docs/benchmarks.md (ARGS='--help' for presets; BENCH=upl or views for one)
@@ -124,9 +125,9 @@ $(INSTALLER): requirements/uv.txt tests/env/uv.sh
 	@tests/env/install.sh .venv airflow-3.3
 	@touch $@
 
-.venv-docker/installed: requirements/docker.txt $(INSTALLER)
-	@.cache/uv/bin/uv venv --quiet --clear --no-python-downloads --python "$$(cat .cache/python)" .venv-docker
-	@VIRTUAL_ENV=.venv-docker .cache/uv/bin/uv pip sync --quiet --require-hashes --only-binary :all: requirements/docker.txt
+.venv-lint/installed: requirements/lint.txt $(INSTALLER)
+	@.cache/uv/bin/uv venv --quiet --clear --no-python-downloads --python "$$(cat .cache/python)" .venv-lint
+	@VIRTUAL_ENV=.venv-lint .cache/uv/bin/uv pip sync --quiet --require-hashes --only-binary :all: requirements/lint.txt
 	@touch $@
 
 .venv-%/installed: requirements/%.txt $(BUILD_INPUTS)

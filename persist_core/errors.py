@@ -178,7 +178,7 @@ class AlreadyCommitted(OutdatedDescription):
 class RejectedRecord:
     """A record that could not be decoded, of a batch that was refused. Key and payload may be cut.
 
-    `source` is the input file that holds it, `None` if that is not known.
+    `position` is where it was read, as its source shows it; `None` if that is not known.
     """
 
     kind: str
@@ -186,7 +186,7 @@ class RejectedRecord:
     time: int
     key: str | None
     payload: str | None
-    source: str | None
+    position: str | None
 
 
 class TooManyErrors(RunFailed):

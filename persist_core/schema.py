@@ -1,8 +1,11 @@
 """The schema of a collection: key columns, value columns, and the columns this project adds to every part.
 
-A part is a Parquet file with the user's columns under their own names, then the system columns below. All parts of
-one manifest share one superset schema; oks leave the `_persist_err_*` columns null; errs leave the value columns null,
-and the key columns too if the key could not be decoded (then `_persist_err_key` is the raw key).
+A part is a Parquet file with the user's columns under their own names, then the system columns below. Oks leave the
+`_persist_err_*` columns null. Errs leave the value columns null, and the key columns too if the key could not be
+decoded; then `_persist_err_key` is the raw key.
+
+A column of a shard has an id, which is the field id of its Parquet column: names change, ids do not. A definition in a
+file knows names only; `persist_core.shard.schema_versions` gives ids to its columns.
 """
 
 from __future__ import annotations
@@ -35,9 +38,41 @@ FORGOTTEN = "forgotten"  # of no slot: the greatest order of the tombstones that
 BEATEN_BY = "_persist_beaten_by"  # struct, of late records: the order that was seen before
 ACTED = "_persist_acted"  # int64, milliseconds, of late records: the time at which it would have changed something
 MISSING_ORDER = "missing_order"  # the kind of an err made from a record that cannot be ordered, in `sequence` order
+BAD_FILE = "file"  # the kind of an err made from a file that was not read
+UNORDERED = (MISSING_ORDER, BAD_FILE)  # kinds of errs that are compared with no record that has an order
 LATE_TIME = "late_time"  # the kind of an err made from a record before the batch's lower, if the collection asks for it
+FIRST_SYSTEM_ID = 1 << 30
+"""Field ids of system columns begin here; those of a shard's own columns count up from 1. Parquet has signed 32-bit
+numbers, of which some readers refuse the negative ones, and Apache Iceberg reserves the highest 200."""
+SYSTEM_IDS = {
+    name: FIRST_SYSTEM_ID + place
+    for place, name in enumerate(  # ids are permanent: new columns go to the end
+        (
+            TIME,
+            DIFF,
+            ENDED,
+            ERR_KIND,
+            ERR_KEY,
+            ERR_PAYLOAD,
+            ERR_MESSAGE,
+            ORDER,
+            BAD_KEY,
+            OP,
+            INDEX_KIND,
+            BEATEN_BY,
+            ACTED,
+        )
+    )
+}
 ERR_KIND_SEPARATOR = "/"  # in a view's err, between an input's name and the kind of its err: `orders/value`
 PART = "_persist_part"  # which kind of part a row belongs to: a folder's name once staged, never a column of a file
+
+_FIELD_ID = "PARQUET:field_id"  # of a field's metadata in Arrow
+_SYSTEM_TYPES = {
+    **dict.fromkeys((TIME, DIFF, ENDED, ACTED), pa.int64()),
+    **dict.fromkeys((ERR_KIND, ERR_MESSAGE, OP, INDEX_KIND), pa.string()),
+    **dict.fromkeys((ERR_KEY, ERR_PAYLOAD, BAD_KEY), pa.binary()),
+}
 
 Late = Literal["lift", "error", "persisted"]
 """How to handle a record before the batch's lower: lift it, make it an err, or (redelivered) drop and count it."""
@@ -79,11 +114,15 @@ def arrow_type(type_name: str) -> pa.DataType:
 
 @dataclass(frozen=True)
 class Column:
-    """One column. `type` is one of `SIMPLE_TYPES` or `decimal(p,s)`; key columns are never null."""
+    """One column. `type` is one of `SIMPLE_TYPES` or `decimal(p,s)`; key columns are never null.
+
+    `id` is permanent, from 1 on; `None` in a definition, which is equal to the shard's column of the same name.
+    """
 
     name: str
     type: str
     nullable: bool = True
+    id: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         bad = not self.name or len(self.name) > MAX_NAME_CHARS or any(ord(c) < 32 or ord(c) == 127 for c in self.name)
@@ -94,21 +133,22 @@ class Column:
         arrow_type(self.type)
 
 
-# The position of a file's record: the file, the offset of the block in which it was read, and its number there.
-POSITION = (Column("file", "string"), Column("block", "bigint"), Column("row", "bigint"))
-
-
 @dataclass(frozen=True)
 class CollectionSchema:
     """Key columns, then value columns. Without key columns the shard is a plain multiset (a view).
 
     `order`: what orders records across batches, most significant first, before their position; such a shard is in
     `sequence` order. `None`: it is in `log` order, where the batches themselves are the order.
+    `position`: the fields of a record's position, as its source declares them. They are compared after all others.
+
+    `version` counts a shard's schemas from 1; 0 in a definition, whose columns have no ids.
     """
 
     key: tuple[Column, ...]
     values: tuple[Column, ...] = field(default=())
     order: tuple[Column, ...] | None = None
+    version: int = field(default=0, compare=False)
+    position: tuple[Column, ...] = ()
 
     def __post_init__(self) -> None:
         names = [column.name.lower() for column in self.columns]
@@ -135,6 +175,11 @@ class CollectionSchema:
         """Names of the key columns."""
         return tuple(column.name for column in self.key)
 
+    @property
+    def field_ids(self) -> dict[str, int | None]:
+        """The field id of every column that a file of this schema may have, by name."""
+        return {**{column.name: column.id for column in self.columns}, **SYSTEM_IDS}
+
     def arrow(self) -> pa.Schema:
         """The user's columns as an Arrow schema (`json` is a string with field metadata `persist.type=json`)."""
         return pa.schema(
@@ -143,7 +188,8 @@ class CollectionSchema:
                     column.name,
                     arrow_type(column.type),
                     nullable=column.nullable,
-                    metadata={"persist.type": "json"} if column.type == "json" else None,
+                    metadata=({"persist.type": "json"} if column.type == "json" else {})
+                    | ({} if column.id is None else {_FIELD_ID: str(column.id)}),
                 )
                 for column in self.columns
             ]
@@ -155,6 +201,8 @@ class CollectionSchema:
             "key": [_column_json(c) for c in self.key],
             "values": [_column_json(c) for c in self.values],
             "order": None if self.order is None else [_column_json(c) for c in self.order],
+            "version": self.version,
+            "position": [_column_json(c) for c in self.position],
         }
 
     @classmethod
@@ -164,6 +212,8 @@ class CollectionSchema:
             key=tuple(Column(**column) for column in data["key"]),
             values=tuple(Column(**column) for column in data["values"]),
             order=None if data["order"] is None else tuple(Column(**column) for column in data["order"]),
+            version=data["version"],
+            position=tuple(Column(**column) for column in data["position"]),
         )
 
 
@@ -171,21 +221,36 @@ def show_order(schema: CollectionSchema) -> str:
     """The order of a shard's records, for people: `log`, or `sequence (lsn: bigint, position)`."""
     if schema.order is None:
         return "log"
-    return f"sequence ({', '.join([*(f'{column.name}: {column.type}' for column in schema.order), 'position'])})"
+    return f"sequence ({', '.join(filter(None, (_typed(schema.order), 'position')))})"
 
 
 def order_type(schema: CollectionSchema) -> pa.StructType:
-    """The Arrow type of `ORDER`: `by0`, `by1`, ... for the columns of `schema.order`, then the position."""
+    """The Arrow type of `ORDER`: `by0`, `by1`, ... for the columns of `schema.order`, then `schema.position`."""
     fields = [pa.field(f"by{place}", arrow_type(column.type)) for place, column in enumerate(schema.order or ())]
-    return pa.struct([*fields, *(pa.field(column.name, arrow_type(column.type)) for column in POSITION)])
+    return pa.struct([*fields, *(pa.field(column.name, arrow_type(column.type)) for column in schema.position)])
+
+
+def _typed(columns: tuple[Column, ...]) -> str:
+    return ", ".join(f"{column.name}: {column.type}" for column in columns)
 
 
 def _column_json(column: Column) -> dict[str, Any]:
-    return {"name": column.name, "type": column.type, "nullable": column.nullable}
+    return {"name": column.name, "type": column.type, "nullable": column.nullable, "id": column.id}
 
 
-def check_compatible(current: CollectionSchema, wanted: CollectionSchema) -> CollectionSchema:
-    """Return the schema to use from now on, or raise `SchemaMismatch` that shows both side by side.
+def system_field(name: str, type_: pa.DataType | None = None) -> pa.Field:
+    """The system column `name` in Arrow; `type_` only for the orders, which differ from shard to shard."""
+    return pa.field(name, type_ or _SYSTEM_TYPES[name], metadata={_FIELD_ID: str(SYSTEM_IDS[name])})
+
+
+def field_id(column: pa.Field) -> int | None:
+    """The field id of a column in Arrow, or `None`."""
+    found = (column.metadata or {}).get(_FIELD_ID.encode())
+    return None if found is None else int(found)
+
+
+def check_compatible(current: CollectionSchema, wanted: CollectionSchema) -> None:
+    """Raise `SchemaMismatch`, which shows both side by side, unless a shard may go from `current` to `wanted`.
 
     Compatible: equal, or `wanted` adds nullable value columns after all of `current`'s.
     """
@@ -196,10 +261,17 @@ def check_compatible(current: CollectionSchema, wanted: CollectionSchema) -> Col
             " Write `order:` as it was; or give the collection another name, which reads all its input again; or drop"
             " the shard (`persist drop`) and build it again with `persist run --recreate`"
         )
+    if wanted.position != current.position:
+        raise SchemaMismatch(
+            f"the source does not fit the shard's: the positions of its records have the fields"
+            f" ({_typed(wanted.position)}), the shard's have ({_typed(current.position)}). Positions of two sources"
+            " cannot be compared. Give the collection another name; or drop the shard (`persist drop`) and build it"
+            " again with `persist run --recreate`"
+        )
     added = wanted.values[len(current.values) :]
     same_start = wanted.key == current.key and wanted.values[: len(current.values)] == current.values
     if same_start and all(column.nullable for column in added):
-        return wanted
+        return
     left = [f"{c.name}: {c.type}{'' if c.nullable else ' not null'}" for c in current.columns]
     right = [f"{c.name}: {c.type}{'' if c.nullable else ' not null'}" for c in wanted.columns]
     rows = max(len(left), len(right))

@@ -10,6 +10,6 @@ if "persist" not in entry_points(group="airflow.plugins").names:
     from persist_airflow.page import plugin
 
     class FolderPlugin(plugin.PersistPlugin):
-        """The same, with the link that a provider would register."""
+        """The base class, with the link that a provider would register."""
 
         operator_extra_links = [ShardLink()]  # noqa: RUF012 - Airflow's way to say it

@@ -163,7 +163,7 @@ def test_the_operators_table_names_every_check_of_fsck() -> None:
     calls = (
         r"(?:checking|\.add)\(\s*\"(\w+)\"",
         r"\(\"(\w+)\", (?:alternates|carries|check_\w+)\)",
-        r"\"(\w+)\", _key_of_\w+",
+        r"_check_each\([^\n]*\"(\w+)\", ",
     )
     assert named == {check for call in calls for check in re.findall(call, code)}
 

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = ("persist_core", "jobs", "plugins", "dags", "tests")
-TOP_FOLDERS = {*CODE, "docker", "docs", "requirements", ".ci"}
+TOP_FOLDERS = {*CODE, "docker", "docs", "requirements", ".ci", ".github"}
 
 MAX_FILE_LINES = 400  # a longer file contains two ideas
 MAX_FUNCTION_LINES = 70
@@ -108,6 +108,18 @@ def test_names_say_what_a_thing_is() -> None:
             words = {word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+", name)}
             found += [f"{path}:{line} {name}" for _ in words & FORBIDDEN_WORDS]
     report(found, f"names that say nothing ({', '.join(sorted(FORBIDDEN_WORDS))})")
+
+
+def test_docstrings_begin_with_a_verb_or_the_thing() -> None:
+    found = [
+        f"{path}:{node.body[0].lineno}: {said.split()[0]}"
+        for path, text in python_files()
+        if path.parts[0] in ("persist_core", "jobs", "plugins")
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and (said := ast.get_docstring(node) or "").startswith(("What ", "Whether ", "The same", "Those ", "Of a "))
+    ]
+    report(found, "docstrings begin with a verb or the thing: `Returns ...`, `True if ...`, `The keys that ...`")
 
 
 def test_nothing_is_left_unfinished() -> None:

@@ -2,6 +2,7 @@
 
 tests with the shared Spark session    all in one process, first: Spark starts once, and they take longest
 tests on the shared Spark cluster      all in one process
+tests with one Airflow of `make up`    all in one process
 tests that take some ten seconds each  one by one
 all others                             file by file, so that what a module sets up is set up once
 
@@ -13,7 +14,8 @@ from __future__ import annotations
 from typing import Any
 
 _SPARK = ("tests/spark/", "tests/e2e/test_git_history.py", "tests/test_readme.py")
-_CLUSTER = ("tests/spark/test_s3_cluster.py", "tests/e2e/test_spark_on_s3.py")
+_CLUSTER = ("tests/spark/test_cluster_", "tests/spark/test_s3_cluster.py", "tests/e2e/test_spark_on_s3.py")
+_UP = "tests/e2e/test_up.py"
 # In this order. Those of the first file make the archive of Spark's classes, which others use.
 _ALONE = (
     "tests/e2e/test_airflow_scheduler.py",
@@ -38,9 +40,9 @@ def group_of(nodeid: str) -> str:
 def rank_of(nodeid: str) -> int:
     """Tests of a lower rank begin earlier."""
     group = group_of(nodeid)
-    if group in ("spark", "cluster"):
-        return ("spark", "cluster").index(group)
-    return 2 + next((rank for rank, path in enumerate(_ALONE) if nodeid.startswith(path)), len(_ALONE))
+    if group in ("spark", "cluster", _UP):
+        return ("spark", "cluster", _UP).index(group)
+    return 3 + next((rank for rank, path in enumerate(_ALONE) if nodeid.startswith(path)), len(_ALONE))
 
 
 def scheduler(config: Any, log: Any) -> Any:

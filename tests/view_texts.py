@@ -50,6 +50,12 @@ ORDINARY: dict[str, tuple[int, int]] = {
     "SELECT * FROM items o WHERE n > (SELECT avg(n) FROM items i WHERE i.note = o.note)"
     " AND EXISTS (SELECT 1 FROM others x WHERE x.id = o.n) AND o.id NOT IN (SELECT id FROM others WHERE id IS NOT NULL)"
     " AND (o.id, o.note) IN (SELECT id, z FROM others)": EVER,
+    "SELECT id FROM items WHERE ts >= date_sub(DATE'2024-06-01', 7) AND d BETWEEN '2024-01-01' AND to_date('2024-02-01')"
+    " AND CAST(concat(note, 'T00:00:00') AS TIMESTAMP) > DATE'2024-01-01' - INTERVAL '7' DAY"
+    " AND CAST(n AS STRING) NOT IN ('now', 'today')": EVER,
+    "SELECT CASE WHEN n > 1 THEN 'today' ELSE 'later' END AS a, coalesce(note, 'now') AS b, if(n > 1, 'today', note) AS c,"
+    " CAST(regexp_extract(note, '\\\\((.*)', 1) AS DATE) AS e, nvl(d, make_date(2024, 1, 1)) AS f,"
+    " nvl(ts, CAST(DATE'2024-01-01' AS TIMESTAMP)) AS g, CAST('today is' AS STRING) AS h FROM items": EVER,
     "SELECT id, (SELECT max(z) FROM others WHERE others.id = items.id) AS m FROM items": EVER,
     "SELECT id FROM items UNION SELECT id FROM others INTERSECT SELECT 1 EXCEPT SELECT 2": EVER,
     "(SELECT id FROM items) MINUS ALL (SELECT id FROM others)": EVER,
@@ -175,6 +181,9 @@ HOSTILE: dict[str, str] = {
     "SELECT no_such_function(id) AS x FROM items": "no_such_function",
     "SELECT id FROM items WHERE ts > 'now'": "as a time",
     "SELECT coalesce(ts, ' Tomorrow ') AS x FROM items": "as a time",
+    "SELECT id FROM items WHERE d BETWEEN 'today' AND '2099-01-01'": "as a time",
+    "SELECT CAST(concat('n', 'ow') AS TIMESTAMP) AS x FROM items": "as a time",
+    "SELECT CAST(concat('n', 'ow', substr('#1', 3)) AS TIMESTAMP) AS x FROM items": "as a time",
     "SELECT id FROM items WHERE note = 'x\n== Optimized Logical Plan ==\n'": "heading",
     "SELECT id FROM items WHERE note = 'x\n== Analyzed Logical Plan ==\nid: int\nProject [id]\n\n"
     f"== Optimized Logical Plan ==\n== Physical Plan ==' OR note = reflect{_REFLECT}": "heading|reflect",

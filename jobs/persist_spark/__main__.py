@@ -7,6 +7,7 @@ location could still be reached.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from persist_core.location.settings import location_from
 from persist_core.shard.keys import dry_run_key, manifest_key
 from persist_core.spark_job.answer import record_failure
 from persist_core.spark_job.spec import JobSpec, MergeInputs, load_spec
+from persist_core.spark_job.submit import LOG_FORMAT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,4 +81,6 @@ def _record_failure(
 
 
 if __name__ == "__main__":
+    logging.basicConfig(format=LOG_FORMAT)  # on stderr, as the log of the process that waits for this one expects it
+    logging.getLogger("persist_spark").setLevel(logging.INFO)
     sys.exit(main(sys.argv[1:], os.environ))

@@ -19,7 +19,7 @@ _LONG_DECIMAL = 18  # digits; one with more takes two cells
 
 
 def fits(rows: int, columns: Sequence[T.StructField], text_bytes: int) -> bool:
-    """Whether so many rows of these columns may be broadcast; `text_bytes`: of all that has no fixed width."""
+    """True if so many rows of these columns may be broadcast; `text_bytes`: of all that has no fixed width."""
     types = [column.dataType for column in columns]
     cells = len(types) + sum(isinstance(each, T.DecimalType) and each.precision > _LONG_DECIMAL for each in types)
     return rows * (_ROW_BYTES + _CELL_BYTES * cells) + 2 * text_bytes <= MAX_BROADCAST_BYTES

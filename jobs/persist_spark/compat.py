@@ -1,4 +1,4 @@
-"""What differs between the Spark releases we run on (3.5 to 4.x), in one place.
+"""The differences between the Spark releases we run on (3.5 to 4.x), in one place.
 
 On 3.5 there is no `Column.try_cast`; there ANSI mode is off by default, so `cast` gives null for what does not
 fit. `persist_spark.decode.formats` refuses a 3.5 session with ANSI mode on.

@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 from persist_core.errors import CorruptArtifact
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.location.blob import Blob, BlobMetadata, RangeReader
-from persist_core.schema import ENDED, TIME, Column
+from persist_core.schema import ENDED, TIME, CollectionSchema, Column
 from persist_core.shard.key_range import EVERYTHING, KeyRange, range_of_statistics, spanning
+from persist_core.shard.parts import check_field_ids
 
 THREADS = 16  # a batch may have thousands of files, and each costs one round trip to the store
 _FOOTER_BYTES = 64 << 10  # the first read of a Parquet reader; nearly every footer is shorter
@@ -21,7 +22,7 @@ _FOOTER_BYTES = 64 << 10  # the first read of a Parquet reader; nearly every foo
 
 @dataclass(frozen=True)
 class Footer:
-    """What a footer says: the number of rows, `None` if it could not be read; the range of their keys; the latest time,
+    """A footer's facts: the number of rows, `None` if it could not be read; the range of their keys; the latest time,
     of a version the time of its end; the earliest time."""
 
     rows: int | None = None
@@ -30,17 +31,17 @@ class Footer:
     first_time: int | None = None
 
 
-def footers_of(blob: Blob, files: Sequence[BlobMetadata], key: Sequence[Column]) -> list[Footer]:
+def footers_of(blob: Blob, files: Sequence[BlobMetadata], schema: CollectionSchema) -> list[Footer]:
     """The footer of each file, in their order; of each nothing is known if the store can only read whole values.
 
-    Raises `CorruptArtifact` for a file that is missing or is not Parquet.
+    Raises `CorruptArtifact` for a file that is missing, is not Parquet, or whose field ids are not those of `schema`.
     """
     if blob.uri.startswith("file:"):
-        return [_footer(file, lambda file: blob.uri_of(file.key).removeprefix("file://"), key) for file in files]
+        return [_footer(file, lambda file: blob.uri_of(file.key).removeprefix("file://"), schema) for file in files]
     if not isinstance(blob, RangeReader):
         return [Footer()] * len(files)
     ends: RangeReader = blob
-    return side_by_side(lambda file: _footer(file, lambda file: _Tail(ends, file), key), files, threads=THREADS)
+    return side_by_side(lambda file: _footer(file, lambda file: _Tail(ends, file), schema), files, threads=THREADS)
 
 
 def rows_of(blob: Blob, file: BlobMetadata, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
@@ -55,10 +56,13 @@ def rows_of(blob: Blob, file: BlobMetadata, columns: Sequence[str], rows: int) -
             yield pa.Table.from_batches([batch])
 
 
-def _footer(file: BlobMetadata, source: Callable[[BlobMetadata], str | io.RawIOBase], key: Sequence[Column]) -> Footer:
+def _footer(
+    file: BlobMetadata, source: Callable[[BlobMetadata], str | io.RawIOBase], schema: CollectionSchema
+) -> Footer:
     try:
         metadata = pq.read_metadata(source(file))
-        return Footer(metadata.num_rows, _keys(metadata, key), _last_time(metadata), _first_time(metadata))
+        check_field_ids(metadata.schema.to_arrow_schema(), schema)
+        return Footer(metadata.num_rows, _keys(metadata, schema.key), _last_time(metadata), _first_time(metadata))
     except (OSError, ValueError) as error:
         raise CorruptArtifact(f"staged file {file.key} cannot be read as Parquet: {error}; stage again") from error
 

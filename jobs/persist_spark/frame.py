@@ -8,9 +8,11 @@ expressions need a session, when they are called.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -31,6 +33,8 @@ from persist_core.time_text import DAY_MS, LAST_ISO_MS
 OP, ORDER, BAD_KEY = core.OP, core.ORDER, core.BAD_KEY
 
 UPSERT, DELETE, TRUNCATE, SKIP = "u", "d", "t", "s"  # what `OP` may hold
+
+FIELD_ID = "parquet.field.id"  # of a column's metadata: Spark writes it as the field id of the Parquet column
 
 ERR_COLUMNS = (ERR_KIND, ERR_MESSAGE, ERR_KEY, ERR_PAYLOAD)
 _ERR_TYPES: dict[str, T.DataType] = {
@@ -82,12 +86,50 @@ def named(name: str) -> SparkColumn:
 
 
 def user_fields(schema: CollectionSchema) -> list[T.StructField]:
-    """The user's columns, all nullable, as every frame starts."""
-    return [T.StructField(column.name, spark_type(column.type), nullable=True) for column in schema.columns]
+    """The user's columns, all nullable, as every frame starts; those of a shard with their ids."""
+    return list(map(_user_field, schema.columns))
+
+
+def _user_field(column: Column) -> T.StructField:
+    ids = {} if column.id is None else {FIELD_ID: column.id}
+    return T.StructField(column.name, spark_type(column.type), nullable=True, metadata=ids)
+
+
+def with_field_ids(rows: DataFrame, schema: CollectionSchema) -> DataFrame:
+    """Rows for files with the field ids of `schema`; `PART` is a folder's name and has none.
+
+    By aliases: of the metadata that `DataFrame.to` gives, the optimizer loses what the columns did not have before.
+    """
+    ids = schema.field_ids
+    return rows.select(
+        *[
+            F.col(core.PART) if name == core.PART else named(name).alias(name, metadata={FIELD_ID: ids[name]})
+            for name in rows.columns
+        ]
+    )
+
+
+def as_written(wanted: T.StructType, written: CollectionSchema) -> tuple[T.StructType, list[str]]:
+    """The columns to read of a file of schema version `written`, and SQL texts that make the `wanted` columns of it.
+
+    A user's column is found by its id, read with its name and type as they were written, then renamed and cast: Spark's
+    readers widen no types on 3.5, and read names only. A column that the version does not have is null.
+    """
+    columns = {column.id: _user_field(column) for column in written.columns}
+    fields, cells = [], []
+    for field in wanted.fields:
+        found = columns.get(field.metadata[FIELD_ID]) if FIELD_ID in field.metadata else field
+        if found is not None:
+            fields.append(found)
+        source = "NULL" if found is None else quoted(found.name)
+        is_same = found is not None and found.dataType == field.dataType
+        value = source if is_same else f"CAST({source} AS {field.dataType.simpleString()})"
+        cells.append(f"{value} AS {quoted(field.name)}")
+    return T.StructType(fields), cells
 
 
 def part_type(schema: CollectionSchema) -> T.StructType:
-    """What a reader sees of any part: the user's columns, time, diff, and the err columns."""
+    """The columns that a reader sees of any part: the user's columns, time, diff, and the err columns."""
     system = [T.StructField(TIME, T.LongType()), T.StructField(DIFF, T.LongType())]
     return T.StructType(user_fields(schema) + system + [T.StructField(n, t) for n, t in _ERR_TYPES.items()])
 
@@ -95,7 +137,7 @@ def part_type(schema: CollectionSchema) -> T.StructType:
 def order_type(schema: CollectionSchema) -> T.StructType:
     """The type of `ORDER` in a shard in `sequence` order, as `persist_core.schema.order_type` has it."""
     fields = [T.StructField(f"by{place}", spark_type(column.type)) for place, column in enumerate(schema.order or ())]
-    return T.StructType([*fields, *(T.StructField(column.name, spark_type(column.type)) for column in core.POSITION)])
+    return T.StructType([*fields, *(T.StructField(column.name, spark_type(column.type)) for column in schema.position)])
 
 
 def records_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:
@@ -107,6 +149,18 @@ def records_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:
         T.StructField(BAD_KEY, T.BinaryType()),
     ]
     return T.StructType(user_fields(schema) + system + [T.StructField(n, t) for n, t in _ERR_TYPES.items()])
+
+
+def known_records(
+    spark: SparkSession, schema: CollectionSchema, order: T.DataType, rows: Sequence[Mapping[str, Any]]
+) -> DataFrame:
+    """The records frame of rows that are known here, by the names of its columns; what they leave out is null.
+
+    `ORDER` is by the names of the fields of `order`, its type.
+    """
+    of_frame, of_order = records_type(schema, order), cast(T.StructType, order)
+    cells = [{**row, ORDER: tuple(row[ORDER].get(field.name) for field in of_order.fields)} for row in rows]
+    return spark.createDataFrame([tuple(row.get(field.name) for field in of_frame.fields) for row in cells], of_frame)
 
 
 def err_type(name: str) -> T.DataType:

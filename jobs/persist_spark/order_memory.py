@@ -1,4 +1,4 @@
-"""What of the order index belongs to no slot: the floor, and the highest order that is forgotten.
+"""The part of the order index that belongs to no slot: the floor, and the highest order that is forgotten.
 
     a file of the index, when it is staged ──four columns──> `OrderFacts`, in the manifest
     facts of all files of the chain ───────────────────────> `Memory`: a few values, literals in the plan of a batch
@@ -22,7 +22,6 @@ from persist_core.schema import (
     FORGOTTEN,
     INDEX_KIND,
     ORDER,
-    POSITION,
     TIME,
     CollectionSchema,
     Column,
@@ -32,7 +31,7 @@ from persist_core.shard.operator_state import OrderFacts, OrderKey
 
 MEMORY_COLUMNS = (INDEX_KIND, TIME, ORDER, BAD_KEY)
 Order = tuple[Any, ...]  # the values of an order struct
-STEPS = 16  # of tombstones by time, in the facts of a file: one more order each in every manifest that names it
+STEPS = 8  # of tombstones by time, in the facts of a file: one more order each in every manifest that names it
 
 
 @dataclass(frozen=True)
@@ -86,16 +85,16 @@ def facts_of(entries: Iterable[pa.Table], schema: CollectionSchema, first_time: 
             of_step = deleted.filter(pc.equal(step_of, step))
             since = pc.min(of_step[TIME]).as_py()
             steps.setdefault(step, []).extend((order, since) for order, _ in _highest_row(of_step, schema))
-    deleted_steps = tuple(
-        (highest[0], min(since for _, since in in_step))
-        for _, in_step in sorted(steps.items())
-        if (highest := _highest(in_step))
-    )
-    return OrderFacts(_highest(found[FLOOR]), _highest(found[FORGOTTEN]), deleted_steps, has_bad_keys)
+    rising: list[tuple[OrderKey, int]] = []  # a step that is not above those before it says nothing
+    for _, in_step in sorted(steps.items()):
+        highest = _highest([(order, min(since for _, since in in_step)) for order, _ in in_step])
+        if highest and (not rising or _highest([(rising[-1][0], highest[1]), highest]) is highest):
+            rising.append(highest)
+    return OrderFacts(_highest(found[FLOOR]), _highest(found[FORGOTTEN]), tuple(rising), has_bad_keys)
 
 
 def _order_columns(schema: CollectionSchema) -> Sequence[Column]:
-    return (*(schema.order or ()), *POSITION)
+    return (*(schema.order or ()), *schema.position)
 
 
 def _values(order: OrderKey, schema: CollectionSchema) -> Order:

@@ -55,7 +55,7 @@ _NEEDED_CLASSES = ("org.apache.hadoop.fs.s3a.S3AFileSystem", _COMMITTER_CLASS)
 
 @dataclass(frozen=True)
 class Completed:
-    """What the driver made visible, as `_SUCCESS` says."""
+    """The files that the driver made visible, as `_SUCCESS` says."""
 
     files: int
     size_bytes: int
@@ -137,7 +137,7 @@ def check_commit(blob: Blob, prefix: str, sizes: Mapping[str, int]) -> None:
 
 
 def _committed(data: bytes | None, key: str) -> Completed:
-    """What a `_SUCCESS` of the magic committer says; `InvariantViolation` for any other."""
+    """The contents of a `_SUCCESS` of the magic committer; `InvariantViolation` for any other."""
     try:
         body: dict[str, Any] = json.loads(data or b"{}")
         committer = body.get("committer")

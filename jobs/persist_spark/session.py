@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from persist_core.location.blob import Blob
 from persist_core.spark_job.spec import JobSpec
-from persist_spark import s3a
+from persist_spark import progress, s3a
 from persist_spark.compat import HAS_TAGS, SPARK_VERSION, is_connect
 from persist_spark.connect import (
     apply_conf,
@@ -55,6 +55,7 @@ REQUIRED = {
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.writeLegacyFormat": "false",
     "spark.sql.caseSensitive": "false",
+    "spark.sql.parquet.fieldId.write.enabled": "true",  # a file without ids is never staged
     # A user's SQL names no files, and no variables of the process.
     "spark.sql.runSQLOnFiles": "false",
     "spark.sql.variable.substitute": "false",
@@ -111,7 +112,7 @@ def own_session(spark: SparkSession, spec: JobSpec) -> Iterator[SparkSession]:
 
     What is set, registered or run in `spark` changes nothing here, and nothing done here shows there. DataFrames of
     the two can't be joined. The file's `spark_conf` comes with `spark-submit`; a server's session gets it here. Where
-    Spark has tags, what the job runs has one that names its shard.
+    Spark has tags, what the job runs has one that names its shard. A long job says what it does (`progress`).
     """
     own = new_session(spark)
     try:
@@ -120,9 +121,11 @@ def own_session(spark: SparkSession, spec: JobSpec) -> Iterator[SparkSession]:
             apply_conf(own, spec.spark_conf)
         _forget(own)
         use(own, {**FASTER, **REQUIRED})
+        title = f"{spec.description.shard} {spec.description.interval}"
         if HAS_TAGS or is_connect(own):
-            own.addTag(f"persist {spec.description.shard} {spec.description.interval}".replace(",", " "))
-        yield own
+            own.addTag(f"persist {title}".replace(",", " "))
+        with progress.told(own, title):
+            yield own
     finally:
         release(own)
 

@@ -31,9 +31,10 @@ from persist_core.shard.batch import ORDER_INDEX_OPERATOR, BatchCounts, BatchDes
 from persist_core.shard.key_range import EVERYTHING
 from persist_core.shard.keys import attempt_prefix
 from persist_core.shard.operator_state import OperatorState, StateArtifact
-from persist_spark import s3a
+from persist_spark import progress, s3a
 from persist_spark.digests import digests_of
 from persist_spark.footers import Footer, footers_of, rows_of
+from persist_spark.frame import with_field_ids
 from persist_spark.order_memory import MEMORY_COLUMNS, facts_of
 from persist_spark.read.damage import named_damage
 
@@ -49,7 +50,7 @@ _WRITE_OPTIONS = {
 
 
 class Stats(Protocol):
-    """What a run reports, for the manifest."""
+    """The report of a run, for the manifest."""
 
     def to_json(self) -> dict[str, int]:
         """Plain numbers by name."""
@@ -65,7 +66,7 @@ class StateRows:
 
 
 class Written(Protocol):
-    """What the action that wrote files counted: rows by kind."""
+    """Counts of the action that wrote files: rows by kind."""
 
     @property
     def needs_thorough_plan(self) -> bool:
@@ -84,7 +85,7 @@ class Written(Protocol):
 
 
 class Counted(Written, Protocol):
-    """What the action that wrote a batch counted, with an order-independent digest of all updates."""
+    """Counts of the action that wrote a batch, with an order-independent digest of all updates."""
 
     @property
     def rows_digest(self) -> str:
@@ -93,7 +94,7 @@ class Counted(Written, Protocol):
 
     @property
     def stats(self) -> Stats:
-        """What the run reports."""
+        """The report of the run."""
         ...
 
 
@@ -111,7 +112,7 @@ class Planned(Protocol[Counts]):
         ...
 
     def outcome(self) -> Counts:
-        """What the action counted; call it only after the action has succeeded."""
+        """The counts of the action; call it only after the action has succeeded."""
         ...
 
 
@@ -124,12 +125,14 @@ class StagedFile:
     size_bytes: int
     sha256: str
     footer: Footer
+    schema: CollectionSchema
 
     def part(self) -> Part:
         """The file as a part of a manifest. The keys of errs have no bounds: they are not looked up by key alone."""
         kind, last_time = PartKind(self.kind), self.footer.last_time
         keys = EVERYTHING if kind is PartKind.ERRS else self.footer.keys
-        return Part(self.key, kind, self.size_bytes, self.sha256, self.footer.rows, last_time, keys.first, keys.last)
+        rows = self.footer.rows
+        return Part(self.key, kind, self.size_bytes, self.sha256, self.schema, rows, last_time, keys.first, keys.last)
 
 
 def stage(
@@ -146,8 +149,9 @@ def stage(
 
     `plan(None)` plans the batch. If its output must be discarded, `plan` gets what it counted, for another plan.
     `kept` gives, of each operator that the batch saves in full, the files that stand for its state before the batch.
-    `check` gets what the action counted, after all input was read. `attempt` must be unused. Raises what `check`
-    raises, `InvariantViolation`, and `CorruptArtifact` for a damaged part that was read; no manifest is written then.
+    `schema` is the shard's, with ids. `check` gets what the action counted, after all input was read. `attempt` must be
+    unused. Raises what `check` raises, `InvariantViolation`, and `CorruptArtifact` for a damaged part that was read; no
+    manifest is written then.
     """
     files, _, outcome = stage_files(blob, description.shard, attempt, schema, plan, check=check)
     kinds = {kind.value for kind in PartKind}
@@ -175,9 +179,11 @@ def stage_files(
     prefix = attempt_prefix(shard, attempt)
     if any(True for _ in blob.list_keys_and_metadata(f"{prefix}/")):
         raise InvalidInput(f"attempt {attempt} of shard {shard} was used before; expected a fresh id")
-    planned, outcome = _write(blob, prefix, plan)
+    planned, outcome = _write(blob, prefix, schema, plan)
+    progress.enter("check")
     check(outcome)
     listed = _list(blob, prefix)
+    progress.enter("check", f"{outcome.counts.rows} updates in {len(listed)} files written")
     s3a.check_commit(blob, prefix, {file.key: file.size_bytes for file in listed})
     files = _described(blob, prefix, listed, schema)
     check_rows(files, outcome, prefix)
@@ -185,14 +191,19 @@ def stage_files(
     return files, planned, outcome
 
 
-def _write(blob: Blob, prefix: str, plan: Callable[[W | None], Planned[W]]) -> tuple[Planned[W], W]:
+def _write(
+    blob: Blob, prefix: str, schema: CollectionSchema, plan: Callable[[W | None], Planned[W]]
+) -> tuple[Planned[W], W]:
     """Run the action of the plan that turns out to be enough."""
     options = {**_WRITE_OPTIONS, **s3a.access_options(blob.uri, os.environ), **s3a.commit_options(blob.uri)}
     outcome: W | None = None
     for mode in ("error", "append"):  # a plan, then at most once another
+        progress.enter("plan")
         planned = plan(outcome)
+        updates = with_field_ids(planned.updates, schema)
+        progress.enter("write")
         with s3a.jars_present(), named_damage(blob):
-            planned.updates.write.partitionBy(PART).mode(mode).options(**options).parquet(blob.uri_of(prefix))
+            updates.write.partitionBy(PART).mode(mode).options(**options).parquet(blob.uri_of(prefix))
         outcome = planned.outcome()
         if not outcome.needs_thorough_plan:
             return planned, outcome
@@ -214,10 +225,10 @@ def _list(blob: Blob, prefix: str) -> list[BlobMetadata]:
 
 
 def _described(blob: Blob, prefix: str, files: list[BlobMetadata], schema: CollectionSchema) -> list[StagedFile]:
-    """The same with their kinds, which their folders name, their digests and their footers."""
+    """The files with their kinds, which their folders name, their digests and their footers."""
     kinds = [file.key.removeprefix(f"{prefix}/{PART}=").partition("/")[0] for file in files]
-    found = zip(kinds, files, digests_of(blob, files), footers_of(blob, files, schema.key), strict=True)
-    return [StagedFile(kind, file.key, file.size_bytes, sha256, footer) for kind, file, sha256, footer in found]
+    found = zip(kinds, files, digests_of(blob, files), footers_of(blob, files, schema), strict=True)
+    return [StagedFile(kind, file.key, file.size_bytes, sha256, footer, schema) for kind, file, sha256, footer in found]
 
 
 def check_rows(files: list[StagedFile], outcome: Written, prefix: str) -> None:
@@ -263,6 +274,7 @@ def _artifact(blob: Blob, schema: CollectionSchema, number: int, file: StagedFil
         first_key=found.keys.first,
         last_key=found.keys.last,
         orders=orders,
+        schema_version=file.schema.version,
     )
 
 

@@ -36,6 +36,8 @@ from persist_core.shard.keys import (
     offsets_path,
     state_path,
 )
+from persist_core.shard.sealed import check_in_place
+from persist_core.shard.state import Commit
 
 _MAX_DELETIONS = 10  # of one folder: each but the first because a publisher has written into it meanwhile
 
@@ -94,21 +96,37 @@ class Checkpointer(Protocol):
 class Listing:
     """All checkpoints of a shard. `manifests`: oldest first by (epoch, id). `unreadable`: the reason, by id.
 
-    `unfinished`: ids that have objects but no manifest. `sizes`: size in bytes of every object, by key.
+    `other_lives`: ids of those that belong to a dropped shard of the same name. `unfinished`: ids that have objects but
+    no manifest. `sizes`: size in bytes of every object, by key.
     """
 
     manifests: tuple[CheckpointManifest, ...]
     unreadable: Mapping[str, Corruption]
+    other_lives: tuple[str, ...]
     unfinished: tuple[str, ...]
     pinned: frozenset[str]
     sizes: Mapping[str, int]
 
+    def left_behind(self, commits: Sequence[Commit]) -> list[str]:
+        """The unfinished ones that no publisher completes: checkpoints are published from old to new, so one that is
+        older than a published one was published too. `commits`: the shard's, read after the listing.
+        """
+        newest = max((manifest.position for manifest in self.manifests), default=(0, ""))
+        coming = {each.checkpoint_id for each in commits if (each.epoch, each.checkpoint_id) > newest}
+        return [each for each in self.unfinished if each not in coming]
+
+
+class OfAnotherLife(CorruptArtifact):
+    """The checkpoint is of a dropped shard of the same name, whose checkpoint task went on after the drop."""
+
 
 class BlobCheckpointer:
-    """Checkpoints of one shard in a blob store."""
+    """Checkpoints of one shard in a blob store; with `life` (`Origin.life`), those of that life only."""
 
-    def __init__(self, blob: Blob, shard: str) -> None:
+    def __init__(self, blob: Blob, shard: str, life: str | None = None) -> None:
         self._blob = blob
+        self._shard = shard
+        self._life = life
         self.layout = CheckpointLayout(shard)
 
     @property
@@ -136,8 +154,14 @@ class BlobCheckpointer:
         if data is None:
             raise CorruptArtifact(f"checkpoint manifest {key} is missing")
         manifest = CheckpointManifest.decode(data, what=f"checkpoint manifest {key}")
-        if manifest.checkpoint_id != checkpoint_id:
-            raise CorruptArtifact(f"checkpoint manifest {key} has the id {manifest.checkpoint_id}")
+        check_in_place(manifest.checkpoint_id, checkpoint_id, what=f"checkpoint manifest {key}")
+        if manifest.shard is not None:  # other writers leave it out
+            check_in_place(manifest.shard.shard, self._shard, what=f"checkpoint manifest {key}")
+            if self._life is not None and manifest.shard.life != self._life:
+                raise OfAnotherLife(
+                    f"checkpoint {checkpoint_id} is of another shard {self._shard}, which was dropped; the next"
+                    " checkpoint task deletes it"
+                )
         return manifest
 
     def save_snapshot(self, checkpoint_id: str, operator: str, partition_id: int, data: bytes) -> str:
@@ -193,15 +217,19 @@ class BlobCheckpointer:
                 folders.setdefault(checkpoint_id, set()).add(rest.partition("/")[0])
         manifests: list[CheckpointManifest] = []
         unreadable: dict[str, Corruption] = {}
+        other_lives: list[str] = []
         for checkpoint_id in sorted(name for name, names in folders.items() if MANIFEST in names):
             try:
                 manifests.append(self.load_manifest(checkpoint_id))
+            except OfAnotherLife:
+                other_lives.append(checkpoint_id)
             except Corruption as error:
                 if self._blob.get(self.layout.manifest(checkpoint_id)) is not None:  # else deleted since the listing
                     unreadable[checkpoint_id] = error
         return Listing(
             manifests=tuple(sorted(manifests, key=lambda manifest: manifest.position)),
             unreadable=unreadable,
+            other_lives=tuple(other_lives),
             unfinished=tuple(sorted(name for name, names in folders.items() if MANIFEST not in names)),
             pinned=frozenset(name for name, names in folders.items() if "pinned" in names),
             sizes=entries,
@@ -211,7 +239,7 @@ class BlobCheckpointer:
         key = self.layout.manifest(checkpoint_id)
         latest = self.read_latest()
         if latest is not None and checkpoint_id in self.needed_by(latest):
-            raise InvalidInput(f"checkpoint {checkpoint_id} cannot be deleted: the latest, {latest}, needs it")
+            raise self._needed(checkpoint_id, f"the latest, {latest}, needs it")
         data = self._blob.get(key)
         if data is not None:
             self._check_not_pinned(checkpoint_id)
@@ -230,7 +258,7 @@ class BlobCheckpointer:
         return data is not None
 
     def is_complete(self, manifest: CheckpointManifest, sizes: Mapping[str, int] | None = None) -> bool:
-        """Whether every object in its folder but its manifest is there, in its size: artifacts and offsets files.
+        """True if every object in its folder but its manifest is there, in its size: artifacts and offsets files.
 
         `sizes`: size in bytes of every object, by key; by default a new listing.
         """
@@ -287,7 +315,12 @@ class BlobCheckpointer:
             return True
         if latest is None:
             return True
-        known = self.find_readable(latest)
+        try:
+            known = self.load_manifest(latest)
+        except OfAnotherLife:
+            return True
+        except Corruption:
+            known = None
         if known is not None:
             return known.position < manifest.position
         if self._blob.get(self.layout.manifest(latest)) is not None:
@@ -325,10 +358,14 @@ class BlobCheckpointer:
             if pinned == checkpoint_id:
                 raise InvalidInput(f"checkpoint {checkpoint_id} is pinned; unpin it before deleting it")
             if checkpoint_id in self.needed_by(pinned):
-                raise InvalidInput(
-                    f"checkpoint {checkpoint_id} cannot be deleted: {pinned}, which is pinned, builds on it; unpin"
-                    f" {pinned} first"
-                )
+                raise self._needed(checkpoint_id, f"{pinned}, which is pinned, builds on it; unpin {pinned} first")
+
+    def _needed(self, checkpoint_id: str, why: str) -> InvalidInput:
+        """The refusal of its deletion, which names every checkpoint that builds on it."""
+        others = (each.checkpoint_id for each in self.listing().manifests if each.checkpoint_id != checkpoint_id)
+        needing = [each for each in others if checkpoint_id in self.needed_by(each)]
+        builds = f". These build on it: {', '.join(needing)}" if needing else ""
+        return InvalidInput(f"checkpoint {checkpoint_id} cannot be deleted: {why}{builds}")
 
     def _save(self, checkpoint_id: str, path: str, data: bytes) -> str:
         key = self.layout.artifact(checkpoint_id, path)

@@ -51,7 +51,7 @@ class PartitionState(_Entry):
 
     @property
     def is_carried(self) -> bool:
-        """Whether an earlier batch's file stands for it, and the checkpoint has no copy."""
+        """True if an earlier batch's file stands for it, and the checkpoint has no copy."""
         return self.path.startswith("../")
 
 
@@ -84,12 +84,13 @@ class SourceOffsets(_Entry):
 
 @dataclass(frozen=True)
 class ShardPin(_Entry):
-    """The state of the shard that the checkpoint represents. A closed frontier is `None`."""
+    """The state that the checkpoint represents, and the shard's life (`Origin.life`). A closed frontier is `None`."""
 
     shard: str
     seqno: int
     since: int | None
     upper: int | None
+    life: str | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class CheckpointManifest(_Entry):
 
     @property
     def is_delta(self) -> bool:
-        """Whether the state of any operator builds on the parent's."""
+        """True if the state of any operator builds on the parent's."""
         return any(operator.is_delta for operator in self.operators.values())
 
     @property

@@ -26,7 +26,7 @@ def pin(client: PersistClient, shard: str, checkpoint_id: str) -> None:
     Raises `CorruptArtifact` if it does not exist or is damaged, and `OutsideFrontiers` if the shard's history no longer
     reaches back to it. Then it is not pinned.
     """
-    checkpointer = BlobCheckpointer(client.blob, shard)
+    checkpointer = BlobCheckpointer(client.blob, shard, client.state(shard).origin.life)
     needed = Frontier(last_time(checkpointer.load_manifest(checkpoint_id).upper))
     for _ in range(MAX_TRIES):
         try:
@@ -46,7 +46,7 @@ def pin(client: PersistClient, shard: str, checkpoint_id: str) -> None:
             raise
         if hold.holder in client.state(shard).holds:
             return
-    raise RunFailed(f"checkpoint {checkpoint_id} of shard {shard}: other processes unpin it again and again. Try later")
+    raise RunFailed(f"checkpoint {checkpoint_id} of shard {shard}: other processes keep unpinning it; retry later")
 
 
 def unpin(client: PersistClient, shard: str, checkpoint_id: str) -> bool:

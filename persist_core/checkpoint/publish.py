@@ -40,7 +40,7 @@ VERSIONS_KEPT = 100  # of the shard's state, for audits and for reading back aft
 
 @dataclass(frozen=True)
 class CheckpointReport:
-    """What a checkpoint task did. Ids, oldest first; `kept` counts all checkpoints that exist now.
+    """The result of a checkpoint task. Ids, oldest first; `kept` counts all checkpoints that exist now.
 
     `repaired`: keys of damaged objects that were written again from their commit. `quarantined`: ids of checkpoints
     whose unreadable manifest was moved aside. `damaged`: what could not be repaired, one message each; the shard and
@@ -74,7 +74,7 @@ class CheckpointReport:
 
 @dataclass(frozen=True)
 class CheckpointRepair:
-    """What `repair_checkpoints` did.
+    """The result of `repair_checkpoints`.
 
     `published`: ids of checkpoints that were missing. `repaired`: keys of objects that were written again.
     `quarantined`: ids of checkpoints whose manifest was moved aside. `not_repaired`: the remaining damage, one message
@@ -87,8 +87,8 @@ class CheckpointRepair:
     not_repaired: tuple[str, ...]
 
 
-def manifest_of(manifest: BatchManifest, commit: Commit) -> CheckpointManifest:
-    """The checkpoint manifest that a commit determines."""
+def manifest_of(manifest: BatchManifest, commit: Commit, life: str | None) -> CheckpointManifest:
+    """The checkpoint manifest that a commit of a life of its shard determines."""
     operators, layout = {}, CheckpointLayout(manifest.shard)
     for name, state in manifest.operators.items():
         partitions = tuple(
@@ -112,12 +112,12 @@ def manifest_of(manifest: BatchManifest, commit: Commit) -> CheckpointManifest:
         parent_id=manifest.parent_id,
         watermark=manifest.restored.watermark if manifest.restored else commit.upper,
         total_size_bytes=sum(operator.total_bytes for operator in operators.values()),
-        shard=ShardPin(manifest.shard, commit.seqno, commit.since, commit.upper),
+        shard=ShardPin(manifest.shard, commit.seqno, commit.since, commit.upper, life),
         restored_from=commit.restored_from,
     )
 
 
-def publish(blob: Blob, manifest: BatchManifest, commit: Commit) -> tuple[str, ...]:
+def publish(blob: Blob, manifest: BatchManifest, commit: Commit, life: str | None) -> tuple[str, ...]:
     """Write the whole checkpoint of one commit; returns the keys of damaged objects that it has replaced.
 
     If retention deletes the checkpoint meanwhile, it stays deleted. Never moves `_latest`: see `settle_latest`.
@@ -126,8 +126,8 @@ def publish(blob: Blob, manifest: BatchManifest, commit: Commit) -> tuple[str, .
     changes for readers of checkpoints. Raises `InvalidInput` if the checkpoint was deleted meanwhile and pinned after
     that.
     """
-    checkpointer = BlobCheckpointer(blob, manifest.shard)
-    checkpoint_id, expected = commit.checkpoint_id, manifest_of(manifest, commit)
+    checkpointer = BlobCheckpointer(blob, manifest.shard, life)
+    checkpoint_id, expected = commit.checkpoint_id, manifest_of(manifest, commit, life)
     replaced = []
     for name, state in manifest.operators.items():
         for artifact in state.artifacts:
@@ -173,9 +173,9 @@ def settle_latest(client: PersistClient, shard: str) -> None:
 
     Raises `CorruptArtifact` if operator state of that checkpoint is incomplete; the pointer then does not change.
     """
-    checkpointer = BlobCheckpointer(client.blob, shard)
     for _ in range(MAX_POINTER_ROUNDS):
         state = client.state(shard)
+        checkpointer = BlobCheckpointer(client.blob, shard, state.origin.life)
         ids = (commit.checkpoint_id for commit in reversed(state.commits))
         newest = next((each for each in ids if checkpointer.find_readable(each) is not None), None)
         if newest is None or _latest_or_none(checkpointer) == newest:
@@ -252,7 +252,7 @@ class _Publication:
         self._client = client
         self._state = state
         self._commits = {commit.checkpoint_id: commit for commit in state.commits}
-        self.checkpointer = BlobCheckpointer(client.blob, state.shard)
+        self.checkpointer = BlobCheckpointer(client.blob, state.shard, state.origin.life)
         self._quarantine = Quarantine(client.blob, self.checkpointer.layout)
         self.published: list[str] = []
         self.repaired: list[str] = []
@@ -309,7 +309,7 @@ class _Publication:
                 commit = None if checkpoint_id in listing.unreadable else self._commits.get(checkpoint_id)
                 if commit is None:
                     raise CorruptArtifact(f"checkpoint {checkpoint_id} is missing, and its commit is no longer known")
-                by_id[checkpoint_id] = manifest_of(self._client.manifest(commit), commit)
+                by_id[checkpoint_id] = manifest_of(self._client.manifest(commit), commit, self._state.origin.life)
                 missing.add(checkpoint_id)
             return by_id[checkpoint_id]
 
@@ -351,11 +351,13 @@ class _Publication:
             self.damaged.append(f"{error}. `_latest` is unchanged")
 
     def sweep(self, listing: Listing) -> None:
-        """Delete the rest of a crashed deletion. Ids of known commits stay: another task may be publishing them."""
+        """Delete the rest of a crashed deletion, and what a slow task of another life of the shard has published."""
+        doomed = set(listing.other_lives)
         if listing.unfinished:
-            state = self._client.state(self._state.shard)  # read after the listing, so it contains every listed commit
-            unfinished = set(listing.unfinished) - self._quarantine.ids()
-            for checkpoint_id in sorted(unfinished - {commit.checkpoint_id for commit in state.commits}):
+            commits = self._client.state(self._state.shard).commits
+            doomed |= set(listing.left_behind(commits)) - self._quarantine.ids()
+        for checkpoint_id in sorted(doomed):
+            with suppress(InvalidInput):  # the latest needs it, or it is pinned: damage, which fsck reports
                 self.checkpointer.delete_checkpoint(checkpoint_id)
 
     def retain(self, listing: Listing, retention: RetentionConfig) -> tuple[str, ...]:
@@ -376,7 +378,7 @@ class _Publication:
     def _publish(self, commit: Commit, *, is_newest: bool = False) -> bool:
         """Publish one commit. False if it is damaged itself; for the newest commit the caller raises an error."""
         try:
-            self.repaired += publish(self._client.blob, self._client.manifest(commit), commit)
+            self.repaired += publish(self._client.blob, self._client.manifest(commit), commit, self._state.origin.life)
         except Corruption as error:
             if is_newest:
                 raise

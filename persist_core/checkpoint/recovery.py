@@ -6,10 +6,10 @@
 A run starts from the checkpoint that the shard's newest commit names. The state of each operator is a chain: the
 artifacts of its last full snapshot and of every delta since, oldest first.
 
-A restore, a fork and fsck verify every digest. For a run, which may open few of the artifacts, whatever their size,
-the digests of `VERIFIED_BYTES` of them are verified, and the sizes of the rest: Spark verifies the pages that it reads,
-and a plain reader the digest of what it opens. If an object and its copy are both missing or damaged, the error names
-the object, and the newest older checkpoint that is whole, for `persist restore`.
+A restore, a fork and fsck verify every digest. Mint verifies the digests of `VERIFIED_BYTES`, and the sizes of the
+rest, because a batch may open little of it. The write stage verifies the digest of each artifact that it opens; if one
+is damaged, of all (`persist_spark.upsert.state_files`). If an object and its copy are both missing or damaged, the
+error names the object, and the newest older checkpoint that is whole, for `persist restore`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class _Recovery:
         self._client = client
         self._unread = verified_bytes
         self._sizes: dict[str, dict[str, int]] = {}
-        self._checkpointer = BlobCheckpointer(client.blob, state.shard)
+        self._checkpointer = BlobCheckpointer(client.blob, state.shard, state.origin.life)
         self._commits = {commit.checkpoint_id: commit for commit in state.commits}
         self._notices: list[str] = []
 
@@ -197,7 +197,7 @@ def _naming_the_way_back(client: PersistClient, state: ShardState, checkpoint_id
 
 def newest_whole(client: PersistClient, state: ShardState, *, except_for: str) -> CheckpointManifest | None:
     """The newest other checkpoint whose manifest can be read and whose operator state is complete."""
-    for manifest in reversed(BlobCheckpointer(client.blob, state.shard).listing().manifests):
+    for manifest in reversed(BlobCheckpointer(client.blob, state.shard, state.origin.life).listing().manifests):
         if manifest.checkpoint_id != except_for:
             try:
                 recover(client, state, manifest.checkpoint_id)

@@ -14,7 +14,6 @@ from rich.progress import Progress as Bar
 
 from persist_core.cli import output
 from persist_core.cli.session import Session, with_session
-from persist_core.errors import PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import location_from
@@ -29,6 +28,7 @@ from persist_core.time_text import show_time
 @click.option("--to-consensus-uri", required=True, help="The consensus store of the copy.")
 @click.option("--together", is_flag=True, help="Copy all shards as of one moment, so that views agree with inputs.")
 @click.option("--move", is_flag=True, help="Then accept no more commits here: the shards go on in the other location.")
+@click.option("--verify", is_flag=True, help="Read what is there already, and copy again what has another digest.")
 @click.option(
     "--threads", type=click.IntRange(1, 64), default=THREADS, show_default=True, help="Objects copied at a time."
 )
@@ -40,6 +40,7 @@ def copy_command(
     to_consensus_uri: str,
     together: bool,
     move: bool,
+    verify: bool,
     threads: int,
 ) -> None:
     """Copy the shards SHARD (default: all) to another location of any kind, or bring an earlier copy up to date.
@@ -48,15 +49,12 @@ def copy_command(
     stopped and started again. A copy to which something was appended is never replaced. With --move, the source can
     still be read, and refuses commits with the name of the new place.
     """
-    done, failed = [], None
+    done, tries = [], output.Tries()
     with open_location(location_from(to_blob_uri, to_consensus_uri, env={})) as opened, _bar(session) as progress:
-        copier = Copier(session.client, PersistClient(opened), threads=threads, progress=progress)
+        copier = Copier(session.client, PersistClient(opened), threads=threads, progress=progress, verifies=verify)
         for group in copier.groups(names, is_together=together):
-            try:
+            with tries.one():
                 done += copier.copy(group, is_move=move)
-            except PersistError as error:
-                failed = failed or error
-                output.print_error(error, as_json=False)
     if session.as_json:
         output.print_ndjson([asdict(each) for each in done])
     else:
@@ -66,8 +64,7 @@ def copy_command(
         for each in done:
             for note in each.notes:
                 output.print_line(f"{each.shard}: {note}")
-    if failed is not None:
-        raise failed
+    tries.end()
 
 
 def _row(each: Copied) -> tuple[str | int, ...]:

@@ -1,4 +1,4 @@
-"""`persist gc`: delete what nothing needs. `persist drop`: need nothing of a shard any more."""
+"""`persist gc`: delete what nothing needs. `persist drop`: retire a shard."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import click
 
 from persist_core.cli import output
 from persist_core.cli.session import Session, with_session
-from persist_core.errors import PersistError
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, MAX_KEYS, collect, garbage
 from persist_core.gc.drop import drop
 from persist_core.gc.uploads import unfinished_uploads
@@ -38,9 +37,9 @@ def gc_command(
     You can run it at any time, also while DAGs run. A file is first listed, and deleted only when the grace and the
     staging intent have passed and nothing needs it then. Run it every day (`persist maintain` does).
     """
-    done, failed = [], None
+    done, tries = [], output.Tries()
     for name in names or session.client.shards():
-        try:
+        with tries.one():
             if dry_run:
                 _print_garbage(session, name)
                 continue
@@ -52,9 +51,6 @@ def gc_command(
                 max_keys=max_keys,
             )
             done.append(collected)
-        except PersistError as error:
-            failed = failed or error
-            output.print_error(error, as_json=False)
     if session.as_json:
         output.print_ndjson([asdict(each) for each in done])
     elif not dry_run:
@@ -71,14 +67,13 @@ def gc_command(
         ]
         columns = ("shard", "found", "deleted", "listed, to be deleted later", "uploads aborted", "not done")
         output.print_table(columns, rows, empty=f"no shards in {session.client.location.consensus.uri}")
-    if failed is not None:
-        raise failed
+    tries.end()
 
 
 @click.command("drop")
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--force", is_flag=True, help="Drop it though views, readers or forks need it.")
+@click.option("--force", is_flag=True, help="Drop even if views, readers or forks use it.")
 @with_session
 def drop_command(session: Session, name: str, yes: bool, force: bool) -> None:
     """Drop the shard NAME, permanently: nothing of it can be read or restored afterwards.

@@ -27,7 +27,7 @@ def holds_command(session: Session, shard: str) -> None:
 
     Also lists the forks that share files with SHARD, and the holders that users have ended.
     """
-    found = list_holders(session.client, shard)
+    found = list_holders(session.client, session.client.state(shard))
     if session.as_json:
         output.print_json(asdict(found))
         return

@@ -35,9 +35,9 @@ def late_command(session: Session, shard: str, limit: int | None) -> None:
             record.op,
             show_time(record.acted),
             _fields(record.order),
-            _place(record.file, record.row),
+            record.position or "",
             _fields(record.beaten_by),
-            _place(record.beaten_by_file, record.beaten_by_row),
+            record.beaten_by_position or "",
         )
         for record in found[:shown]
     ]
@@ -50,7 +50,3 @@ def late_command(session: Session, shard: str, limit: int | None) -> None:
 def _fields(values: Mapping[str, Any]) -> str:
     """`id 5, region eu`; of an order without fields, its position says all."""
     return ", ".join(f"{name} {'null' if value is None else value}" for name, value in values.items())
-
-
-def _place(file: str | None, row: int | None) -> str:
-    return "" if file is None else f"{file}, row {row}"

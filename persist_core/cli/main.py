@@ -10,6 +10,7 @@ for programs (`--json`), and ends with an exit code that says what to do next (`
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -74,7 +75,7 @@ def persist() -> None:
 _key_option = click.option(
     "--key",
     multiple=True,
-    help="Only rows with this key. Repeat it for each key column, in order; the first columns alone will do.",
+    help="Only rows with this key. Repeat it for each key column, in order; a key prefix is enough.",
 )
 
 
@@ -198,9 +199,18 @@ for _command in (
     persist.add_command(_command)
 
 
+class _Told(logging.Handler):
+    """Send logs to stderr, like all other messages."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        output.print_line(record.getMessage(), to_stderr=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script: runs one command and exits with its code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    logging.basicConfig(handlers=[_Told()])
+    logging.getLogger("persist_core.spark_job").setLevel(logging.INFO)  # a long job says what it does
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # so that a running Spark job is ended too
     sys.exit(run_command(given))
 

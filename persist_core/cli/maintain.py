@@ -8,7 +8,6 @@ import click
 
 from persist_core.cli import output
 from persist_core.cli.session import Session, with_session
-from persist_core.errors import PersistError
 from persist_core.maintenance.maintain import MAX_MERGES, MAX_ROWS, maintain
 from persist_core.spark_job.merging import SparkMerger
 from persist_core.spark_job.submit import SparkSettings
@@ -30,16 +29,13 @@ def maintain_command(
     You can run it at any time, also while DAGs run. A merge reads whole batches into memory; --max-rows limits how
     much. The output says what is still due. `persist gc` has more options for garbage.
     """
-    done, failed = [], None
+    done, tries = [], output.Tries()
     by_spark = SparkMerger(session.client, session.location, SparkSettings(master)) if master else None
     for name in names or session.client.shards():
-        try:
+        with tries.one():
             done.append(
                 maintain(session.client, name, max_rows=max_rows, max_merges=max_merges, merge_elsewhere=by_spark)
             )
-        except PersistError as error:
-            failed = failed or error
-            output.print_error(error, as_json=False)
     if session.as_json:
         output.print_ndjson([asdict(each) for each in done])
     else:
@@ -47,5 +43,4 @@ def maintain_command(
         output.print_table(
             ("shard", "done", "still due"), rows, empty=f"no shards in {session.client.location.consensus.uri}"
         )
-    if failed is not None:
-        raise failed
+    tries.end()

@@ -1,4 +1,4 @@
-"""What the command line prints: tables for people, JSON for programs, errors as one line and an exit code.
+"""Output of the command line: tables for people, JSON for programs, errors as one line and an exit code.
 
 1. With `--json` stdout holds JSON alone: one object, or one object a line (NDJSON). Field names are stable.
 2. Nothing that was stored can move the cursor, color or retitle the terminal: what is not printable is escaped.
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any, TextIO
 
@@ -47,13 +48,34 @@ def print_error(error: PersistError, *, as_json: bool) -> None:
         sys.stderr.write("persist: " + "\n".join(lines) + "\n")
 
 
+class Tries:
+    """The turns of several shards: an error is printed, the others still have theirs, and `end` raises the first."""
+
+    def __init__(self) -> None:
+        self._first: PersistError | None = None
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Around the turn of one."""
+        try:
+            yield
+        except PersistError as error:
+            self._first = self._first or error
+            print_error(error, as_json=False)
+
+    def end(self) -> None:
+        """Raise the first error, if there was one."""
+        if self._first is not None:
+            raise self._first
+
+
 def printable(text: str) -> str:
     """`text` with everything escaped that would control a terminal (controls, direction marks, line ends)."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def print_done(done: Done, *, as_json: bool) -> None:
-    """What an action did."""
+    """Print what an action did."""
     if as_json:
         print_json(done.facts)
         return

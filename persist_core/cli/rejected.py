@@ -11,7 +11,7 @@ from persist_core.time_text import format_time, show_time
 
 
 def print_rejected(session: Session, shard: str, limit: int | None) -> None:
-    """Samples of the errors of the refused batch, with the file that each is from. With `--json` one object a line."""
+    """Samples of the errors of the refused batch, with the position of each. With `--json` one object a line."""
     found = newest_rejected(session.client, shard)
     samples = () if found is None else found.samples[:limit]
     if session.as_json:
@@ -21,6 +21,6 @@ def print_rejected(session: Session, shard: str, limit: int | None) -> None:
         output.print_line(f"no batch of {shard} was refused for its errors, or GC has deleted the record of it")
         return
     output.print_line(f"refused at {format_time(found.refused_ms)}: {found.message.splitlines()[0]}")
-    columns = ("kind", "key", "message", "payload", "time", "file")
-    rows = [(s.kind, s.key, s.message, s.payload, show_time(s.time), s.source or "unknown") for s in samples]
+    columns = ("kind", "key", "message", "payload", "time", "read from")
+    rows = [(s.kind, s.key, s.message, s.payload, show_time(s.time), s.position or "unknown") for s in samples]
     output.print_table(columns, rows)

@@ -71,18 +71,16 @@ def unpin_command(session: Session, shard: str, checkpoint_id: str) -> None:
 @click.command("resolve")
 @click.argument("shard")
 @click.option("--all", "is_all", is_flag=True, help="All of them.")
-@click.option("--file", "files", metavar="GLOB", help="Those of the files that match, as `--dry-run` prints them.")
+@click.option("--at", metavar="GLOB", help="Those at the positions that match, as `--dry-run` prints them.")
 @click.option("--dry-run", is_flag=True, help="Say which errors would be removed.")
 @with_session
-def resolve_command(session: Session, shard: str, is_all: bool, files: str | None, dry_run: bool) -> None:
+def resolve_command(session: Session, shard: str, is_all: bool, at: str | None, dry_run: bool) -> None:
     """Remove errors of kind missing_order of SHARD, a collection in sequence order: records that said no order.
 
     Each stands in a slot of its own, so no record removes it. Rows, orders and progress do not change; older times keep
     the errors. If the record counts, deliver it again with an order, before or after.
     """
-    if is_all == (files is not None):
-        raise InvalidInput(
-            "expected either --all or --file GLOB: which errors you have looked at; --dry-run lists them"
-        )
-    done = actions.resolve(session.client, shard, files=files or "*", writer=RESOLVER, is_dry_run=dry_run)
+    if is_all == (at is not None):
+        raise InvalidInput("expected either --all or --at GLOB: which errors you have looked at; --dry-run lists them")
+    done = actions.resolve(session.client, shard, at=at or "*", writer=RESOLVER, is_dry_run=dry_run)
     output.print_done(done, as_json=session.as_json)

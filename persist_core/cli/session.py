@@ -1,4 +1,4 @@
-"""What every command of `persist` has: the options for the location and for JSON, and the session made of them."""
+"""The common part of all commands: the options for the location and for JSON, and the session made of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from persist_core.location.settings import PersistLocation, location_from
 
 @dataclass(frozen=True)
 class Session:
-    """What a command works with."""
+    """The tools of a command."""
 
     client: PersistClient
     location: PersistLocation

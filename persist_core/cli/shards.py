@@ -18,6 +18,7 @@ from persist_core.inspection.facts import LastCommit, ShardDescription
 from persist_core.inspection.inspector import DEFAULT_COMMITS, MAX_COMMITS, Inspector
 from persist_core.maintenance import actions
 from persist_core.schema import CollectionSchema, show_order
+from persist_core.shard.history import HISTORY
 from persist_core.shard.keys import check_shard_name
 from persist_core.shard.stats import show_bytes
 from persist_core.time_text import format_time, show_time
@@ -73,6 +74,8 @@ def describe(session: Session, shard: str) -> None:
 
 def _facts(found: ShardDescription) -> Iterable[tuple[str, str]]:
     yield "shard", f"{found.shard} ({found.kind})"
+    if found.moved_to is not None:
+        yield "moved to", f"{found.moved_to}; it accepts no commits here"
     yield "since", show_time(found.since)
     yield "upper", show_time(found.upper)
     yield from history_facts(found)
@@ -86,13 +89,12 @@ def _facts(found: ShardDescription) -> Iterable[tuple[str, str]]:
     yield "state", f"version {found.seqno}"
     for name, progress in found.sources.items():
         yield f"source {name}", _progress(progress)
-    for fork in found.forks:
-        yield f"fork {fork.shard}", f"of checkpoint {fork.checkpoint_id}, {format_time(fork.made_ms)}"
-    for lease in found.leases:
-        ends = format_time(lease.expires_ms)
-        yield f"lease {lease.reader}", f"holds {show_time(lease.since)}, until {ends}"
-    for hold in found.holds:
-        yield f"hold {hold.holder}", f"holds {show_time(hold.since)}"
+    for each in found.held:
+        if each.kind == "fork":
+            yield f"fork {each.holder}", each.about
+        elif each.kind != HISTORY:
+            ends = "" if each.expires_ms is None else f", until {format_time(each.expires_ms)}"
+            yield f"{each.kind} {each.holder}", f"holds {show_time(each.since)}{ends}"
     if found.attention:
         yield "attention", ", ".join(found.attention)
     if found.error:

@@ -13,7 +13,6 @@ from persist_core.handles.write import stage_part
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
 from persist_core.shard.batch import BatchCounts, Part, PartKind
 from persist_core.shard.key_range import EVERYTHING, range_of
-from persist_core.shard.parts import history_schema, part_schema
 
 # A look-up opens few files, and a merge carries over those that it does not change: so a run has about `FILES`, unless
 # they were too small to be worth opening, or too large to be decoded in memory.
@@ -82,14 +81,13 @@ class RunFiles:
         )
 
     def _stage(self, kind: PartKind, rows: pa.Table) -> None:
-        columns = history_schema(self.schema) if kind is PartKind.HISTORY else part_schema(self.schema)
         part = stage_part(
             self.client.blob,
             self.shard,
             self.attempt,
             kind,
             rows,
-            columns,
+            self.schema,
             self.client.part_format,
             number=sum(each.kind is kind for each in self.parts),
             last_time=pc.max(rows[ENDED if ENDED in rows.column_names else TIME]).as_py(),

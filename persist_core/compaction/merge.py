@@ -54,7 +54,7 @@ CARRIED_SHARE = 2  # a file is then carried over if it has at least this many ti
 
 @dataclass(frozen=True)
 class Merge:
-    """What to merge: neighbors of one shard, oldest first, with their manifests; and what may be given up.
+    """The input of a merge: neighbors of one shard, oldest first, with their manifests; and what may be given up.
 
     `is_bottom`: nothing lies below the inputs. `since` and `era`: the shard's, when the merge was planned.
     """
@@ -81,8 +81,8 @@ class Merge:
 
     @property
     def schema(self) -> CollectionSchema:
-        """That of the inputs; only nullable columns are ever added, so the widest has them all."""
-        return max((manifest.schema for manifest in self.manifests), key=lambda schema: len(schema.columns))
+        """The newest schema of the inputs."""
+        return max((manifest.schema for manifest in self.manifests), key=lambda schema: schema.version)
 
     @property
     def rows(self) -> int:
@@ -135,14 +135,14 @@ class Merge:
                 rewritten += part.rows or 0
 
     def contents(self, kept: Collection[str]) -> Iterator[Piece]:
-        """What the inputs contribute to a read of the newest contents, without the files in `kept`."""
+        """The inputs' part of a read of the newest contents, without the files in `kept`."""
         for batch, manifest in zip(self.inputs, self.manifests, strict=True):
             for piece in pieces.oks_as_of(batch, manifest, batch.last_time):
                 if piece.part.key not in kept:
                     yield piece
 
     def raw_updates(self) -> Iterator[Piece]:
-        """Of a multiset: the updates after `since` of the inputs that are raw; those of runs are their history."""
+        """For a multiset: the updates after `since` of the inputs that are raw; those of runs are their history."""
         for batch, manifest in zip(self.inputs, self.manifests, strict=True):
             if manifest.run is None:
                 yield from pieces.oks_between(batch, manifest, self.since, batch.last_time)
@@ -187,7 +187,7 @@ class Merge:
 
 
 def _is_small(part: Part, file_rows: int) -> bool:
-    """Whether it is much smaller than a new file."""
+    """True if it is much smaller than a new file."""
     return 2 * (part.rows or 0) < file_rows
 
 
@@ -284,7 +284,7 @@ def _history(client: PersistClient, merge: Merge, kept: Collection[str]) -> pa.T
 
 
 def _until(history: pa.Table, clip: int | None) -> pa.Table:
-    """What ended by then."""
+    """The updates that had ended by then."""
     return history if clip is None else history.filter(pc.less_equal(_end(history), clip))
 
 

@@ -1,4 +1,4 @@
-"""What users are notified of, and how: `freshness:`, `alerts:` and `notify:` of a collection or view, and for all.
+"""Alerts in files, and who is notified: `freshness:`, `alerts:` and `notify:` of a collection or view, and for all.
 
     freshness: {warn: 2h, fail: 6h}        how far the upper may be behind the clock
     alerts:
@@ -163,7 +163,7 @@ class WatchFields(ConfigModel):
 
 
 class WatchedShard(WatchFields):
-    """Those fields of a shard's file, and its name; other fields are not looked at."""
+    """The alert fields of a shard's file, and its name; other fields are ignored."""
 
     name: str
 

@@ -118,7 +118,7 @@ def scalar_text(value: Any) -> Any:
 
 
 def spark_conf(settings: Mapping[str, str]) -> Mapping[str, str]:
-    """The same settings. Raises a problem at the first that a file may not have."""
+    """Return `settings`. Raises a problem for the first one that a file may not have."""
     groups = tuple(name for name in SPARK_CONF if name.endswith("."))
     for name in settings:
         if name not in SPARK_CONF and not (name.startswith(groups) and not name.endswith("Class")):

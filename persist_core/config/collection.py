@@ -33,6 +33,8 @@ Format = Literal["debezium-json", "dms-csv", "dms-parquet", "dms-json", "json", 
 PLAIN_FORMATS = ("json", "csv", "parquet")  # formats that do not mark deletes
 PATH_FIELDS = ("path", "moved_from", "replaces")  # fields of `source` in which `${VAR}` is expanded
 NEVER_KEYS = ("float", "double", "json")
+FILES = "files"  # the name and the type of a collection's one source
+FILE_POSITION = (Column("file", "string"), Column("block", "bigint"), Column("row", "bigint"))
 
 
 class SourceConfig(ConfigModel):
@@ -87,6 +89,16 @@ class SourceConfig(ConfigModel):
             )
         return delimiter
 
+    @property
+    def type(self) -> str:
+        """The source's type, as progress names it."""
+        return FILES
+
+    @property
+    def position(self) -> tuple[Column, ...]:
+        """The fields of a record's position: see `persist_core.sources.files`, 5."""
+        return FILE_POSITION
+
 
 class TimeConfig(ConfigModel):
     """Where a record's time comes from. `late`: what happens to a time before the batch's lower."""
@@ -121,7 +133,7 @@ class TimeConfig(ConfigModel):
 
 
 class DeleteConfig(ConfigModel):
-    """What marks a delete in plain formats: a column equal to one of `values`, or all value columns null.
+    """The mark of a delete in plain formats: a column equal to one of `values`, or all value columns null.
 
     `never` (in a file: `delete: none`): the feed has no deletes.
     """
@@ -230,12 +242,17 @@ class CollectionConfig(ShardConfig):
                              "remove it, or write mode: log", at=["time", "late"])  # fmt: skip
         return self
 
+    @property
+    def source_type(self) -> str:
+        """Of its `source:`."""
+        return self.source.type
+
     def order_fields(self) -> dict[str, ColumnConfig]:
         """In `sequence` order by fields: each field with its type, most significant first; else empty."""
         return order_fields(self.order, self.columns)
 
     def order_columns(self) -> tuple[Column, ...] | None:
-        """What orders the records across batches, before their position; `None` in `log` order."""
+        """The columns that order records across batches, before their position; `None` in `log` order."""
         return order_columns(self.order, self.columns, self.source.format)
 
     def collection_schema(self) -> CollectionSchema:
@@ -248,6 +265,7 @@ class CollectionConfig(ShardConfig):
                 if name not in self.key
             ),
             order=self.order_columns(),
+            position=self.source.position,
         )
 
     def source_pattern(self) -> PathPattern:

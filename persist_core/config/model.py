@@ -1,4 +1,4 @@
-"""What every description of a file has: it is frozen, and an unknown field is an error."""
+"""The base of all models of files: frozen; an unknown field is an error."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ AUTO_ORDERS = {  # what `order: auto` is in each format, most significant first,
 
 
 class OrderConfig(ConfigModel):
-    """What orders the records of a key, and across which records.
+    """The order of a key's records, and across which records it holds.
 
     `by` in a file: `position` (file and row), `auto` (the format's own: LSN, binlog), a list of fields, or a mapping of
     fields to types. `mode`: `log`, the last batch wins and the order decides within one time; or `sequence`, the
@@ -117,7 +117,7 @@ def order_fields(order: OrderConfig, columns: Mapping[str, ColumnConfig]) -> dic
 
 
 def order_columns(order: OrderConfig, columns: Mapping[str, ColumnConfig], format: str) -> tuple[Column, ...] | None:
-    """What orders the records across batches, before their position; `None` in `log` order."""
+    """The columns that order records across batches, before their position; `None` in `log` order."""
     if order.mode == "log":
         return None
     if order.by == "auto":

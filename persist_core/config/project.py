@@ -1,4 +1,4 @@
-"""What holds for a whole project and no single shard: `persist.yaml`, beside the folders of collections and views.
+"""Settings of a whole project: `persist.yaml`, beside the folders of collections and views.
 
 maintenance:
   schedule: "@hourly"      of the DAG persist_maintenance; null: only by hand

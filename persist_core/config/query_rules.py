@@ -1,4 +1,4 @@
-"""What a view's query may be, by its parsed tree: the first of two gates (the second: `persist_spark.view.gate`).
+"""Rules for a view's query, by its parsed tree: the first of two gates (the second: `persist_spark.view.gate`).
 
 1. Every node is of a kind that queries are made of, and every function is on the list (`sql_functions`), written with
    or without backticks. What is on no list is refused: scripts, files, variables, what a new parser brings.
@@ -82,7 +82,7 @@ def written(text: str, call: exp.Expr) -> str:
 
 
 def problems(text: str, tree: exp.Expr) -> Iterator[BadQuery]:
-    """What the query may not hold, in the order of the text's tree."""
+    """The violations of the query, in the order of the text's tree."""
     for node in tree.walk():
         found = (_clock_word(text, node), _varying_call(text, node), _foreign(text, node), _cut_anywhere(text, node))
         yield from (problem for problem in found if problem is not None)
@@ -150,7 +150,7 @@ def _clock_word(text: str, node: exp.Expr) -> BadQuery | None:
 
 
 def _is_cut_anywhere(window: exp.Window) -> bool:
-    """Whether a frame of a number of rows is taken from rows without an order."""
+    """True if a frame of a number of rows is taken from rows without an order."""
     frame = window.args.get("spec")
     if frame is None or frame.args.get("kind") != "ROWS" or window.args.get("order"):
         return False

@@ -15,7 +15,7 @@ from persist_core.config.alerts import AlertsConfig, DurationThreshold, NotifyLi
 from persist_core.config.model import ConfigModel
 from persist_core.config.problems import refuse
 from persist_core.config.tasks import AirflowConfig
-from persist_core.errors import InvalidName
+from persist_core.errors import InvalidInput, InvalidName
 from persist_core.shard.keys import check_shard_name
 
 
@@ -48,6 +48,11 @@ class ShardConfig(ConfigModel):
     freshness: DurationThreshold | None = None
     alerts: AlertsConfig = AlertsConfig()
     notify: NotifyList = None
+
+    @property
+    def source_type(self) -> str:
+        """The kind of its input, as its progress names it: a key of `persist_core.sources.registry.KINDS`."""
+        raise InvalidInput(f"{self.name}: {type(self).__name__} has no input; expected a collection or a view")
 
     @field_validator("name")
     @classmethod

@@ -92,7 +92,7 @@ ALLOWED = frozenset(_ALLOWED.split())
 
 
 def remedy_for(name: str) -> str | None:
-    """What to do instead of calling a function; `None` if it may be called. An unknown function may not."""
+    """The remedy for a call of a function; `None` if it may be called. An unknown function may not."""
     lower = name.lower()
     if lower in ALLOWED:
         return None

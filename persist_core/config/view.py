@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from persist_core.config.view_query import ParsedQuery
 
 ON_INPUT = "on_input"
+SHARDS = "shards"  # the name and the type of a view's one source
 MAX_INPUTS = 100  # a query over more inputs is not supported
 COLLECTIONS_FOLDER = "collections"  # beside the folder of views
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -57,6 +58,11 @@ class ViewConfig(ShardConfig):
     schedule: str | None = ON_INPUT
     read_only: bool = False
     limits: ViewLimits = ViewLimits()
+
+    @property
+    def source_type(self) -> str:
+        """Other shards."""
+        return SHARDS
 
     @field_validator("schedule")
     @classmethod
@@ -119,11 +125,11 @@ class _Known:
         self._view_inputs: dict[str, tuple[str, ...]] = {}
 
     def is_collection(self, name: str) -> bool:
-        """Whether there is a collection file of that name."""
+        """True if there is a collection file of that name."""
         return _file(self.collections, name) is not None
 
     def is_input(self, name: str) -> bool:
-        """Whether there is a collection or a view file of that name."""
+        """True if there is a collection or a view file of that name."""
         return self.is_collection(name) or _file(self.views, name) is not None
 
     def names(self) -> list[str]:

@@ -30,7 +30,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _FastLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # without libyaml: the slow one
-    """The same by libyaml, if PyYAML has it: 10 times as fast."""
+    """`_Loader` by libyaml, if PyYAML has it: 10 times as fast."""
 
 
 for _loader in (_Loader, _FastLoader):

@@ -1,10 +1,12 @@
 """One call of GC for one shard: begin an era if it is time, mark in it, sweep the lists of eras that are over.
 
-    era   1 mark ──> 2 mark ──> 3 mark ──> 4 mark ──> 5 mark ──> 6 mark, sweep the list of 1     (──> is a grace)
+    era   1 mark ──> 2 mark ──> 3 mark ──> 4 mark ──> 5 mark ──> sweep the list of 1, 6 mark     (──> is a grace)
           └──── batches described in era 1 are accepted ─┘└ grace ┘
 
 Only the store's own clock is read, by the times of the lists themselves: an era ends a grace after its list was stored.
-Each era has a list, if only an empty one.
+Each era has a list, if only an empty one. Lists are swept only at the end of an era in which batches of theirs were
+refused from its beginning. So there is a grace for readers of the last such batch, however that era was begun: GC of
+another shard may begin one at any time, to give up a fork (`gc.needs`).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from persist_core.errors import CorruptArtifact, InvalidInput
 from persist_core.gc.garbage_list import Garbage, GarbageList
 from persist_core.gc.mark import find_garbage, store
 from persist_core.gc.needs import Needs
-from persist_core.gc.sweep import sweep
+from persist_core.gc.sweep import Swept, sweep
 from persist_core.gc.uploads import abort_uploads
 from persist_core.handles.client import PersistClient
 from persist_core.location.blob import Blob
@@ -27,12 +29,13 @@ from persist_core.shard.state import ShardState
 
 GRACE_MS = 24 * 3_600_000  # an era: the least time that garbage stays for readers without a lease
 INTENT_MS = 3 * GRACE_MS  # a description older than this may be refused: longer than the longest dag run
+MAX_TRIES = 3  # each but the first because the shard was dropped, or collected by another process, in the meantime
 MAX_KEYS = 100_000  # deleted by one call: an hour or less on S3
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What one call did to a shard. Sizes are in bytes.
+    """The result of one call for a shard. Sizes are in bytes.
 
     `marked` keys were found to be garbage in `era`; `waiting` keys are on lists whose eras are not over. `kept` keys
     were on a list that was swept, and are needed. `is_done` is False if `max_keys` left some of them.
@@ -53,7 +56,7 @@ class Collected:
 
     @property
     def did(self) -> str:
-        """What was done, in words; empty if nothing was."""
+        """The result in words; empty if nothing was done."""
         marked = f"found {self.marked} unneeded files ({self.marked_bytes} bytes)" if self.marked else ""
         deleted = f"deleted {self.deleted} files ({self.deleted_bytes} bytes)" if self.deleted else ""
         aborted = f"aborted {self.aborted_uploads} unfinished uploads" if self.aborted_uploads else ""
@@ -83,24 +86,51 @@ def collect(
     `needs` decides what is needed. Raises `ShardNotFound`; `Corruption` if an object that decides this is damaged:
     nothing is deleted then; `InvalidInput` for a grace that is longer than the intent.
     """
+    for _ in range(MAX_TRIES - 1):
+        began = client.state(shard)
+        try:
+            return _collect(client, shard, grace_ms, intent_ms, max_keys, needs)
+        except CorruptArtifact:  # what that state names may be gone if an era was given up since: another GC, a drop
+            if client.state(shard).oldest_era == began.oldest_era:
+                raise
+    return _collect(client, shard, grace_ms, intent_ms, max_keys, needs)
+
+
+def _collect(
+    client: PersistClient, shard: str, grace_ms: int, intent_ms: int, max_keys: int, needs: Needs | None
+) -> Collected:
     kept_eras = _eras_of(intent_ms, grace_ms)
     needs = needs or Needs(client, shard)
     state, lists, now_ms = client.state(shard), *_lists(client.blob, shard)
     begun = [each.stored_ms for each in lists if each.listed.era == state.era]
-    if begun and now_ms - min(begun) >= grace_ms:
-        over = state.era
-        state, _ = client.machine.apply(shard, lambda found: begin_era(found, after=over, kept=kept_eras))
-        _truncate(client, state)
-        begun = []
+    swept, is_done = Swept(0, 0, 0, 0), True
+    if begun and now_ms - min(begun) >= grace_ms:  # the era is over: what was refused all the time has no readers
+        swept, lists, is_done = _sweep(client, state, lists, needs, max_keys, kept_eras)
+        if is_done:
+            over = state.era
+            state, _ = client.machine.apply(shard, lambda found: begin_era(found, after=over, kept=kept_eras))
+            _truncate(client, state)
+            begun = []
     marked = [] if begun else _mark(client, state, needs, lists)
     aborted = 0
     if marked:  # once an era
         lists, _ = _lists(client.blob, shard)
         aborted = len(list(abort_uploads(client.blob, shard, begun_before_ms=now_ms - intent_ms)))
-    collected = _sweep(client, state, lists, needs, max_keys, kept_eras)
+    waiting = [each for stored in lists for each in stored.listed.garbage]
     found = [each for stored in marked for each in stored.listed.garbage]
-    marked_bytes = sum(each.size_bytes for each in found)
-    collected = replace(collected, marked=len(found), marked_bytes=marked_bytes, aborted_uploads=aborted)
+    collected = Collected(
+        shard,
+        state.era,
+        marked=len(found),
+        marked_bytes=sum(each.size_bytes for each in found),
+        deleted=swept.deleted,
+        deleted_bytes=swept.size_bytes,
+        kept=swept.kept,
+        waiting=len(waiting),
+        waiting_bytes=sum(each.size_bytes for each in waiting),
+        is_done=is_done,
+        aborted_uploads=aborted,
+    )
     if state.is_dropped and not collected.waiting and collected.is_done:  # nothing is left but empty lists
         for entry in list(client.blob.list_keys_and_metadata(gc_prefix(shard))):
             client.blob.delete(entry.key)
@@ -121,7 +151,7 @@ def due_since_ms(client: PersistClient, state: ShardState, *, grace_ms: int = GR
 
 
 def _is_of(key: str, state: ShardState) -> bool:
-    """Whether the key is that of a list of the state's era."""
+    """True if the key is that of a list of the state's era."""
     try:
         return era_in(key) == state.era
     except (ValueError, IndexError):  # GC's clock
@@ -129,7 +159,7 @@ def _is_of(key: str, state: ShardState) -> bool:
 
 
 def garbage(client: PersistClient, shard: str) -> Iterator[Garbage]:
-    """What a list of now would name. Changes nothing."""
+    """The keys that a list would name now. Changes nothing."""
     for listed in find_garbage(client, shard, Needs(client, shard), known=()):
         yield from listed.garbage
 
@@ -192,24 +222,19 @@ def _without(client: PersistClient, stored: _Stored, needed: Collection[str]) ->
 
 def _sweep(
     client: PersistClient, state: ShardState, lists: list[_Stored], needs: Needs, max_keys: int, kept_eras: int
-) -> Collected:
-    """Sweep the lists of eras that are over, for writers and for readers with a lease.
+) -> tuple[Swept, list[_Stored], bool]:
+    """Sweep the lists of eras that are refused, and over for readers with a lease. Returns the lists that are left, and
+    whether none of them was to be swept.
 
     What was listed in era `e` could be appended, and so be read, until era `e + kept_eras` was over.
     """
-    over = min([state.oldest_era - 1, *(lease.era - kept_eras for lease in state.leases.values())])
-    waiting = [each for stored in lists if stored.listed.era >= over for each in stored.listed.garbage]
-    deleted = deleted_bytes = kept = 0
-    is_done = True
-    for stored in lists:
-        if stored.listed.era < over:
-            swept = sweep(client, stored.listed, needs, max_keys=max_keys - deleted)
-            deleted, deleted_bytes, kept = deleted + swept.deleted, deleted_bytes + swept.size_bytes, kept + swept.kept
-            is_done = is_done and swept.is_done
-            if swept.is_done:
-                client.blob.delete(stored.key)
-    waiting_bytes = sum(each.size_bytes for each in waiting)
-    return Collected(state.shard, state.era, 0, 0, deleted, deleted_bytes, kept, len(waiting), waiting_bytes, is_done)
+    over = min([state.oldest_era, *(lease.era - kept_eras for lease in state.leases.values())])
+    due = [stored for stored in lists if stored.listed.era < over]
+    swept = sweep(client, state.shard, [stored.listed for stored in due], needs, max_keys=max_keys)
+    gone = due[: swept.lists]
+    for stored in gone:
+        client.blob.delete(stored.key)
+    return swept, [stored for stored in lists if stored not in gone], len(gone) == len(due)
 
 
 def _read(blob: Blob, key: str) -> GarbageList | None:
@@ -218,7 +243,7 @@ def _read(blob: Blob, key: str) -> GarbageList | None:
     if data is None:
         return None
     try:
-        return GarbageList.decode(data, what=f"list of garbage {key}")
+        return GarbageList.read(data, key)
     except CorruptArtifact:
         blob.delete(key)
         return None

@@ -48,7 +48,7 @@ def drop(client: PersistClient, shard: str, *, is_forced: bool = False) -> bool:
     def transition(state: ShardState) -> tuple[ShardState, ShardState]:
         new = sorted({*state.holds, *state.leases} - {user.partition(" ")[2] for user in users})
         if new and not is_forced:
-            raise InvalidInput(f"shard {shard} is needed by {', '.join(new)}, since a moment ago. Try again")
+            raise InvalidInput(f"shard {shard} is now in use by {', '.join(new)}; retry")
         return transitions.drop(state)
 
     _, before = client.machine.apply(shard, transition)
@@ -71,7 +71,7 @@ def create_again(client: PersistClient, shard: str) -> None:
         if done.is_done and not done.waiting:
             break
     else:
-        raise RunFailed(f"shard {shard}: too much is left of the dropped shard; run `persist gc {shard}`, then again")
+        raise RunFailed(f"shard {shard}: files of the dropped shard remain; run `persist gc {shard}`, then retry")
     client.machine.apply(shard, transitions.create_again)
 
 

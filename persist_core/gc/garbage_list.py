@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from persist_core.errors import CorruptArtifact
-from persist_core.shard.keys import owner_of
-from persist_core.shard.sealed import seal, unseal
+from persist_core.shard.keys import era_in, owner_of
+from persist_core.shard.sealed import check_in_place, seal, unseal
 
 LIST_VERSION = 1
 _LIST = "garbage_list"
@@ -41,7 +41,7 @@ class Garbage:
 
 @dataclass(frozen=True)
 class GarbageList:
-    """What nothing needed in version `seqno` of the shard's state, of era `era`. `marked_ms` is for people."""
+    """The keys that nothing needed in version `seqno` of the shard's state, of era `era`. `marked_ms` is for people."""
 
     shard: str
     era: int
@@ -67,6 +67,14 @@ class GarbageList:
             listed = cls(**{**body, "garbage": tuple(Garbage(*row) for row in body["garbage"])})
         except TypeError as error:
             raise CorruptArtifact(f"{what} is malformed: {error!r}") from error
+        return listed
+
+    @classmethod
+    def read(cls, data: bytes, key: str) -> GarbageList:
+        """The list under `key`. Raises as `decode`, and for that of another shard or era."""
+        what = f"list of garbage {key}"
+        listed = cls.decode(data, what=what)
+        check_in_place((listed.shard, listed.era), (owner_of(key), era_in(key)), what=what)
         if any(owner_of(each.key) != listed.shard for each in listed.garbage):
             raise CorruptArtifact(f"{what} names keys of another shard than {listed.shard}")
         return listed

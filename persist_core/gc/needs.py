@@ -1,4 +1,4 @@
-"""What keeps what: each source of needs is one function that returns blob keys.
+"""The needs of a shard: each source of needs is one function that returns blob keys.
 
 Needs are keys, not attempts: a run carries files of older attempts. A damaged object whose contents decide what is
 needed is an error, so that GC stops before it deletes what that object may have named.
@@ -22,6 +22,7 @@ from persist_core.shard.keys import (
     conflict_alert_key,
     conflict_key,
     conflicts_prefix,
+    jobs_prefix,
     owner_of,
 )
 from persist_core.shard.state import Commit, ShardState
@@ -31,7 +32,7 @@ MAX_CONFLICTS = 1_000  # records that are kept, the newest; they are for people 
 
 
 class Needs:
-    """What is needed of one shard. Remembers the manifests that it has read: their bytes never change."""
+    """The needs of one shard. Remembers the manifests that it has read: their bytes never change."""
 
     def __init__(self, client: PersistClient, shard: str) -> None:
         self._client = client
@@ -49,7 +50,7 @@ class Needs:
         return {key for key in needed if owner_of(key) == self._shard}
 
     def _of_live(self, state: ShardState) -> set[str]:
-        listing = BlobCheckpointer(self._client.blob, state.shard).listing()
+        listing = BlobCheckpointer(self._client.blob, state.shard, state.origin.life).listing()
         return {
             *self.of_batches(state),
             *self.of_commits(state),
@@ -57,6 +58,7 @@ class Needs:
             *self.of_checkpoints(state.shard, listing),
             *self.of_folders(state, listing),
             *self.of_conflicts(),
+            *self.of_jobs(state),
         }
 
     def of_batches(self, state: ShardState) -> set[str]:
@@ -66,7 +68,7 @@ class Needs:
         return keys | {part.key for key in keys for part in self._manifests[key].parts}
 
     def of_commits(self, state: ShardState) -> set[str]:
-        """What each commit that the state still lists has named: a checkpoint can be derived from it again."""
+        """The keys that each commit in the state has named: a checkpoint can be derived from it again."""
         self._read(state.commits)
         needed = set()
         for commit in state.commits:
@@ -77,7 +79,7 @@ class Needs:
         return needed
 
     def of_progress(self, shard: str, sources: Mapping[str, SourceFrontier]) -> set[str]:
-        """What the progress of a shard's sources refers to: segments of the ledger, a view's frozen input."""
+        """The keys that the progress of a shard's sources names: segments of the ledger, a view's frozen input."""
         progress = progress_of(self._client.blob, shard, sources).values()
         return {key for each in progress for key in each.needed_keys()}
 
@@ -103,7 +105,7 @@ class Needs:
 
         Retention deletes whole checkpoints; this leaves the remains of folders that nothing else will complete.
         """
-        layout = BlobCheckpointer(self._client.blob, state.shard).layout
+        layout = CheckpointLayout(state.shard)
         ids = {manifest.checkpoint_id for manifest in listing.manifests} | set(listing.unreadable)
         ids |= {commit.checkpoint_id for commit in state.commits}
         ids |= Quarantine(self._client.blob, layout).ids()
@@ -118,15 +120,24 @@ class Needs:
         ids = [entry.key.rpartition("/")[2].removesuffix(".json") for entry in newest]
         return {key(self._shard, each) for each in ids for key in (conflict_key, conflict_alert_key)}
 
+    def of_jobs(self, state: ShardState) -> set[str]:
+        """The keys that jobs for the next batch have left: who writes it may need to know that they died."""
+        if state.upper.time is None:
+            return set()
+        left = self._client.blob.list_keys_and_metadata(jobs_prefix(state.shard, state.upper.time))
+        return {entry.key for entry in left}
+
     def of_forks(self, state: ShardState, candidates: Collection[str] | None) -> set[str]:
-        """What forks share with the shard, and their records."""
+        """The keys that forks share with the shard, and their records, listed until none is new: `fork_records`."""
         needed: set[str] = set()
-        for record in list_forks(self._client.blob, state.shard):
-            shared = {record.key, *self._shared(record)}
-            if candidates is not None and shared.isdisjoint(candidates):
-                continue
-            if self._may_use(record, state, is_last_look=candidates is not None):
-                needed |= shared
+        looked_at: set[str] = set()
+        while new := [each for each in list_forks(self._client.blob, state.shard) if each.key not in looked_at]:
+            looked_at |= {record.key for record in new}
+            for fork in sorted({record.fork for record in new}):
+                shared = {record: {record.key, *self._shared(record)} for record in new if record.fork == fork}
+                asked = [each for each in shared if candidates is None or not shared[each].isdisjoint(candidates)]
+                for record in self._in_use(fork, asked, state, is_last_look=candidates is not None):
+                    needed |= shared[record]
         return needed
 
     def _shared(self, record: ForkRecord) -> set[str]:
@@ -144,24 +155,25 @@ class Needs:
                 shared |= {part.key for part in self._manifests[key].parts}
         return shared
 
-    def _may_use(self, record: ForkRecord, state: ShardState, *, is_last_look: bool) -> bool:
-        """Whether the fork needs what its record names, or may still be made."""
-        if record.era >= state.oldest_era:
-            return True
-        fork = self._client.machine.fetch(record.fork)
+    def _in_use(
+        self, name: str, records: Collection[ForkRecord], state: ShardState, *, is_last_look: bool
+    ) -> list[ForkRecord]:
+        """The fork's records of which it needs a key, or which are so young that it may still be made."""
+        young = [record for record in records if record.era >= state.oldest_era]
+        fork = self._client.machine.fetch(name) if len(young) < len(records) else None
         if fork is None or fork.is_dropped:
-            return False
-        uses = self._names_any_of(fork, record.keys)
-        if uses or not is_last_look:
-            return uses
+            return young
+        used = [record for record in records if record in young or self._names_any_of(fork, record.keys)]
+        if len(used) == len(records) or not is_last_look:
+            return used
         # What is being appended to the fork, or made of it, could still name these keys. It is refused from now on.
-        fork, _ = self._client.machine.apply(record.fork, refuse_earlier)
-        return self._names_any_of(fork, record.keys)
+        fork, _ = self._client.machine.apply(name, refuse_earlier)
+        return [record for record in records if record in used or self._names_any_of(fork, record.keys)]
 
     def _names_any_of(self, fork: ShardState, keys: Iterable[str]) -> bool:
         others = Needs(self._client, fork.shard)
         try:
-            listing = BlobCheckpointer(self._client.blob, fork.shard).listing()
+            listing = BlobCheckpointer(self._client.blob, fork.shard, fork.origin.life).listing()
             named = {
                 *fork.manifest_keys,
                 *others.of_commits(fork),

@@ -27,7 +27,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.load import read_part_batches
 from persist_core.handles.read import ReadHandle, schema_of
 from persist_core.handles.slow_reads import named_if_slow
-from persist_core.schema import DIFF, ENDED, TIME
+from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
 from persist_core.shard import pieces
 from persist_core.shard.key_range import KeyRange
 from persist_core.shard.parts import updates_schema
@@ -41,7 +41,7 @@ _PIECE, _ROW = pa.field("_persist_piece", pa.int32()), pa.field("_persist_place"
 
 @dataclass
 class ReadBudget:
-    """What a limited read may hold, and `check`, which raises when it has to stop."""
+    """The budget of a limited read, and `check`, which raises when it has to stop."""
 
     max_bytes: int
     check: Callable[[], None] = lambda: None
@@ -71,7 +71,7 @@ class LimitedReader(ReadHandle):
     ) -> tuple[pa.Table, int]:
         """Rows `[start, start + limit)` of a keyed shard as of `time`, in the order of the key; how many there are."""
         schema = schema_of(state)
-        live = self._as_of(state, time, _located(state), keys)
+        live = self._as_of(state, time, _located(schema), keys)
         shown = live.sort_by([(name, "ascending") for name in schema.key_names]).slice(start, limit)
         with named_if_slow(self._machine, self.shard, state.batches):
             whole = self._whole(shown, updates_schema(schema, orders=False))
@@ -81,18 +81,16 @@ class LimitedReader(ReadHandle):
         self, after: int, through: int, keys: Sequence[KeyRange] | None, start: int, limit: int
     ) -> tuple[pa.Table, int]:
         """Changes `[start, start + limit)` of a keyed shard, by time, key and diff; how many there are."""
-        state = self.state()
-        schema = schema_of(state)
-        batches, _, low, high = self._range(after, through)
+        batches, schema, low, high = self._range(after, through)
         found = self._read_keys(
-            batches, _located(state), lambda b, m: pieces.oks_between(b, m, low, high), schema, keys
+            batches, _located(schema), lambda b, m: pieces.oks_between(b, m, low, high), schema, keys
         )
         shown = found.sort_by([(name, "ascending") for name in (TIME, *schema.key_names, DIFF)]).slice(start, limit)
         with named_if_slow(self._machine, self.shard, batches):
             return self._whole(shown, updates_schema(schema, orders=False)), len(found)
 
     def read_pieces(self, chosen: list[Piece], schema: pa.Schema) -> pa.Table:
-        """What these pieces take, held within the budget."""
+        """The rows of these pieces, held within the budget."""
         nullable = pa.schema([field.with_nullable(True) for field in schema])
         tables = [table for piece in chosen for table in self._taken(piece, nullable)]
         return pa.concat_tables(tables) if tables else nullable.empty_table()
@@ -158,9 +156,8 @@ class LimitedReader(ReadHandle):
         self._budget.charge(self.shard, counted.nbytes // rows * copies)
 
 
-def _located(state: ShardState) -> pa.Schema:
-    """What tells which rows of a keyed shard are shown, and where each is stored."""
-    schema = schema_of(state)
+def _located(schema: CollectionSchema) -> pa.Schema:
+    """The columns that decide which rows of a keyed shard are shown, and where each is stored."""
     columns = updates_schema(schema, orders=False)
     return pa.schema([*(columns.field(name) for name in (*schema.key_names, TIME, DIFF)), _PIECE, _ROW])
 

@@ -11,10 +11,12 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from persist_core.errors import CorruptArtifact
+from persist_core.errors import CorruptArtifact, InvalidInput
 from persist_core.location.blob import Blob
 from persist_core.shard.batch import BatchManifest, Part
-from persist_core.shard.parts import PARQUET, PartFormat
+from persist_core.shard.keys import owner_of
+from persist_core.shard.parts import PARQUET, PartFormat, read_as
+from persist_core.shard.sealed import check_in_place
 
 
 def load_manifest(blob: Blob, key: str, *, sha256: str | None = None) -> BatchManifest:
@@ -31,6 +33,7 @@ def load_manifest(blob: Blob, key: str, *, sha256: str | None = None) -> BatchMa
     if data is None:
         raise CorruptArtifact(f"manifest {key} is missing in {blob.uri}; run `persist fsck`")
     manifest = BatchManifest.decode(data, what=f"manifest {key} in {blob.uri}")
+    check_in_place(manifest.shard, owner_of(key), what=f"manifest {key} in {blob.uri}")
     if sha256 is not None and manifest.sha256 != sha256:
         raise CorruptArtifact(
             f"manifest {key} in {blob.uri} has SHA-256 {manifest.sha256}; the shard's state says {sha256}, so it was"
@@ -56,32 +59,20 @@ def load_part(blob: Blob, part: Part) -> bytes:
     return data
 
 
-def read_part(blob: Blob, part: Part, schema: pa.Schema, part_format: PartFormat = PARQUET) -> pa.Table:
-    """One part with exactly the columns of `schema`; a column added after it was written is null."""
+def read_part(blob: Blob, part: Part, columns: pa.Schema, part_format: PartFormat = PARQUET) -> pa.Table:
+    """One part with exactly `columns`, in whatever schema version it was written (`shard.parts.read_as`)."""
     data = load_part(blob, part)
     with _decoding(blob, part):
-        return _with_columns(part_format.decode(data, schema.names), schema)
+        return next(read_as(part_format, data, columns, part.schema))
 
 
 def read_part_batches(
-    blob: Blob, part: Part, schema: pa.Schema, part_format: PartFormat = PARQUET, *, rows: int, is_packed: bool = False
+    blob: Blob, part: Part, columns: pa.Schema, part_format: PartFormat = PARQUET, *, rows: int, is_packed: bool = False
 ) -> Iterator[pa.Table]:
-    """The same, at most `rows` rows at a time; `is_packed`: as `PartFormat.batches` says, else exactly `schema`."""
+    """Like `read_part`, in tables of at most `rows` rows. `is_packed`: see `PartFormat.batches`."""
     data = load_part(blob, part)
     with _decoding(blob, part):
-        for table in part_format.batches(data, schema.names, rows, is_packed=is_packed):
-            yield _with_columns(table, schema)
-
-
-def _with_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    there = set(table.column_names)
-    columns = [_column(table[f.name], f.type) if f.name in there else pa.nulls(table.num_rows, f.type) for f in schema]
-    return pa.table(columns, schema=pa.schema([f.with_type(c.type) for f, c in zip(schema, columns, strict=True)]))
-
-
-def _column(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
-    is_packed = pa.types.is_dictionary(column.type) and column.type.value_type == wanted
-    return column if is_packed else column.cast(wanted)
+        yield from read_as(part_format, data, columns, part.schema, rows=rows, is_packed=is_packed)
 
 
 @contextmanager
@@ -89,6 +80,8 @@ def _decoding(blob: Blob, part: Part) -> Iterator[None]:
     """Damage is reported as `CorruptArtifact`."""
     try:
         yield
+    except InvalidInput:  # the caller's, not the file's
+        raise
     except Exception as error:
         raise CorruptArtifact(
             f"part {part.key} in {blob.uri} has the bytes that its writer staged, but cannot be read:"

@@ -119,7 +119,7 @@ class ReadHandle:
     def snapshot_of(
         self, state: ShardState, as_of: int | None = None, *, keys: Sequence[KeyRange] | None = None
     ) -> pa.Table:
-        """The same of a state that was read before. Its files may be gone if that was long ago: `ReadTooSlow`."""
+        """Like `snapshot`, for an earlier state. Raises `ReadTooSlow` if its files have been collected."""
         schema = schema_of(state)
         time = check_as_of(state, as_of)
         return self._fit(self._as_of(state, time, updates_schema(schema, orders=False), keys), schema, time)
@@ -183,12 +183,9 @@ class ReadHandle:
 
     def all_updates(self, state: ShardState) -> tuple[pa.Table, pa.Table]:
         """Every update that the shard still has, oks and errs. For `fsck`."""
-        return self.updates_of(list(state.batches), schema_of(state))
-
-    def updates_of(self, batches: list[HollowBatch], schema: CollectionSchema) -> tuple[pa.Table, pa.Table]:
-        """Every update that these batches still have, oks and errs."""
-        oks = self.read(batches, updates_schema(schema), pieces.all_oks)
-        errs = self.read(batches, errs_schema(schema), pieces.all_errs)
+        schema = schema_of(state)
+        oks = self.read(state.batches, updates_schema(schema), pieces.all_oks)
+        errs = self.read(state.batches, errs_schema(schema), pieces.all_errs)
         return oks, errs
 
     def manifests(self, batches: Iterable[HollowBatch | Commit]) -> list[BatchManifest]:
@@ -230,7 +227,7 @@ class ReadHandle:
         schema: CollectionSchema,
         keys: Sequence[KeyRange] | None,
     ) -> pa.Table:
-        """What `read` gives, of these keys only."""
+        """The rows that `read` gives, of these keys only."""
         if keys is None:
             return self.read(batches, columns, choose)
         if not schema.key:
@@ -251,7 +248,7 @@ class ReadHandle:
         return pa.concat_tables(tables) if tables else nullable.empty_table()
 
     def _piece(self, piece: Piece, schema: pa.Schema) -> pa.Table:
-        """What the piece takes of its file, with the columns of `schema`."""
+        """The piece's rows of its file, with the columns of `schema`."""
         columns = schema.append(pa.field(ENDED, pa.int64())) if piece.has_ends else schema
         return piece.of(read_part(self._blob, piece.part, columns, self._part_format))
 

@@ -1,13 +1,14 @@
-"""What a reader gets if GC was faster: an error that names the lease, and not one that speaks of corruption."""
+"""The error of a reader that GC has overtaken: it names the lease, and does not speak of corruption."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from persist_core.errors import CorruptArtifact, ReadTooSlow
+from persist_core.errors import CorruptArtifact, ReadTooSlow, RunFailed
 from persist_core.shard.batch import HollowBatch
 from persist_core.shard.machine import Machine
+from persist_core.shard.state import ShardState
 
 
 @contextmanager
@@ -19,6 +20,20 @@ def named_if_slow(machine: Machine, shard: str, batches: Sequence[HollowBatch]) 
         state = machine.fetch(shard)
         if state is None or not set(batches) <= set(state.batches):
             raise ReadTooSlow(too_slow(shard, str(error))) from error
+        raise
+
+
+@contextmanager
+def named_if_dropped(machine: Machine, state: ShardState) -> Iterator[None]:
+    """Raise `RunFailed` instead of `CorruptArtifact` if the shard was dropped since `state`, and its files with it."""
+    try:
+        yield
+    except CorruptArtifact as error:
+        now = machine.fetch(state.shard)
+        if now is None or now.origin.life != state.origin.life:
+            raise RunFailed(
+                f"shard {state.shard} was dropped in the meantime; nothing was changed ({error})"
+            ) from error
         raise
 
 

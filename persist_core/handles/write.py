@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from persist_core.clock import Clock
 from persist_core.errors import BadBounds, SchemaMismatch
 from persist_core.location.blob import Blob
-from persist_core.schema import DIFF, TIME, CollectionSchema, check_compatible
+from persist_core.schema import DIFF, TIME, CollectionSchema
 from persist_core.shard import state as transitions
 from persist_core.shard.batch import (
     BatchCounts,
@@ -31,7 +31,16 @@ from persist_core.shard.key_range import EVERYTHING, KeyRange, range_of
 from persist_core.shard.keys import manifest_key, part_key
 from persist_core.shard.machine import Machine
 from persist_core.shard.operator_state import OperatorState
-from persist_core.shard.parts import PARQUET, PartFormat, errs_schema, part_schema, rows_digest, updates_schema
+from persist_core.shard.parts import (
+    PARQUET,
+    PartFormat,
+    errs_schema,
+    history_schema,
+    part_schema,
+    rows_digest,
+    updates_schema,
+)
+from persist_core.shard.schema_versions import SchemaVersions
 from persist_core.shard.state import Committed, UpperMismatch
 from persist_core.time_text import show_time
 
@@ -69,8 +78,7 @@ class WriteHandle:
         Raises `SchemaMismatch` before anything is staged if `schema` does not fit the shard's.
         """
         state = self._machine.fetch(self.shard)
-        if state is not None and state.schema is not None:
-            check_compatible(state.schema, schema)
+        schema = (state.schemas if state else SchemaVersions()).placed(schema)
         if state is not None and description.era is None:  # before anything is staged
             description = replace(description, era=state.era)
         oks = _checked(oks, updates_schema(schema), description)
@@ -88,7 +96,7 @@ class WriteHandle:
                 attempt,
                 kind,
                 piece,
-                part_schema(schema),
+                schema,
                 self._part_format,
                 keys=EVERYTHING if kind is PartKind.ERRS else range_of(piece, schema.key),
             )
@@ -123,26 +131,27 @@ def stage_part(
     attempt: str,
     kind: PartKind,
     table: pa.Table,
-    schema: pa.Schema,
+    schema: CollectionSchema,
     part_format: PartFormat,
     *,
     number: int = 0,
     last_time: int | None = None,
     keys: KeyRange = EVERYTHING,
 ) -> Part:
-    """Write one part with exactly the columns of `schema`; those that `table` does not have are null.
+    """Write one part of a schema with ids; columns of its kind that `table` does not have are null.
 
     `last_time`, `keys`: bounds of its times and keys.
     """
+    fields = history_schema(schema) if kind is PartKind.HISTORY else part_schema(schema)
     columns = [
         table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(len(table), field.type)
-        for field in schema
+        for field in fields
     ]
-    data = part_format.encode(pa.table(columns, schema=schema))
+    data = part_format.encode(pa.table(columns, schema=fields))
     key = part_key(shard, attempt, kind, number)
     blob.set(key, data)
     digest = hashlib.sha256(data).hexdigest()
-    return Part(key, kind, len(data), digest, len(table), last_time, keys.first, keys.last)
+    return Part(key, kind, len(data), digest, schema, len(table), last_time, keys.first, keys.last)
 
 
 def manifest_for(

@@ -1,4 +1,4 @@
-"""What is in a location, as plain objects that a page shows and `persist ... --json` prints.
+"""The contents of a location, as plain objects that a page shows and `persist ... --json` prints.
 
     consensus (states) + blobs (manifests, records) --Inspector--> facts --asdict--> JSON (docs/reference/inspection.md)
     parts --rows--> a page of rows, changes or errors, within bounds

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from persist_core.maintenance.debt import DueMerge
+from persist_core.maintenance.holders import Held
 from persist_core.watch.conditions import Urgency
 
 UNREADABLE = "unreadable"
-ATTENTION = (UNREADABLE, "errors", "conflicts", "future_upper")  # the words of `ShardSummary.attention`
+ATTENTION = (UNREADABLE, "errors", "conflicts", "future_upper", "moved")  # the words of `ShardSummary.attention`
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,13 @@ class LastCommit:
 class ShardSummary:
     """One line of the list of shards.
 
-    `kind` is `collection`, `view`, `dropped`, or `other` (no source yet). `forked_from` is the shard that owns files of
-    this one. `rows` and `errors` count what the newest contents hold; `stash` counts records that wait for their time.
-    `lag_ms` is how far the upper is behind the clock. `conflicts_7d` counts lost appends of the last 7 days; `None` if
-    there are too many to read. `holders` counts leases and holds, and `held_at` is the earliest time that they keep.
-    `attention` has a word for each problem: `unreadable`, `errors`, `conflicts`, `future_upper`. `error` says what
-    could not be read; with `unreadable` all other facts are `None`, 0 or empty.
+    `kind` is `collection`, `view`, `dropped`, or `other` (no source yet). `forked_from` is the shard that owns files
+    of this one; `moved_to` is the location that has taken its place and accepts its commits. `rows` and `errors`
+    count what the newest contents hold; `stash` counts records that wait for their time. `lag_ms` is how far the
+    upper is behind the clock. `conflicts_7d` counts lost appends of the last 7 days; `None` if there are too many to
+    read. `holders` counts leases and holds, and `held_at` is the earliest time that they keep. `attention` has a word
+    for each problem: `unreadable`, `errors`, `conflicts`, `future_upper`, or only `moved`: the other location has its
+    problems. `error` says what could not be read; with `unreadable` all other facts are `None`, 0 or empty.
     """
 
     shard: str
@@ -52,6 +54,7 @@ class ShardSummary:
     upper: int | None = None
     lag_ms: int | None = None
     is_dropped: bool = False
+    moved_to: str | None = None
     rows: int | None = None
     errors: int | None = None
     stash: int | None = None
@@ -71,7 +74,7 @@ class ShardSummary:
 
 @dataclass(frozen=True)
 class Problem:
-    """What needs attention, as the page shows it in `problems` of a shard.
+    """A problem that needs attention, as the page shows it in `problems` of a shard.
 
     `problem` is a word of `ShardSummary.attention`, a condition of an open alert, or what Airflow knows: `behind` (the
     schedule), `failed` (the last dag run), `paused`. `text` and `detail` are for people. `urgency` is `fail` (red on
@@ -85,48 +88,20 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class LeaseFacts:
-    """A reader's lease: what it holds `since` at, and when it ends without a heartbeat."""
-
-    reader: str
-    since: int | None
-    expires_ms: int
-
-
-@dataclass(frozen=True)
-class HoldFacts:
-    """A permanent hold on `since`. A view's holder is `view/<name>`."""
-
-    holder: str
-    since: int | None
-
-
-@dataclass(frozen=True)
-class ForkFacts:
-    """A shard that was forked from this one, at which checkpoint and when."""
-
-    shard: str
-    checkpoint_id: str
-    made_ms: int
-
-
-@dataclass(frozen=True)
 class ShardDescription(ShardSummary):
     """One shard: the fields of its summary, and what a page about it needs besides lists.
 
     `schema` is `CollectionSchema.to_json()`. `sources` is the progress by source, with long lists as their length.
-    `definition` is a view's, as its newest refresh had it (SQL or `module:function`). `views` are the shards whose
-    holds say that they read this one. `history` is how much is kept, as users write it; `history_start` is where it
+    `definition` is a view's, as its newest refresh had it (SQL or `module:function`). `held` names in `kind` and
+    `holder` who keeps history or files: readers, views, pins, programs and forks, and first the history itself (the
+    fields are those of `persist holds`). `history` is how much is kept, as users write it; `history_start` is where it
     alone would put `since`, and `held_back_by` the lease or hold that keeps `since` before that.
     """
 
     schema: Mapping[str, Any] | None = None
     sources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     definition: str | None = None
-    leases: tuple[LeaseFacts, ...] = ()
-    holds: tuple[HoldFacts, ...] = ()
-    views: tuple[str, ...] = ()
-    forks: tuple[ForkFacts, ...] = ()
+    held: tuple[Held, ...] = ()
     history: str = "all"
     history_ms: int | None = None
     history_start: int | None = None
@@ -211,7 +186,7 @@ class DayFacts:
 
 @dataclass(frozen=True)
 class StoredBytes:
-    """What a shard has in blob storage below one of its folders.
+    """The objects of a shard in blob storage below one of its folders.
 
     `needed_bytes`, if it is known, is what the newest state reads. The rest is for older states and forks, or garbage.
     """

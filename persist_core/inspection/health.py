@@ -1,4 +1,4 @@
-"""What a watcher and a page need to know of many shards: from their states, and a listing of conflicts for each.
+"""Facts about many shards for a watcher and a page: from their states, and a listing of conflicts for each.
 
     head -> state -> upper, errors, stash       (of a view also one manifest, which counts its errors)
     listing of conflict records -> how many are new: their bytes are not read

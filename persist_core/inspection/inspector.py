@@ -10,7 +10,7 @@ Thread-safe if the location is: what is remembered is only ever replaced by an e
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 from threading import Lock
@@ -27,18 +27,16 @@ from persist_core.inspection.facts import (
     CheckpointFacts,
     CommitFacts,
     CommitsPage,
-    ForkFacts,
     ShardDescription,
     ShardSummary,
     StoragePage,
     StoredBytes,
 )
 from persist_core.location.consensus import VersionedData
+from persist_core.maintenance.holders import list_holders
 from persist_core.protocol.conflicts import ConflictRecord, list_conflicts
-from persist_core.protocol.fork_records import list_forks
 from persist_core.shard.batch import BatchManifest, SourceFrontier, last_time
-from persist_core.shard.codec import decode_state
-from persist_core.shard.history import held_back_by, history_start, show_history
+from persist_core.shard.codec import read_version
 from persist_core.shard.keys import check_shard_name, owner_of
 from persist_core.shard.sealed import sealed_digest
 from persist_core.shard.state import Commit, ShardState
@@ -49,6 +47,7 @@ from persist_core.sources.source import ConsumedInput
 from persist_core.time_text import DAY_MS
 
 THREADS = 16  # stores are read side by side: the time is their latency
+Check = Callable[[], None]  # whether a look goes on: it raises if not
 MAX_COMMITS = 200  # of one page: each costs a manifest
 DEFAULT_COMMITS = 100
 MAX_BATCHES = 500
@@ -78,7 +77,7 @@ class Inspector:
         digest = sealed_digest(head.data)
         known = self._states.get(shard)
         if known is None or known[0] != digest:
-            known = digest, _state(shard, head)
+            known = digest, read_version(shard, head)
             with self._lock:
                 self._states[shard] = known
                 while len(self._states) > MAX_STATES:
@@ -113,7 +112,7 @@ class Inspector:
         return self.summary(shard), self._commit_facts(commit) if commit else None
 
     def newest_commits(self, shards: Iterable[str]) -> list[tuple[ShardSummary, CommitFacts | None]]:
-        """The same of several shards, in their order."""
+        """Like `newest_commit`, for several shards, in their order."""
         return side_by_side(self.newest_commit, shards, threads=self._threads)
 
     def description(self, shard: str) -> ShardDescription:
@@ -121,37 +120,37 @@ class Inspector:
         state = self.state(shard)
         definition: str | None = None
         error: str | None = None
-        forks: tuple[ForkFacts, ...] = ()
         try:
             refreshed = Refreshed.of(state.sources)
             if refreshed is not None:
                 definition = load_frozen(self.client.blob, refreshed.input_key, FrozenShards).definition
-            found = list_forks(self.client.blob, shard)
-            forks = tuple(ForkFacts(record.fork, record.checkpoint_id, record.made_ms) for record in found)
         except Corruption as damage:
             error = _said(damage)
         summary = self.summary(shard)
         known = {**vars(summary), "error": summary.error or error}
-        held = held_back_by(state, now_ms=self.client.clock.now_ms())
+        found = list_holders(self.client, state)
         return ShardDescription(
             **known,
             schema=state.schema.to_json() if state.schema else None,
             sources=summaries.progress_of(state.sources),
             definition=definition,
-            leases=summaries.leases_of(state),
-            holds=summaries.holds_of(state),
-            views=summaries.views_of(state),
-            forks=forks,
-            history=show_history(state.history_ms),
-            history_ms=state.history_ms,
-            history_start=history_start(state).time,
-            held_back_by=held.name if held else None,
+            held=found.held,
+            history=found.history,
+            history_ms=found.history_ms,
+            history_start=found.wanted,
+            held_back_by=found.held[0].holder if found.held[0].blocks else None,
         )
 
     def commits(self, shard: str, *, before: int | None = None, limit: int = DEFAULT_COMMITS) -> CommitsPage:
         """The newest commits, or those made before version `before` of the state; at most `MAX_COMMITS`."""
-        limit = min(limit, MAX_COMMITS)
-        state = self.state(shard)
+        return self._commits(self.state(shard), before, min(limit, MAX_COMMITS), lambda: None)
+
+    def _commits(self, state: ShardState, before: int | None, limit: int, check: Check) -> CommitsPage:
+        def facts_of(commit: Commit) -> CommitFacts:
+            check()
+            return self._commit_facts(commit)
+
+        shard = state.shard
         known = [commit for commit in state.commits if before is None or commit.seqno < before]
         while len(known) < limit:  # each turn finds at least one older commit, or ends
             older = self._commits_up_to(shard, (known[0].seqno if known else before or 0) - 1)
@@ -162,37 +161,44 @@ class Inspector:
         has_older = len(known) > limit or (bool(page) and bool(self._commits_up_to(shard, page[0].seqno - 1)))
         is_newest = bool(page) and page[-1] is state.newest_commit
         made = state if is_newest or not page else self._version(shard, page[-1].seqno)
-        facts = side_by_side(self._commit_facts, page, threads=self._threads)
+        facts = side_by_side(facts_of, page, threads=self._threads)
         if made is not None and not self._is_clipped(made):
             facts = summaries.with_contents(facts, [self._readable(commit) for commit in page], made)
         return CommitsPage(shard, tuple(facts), page[0].seqno if has_older else None)
 
-    def loads(self, shard: str, *, limit: int = MAX_COMMITS) -> list[Loaded]:
+    def loads(self, state: ShardState, *, limit: int = MAX_COMMITS, check: Check = lambda: None) -> list[Loaded]:
         """The newest commits, each with the inputs that it has consumed, oldest first.
 
-        The oldest of `limit` commits is left out if what had been consumed before it is not known.
+        The oldest of `limit` commits is left out if what had been consumed before it is not known. `check` is called
+        before each commit is read, and may raise.
         """
-        page = self.commits(shard, limit=limit).commits
-        made = {commit.seqno: commit for commit in self.state(shard).commits}
+        page = self._commits(state, None, limit, check).commits
+        made = {commit.seqno: commit for commit in state.commits}
         is_whole = bool(page) and page[0].epoch == 1
         before: Mapping[str, SourceFrontier] | None = {} if is_whole else None
         found = []
         for facts in page:
+            check()
             manifest = self._readable(made[facts.seqno]) if facts.seqno in made else None
             inputs: tuple[ConsumedInput, ...] = ()
             if manifest is not None and before is not None and facts.restored_from is None:
-                progress = progress_of(self.client.blob, shard, manifest.sources)
+                progress = progress_of(self.client.blob, state.shard, manifest.sources)
                 inputs = tuple(each for name in progress for each in progress[name].consumed_since(before.get(name)))
             before = manifest.sources if manifest is not None else None
             found.append(Loaded(facts, inputs))
         return found if is_whole else found[1:]
 
-    def storage(self, shard: str) -> StoragePage:
-        """Bytes and objects of the shard in blob storage, by folder; at most `MAX_OBJECTS` are listed."""
+    def storage(self, shard: str, *, check: Check = lambda: None) -> StoragePage:
+        """Bytes and objects of the shard in blob storage, by folder; at most `MAX_OBJECTS` are listed.
+
+        `check` is called before each is listed, and may raise.
+        """
         state = self.state(shard)
         found: dict[str, list[int]] = {}
-        listed = self.client.blob.list_keys_and_metadata(f"{shard}/")
-        objects = list(islice(listed, MAX_OBJECTS + 1))
+        objects = []
+        for each in islice(self.client.blob.list_keys_and_metadata(f"{shard}/"), MAX_OBJECTS + 1):
+            check()
+            objects.append(each)
         for each in objects[:MAX_OBJECTS]:
             found.setdefault(each.key.split("/")[1], []).append(each.size_bytes)
         needed = {"batches": sum(b.size_bytes for b in state.batches if owner_of(b.manifest_key) == shard)}
@@ -206,14 +212,15 @@ class Inspector:
 
     def checkpoints(self, shard: str) -> list[CheckpointFacts]:
         """Every checkpoint, oldest first; those that can't be read come last. Raises `ShardNotFound`."""
-        history_ms = self.state(shard).history_ms
-        checkpointer = BlobCheckpointer(self.client.blob, shard)
+        state = self.state(shard)
+        checkpointer = BlobCheckpointer(self.client.blob, shard, state.origin.life)
         listing = checkpointer.listing()
         try:
             latest = checkpointer.read_latest()
         except CorruptArtifact:
             latest = None  # `latest_problem` says why
-        readable = [_checkpoint(m, latest, m.checkpoint_id in listing.pinned, history_ms) for m in listing.manifests]
+        pinned, history_ms = listing.pinned, state.history_ms
+        readable = [_checkpoint(m, latest, m.checkpoint_id in pinned, history_ms) for m in listing.manifests]
         damaged = [CheckpointFacts(name, error=_said(problem)) for name, problem in listing.unreadable.items()]
         return [*readable, *damaged]
 
@@ -242,7 +249,7 @@ class Inspector:
         if known is not None and known[0] == digest:
             return known[1]
         remembered = self._states.get(shard)
-        state = remembered[1] if remembered and remembered[0] == digest else _state(shard, head)
+        state = remembered[1] if remembered and remembered[0] == digest else read_version(shard, head)
         try:
             made = summaries.summary_of(state, self._counted(state), is_clipped=self._is_clipped(state))
         except Corruption as error:  # of a manifest; not remembered, because it may be repaired
@@ -268,7 +275,7 @@ class Inspector:
         return None
 
     def _is_clipped(self, state: ShardState) -> bool:
-        """Whether the fork shares only a part of a run: its counts are then those of the whole run."""
+        """True if the fork shares only a part of a run: its counts are then those of the whole run."""
         shared = [batch for batch in state.batches if owner_of(batch.manifest_key) != state.shard]
         return bool(shared) and self.client.manifest(shared[-1]).last_time > shared[-1].last_time
 
@@ -280,7 +287,7 @@ class Inspector:
     def _version(self, shard: str, seqno: int) -> ShardState | None:
         """The version `seqno` of the state; `None` if consensus does not keep it."""
         found = self.client.location.consensus.scan(shard, seqno, 1) if seqno >= 0 else []
-        return _state(shard, found[0]) if found and found[0].seqno == seqno else None
+        return read_version(shard, found[0]) if found and found[0].seqno == seqno else None
 
     def _readable(self, commit: Commit) -> BatchManifest | None:
         try:
@@ -306,10 +313,6 @@ class Inspector:
             while len(self._manifests) > MAX_MANIFESTS:
                 self._manifests.popitem(last=False)
         return manifest
-
-
-def _state(shard: str, version: VersionedData) -> ShardState:
-    return decode_state(version.data, what=f"version {version.seqno} of the state of shard {shard}").state
 
 
 def _said(error: Corruption) -> str:

@@ -19,9 +19,11 @@ from persist_core.checkpoint.state_rows import state_rows
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.values import json_value
 from persist_core.schema import ACTED, BAD_KEY, BEATEN_BY, OP, ORDER, TIME, CollectionSchema
-from persist_core.shard.batch import LATE_OPERATOR
+from persist_core.shard.batch import LATE_OPERATOR, SourceFrontier
 from persist_core.shard.operator_state import StateArtifact
-from persist_core.sources.natural_order import path_of
+from persist_core.shard.parts import late_schema
+from persist_core.shard.state import ShardState
+from persist_core.sources.registry import show_position
 
 _OPS = {"u": "upsert", "d": "delete", "t": "truncate"}
 
@@ -31,8 +33,8 @@ class LateRecord:
     """One record that lost. `key` is `None` if it could not be decoded; then `bad_key` is its raw bytes (hex).
 
     `op` is `upsert` or `delete`. `time` is the record's own (`None`: its description gave it), `acted` the time at
-    which it would have changed something. `order` and `beaten_by` have the order fields by name; `file` and `row`, and
-    the same of the record that beat it, say where they were read.
+    which it would have changed something. `order` and `beaten_by` have the order fields by name; `position`, and that
+    of the record that beat it, say where they were read, as the source shows it.
     """
 
     key: Mapping[str, Any] | None
@@ -41,11 +43,9 @@ class LateRecord:
     time: int | None
     acted: int
     order: Mapping[str, Any]
-    file: str | None
-    row: int | None
+    position: str | None
     beaten_by: Mapping[str, Any]
-    beaten_by_file: str | None
-    beaten_by_row: int | None
+    beaten_by_position: str | None
 
 
 def late_records(client: PersistClient, shard: str, *, limit: int | None = None) -> list[LateRecord]:
@@ -57,50 +57,42 @@ def late_records(client: PersistClient, shard: str, *, limit: int | None = None)
     if state.schema is None or state.schema.order is None:
         return []
     chain = recover_newest(client, state).operators.get(LATE_OPERATOR, ())
-    return list(islice(_newest_first(client, chain, state.schema), limit))
+    return list(islice(_newest_first(client, chain, state), limit))
 
 
-def _newest_first(
-    client: PersistClient, chain: tuple[StateArtifact, ...], schema: CollectionSchema
-) -> Iterator[LateRecord]:
-    columns = [*schema.key_names, BAD_KEY, OP, TIME, ORDER, BEATEN_BY, ACTED]
+def _newest_first(client: PersistClient, chain: tuple[StateArtifact, ...], state: ShardState) -> Iterator[LateRecord]:
+    assert state.schema is not None
+    columns = late_schema(state.schema)
     for artifact in reversed(chain):
-        found = list(state_rows(client.blob, artifact, columns, client.part_format))
+        found = list(state_rows(client.blob, artifact, columns, state.schemas, client.part_format))
         if found:
             for row in pa.concat_tables(found).sort_by([(ACTED, "descending")]).to_pylist():
-                yield _late_record(row, schema)
+                yield _late_record(row, state.schema, state.sources)
 
 
-def _late_record(row: Mapping[str, Any], schema: CollectionSchema) -> LateRecord:
+def _late_record(row: Mapping[str, Any], schema: CollectionSchema, sources: Mapping[str, SourceFrontier]) -> LateRecord:
     bad_key = row[BAD_KEY]
-    file, number = _place(row[ORDER])
-    beaten_by_file, beaten_by_number = _place(row[BEATEN_BY])
+    order, position = _split(row[ORDER], schema, sources)
+    beaten_by, beaten_by_position = _split(row[BEATEN_BY], schema, sources)
     return LateRecord(
         key=None if bad_key is not None else {name: json_value(row[name]) for name in schema.key_names},
         bad_key=json_value(bad_key),
         op=_OPS.get(row[OP], row[OP]),
         time=row[TIME],
         acted=row[ACTED],
-        order=_fields(row[ORDER], schema),
-        file=file,
-        row=number,
-        beaten_by=_fields(row[BEATEN_BY], schema),
-        beaten_by_file=beaten_by_file,
-        beaten_by_row=beaten_by_number,
+        order=order,
+        position=position,
+        beaten_by=beaten_by,
+        beaten_by_position=beaten_by_position,
     )
 
 
-def _fields(order: Mapping[str, Any] | None, schema: CollectionSchema) -> dict[str, Any]:
-    """The order by the names of its fields; those of the position are elsewhere."""
-    values = list((order or {}).values())
-    return {column.name: json_value(value) for column, value in zip(schema.order or (), values, strict=False)}
-
-
-def _place(order: Mapping[str, Any] | None) -> tuple[str | None, int | None]:
-    """The file of a record, below its source's folder, and its number among the records of its block."""
-    if order is None or order.get("file") is None:
-        return None, None
-    try:
-        return path_of(order["file"]), order.get("row")
-    except (ValueError, StopIteration):
-        return order["file"], order.get("row")
+def _split(
+    order: Mapping[str, Any] | None, schema: CollectionSchema, sources: Mapping[str, SourceFrontier]
+) -> tuple[dict[str, Any], str | None]:
+    """The order by the names of its fields, and the position."""
+    if order is None:
+        return {}, None
+    fields = {column.name: json_value(value) for column, value in zip(schema.order or (), order.values(), strict=False)}
+    position = {column.name: order[column.name] for column in schema.position}
+    return fields, None if None in position.values() else show_position(sources, position)

@@ -89,7 +89,7 @@ def _clock_seconds(ms: int | None) -> float | None:
 
 
 def changes_of(commit: CommitFacts) -> dict[str, Value]:
-    """What a commit changed, by the values of the label `kind`."""
+    """The changes of a commit, by the values of the label `kind`."""
     return {"insert": commit.inserts, "update": commit.updates, "delete": commit.deletes, "error": commit.errors}
 
 
@@ -165,7 +165,7 @@ RESULTS = ("success", "skipped", "conflict", "failed")
 
 
 def samples(metric: Metric, shards: Iterable[Shard]) -> Iterator[Sample]:
-    """What is known of each shard that is not dropped. None for a metric that only runs have."""
+    """The samples of each shard that is not dropped. None for a metric that only runs have."""
     read = metric.read
     if read is None:
         return
@@ -185,7 +185,7 @@ def labeled_samples(shards: Iterable[Shard], *, location: str) -> Iterator[tuple
 
 
 def prometheus_text(shards: Iterable[Shard], *, location: str) -> str:
-    """The same in Prometheus' text format 0.0.4. Every metric has its help, also without samples."""
+    """The metrics in Prometheus' text format 0.0.4. Every metric has its help, also without samples."""
     lines: dict[Metric, list[str]] = {
         metric: [f"# HELP {metric.series} {_escaped(metric.help)}", f"# TYPE {metric.series} {metric.kind}"]
         for metric in (*SHARD_METRICS, COMMITS)

@@ -21,6 +21,7 @@ _WORDS: dict[str, tuple[Urgency, str, str]] = {
     "behind": ("warn", "behind", "The upper is behind the DAG's schedule"),
     "errors": ("warn", "errors", "Records that could not be decoded are alive"),
     "conflicts": ("warn", "conflicts", "Appends were lost in the last 7 days; no data was"),
+    "moved": ("note", "moved", "The shard was moved to another location, and accepts no commits here"),
     "paused": ("note", "paused", "A DAG that writes the shard is paused"),
 }
 

@@ -35,7 +35,7 @@ ERR_COLUMNS = (TIME, ERR_KIND, ERR_KEY, ERR_MESSAGE, ERR_PAYLOAD)  # in the orde
 
 @dataclass(frozen=True)
 class Cut:
-    """What a page takes of the rows: those with this `key`, from `offset` on, `limit` at most.
+    """The selection of a page of rows: those with this `key`, from `offset` on, `limit` at most.
 
     `key` has a text for each of the first key columns. Texts of cells longer than `cell_chars` are cut.
     """

@@ -15,14 +15,11 @@ from persist_core.inspection.facts import (
     BatchesPage,
     BatchFacts,
     CommitFacts,
-    HoldFacts,
     LastCommit,
-    LeaseFacts,
     ShardSummary,
 )
 from persist_core.maintenance.debt import DueMerge, merge_due, rows_of
 from persist_core.shard.batch import STASH_OPERATOR, BatchManifest, HollowBatch, SourceFrontier
-from persist_core.shard.holds import VIEW
 from persist_core.shard.keys import owner_of
 from persist_core.shard.state import Commit, ShardState
 from persist_core.sources.registry import kind_of
@@ -33,7 +30,7 @@ FUTURE_MS = 3_600_000  # an upper further ahead than this accepts nothing until 
 
 
 def summary_of(state: ShardState, counted: BatchManifest | None, *, is_clipped: bool = False) -> ShardSummary:
-    """What the state says, whatever the time is. `counted` is the manifest that `needs_counts` asked for, if any.
+    """A summary of the state, independent of the clock. `counted` is the manifest that `needs_counts` asks for, if any.
 
     `is_clipped`: a fork shares a part of a run, and the state has the counts of the whole run.
     """
@@ -52,6 +49,7 @@ def summary_of(state: ShardState, counted: BatchManifest | None, *, is_clipped: 
         since=state.since.time,
         upper=state.upper.time,
         is_dropped=state.is_dropped,
+        moved_to=state.origin.moved_to,
         rows=rows,
         errors=errors,
         stash=stats.get("stashed") if STASH_OPERATOR in state.operators else 0,
@@ -70,11 +68,15 @@ def summary_of(state: ShardState, counted: BatchManifest | None, *, is_clipped: 
 def at_time(summary: ShardSummary, *, now_ms: int, conflicts_7d: int | None) -> ShardSummary:
     """The summary with what depends on the time of looking: the lag, recent conflicts, and what needs attention."""
     upper = summary.upper
-    words = {
-        "errors": bool(summary.errors),
-        "conflicts": conflicts_7d != 0,
-        "future_upper": upper is not None and upper > now_ms + FUTURE_MS,
-    }
+    words = (
+        {"moved": True}
+        if summary.moved_to
+        else {
+            "errors": bool(summary.errors),
+            "conflicts": conflicts_7d != 0,
+            "future_upper": upper is not None and upper > now_ms + FUTURE_MS,
+        }
+    )
     return replace(
         summary,
         lag_ms=lag(upper, now_ms),
@@ -89,7 +91,7 @@ def lag(upper: int | None, now_ms: int) -> int | None:
 
 
 def is_multiset(state: ShardState) -> bool:
-    """Whether the shard has no key, and so may hold a row many times."""
+    """True if the shard has no key, and so may hold a row many times."""
     return state.schema is not None and not state.schema.key
 
 
@@ -120,24 +122,6 @@ def _last(commit: Commit) -> LastCommit:
         upper=commit.upper,
         restored_from=commit.restored_from,
     )
-
-
-def leases_of(state: ShardState) -> tuple[LeaseFacts, ...]:
-    """Every lease, by reader."""
-    return tuple(
-        LeaseFacts(reader, lease.since.time, lease.heartbeat_ms + lease.duration_ms)
-        for reader, lease in sorted(state.leases.items())
-    )
-
-
-def holds_of(state: ShardState) -> tuple[HoldFacts, ...]:
-    """Every permanent hold, by holder."""
-    return tuple(HoldFacts(holder, hold.since.time) for holder, hold in sorted(state.holds.items()))
-
-
-def views_of(state: ShardState) -> tuple[str, ...]:
-    """The views that hold this shard, by name."""
-    return tuple(sorted(name.removeprefix(VIEW) for name in state.holds if name.startswith(VIEW)))
 
 
 def progress_of(sources: Mapping[str, SourceFrontier]) -> dict[str, dict[str, Any]]:
@@ -183,7 +167,7 @@ def commit_facts(commit: Commit, manifest: BatchManifest | None, error: str | No
 
 
 def with_contents(facts: list[CommitFacts], deltas: list[BatchManifest | None], state: ShardState) -> list[CommitFacts]:
-    """The same commits with `rows` and `living_errors`. `state` is the one that the last of them made.
+    """The commits with `rows` and `living_errors`. `state` is the one that the last of them made.
 
     A refresh of a view counts them itself. For a keyed shard they follow from its batches, commit by commit backwards,
     as far as manifests can be read.

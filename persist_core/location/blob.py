@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from persist_core.errors import InvalidInput, InvalidName
@@ -73,6 +74,15 @@ class RangeReader(Protocol):
 
     def get_range(self, key: str, start: int, size_bytes: int) -> bytes | None:
         """`size_bytes` (at least one) bytes from `start` on, fewer if the value ends earlier; `None` without one."""
+        ...
+
+
+@runtime_checkable
+class FileTaker(Protocol):
+    """A blob store that takes the bytes of a file, which may be more than memory holds."""
+
+    def set_file(self, key: str, path: Path) -> None:
+        """`set` with the bytes of the file at `path`."""
         ...
 
 

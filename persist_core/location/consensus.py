@@ -27,7 +27,7 @@ class VersionedData:
 
 
 class CaSResult(enum.Enum):
-    """What `compare_and_set` found."""
+    """The outcome of a `compare_and_set`."""
 
     COMMITTED = "committed"
     EXPECTATION_MISMATCH = "expectation_mismatch"

@@ -1,4 +1,4 @@
-"""What `persist doctor` reports about a store, and what a backend can add to the report.
+"""Findings of `persist doctor` about a store, and the protocols by which a backend adds some.
 
 A backend that knows more about its store than the contract shows implements `Examinable`; `maintenance.doctor` asks it.
 """

@@ -38,7 +38,7 @@ def parse_mem_uri(uri: LocationUri) -> str:
 
 
 class _BlobStore:
-    """What all `MemBlob`s of one name share."""
+    """The storage shared by all `MemBlob`s of one name."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -47,7 +47,7 @@ class _BlobStore:
 
 
 class _ConsensusStore:
-    """What all `MemConsensus`es of one name share."""
+    """The storage shared by all `MemConsensus`es of one name."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

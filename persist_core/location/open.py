@@ -95,14 +95,14 @@ def open_location(location: PersistLocation, environment: Environment | None = N
 
 
 def s3_settings(uri: str, environment: Environment | None = None) -> S3Settings | None:
-    """What an `s3:` URI says, for others who go to the same bucket (Spark); `None` for another scheme's URI."""
+    """The settings in an `s3:` URI, for other clients of the bucket (Spark); `None` for another scheme's URI."""
     if not re.match(r"s3:", uri, re.IGNORECASE):
         return None
     return _s3(_parse(uri, "S3", ["s3"]), environment)
 
 
 def roles_of(uri: str) -> list[str]:
-    """What `uri`'s scheme can be: "blob", "consensus" or both. Raises `InvalidUri` for an unknown scheme."""
+    """The roles of `uri`'s scheme: "blob", "consensus" or both. Raises `InvalidUri` for an unknown scheme."""
     known = {"blob": list(_blobs(None)), "consensus": list(_consensuses(None))}
     scheme = uri.partition(":")[0].lower()
     roles = [role for role, schemes in known.items() if scheme in schemes]

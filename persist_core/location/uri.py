@@ -1,4 +1,4 @@
-"""What the URIs of all backends share: `scheme:path?parameters`, percent-encoding, and what may be printed of them.
+"""The common part of all backends' URIs: `scheme:path?parameters`, percent-encoding, and what may be printed of them.
 
 Each backend's own `uri` module reads the path and the parameters of its scheme.
 """
@@ -79,7 +79,7 @@ def matrix_parameters(uri: str) -> list[tuple[str, str]]:
 
 
 def _hides(name: str, value: str) -> bool:
-    """Whether a query parameter may hold a secret: by its name, or since its value is a URL with a user in it."""
+    """True if a query parameter may hold a secret: by its name, or because its value is a URL with a user in it."""
     return bool(_SECRET_PARAMETER.search(unquote(name))) or "@" in unquote(value)
 
 

@@ -1,4 +1,4 @@
-"""What a user does to one shard, with one result for all who ask: the command line and Airflow's operators.
+"""Actions on one shard, with one result for all callers: the command line and Airflow's operators.
 
 restore, fork, resolve, pin, unpin, release, fsck, rebuild, acknowledge -> Done(facts for programs, lines for people)
 """
@@ -33,7 +33,7 @@ MAX_PAYLOAD = 200  # characters of a record in `lines`
 
 @dataclass(frozen=True)
 class Done:
-    """What an action did: `facts` as `persist ... --json` prints them, `lines` for people, the first one sums it up."""
+    """The result of an action: `facts` for `persist ... --json`, `lines` for people; the first one sums it up."""
 
     facts: Mapping[str, Any]
     lines: tuple[str, ...]
@@ -129,12 +129,12 @@ def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, 
     )
 
 
-def resolve(client: PersistClient, shard: str, *, files: str = "*", writer: str, is_dry_run: bool = False) -> Done:
-    """Remove the errs `missing_order` of the files that match a glob; a dry run says which.
+def resolve(client: PersistClient, shard: str, *, at: str = "*", writer: str, is_dry_run: bool = False) -> Done:
+    """Remove the errs `missing_order` whose positions match a glob; a dry run says which.
 
     Raises what `resolve.plan_resolve` and `resolve.resolve` do, and `RunFailed` if another writer was faster.
     """
-    plan = resolving.plan_resolve(client, shard, files=files)
+    plan = resolving.plan_resolve(client, shard, at=at)
     done = None
     if plan.records and not is_dry_run:
         result = resolving.resolve(client, plan, writer=writer)
@@ -153,11 +153,10 @@ def resolve(client: PersistClient, shard: str, *, files: str = "*", writer: str,
     said = {
         "resolved": f"removed {len(records)} errors missing_order of {shard}, as of {show_time(plan.state.upper.time)}",
         "dry_run": f"would remove {len(records)} errors missing_order of {shard}; nothing was written",
-        "up_to_date": f"nothing to do: {shard} has no error missing_order of files {files}",
+        "up_to_date": f"nothing to do: {shard} has no error missing_order at {at}",
     }
     lines = [
-        f"  {each['file']}, row {each['row']}: {each['message']}: {each['payload'][:MAX_PAYLOAD]}"
-        for each in records[:MAX_SHOWN]
+        f"  {each['position']}: {each['message']}: {each['payload'][:MAX_PAYLOAD]}" for each in records[:MAX_SHOWN]
     ]
     if len(records) > MAX_SHOWN:
         lines.append(f"  and {len(records) - MAX_SHOWN} more; --json has all")

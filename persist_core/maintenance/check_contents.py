@@ -29,7 +29,7 @@ _BAD_SLOT = "_persist_bad_slot"  # what identifies an err whose key could not be
 
 @dataclass(frozen=True)
 class Counted:
-    """What was read: parts, their bytes according to their manifests, and updates."""
+    """Counts of what was read: parts, their bytes according to their manifests, and updates."""
 
     parts: int
     size_bytes: int
@@ -53,7 +53,7 @@ def check_contents(examined: Examined, found: Violations) -> Counted:
     for batch, manifest in zip(state.batches, manifests, strict=True):
         before = len(found)
         if manifest is not None:
-            _check_batch(batch, manifest, read, found)
+            _check_batch(batch, manifest, read, schema, found)
         is_whole = is_whole and manifest is not None and len(found) == before
     known = [(batch, manifest) for batch, manifest in zip(state.batches, manifests, strict=True) if manifest]
     all_oks = _taken(oks, (piece for batch, manifest in known for piece in pieces.all_oks(batch, manifest)), read)
@@ -81,7 +81,7 @@ def _read(
 
 
 def _taken(schema: pa.Schema, chosen: Iterable[Piece], read: Mapping[str, pa.Table | Exception]) -> pa.Table:
-    """What these pieces take of the files that could be read."""
+    """The pieces' rows of the files that could be read."""
     tables = [schema.empty_table()]
     for piece in chosen:
         table = read[piece.part.key]
@@ -95,7 +95,11 @@ def _is_err(part: Part) -> bool:
 
 
 def _check_batch(
-    batch: HollowBatch, manifest: BatchManifest, read: Mapping[str, pa.Table | Exception], found: Violations
+    batch: HollowBatch,
+    manifest: BatchManifest,
+    read: Mapping[str, pa.Table | Exception],
+    schema: CollectionSchema,
+    found: Violations,
 ) -> None:
     """Compare the updates in a batch's parts with its manifest."""
     found_counts = dict.fromkeys(vars(BatchCounts()), 0)
@@ -106,7 +110,7 @@ def _check_batch(
             if isinstance(table, Exception):
                 is_whole = False
                 raise table
-            _check_part(part, table, manifest, found)
+            _check_part(part, table, manifest, schema, found)
             inserted = pc.sum(pc.greater(table[DIFF], 0)).as_py() or 0
             if part.kind is PartKind.HISTORY:
                 found_counts["history"] += len(table)
@@ -121,7 +125,9 @@ def _check_batch(
         )
 
 
-def _check_part(part: Part, table: pa.Table, manifest: BatchManifest, found: Violations) -> None:
+def _check_part(
+    part: Part, table: pa.Table, manifest: BatchManifest, schema: CollectionSchema, found: Violations
+) -> None:
     outside = table.filter(_is_outside(part, table, manifest))
     if len(outside):
         found.add(
@@ -129,7 +135,7 @@ def _check_part(part: Part, table: pa.Table, manifest: BatchManifest, found: Vio
             f"{part.key}: {len(outside)} rows outside of {show_interval(manifest.lower, manifest.upper)} or later"
             f" than the manifest says, the first {show_row(outside.slice(0, 1).to_pylist()[0])}",
         )
-    keys = range_of(table, manifest.schema.key)
+    keys = range_of(table, schema.key)
     if not _is_err(part) and len(table) and not part.keys.covers(keys):
         found.add("bounds", f"{part.key}: keys {keys.first} to {keys.last}; the manifest says {part.keys}")
     if part.rows not in (None, len(table)):

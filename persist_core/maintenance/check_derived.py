@@ -9,6 +9,7 @@ from persist_core.checkpoint.chains import walk
 from persist_core.checkpoint.checkpointer import BlobCheckpointer, Listing
 from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.checkpoint.publish import manifest_of
+from persist_core.checkpoint.quarantine import Quarantine
 from persist_core.errors import Corruption
 from persist_core.maintenance.check_state import Examined
 from persist_core.maintenance.violations import Violations
@@ -20,12 +21,21 @@ _MAX_LOOKS = 3  # at `_latest`, which publishers may move while retention delete
 
 def check_checkpoints(examined: Examined, found: Violations) -> None:
     """Compare every checkpoint with the commit that it derives from, and every file in it with its manifest."""
-    checkpointer = BlobCheckpointer(examined.client.blob, examined.state.shard)
+    state = examined.state
+    checkpointer = BlobCheckpointer(examined.client.blob, state.shard, state.origin.life)
     with found.checking("checkpoint", checkpointer.layout.root):
         listing = checkpointer.listing()
         commits = {commit.checkpoint_id: (commit, manifest) for commit, manifest in examined.committed()}
         for checkpoint_id, error in listing.unreadable.items():
             found.add("checkpoint", f"{checkpoint_id}: {error}")
+        for checkpoint_id in listing.other_lives:
+            found.add("checkpoint", f"{checkpoint_id} is of another shard {state.shard}, which was dropped")
+        for checkpoint_id in _left_behind(examined, checkpointer, listing):
+            found.add(
+                "checkpoint",
+                f"{checkpoint_id}: its manifest is missing, and other files are there: a checkpoint task died, or is"
+                " at work. The next one deletes them",
+            )
         undone = _undone(examined, listing)
         for manifest in undone:
             found.add(
@@ -37,9 +47,9 @@ def check_checkpoints(examined: Examined, found: Violations) -> None:
         ancestors, broken = _chains(checkpointer, listing)
         for manifest in listing.manifests:
             mine = commits.get(manifest.checkpoint_id)
-            expected = None if mine is None else manifest_of(mine[1], mine[0])
+            expected = None if mine is None else manifest_of(mine[1], mine[0], state.origin.life)
             with found.checking("checkpoint", manifest.checkpoint_id):
-                differences = list(_differences(checkpointer, manifest, expected, examined.state.shard))
+                differences = list(_differences(checkpointer, manifest, expected))
                 if manifest.checkpoint_id not in ancestors and manifest.checkpoint_id in broken:
                     differences.append(str(broken[manifest.checkpoint_id]))
                 # Retention may have deleted it since it was listed; then there is nothing to report.
@@ -50,15 +60,23 @@ def check_checkpoints(examined: Examined, found: Violations) -> None:
             _check_latest(checkpointer, listing, examined, found, {manifest.checkpoint_id for manifest in undone})
 
 
+def _left_behind(examined: Examined, checkpointer: BlobCheckpointer, listing: Listing) -> list[str]:
+    """Checkpoints that a deletion has left behind; without those that are complete or gone after a second look."""
+    if not listing.unfinished:
+        return []
+    commits = examined.client.state(examined.state.shard).commits
+    quarantined = Quarantine(checkpointer.blob, checkpointer.layout).ids()
+    again = checkpointer.listing().unfinished
+    return [each for each in listing.left_behind(commits) if each in again and each not in quarantined]
+
+
 def _differences(
-    checkpointer: BlobCheckpointer, manifest: CheckpointManifest, expected: CheckpointManifest | None, shard: str
+    checkpointer: BlobCheckpointer, manifest: CheckpointManifest, expected: CheckpointManifest | None
 ) -> Iterator[str]:
     checkpoint_id, layout = manifest.checkpoint_id, checkpointer.layout
     if expected is not None:
         for difference in expected.differences(manifest):
             yield f"its manifest is not that of its commit: {difference}"
-    elif manifest.shard is not None and manifest.shard.shard != shard:
-        yield f"its manifest names the shard {manifest.shard.shard}"
     for name in manifest.operators:
         for artifact in manifest.operators[name].partitions:
             data = checkpointer.blob.get(layout.artifact(checkpoint_id, artifact.path))

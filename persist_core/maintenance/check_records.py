@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
-from persist_core.errors import Corruption, InvalidInput
+from persist_core.errors import InvalidInput
 from persist_core.gc.garbage_list import GarbageList
 from persist_core.location.blob import Blob
 from persist_core.maintenance.check_state import Examined
@@ -16,28 +16,25 @@ from persist_core.protocol.conflicts import ConflictRecord
 from persist_core.protocol.fork_records import ForkRecord, unrecorded
 from persist_core.shard.batch import SourceFrontier
 from persist_core.shard.keys import (
-    conflict_key,
     conflicts_prefix,
-    era_in,
+    digest_in,
     forks_prefix,
     gc_clock_key,
     gc_prefix,
-    input_key,
     inputs_prefix,
     ledger_prefix,
-    ledger_segment_key,
     owner_of,
 )
-from persist_core.shard.sealed import verified_digest
+from persist_core.shard.sealed import check_in_place, verified_digest
 from persist_core.sources.registry import progress_of
 
 
 def check_records(examined: Examined, found: Violations) -> None:
     """Check the digest and key of every record, and that what a fork shares is recorded in the owner's folder."""
     client, state = examined.client, examined.state
-    _check_each(client.blob, forks_prefix(state.shard), "fork", _key_of_fork, found)
-    _check_each(client.blob, conflicts_prefix(state.shard), "conflict", _key_of_conflict, found)
-    _check_each(client.blob, gc_prefix(state.shard), "gc", _key_of_list, found)
+    _check_each(client.blob, forks_prefix(state.shard), "fork", ForkRecord.read, found)
+    _check_each(client.blob, conflicts_prefix(state.shard), "conflict", ConflictRecord.read, found)
+    _check_each(client.blob, gc_prefix(state.shard), "gc", _read_list, found)
     with found.checking("fork", f"records of what {state.shard} shares"):
         for key in unrecorded(client.blob, state.shard, state.batches):
             found.add("fork", f"{key} is shared, but its shard has no record of that; GC may delete it")
@@ -52,8 +49,8 @@ def check_sources(examined: Examined, found: Violations) -> None:
             verified |= progress.needed_keys()
             for message in progress.verify():
                 found.add("source_progress", message)
-    _check_each(client.blob, inputs_prefix(state.shard), "source_progress", _key_of_input, found)
-    _check_each(client.blob, ledger_prefix(state.shard), "source_progress", _key_of_segment, found)
+    _check_each(client.blob, inputs_prefix(state.shard), "source_progress", _read_input, found)
+    _check_each(client.blob, ledger_prefix(state.shard), "source_progress", _read_segment, found)
     with found.checking("source_progress", f"the earlier progress of shard {state.shard}"):
         missing = _earlier_needs(examined, found) - verified
         for owner in sorted({owner_of(key) for key in missing}):  # a fork's earlier progress is that of its origin
@@ -67,7 +64,7 @@ def _earlier_needs(examined: Examined, found: Violations) -> set[str]:
     """Blob keys that the progress in older commits and in checkpoints names, if a shard can be restored to it."""
     client, state = examined.client, examined.state
     earlier = {commit.checkpoint_id: manifest.sources for commit, manifest in examined.committed()}
-    for checkpoint in BlobCheckpointer(client.blob, state.shard).listing().manifests:
+    for checkpoint in BlobCheckpointer(client.blob, state.shard, state.origin.life).listing().manifests:
         earlier.setdefault(
             checkpoint.checkpoint_id,
             {name: SourceFrontier(each.source_type, each.offsets) for name, each in checkpoint.source_offsets.items()},
@@ -82,36 +79,23 @@ def _earlier_needs(examined: Examined, found: Violations) -> set[str]:
     return needs
 
 
-def _check_each(blob: Blob, prefix: str, check: str, key_of: Callable[[bytes, str], str], found: Violations) -> None:
+def _check_each(blob: Blob, prefix: str, check: str, read: Callable[[bytes, str], object], found: Violations) -> None:
     with found.checking(check, prefix):
         for entry in blob.list_keys_and_metadata(prefix):
             with found.checking(check, entry.key):
                 data = blob.get(entry.key)
-                found_key = entry.key if data is None else key_of(data, entry.key)
-                if found_key != entry.key:
-                    raise Corruption(
-                        f"{entry.key} contains the bytes of {found_key}: they are damaged or were replaced"
-                    )
+                if data is not None:
+                    read(data, entry.key)
 
 
-def _key_of_fork(data: bytes, key: str) -> str:
-    return ForkRecord.decode(data, what=f"record of a fork {key}").key
-
-
-def _key_of_conflict(data: bytes, key: str) -> str:
-    record = ConflictRecord.decode(data, what=f"conflict record {key}")
-    return conflict_key(record.shard, record.conflict_id)
-
-
-def _key_of_list(data: bytes, key: str) -> str:
+def _read_list(data: bytes, key: str) -> None:
     if key != gc_clock_key(owner_of(key)):
-        GarbageList.decode(data, what=f"list of garbage {key}; `persist gc` replaces it")
-    return key
+        GarbageList.read(data, key)
 
 
-def _key_of_input(data: bytes, key: str) -> str:
-    return input_key(owner_of(key), era_in(key), verified_digest(data, what=f"frozen input {key}"))
+def _read_input(data: bytes, key: str) -> None:
+    check_in_place(verified_digest(data, what=f"frozen input {key}"), digest_in(key), what=f"frozen input {key}")
 
 
-def _key_of_segment(data: bytes, key: str) -> str:
-    return ledger_segment_key(owner_of(key), era_in(key), hashlib.sha256(data).hexdigest())
+def _read_segment(data: bytes, key: str) -> None:
+    check_in_place(hashlib.sha256(data).hexdigest(), digest_in(key), what=f"ledger segment {key}")

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 
 from persist_core.checkpoint.checkpointer import load_verified
 from persist_core.checkpoint.recovery import recover_newest
-from persist_core.errors import Corruption, ShardNotFound
+from persist_core.errors import ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.location.consensus import Consensus, VersionedData
 from persist_core.maintenance.violations import Violations
 from persist_core.row_text import show_row
 from persist_core.shard.batch import BatchManifest, HollowBatch, SourceFrontier
-from persist_core.shard.codec import decode_state
+from persist_core.shard.codec import read_version
 from persist_core.shard.invariants import check_step
 from persist_core.shard.state import Commit, ShardState
 
@@ -22,7 +22,7 @@ _VERSIONS_AT_ONCE = 10  # a state can be megabytes
 
 @dataclass(frozen=True)
 class Examined:
-    """What can be read of a shard. `state`: its newest readable version; `manifests`: those that it names, by key."""
+    """The readable part of a shard. `state`: its newest readable version; `manifests`: those that it names, by key."""
 
     client: PersistClient
     state: ShardState
@@ -47,12 +47,7 @@ def read_state(client: PersistClient, shard: str, found: Violations) -> ShardSta
         for version in _versions(client.location.consensus, shard):
             count += 1
             with found.checking("state", f"version {version.seqno} of the state of shard {shard}"):
-                state = decode_state(version.data, what=f"version {version.seqno} of the state of shard {shard}").state
-                if (state.shard, state.seqno) != (shard, version.seqno):
-                    raise Corruption(
-                        f"version {version.seqno} of the state of shard {shard}"
-                        f" contains that of shard {state.shard}, version {state.seqno}"
-                    )
+                state = read_version(shard, version)
                 before, newest = newest, state
                 if before is not None and before.seqno + 1 == state.seqno:
                     check_step(before, state)
@@ -69,6 +64,16 @@ def _versions(consensus: Consensus, shard: str) -> Iterator[VersionedData]:
         seqno = versions[-1].seqno + 1
 
 
+def _check_schemas(key: str, manifest: BatchManifest, state: ShardState, found: Violations) -> None:
+    """The shard has had the schemas that the manifest and its operator state name."""
+    for version, schema in manifest.schemas.items():
+        if state.schemas.of(version, what=key).to_json() != schema.to_json():
+            found.add("schema", f"{key}: its schema version {version} is not the one in the shard's state")
+    for artifact in (each for operator in manifest.operators.values() for each in operator.artifacts):
+        if artifact.schema_version:
+            state.schemas.of(artifact.schema_version, what=f"artifact {artifact.key}")
+
+
 def read_manifests(client: PersistClient, state: ShardState, found: Violations) -> Examined:
     """Check every batch manifest that the state names, in a batch or in a commit, against it."""
     manifests: dict[str, BatchManifest] = {}
@@ -77,6 +82,7 @@ def read_manifests(client: PersistClient, state: ShardState, found: Violations) 
     for key, each in named.items():
         with found.checking("manifest", key):
             manifests[key] = client.manifest(each)
+            _check_schemas(key, manifests[key], state, found)
     for batch in state.batches:
         manifest = manifests.get(batch.manifest_key)
         if manifest is not None and not batch.is_of(manifest):

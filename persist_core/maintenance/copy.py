@@ -15,6 +15,7 @@ docs/decisions/copy.md has the reasons.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,7 @@ from persist_core.watch.board import WatchBoard
 THREADS = 8  # the store's latency, not the processor, limits small objects
 LEASE_MS = 1_800_000  # of the source: longer than any one object takes; a copier that dies holds nothing longer
 MAX_ROUNDS = 8  # each but the first because GC, or a merge and GC, of one of the places was faster than the copy
+_APART = "expected another one: another folder, bucket or prefix"
 MAX_LOOKS = 50  # for a moment in which no shard of a group has a commit: a second or less each
 
 Progress = Callable[[str, int, int, int], None]  # shard, objects moved, objects to move, bytes moved
@@ -45,7 +47,7 @@ Progress = Callable[[str, int, int, int], None]  # shard, objects moved, objects
 
 @dataclass(frozen=True)
 class Copied:
-    """What one call did for a shard. `objects` were moved, `known` were there already. `is_new`: the copy has another
+    """One call's result for a shard. `objects` were moved, `known` were there already. `is_new`: the copy has another
     state than before. `notes` are for people: what was left out, and why."""
 
     shard: str
@@ -93,12 +95,14 @@ class Copier:
         threads: int = THREADS,
         lease_ms: int = LEASE_MS,
         progress: Progress = lambda *_: None,
+        verifies: bool = False,
     ) -> None:
         self.source = source
         self.target = target
         self._threads = threads
         self._lease_ms = lease_ms
         self._progress = progress
+        self._verifies = verifies
         self._is_apart = False
         self._place = f"blob {target.blob.uri}, consensus {target.location.consensus.uri}"
 
@@ -124,11 +128,12 @@ class Copier:
     def copy(self, group: Sequence[str], *, is_move: bool = False) -> list[Copied]:
         """Copy these shards; those of one group as of one moment. A second call moves what is new.
 
-        With `is_move` the source then accepts no more commits, and the last difference is copied.
+        With `is_move` the source then accepts no more commits, and the last difference is copied; the target accepts
+        none before it has that. If the move ends with an error, a second call goes on with it.
         Raises `InvalidInput` if the target has commits that the source does not have, `CorruptArtifact` if an object of
         the source is damaged: the target is as before.
         """
-        done = self._copy(group)
+        done = self._copy(group, self._place if is_move else None)
         if is_move:
             for name in group:
                 if not self.source.state(name).is_dropped:
@@ -138,14 +143,14 @@ class Copier:
                 self._move_alerts(name)
         return done
 
-    def _copy(self, group: Sequence[str]) -> list[Copied]:
+    def _copy(self, group: Sequence[str], moving_to: str | None = None) -> list[Copied]:
         self._check_apart()
         last: Exception | None = None
         for _ in range(MAX_ROUNDS):
             states: list[ShardState] = []
             try:
                 with ExitStack() as stack:
-                    return self._copy_once(group, stack, states)
+                    return self._copy_once(group, stack, states, moving_to)
             except (_Again, LeaseExpired) as error:
                 last = error
             except CorruptArtifact as error:
@@ -158,7 +163,9 @@ class Copier:
             f"{', '.join(group)}: not copied in {MAX_ROUNDS} tries: {last}. What was moved stays there; copy again"
         )
 
-    def _copy_once(self, group: Sequence[str], stack: ExitStack, states: list[ShardState]) -> list[Copied]:
+    def _copy_once(
+        self, group: Sequence[str], stack: ExitStack, states: list[ShardState], moving_to: str | None
+    ) -> list[Copied]:
         done = {name: Copied(name, None, notes=("dropped at the source: not copied",)) for name in group}
         live = [name for name in group if not self.source.state(name).is_dropped]
         leases = {name: stack.enter_context(self._leased(name)) for name in live}
@@ -171,7 +178,7 @@ class Copier:
                 self._move(task, task.inventory.needed)
                 tasks.append(task)
         for task in reversed(tasks):  # inputs before their views
-            self._commit(task)
+            self._commit(task, moving_to)
         for task in tasks:
             if isinstance(task.result, Received):
                 self._derive(task)
@@ -225,8 +232,9 @@ class Copier:
         inventory = inventory_of(self.source, state)
         owners = self._record_forks(shard, {owner_of(each.key) for each in inventory.needed} - {shard})
         there = self.target.machine.fetch(shard)
-        mover = Mover(self.source.blob, self.target.blob, self._threads)
-        checkpoints = tuple(BlobCheckpointer(self.target.blob, shard).list_checkpoints()) if there else ()
+        mover = Mover(self.source.blob, self.target.blob, self._threads, self._verifies)
+        old = BlobCheckpointer(self.target.blob, shard).listing()
+        checkpoints = (*old.unfinished, *(manifest.checkpoint_id for manifest in old.manifests))
         task = _Task(state, lease, inventory, mover, there.era if there else -1, owners, checkpoints)
         mover.look(self._prefixes(task))
         task.to_move = sum(not each.is_in(mover.found) for each in inventory.objects)
@@ -274,14 +282,14 @@ class Copier:
         if mover.damaged or mover.missing:
             raise CorruptArtifact(f"shard {task.shard} was not copied: {(mover.damaged or mover.missing)[0]}")
 
-    def _commit(self, task: _Task) -> None:
+    def _commit(self, task: _Task, moving_to: str | None) -> None:
         """The one compare-and-set. What GC has deleted until then at the target is moved again after it."""
         for owner, era in task.owners.items():
             shared = self.target.machine.fetch(owner)
             if shared is not None and shared.oldest_era > era:
                 raise _Again(f"GC of {owner} at the target may have deleted what {task.shard} shares with it")
         _, task.result = self.target.machine.apply(
-            task.shard, lambda state: receive(state, task.state, era=task.era), create=True
+            task.shard, lambda state: receive(state, task.state, era=task.era, moving_to=moving_to), create=True
         )
         if task.result == Received(is_new=True):
             task.mover.look(self._prefixes(task))
@@ -331,19 +339,24 @@ class Copier:
         """Raise `InvalidInput` if the locations share a blob store: the GC of one would delete what the other needs."""
         if self._is_apart:
             return
+        ours, theirs = (_folder(each.blob.uri) for each in (self.source, self.target))
+        if ours != theirs and (ours.startswith(theirs) or theirs.startswith(ours)):
+            raise InvalidInput(f"{self.target.blob.uri} and {self.source.blob.uri} lie in one another; {_APART}")
         probe = copy_probe_key(self.target.ids.uuid7())
         self.target.blob.set(probe, b"")
         self._is_apart = self.source.blob.get(probe) is None
         self.target.blob.delete(probe)
         if not self._is_apart:
-            raise InvalidInput(
-                f"{self.target.blob.uri} is the blob store of the source; expected another one: another folder, bucket"
-                " or prefix"
-            )
+            raise InvalidInput(f"{self.target.blob.uri} is the blob store of the source; {_APART}")
+
+
+def _folder(uri: str) -> str:
+    path = uri.removeprefix("file://")
+    return f"{path if path == uri else os.path.realpath(path)}/"
 
 
 def _both(first: Copied, last: Copied) -> Copied:
-    """What two calls did for a shard."""
+    """The sum of two calls' results for a shard."""
     return replace(
         last,
         objects=first.objects + last.objects,

@@ -9,6 +9,7 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
@@ -37,7 +38,7 @@ class Named:
     sha256: str | None = None
 
     def is_in(self, sizes: Mapping[str, int]) -> bool:
-        """Whether the store holds it; an object is written whole, so its size is enough."""
+        """True if the store holds it; an object is written whole, so its size is enough."""
         return self.key in sizes and self.size_bytes in (None, sizes[self.key])
 
     def check(self, data: bytes) -> None:
@@ -60,7 +61,7 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What belongs to one state of a shard. `needed`: without these the state cannot be read; also of other shards, if
+    """The objects of one state of a shard. `needed`: without these the state cannot be read; also of other shards, if
     it is a fork. `records`: of lost appends. `checkpoints`: those of the state's past, by id; `pinned`: ids of those
     that it holds; `known_checkpoints`: ids of all, damaged ones too."""
 
@@ -80,7 +81,7 @@ class Inventory:
 
 
 def inventory_of(client: PersistClient, state: ShardState) -> Inventory:
-    """What belongs to the state. Raises `CorruptArtifact` for a manifest that is missing or damaged."""
+    """The objects of the state. Raises `CorruptArtifact` for a manifest that is missing or damaged."""
     commits = {commit.manifest_key for commit in state.commits}
     batches = {batch.manifest_key for batch in state.batches}
     both: tuple[Commit | HollowBatch, ...] = (*state.commits, *state.batches)
@@ -96,7 +97,7 @@ def inventory_of(client: PersistClient, state: ShardState) -> Inventory:
             progress.append(manifest.sources)
             for operator in manifest.operators.values():
                 needed += (Named(file.key, file.size_bytes, file.sha256) for file in operator.artifacts)
-    listing = BlobCheckpointer(client.blob, state.shard).listing()
+    listing = BlobCheckpointer(client.blob, state.shard, state.origin.life).listing()
     newest = state.newest_commit
     past = [each for each in listing.manifests if newest is not None and each.epoch <= newest.epoch]
     needed += (Named(key, None, digest_in(key)) for sources in progress for key in _named_by(client, state, sources))
@@ -129,7 +130,7 @@ def _named_by(client: PersistClient, state: ShardState, sources: Mapping[str, So
 def _saved(
     client: PersistClient, state: ShardState, manifest: CheckpointManifest, sizes: Mapping[str, int]
 ) -> SavedCheckpoint:
-    layout, offsets = BlobCheckpointer(client.blob, state.shard).layout, manifest.source_offsets
+    layout, offsets = CheckpointLayout(state.shard), manifest.source_offsets
     folder, last = layout.folder(manifest.checkpoint_id), layout.manifest(manifest.checkpoint_id)
     known = {layout.artifact(manifest.checkpoint_id, each.path): each.sha256 for each in manifest.artifacts}
     files = [
@@ -146,19 +147,22 @@ def _saved(
 class Mover:
     """Moves objects with several threads, and counts them. `beat` is called after each, in the caller's thread.
 
-    `found`: sizes of what the target holds, by key; it grows with what is moved. `missing`, `damaged`: what could not
-    be moved, with the reason.
+    `verifies`: what the target holds is read, and moved again if its digest is not the named one. `found`: sizes of
+    what the target holds, by key; it grows with what is moved. `missing`, `damaged`: what could not be moved, with the
+    reason.
     """
 
     source: Blob
     target: Blob
     threads: int
+    verifies: bool = False
     beat: Callable[[], None] = lambda: None
     found: dict[str, int] = field(default_factory=dict)
     moved: int = 0
     moved_bytes: int = 0
     missing: list[str] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
+    _verified: set[str] = field(default_factory=set)
     _large: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MAX_LARGE))
 
     def look(self, prefixes: Iterable[str]) -> None:
@@ -169,12 +173,15 @@ class Mover:
 
     def move(self, objects: Iterable[Named]) -> None:
         """Move those that the target does not hold."""
-        missing = {each.key: each for each in objects if not each.is_in(self.found)}
+        missing = {each.key: each for each in objects if self._is_looked_at(each) or not each.is_in(self.found)}
         for named, size_bytes in self._moved(list(missing.values())):
             if size_bytes is not None:
                 self.found[named.key] = size_bytes
                 self.moved, self.moved_bytes = self.moved + 1, self.moved_bytes + size_bytes
             self.beat()
+
+    def _is_looked_at(self, named: Named) -> bool:
+        return self.verifies and named.key not in self._verified
 
     def _moved(self, objects: list[Named]) -> Iterator[tuple[Named, int | None]]:
         if self.threads == 1:
@@ -190,13 +197,20 @@ class Mover:
                 pool.shutdown(wait=True, cancel_futures=True)  # after an error no further one is begun
 
     def _move(self, named: Named) -> int | None:
-        """Its size; `None` if the source does not hold it, or holds other bytes."""
+        """Its size; `None` if it is there, or the source does not hold it, or holds other bytes."""
         if named.size_bytes is not None and named.size_bytes >= LARGE_BYTES:
             with self._large:
                 return self._move_now(named)
         return self._move_now(named)
 
     def _move_now(self, named: Named) -> int | None:
+        if self.verifies:
+            self._verified.add(named.key)
+            with suppress(CorruptArtifact):
+                there = self.target.get(named.key)
+                if there is not None:
+                    named.check(there)
+                    return None
         data = self.source.get(named.key)
         if data is None:
             self.missing.append(f"{named.key} is missing in {self.source.uri}")

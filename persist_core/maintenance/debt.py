@@ -1,4 +1,4 @@
-"""What maintenance of a shard would do now: from its state, and one listing for GC, so that a look is cheap."""
+"""The debt of a shard, which maintenance would pay now: from its state, and one listing for GC."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DueMerge:
 
 @dataclass(frozen=True)
 class Debt:
-    """What is due. `merge` is the next one; others may follow it. `expired_leases` are names of readers.
+    """The debt of a shard. `merge` is the next one; others may follow it. `expired_leases` are names of readers.
 
     `since` can advance by `since_behind_ms`, which the history of `history_ms` no longer needs. GC has been due for
     `gc_due_ms`, negative before that. It is `None` if it is not known, because the state does not say it.
@@ -43,7 +43,7 @@ class Debt:
 
     @property
     def collects(self) -> bool:
-        """Whether GC is due."""
+        """True if GC is due."""
         return self.gc_due_ms is not None and self.gc_due_ms >= 0
 
     def __bool__(self) -> bool:
@@ -51,7 +51,7 @@ class Debt:
 
     @property
     def is_worth_a_task(self) -> bool:
-        """Whether it is enough to start a task for it. Smaller debt waits until it has grown."""
+        """True if it is enough to start a task for it. Smaller debt waits until it has grown."""
         merge = self.merge
         is_large = merge is not None and (merge.batches >= TASK_BATCHES or merge.rows >= TASK_ROWS)
         is_behind = self.since_behind_ms >= max(TASK_SINCE_MS, (self.history_ms or 0) // 10)
@@ -65,7 +65,7 @@ class Debt:
 
 
 def debt_of(state: ShardState, *, now_ms: int) -> Debt:
-    """What is due at `now_ms` in a shard with this state."""
+    """The debt at `now_ms` of a shard with this state."""
     due = merge_due(state)
     after, advance = advance_since(state, now_ms=now_ms)
     behind_ms = (advance.since.time or 0) - (advance.before.time or 0)
@@ -78,7 +78,7 @@ def debt_of(state: ShardState, *, now_ms: int) -> Debt:
 
 
 def whole_debt_of(client: PersistClient, state: ShardState, *, grace_ms: int) -> Debt:
-    """The same, and whether GC is due, which takes a listing."""
+    """Like `debt_of`, with the debt of GC, which takes a listing."""
     debt = debt_of(state, now_ms=client.clock.now_ms())
     return replace(debt, gc_due_ms=due_since_ms(client, state, grace_ms=grace_ms))
 

@@ -244,7 +244,7 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def _offer(consensus: Consensus, key: str, expected: int | None, new: VersionedData) -> bool | None:
-    """Whether `new` was committed; `None` if that is not known."""
+    """True if `new` was committed; `None` if that is not known."""
     try:
         return consensus.compare_and_set(key, expected, new) is CaSResult.COMMITTED
     except Indeterminate:

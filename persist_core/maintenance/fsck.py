@@ -30,7 +30,7 @@ MAX_FINDING_CHARS = 500  # that are remembered of the first finding
 
 @dataclass(frozen=True)
 class FsckReport:
-    """What was examined, and what is wrong with it."""
+    """The objects examined, and the violations found."""
 
     shard: str
     batches: int

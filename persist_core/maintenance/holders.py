@@ -59,9 +59,9 @@ class Holders:
     released: tuple[Released, ...]
 
 
-def list_holders(client: PersistClient, shard: str) -> Holders:
+def list_holders(client: PersistClient, state: ShardState) -> Holders:
     """Who holds what of the shard, since when, and what ends it. Changes nothing."""
-    state = client.state(shard)
+    shard = state.shard
     found = [_described(client, state, each) for each in holders(state, now_ms=client.clock.now_ms())]
     forks: dict[str, Held] = {}
     records, damaged = readable_forks(client.blob, shard)
@@ -123,7 +123,7 @@ def _described_hold(client: PersistClient, shard: str, holder: str, release: str
 
 
 def _live_view(client: PersistClient, shard: str, view: str) -> str | None:
-    """What a view that still reads the shard has read of it; `None` if there is no such view."""
+    """The progress of a view that still reads the shard; `None` if there is no such view."""
     state = client.machine.fetch(view)
     if state is None or state.is_dropped:
         return None

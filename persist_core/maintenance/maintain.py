@@ -37,7 +37,7 @@ MergeElsewhere = Callable[[Merge], Replaced | NotReplaced]
 
 @dataclass(frozen=True)
 class Maintained:
-    """What maintenance of one shard did, and what it still owes.
+    """The result of maintaining one shard, and what is still due.
 
     `since` advanced by `since_advanced_ms`; `held_by` is the reader or holder that keeps it from following the upper as
     the history says. `merges` read `rows`, without history. `lost_merges` are those whose batches another merge had
@@ -59,7 +59,7 @@ class Maintained:
 
     @property
     def did(self) -> str:
-        """What was done, in words; empty if nothing was."""
+        """The result in words; empty if nothing was done."""
         merged = f"merged {self.rows} rows: {self.batches_before} batches before, {self.batches_after} after"
         lost = f"merges that another process did first: {self.lost_merges}"
         expired = f"leases expired: {len(self.expired_leases)}" if self.expired_leases else ""

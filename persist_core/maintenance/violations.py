@@ -1,4 +1,4 @@
-"""What fsck reports. No check stops another: an exception in a check becomes a violation, and the next check runs."""
+"""Findings of fsck. No check stops another: an exception in a check becomes a violation, and the next check runs."""
 
 from __future__ import annotations
 

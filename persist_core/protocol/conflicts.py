@@ -15,7 +15,7 @@ from persist_core.clock import Clock
 from persist_core.location.blob import Blob
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.keys import conflict_key, conflicts_prefix
-from persist_core.shard.sealed import seal, unseal
+from persist_core.shard.sealed import check_in_place, seal, unseal
 from persist_core.shard.state import UpperMismatch
 from persist_core.time_text import show_interval, show_time
 
@@ -47,6 +47,13 @@ class ConflictRecord:
         """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
         return cls(**unseal(data, kind=_CONFLICT, version=RECORD_VERSION, what=what))
 
+    @classmethod
+    def read(cls, data: bytes, key: str) -> ConflictRecord:
+        """The record under `key`. Raises as `decode`, and for that of another place."""
+        record = cls.decode(data, what=f"conflict record {key}")
+        check_in_place(conflict_key(record.shard, record.conflict_id), key, what=f"conflict record {key}")
+        return record
+
     def __str__(self) -> str:
         lost = show_interval(self.expected_upper, self.description_upper)
         if self.found_upper == self.expected_upper:
@@ -69,7 +76,7 @@ def record_conflict(
     key = conflict_key(description.shard, conflict_id)
     known = blob.get(key)
     if known is not None:
-        return ConflictRecord.decode(known, what=f"conflict record {key}"), False
+        return ConflictRecord.read(known, key), False
     record = ConflictRecord(
         conflict_id=conflict_id,
         shard=description.shard,
@@ -102,6 +109,6 @@ def list_conflicts(
             data = blob.get(entry.key)
             if data is None:
                 continue
-            record = known[entry.key] = ConflictRecord.decode(data, what=f"conflict record {entry.key}")
+            record = known[entry.key] = ConflictRecord.read(data, entry.key)
         records.append(record)
     return sorted(records, key=lambda record: (record.detected_ms, record.conflict_id))

@@ -16,6 +16,8 @@ from dataclasses import replace
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
+from persist_core.handles.read import schema_of
+from persist_core.handles.slow_reads import named_if_dropped
 from persist_core.handles.write import manifest_for, stage_manifest
 from persist_core.ids import uuid7_of
 from persist_core.protocol.fork_records import record_fork
@@ -36,12 +38,18 @@ def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, 
     """Create `new_shard` from the shard's checkpoint. Idempotent: a second call returns the first result.
 
     Raises what `point_of` does; `InvalidInput` if `new_shard` already holds data; `RunFailed` if the batches were
-    merged in the meantime. Then nothing has changed for readers.
+    merged or the shard was dropped in the meantime. Then nothing has changed for readers.
     """
     check_shard_name(new_shard)
     if new_shard == shard:
         raise InvalidInput(f"a fork of {shard} needs another name; to restore the shard itself, leave out --as")
     state = client.state(shard)
+    with named_if_dropped(client.machine, state):
+        return _forked(client, state, checkpoint_id, new_shard, writer)
+
+
+def _forked(client: PersistClient, state: ShardState, checkpoint_id: str, new_shard: str, writer: str) -> Committed:
+    shard = state.shard
     since = state.since  # of what is shared: the shard's own may move on before the fork is made
     point = point_of(client, state, checkpoint_id)
     token = restore_token("fork", shard, checkpoint_id, new_shard)
@@ -53,7 +61,7 @@ def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, 
     known = client.ensure_shard(new_shard)  # so that GC can refuse a fork that it has given up
     attempt = client.ids.uuid7()
     manifest = replace(
-        _manifest(client, point, new_shard, token, writer, known.era),
+        _manifest(state, point, new_shard, token, writer, known.era),
         operators=copy_operators(client, point, new_shard, attempt),
         restored=Restored(shard, checkpoint_id, point.checkpoint.watermark),
     )
@@ -76,7 +84,13 @@ def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, 
     _, result = client.machine.apply(
         new_shard,
         lambda found: transitions.start_fork(
-            found, manifest, key, batches=point.batches, since=since, now_ms=client.clock.now_ms()
+            found,
+            manifest,
+            key,
+            batches=point.batches,
+            since=since,
+            schemas=began.schemas,
+            now_ms=client.clock.now_ms(),
         ),
         create=True,
     )
@@ -85,7 +99,7 @@ def fork(client: PersistClient, shard: str, checkpoint_id: str, new_shard: str, 
 
 
 def _manifest(
-    client: PersistClient, point: RestorePoint, new_shard: str, token: str, writer: str, era: int
+    state: ShardState, point: RestorePoint, new_shard: str, token: str, writer: str, era: int
 ) -> BatchManifest:
     """The manifest of the one commit: no parts of its own, for all the batches that are shared."""
     description = BatchDescription(
@@ -93,13 +107,12 @@ def _manifest(
         lower=point.batches[0].lower,
         upper=point.upper,
         token=token,
-        checkpoint_id=uuid7_of(point.batches[0].lower, token),
+        checkpoint_id=uuid7_of(point.batches[0].lower, f"{token} {era}"),  # the name may have been another fork's
         epoch=point.checkpoint.epoch,
         parent_id=None,
         writer=writer,
         sources=point.sources,
         era=era,
     )
-    schema = client.manifest(point.batches[-1]).schema
     rows = restore_token(*(batch.manifest_key for batch in point.batches))
-    return manifest_for(description, schema, (), BatchCounts(), rows=rows)
+    return manifest_for(description, schema_of(state), (), BatchCounts(), rows=rows)

@@ -1,4 +1,4 @@
-"""What a fork shares with its origin. The records are stored with the shard that owns the keys, so that GC finds them.
+"""Records of what a fork shares with its origin, stored with the shard that owns the keys, so that GC finds them.
 
     <shard>/forks/<fork>/<sha256>.json   sealed {"shard", "fork", "checkpoint_id", "made_ms", "era", "keys": [...]}
 
@@ -6,7 +6,8 @@
 compare-and-set spans two shards, so the order makes this safe: a fork first writes its record, then checks that the
 shard's state still names all of `keys`. GC first reads the shard's state, then lists the records. If the state that GC
 read does not name a key and GC finds no record, then the fork's later check does not find the key either, and the fork
-fails.
+fails. A fork of a fork checks the state of the first fork, which GC reads after it has found that one's record. So GC
+lists the records again after it has read the states of forks, until it finds no new one.
 
 A record has no effect once batches of its `era` (of `<shard>`) are refused and the fork names none of its keys. The
 fork's shard is made, empty, before the record, so that GC can end an era of it: a slow fork is then refused.
@@ -17,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
-from persist_core.errors import CorruptArtifact, Corruption
+from persist_core.errors import Corruption
 from persist_core.location.blob import Blob
 from persist_core.shard.batch import HollowBatch
 from persist_core.shard.keys import fork_key, forks_prefix, owner_of
-from persist_core.shard.sealed import seal, sealed_digest, unseal
+from persist_core.shard.sealed import check_in_place, seal, sealed_digest, unseal
 
 RECORD_VERSION = 1
 _FORK = "fork_record"
@@ -47,6 +48,13 @@ class ForkRecord:
         """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
         body = unseal(data, kind=_FORK, version=RECORD_VERSION, what=what)
         return cls(**{**body, "keys": tuple(body["keys"])})
+
+    @classmethod
+    def read(cls, data: bytes, key: str) -> ForkRecord:
+        """The record under `key`. Raises as `decode`, and for that of another place."""
+        record = cls.decode(data, what=f"record of a fork {key}")
+        check_in_place(record.key, key, what=f"record of a fork {key}")
+        return record
 
     @property
     def key(self) -> str:
@@ -87,10 +95,7 @@ def readable_forks(blob: Blob, shard: str) -> tuple[list[ForkRecord], dict[str, 
         if data is None:
             continue
         try:
-            record = ForkRecord.decode(data, what=f"record of a fork {entry.key}")
-            if record.key != entry.key:
-                raise CorruptArtifact(f"record of a fork {entry.key} is the one of {record.key}; it was replaced")
-            records.append(record)
+            records.append(ForkRecord.read(data, entry.key))
         except Corruption as error:
             damaged[entry.key] = error
     return sorted(records, key=lambda record: (record.made_ms, record.fork)), damaged

@@ -1,6 +1,6 @@
 """`persist resolve`: remove errs `missing_order` that a user has looked at, in a commit of its own.
 
-    errs alive --of the files that the user names--> retractions at [upper, upper + 1) --append--> Committed | Conflict
+    errs alive --at the positions named--> retractions at [upper, upper + 1) --append--> Committed | Conflict
 
 Such an err stands in a slot of its own, so no record can remove it (docs/semantics.md, section 4). Everything else
 stays as it is: rows, orders, source progress and operator state.
@@ -26,36 +26,45 @@ from persist_core.ids import uuid7_of
 from persist_core.protocol.describe import stash_frontier
 from persist_core.protocol.restore_point import restore_token
 from persist_core.protocol.stages import Conflict, append
-from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, MISSING_ORDER, ORDER, POSITION, TIME
+from persist_core.schema import (
+    DIFF,
+    ERR_KEY,
+    ERR_KIND,
+    ERR_MESSAGE,
+    ERR_PAYLOAD,
+    MISSING_ORDER,
+    ORDER,
+    TIME,
+    system_field,
+)
 from persist_core.shard.batch import STASH_OPERATOR, BatchDescription
 from persist_core.shard.operator_state import OperatorState, StateArtifact
 from persist_core.shard.parts import errs_schema
 from persist_core.shard.state import Committed, ShardState
-from persist_core.sources.natural_order import path_of
+from persist_core.sources.registry import show_position
 from persist_core.time_text import MAX_TIME, show_time
 
 
 @dataclass(frozen=True)
 class Unordered:
-    """A record without an order: its file (below its source's folder) and row, why it is an err, and its bytes."""
+    """A record without an order: its position as its source shows it, why it is an err, and its bytes."""
 
-    file: str
-    row: int
+    position: str
     message: str
     payload: bytes
 
 
 @dataclass(frozen=True)
 class ResolvePlan:
-    """What a `resolve` removes. `state` is the shard's, which the commit follows."""
+    """The errs that a `resolve` removes. `state` is the shard's, which the commit follows."""
 
     state: ShardState
     records: tuple[Unordered, ...]
     errs: pa.Table
 
 
-def plan_resolve(client: PersistClient, shard: str, *, files: str = "*") -> ResolvePlan:
-    """The errs `missing_order` of the files that match the glob `files`; writes nothing. There may be none.
+def plan_resolve(client: PersistClient, shard: str, *, at: str = "*") -> ResolvePlan:
+    """The errs `missing_order` whose positions, as shown, match the glob `at`; writes nothing. There may be none.
 
     Raises `ShardNotFound`, and `InvalidInput` if the shard is closed.
     """
@@ -67,8 +76,8 @@ def plan_resolve(client: PersistClient, shard: str, *, files: str = "*") -> Reso
     columns = errs_schema(state.schema)
     errs = client.open_reader(shard).errors(state.upper.time - 1)
     errs = errs.filter(pc.equal(errs[ERR_KIND], MISSING_ORDER))
-    records = [_unordered(row) for row in errs.select([ERR_KEY, ERR_MESSAGE, ERR_PAYLOAD]).to_pylist()]
-    chosen = [number for number, record in enumerate(records) if fnmatchcase(record.file, files)]
+    records = [_unordered(state, row) for row in errs.select([ERR_KEY, ERR_MESSAGE, ERR_PAYLOAD]).to_pylist()]
+    chosen = [number for number, record in enumerate(records) if fnmatchcase(record.position, at)]
     errs = errs.take(pa.array(chosen, pa.int64()))
     given = {
         TIME: pa.repeat(state.upper.time, len(errs)),
@@ -79,12 +88,12 @@ def plan_resolve(client: PersistClient, shard: str, *, files: str = "*") -> Reso
     return ResolvePlan(state, tuple(records[number] for number in chosen), pa.table(cells, schema=columns))
 
 
-def _unordered(row: dict[str, object]) -> Unordered:
+def _unordered(state: ShardState, row: dict[str, object]) -> Unordered:
     key, payload = row[ERR_KEY], row[ERR_PAYLOAD]
     assert isinstance(key, bytes)
     assert isinstance(payload, bytes)
-    file, _, number = (json.loads(key.decode().removeprefix(MISSING_ORDER)).get(column.name) for column in POSITION)
-    return Unordered(path_of(file), number, str(row[ERR_MESSAGE]), payload)
+    position = json.loads(key.decode().removeprefix(MISSING_ORDER))
+    return Unordered(show_position(state.sources, position), str(row[ERR_MESSAGE]), payload)
 
 
 def resolve(client: PersistClient, plan: ResolvePlan, *, writer: str) -> Committed | Conflict:
@@ -127,8 +136,9 @@ def _check_nothing_is_due(client: PersistClient, state: ShardState, chain: tuple
     upper = state.upper.time or 0
     restored_to = stash_frontier(client, state)
     first = upper if restored_to is None else restored_to
+    times_only = pa.schema([system_field(TIME)])
     for artifact in chain:
-        for records in state_rows(client.blob, artifact, [TIME], client.part_format):
+        for records in state_rows(client.blob, artifact, times_only, state.schemas, client.part_format):
             times = records[TIME]
             if pc.any(pc.and_(pc.greater_equal(times, first), pc.less_equal(times, upper))).as_py():
                 raise RunFailed(

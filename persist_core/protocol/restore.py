@@ -26,6 +26,7 @@ from persist_core.checkpoint.publish import publish_missing
 from persist_core.errors import Corruption, InvalidInput, InvariantViolation
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import ReadHandle
+from persist_core.handles.slow_reads import named_if_dropped
 from persist_core.ids import uuid7_of
 from persist_core.protocol.restore_orders import flattened, with_orders_of_errs, with_orders_of_oks
 from persist_core.protocol.restore_point import RestorePoint, copy_operators, point_of, restore_token
@@ -44,10 +45,10 @@ BYTES_OF_AN_UPDATE = 256  # of Parquet; an update that takes more counts for as 
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """What a restore would do: `oks` and `errs` are its updates, all at time `lower`.
+    """The effects of a restore: `oks` and `errs` are its updates, all at time `lower`.
 
     `inputs_again`: inputs that the next run consumes again if they are still there; `None` if the progress of now is
-    damaged, so that they are not known. `era`: the shard's, before the checkpoint was read.
+    damaged, so that they are not known. `began`: the shard's state, before the checkpoint was read.
     """
 
     shard: str
@@ -57,7 +58,7 @@ class RestorePlan:
     oks: pa.Table
     errs: pa.Table
     inputs_again: tuple[str, ...] | None
-    era: int
+    began: ShardState
 
     @property
     def upper(self) -> int:
@@ -81,13 +82,20 @@ class NothingToRestore:
 def plan_restore(
     client: PersistClient, shard: str, checkpoint_id: str, *, max_updates: int = MAX_UPDATES
 ) -> RestorePlan | NothingToRestore:
-    """What it takes to go back to a checkpoint; writes nothing.
+    """The steps back to a checkpoint; writes nothing.
 
-    Raises what `point_of` does, and `InvalidInput` if the shard is closed, or has changed too much since then for
-    one process.
+    Raises what `point_of` does, `InvalidInput` if the shard is closed, or has changed too much since then for one
+    process, and `RunFailed` if it was dropped in the meantime.
     """
     state = client.state(shard)
-    newest = state.newest_commit
+    with named_if_dropped(client.machine, state):
+        return _planned(client, state, checkpoint_id, max_updates)
+
+
+def _planned(
+    client: PersistClient, state: ShardState, checkpoint_id: str, max_updates: int
+) -> RestorePlan | NothingToRestore:
+    shard, newest = state.shard, state.newest_commit
     if newest is not None and newest.restored_from == checkpoint_id:
         return NothingToRestore(f"the newest commit of {shard} has restored it to checkpoint {checkpoint_id}")
     point = point_of(client, state, checkpoint_id)
@@ -115,7 +123,7 @@ def plan_restore(
         _undone(oks, [column.name for column in state.schema.columns], updates_schema(state.schema), lower, fork),
         _undone(errs, list(ERR_IDENTITY), errs_schema(state.schema), lower, fork),
         _inputs_again(client, state, point),
-        state.era,
+        state,
     )
 
 
@@ -159,8 +167,13 @@ def restore(client: PersistClient, plan: RestorePlan, *, writer: str) -> Committ
     """Stage the plan and append it; then publish its checkpoint. `writer` names the caller, for users.
 
     A lost race is a `Conflict`, recorded like any other. Raises `CorruptArtifact` if retention has deleted the
-    checkpoint since then. Trying again is safe after any error.
+    checkpoint since then, `RunFailed` if the shard was dropped. Trying again is safe after any error.
     """
+    with named_if_dropped(client.machine, plan.began):
+        return _restored(client, plan, writer)
+
+
+def _restored(client: PersistClient, plan: RestorePlan, writer: str) -> Committed | Conflict:
     state = client.state(plan.shard)
     checkpoint = plan.point.checkpoint
     with suppress(Corruption, InvalidInput):  # these checkpoints make it possible to undo the restore
@@ -177,7 +190,7 @@ def restore(client: PersistClient, plan: RestorePlan, *, writer: str) -> Committ
         parent_id=parent.checkpoint_id if parent else None,
         writer=writer,
         sources=plan.point.sources,
-        era=plan.era,
+        era=plan.began.era,
     )
     key = client.open_writer(plan.shard).stage(
         description,

@@ -1,4 +1,4 @@
-"""What a restore undoes in `sequence` order: rows together with the orders that made them.
+"""The rows that a restore undoes in `sequence` order: rows together with the orders that made them.
 
     changes since the checkpoint ─────── sorted by slot, time ──> each retraction gets the order of what it retracts
     insertions as of it, of the slots ─┘
@@ -48,7 +48,7 @@ def with_orders_of_oks(oks: pa.Table, reader: ReadHandle, state: ShardState, aft
 
 
 def with_orders_of_errs(errs: pa.Table, reader: ReadHandle, state: ShardState, after: int) -> pa.Table:
-    """The same of errs."""
+    """The errs with the orders that made them."""
     schema = state.schema
     if schema is None or schema.order is None:
         return errs
@@ -103,7 +103,7 @@ def _filled(updates: pa.Table, slot: Sequence[str], before: pa.Table | None = No
 
 
 def _same_as_before(slots: pa.Table) -> pa.Array:
-    """Whether each row has the slot of the row before it; null equals null."""
+    """True if each row has the slot of the row before it; null equals null."""
     same = []
     for column in slots.columns:
         values = column.combine_chunks()

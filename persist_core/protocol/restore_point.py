@@ -57,17 +57,14 @@ def point_of(client: PersistClient, state: ShardState, checkpoint_id: str) -> Re
         progress.check_restorable()
     if state.schema is not None and not state.schema.key:
         raise InvalidInput(f"shard {state.shard} has no key; only a shard with a key can be restored or forked")
-    checkpointer = BlobCheckpointer(client.blob, state.shard)
+    checkpointer = BlobCheckpointer(client.blob, state.shard, state.origin.life)
     if client.blob.get(checkpointer.layout.manifest(checkpoint_id)) is None:
         raise CheckpointNotFound(
             f"shard {state.shard} has no checkpoint {checkpoint_id}; `persist checkpoints {state.shard}` lists them"
         )
     checkpoint = checkpointer.load_manifest(checkpoint_id)
-    if checkpoint.shard is None or checkpoint.shard.shard != state.shard:
-        raise CorruptArtifact(
-            f"checkpoint {checkpoint_id} says it is of {checkpoint.shard and checkpoint.shard.shard!r}; expected"
-            f" {state.shard!r}"
-        )
+    if checkpoint.shard is None:
+        raise CorruptArtifact(f"checkpoint {checkpoint_id} does not say which state of shard {state.shard} it is of")
     batches = _batches_until(state, checkpoint.shard.upper)
     said = {
         name: SourceFrontier(source.source_type, source.offsets) for name, source in checkpoint.source_offsets.items()

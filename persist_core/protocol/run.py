@@ -60,7 +60,7 @@ Step = Minted | Round | Conflict | NothingToDo
 
 @dataclass(frozen=True)
 class RunReport:
-    """What a run did: its rounds in order, why it ended, and how many appends it lost."""
+    """The result of a run: its rounds in order, why it ended, and how many appends it lost."""
 
     shard: str
     rounds: tuple[Round, ...]
@@ -197,12 +197,12 @@ def describe_dry_run(client: PersistClient, config: ViewConfig, until: int | Non
 
     Changes nothing. Raises `OutsideFrontiers` if the inputs have no time in common yet.
     """
-    as_of = ShardSource(config, client).dry_run_time(until)
+    as_of = ShardSource(client, config).dry_run_time(until)
     return as_of, describe.dry_run_description(client, config, as_of)
 
 
 def input_noun(config: ShardConfig) -> str:
-    """What `input_files` counts."""
+    """The counts of `input_files`."""
     return "files" if isinstance(config, CollectionConfig) else "inputs"
 
 

@@ -235,7 +235,7 @@ def _stage_empty(
     rows: str,
     operators: Mapping[str, OperatorState] | None = None,
 ) -> str:
-    schema = source_of(client, config).schema(state)
+    schema = state.schemas.placed(source_of(client, config).schema(state))
     manifest = manifest_for(description, schema, (), BatchCounts(), rows=rows)
     return stage_manifest(client.blob, replace(manifest, operators=operators or {}), client.ids.uuid7())
 
@@ -250,7 +250,7 @@ def check_not_outdated(state: ShardState, description: BatchDescription) -> None
 
 
 def _can_only_lose(state: ShardState, description: BatchDescription) -> bool:
-    """Whether the append of the description would be refused: another writer was faster, or GC may have deleted what
+    """True if the append of the description would be refused: another writer was faster, or GC may have deleted what
     it names."""
     return state.upper != Frontier(description.lower) or (description.era or 0) < state.oldest_era
 

@@ -28,7 +28,7 @@ _MANIFEST = "batch_manifest"
 
 
 class PartKind(enum.StrEnum):
-    """What a part holds. Insertions have diff 1, retractions diff -1, errs either.
+    """The kinds of parts. Insertions have diff 1, retractions diff -1, errs either.
 
     History is in runs only, and holds what the newest contents do not need: docs/storage.md, section 1.
     """
@@ -46,7 +46,8 @@ LATE_OPERATOR = "late-records"  # in `sequence` order: the records that lost to 
 
 @dataclass(frozen=True)
 class Part:
-    """One Parquet file of a batch. `sha256` is of its bytes; `rows` is `None` if the writer did not count.
+    """One Parquet file of a batch. `sha256` is of its bytes; `rows` is `None` if the writer did not count. `schema` is
+    the version in which it was written: in a run, a file that was carried over may have an older one than the run.
 
     No update in the file is later than `last_time`; `None` if the writer did not look. No key in it is before
     `first_key` or after `last_key` (`shard.key_range`); `None` if there is no such bound.
@@ -56,6 +57,7 @@ class Part:
     kind: PartKind
     size_bytes: int
     sha256: str
+    schema: CollectionSchema = field(repr=False)
     rows: int | None = None
     last_time: int | None = None
     first_key: Key | None = None
@@ -111,7 +113,7 @@ class Restored:
 
 @dataclass(frozen=True)
 class BatchDescription:
-    """What one batch will be: minted once, written any number of times, appended at most once.
+    """A batch before it is written: minted once, written any number of times, appended at most once.
 
     `input_key` names the frozen input in blob storage (`None`: no input, a seal). `sources` is the progress after the
     commit. `operators` is the operator state before it: the chain of artifacts of each operator, oldest first. Of the
@@ -155,7 +157,7 @@ class BatchDescription:
         return {name: chain_digest(chain) for name, chain in self.operators.items()}
 
     def saves_delta(self, operator: str) -> bool:
-        """Whether the operator is to save what it adds to its chain; else its full state."""
+        """True if the operator is to save what it adds to its chain; else its full state."""
         return self.saves_deltas and operator in self.operators
 
     def to_json(self) -> dict[str, Any]:
@@ -172,7 +174,7 @@ class BatchDescription:
 
 @dataclass(frozen=True)
 class Run:
-    """What makes a batch a run: it was merged from neighbors (docs/storage.md).
+    """The facts that make a batch a run: it was merged from neighbors (docs/storage.md).
 
     `inputs`: the digests of their manifests, oldest first. What ended at or before `since` may be missing. Nothing
     changed after `changed_at` (`None`: nothing ever did), so a reader of changes can pass the run over.
@@ -214,11 +216,11 @@ class HollowBatch:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing changed in it. A run may hold no rows and not be empty."""
+        """True if nothing changed in it. A run may hold no rows and not be empty."""
         return self.changed_at is None
 
     def is_of(self, manifest: BatchManifest) -> bool:
-        """Whether the state may describe the manifest like this.
+        """True if the state may describe the manifest like this.
 
         The bounds of an empty batch may differ, and a fork may share less of a run.
         """
@@ -271,6 +273,12 @@ class BatchManifest:
         """Bytes of all parts."""
         return sum(part.size_bytes for part in self.parts)
 
+    @property
+    def schemas(self) -> dict[int, CollectionSchema]:
+        """The schemas that it and its parts are written in, by version."""
+        used = (self.schema, *(part.schema for part in self.parts))
+        return {schema.version: schema for schema in used}
+
     @cached_property
     def sha256(self) -> str:
         """The digest that its stored bytes carry. The commit binds it."""
@@ -294,24 +302,31 @@ class BatchManifest:
         return after
 
     def hollow(self, manifest_key: str) -> HollowBatch:
-        """What the state keeps of it."""
+        """The state's record of it."""
         changed_at = self.run.changed_at if self.run else None
         return HollowBatch(self.lower, self.upper, manifest_key, self.sha256, self.counts, self.size_bytes, changed_at)
 
     def encode(self) -> bytes:
         """Sealed JSON: equal manifests give equal bytes."""
-        return seal(_MANIFEST, MANIFEST_VERSION, asdict(self) | {"schema": self.schema.to_json()})
+        body = {
+            **asdict(replace(self, parts=())),
+            "schema": self.schema.version,
+            "schemas": [schema.to_json() for _, schema in sorted(self.schemas.items())],
+            "parts": [{**vars(part), "schema": part.schema.version} for part in self.parts],
+        }
+        return seal(_MANIFEST, MANIFEST_VERSION, body)
 
     @classmethod
     def decode(cls, data: bytes, *, what: str = "a batch manifest") -> BatchManifest:
         """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
         body = unseal(data, kind=_MANIFEST, version=MANIFEST_VERSION, what=what)
         try:
+            schemas = {each["version"]: CollectionSchema.from_json(each) for each in body.pop("schemas")}
             manifest = cls(
                 **{
                     **body,
-                    "schema": CollectionSchema.from_json(body["schema"]),
-                    "parts": tuple(map(_part, body["parts"])),
+                    "schema": schemas[body["schema"]],
+                    "parts": tuple(_part(part, schemas) for part in body["parts"]),
                     "counts": BatchCounts(**body["counts"]),
                     "sources": {name: SourceFrontier(**source) for name, source in body["sources"].items()},
                     "operators": {name: OperatorState.from_json(state) for name, state in body["operators"].items()},
@@ -325,9 +340,9 @@ class BatchManifest:
         return manifest
 
 
-def _part(body: Mapping[str, Any]) -> Part:
+def _part(body: Mapping[str, Any], schemas: Mapping[int, CollectionSchema]) -> Part:
     keys = {name: None if body[name] is None else tuple(body[name]) for name in ("first_key", "last_key")}
-    return Part(**{**body, **keys, "kind": PartKind(body["kind"])})
+    return Part(**{**body, **keys, "kind": PartKind(body["kind"]), "schema": schemas[body["schema"]]})
 
 
 def last_time(upper: int | None) -> int:

@@ -20,12 +20,13 @@ from typing import Any
 
 from persist_core.errors import Corruption
 from persist_core.frontier import Frontier
-from persist_core.schema import CollectionSchema
+from persist_core.location.consensus import VersionedData
 from persist_core.shard.batch import BatchCounts, HollowBatch, SourceFrontier
 from persist_core.shard.invariants import check_state
 from persist_core.shard.keys import manifest_key
-from persist_core.shard.origin import Life, Origin
-from persist_core.shard.sealed import seal, unseal
+from persist_core.shard.origin import Branch, Origin
+from persist_core.shard.schema_versions import SchemaVersions
+from persist_core.shard.sealed import check_in_place, seal, unseal
 from persist_core.shard.state import Commit, Hold, Lease, Released, ShardState
 
 STATE_VERSION = 1
@@ -55,7 +56,7 @@ def encode_state(version: StateVersion) -> bytes:
             "seqno": state.seqno,
             "since": state.since.time,
             "upper": state.upper.time,
-            "schema": state.schema.to_json() if state.schema else None,
+            "schemas": state.schemas.to_json(),
             "first_lower": state.batches[0].lower if state.batches else None,
             "batches": _lines(state.shard, state.batches),
             "commits": [vars(commit) for commit in state.commits],
@@ -67,7 +68,7 @@ def encode_state(version: StateVersion) -> bytes:
             "released": [vars(each) for each in state.released],
             "era": state.era,
             "oldest_era": state.oldest_era,
-            "origin": {**vars(state.origin), "lives": [vars(life) for life in state.origin.lives]},
+            "origin": {**vars(state.origin), "branches": [vars(branch) for branch in state.origin.branches]},
         },
     }
     return seal(_STATE, STATE_VERSION, body)
@@ -87,13 +88,21 @@ def decode_state(data: bytes, *, what: str = "state") -> StateVersion:
     return decoded
 
 
+def read_version(shard: str, version: VersionedData) -> ShardState:
+    """The state in a version of a shard's key. Raises as `decode_state`, and for the state of another place."""
+    what = f"version {version.seqno} of the state of shard {shard}"
+    state = decode_state(version.data, what=what).state
+    check_in_place((state.shard, state.seqno), (shard, version.seqno), what=what)
+    return state
+
+
 def _decoded(body: dict[str, Any]) -> ShardState:
     return ShardState(
         shard=body["shard"],
         seqno=body["seqno"],
         since=Frontier(body["since"]),
         upper=Frontier(body["upper"]),
-        schema=CollectionSchema.from_json(body["schema"]) if body["schema"] else None,
+        schemas=SchemaVersions.from_json(body["schemas"]),
         batches=_batches(body["shard"], body["first_lower"], body["batches"]),
         commits=tuple(Commit(**commit) for commit in body["commits"]),
         leases={name: Lease(**{**lease, "since": Frontier(lease["since"])}) for name, lease in body["leases"].items()},
@@ -104,8 +113,12 @@ def _decoded(body: dict[str, Any]) -> ShardState:
         released=tuple(Released(**each) for each in body["released"]),
         era=body["era"],
         oldest_era=body["oldest_era"],
-        origin=Origin(**{**body["origin"], "lives": tuple(Life(**life) for life in body["origin"]["lives"])}),
+        origin=_origin(body["origin"]),
     )
+
+
+def _origin(body: dict[str, Any]) -> Origin:
+    return Origin(**{**body, "branches": tuple(Branch(**branch) for branch in body["branches"])})
 
 
 def _lines(shard: str, batches: Iterable[HollowBatch]) -> list[str]:
@@ -148,6 +161,6 @@ def _batches(shard: str, lower: int, lines: Iterable[str]) -> tuple[HollowBatch,
 
 
 def _around_attempt(shard: str) -> tuple[str, str]:
-    """What stands before and after the attempt in the key of a manifest of the shard."""
+    """The text before and after the attempt in the key of a manifest of the shard."""
     front, _, back = manifest_key(shard, "\0").partition("\0")
     return front, back

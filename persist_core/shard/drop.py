@@ -28,7 +28,7 @@ def create_again(state: ShardState) -> tuple[ShardState, None]:
 
 
 def is_end_or_beginning(before: ShardState, after: ShardState) -> bool:
-    """Whether `after` is what one of these transitions makes of `before`."""
+    """True if `after` is what one of these transitions makes of `before`."""
     return before.is_dropped != after.is_dropped and after == _bare(before, after.upper, seqno=after.seqno)
 
 

@@ -23,7 +23,7 @@ HISTORY = "history"  # as the name of a holder: the definition itself
 
 @dataclass(frozen=True)
 class Holder:
-    """What keeps `since` at or before `since`: the history (`kind` is `history`), a `lease`, or a `hold`."""
+    """A reason that `since` does not advance: the history (`kind` is `history`), a `lease`, or a `hold`."""
 
     kind: str
     name: str
@@ -32,7 +32,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Advance:
-    """What `advance_since` did. `wanted` is where the history alone would put `since`.
+    """The result of `advance_since`. `wanted` is where the history alone would put `since`.
 
     `held_by` blocks it first: `None` if `since` has reached `wanted`.
     """

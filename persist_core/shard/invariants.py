@@ -1,4 +1,4 @@
-"""What holds in every version of a shard, and between any version and the next: named predicates.
+"""Invariants of every version of a shard, and between any version and the next: named predicates.
 
 `check_state` runs after every decode, `check_step` before every compare-and-set. A violation is `InvariantViolation`:
 nothing is written, and the message names the predicate.
@@ -53,6 +53,26 @@ def epochs_increase(state: ShardState) -> bool:
     """Each commit's epoch is greater than that of the commit before it; epochs start at 1."""
     epochs = [commit.epoch for commit in state.commits]
     return all(before < after for before, after in itertools.pairwise([0, *epochs]))
+
+
+def column_ids_are_never_used_again(state: ShardState) -> bool:
+    """Versions count from 1, and a column that is gone does not come back: in each version, an id that the version
+    before lacks is higher than all before."""
+    schemas = [each.schema for each in state.schemas.versions]
+    known, last = set[int](), 0
+    for version, schema in enumerate(schemas, start=1):
+        ids = [column.id or 0 for column in schema.columns]
+        added = set(ids) - known
+        if schema.version != version or len(set(ids)) != len(ids) or any(new <= last for new in added):
+            return False
+        known, last = set(ids), max([last, *ids])
+    return last < state.schemas.next_id
+
+
+def schema_versions_are_kept(before: ShardState, after: ShardState) -> bool:
+    """Schemas and ids are added, never changed."""
+    old, new = before.schemas, after.schemas
+    return new.to_json()["versions"][: len(old.versions)] == old.to_json()["versions"] and old.next_id <= new.next_id
 
 
 def since_never_regresses(before: ShardState, after: ShardState) -> bool:
@@ -146,16 +166,16 @@ def shard_is_the_same(before: ShardState, after: ShardState) -> bool:
 
 
 def origin_follows_the_commits(before: ShardState, after: ShardState) -> bool:
-    """A commit continues the shard's life here or begins one; a shard that was moved away has no commit, for good."""
+    """A commit continues the shard's branch here or begins one; a shard that was moved away has no commit, for good."""
     is_commit = before.newest_commit != after.newest_commit
     was, now = before.origin, after.origin
     if is_commit:
-        return was.moved_to is None and now.received is None and now.lives[: len(was.lives)] == was.lives
-    return (was.lives, was.received) == (now.lives, now.received) and was.moved_to in (None, now.moved_to)
+        return was.moved_to is None and now.received is None and now.branches[: len(was.branches)] == was.branches
+    return (was.branches, was.received) == (now.branches, now.received) and was.moved_to in (None, now.moved_to)
 
 
 def a_copy_replaces_only_its_past(before: ShardState, after: ShardState) -> bool:
-    """What is received is a later state of the same shard, or the same."""
+    """The received state is a later one of the same shard, or the same."""
     return relation_of(before, after) is None
 
 
@@ -171,6 +191,7 @@ STATE_INVARIANTS: tuple[Callable[[ShardState], bool], ...] = (
     tokens_are_unique,
     commits_end_at_upper,
     epochs_increase,
+    column_ids_are_never_used_again,
 )
 STEP_INVARIANTS: tuple[Callable[[ShardState, ShardState], bool], ...] = (
     since_never_regresses,
@@ -183,6 +204,7 @@ STEP_INVARIANTS: tuple[Callable[[ShardState, ShardState], bool], ...] = (
     commits_are_kept,
     eras_never_regress,
     origin_follows_the_commits,
+    schema_versions_are_kept,
     shard_is_the_same,
     seqno_moves_by_one,
 )
@@ -196,6 +218,7 @@ COPY_INVARIANTS: tuple[Callable[[ShardState, ShardState], bool], ...] = (
     since_never_regresses,
     upper_never_regresses,
     eras_never_regress,
+    schema_versions_are_kept,
     shard_is_the_same,
     seqno_increases,
 )  # of a copy from another location

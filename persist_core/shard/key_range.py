@@ -46,11 +46,11 @@ class KeyRange:
     last: Key | None = None
 
     def meets(self, other: KeyRange) -> bool:
-        """Whether a key can be in both."""
+        """True if a key can be in both."""
         return not (_is_before(self.last, other.first) or _is_before(other.last, self.first))
 
     def covers(self, other: KeyRange) -> bool:
-        """Whether all keys of `other`, whose bounds are keys, are in it."""
+        """True if all keys of `other`, whose bounds are keys, are in it."""
         return not (_is_before(other.first, self.first) or _is_before(self.last, other.last))
 
     def shortened(self) -> KeyRange:
@@ -129,12 +129,12 @@ def rows_within(table: pa.Table, ranges: Sequence[KeyRange], key: Sequence[Colum
 
 
 def meets_any(held: KeyRange, ranges: Iterable[KeyRange]) -> bool:
-    """Whether a key of `held` can be in one of the ranges."""
+    """True if a key of `held` can be in one of the ranges."""
     return any(held.meets(each) for each in ranges)
 
 
 def _is_before(one: Key | None, other: Key | None) -> bool:
-    """Whether all keys up to `one` are before all keys from `other` on."""
+    """True if all keys up to `one` are before all keys from `other` on."""
     if one is None or other is None:
         return False
     both = min(len(one), len(other))
@@ -215,7 +215,7 @@ def _mask(table: pa.Table, keys: KeyRange, key: Sequence[Column]) -> pa.ChunkedA
 
 
 def _compared(table: pa.Table, bound: Key, key: Sequence[Column], beyond: Any) -> pa.ChunkedArray:
-    """Whether each key, up to the length of the bound, is equal to it or `beyond` it."""
+    """True if each key, up to the length of the bound, is equal to it or `beyond` it."""
     mask = None
     for scalar, column in reversed(list(zip(bound, key, strict=False))):
         value = _arrow(scalar, column)

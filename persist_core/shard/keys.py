@@ -4,7 +4,10 @@ Below `<shard>/`:
 
     inputs/<era>/<sha256>.json                        frozen input of a description, named by its digest
     sources/files/<era>/<sha256>.json.zst             segment of the ledger of consumed files, named by its digest
-    jobs/<attempt>.json                               spec of one Spark job
+    jobs/<lower>/<attempt>/spec.json                  spec of one Spark job, while it runs
+    jobs/<lower>/<attempt>/died                       the job ended without an answer
+    jobs/<lower>/<attempt>/reading-<n>.json           files that it reads apart from all others, while it does
+    jobs/<attempt>/input-<n>.gz                       copy of an input file for Spark to read, until that job ends
     batches/<attempt>/_persist_part=<kind>/*.parquet  parts that one write attempt staged
     batches/<attempt>/manifest.json                   manifest of that attempt, written last
     batches/<attempt>/failure.json                    why the attempt failed, if it could still write this
@@ -44,7 +47,7 @@ _MAX_PARTITION = 1_000_000  # files of operator state in one checkpoint; more is
 
 
 def is_shard_name(name: object) -> bool:
-    """Whether a shard can have this name. Other keys of consensus are records of the location."""
+    """True if a shard can have this name. Other keys of consensus are records of the location."""
     return isinstance(name, str) and _SHARD_NAME.fullmatch(name) is not None and ".." not in name
 
 
@@ -93,9 +96,19 @@ def ledger_segment_key(shard: str, era: int, sha256: str) -> str:
     return f"{ledger_prefix(shard)}{era}/{sha256}.json.zst"
 
 
-def job_spec_key(shard: str, attempt: str) -> str:
-    """The spec of the Spark job of one write attempt."""
-    return f"{shard}/jobs/{attempt}.json"
+def jobs_prefix(shard: str, begin: int) -> str:
+    """All keys of jobs for batches whose lower is `begin` start with this; the attempt follows."""
+    return f"{shard}/jobs/{begin}/"
+
+
+def job_key(shard: str, begin: int, attempt: str, name: str) -> str:
+    """The key of this name of the Spark job of one write attempt: see `persist_core.spark_job.deaths`."""
+    return f"{jobs_prefix(shard, begin)}{attempt}/{name}"
+
+
+def input_copy_key(shard: str, attempt: str, number: int) -> str:
+    """A copy of an input file, which one Spark job makes and reads."""
+    return f"{shard}/jobs/{attempt}/input-{number:06d}.gz"
 
 
 def batches_prefix(shard: str) -> str:
@@ -178,7 +191,7 @@ def garbage_list_key(shard: str, era: int, list_id: str) -> str:
 
 
 def gc_clock_key(shard: str) -> str:
-    """What GC writes to learn the store's time."""
+    """The key of the object that GC writes to learn the store's time."""
     return f"{gc_prefix(shard)}clock"
 
 
@@ -198,7 +211,7 @@ def collectable_prefixes(shard: str) -> tuple[str, ...]:
 
 
 def copy_probe_key(probe_id: str) -> str:
-    """What a copier writes to learn whether two blob stores are one. No shard can have its folder's name."""
+    """The key by which a copier learns whether two blob stores are one. No shard can have its folder's name."""
     return f"_copy/{probe_id}"
 
 

@@ -21,7 +21,7 @@ OrderKey = tuple[Scalar | None, ...]  # the fields of an order as `shard.key_ran
 
 @dataclass(frozen=True)
 class OrderFacts:
-    """What a file of the order index holds besides entries of slots that a batch asks for.
+    """The contents of a file of the order index besides entries of slots that a batch asks for.
 
     `floor`, `forgotten`: the highest order of these kinds, and the time at which it acted; `None`: none of the kind.
     `deleted`: its tombstones by time, in a few steps: the first time of the step, and the highest order in it.
@@ -35,7 +35,7 @@ class OrderFacts:
 
 
 FOLD_BYTES = 1 << 20  # to rewrite less than this costs no more than to open one more file, in every batch
-_FACTS = ("rows", "first_time", "last_time", "first_key", "last_key", "orders", "is_sorted")
+_FACTS = ("rows", "first_time", "last_time", "first_key", "last_key", "orders", "is_sorted", "schema_version")
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class StateArtifact:
     `rows` are all between `first_time` and `last_time` and between `first_key` and `last_key` (`shard.key_range`;
     `None`: not known, or no bound). `orders` is set for the order index. `is_sorted`: it is one of a set
     of files that are sorted together. `is_carried`: an earlier batch staged it, and a full state names it again.
+    `schema_version`: the shard's schema in which it was written; 0: not known, so its rows cannot be read.
     """
 
     partition_id: int
@@ -59,6 +60,7 @@ class StateArtifact:
     orders: OrderFacts | None = None
     is_sorted: bool | None = None
     is_carried: bool = False
+    schema_version: int = 0
 
     @property
     def attempt(self) -> str | None:
@@ -73,7 +75,7 @@ class StateArtifact:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is known of its rows, as plain data."""
+        """Facts about its rows, as plain data."""
         named = asdict(self)
         return {name: named[name] for name in _FACTS if named[name] is not None}
 
@@ -87,7 +89,7 @@ class StateArtifact:
 
 @dataclass(frozen=True)
 class OperatorState:
-    """What one batch stages of one operator's state: all of it, or (`is_delta`) what it adds to the chain before it.
+    """One batch's part of one operator's state: all of it, or (`is_delta`) what it adds to the chain before it.
 
     A full state names files of the chain before it again where rewriting them would gain nothing (`to_fold`). A delta
     without artifacts leaves the chain as it is. An operator without state is not named at all.
@@ -107,7 +109,7 @@ class OperatorState:
 
 
 def to_fold(chain: Sequence[StateArtifact]) -> tuple[tuple[StateArtifact, ...], tuple[StateArtifact, ...]]:
-    """What a full state carries over of a chain, and what it rewrites as one sorted set of files.
+    """The files that a full state carries over from a chain, and those that it rewrites as one sorted set of files.
 
     All that came since the last full state is rewritten; with it the files of older attempts, newest first, while they
     have no more bytes than what was chosen before them, or than `FOLD_BYTES`. So a byte is rewritten once, and then

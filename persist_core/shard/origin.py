@@ -3,9 +3,12 @@
     place 1   A: epochs 1 2 3 4 5          A = the first commit of all, in place 1
     place 2   (a copy)   A: 1 2 3, B: 4    B = the first commit that place 2 appended to its copy
 
-A *life* begins with the first commit that a place appends, and is named by the key of that commit's manifest, which
-contains the id of one attempt. Two places that append to copies of one state so have two lives. Within a life epochs
-increase, so lives and epoch together are a position in the past, however many commits a state has forgotten.
+A *branch* begins with the first commit that a place appends, and is named by the key of that commit's manifest, which
+contains the id of one attempt. Two places that append to copies of one state so have two branches. Within a branch
+epochs increase, so branches and epoch together are a position in the past, however many commits a state has forgotten.
+
+The first branch names the shard's *life*, from its creation until it is dropped. Another shard that is created under
+the same name, or forked into it, has another life.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from persist_core.errors import ShardMoved
 
 
 @dataclass(frozen=True)
-class Life:
+class Branch:
     """The commits of one place, from `epoch` on. `first_commit` is the key of the first one's manifest."""
 
     first_commit: str
@@ -25,29 +28,38 @@ class Life:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the commits of a state were made, the oldest life first.
+    """Where the commits of a state were made, the oldest branch first.
 
     `received`: the version of this place that was copied from another one, if nothing has been appended here since.
-    `moved_to`: the shard accepts no commits any more, they go there.
+    `moved_to`: the shard accepts no commits any more, they go there; or, if that is this place, no commits yet.
     """
 
-    lives: tuple[Life, ...] = ()
+    branches: tuple[Branch, ...] = ()
     received: int | None = None
     moved_to: str | None = None
+
+    @property
+    def life(self) -> str | None:
+        """Names the shard from its creation to its drop, in all copies; `None` before its first commit.
+
+        What was derived from the state of one life says nothing about another one's.
+        """
+        return self.branches[0].first_commit if self.branches else None
 
     def appended(self, shard: str, first_commit: str, epoch: int) -> Origin:
         """The origin after a commit here. Raises `ShardMoved`."""
         self.check_not_moved(shard)
-        if self.lives and self.received is None:
+        if self.branches and self.received is None:
             return self
-        return Origin((*self.lives, Life(first_commit, epoch)))
+        return Origin((*self.branches, Branch(first_commit, epoch)))
 
     def check_not_moved(self, shard: str) -> None:
         """Raise `ShardMoved` if the shard accepts no commits."""
         if self.moved_to is not None:
             raise ShardMoved(
-                f"shard {shard} was moved to {self.moved_to}, by `persist copy --move`. It can still be read here, and"
+                f"shard {shard} was moved to {self.moved_to}, by `persist copy --move`. It can be read here, and"
                 " accepts no commits: use that location (PERSIST_BLOB_URI and PERSIST_CONSENSUS_URI, or the connection)"
+                ". If it is this one, the move has not ended: run it again"
             )
 
     def moved(self, shard: str, place: str) -> Origin:
@@ -57,10 +69,10 @@ class Origin:
         return replace(self, moved_to=place)
 
     def is_before(self, epoch: int, later: Origin, later_epoch: int) -> bool:
-        """Whether a state with this origin and this newest epoch is the past of the other one, or the same."""
-        shared = len(self.lives)
-        if self.lives != later.lives[:shared]:
+        """True if a state with this origin and this newest epoch is the past of the other one, or the same."""
+        shared = len(self.branches)
+        if self.branches != later.branches[:shared]:
             return False
-        if shared < len(later.lives):
-            return epoch < later.lives[shared].epoch
+        if shared < len(later.branches):
+            return epoch < later.branches[shared].epoch
         return epoch <= later_epoch

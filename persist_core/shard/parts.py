@@ -10,17 +10,25 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from persist_core.errors import InvalidInput
 from persist_core.schema import (
+    ACTED,
+    BAD_KEY,
+    BEATEN_BY,
     DIFF,
     ENDED,
     ERR_KEY,
     ERR_KIND,
     ERR_MESSAGE,
     ERR_PAYLOAD,
+    OP,
     ORDER,
+    SYSTEM_IDS,
     TIME,
     CollectionSchema,
+    field_id,
     order_type,
+    system_field,
 )
 
 ERR_IDENTITY = (ERR_KIND, ERR_KEY, ERR_PAYLOAD)  # what makes two errs equal: the message is for people
@@ -30,12 +38,7 @@ _DICTIONARY_BYTES = 64 << 10  # keys and measures hardly repeat: their dictionar
 PACKED_BYTES = 8 << 20  # of a packed batch, as stored: what a limited read takes at a time
 _SMALL_PART_BYTES = 1 << 20  # is decoded by its caller: handing it to other threads costs more than it saves
 
-_ERR_FIELDS = (
-    pa.field(ERR_KIND, pa.string()),
-    pa.field(ERR_MESSAGE, pa.string()),
-    pa.field(ERR_KEY, pa.binary()),
-    pa.field(ERR_PAYLOAD, pa.binary()),
-)
+_ERR_FIELDS = tuple(map(system_field, (ERR_KIND, ERR_MESSAGE, ERR_KEY, ERR_PAYLOAD)))
 
 
 def updates_schema(schema: CollectionSchema, *, orders: bool = True) -> pa.Schema:
@@ -46,19 +49,28 @@ def updates_schema(schema: CollectionSchema, *, orders: bool = True) -> pa.Schem
 
 def errs_schema(schema: CollectionSchema, *, orders: bool = True) -> pa.Schema:
     """The columns of an errs table: key columns (nullable), the `_persist_err_*` columns, then those of an update."""
-    keys = [field.with_nullable(True) for field in CollectionSchema(key=schema.key).arrow()]
-    return pa.schema([*keys, *_ERR_FIELDS, *_update_fields(schema, orders=orders)])
+    return pa.schema([*_slot_keys(schema), *_ERR_FIELDS, *_update_fields(schema, orders=orders)])
+
+
+def late_schema(schema: CollectionSchema) -> pa.Schema:
+    """The columns of late records, operator state of a shard in `sequence` order."""
+    orders = [system_field(name, order_type(schema)) for name in (ORDER, BEATEN_BY)]
+    return pa.schema([*_slot_keys(schema), *map(system_field, (BAD_KEY, OP, TIME)), *orders, system_field(ACTED)])
+
+
+def _slot_keys(schema: CollectionSchema) -> list[pa.Field]:
+    return [field.with_nullable(True) for field in CollectionSchema(key=schema.key).arrow()]
 
 
 def _update_fields(schema: CollectionSchema, *, orders: bool) -> list[pa.Field]:
     """Time, diff and, in `sequence` order, the order; null if it is not known."""
-    known = [pa.field(ORDER, order_type(schema))] if orders and schema.order is not None else []
-    return [pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64()), *known]
+    known = [system_field(ORDER, order_type(schema))] if orders and schema.order is not None else []
+    return [system_field(TIME), system_field(DIFF), *known]
 
 
 def history_schema(schema: CollectionSchema) -> pa.Schema:
     """The columns of a part of history: of a keyed shard, versions with both times; of a multiset, updates."""
-    fields = [*updates_schema(schema), *([pa.field(ENDED, pa.int64())] if schema.key else [])]
+    fields = [*updates_schema(schema), *([system_field(ENDED)] if schema.key else [])]
     return pa.schema([field.with_nullable(True) for field in fields])
 
 
@@ -75,12 +87,17 @@ class PartFormat(Protocol):
         """The bytes of a part."""
         ...
 
-    def decode(self, data: bytes, columns: list[str]) -> pa.Table:
-        """Those of `columns` that the part has. Raises `pa.ArrowInvalid` or `OSError` for bytes that are not a part."""
+    def decode(self, data: bytes, columns: list[str], written: CollectionSchema) -> pa.Table:
+        """The columns of `columns`, by their names in `written`, that the part has.
+
+        Raises `pa.ArrowInvalid` or `OSError` for bytes that are not a part, and as `check_field_ids`.
+        """
         ...
 
-    def batches(self, data: bytes, columns: list[str], rows: int, *, is_packed: bool = False) -> Iterator[pa.Table]:
-        """The same, at most `rows` rows at a time.
+    def batches(
+        self, data: bytes, columns: list[str], written: CollectionSchema, rows: int, *, is_packed: bool = False
+    ) -> Iterator[pa.Table]:
+        """Like `decode`, in tables of at most `rows` rows.
 
         `is_packed`: fewer if rows are large, about `PACKED_BYTES`; texts and bytes may be dictionaries, so that a text
         which is stored once and used often is in memory once.
@@ -106,20 +123,81 @@ class ParquetParts:
         )
         return out.getvalue()
 
-    def decode(self, data: bytes, columns: list[str]) -> pa.Table:
-        file = pq.ParquetFile(io.BytesIO(data))
-        there = [name for name in columns if name in file.schema_arrow.names]
+    def decode(self, data: bytes, columns: list[str], written: CollectionSchema) -> pa.Table:
+        file, there = _opened(data, columns, written)
         return file.read(columns=there, use_threads=len(data) > _SMALL_PART_BYTES)
 
-    def batches(self, data: bytes, columns: list[str], rows: int, *, is_packed: bool = False) -> Iterator[pa.Table]:
-        file = pq.ParquetFile(io.BytesIO(data))
-        there = [name for name in columns if name in file.schema_arrow.names]
+    def batches(
+        self, data: bytes, columns: list[str], written: CollectionSchema, rows: int, *, is_packed: bool = False
+    ) -> Iterator[pa.Table]:
+        file, there = _opened(data, columns, written)
         if is_packed:
             packed, row_bytes = _packing(file, there)
             rows = max(1, min(rows, int(PACKED_BYTES / max(row_bytes, 1))))
             file = pq.ParquetFile(io.BytesIO(data), metadata=file.metadata, read_dictionary=packed)
         for batch in file.iter_batches(rows, columns=there):
             yield pa.Table.from_batches([batch])
+
+
+def _opened(data: bytes, columns: list[str], written: CollectionSchema) -> tuple[pq.ParquetFile, list[str]]:
+    file = pq.ParquetFile(io.BytesIO(data))
+    found = file.schema_arrow  # pyarrow makes it at each access
+    check_field_ids(found, written)
+    there = set(found.names)
+    return file, [name for name in columns if name in there]
+
+
+def check_field_ids(found: pa.Schema, written: CollectionSchema) -> None:
+    """Raise `pa.ArrowInvalid` naming a column of a file whose field id is not the one that it has in `written`."""
+    expected = written.field_ids
+    for column in found:
+        if (number := field_id(column)) is None or number != expected.get(column.name):
+            raise pa.ArrowInvalid(
+                f"column {column.name!r} has field id {number}, expected {expected.get(column.name)} of schema version"
+                f" {written.version}"
+            )
+
+
+def read_as(
+    part_format: PartFormat,
+    data: bytes,
+    columns: pa.Schema,
+    written: CollectionSchema,
+    *,
+    rows: int | None = None,
+    is_packed: bool = False,
+) -> Iterator[pa.Table]:
+    """A file of schema version `written` with exactly `columns`: found by their ids, renamed, and cast.
+
+    A column that the version does not have is null. `rows`, `is_packed`: as `PartFormat.batches` says; without `rows`
+    one table.
+    """
+    names = {column.id: column.name for column in written.columns}
+    there = {each.name: each.name if each.name in SYSTEM_IDS else names.get(_id_of(each)) for each in columns}
+    wanted = [name for name in there.values() if name is not None]
+    if rows is None:
+        tables = iter([part_format.decode(data, wanted, written)])
+    else:
+        tables = part_format.batches(data, wanted, written, rows, is_packed=is_packed)
+    for table in tables:
+        cells = [_cell(table, there[each.name], each.type) for each in columns]
+        yield pa.table(cells, pa.schema([f.with_type(cell.type) for f, cell in zip(columns, cells, strict=True)]))
+
+
+def _id_of(column: pa.Field) -> int:
+    found = field_id(column)
+    if found is None:
+        raise InvalidInput(f"column {column.name!r} has no id; read a shard with the schema of its state")
+    return found
+
+
+def _cell(table: pa.Table, name: str | None, wanted: pa.DataType) -> pa.ChunkedArray | pa.Array:
+    """A column of a file as that type. Files leave out system columns that they do not need, never a user's."""
+    if name is None or (name in SYSTEM_IDS and name not in table.column_names):
+        return pa.nulls(len(table), wanted)
+    found = table[name]
+    is_packed = pa.types.is_dictionary(found.type) and found.type.value_type == wanted
+    return found if is_packed else found.cast(wanted)
 
 
 def _packing(file: pq.ParquetFile, columns: list[str]) -> tuple[list[str], float]:

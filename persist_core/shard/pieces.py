@@ -29,7 +29,7 @@ OKS = (PartKind.INSERTIONS, PartKind.RETRACTIONS)
 
 
 class Take(enum.StrEnum):
-    """What a read takes from a file."""
+    """The kinds of pieces of a file."""
 
     ROWS = "rows"  # its rows as they are
     ALIVE = "alive"  # of a keyed history: insertions of the versions that are alive at `through`
@@ -39,7 +39,7 @@ class Take(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Piece:
-    """What a read takes from one file: only what has `after < time <= through` (`None`: no bound).
+    """A piece of one file: only rows with `after < time <= through` (`None`: no bound).
 
     `lower` is the batch's.
     """
@@ -52,11 +52,11 @@ class Piece:
 
     @property
     def has_ends(self) -> bool:
-        """Whether the column `ENDED` is needed too."""
+        """True if the column `ENDED` is needed too."""
         return self.take in (Take.ALIVE, Take.UPDATES)
 
     def of(self, table: pa.Table) -> pa.Table:
-        """What the piece takes from the file's rows."""
+        """The piece's part of the file's rows."""
         if self.take is Take.ALIVE:
             return alive_at(table, self.through if self.through is not None else self.lower)
         updates = updates_of(table) if self.take is Take.UPDATES else table
@@ -68,7 +68,7 @@ class Piece:
 
 
 def within(pieces: Iterable[Piece], ranges: Sequence[KeyRange] | None) -> Iterator[Piece]:
-    """Those whose files can hold a key in one of the ranges (`None`: any key). Files without bounds can hold any."""
+    """The pieces whose files can hold a key in a range (`None`: any key). Files without bounds can hold any."""
     return (piece for piece in pieces if ranges is None or meets_any(piece.part.keys, ranges))
 
 
@@ -139,5 +139,5 @@ def _bounds(batch: HollowBatch, manifest: BatchManifest, after: int, through: in
 
 
 def _is_over(part: Part, time: int) -> bool:
-    """Whether no time in the file is later than `time`."""
+    """True if no time in the file is later than `time`."""
     return part.last_time is not None and part.last_time <= time

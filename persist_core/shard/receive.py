@@ -34,10 +34,14 @@ class NotReceived:
 AHEAD, ANOTHER, TOO_LATE = NotReceived("ahead"), NotReceived("another"), NotReceived("too_late")
 
 
-def receive(state: ShardState, source: ShardState, *, era: int) -> tuple[ShardState, Received | NotReceived]:
+def receive(
+    state: ShardState, source: ShardState, *, era: int, moving_to: str | None = None
+) -> tuple[ShardState, Received | NotReceived]:
     """Make the shard a copy of `source`, a state of the same shard in another location; all objects are here already.
 
     `era`: that of this shard before the copier looked up which objects are here; -1 if the shard did not exist.
+    `moving_to`: this place, if the shard is to move here. Until it has, no commit is accepted here, because the source
+    may still have one that comes before it.
     """
     if (relation := relation_of(state, source)) is not None:
         return state, relation
@@ -51,7 +55,7 @@ def receive(state: ShardState, source: ShardState, *, era: int) -> tuple[ShardSt
         since=since,
         leases={name: lease for name, lease in state.leases.items() if lease.since >= since},
         holds={name: Hold(max(hold.since, since), hold.opaque) for name, hold in source.holds.items()},
-        origin=Origin(source.origin.lives, received=seqno + 1),
+        origin=Origin(source.origin.branches, received=seqno + 1, moved_to=moving_to),
         era=max(state.era, source.era),
         oldest_era=state.oldest_era,
     )
@@ -72,7 +76,7 @@ def relation_of(state: ShardState, source: ShardState) -> NotReceived | None:
 
 
 def is_received(before: ShardState, after: ShardState) -> bool:
-    """Whether this step received a copy."""
+    """True if this step received a copy."""
     return after.origin.received == after.seqno and before.origin.received != after.seqno
 
 

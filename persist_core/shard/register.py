@@ -1,11 +1,12 @@
-"""One key of consensus as a register: read it, and replace it by compare-and-set with a definite answer.
+"""The only loop that changes a key of consensus: read it, and replace it by compare-and-set with a definite answer.
 
-    head -> (the caller makes new bytes) -> compare_and_set
-                                                  | indeterminate: offer the very same bytes again
+    head -> (the caller makes the next version) -> compare_and_set
+      ^                                              |  indeterminate: offer the very same bytes again
+      +----- mismatch: another writer won -----------+
 
 Why offering the same bytes again is correct: they carry a unique write id and a fixed seqno. Either they land now, or
-the answer is a mismatch, and then the version at that seqno is read back: our write id there means that an earlier
-try, whose answer was lost, has won.
+the answer is a mismatch, and then the version at that seqno is read back: our bytes there mean that an earlier try,
+whose answer was lost, has won.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from persist_core.location.consensus import CaSResult, Consensus, VersionedData
 
 R = TypeVar("R")
 
+MAX_ROUNDS = 64  # lost races in a row; 8 writers need about 3
 MAX_STORE_TRIES = 8  # per round: a store that fails this often in a row is down, and the caller gets the error
 BACKOFF_BASE_MS = 5
 BACKOFF_CAP_MS = 2_000
@@ -42,14 +44,26 @@ class Register:
         """The newest version, or `None` for a key without data."""
         return self._retried(lambda: self._consensus.head(key))
 
-    def replace(
-        self, key: str, expected: int | None, new: VersionedData, *, is_ours: Callable[[bytes], bool], what: str
-    ) -> bool:
-        """One compare-and-set to its definite answer. False: another writer won.
+    def change(self, key: str, step: Callable[[VersionedData | None], tuple[VersionedData | None, R]], what: str) -> R:
+        """Replace the newest version by what `step` makes of it, until no other writer is faster; its answer.
 
-        `is_ours` says whether the bytes of a version are those of this very call. Raises `StorageError` if the store
-        stays down; after `Indeterminate` the write may have happened. `what` is for messages.
+        `step` returns the next version, whose bytes no other call makes, or `None` to change nothing. Raises what it
+        raises, and `StorageError` if the store stays down; after `Indeterminate` the write may have happened. `what` is
+        for messages.
         """
+        for round_number in range(MAX_ROUNDS):
+            head = self.head(key)
+            new, answer = step(head)
+            if new is None or self._replace(key, None if head is None else head.seqno, new, what):
+                return answer
+            self._back_off(round_number)
+        raise Determinate(
+            f"{what}: lost {MAX_ROUNDS} races in a row in {self.uri}; nothing was changed. Reduce the number of"
+            " concurrent writers, or try again"
+        )
+
+    def _replace(self, key: str, expected: int | None, new: VersionedData, what: str) -> bool:
+        """One compare-and-set to its definite answer. False: another writer won."""
         may_have_happened = False
         for attempt in range(MAX_STORE_TRIES):
             try:
@@ -64,23 +78,22 @@ class Register:
             else:
                 if result is CaSResult.COMMITTED:
                     return True
-                return may_have_happened and self._has(key, new.seqno, is_ours)
-            self.back_off(attempt)
+                return may_have_happened and self._has(key, new)
+            self._back_off(attempt)
         raise Indeterminate(f"{what}: no answer in {MAX_STORE_TRIES} tries; giving the command again is safe")
 
-    def _has(self, key: str, seqno: int, is_ours: Callable[[bytes], bool]) -> bool:
-        versions = self._retried(lambda: self._consensus.scan(key, seqno, 1))
-        return bool(versions) and versions[0].seqno == seqno and is_ours(versions[0].data)
+    def _has(self, key: str, version: VersionedData) -> bool:
+        return self._retried(lambda: self._consensus.scan(key, version.seqno, 1)) == [version]
 
     def _retried(self, read: Callable[[], R]) -> R:
         for attempt in range(MAX_STORE_TRIES - 1):
             try:
                 return read()
             except StorageError:
-                self.back_off(attempt)
+                self._back_off(attempt)
         return read()
 
-    def back_off(self, attempt: int) -> None:
+    def _back_off(self, attempt: int) -> None:
         """Exponential backoff with full jitter."""
         cap_ms = min(BACKOFF_CAP_MS, BACKOFF_BASE_MS * 2 ** min(attempt, 20))
         self._clock.sleep_ms(int(self._ids.jitter() * cap_ms) + 1)

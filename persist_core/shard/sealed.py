@@ -37,7 +37,7 @@ def seal(kind: str, version: int, body: Mapping[str, Any], *, sort_keys: bool = 
 
 
 def is_sealed(data: bytes) -> bool:
-    """Whether these bytes have the form that `seal` writes, whether or not the digest is correct."""
+    """True if these bytes have the form that `seal` writes, whether or not the digest is correct."""
     return data.startswith(_HEAD) and data[len(_HEAD) + _DIGITS :].startswith(_TAIL)
 
 
@@ -60,6 +60,19 @@ def verified_digest(data: bytes, *, what: str) -> str:
     if claimed != found:
         raise CorruptArtifact(f"{what} is damaged: its SHA-256 is {found}, expected {claimed}. Run `persist fsck`")
     return found
+
+
+def check_in_place(said: object, expected: object, *, what: str) -> None:
+    """Raise `CorruptArtifact` unless an object says of itself what follows from where it was read.
+
+    A digest shows that the bytes are whole, not that they are the ones that belong there. So whatever names its shard
+    or its key is compared when it is read.
+    """
+    if said != expected:
+        raise CorruptArtifact(
+            f"{what} says that it is {said!r}; expected {expected!r}: another object is in its place. Run"
+            " `persist fsck`"
+        )
 
 
 def unseal(data: bytes, *, kind: str, version: int, what: str) -> dict[str, Any]:

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field, replace
 from persist_core.errors import InvalidInput, LeaseExpired, NotReadable, RunFailed, StateNotRead, TokenReuse
 from persist_core.frontier import ZERO, Frontier
 from persist_core.row_text import show_row
-from persist_core.schema import CollectionSchema, check_compatible
+from persist_core.schema import CollectionSchema
 from persist_core.shard.batch import BatchDescription, BatchManifest, HollowBatch, SourceFrontier, check_bounds
 from persist_core.shard.origin import Origin
+from persist_core.shard.schema_versions import SchemaVersions
 from persist_core.time_text import format_time, show_interval, show_time
 
 MIN_COMMITS_KEPT = 128  # tokens that stay idempotent; docs/semantics.md, section 3
@@ -97,7 +98,7 @@ class ShardState:
     seqno: int = -1
     since: Frontier = ZERO
     upper: Frontier = ZERO
-    schema: CollectionSchema | None = None
+    schemas: SchemaVersions = field(default_factory=SchemaVersions)
     batches: tuple[HollowBatch, ...] = ()
     commits: tuple[Commit, ...] = ()
     leases: Mapping[str, Lease] = field(default_factory=dict)
@@ -116,10 +117,14 @@ class ShardState:
         return self.since.is_closed and self.upper.is_closed
 
     @property
+    def schema(self) -> CollectionSchema | None:
+        """The newest schema; `None` if nothing was committed yet."""
+        return self.schemas.newest
+
+    @property
     def manifest_keys(self) -> frozenset[str]:
         """Every manifest that this state names: of batches, and of commits whose empty batches were merged."""
-        batches = {batch.manifest_key for batch in self.batches}
-        return frozenset(batches | {commit.manifest_key for commit in self.commits})
+        return frozenset({batch.manifest_key for batch in self.batches} | {each.manifest_key for each in self.commits})
 
     @property
     def newest_commit(self) -> Commit | None:
@@ -181,7 +186,7 @@ def compare_and_append(
             return state, Committed(commit, is_new=False)
     if state.upper != Frontier(expected_upper) or manifest.era < state.oldest_era:
         return state, upper_mismatch(state, manifest)
-    schema = manifest.schema if state.schema is None else check_compatible(state.schema, manifest.schema)
+    schemas = state.schemas.with_batch_of(manifest.schema, seqno=state.seqno + 1)
     _check_operators_read(state, manifest)
     commit = _commit(state, manifest, manifest_key, state.since, now_ms)
     commits = (*state.commits, commit)
@@ -190,7 +195,7 @@ def compare_and_append(
     after = replace(
         state,
         upper=Frontier(manifest.upper),
-        schema=schema,
+        schemas=schemas,
         batches=_with_batch(state, manifest, manifest_key),
         commits=commits,
         # A restore replaces all progress: what was first consumed after its checkpoint no longer counts as consumed.
@@ -208,12 +213,13 @@ def start_fork(
     *,
     batches: tuple[HollowBatch, ...],
     since: Frontier,
+    schemas: SchemaVersions,
     now_ms: int,
 ) -> tuple[ShardState, Committed]:
     """Make an empty shard a fork: it shares `batches`, and its one commit, `manifest`, stands for all of them.
 
-    `since` is that of the shard it comes from. Idempotent by token. Raises `InvalidInput` if the shard holds data
-    or was dropped, or if a lease or a hold of it lies below `since`; `RunFailed` if GC has given up the fork.
+    `since` and `schemas` are those of the shard it comes from. Idempotent by token. Raises as `check_can_be_fork`;
+    `RunFailed` if GC has given up the fork.
     """
     for commit in state.commits:
         if commit.token == manifest.token:
@@ -226,7 +232,7 @@ def start_fork(
         state,
         since=since,
         upper=Frontier(manifest.upper),
-        schema=manifest.schema,
+        schemas=schemas.in_fork(state.seqno + 1),
         batches=batches,
         commits=(commit,),
         sources=manifest.sources,
@@ -341,8 +347,7 @@ def renew_lease(
     lease = state.leases.get(reader)
     if lease is None or lease.has_expired(now_ms):
         raise _lease_expired(state, reader)
-    wanted = lease.since if since is None else max(lease.since, since)
-    renewed = replace(lease, since=wanted, heartbeat_ms=max(now_ms, lease.heartbeat_ms))
+    renewed = replace(lease, since=max(lease.since, since or lease.since), heartbeat_ms=max(now_ms, lease.heartbeat_ms))
     if renewed == lease:
         return state, lease
     return replace(state, leases={**state.leases, reader: renewed}), renewed
@@ -364,8 +369,7 @@ def release_lease(state: ShardState, reader: str) -> tuple[ShardState, bool]:
     """Release the lease. False if it was gone already; a second call is harmless."""
     if reader not in state.leases:
         return state, False
-    leases = {name: lease for name, lease in state.leases.items() if name != reader}
-    return replace(state, leases=leases), True
+    return replace(state, leases={name: lease for name, lease in state.leases.items() if name != reader}), True
 
 
 def expire_leases(state: ShardState, *, now_ms: int) -> tuple[ShardState, tuple[str, ...]]:
@@ -373,8 +377,7 @@ def expire_leases(state: ShardState, *, now_ms: int) -> tuple[ShardState, tuple[
     expired = tuple(sorted(name for name, lease in state.leases.items() if lease.has_expired(now_ms)))
     if not expired:
         return state, ()
-    leases = {name: lease for name, lease in state.leases.items() if name not in expired}
-    return replace(state, leases=leases), expired
+    return replace(state, leases={name: state.leases[name] for name in state.leases if name not in expired}), expired
 
 
 def check_room(state: ShardState, held: int, what: str) -> None:
@@ -388,11 +391,9 @@ def check_room(state: ShardState, held: int, what: str) -> None:
 
 def _lease_expired(state: ShardState, reader: str) -> LeaseExpired:
     ended = next((each for each in reversed(state.released) if each.holder == reader), None)
-    why = (
-        "has expired"
-        if ended is None
-        else f"was released by {ended.by} at {format_time(ended.released_ms)} ({ended.reason})"
-    )
+    why = "has expired"
+    if ended is not None:
+        why = f"was released by {ended.by} at {format_time(ended.released_ms)} ({ended.reason})"
     return LeaseExpired(
         f"shard {state.shard}: the lease of reader {reader} {why}, its since is no longer held"
         f" (shard's since {state.since}, upper {state.upper}); open a new reader"

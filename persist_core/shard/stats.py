@@ -1,4 +1,4 @@
-"""What runs count and report: plain numbers that a batch's manifest carries, and the report of a dry run."""
+"""Counts and reports of runs: plain numbers that a batch's manifest carries, and the report of a dry run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REMARKABLE = {
 
 @dataclass(frozen=True)
 class DrainStats:
-    """What one drain counted, all after consolidation, oks and errs alike (docs/semantics.md, section 4).
+    """Counts of one drain, all after consolidation, oks and errs alike (docs/semantics.md, section 4).
 
     `eligible`: winners processed, expanded truncates included. `result_count`: of these, those whose slot held a value
     just before. `already_persisted`: redelivered winners of a (slot, original time) before the batch's lower; what they
@@ -87,7 +87,7 @@ class DrainStats:
 
 @dataclass(frozen=True)
 class ViewStats:
-    """What one refresh reports; counts of rows, each copy of a row counted.
+    """The report of one refresh; counts of rows, each copy of a row counted.
 
     `rows` and `errs` are what the view holds after it. `corrections` counts the rows that the target held in excess of,
     or short of, what the refresh before had left. `contents_*` is an order-independent digest of what it holds after.
@@ -111,7 +111,7 @@ class ViewStats:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a read-only refresh would do: its stats, and a few of its updates as JSON objects for people."""
+    """The report of a read-only refresh: its stats, and a few of its updates as JSON objects for people."""
 
     as_of: int
     stats: Mapping[str, int]
@@ -134,7 +134,7 @@ def _plain(value: Any) -> Any:
 
 
 def in_words(shard: str, stats: Mapping[str, int]) -> str:
-    """What a run changed, in one line for logs: `+21 rows, 16 updated, 10 deleted, 1 error (persist errors x)`.
+    """The changes of a run, in one line for logs: `+21 rows, 16 updated, 10 deleted, 1 error (persist errors x)`.
 
     `stats` are those of a `DrainStats` or of a `ViewStats`.
     """

@@ -68,17 +68,17 @@ def alive_at(history: pa.Table, time: int) -> pa.Table:
 
 
 def negated(updates: pa.Table) -> pa.Table:
-    """The same updates with the opposite diffs."""
+    """The updates with the opposite diffs."""
     return _with(updates, DIFF, pc.negate(updates[DIFF]))
 
 
 def at_time(updates: pa.Table, time: int) -> pa.Table:
-    """The same updates, all at `time`."""
+    """The updates, all at `time`."""
     return _with(updates, TIME, pa.repeat(pa.scalar(time, pa.int64()), len(updates)))
 
 
 def not_before(updates: pa.Table, time: int) -> pa.Table:
-    """The same updates; those before `time` are at `time`."""
+    """The updates; those before `time` are at `time`."""
     return _with(updates, TIME, pc.max_element_wise(updates[TIME], pa.scalar(time, pa.int64())))
 
 

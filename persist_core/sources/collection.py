@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import logging
 
-from persist_core.config.collection import CollectionConfig
-from persist_core.location.blob import Blob
-from persist_core.schema import CollectionSchema, check_compatible
+from persist_core.config.collection import FILES, CollectionConfig
+from persist_core.handles.client import PersistClient
+from persist_core.schema import CollectionSchema
 from persist_core.shard.state import ShardState
 from persist_core.sources.files import FileSource
 from persist_core.sources.frozen import stage_frozen
 from persist_core.sources.source import Intake
 
 _log = logging.getLogger(__name__)
-FILES = "files"  # the name of a collection's one source
 
 
 class CollectionSource:
     """`Source` of a collection: file drops."""
 
-    def __init__(self, config: CollectionConfig, blob: Blob) -> None:
+    def __init__(self, client: PersistClient, config: CollectionConfig) -> None:
         self._config = config
-        self._blob = blob
+        self._blob = client.blob
 
     def check(self, state: ShardState | None) -> None:
         """Check the schema, which is known from the collection file, before files are listed; first the folders."""
         if state is None:
             FileSource(self._config, self._blob).freeze(None, until=None)
-        elif state.schema is not None:
-            check_compatible(state.schema, self._config.collection_schema())
+        else:
+            state.schemas.placed(self._config.collection_schema())
 
     def freeze(self, state: ShardState, *, lower: int, until: int | None) -> Intake:
-        """All files that are due. Without files there is still an intake: the upper advances."""
+        """All files that are due. Without files there is still an intake: the upper advances.
+
+        The first commit names the progress though it is empty: a restore to its checkpoint needs it.
+        """
         source = FileSource(self._config, self._blob)
         consumed = state.sources.get(FILES)
         freeze = source.freeze(consumed, until=until, lower=lower)
@@ -40,7 +42,7 @@ class CollectionSource:
         sources, input_key = dict(state.sources), None
         if freeze.frozen.files:
             input_key = stage_frozen(self._blob, self._config.name, freeze.frozen, era=state.era)
-        if freeze.frozen.files or source.has_other_place(consumed):
+        if consumed is None or freeze.frozen.files or source.has_other_place(consumed):
             sources[FILES] = source.advance(consumed, freeze.frozen, era=state.era)
         return Intake(
             upper=freeze.upper,

@@ -8,20 +8,22 @@
 1. A file is identified by its path, so a wider or narrower `source.path` does not read it again
    (`persist_core.sources.root` handles another root).
 2. A file that no commit has consumed is in `frozen`, or not due, or left over by the limits: never dropped.
-3. A consumed file is never read again. If its size or time of change differ, it is reported in `changed`.
+3. A consumed file is never read again. If its size or time of change differ, it is reported in `changed`; or, if it was
+   set aside, it is corrected (`InputFile.is_corrected`) and read like a new one.
 4. Files are in the natural order of their relative paths, whatever order they arrived in. With `time: path` whole dates
    are taken, oldest first, and `Freeze.upper` stops before the first date that is left: so a limit never makes a
    record late.
-5. The position of a record (`schema.POSITION`) is its file's `order`, the offset of the block in which it was read,
-   and its number among the records of the block.
+5. The position of a record is its file's `order`, the offset of the block in which it was read, and its number among
+   the records of the block; of a record that is too long to be read, the offset of its text, and -1.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import CorruptArtifact, InvalidInput, SourceChanged
@@ -29,8 +31,8 @@ from persist_core.location.blob import Blob
 from persist_core.shard.batch import SourceFrontier
 from persist_core.shard.sealed import seal, unseal
 from persist_core.sources.file_scan import FoundFile, UnmatchedFile, scan
-from persist_core.sources.ledger import SOURCE_TYPE, Consumed, Ledger, place_of
-from persist_core.sources.natural_order import natural_key
+from persist_core.sources.ledger import Consumed, Ledger, place_of
+from persist_core.sources.natural_order import natural_key, path_of
 from persist_core.sources.root import Place, holds, join, place_after
 from persist_core.time_text import format_time
 
@@ -46,6 +48,7 @@ class InputFile:
     `ctime_ns` is when the system last changed its name, links, rights or bytes. No user can set it, and every file that
     is put in this one's place has a later one, this file itself if it is moved away and back. Numbers of devices and
     inodes would add nothing, and differ from machine to machine (devices) and from mount to mount (inodes of FUSE).
+    `is_corrected`: another file of this name was set aside before.
     """
 
     path: str
@@ -55,6 +58,7 @@ class InputFile:
     ctime_ns: int
     date_ms: int | None
     order: str
+    is_corrected: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class FrozenInput:
                 f.ctime_ns,
                 f.date_ms,
                 None if f.path == join(self.base, f.relative) else f.path,
+                f.is_corrected,
             ]
             for f in self.files
         ]
@@ -86,10 +91,8 @@ class FrozenInput:
         try:
             base = body["base"]
             files = tuple(
-                InputFile(
-                    path or join(base, relative), relative, size, mtime_ms, ctime_ns, date_ms, natural_key(relative)
-                )
-                for relative, size, mtime_ms, ctime_ns, date_ms, path in body["files"]
+                InputFile(path or join(base, name), name, size, mtime, ctime, date_ms, natural_key(name), is_corrected)
+                for name, size, mtime, ctime, date_ms, path, is_corrected in body["files"]
             )
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptArtifact(f"{what} is malformed: {error!r}; mint again") from error
@@ -121,7 +124,7 @@ class ChangedFile:
 
 @dataclass(frozen=True)
 class Freeze:
-    """What `freeze` found. Tuples are in natural order; counts are of files.
+    """The result of `freeze`. Tuples are in natural order; counts are of files.
 
     `upper` is the greatest upper that a description of this input may have (`None`: closed).
     """
@@ -177,13 +180,14 @@ class FileSource:
         for file in found.found:
             relative = naming.relative(file.below_root)
             facts = known.get(relative)
-            if facts is not None:
-                if facts[:2] != (file.size_bytes, file.mtime_ms):
+            is_changed = facts is not None and facts[:2] != (file.size_bytes, file.mtime_ms)
+            if facts is not None and not (is_changed and facts[3]):
+                if is_changed:
                     changed.append(ChangedFile(relative, *facts[:2], file.size_bytes, file.mtime_ms))
             elif until is not None and file.date_ms is not None and file.date_ms >= until:
                 not_due += 1
             else:
-                pending.append(_input_file(file, relative, base))
+                pending.append(_input_file(file, relative, base, is_corrected=facts is not None))
         pending.sort(key=lambda file: file.order)
         taken, left = self._within_limits(pending, until, lower)
         return Freeze(
@@ -197,13 +201,23 @@ class FileSource:
             is_over_limit=not self._fits(len(taken), sum(file.size_bytes for file in taken)),
         )
 
-    def advance(self, consumed: SourceFrontier | None, frozen: FrozenInput, *, era: int) -> SourceFrontier:
-        """The progress after `frozen`. Stages the ledger in the shard's `era` and commits nothing. Idempotent."""
+    def advance(
+        self, consumed: SourceFrontier | None, frozen: FrozenInput, *, era: int, set_aside: Collection[InputFile] = ()
+    ) -> SourceFrontier:
+        """The progress after `frozen`, of which the files `set_aside` were not read.
+
+        Stages the ledger in the shard's `era` and commits nothing. Idempotent.
+        """
         place, known = self._known(consumed)
+        for file in frozen.files:
+            if file.is_corrected:
+                known.pop(file.relative, None)
         twice = next((file.relative for file in frozen.files if file.relative in known), None)
         if twice is not None:
             raise InvalidInput(f"file {twice!r} was consumed by an earlier commit; mint again from the newest state")
-        added = {file.relative: (file.size_bytes, file.mtime_ms, file.date_ms) for file in frozen.files}
+        added = {
+            file.relative: (file.size_bytes, file.mtime_ms, file.date_ms, file in set_aside) for file in frozen.files
+        }
         if len(added) != len(frozen.files):
             raise InvalidInput("a frozen input names a file twice; mint again")
         return self._ledger.extend(self._ledger.replaced(consumed, known, era=era), added, place=place, era=era)
@@ -261,6 +275,13 @@ class FileSource:
         return first_left if until is None else min(until, first_left)
 
 
+def show_position(position: Mapping[str, Any]) -> str:
+    """`orders/2026-01-02.jsonl, row 7`: the path as in the ledger."""
+    path, block, row = position.values()
+    place = f" of the block at byte {block}" if block and row >= 0 else f", byte {block}" if block else ""
+    return f"{path_of(path)}{f', row {row}' if row >= 0 else ''}{place}"
+
+
 def check_unchanged(frozen: FrozenInput, root: str) -> None:
     """Raise `SourceChanged` naming a file that was deleted, changed, replaced or moved since it was frozen, or that a
     link now takes outside of `root`, the folder that `source.path` starts at. Reads no contents.
@@ -314,9 +335,9 @@ class _Naming:
         return os.path.relpath(join(self._root, below_root), self._base)
 
 
-def _input_file(file: FoundFile, relative: str, base: str) -> InputFile:
-    path = join(base, relative)
-    return InputFile(path, relative, file.size_bytes, file.mtime_ms, file.ctime_ns, file.date_ms, natural_key(relative))
+def _input_file(file: FoundFile, relative: str, base: str, *, is_corrected: bool) -> InputFile:
+    times = (file.mtime_ms, file.ctime_ns, file.date_ms)
+    return InputFile(join(base, relative), relative, file.size_bytes, *times, natural_key(relative), is_corrected)
 
 
 def _first(items: Iterable[object], what: str) -> list[str]:
@@ -326,7 +347,6 @@ def _first(items: Iterable[object], what: str) -> list[str]:
 
 
 __all__ = [
-    "SOURCE_TYPE",
     "ChangedFile",
     "FileSource",
     "Freeze",
@@ -334,4 +354,5 @@ __all__ = [
     "InputFile",
     "UnmatchedFile",
     "check_unchanged",
+    "show_position",
 ]

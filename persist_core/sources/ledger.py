@@ -1,13 +1,14 @@
-"""Which files a shard has consumed: sets of `(path, size, time of change, date)` in content-addressed segments.
+"""Which files a shard has consumed: `(path, size, time of change, date, set aside)` in content-addressed segments.
 
     SourceFrontier.offsets  {"root": ..., "base": ..., "files": n, "size_bytes": ..., "segments": [{key, files, ...}]}
-    <shard>/sources/files/<era>/<sha256>.json.zst  zstd of a sealed {"files": [[relative, size, mtime, date], ...]}
+    <shard>/sources/files/<era>/<sha256>.json.zst  zstd of a sealed {"files": [[relative, size, ...], ...]}
 
 1. A segment never changes: its key is the digest of its bytes. Staging one twice has no effect.
 2. Each segment holds at least twice the files of the next. So n files lie in at most log2(n) + 1 segments, and each
    file is rewritten O(log n) times, whatever the sizes of the commits: the cost of a commit does not grow with the
    ledger.
 3. The segments of one frontier hold disjoint sets of paths.
+4. `files` and `size_bytes` never sink: a file that was set aside, corrected and read counts twice.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass
 
 import zstandard
 
+from persist_core.config.collection import FILES
 from persist_core.errors import CorruptArtifact, Corruption, InvariantViolation
 from persist_core.location.blob import Blob
 from persist_core.shard.batch import SourceFrontier
@@ -26,12 +28,13 @@ from persist_core.shard.sealed import seal, unseal
 from persist_core.sources.root import Place
 from persist_core.sources.source import ConsumedInput
 
-SOURCE_TYPE = "files"
 SEGMENT_VERSION = 1
 _SEGMENT = "ledger_segment"
 _LEVEL = 3  # zstd's default: compresses paths to a tenth, in milliseconds
 
-Facts = tuple[int, int, int | None]  # size_bytes, mtime_ms, date_ms: the date in its path
+Facts = tuple[
+    int, int, int | None, bool
+]  # size_bytes, mtime_ms, date_ms: the date in its path; whether it was set aside
 Consumed = dict[str, Facts]  # by relative path
 
 
@@ -73,16 +76,17 @@ class Ledger:
         for segment in new - old:
             every.update(self.read(segment))
         for segment in old - new:
-            for relative in self.read(segment):
-                every.pop(relative, None)
+            for relative, facts in self.read(segment).items():
+                if every.get(relative) == facts:
+                    del every[relative]
         return every
 
     def replaced(self, frontier: SourceFrontier | None, files: Consumed, *, era: int) -> SourceFrontier | None:
-        """The frontier with `files` in place of all its files: the same files under other names. Stages one segment."""
+        """The frontier with `files` in place of all its files: fewer, or under other names. Stages one segment."""
         if frontier is None or files == self.consumed(frontier):
             return frontier
-        segments = [asdict(self._stage(files, era))]
-        return SourceFrontier(SOURCE_TYPE, {**frontier.offsets, "segments": segments})
+        segments = [asdict(self._stage(files, era))] if files else []
+        return SourceFrontier(FILES, {**frontier.offsets, "segments": segments})
 
     def extend(self, frontier: SourceFrontier | None, files: Consumed, *, place: Place, era: int) -> SourceFrontier:
         """The frontier after `files` too. Stages at most one segment; commits nothing."""
@@ -94,7 +98,7 @@ class Ledger:
             segments.append(self._stage(added, era))
         before: Mapping[str, int] = frontier.offsets if frontier else {}
         return SourceFrontier(
-            SOURCE_TYPE,
+            FILES,
             {
                 **asdict(place),
                 "files": before.get("files", 0) + len(files),
@@ -127,7 +131,7 @@ class Ledger:
         try:
             unpacked = zstandard.ZstdDecompressor().decompress(data)
             body = unseal(unpacked, kind=_SEGMENT, version=SEGMENT_VERSION, what=name)
-            files = {name: (size_bytes, mtime_ms, date_ms) for name, size_bytes, mtime_ms, date_ms in body["files"]}
+            files = {name: (size, mtime_ms, date_ms, aside) for name, size, mtime_ms, date_ms, aside in body["files"]}
         except (ValueError, KeyError, TypeError, zstandard.ZstdError) as error:
             raise CorruptArtifact(f"{name} can't be read: {error!r}; run `persist fsck`") from error
         if len(files) != segment.files:
@@ -138,7 +142,7 @@ class Ledger:
 
 def place_of(frontier: SourceFrontier | None) -> Place | None:
     """Where the files of a frontier were read from; `None` if it has no files. Raises `InvariantViolation`."""
-    if frontier is None:
+    if frontier is None or frontier.offsets.get("files") == 0:
         return None
     try:
         return Place(frontier.offsets["root"], frontier.offsets["base"])
@@ -153,12 +157,12 @@ def segments_of(frontier: SourceFrontier | None) -> tuple[LedgerSegment, ...]:
     if frontier is None:
         return ()
     try:
-        if frontier.source_type != SOURCE_TYPE:
+        if frontier.source_type != FILES:
             raise ValueError(f"source type {frontier.source_type!r}")
         return tuple(LedgerSegment(**segment) for segment in frontier.offsets["segments"])
     except (ValueError, KeyError, TypeError) as error:
         raise InvariantViolation(
-            f"the source progress is not of type {SOURCE_TYPE!r}: {error!r}; run `persist fsck`"
+            f"the source progress is not of type {FILES!r}: {error!r}; run `persist fsck`"
         ) from error
 
 
@@ -200,4 +204,4 @@ class FileProgress:
     def consumed_since(self, earlier: SourceFrontier | None) -> tuple[ConsumedInput, ...]:
         """Names as in the ledger: paths relative to the folder that the first commit read from."""
         added = self._ledger.added(earlier, self._stored)
-        return tuple(ConsumedInput(name, size, date_ms) for name, (size, _, date_ms) in sorted(added.items()))
+        return tuple(ConsumedInput(name, size, date_ms) for name, (size, _, date_ms, _) in sorted(added.items()))

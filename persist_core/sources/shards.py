@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from persist_core.config.view import ViewConfig
+from persist_core.config.view import SHARDS, ViewConfig
 from persist_core.errors import (
     CorruptArtifact,
     Corruption,
@@ -41,7 +41,6 @@ from persist_core.sources.frozen import load_frozen, stage_frozen
 from persist_core.sources.source import ConsumedInput, Intake, NotYet
 from persist_core.time_text import MAX_TIME, show_time
 
-SHARDS = "shards"  # the name and the type of a view's one source
 FROZEN_VERSION = 1
 _FROZEN = "frozen_shards"
 NO_COLUMNS = CollectionSchema(key=())  # of a view without a refresh
@@ -69,11 +68,15 @@ class FrozenShards:
 
 @dataclass(frozen=True)
 class Refreshed:
-    """Progress of a view as stored in its shard's state: the newest refresh's time and frozen input."""
+    """Progress of a view as stored in its shard's state: the newest refresh's time and frozen input.
+
+    `lives`: each input's (`Origin.life`); another shard of the same name is another input.
+    """
 
     as_of: int
     input_key: str
     uppers: Mapping[str, int | None]
+    lives: Mapping[str, str | None]
 
     @classmethod
     def of(cls, sources: Mapping[str, SourceFrontier]) -> Refreshed | None:
@@ -83,15 +86,14 @@ class Refreshed:
             return None
         offsets: Mapping[str, Any] = source.offsets
         try:
-            return cls(offsets["as_of"], offsets["input"], offsets["uppers"])
+            return cls(*(offsets[name] for name in ("as_of", "input", "uppers", "lives")))
         except (KeyError, TypeError) as error:
             raise InvariantViolation(f"the progress of a view is malformed: {error!r}; run `persist fsck`") from error
 
     def to_source(self) -> SourceFrontier:
         """The inverse of `of`."""
-        return SourceFrontier(
-            SHARDS, {"as_of": self.as_of, "input": self.input_key, "uppers": dict(sorted(self.uppers.items()))}
-        )
+        by_input = {"uppers": dict(sorted(self.uppers.items())), "lives": dict(sorted(self.lives.items()))}
+        return SourceFrontier(SHARDS, {"as_of": self.as_of, "input": self.input_key, **by_input})
 
 
 class ShardProgress:
@@ -138,7 +140,7 @@ class ShardProgress:
 class ShardSource:
     """The inputs of one view."""
 
-    def __init__(self, config: ViewConfig, client: PersistClient) -> None:
+    def __init__(self, client: PersistClient, config: ViewConfig) -> None:
         self._config = config
         self._client = client
 
@@ -172,13 +174,14 @@ class ShardSource:
             )
         as_of = MAX_TIME if upper.time is None else upper.time - 1
         frozen = self._frozen(inputs, as_of)
+        lives = {name: each.origin.life for name, each in inputs.items()}
         sources = dict(state.sources)
         last = Refreshed.of(sources)
         if last is not None and self._is_unchanged(state, last, inputs, as_of):
-            sources[SHARDS] = Refreshed(as_of, last.input_key, frozen.uppers).to_source()
+            sources[SHARDS] = Refreshed(as_of, last.input_key, frozen.uppers, lives).to_source()
             return Intake(upper.time, sources, notices=(*notices, "no input has changed: nothing to read"))
         key = stage_frozen(self._client.blob, self._config.name, frozen, era=state.era)
-        sources[SHARDS] = Refreshed(as_of, key, frozen.uppers).to_source()
+        sources[SHARDS] = Refreshed(as_of, key, frozen.uppers, lives).to_source()
         return Intake(upper.time, sources, key, len(inputs), _bytes_of(inputs.values()), tuple(notices))
 
     def pending(self, state: ShardState, *, until: int | None) -> int:  # noqa: ARG002 - part of the contract
@@ -224,7 +227,7 @@ class ShardSource:
         return MAX_TIME if first.time is None else first.time - 1
 
     def frozen_at(self, as_of: int) -> FrozenShards:
-        """What a refresh at `as_of` would freeze. Stages nothing. Raises as `freeze` does."""
+        """The input that a refresh at `as_of` would freeze. Stages nothing. Raises as `freeze` does."""
         return self._frozen({name: self._client.state(name) for name in self._config.inputs}, as_of)
 
     def _frozen(self, inputs: Mapping[str, ShardState], as_of: int) -> FrozenShards:
@@ -240,9 +243,9 @@ class ShardSource:
         return FrozenShards(self._config.definition, as_of, uppers)
 
     def _is_unchanged(self, state: ShardState, last: Refreshed, inputs: Mapping[str, ShardState], as_of: int) -> bool:
-        """True if the newest commit is a refresh with the same definition, and no input was appended to since."""
+        """True if the newest commit is a refresh with the same definition and inputs, none appended to since."""
         newest = state.newest_commit
-        if newest is None or set(last.uppers) != set(inputs):
+        if newest is None or last.lives != {name: each.origin.life for name, each in inputs.items()}:
             return False
         if Refreshed.of(self._client.manifest(newest).sources) != last:
             return False

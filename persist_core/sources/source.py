@@ -7,9 +7,11 @@ A description is a function of what `freeze` returns, so whatever can change lat
 that `input_key` names. Restore, fsck and GC have no YAML file: a `Progress` is found by its `source_type`
 (`persist_core.sources.registry`), and only this package knows its contents.
 
-Position. A source gives each of its records a position (of files: `schema.POSITION`): fields that are compared in
-their order, as the last fields of `_persist_order` in the records frame. Two records of one source never have the same
-position, and a record that is read again has the same position as before.
+Position. A source gives each of its records a position, and its section of the YAML file declares the fields
+(`SourceConfig.position`): they are compared one after the other, as the last fields of `_persist_order` in the records
+frame. The shard's schema holds the declaration, so nothing that stores, compares or restores positions knows the
+source; only `registry.show_position` does. Two records of one source never have the same position, and a record that is
+read again has the same position as before.
 """
 
 from __future__ import annotations
@@ -86,7 +88,7 @@ class Source(Protocol):
 
 
 class Progress(Protocol):
-    """What a shard has consumed of one source, as recorded in its state, a commit or a checkpoint."""
+    """A shard's progress in one source, as recorded in its state, a commit or a checkpoint."""
 
     def needed_keys(self) -> set[str]:
         """Blob keys that GC keeps as long as anything refers to this progress. Reads nothing."""

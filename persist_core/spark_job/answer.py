@@ -1,21 +1,25 @@
 """How a Spark job answers: a manifest or a dry run's report (exit code 0), or a failure record (any other exit code).
 
 the job: record_failure -> <attempt>/failure.json -> the starter: job_failure -> the error to raise
+        died                                      ->              job_failure -> `spark_job.deaths` for the next try
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from persist_core.errors import PersistError, RejectedRecord, RunFailed, TooManyErrors
+from persist_core.config.collection import CollectionConfig
+from persist_core.errors import PersistError, RejectedRecord, RunFailed, StorageError, TooManyErrors
 from persist_core.handles.client import PersistClient
 from persist_core.ids import time_of_uuid7
 from persist_core.location.blob import Blob
 from persist_core.shard.keys import attempt_of_failure, batches_prefix, check_shard_name, failure_key
 from persist_core.shard.sealed import seal, unseal
 from persist_core.shard.stats import DryRun
-from persist_core.spark_job.causes import Cause, find_cause
+from persist_core.spark_job.causes import STOPPED, Cause, find_cause
+from persist_core.spark_job.deaths import record_death
 from persist_core.spark_job.spec import JobSpec
 
 FAILURE_VERSION = 1
@@ -49,11 +53,14 @@ def record_failure(blob: Blob, spec: JobSpec, kind: str, message: str, samples: 
     blob.set(failure_key(spec.description.shard, spec.attempt), seal(_SEAL, FAILURE_VERSION, body))
 
 
-def job_failure(client: PersistClient, spec: JobSpec, seen: str, cause: Cause | None = None) -> PersistError:
+def job_failure(
+    client: PersistClient, spec: JobSpec, seen: str, cause: Cause | None = None, exit_status: int | None = None
+) -> PersistError:
     """The error that the job's failure record names; `RunFailed` if no record exists, or if it names another error.
 
-    Of a `RunFailed` the first and the last line say the cause, if it is a known one: `cause` is what the log says,
-    `seen` what the starter saw.
+    If the cause is known, the first and last lines of a `RunFailed` state it. `cause` is from the job's log, `seen` is
+    what the starter saw. Then the job has died, which is recorded, unless its `exit_status` says that it was asked to
+    end.
     """
     description = spec.description
     key = failure_key(description.shard, spec.attempt)
@@ -68,6 +75,10 @@ def job_failure(client: PersistClient, spec: JobSpec, seen: str, cause: Cause | 
             return error
         cause = find_cause(message.splitlines()) or cause
         told = f"{what} failed; nothing was committed. {kind}: {_cut(message)}"
+    if exit_status not in STOPPED and isinstance(spec.config, CollectionConfig):
+        with suppress(StorageError):  # the failure counts
+            record_death(client.blob, spec)
+            told = f"{told.rstrip()}\nThe next try reads the files apart, to find out if one of them is the cause"
     return RunFailed(told if cause is None else f"{cause}.\n{told.rstrip()}\nThe cause: {cause}")
 
 
@@ -79,7 +90,7 @@ def _cut(message: str) -> str:
 
 
 def newest_rejected(client: PersistClient, shard: str) -> RejectedBatch | None:
-    """What is known of the newest refused batch; `None` without one, or if GC has deleted its record.
+    """Facts about the newest refused batch; `None` without one, or if GC has deleted its record.
 
     Raises `InvalidName`, and `CorruptArtifact` for a damaged record.
     """

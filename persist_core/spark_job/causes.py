@@ -15,6 +15,8 @@ from dataclasses import dataclass
 _MAX_LINE_CHARS = 20_000  # looked at in one line; Spark's messages may hold whole plans
 _MAX_SHOWN_CHARS = 240
 _KILLED = (137, -9)  # exit statuses of a process that the kernel or an orchestrator has killed
+STOPPED = (143, -15, 130, -2)  # of one that was asked to end: by SIGTERM, or SIGINT
+EXECUTOR_MEMORY, DRIVER_MEMORY = "an executor ran out of memory", "Spark has too little memory"
 
 # What happened, what a log says then, and what to do. The first of them that is found is the cause of those after it.
 KNOWN = (
@@ -41,14 +43,14 @@ KNOWN = (
         "correct the host and the port of the Spark connection (or --master), and check that the master runs",
     ),
     (
-        "an executor ran out of memory",
+        EXECUTOR_MEMORY,
         r"exited with code 52\b|Container killed by YARN for exceeding|ExecutorLostFailure.*(?:137|OOMKilled)"
         r"|Lost executor .*(?:OutOfMemory|exit(?:ed with)? code:? 137)|ExecutorLostFailure.*[Oo]ut ?[Oo]f ?[Mm]emory"
         r"|Exception in thread \"Executor task launch.*OutOfMemoryError",
         "raise spark.executor.memory (or spark.executor.memoryOverhead), or give the job less input (limits.max_bytes)",
     ),
     (
-        "Spark has too little memory",
+        DRIVER_MEMORY,
         r"java\.lang\.OutOfMemoryError|GC overhead limit exceeded|Cannot allocate memory|Out of Memory Error"
         r"|There is insufficient memory for the Java Runtime|SparkOutOfMemoryError|System memory \d+ must be at least",
         "raise spark.driver.memory (of a local master) or spark.executor.memory, or give the job less input"
@@ -86,7 +88,7 @@ _PATTERNS = [re.compile(pattern) for _, pattern, _ in KNOWN]
 
 @dataclass(frozen=True)
 class Cause:
-    """What happened, the line of the log that shows it (cut), and what to do."""
+    """The cause: what happened, the line of the log that shows it (cut), and what to do."""
 
     what: str
     line: str

@@ -45,7 +45,7 @@ _SECRET_VARIABLES = frozenset({"AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"})
 
 @dataclass(frozen=True)
 class Handover:
-    """What one job is started with. `environment` and `properties` may hold secrets; `conf` does not.
+    """The start of one job. `environment` and `properties` may hold secrets; `conf` does not.
 
     `environment` goes over that of the starter, `properties` into a file (`properties_file`), `conf` on argv.
     """

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from persist_core.errors import InvalidInput
@@ -51,26 +50,8 @@ def job_path() -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / "__main__.py"
 
 
-def run_here(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run the job in this process, whose environment holds `environment` meanwhile; its exit status.
-
-    For jobs whose plan runs in a Spark Connect server, which start no JVM. Not thread-safe: a process has one
-    environment. Raises what the job raises, and `InvalidInput` if it is not installed.
-    """
-    job_path()
-    before = dict(os.environ)
-    os.environ.update(environment)
-    try:
-        exit_status: int = importlib.import_module("persist_spark.__main__").main(arguments, os.environ)
-        return exit_status
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
-
-
 def spark_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What makes Spark run the job with this same Python, unless the user chose another."""
+    """The environment in which Spark runs the job with this same Python, unless the user chose another."""
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     return {name: value for name, value in python.items() if name not in environment}
 

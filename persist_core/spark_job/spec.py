@@ -1,6 +1,6 @@
 """The spec of a Spark job, and how the job gets it. The meeting point of persist_airflow and persist_spark.
 
-    JobSpec --stored--> jobs/<attempt>.json --argv: key and SHA-256--> the job --load_spec--> JobSpec
+    JobSpec --stored--> jobs/<lower>/<attempt>/spec.json --argv: key and SHA-256--> the job --load_spec--> JobSpec
 
 The spec is a blob because one command line argument holds 128 kB on Linux, and a long chain of operator state needs
 more. The location is not on argv: it is in the environment (`spark_job.handover`), because every user of a machine can
@@ -22,16 +22,17 @@ from persist_core.config.view import ViewConfig
 from persist_core.errors import CorruptArtifact, InvalidInput, StorageError
 from persist_core.location.blob import Blob
 from persist_core.shard.batch import BatchDescription
-from persist_core.shard.keys import job_spec_key
+from persist_core.shard.keys import job_key
 from persist_core.shard.sealed import seal, sealed_digest, unseal
 
 SPEC_VERSION = 1
 _SEAL = "job_spec"
 KEY_OPTION, DIGEST_OPTION = "--spec-key", "--spec-sha256"
+SPEC = "spec.json"
 
 
 class MergeInputs(BaseModel):
-    """What a job merges instead of writing a batch: neighbors of the shard `name`, by the digests of their manifests,
+    """The input of a merge job: neighbors of the shard `name`, by the digests of their manifests,
     oldest first."""
 
     model_config = ConfigDict(frozen=True)
@@ -66,7 +67,11 @@ class JobSpec:
     @property
     def key(self) -> str:
         """Where the spec is stored while its job runs."""
-        return job_spec_key(self.description.shard, self.attempt)
+        return self.key_of(SPEC)
+
+    def key_of(self, name: str) -> str:
+        """Where the job, or its starter, stores what is called `name`."""
+        return job_key(self.description.shard, self.description.lower, self.attempt, name)
 
     @property
     def collection(self) -> CollectionConfig:
@@ -107,7 +112,7 @@ def stored(blob: Blob, spec: JobSpec) -> Iterator[list[str]]:
     """Store the spec while the body runs its job; the job's arguments.
 
     The spec is deleted afterwards: the description and the collection's file hold the same, and a long chain of
-    operator state makes it large. A killed starter leaves it behind, as garbage that nothing reads.
+    operator state makes it large. A killed starter leaves it behind, which `spark_job.deaths` takes for a death.
     """
     data = spec.encode()
     blob.set(spec.key, data)
@@ -119,7 +124,7 @@ def stored(blob: Blob, spec: JobSpec) -> Iterator[list[str]]:
 
 
 def load_spec(blob: Blob, argv: Sequence[str]) -> JobSpec:
-    """What the arguments that `stored` made name.
+    """The spec that the arguments of `stored` name.
 
     Raises `InvalidInput` for other arguments, `CorruptArtifact` if the spec is missing or its digest differs.
     """

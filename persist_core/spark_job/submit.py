@@ -7,14 +7,16 @@ If the master is the URL of a Spark Connect server (`sc://host:port`), the same 
 plan runs in that server. No JVM is started, which is most of a small job's time.
 
 The job only stages: whatever happens to it, nothing that a reader sees changes. Its output goes to a log file of its
-own, whose end is shown only if the job left no answer.
+own. What our own code says there is logged here too; the end of it is shown only if the job left no answer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -45,6 +47,9 @@ LOCAL_MASTER = "local[*]"
 CONNECT_SCHEME = "sc://"
 ENV_CONNECT_TIMEOUT = "PERSIST_SPARK_CONNECT_TIMEOUT"  # seconds, for the job: until a server that is silent is given up
 FIXED_BY_SERVER = "ignored, because it is fixed when the Spark Connect server starts; set it there"  # ends a warning
+LOG_FORMAT = "%(name)s %(levelname)s: %(message)s"  # of a job that has a process of its own
+_OWN_LINE = re.compile(r"persist_spark\.\S+ (INFO|WARNING): (.*)\n")  # each is one write, so it is read whole
+_LOOK_S = 1.0  # between two looks at the log of a job
 SMALL_INPUT_BYTES = 64 << 20  # up to here the JVM's start-up costs more than its better compiler would win
 JOB_TIMEOUT_MS = 24 * 3_600_000  # a bound, not an expectation
 _STOP_SECONDS = 10  # between asking a job to stop and killing it
@@ -97,7 +102,7 @@ def dry_run_view(
     description: BatchDescription,
     as_of: int,
 ) -> DryRun:
-    """What a refresh of the view at `as_of` would write. Mints and stages nothing; raises as `write_batch` does."""
+    """The updates of a refresh of the view at `as_of`. Mints and stages nothing; raises as `write_batch` does."""
     spec = JobSpec(description, config, client.ids.uuid7(), dry_run_as_of=as_of)
     key = dry_run_key(description.shard, spec.attempt)
     return take_dry_run(client, key, run_job(client, location, spec, key, settings))
@@ -121,17 +126,9 @@ def run_job(
             tail = log.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace")
             for secret in secrets_of(settings.master):
                 tail = tail.replace(secret, "***")
-            raise job_failure(client, spec, f"Its exit status is {exit_status}. The end of its log:\n{tail}", cause)
-        _repeat_warnings(log)
+            seen = f"Its exit status is {exit_status}. The end of its log:\n{tail}"
+            raise job_failure(client, spec, seen, cause, exit_status)
         return answer
-
-
-def _repeat_warnings(log: Path) -> None:
-    """Log again what the job said about settings: the log of a job that succeeded is not shown."""
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if line.rstrip().endswith(FIXED_BY_SERVER):
-                _log.warning("%s", line.rstrip())
 
 
 @contextmanager
@@ -166,7 +163,7 @@ def connect_command(arguments: Sequence[str]) -> list[str]:
 
 
 def connect_environment(url: str) -> dict[str, str]:
-    """What leads a job to the Spark Connect server at `url`. Not on argv, because a URL may hold a token."""
+    """The environment that leads a job to the Connect server at `url`. Not on argv: a URL may hold a token."""
     return {"SPARK_REMOTE": url}
 
 
@@ -202,14 +199,29 @@ def _run(command: Sequence[str], environment: Mapping[str, str], log: Path, sett
         except OSError as error:
             raise RunFailed(f"{command[0]} can't be started: {error.strerror}; nothing was committed") from error
         try:
-            return process.wait(settings.timeout_ms / 1000)
-        except subprocess.TimeoutExpired:
-            raise RunFailed(
-                f"the Spark job took more than {settings.timeout_ms} ms and was stopped; nothing was committed. Give it"
-                " less input (limits.max_files, limits.max_bytes) or more time"
-            ) from None
+            exit_status = _follow(process, log, settings.timeout_ms / 1000)
         finally:
             stop_process_group(process)
+    if exit_status is None:
+        raise RunFailed(
+            f"the Spark job took more than {settings.timeout_ms} ms and was stopped; nothing was committed. Give it"
+            " less input (limits.max_files, limits.max_bytes) or more time"
+        )
+    return exit_status
+
+
+def _follow(process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> int | None:
+    """Wait for a job's end, and log meanwhile what our code says there: its exit status, `None` after `timeout_s`."""
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        for number in range(math.ceil(timeout_s / _LOOK_S)):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(min(_LOOK_S, timeout_s - number * _LOOK_S))
+            exit_status = process.poll()
+            for said in filter(None, map(_OWN_LINE.fullmatch, lines)):
+                _log.log(logging.getLevelNamesMapping()[said[1]], "%s", said[2])
+            if exit_status is not None:
+                return exit_status
+    return None
 
 
 def stop_process_group(process: subprocess.Popen[bytes]) -> None:

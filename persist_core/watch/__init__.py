@@ -1,4 +1,4 @@
-"""What users are notified of: conditions of shards that are not as they should be, and which notices are sent.
+"""Alerts: conditions of shards that are not as they should be, and which notices are sent.
 
     facts (Health) + rules (Threshold) + what is open --evaluate--> alerts and notices
                                                           |  one compare-and-set of the record

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
-from persist_core.errors import CorruptArtifact, Determinate, InvalidInput, StorageError
+from persist_core.errors import CorruptArtifact, InvalidInput, StorageError
 from persist_core.handles.client import PersistClient
 from persist_core.location.consensus import VersionedData
 from persist_core.shard.register import Register
@@ -35,7 +35,6 @@ from persist_core.watch.record import (
 R = TypeVar("R")
 Gather = Callable[[], Mapping[str, Health]]
 
-MAX_ROUNDS = 64  # lost races in a row, as of a shard's state
 VERSIONS_KEPT = 16  # enough to read back a lost answer
 CLAIM_MS = 600_000  # longer than a task of the DAG may run: who dies while it sends holds the notice so long
 
@@ -54,7 +53,7 @@ class WatchBoard:
     def read(self) -> WatchRecord:
         """The record now. Raises `CorruptArtifact` if it is damaged; the next turn of a watcher replaces it."""
         head = self._register.head(RECORD_KEY)
-        return WatchRecord() if head is None else decode_record(head.data, what=self._what)[0]
+        return WatchRecord() if head is None else decode_record(head.data, what=self._what)
 
     def turn(
         self,
@@ -170,20 +169,18 @@ class WatchBoard:
 
         A record that is damaged counts as empty: open alerts are then sent once more. Raises `StorageError`.
         """
-        for round_number in range(MAX_ROUNDS):
-            head = self._register.head(RECORD_KEY)
+
+        def step(head: VersionedData | None) -> tuple[VersionedData | None, tuple[int, R]]:
             before = self._decoded(head)
             after, result = transition(before)
             if after == before:
-                return result
-            expected = None if head is None else head.seqno
-            write_id, seqno = self.client.ids.uuid7(), 0 if head is None else head.seqno + 1
-            new = VersionedData(seqno, encode_record(after, write_id))
-            if self._register.replace(RECORD_KEY, expected, new, is_ours=self._is_by(write_id), what=self._what):
-                self._truncate(seqno)
-                return result
-            self._register.back_off(round_number)
-        raise Determinate(f"{self._what}: lost {MAX_ROUNDS} races in a row; nothing was changed. Try again")
+                return None, (0, result)
+            seqno = 0 if head is None else head.seqno + 1
+            return VersionedData(seqno, encode_record(after, self.client.ids.uuid7())), (seqno, result)
+
+        seqno, result = self._register.change(RECORD_KEY, step, self._what)
+        self._truncate(seqno)
+        return result
 
     @property
     def _what(self) -> str:
@@ -193,13 +190,10 @@ class WatchBoard:
         if head is None:
             return WatchRecord()
         try:
-            return decode_record(head.data, what=self._what)[0]
+            return decode_record(head.data, what=self._what)
         except CorruptArtifact as error:
             _log.warning("%s. It is replaced: open alerts are sent again", error)
             return WatchRecord()
-
-    def _is_by(self, write_id: str) -> Callable[[bytes], bool]:
-        return lambda data: decode_record(data, what=self._what)[1] == write_id
 
     def _truncate(self, seqno: int) -> None:
         """Forget old versions, now and then. The next time does it if the store fails."""

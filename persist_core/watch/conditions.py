@@ -55,7 +55,7 @@ DEFAULTS: Mapping[str, Threshold] = {
 
 @dataclass(frozen=True)
 class Health:
-    """What was found about one shard. Times are in ms.
+    """Findings about one shard. Times are in ms.
 
     `upper` is `None` if it is closed, and 0 before the first commit. `has_commit` is False also if the shard does not
     exist. `has_stash`: records wait for their time. `conflicts` counts those of the last day. `findings` counts those

@@ -30,7 +30,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Delivered:
-    """What one call did: how many were sent to all their targets, and one line for each failure."""
+    """The result of one call: how many were sent to all their targets, and one line for each failure."""
 
     sent: int
     failures: tuple[str, ...]

@@ -29,7 +29,7 @@ def evaluate(
     watcher: str = "",
     guide: str = "",
 ) -> tuple[ShardWatch, tuple[Notice, ...]]:
-    """What is to be remembered of the shard now, and the notices of what changed.
+    """The new memory of the shard, and the notices of what changed.
 
     `guide` is where the documents are. A condition whose rule is off is resolved.
     """

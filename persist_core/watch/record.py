@@ -58,7 +58,7 @@ class LastCheck:
 
 @dataclass(frozen=True)
 class ShardWatch:
-    """What is remembered of one shard: open alerts by condition, the last fsck, who watches it.
+    """The memory of one shard: open alerts by condition, the last fsck, who watches it.
 
     `unwritten_ms` and `stash_ms` say since when a watcher has seen it without a commit, and with a stash.
     """
@@ -71,7 +71,7 @@ class ShardWatch:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is remembered."""
+        """True if nothing is remembered."""
         return not self.alerts and self.check is None and self.unwritten_ms is None and self.stash_ms is None
 
 
@@ -104,7 +104,7 @@ class Notice:
     claimed_until_ms: int = 0
 
     def is_held(self, *, now_ms: int) -> bool:
-        """Whether a watcher is sending it now."""
+        """True if a watcher is sending it now."""
         return self.claimed_by is not None and now_ms < self.claimed_until_ms
 
 
@@ -116,7 +116,7 @@ class WatchRecord:
     unsent: tuple[Notice, ...] = ()
 
     def of(self, shard: str) -> ShardWatch:
-        """What is remembered of a shard."""
+        """The memory of a shard."""
         return self.shards.get(shard, ShardWatch())
 
     def with_shard(self, shard: str, watch: ShardWatch) -> WatchRecord:
@@ -158,13 +158,13 @@ def encode_record(record: WatchRecord, write_id: str) -> bytes:
     return seal(_KIND, RECORD_VERSION, body)
 
 
-def decode_record(data: bytes, *, what: str) -> tuple[WatchRecord, str]:
-    """The record and its write id. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
+def decode_record(data: bytes, *, what: str) -> WatchRecord:
+    """The inverse of `encode_record`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
     body = unseal(data, kind=_KIND, version=RECORD_VERSION, what=what)
     try:
         shards = {name: _shard(each) for name, each in body["shards"].items()}
         unsent = tuple(Notice(**{**each, "delivered": tuple(each["delivered"])}) for each in body["unsent"])
-        return WatchRecord(shards, unsent), str(body["write_id"])
+        return WatchRecord(shards, unsent)
     except (KeyError, TypeError, AttributeError) as error:
         raise CorruptArtifact(f"{what} has unexpected fields: {error!r}") from None
 

@@ -1,4 +1,4 @@
-"""What a notice says: what, since when, how bad, and the command that helps. For a person who was asleep. Pure."""
+"""The texts of notices, for a person who was asleep: what happened, since when, how bad, what helps. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _TEXTS = {
         "persist describe {shard}",
         "records-wait-in-the-stash",
         "{shard} has had records waiting in the stash for {value} (limit {limit}).",
-        "{shard}: no record has been waiting in the stash for long any more.",
+        "{shard}: no stashed record exceeds the age limit.",
     ),
     CONFLICTS: _Texts(
         "many conflicts",
@@ -67,9 +67,9 @@ _TEXTS = {
         "{shard} is watched again: its file is correct.",
     ),
 }
-_UNWRITTEN = "{shard} is late: nothing was committed yet, since {value} ago or longer (limit {limit})."
-_CLOSED = "{shard} is not late any more: it is closed."
-_TURNED_OFF = "{shard} is not watched for {condition} any more. It was {value}."
+_UNWRITTEN = "{shard} is late: no commit in at least {value} (limit {limit})."
+_CLOSED = "{shard} is no longer late: it is closed."
+_TURNED_OFF = "{shard} is no longer watched for {condition}. It was {value}."
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ def _restore(operator: ShardActionOperator, context: Context, params: Mapping[st
 def _resolve(operator: ShardActionOperator, context: Context, params: Mapping[str, Any]) -> Json:
     with task_client(operator.persist_conn_id) as client:
         done = actions.resolve(
-            client, operator.shard, files=params["files"], writer=writer_of(context), is_dry_run=params["dry_run"]
+            client, operator.shard, at=params["at"], writer=writer_of(context), is_dry_run=params["dry_run"]
         )
     report = reported(operator, context, done)
     for record in report["records"]:
@@ -196,7 +196,7 @@ ACTIONS: dict[str, Action] = {
     "resolve": Action(
         "removes errors of kind missing_order, which no record removes",
         _resolve,
-        needs=("files",),
+        needs=("at",),
         takes=("dry_run",),
     ),
     "rebuild": Action(
@@ -229,7 +229,7 @@ ACTIONS: dict[str, Action] = {
 _TEXTS = {
     "checkpoint_id": "pin, unpin, restore: the checkpoint, one of `persist checkpoints`",
     "new_shard": "restore: leave the shard alone, and make this new one",
-    "files": "resolve: the files of the errors that you have looked at, as a glob; * for all",
+    "at": "resolve: the positions of the errors that you have looked at, as a glob; * for all",
     "holder": "release: one of `persist holds`",
     "alert": "ack: one of `persist alerts`",
     "reason": "release, ack: why; it is kept with your name, and shown to others",

@@ -160,7 +160,7 @@ def reschedule(at_ms: int) -> NoReturn:
 
 
 def puts_off(error: BaseException) -> bool:
-    """Whether this only ends a look of the task, which then waits: deferred, or until it is rescheduled."""
+    """True if this only ends a look of the task, which then waits: deferred, or until it is rescheduled."""
     module: Any = importlib.import_module("airflow.sdk.exceptions" if AIRFLOW_V_3_0_PLUS else "airflow.exceptions")
     return isinstance(error, (module.TaskDeferred, module.AirflowRescheduleException))
 

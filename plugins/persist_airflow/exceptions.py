@@ -1,4 +1,4 @@
-"""What a persist task raises towards Airflow. Everything else is the core's `PersistError`."""
+"""Exceptions of persist tasks for Airflow. Everything else is the core's `PersistError`."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class TaskOptions(TypedDict, total=False):
 
 
 class DagOptions(TaskOptions, total=False):
-    """Those, and Airflow's own arguments for the DAG, which go over the factory's."""
+    """`TaskOptions`, and Airflow's own arguments for the DAG, which go over the factory's."""
 
     default_args: Mapping[str, Any]
     dag_args: Mapping[str, Any]
@@ -247,7 +247,7 @@ def build_dags(folder: str | Path, **options: Unpack[DagOptions]) -> dict[str, D
 def build_view_dags(
     folder: str | Path, *, collections: str | Path | None = None, **options: Unpack[DagOptions]
 ) -> dict[str, DAG]:
-    """The same for views.
+    """Like `build_collection_dags`, for views.
 
     `collections` is the folder of the collections that views may read (default: `collections` beside `folder`).
     """
@@ -293,7 +293,7 @@ def _start_of(config: ShardConfig) -> datetime:
 
 @dataclass(frozen=True)
 class _Face:
-    """What a DAG shows of its kind of shard. `document` is Markdown."""
+    """The texts that a DAG shows about its kind of shard. `document` is Markdown."""
 
     prefix: str
     tag: str

@@ -39,6 +39,6 @@ def fail_without_retry() -> Iterator[None]:
 
 
 def airflow_error(error: PersistError, passing: type[AirflowException] = PersistStepFailed) -> AirflowException:
-    """What a task raises for an error: `AirflowFailException` (no retry) or `passing` (another try)."""
+    """The exception of a task for an error: `AirflowFailException` (no retry) or `passing` (another try)."""
     message = f"{error.kind}: {error}"
     return AirflowFailException(message) if isinstance(error, HOPELESS) else passing(message)

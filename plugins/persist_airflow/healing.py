@@ -1,4 +1,4 @@
-"""What the append task does after a lost append: the loop of `persist_core.protocol.run`, with the write task's job.
+"""The append task after a lost append: the loop of `persist_core.protocol.run`, with the write task's job.
 
 lost description -> mint from the new upper to the same end -> write -> append -> committed, covered, or lost again
 """

@@ -1,4 +1,4 @@
-"""What tasks report to OpenLineage, through Airflow's OpenLineage provider.
+"""Reports of tasks to OpenLineage, through Airflow's OpenLineage provider.
 
     write     inputs: the folder of the collection's files, or the shards that a view reads
     append    the same inputs, and the shard with its schema, what was written, and the columns of a view
@@ -64,7 +64,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Lineage:
-    """What one try of a task has read and written so far."""
+    """The datasets that one try of a task has read and written so far."""
 
     inputs: tuple[Dataset, ...] = ()
     outputs: tuple[Dataset, ...] = ()
@@ -72,7 +72,7 @@ class Lineage:
 
 @cache
 def is_on() -> bool:
-    """Whether the OpenLineage provider is installed, and configured to send events."""
+    """True if the OpenLineage provider is installed, and configured to send events."""
     try:
         if importlib.util.find_spec("airflow.providers.openlineage") is None:
             return False
@@ -93,7 +93,7 @@ class ReportsLineage:
         return as_openlineage(self.lineage)
 
     def get_openlineage_facets_on_failure(self, task_instance: Any) -> OperatorLineage[Any, Any]:  # noqa: ARG002 - the provider's signature
-        """What a try that failed has read; the provider adds the error."""
+        """The inputs of a try that failed; the provider adds the error."""
         return as_openlineage(replace(self.lineage, outputs=()))
 
 
@@ -107,7 +107,7 @@ def harmless() -> Iterator[None]:
 
 
 def of_inputs(client: PersistClient, config: ShardConfig, description: BatchDescription, conn_id: str) -> Lineage:
-    """What a description's batch is made of. Nothing if OpenLineage is off, or the description has no input."""
+    """The inputs of a description's batch. Empty if OpenLineage is off, or the description has no input."""
     found = Lineage()
     if is_on() and description.input_key is not None:
         with harmless():
@@ -209,7 +209,7 @@ def _sources(
 
 
 def as_openlineage(found: Lineage) -> OperatorLineage[Any, Any]:
-    """The same as OpenLineage's objects."""
+    """The datasets as OpenLineage's objects."""
     from airflow.providers.openlineage.extractors import OperatorLineage
 
     return OperatorLineage(

@@ -1,4 +1,4 @@
-"""What the DAGs that look after a whole location have in common: maintenance, watch, actions."""
+"""The common part of the DAGs that look after a whole location: maintenance, watch, actions."""
 
 from __future__ import annotations
 

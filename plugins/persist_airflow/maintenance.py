@@ -132,7 +132,7 @@ class MaintainShardOperator(SparkJobOperator):
         return self.maintain(context)
 
     def maintain(self, context: Context) -> dict[str, Any]:
-        """The same, for an operator that has more to do."""
+        """Like `execute`, for an operator that has more to do."""
         with task_client(self.persist_conn_id) as client:
             done = maintain(
                 client,

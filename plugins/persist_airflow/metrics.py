@@ -1,4 +1,4 @@
-"""What tasks report to Airflow's own Stats: StatsD, Datadog or OpenTelemetry, whichever `[metrics]` turns on.
+"""Metrics of tasks for Airflow's own Stats: StatsD, Datadog or OpenTelemetry, whichever `[metrics]` turns on.
 
     a stage's try  --measured-------> tries, stage_duration
     a new commit   --report_commit--> commits, changes, written bytes, late records
@@ -42,12 +42,12 @@ _log = logging.getLogger(__name__)
 
 
 def is_on() -> bool:
-    """Whether Airflow sends metrics anywhere."""
+    """True if Airflow sends metrics anywhere."""
     return any(_is_set(name) for name in ("statsd_datadog_enabled", "statsd_on", "otel_on"))
 
 
 def has_tags() -> bool:
-    """Whether the backend, in Airflow's order of choice, keeps tags."""
+    """True if the backend, in Airflow's order of choice, keeps tags."""
     if _is_set("statsd_datadog_enabled"):
         return _is_set("statsd_datadog_metrics_tags")
     return _is_set("statsd_influxdb_enabled") if _is_set("statsd_on") else True

@@ -110,12 +110,12 @@ def targets(entries: Iterable[NotifyBy], context: Context) -> tuple[Target, ...]
 
 
 def takes(entries: Iterable[NotifyBy], kind: str) -> bool:
-    """Whether one of the entries takes notices of this kind: `alerts`, `failures`, `conflicts`."""
+    """True if one of the entries takes notices of this kind: `alerts`, `failures`, `conflicts`."""
     return any(kind in _choices(entry)[0] for entry in entries)
 
 
 def facts_of(notice: Notice) -> dict[str, Any]:
-    """What templates find in `persist_alert`. Times are ISO, in UTC."""
+    """The contents of `persist_alert` in templates. Times are ISO, in UTC."""
     return {
         "kind": notice.kind,
         "state": "resolved" if notice.is_resolved else notice.level,

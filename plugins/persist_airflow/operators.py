@@ -62,7 +62,7 @@ APPEND_RETRIES = 6  # a conflict costs a try, and so does a worker that dies
 
 
 class _PersistOperator(BaseOperator):
-    """What the operators share: the shard's file, the location, the link to the shard.
+    """The base of the operators: the shard's file, the location, the link to the shard.
 
     `retries` are enough for workers that die; `default_args` go over them.
     """
@@ -277,23 +277,23 @@ class CheckpointManifestOperator(_PersistOperator):
 
 
 def is_read_only(config: ViewConfig, context: Context) -> bool:
-    """Whether this dag run only tries the view: by its file, or by the run's conf `{"read_only": true}`."""
+    """True if this dag run only tries the view: by its file, or by the run's conf `{"read_only": true}`."""
     return config.read_only or _asks_for(context, "read_only")
 
 
 def _asks_for(context: Context, name: str) -> bool:
-    """Whether the dag run's conf has `name`: true."""
+    """True if the dag run's conf has `name`: true."""
     asked: Any = context["dag_run"].conf or {}
     return asked.get(name) is True
 
 
 def _follows_inputs(config: ShardConfig) -> bool:
-    """Whether a dag run's interval means nothing: the run was started by an append to an input, or by hand."""
+    """True if a dag run's interval means nothing: the run was started by an append to an input, or by hand."""
     return isinstance(config, ViewConfig) and config.schedule in (None, ON_INPUT)
 
 
 def _dry_run(client: PersistClient, config: ViewConfig, until: int | None) -> dict[str, Any]:
-    """What the write task gets for a dry run of the view. Raises `AirflowSkipException` before there is any input."""
+    """The write task's description of a view's dry run. Raises `AirflowSkipException` before there is any input."""
     try:
         as_of, description = run.describe_dry_run(client, config, until)
     except NotReadable as error:
@@ -307,7 +307,7 @@ def writer_of(context: Context) -> str:
 
 
 def _report(client: PersistClient, result: str, commit: Commit | None) -> dict[str, Any]:
-    """What tasks return and asset events carry: plain JSON, times in ms, a closed frontier as `None`."""
+    """The result of tasks and the extra of asset events: plain JSON, times in ms, a closed frontier as `None`."""
     if commit is None:
         return {"result": result}
     manifest = client.manifest(commit)

@@ -22,7 +22,7 @@ FORM_FIELDS: dict[str, dict[str, Any]] = {
         "label": "Consensus URI",
         "description": "Where the state of the shards is kept: postgresql://host/database (user and password go into"
         " fields of their own), sqlite:////var/lib/persist/consensus.db (one machine), s3://bucket/prefix,"
-        " file:///folder, or mem:name (memory of one process, for tests)",
+        " or mem:name (memory of one process, for tests)",
         "schema": {"type": ["string", "null"]},
     },
     "aws_conn_id": {
@@ -84,5 +84,4 @@ def get_provider_info() -> dict[str, Any]:
         "integrations": [{"integration-name": "Persist", "external-doc-url": "", "tags": ["software"]}],
         "extra-links": ["persist_airflow.links.ShardLink"],
         "notifications": ["persist_airflow.notifications.LogNotifier"],
-        "cli": ["persist_airflow.cli.get_cli_commands"],
     }

@@ -82,7 +82,7 @@ class ShardSensor(BaseSensorOperator):
         self.log.info("shard %s: upper is %s", self.shard, show_time(event["upper"]))
 
     def poke(self, context: Context) -> bool:
-        """Whether the upper is there. Raises `AirflowFailException` for a name that is probably mistyped."""
+        """True if the upper is there. Raises `AirflowFailException` for a name that is probably mistyped."""
         wanted = self._wanted(context)
         with task_client(self.persist_conn_id) as client:
             state = client.machine.fetch(self.shard)

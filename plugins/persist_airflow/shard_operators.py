@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 
 class _ShardOperator(BaseOperator):
-    """What the operators of actions share: the shard, the location, the link to the shard."""
+    """The base of the operators of actions: the shard, the location, the link to the shard."""
 
     template_fields: Sequence[str] = ("shard", "persist_conn_id")
     operator_extra_links = (ShardLink(),)

@@ -39,7 +39,7 @@ from persist_core.row_text import show_row
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.keys import dry_run_key, manifest_key
 from persist_core.spark_job.answer import job_failure, take_dry_run
-from persist_core.spark_job.causes import CauseFinder, find_cause
+from persist_core.spark_job.causes import STOPPED, CauseFinder, find_cause
 from persist_core.spark_job.handover import hand_over, location_environment, properties_file, spark_defaults
 from persist_core.spark_job.installation import job_path, local_environment, spark_home
 from persist_core.spark_job.jars import with_s3a_jars
@@ -89,6 +89,7 @@ class SparkJobOperator(SparkSubmitOperator):
         self.spark_conn_id = spark_conn_id
         self.shard = shard
         self._causes = CauseFinder()
+        self._is_stopped = False
 
     def run_job(self, client: PersistClient, context: Context, spec: JobSpec, answer_key: str) -> bytes:
         """Run one job to its end; the bytes of its answer, which the job writes last.
@@ -107,9 +108,12 @@ class SparkJobOperator(SparkSubmitOperator):
             if failed is not None:
                 self.log.warning("the job wrote %s and failed only while it ended: %s", answer_key, failed)
             return answer
-        cause = self._causes.cause(_exit_status(self._hook)) or find_cause(str(failed or "").splitlines())
+        exit_status = _exit_status(self._hook)
+        cause = self._causes.cause(exit_status) or find_cause(str(failed or "").splitlines())
         seen = str(failed or f"The job ended with success, but there is no {answer_key}.")
-        failure = job_failure(client, spec, seen if cause is None else "Its log is above.", cause)
+        if self._is_stopped:
+            exit_status = STOPPED[0]  # whichever way the provider ends it
+        failure = job_failure(client, spec, seen if cause is None else "Its log is above.", cause, exit_status)
         if isinstance(failure, OutdatedDescription):
             raise failure
         # Not `from failed`: what that says is in `failure`, and a long command line must not come after the cause.
@@ -143,6 +147,7 @@ class SparkJobOperator(SparkSubmitOperator):
 
         A job in a Spark Connect server ends with this process's own session.
         """
+        self._is_stopped = True
         if self._hook is not None:
             super().on_kill()
 
@@ -277,7 +282,7 @@ class WriteBatchesOperator(ReportsLineage, SparkJobOperator):
         return {"description": self.description, "manifest_key": key}
 
     def writer(self, client: PersistClient, context: Context) -> run.Write:
-        """What runs this task's Spark job for a description. The append task uses it after a conflict."""
+        """The function that runs this task's Spark job for a description. The append task uses it after a conflict."""
         return functools.partial(self._write, client, context)
 
     def _write(self, client: PersistClient, context: Context, description: BatchDescription) -> str:

@@ -8,19 +8,19 @@ about 1.5 s of processor time. A worker that imports them before it forks its ta
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 from airflow.providers.apache.spark.hooks.spark_connect import SparkConnectHook
 
 from persist_airflow.compat import AirflowException, AirflowNotFoundException, BaseHook
-from persist_core.spark_job.installation import run_here
 from persist_core.spark_job.submit import ENV_CONNECT_TIMEOUT, connect_environment
 
 TIMEOUT_FIELD = "connect_timeout_s"  # an extra field: seconds until a server that does not answer is given up
 
 
 def connect_environment_of(conn_id: str) -> dict[str, str] | None:
-    """What leads a job to the server, with its token, if `conn_id` is a connection of type `spark_connect`."""
+    """The environment that leads a job to the server, token included; `None` for a connection of another type."""
     url = connect_url(conn_id)
     if url is None:
         return None
@@ -42,13 +42,22 @@ def connect_url(conn_id: str) -> str | None:
 
 
 def run_connected(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Run one job to its end. Raises `AirflowException` if it fails.
+    """Run one job to its end in this process, whose environment holds `environment` meanwhile.
 
-    A signal that ends the task ends the job too: the session's release stops what the server still does for it.
+    Raises `AirflowException` if it fails. A signal that ends the task ends the job too: the session's release stops
+    what the server still does for it. Not thread-safe: a process has one environment.
     """
+    from persist_spark.__main__ import main  # imports Spark, which only a task with such a job needs
+
+    before = dict(os.environ)
+    os.environ.update(environment)
     try:
-        exit_status = run_here(arguments, environment)
+        exit_status = main(arguments, os.environ)
     except Exception as error:
         raise AirflowException(f"the job failed: {type(error).__name__}: {error}") from error
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
     if exit_status:
         raise AirflowException("the job failed; its output is above")

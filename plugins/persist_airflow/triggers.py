@@ -1,4 +1,4 @@
-"""What looks at shards in the triggerer. A look reads one small state.
+"""Triggers that look at shards. A look reads one small state.
 
 ShardUpperTrigger    for tasks that wait: until a shard's upper reaches a time
     TriggerEvent({"shard": ..., "upper": ..., "reached": true})      upper in ms; None: the shard is closed

@@ -58,7 +58,8 @@ def check_late_history(client: PersistClient) -> None:
 
 def _added(client: PersistClient) -> Iterator[tuple[set[tuple[object, ...]], set[tuple[object, ...]]]]:
     for commit in client.state(NAME).commits:
-        operators = client.manifest(commit).operators
+        manifest = client.manifest(commit)
+        operators = manifest.operators
         assert operators.keys() == {ORDER_INDEX_OPERATOR, LATE_OPERATOR}
         found: dict[str, list[dict[str, object]]] = {name: [] for name in operators}
         for name, columns in (
@@ -67,7 +68,7 @@ def _added(client: PersistClient) -> Iterator[tuple[set[tuple[object, ...]], set
         ):
             for artifact in operators[name].artifacts:
                 data = load_verified(client.blob, artifact.key, artifact.sha256)
-                found[name] += client.part_format.decode(data, columns).to_pylist()
+                found[name] += client.part_format.decode(data, columns, manifest.schema).to_pylist()
         index = [(row[INDEX_KIND], row["id"], _lsn(row[ORDER]), _day(row[TIME])) for row in found[ORDER_INDEX_OPERATOR]]
         late = [(row["id"], _lsn(row[ORDER]), _lsn(row[BEATEN_BY]), _day(row[ACTED])) for row in found[LATE_OPERATOR]]
         assert (len(set(index)), len(set(late))) == (len(index), len(late)), "nothing is there twice"

@@ -167,23 +167,26 @@ def test_a_shard_that_others_need_is_not_emptied(client: PersistClient) -> None:
     assert client.state(SHARD).batches == ()
 
 
-def test_errors_without_an_order_are_removed_by_file(tmp_path: Path, client: PersistClient) -> None:
+def test_errors_without_an_order_are_removed_by_position(tmp_path: Path, client: PersistClient) -> None:
     (tmp_path / "feed").mkdir()
     feed = OrderedCollection(tmp_path / "feed", client.location)
     feed.client.part_format = client.part_format
     shard = with_unordered(feed).shard
     before = client.state(shard)
-    done = act(action="resolve", shard=shard, files="day=2/*", dry_run=True)
-    assert (done["status"], [record["file"] for record in done["records"]]) == ("dry_run", 2 * ["day=2/2.txt"])
+    done = act(action="resolve", shard=shard, at="day=2/*", dry_run=True)
+    assert (done["status"], [record["position"] for record in done["records"]]) == (
+        "dry_run",
+        ["day=2/2.txt, row 10", "day=2/2.txt, row 11"],
+    )
     assert client.state(shard) == before
-    done = act(action="resolve", shard=shard, files="day=2/*")
+    done = act(action="resolve", shard=shard, at="day=2/*")
     assert (done["status"], done["by"]) == ("resolved", "alice (persist_actions/manual__1)")
     assert all("payload" not in record for record in done["records"])
     newest = client.state(shard).newest_commit
     assert newest is not None
     assert (newest.writer, newest.checkpoint_id) == ("persist_actions/manual__1", done["checkpoint_id"])
-    assert [record.file for record in plan_resolve(client, shard).records] == ["day=1/1.txt"]
-    assert act(action="resolve", shard=shard, files="day=2/*")["status"] == "up_to_date"
+    assert [record.position for record in plan_resolve(client, shard).records] == ["day=1/1.txt, row 3"]
+    assert act(action="resolve", shard=shard, at="day=2/*")["status"] == "up_to_date"
 
 
 @pytest.mark.parametrize(
@@ -192,7 +195,7 @@ def test_errors_without_an_order_are_removed_by_file(tmp_path: Path, client: Per
         ({"action": "explode"}, "action is 'explode'; expected one of run, maintain"),
         ({"action": "fsck", "shards": "x"}, "unknown fields shards; action fsck takes repair"),
         ({"action": "pin"}, "action pin needs checkpoint_id"),
-        ({"action": "resolve"}, "action resolve needs files; action resolve needs files and takes dry_run"),
+        ({"action": "resolve"}, "action resolve needs at; action resolve needs at and takes dry_run"),
         ({"action": "maintain", "holder": "x"}, "action maintain does not take holder; .* takes no field but shard"),
         ({"action": "release", "holder": "x"}, "action release needs reason; action release needs holder, reason and"),
     ],

@@ -20,6 +20,7 @@ from persist_airflow.factory import build_upsert_dag, build_view_dag
 from persist_airflow.lineage import name_of
 from persist_airflow.shard_operators import RestoreShardOperator
 from persist_airflow.spark import WriteBatchesOperator
+from persist_core.config.collection import FILE_POSITION
 from persist_core.errors import PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.location.settings import PersistLocation
@@ -57,7 +58,8 @@ def stage_rows(_self: Any, client: PersistClient, _context: Any, description: Ba
     """What the Spark job of fruit would do, with one row; a batch up to the end of the fourth day fails."""
     if description.upper == end_ms(3):
         raise SparkJobFailed("java.lang.OutOfMemoryError: Java heap space")
-    schema = CollectionSchema((Column("id", "bigint", nullable=False),), (Column("name", "string"),))
+    key, values = (Column("id", "bigint", nullable=False),), (Column("name", "string"),)
+    schema = CollectionSchema(key, values, position=FILE_POSITION)
     row = {"id": 1, "name": "apple", "_persist_time": description.lower, "_persist_diff": 1}
     oks = pa.Table.from_pylist([row] if description.input_files else [], schema=updates_schema(schema))
     return client.open_writer(description.shard).stage(description, schema, client.ids.uuid7(), oks)

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from persist_airflow.backfill import BackfillStatus
 from persist_airflow.embedded import EmbeddedAirflowError, demo, keeper
 from persist_airflow.embedded.home import LocalAirflow, project_airflow
 from persist_airflow.embedded.keeper import Process, Program, psutil, read_processes, write_private
@@ -169,31 +167,35 @@ def test_a_second_keeper_of_a_home_ends_and_says_so(kept: KeptProcesses) -> None
     assert "another keeper has" in second.stderr
 
 
-@pytest.mark.parametrize(("heartbeat_after_s", "ends"), [(200, True), (10_000, False)])
+@pytest.mark.parametrize(("first_end_s", "ends"), [(200, True), (10_000, False)])
 def test_the_demo_waits_for_a_scheduler_that_starts_slowly(
-    airflow: LocalAirflow, monkeypatch: pytest.MonkeyPatch, heartbeat_after_s: int, ends: bool
+    airflow: LocalAirflow, monkeypatch: pytest.MonkeyPatch, first_end_s: int, ends: bool
 ) -> None:
-    """On a busy machine a scheduler needs minutes to its first heartbeat. Without one the error shows its log."""
+    """On a busy machine a scheduler needs minutes to its first dag run. If none ends, the error shows its log."""
     airflow.clock = ManualClock()
     for name in ("launch_database", "launch_spark", "prepare", "launch", "check"):
         monkeypatch.setattr(airflow, name, lambda: None)
-    monkeypatch.setattr(demo, "open_backfill", lambda _: None)
-    monkeypatch.setattr(demo, "_create_backfill", lambda *_: 1)
+    monkeypatch.setattr(demo, "create", lambda *_: 1)
     monkeypatch.setattr("os.environ", {})
     (airflow.logs / "scheduler.log").write_text("still importing")
 
-    def status(_: int) -> BackfillStatus:
-        is_up = airflow.clock.now_ms() > heartbeat_after_s * 1000
-        runs = Counter({"success" if is_up else "queued": 6})
-        return BackfillStatus(1, "dag", runs, Counter(), has_scheduler=is_up)
+    def query(sql: str, *_: object) -> list[tuple[str, ...]]:
+        is_up = airflow.clock.now_ms() > first_end_s * 1000
+        return [("success" if is_up else "queued",)] * 6 if sql.startswith("select r.state") else []
 
-    monkeypatch.setattr("persist_airflow.backfill.read_status", status)
+    monkeypatch.setattr(airflow, "query", query)
     steps = [demo.Step("dag", 0, 5 * demo.DAY_MS)]
     if ends:
         assert demo._run_steps(Console(quiet=True), airflow, steps)
     else:
-        with pytest.raises(EmbeddedAirflowError, match=r"(?s)0 of 6 dag runs of dag.*no heartbeat.*still importing"):
+        with pytest.raises(EmbeddedAirflowError, match=r"(?s)0 of 6 dag runs of dag.*still importing"):
             demo._run_steps(Console(quiet=True), airflow, steps)
+
+
+def test_a_home_that_others_could_read_is_closed_to_them(airflow: LocalAirflow) -> None:
+    airflow.home.chmod(0o755)
+    airflow._make_home()
+    assert airflow.home.stat().st_mode & 0o777 == 0o700
 
 
 def test_stop_without_anything_recorded_does_nothing(airflow: LocalAirflow) -> None:

@@ -30,7 +30,10 @@ from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.run import bring_up_to_date, describe_dry_run
 from persist_core.spark_job.submit import ENV_CONNECT_TIMEOUT, FIXED_BY_SERVER, SparkSettings, dry_run_view, write_batch
+from persist_spark import progress
 from persist_spark.connect import connect_timeout_s, limit_retries
+from persist_spark.decode.formats import decode
+from persist_spark.upsert import job
 from tests.airflow.fruit import HISTORY, NAME, Fruit, check_history, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
 from tests.servers.spark_connect import ConnectServer, running
@@ -124,6 +127,31 @@ def test_a_session_takes_the_settings_of_a_file_and_a_warning_names_those_that_t
     assert [record.getMessage() for record in caplog.records if "spark_conf" in record.getMessage()] == [warning]
     for batch in client.state(NAME).batches:
         assert {part.rows for part in client.manifest(batch).parts} == {1}
+
+
+def test_a_long_write_says_what_the_server_has_done(
+    fruit: Fruit,
+    client: PersistClient,
+    server: ConnectServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log of the task, which runs the job itself. The server reports every 2 s."""
+    del client
+
+    def slowly(*arguments: Any, **named: Any) -> Any:
+        wait = "reflect('java.lang.Thread', 'sleep', 1000L)"  # gives 'null'
+        return decode(*arguments, **named).where(f"{wait} != ''")
+
+    monkeypatch.setattr(job, "decode", slowly)
+    monkeypatch.setattr(progress, "INTERVAL_S", 1.0)
+    connect(monkeypatch, server)
+    fruit.write_days(range(1))
+    with caplog.at_level(logging.INFO):
+        assert DagRunDriver(build_upsert_dag(fruit.config()), end_of(0)).run_all()["result"] == "committed"
+    said = [record.getMessage() for record in caplog.records if record.name == progress.__name__]
+    write = rf"{NAME} .* s, write; 1 files, \d+ B; 0 updates before; \d of \d tasks, \d+ B read"
+    assert [line for line in said if re.fullmatch(write, line)], said
 
 
 @pytest.mark.airflow_2_11
@@ -290,7 +318,7 @@ def test_a_task_that_is_stopped_stops_its_job_in_the_server_too(server: ConnectS
     script = """
 import signal, sys
 from types import SimpleNamespace
-from persist_core.spark_job.installation import run_here
+from persist_airflow.spark_connect import run_connected
 from pyspark.sql import functions as F
 
 def stop(number, frame):
@@ -313,7 +341,7 @@ def main(arguments, environment):
 
 signal.signal(signal.SIGTERM, stop)
 sys.modules["persist_spark.__main__"] = SimpleNamespace(main=main)
-run_here(sys.argv[2:], {"SPARK_REMOTE": sys.argv[1]})
+run_connected(sys.argv[2:], {"SPARK_REMOTE": sys.argv[1]})
 """
     for rows, ends_by_itself in ((10**15, False), (10, True)):  # the first takes all cores, for days
         command = [sys.executable, "-c", script, server.url, str(rows)]

@@ -14,7 +14,10 @@ from persist_airflow.spark import WriteBatchesOperator
 from persist_core.errors import OutdatedDescription, TooManyErrors
 from persist_core.handles.client import PersistClient
 from persist_core.protocol.conflicts import list_conflicts
+from persist_core.shard.batch import BatchDescription
 from persist_core.spark_job.answer import record_failure
+from persist_core.spark_job.deaths import deaths_at_lower
+from persist_core.spark_job.spec import JobSpec
 from tests.airflow.fruit import NAME, Fruit, end_of
 from tests.airflow.task_driver import DagRunDriver
 
@@ -86,6 +89,26 @@ def test_a_job_that_dies_in_silence_is_tried_again(
     run.run(MINT)
     with pytest.raises(SparkJobFailed, match=r"ended without an answer.*exit code 137"):
         run.run(WRITE)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_job_that_dies_is_remembered_unless_airflow_has_ended_it(
+    fruit: Fruit, dag: Any, client: PersistClient, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
+) -> None:
+    fruit.write_days(range(1))
+    run = DagRunDriver(dag, end_of(0))
+    description = BatchDescription.from_json(run.run(MINT))
+
+    def submit(self: Any, *_: Any) -> None:
+        if is_stopped:  # what Airflow calls when it ends a task
+            self.on_kill()
+        raise AirflowException("exit code 137")
+
+    monkeypatch.setattr(WriteBatchesOperator, "_submit", submit)
+    with pytest.raises(SparkJobFailed):
+        run.run(WRITE)
+    spec = JobSpec(description, fruit.config(), client.ids.uuid7())
+    assert len(deaths_at_lower(client.blob, spec, client.clock.now_ms())) == (not is_stopped)
 
 
 def test_a_job_that_fails_after_it_has_staged_is_no_failure(

@@ -24,14 +24,14 @@ from unittest import mock
 import click
 from pyspark.sql import DataFrame, SparkSession
 
-from persist_core.oracle.upsert import TRUNCATE, Record
 from persist_core.shard.batch import BatchDescription
 from persist_spark.frame import OP, ORDER, records_type
 from persist_spark.upsert import batch as upsert_batch
 from persist_spark.upsert.lookup import committed_updates
 from tests.benchmarks.sessions import session
+from tests.oracle.upsert import TRUNCATE, Record
 from tests.spark.staged_shard import StagedShard
-from tests.spark.upsert_cases import ONE_KEY, ORDER_TYPE
+from tests.spark.upsert_cases import ONE_KEY, order_struct
 
 TIMES = 10  # the larger size
 _BYTES_PER_RECORD = 40  # of the input as Parquet, about
@@ -59,7 +59,7 @@ def _updates(spark: SparkSession, first: int, rows: int, name: str) -> DataFrame
     }
     cells = [
         f"CAST({given.get(field.name, 'NULL')} AS {field.dataType.simpleString()}) AS {field.name}"
-        for field in records_type(ONE_KEY, ORDER_TYPE).fields
+        for field in records_type(ONE_KEY, order_struct(ONE_KEY)).fields
     ]
     return spark.range(first, first + rows).selectExpr(*cells)
 

@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from persist_core.compaction.merge import Merge, merge_here, replace_inputs
+from persist_core.config.collection import FILE_POSITION
 from persist_core.config.shard import RetentionConfig
 from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
@@ -91,7 +92,9 @@ class Engine(Protocol):
 def schema_of(workload: Workload) -> CollectionSchema:
     """The collection's schema: `id`, then the nine value columns."""
     values = tuple(Column(name, kind) for name, kind in zip(VALUE_COLUMNS, _TYPES, strict=True))
-    return CollectionSchema(key=(Column("id", workload.key_column_type, nullable=False),), values=values)
+    return CollectionSchema(
+        key=(Column("id", workload.key_column_type, nullable=False),), values=values, position=FILE_POSITION
+    )
 
 
 def read_events(spark: SparkSession, workload: Workload, events: Path) -> DataFrame:

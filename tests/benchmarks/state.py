@@ -51,7 +51,7 @@ def state_after(commits: int, ids: Iterator[str], *, updates: int) -> ShardState
         HollowBatch(number, number + 1, manifest_key("s", next(ids)), f"{number:064x}", BatchCounts(updates), 50_000)
         for number in range(commits - tail)
     )
-    state = ShardState("s", seqno=0, upper=Frontier(commits - tail), schema=SCHEMA, batches=batches)
+    state = ShardState("s", seqno=0, upper=Frontier(commits - tail), batches=batches)
     for lower in range(commits - tail, commits):
         manifest = BatchManifest(
             "s", lower, lower + 1, f"{lower:064x}", "c" * 64, SCHEMA, (), BatchCounts(updates), next(ids), lower + 1,

@@ -18,6 +18,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from persist_core.config.collection import FILE_POSITION
 from persist_core.schema import TIME, CollectionSchema, Column
 from persist_core.shard.batch import ORDER_INDEX_OPERATOR, BatchManifest
 from persist_spark import frame
@@ -80,7 +81,9 @@ def main(sizes: list[int]) -> None:
     for order in (None, (Column("seq", "bigint"),)):
         for rows in sizes:
             with tempfile.TemporaryDirectory() as folder:
-                shard = shard_of(spark, Path(folder), CollectionSchema(KEY, VALUES, order=order), rows)
+                shard = shard_of(
+                    spark, Path(folder), CollectionSchema(KEY, VALUES, order, position=FILE_POSITION), rows
+                )
                 entries = sum(each.rows or 0 for each in shard.chains.get(ORDER_INDEX_OPERATOR, ()))
                 found: dict[str, list[tuple[float, ...]]] = {}
                 for name, *measured in turns(spark, shard, 30 * rows):

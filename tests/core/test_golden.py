@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from persist_core.checkpoint.manifest import (
     ShardPin,
     SourceOffsets,
 )
+from persist_core.config.collection import FILE_POSITION
 from persist_core.errors import CorruptArtifact
 from persist_core.gc.garbage_list import Garbage, GarbageList
 from persist_core.location.mem import MemBlob
@@ -55,18 +56,26 @@ class Stored:
     decode: Callable[[bytes], Any]
 
 
+OLDER = CollectionSchema(
+    (Column("id", "bigint", nullable=False, id=1),),
+    (Column("näme", "string", id=2),),
+    (Column("lsn", "bigint"),),
+    1,
+    FILE_POSITION,
+)
+NEWEST = replace(OLDER, values=(Column("name", "string", id=2), Column("age", "int", id=3)), version=2)
 MANIFEST = BatchManifest(
     shard="orders",
     lower=10,
     upper=None,
     token="t",
     contents_digest="c" * 64,
-    schema=CollectionSchema(
-        (Column("id", "bigint", nullable=False),), (Column("näme", "string"),), (Column("lsn", "bigint"),)
-    ),
+    schema=NEWEST,
     parts=(
-        Part(part_key("orders", A, "insertions", 0), PartKind.INSERTIONS, 7, "c" * 64, 2, 10, (-1,), (2**63 - 1,)),
-        Part(part_key("orders", A, "errs", 0), PartKind.ERRS, 7, "d" * 64, 2),
+        Part(
+            part_key("orders", A, "insertions", 0), PartKind.INSERTIONS, 7, "c" * 64, OLDER, 2, 10, (-1,), (2**63 - 1,)
+        ),
+        Part(part_key("orders", A, "errs", 0), PartKind.ERRS, 7, "d" * 64, NEWEST, 2),
     ),
     counts=BatchCounts(1, 2, 3, 4),
     checkpoint_id=B,
@@ -93,12 +102,12 @@ CHECKPOINT = CheckpointManifest(
     parent_id=A,
     watermark=9,
     total_size_bytes=8,
-    shard=ShardPin("orders", 4, 0, None),
+    shard=ShardPin("orders", 4, 0, None, manifest_key("orders", A)),
     restored_from=A,
 )
 FROZEN = FrozenInput(
     (
-        InputFile("/in/a é.jsonl", "a é.jsonl", 3, 4, 5, 6, natural_key("a é.jsonl")),
+        InputFile("/in/a é.jsonl", "a é.jsonl", 3, 4, 5, 6, natural_key("a é.jsonl"), is_corrected=True),
         InputFile("/other/b.jsonl", "../other/b.jsonl", 3, 4, 5, None, natural_key("../other/b.jsonl")),
     ),
     "/in",
@@ -154,7 +163,7 @@ def test_golden_bytes_of_a_ledger_segment() -> None:
     blob = MemBlob()
     blob.set("s/any", data)
     segment = {"key": "s/any", "files": 2, "sha256": digest, "size_bytes": len(data)}
-    files = {"a é.jsonl": (1, 2, 86_400_000), "b.jsonl": (3, 4, None)}
+    files = {"a é.jsonl": (1, 2, 86_400_000, True), "b.jsonl": (3, 4, None, False)}
     assert Ledger(blob, "s").consumed(SourceFrontier("files", {"segments": [segment]})) == files
     frontier = Ledger(blob, "s").extend(None, files, place=Place("/in", "/in"), era=0)
     written = blob.get(frontier.offsets["segments"][0]["key"])

@@ -1,4 +1,4 @@
-"""The files of docker/ agree with each other and with the code. `make check-docker` lints them, `make test-docker` runs
+"""The files of docker/ agree with each other and with the code. `make check` lints them, `make test-docker` runs
 them."""
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ SHARD = "fruit"
 SCHEMA = CollectionSchema((Column("id", "bigint", nullable=False),), (Column("name", "string"),))
 DAY_MS = 86_400_000
 FIRST, SECOND = 2 * DAY_MS, 3 * DAY_MS  # uppers of the commits outside of Airflow
-DAG_IDS = ("after_outside", "persist_maintenance", "persist_watch")
+STARTER = "after_outside"  # the DAG that commits outside of Airflow start
 PROJECT = "notify: {notifier: slack, args: {slack_webhook_conn_id: ops_slack}}\n"
 DAG_FILE = f"""
 # airflow DAG
@@ -78,22 +78,28 @@ def check(airflow: LocalAirflow, client: PersistClient, slack: HttpSink, statsd:
 
     wait_until(lambda: bool(airflow.query("select * from asset_state_store")), "the triggerer has looked")
     wait_until(lambda: watched() > 0, "a first look of persist_watch")
-    assert slack.requests == []
+    assert said(slack) == []
     commit(client, SHARD, SCHEMA, FIRST, [((1, "fig"), 1, 1)], [("value", None, b"x", 1, 1)], writer="cli/one")
     wait_until(lambda: sensors() == ["deferred"], "the commit starts a dag run, whose task waits in the triggerer")
-    wait_until(lambda: bool(slack.requests), "an alert")
+    wait_until(lambda: bool(said(slack)), "an alert")
     commit(client, SHARD, SCHEMA, SECOND, [], [("value", None, b"x", FIRST, -1)], writer="cli/two")
     wait_until(lambda: len(sensors()) == 2 and set(sensors()) == {"success"}, "the second commit ends the task's wait")
-    wait_until(lambda: len(slack.requests) == 2, "the alert's end")
+    wait_until(lambda: len(said(slack)) == 2, "the alert's end")
     looks = watched()
     wait_until(lambda: watched() > looks, "persist_watch looks again")
-    first, last = (body["text"].splitlines()[0] for body in slack.bodies("/slack"))
+    first, last = said(slack)
     assert first == f"{SHARD} holds 1 records that could not be decoded (limit 1)."
     assert last == f"{SHARD}: errors are below the limit again, 0 now."
     labels = f",location=persist_default,shard={SHARD}"
     errors = f"errors_alive{labels}"
     wait_until(lambda: statsd.values().get(errors, [""])[-1] == "0|g", "metrics by persist_maintenance")
     assert set(statsd.values()[f"rows{labels}"]) == {"1|g"}
+
+
+def said(slack: HttpSink) -> list[str]:
+    """The first line of each message about our shard; the bundled collections have alerts of their own."""
+    texts = (body["text"].splitlines()[0] for body in slack.bodies("/slack"))
+    return [text for text in texts if text.startswith(SHARD)]
 
 
 def check_counters(client: PersistClient, statsd: StatsdSink, dag_id: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from persist_airflow.embedded.home import LocalAirflow
@@ -24,7 +25,7 @@ from persist_core.inspection.late import late_records
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
-from persist_core.schema import DELETED, DIFF, INDEX_KIND, ORDER, RAISED, TIME
+from persist_core.schema import DELETED, DIFF, INDEX_KIND, ORDER, RAISED, TIME, order_type, system_field
 from persist_core.shard.batch import ORDER_INDEX_OPERATOR
 from persist_core.sources.natural_order import natural_key
 from tests.airflow import kill_points
@@ -134,7 +135,11 @@ def known_orders(client: PersistClient, shard: str) -> dict[int, Order]:
     for row in sorted(updates, key=lambda row: (row[TIME], row[DIFF])):
         known[row["id"]] = _order(row[ORDER]) if row[DIFF] > 0 else None
     chain = recover_newest(client, state).operators[ORDER_INDEX_OPERATOR]
-    tables = [table for each in chain for table in state_rows(client.blob, each, ["id", INDEX_KIND, TIME, ORDER])]
+    assert state.schema is not None
+    key = state.schema.arrow().field("id").with_nullable(True)
+    order = system_field(ORDER, order_type(state.schema))
+    columns = pa.schema([key, system_field(INDEX_KIND), system_field(TIME), order])
+    tables = [table for each in chain for table in state_rows(client.blob, each, columns, state.schemas)]
     entries = [row for table in tables for row in table.to_pylist()]
     for newest in {row["id"]: row for row in sorted(entries, key=lambda row: row[TIME])}.values():
         if newest[INDEX_KIND] in (DELETED, RAISED):
@@ -177,7 +182,7 @@ def check(client: PersistClient, delivered: Path) -> None:
             record.key["id"],
             datetime.fromtimestamp(record.acted / 1000, UTC).date(),
             record.order["lsn_or_file"],
-            record.file,
+            (record.position or "").split(",")[0],
         )
         for record in late_records(client, "shuffled")
         if record.key

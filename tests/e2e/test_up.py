@@ -1,19 +1,30 @@
-"""`make up` as a user calls it: new collections wait; neither kill -9 nor many backfills stop it."""
+"""`make up` as a user calls it: new collections wait; it does all that an Airflow does, and views start each other;
+neither kill -9 nor many backfills stop it. One Airflow for both tests: to start one takes half a minute.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from persist_airflow.embedded.home import POSTGRES, SPARK, WITH_UI, LocalAirflow, project_airflow
-from persist_airflow.embedded.keeper import RUNS, Process, read_processes
+from persist_airflow.embedded.keeper import RUNS, Process, psutil, read_processes
 from persist_airflow.embedded.ports import free_port, listener
+from persist_core.handles.client import PersistClient
+from persist_core.location.open import open_location
 from tests import real_parts
+from tests.airflow.sinks import HttpSink, http_sink
+from tests.airflow.statsd_sink import StatsdSink, statsd_sink
+from tests.e2e import operation, view_chain
 from tests.sampling import is_long, sample
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,20 +42,57 @@ TIMEOUT_MS = 600_000
 KEEPER = "keeper"
 
 
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with the bundled DAGs and some collections of the user's own; nothing runs in it afterwards."""
-    root = tmp_path / "project"
-    shutil.copytree(ROOT / "dags", root / "dags")
+@dataclass
+class Up:
+    """A clone in which `make up` has run, with what it printed, and what listens to its Airflow."""
+
+    root: Path
+    printed: str
+    slack: HttpSink
+    statsd: StatsdSink
+
+    @property
+    def airflow(self) -> LocalAirflow:
+        """The Airflow that runs; a later `up` may have started another one."""
+        return project_airflow(self.root)
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """`make up` in a folder with the bundled DAGs and the user's own; nothing runs in it afterwards."""
+    root = tmp_path_factory.mktemp("up") / "project"
+    write_files(root)
+    with http_sink() as slack, statsd_sink() as statsd, pytest.MonkeyPatch.context() as environment:
+        for name, text in operation.settings(slack, statsd).items():
+            environment.setenv(name, text)
+        environment.setenv("AIRFLOW__API__PORT", str(free_port()))
+        try:
+            code, printed = embedded(root, "up")
+            assert code == 0, printed
+            real_parts.used("embedded Airflow", "PostgreSQL, LocalExecutor, Spark Connect, all processes kept")
+            yield Up(root, printed, slack, statsd)
+        finally:
+            project_airflow(root).stop()
+
+
+def write_files(root: Path) -> None:
+    """The bundled DAGs, with another watcher; collections to backfill, one that is wrong, a chain of views."""
+    dags = root / "dags"
+    shutil.copytree(ROOT / "dags", dags)
+    for name in ("persist_watch.py", "persist_maintenance.py"):
+        (dags / name).unlink()
+    (dags / "operate_dag.py").write_text(operation.DAG_FILE)
+    (dags / "persist.yaml").write_text(operation.PROJECT)
     for number in range(10 if is_long() else 3):
         text = COLLECTION.format(name=f"mine_{number}")
-        (root / "dags" / "collections" / f"mine_{number}.yaml").write_text(text)
+        (dags / "collections" / f"mine_{number}.yaml").write_text(text)
         days = root / "feed" / f"mine_{number}" / "2026-01-01"
         days.mkdir(parents=True)
         (days / "part.jsonl").write_text('{"id": 1, "name": "fig"}\n')
-    monkeypatch.setenv("AIRFLOW__API__PORT", str(free_port()))
-    yield root
-    project_airflow(root).stop()
+    watched = COLLECTION.format(name=operation.SHARD).replace('"@daily"', "null")
+    (dags / "collections" / f"{operation.SHARD}.yaml").write_text(watched)
+    (dags / "collections" / "wrong.yaml").write_text(text.replace("format: json", "format: jsn"))
+    view_chain.write_files(dags, root / "feed" / "chain")
 
 
 def embedded(root: Path, *arguments: str) -> tuple[int, str]:
@@ -62,33 +110,86 @@ def embedded(root: Path, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_up_survives_backfills_and_kill_9(project: Path) -> None:
-    code, out = embedded(project, "up")
-    assert code == 0, out
-    airflow = project_airflow(project)
-    real_parts.used("embedded Airflow", "PostgreSQL, LocalExecutor, Spark Connect, all processes kept")
-    check_what_is_paused(airflow, out)
-    check_who_has_the_port(project, airflow)
-    backfill_at_once(project, airflow)
+def test_up_serves_the_ui_and_reads_dag_files_on_loopback_alone(up: Up) -> None:
+    """And while it runs, its triggerer and its scheduler do what `operation` and `view_chain` list."""
+    airflow = up.airflow
+    check_what_is_paused(airflow, up.printed)
+    check_ui(airflow)
+    check_dag_files(airflow)
+    api = view_chain.api_of(airflow)
+    for dag_id in (operation.STARTER, *view_chain.DAG_IDS):
+        api.pause(dag_id, is_paused=False)
+    with open_location(airflow.location) as opened:
+        client = PersistClient(opened)
+        operation.check(airflow, client, up.slack, up.statsd)
+        api.pause("persist_watch", is_paused=True)
+        view_chain.check(airflow, client, up.root / "feed" / "chain")
+    assert airflow.wait_until_healthy() == {}
+    for pid in (process.pid for process in airflow.kept.all()):
+        assert listens_at(pid) <= {"127.0.0.1"}, (pid, listens_at(pid))
+    assert (airflow.home / "simple_auth_manager_passwords.json.generated").exists()
+
+
+def test_up_survives_backfills_and_kill_9(up: Up) -> None:
+    """Beside all that runs there; at the end `down` stops it."""
+    airflow = up.airflow
+    check_who_has_the_port(up.root, airflow)
+    backfill_at_once(up.root, airflow)
     for name in sample((POSTGRES, SPARK, *WITH_UI, KEEPER), 1, "the process that is killed"):
-        check_kill(project, airflow, name)
+        check_kill(up.root, up.airflow, name)
+    airflow = up.airflow
     text = "".join(path.read_text(errors="replace") for path in airflow.logs.glob("*.log"))
     assert not [word for word in ("database is locked", "ObjectDeletedError") if word in text]
     processes = airflow.kept.all()
-    code, out = embedded(project, "down")
+    code, out = embedded(up.root, "down")
     assert (code, out) == (0, f"stopped {', '.join(process.name for process in processes)}\n")
     assert [process.name for process in processes if process.alive()] == []
 
 
+def listens_at(pid: int) -> set[str]:
+    """The addresses that a process and its children listen at; a child may end meanwhile, as tasks do."""
+    found: set[str] = set()
+    for one in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found |= {c.laddr.ip for c in one.net_connections("tcp") if c.status == "LISTEN"}
+    return {ip.removeprefix("::ffff:") for ip in found}
+
+
 def check_what_is_paused(airflow: LocalAirflow, out: str) -> None:
     """A user's own collections wait for the user, and `up` names them; the bundled DAGs run."""
-    paused = dict(airflow.query("select dag_id, is_paused from dag"))
+    found = airflow.query("select dag_id, is_paused, is_stale, has_import_errors from dag order by dag_id")
+    assert [dag_id for dag_id, _, *wrong in found if any(wrong)] == []
+    paused = {dag_id: is_paused for dag_id, is_paused, *_ in found}
     mine = {dag_id for dag_id in paused if "mine" in dag_id}
     assert len(mine) == len(list((airflow.dags / "collections").glob("mine_*.yaml")))
-    assert {dag_id for dag_id, is_paused in paused.items() if is_paused} == mine
-    assert {"persist_upsert__customers", "persist_view__regions", "persist_watch"} <= {*paused} - mine
-    assert all(dag_id in out for dag_id in mine)
-    assert "dags unpause persist_upsert__mine_0" in out
+    waits = mine | {operation.STARTER, f"persist_upsert__{operation.SHARD}", *view_chain.DAG_IDS}
+    assert {dag_id for dag_id, is_paused in paused.items() if is_paused} == waits
+    assert {"persist_upsert__customers", "persist_view__regions", "persist_watch"} <= {*paused} - waits
+    assert all(dag_id in out for dag_id in waits - {operation.STARTER})
+    assert f"dags unpause {min(waits - {operation.STARTER})}" in out
+
+
+def check_ui(airflow: LocalAirflow) -> None:
+    """It is there, and asks who looks."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"{airflow.url}/", timeout=30) as page:
+        assert b"<title>Airflow</title>" in page.read()
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        opener.open(f"{airflow.url}/api/v2/dags", timeout=30)
+
+
+def check_dag_files(airflow: LocalAirflow) -> None:
+    """A wrong file is the one import error."""
+    errors: list[tuple[str, str]] = []
+
+    def has_errors() -> bool:
+        errors[:] = airflow.query("select filename, stacktrace from import_error")
+        return bool(errors)
+
+    airflow.kept.wait_until(has_errors, "dag-processor", TIMEOUT_MS)
+    ((file, message),) = errors
+    assert file == "collections/wrong.yaml"
+    assert "source.format: found 'jsn'" in message
 
 
 def check_who_has_the_port(project: Path, airflow: LocalAirflow) -> None:

@@ -11,8 +11,6 @@ from persist_core.errors import ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.maintenance.fsck import fsck
 from tests.airflow.api import Api
-from tests.airflow.fruit import Fruit
-from tests.airflow.view_files import Views
 
 COLLECTION = """
 source: {{path: {feed}/*.jsonl, format: json}}
@@ -26,13 +24,12 @@ UPSERT_DAG, *VIEW_DAGS = DAG_IDS = ("persist_upsert__produce", "persist_view__ch
 TIMEOUT_MS = 900_000
 
 
-def write_files(fruit: Fruit, feed: Path) -> None:
-    """Put one collection and two views into the DAG folder, and make an empty feed."""
-    feed.mkdir()
-    fruit.write_collection(LEVELS[0], COLLECTION.format(feed=feed))
-    views = Views(fruit)
-    views.write("cheap", "query: SELECT name, price FROM produce WHERE price < 10\n")
-    views.write("how_many", "query: SELECT count(*) AS n, sum(price) AS total FROM cheap\n")
+def write_files(dags: Path, feed: Path) -> None:
+    """Put one collection and two views into the folders of a clone, and make an empty feed."""
+    feed.mkdir(parents=True)
+    (dags / "collections" / f"{LEVELS[0]}.yaml").write_text(COLLECTION.format(feed=feed))
+    (dags / "views" / "cheap.yaml").write_text("query: SELECT name, price FROM produce WHERE price < 10\n")
+    (dags / "views" / "how_many.yaml").write_text("query: SELECT count(*) AS n, sum(price) AS total FROM cheap\n")
 
 
 def check(airflow: LocalAirflow, client: PersistClient, feed: Path) -> None:
@@ -57,7 +54,7 @@ def check(airflow: LocalAirflow, client: PersistClient, feed: Path) -> None:
     assert [(row["n"], row["_persist_diff"]) for row in changes] == [(1, -1), (3, 1)]
     for shard in LEVELS:
         assert fsck(client, shard).is_clean
-    triggered = airflow.query("select dag_id, run_type from dag_run where dag_id like 'persist_view__%' order by id")
+    triggered = airflow.query("select dag_id, run_type from dag_run where dag_id = any(%s)", list(VIEW_DAGS))
     assert {run_type for _, run_type in triggered} == {"asset_triggered"}
     assert {dag_id for dag_id, _ in triggered} == {*VIEW_DAGS}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from persist_core.location import Blob, Consensus, S3Blob, S3Consensus, VersionedData, open_blob, open_consensus
-from persist_core.testing.conformance_hooks import BlobHooks, ConsensusHooks
 from tests.servers.s3 import S3Server
+from tests.suites.conformance_hooks import BlobHooks, ConsensusHooks
 
 
 class S3BlobHooks(BlobHooks):

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from persist_airflow.embedded.ports import accepts_connections, free_port
@@ -34,13 +34,18 @@ class ConnectServer:
         return f"sc://localhost:{self.port}/;token={token}"
 
 
-def running() -> Iterator[ConnectServer]:
-    """Start one; it ends with the generator, or with the test session."""
+def running(conf: Mapping[str, str] | None = None) -> Iterator[ConnectServer]:
+    """Start one, with these settings too; it ends with the generator, or with the test session."""
     folder = ServerFolder("spark-connect")
     local = LocalSpark(folder.path, free_port())
+    command = local.command()
     with (folder.path / "log").open("wb") as log:
         process = subprocess.Popen(
-            local.command(),
+            [
+                *command[:-1],
+                *(part for name, value in (conf or {}).items() for part in ("--conf", f"{name}={value}")),
+                *command[-1:],
+            ],
             env={**os.environ, **local.environment()},
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -37,16 +37,17 @@ from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchCounts, BatchDescription, BatchManifest
 from persist_core.shard.codec import decode_state
 from persist_core.shard.invariants import check_step
+from persist_core.shard.schema_versions import SchemaVersions
 from persist_core.shard.state import Commit, Committed, ShardState
-from persist_core.testing.faults import FaultRates, Outcome, SeededFaults, UnreliableConsensus
 from tests.sim.linearize import RecordedConsensus, Recorder, Versions, explain, find_order
 from tests.sim.turns import Pause, SteppedConsensus, take_turns
+from tests.suites.faults import FaultRates, Outcome, SeededFaults, UnreliableConsensus
 
 ROUGH = FaultRates(lost_answer=0.12, lost_request=0.08, refused=0.08, late=0.08)
 SMOOTH = FaultRates(lost_answer=0, lost_request=0, refused=0)  # for stores that fail on their own
 THREAD_TIMEOUT_S = 120.0  # for one writer of a history of free threads
 
-_SCHEMA = CollectionSchema(key=(Column("id", "bigint", nullable=False),))
+_SCHEMA = SchemaVersions().placed(CollectionSchema(key=(Column("id", "bigint", nullable=False),)))
 _TRIES = 3  # of one append, after answers that were lost
 _GIVES_UP = 0.3  # after a try without an answer: its result stays unknown
 _APPENDS_AGAIN = 0.2  # an append that is there already, as a cleared task does

@@ -20,7 +20,6 @@ from persist_core.location.consensus import CaSResult, VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.maintenance.fsck import FsckReport, fsck
 from persist_core.maintenance.violations import Violation
-from persist_core.oracle.sequence import OrderMemory
 from persist_core.protocol import fork as fork_module
 from persist_core.protocol import stages
 from persist_core.protocol.restore import NothingToRestore, plan_restore, restore
@@ -32,6 +31,7 @@ from persist_core.shard.batch import LATE_OPERATOR, STASH_OPERATOR, BatchDescrip
 from persist_core.shard.keys import CheckpointLayout
 from persist_core.shard.operator_state import OperatorState
 from persist_core.shard.state import Committed, ShardState, UpperMismatch
+from tests.oracle.sequence import OrderMemory
 from tests.sim.simulator import orders
 from tests.sim.simulator.reading import LEASE_MS
 from tests.sim.simulator.simulation import Parts

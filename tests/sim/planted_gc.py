@@ -16,6 +16,7 @@ from persist_core.gc.needs import Needs
 from persist_core.gc.sweep import sweep
 from persist_core.handles.client import PersistClient
 from persist_core.protocol import fork
+from persist_core.protocol.fork_records import list_forks
 from persist_core.shard import state as transitions
 from persist_core.shard.keys import attempt_of, collectable_prefixes
 from persist_core.shard.state import Commit, ShardState
@@ -95,11 +96,24 @@ def _an_era_early(patch: pytest.MonkeyPatch) -> None:
     def plan_early(client: PersistClient, state: ShardState, *more: Any) -> Any:
         return plan(client, replace(state, oldest_era=state.oldest_era + 1), *more)
 
-    def do_early(client: PersistClient, listed: GarbageList, *more: Any, **options: Any) -> Any:
-        return sweep(client, replace(listed, era=listed.era - 1), *more, **options)
+    def do_early(client: PersistClient, shard: str, lists: list[GarbageList], *more: Any, **options: Any) -> Any:
+        return sweep(client, shard, [replace(listed, era=listed.era - 1) for listed in lists], *more, **options)
 
     patch.setattr(collect, "_sweep", plan_early)
     patch.setattr("persist_core.gc.collect.sweep", do_early)
+
+
+def _forks_listed_once(patch: pytest.MonkeyPatch) -> None:
+    """Does not look for records of forks that were made of a fork while that one's state was read."""
+    inner = Needs.of_forks
+
+    def of_forks(self: Needs, state: ShardState, candidates: Collection[str] | None) -> set[str]:
+        known = list_forks(self._client.blob, state.shard)
+        with pytest.MonkeyPatch.context() as inside:
+            inside.setattr(needs, "list_forks", lambda *_: known)
+            return inner(self, state, candidates)
+
+    patch.setattr(Needs, "of_forks", of_forks)
 
 
 def _of_any_era(owner: Any, name: str) -> Plant:
@@ -152,6 +166,7 @@ PLANTED_GC: dict[str, Plant] = {
     "conflicts are forgotten": _without("of_conflicts"),
     "forks are forgotten": lambda patch: patch.setattr(Needs, "of_forks", lambda *_: set()),
     "forks leave no record": lambda patch: patch.setattr(fork, "record_fork", lambda *_, **__: None),
+    "forks are listed once": _forks_listed_once,
     "forks are given up silently": lambda patch: patch.setattr(needs, "refuse_earlier", lambda state: (state, 0)),
     "forks of any era": _of_any_era(transitions, "start_fork"),
     "appends of any era": _of_any_era(transitions, "compare_and_append"),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -16,8 +15,8 @@ from persist_core.location.consensus import CaSResult, Consensus, VersionedData
 from persist_core.location.mem import MemConsensus
 from persist_core.location.sqlite.consensus import SqliteConsensus
 from persist_core.shard.register import Register
-from persist_core.testing.faults import Outcome
 from tests.sim.append_history import AppendHistory, Told, append_history
+from tests.suites.faults import Outcome
 
 HISTORIES = {"dev": 300, "ci": 300, "nightly": 100_000}
 SLOW_STORE_HISTORIES = {"dev": 10, "ci": 10, "nightly": 2_000}
@@ -102,10 +101,5 @@ def test_a_store_that_breaks_the_contract_is_found_out(store: type[MemConsensus]
 
 
 def test_taking_a_lost_race_for_a_won_one_is_found_out(persist_seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    replace = Register.replace
-
-    def claiming(self: Register, key: str, expected: int | None, new: VersionedData, **given: Any) -> bool:
-        return replace(self, key, expected, new, **{**given, "is_ours": lambda _: True})
-
-    monkeypatch.setattr(Register, "replace", claiming)
+    monkeypatch.setattr(Register, "_has", lambda *_: True)
     assert_found(MemConsensus, persist_seed)

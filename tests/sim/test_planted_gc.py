@@ -14,6 +14,7 @@ import pytest
 
 from persist_core.errors import PersistError
 from tests.core.gc import test_collect as gc
+from tests.core.gc import test_forks as forks
 from tests.core.gc import test_slow_gc as slow_gc
 from tests.sampling import is_long
 from tests.sim.planted_gc import PLANTED_GC
@@ -38,6 +39,7 @@ ERAS = {"leases do not count": 1, "appends of any era": 2}  # eras of GC end whi
 FOUND_BY_SCRIPT: dict[str, Callable[..., None]] = {
     "checkpoints are forgotten": slow_gc.test_a_checkpoint_older_than_all_commits_of_the_state_can_be_restored,
     "conflicts are forgotten": gc.test_only_the_newest_conflicts_are_kept,
+    "forks are listed once": forks.test_a_fork_of_a_fork_is_whole_or_refused,
     "forks are given up silently": gc.test_a_fork_that_is_made_after_gc_has_given_it_up_is_refused,
     "forks of any era": gc.test_a_fork_that_is_made_after_gc_has_given_it_up_is_refused,
     "merges of any era": slow_gc.test_a_merge_that_was_staged_too_long_ago_is_not_put_in_place,
@@ -77,8 +79,8 @@ def test_a_script_finds_that_a_rule_of_gc_is_missing(name: str, tmp_path: Path) 
 
 
 def _run(script: Callable[..., None], folder: Path, patch: pytest.MonkeyPatch) -> None:
-    folder.mkdir()
-    given = {"shard": slow_gc.four_commits(folder), "monkeypatch": patch, "is_leased": True}
+    (folder / "own").mkdir(parents=True)
+    given = {"shard": slow_gc.four_commits(folder), "monkeypatch": patch, "is_leased": True, "tmp_path": folder / "own"}
     script(**{name: given[name] for name in inspect.signature(script).parameters})
 
 

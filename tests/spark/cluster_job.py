@@ -31,12 +31,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from persist_core.location.open import open_blob
 from persist_core.maintenance.fsck import fsck
-from persist_core.oracle.upsert import Record
 from persist_core.shard.keys import attempt_prefix
 from persist_spark import session, snapshot
 from persist_spark.session import FASTER, REQUIRED, use
 from persist_spark.upsert import batch as upsert_batch
 from persist_spark.upsert.plan import persistent_upsert
+from tests.oracle.upsert import Record
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import ONE_KEY
 

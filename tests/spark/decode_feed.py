@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemBlob
 from persist_core.sources.files import FileSource, InputFile
+from persist_spark.decode.files import Copies
 from persist_spark.decode.formats import decode
 from persist_spark.frame import ORDER
 
@@ -16,6 +18,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Record = dict[str, Any]
+
+
+def copies_beside(folder: Path) -> Copies:
+    """A place for copies of input files, which the test's own folder takes away."""
+    return Copies(FileBlob(folder.parent / "copies"), "t", "attempt")
 
 
 class Feed:
@@ -45,7 +52,7 @@ class Feed:
         config = CollectionConfig.model_validate(body | changes)
         if files is None:
             files = FileSource(config, MemBlob()).freeze(None, until=None).frozen.files
-        return decode(self.spark, config, files, scratch=self.folder.parent / "scratch")
+        return decode(self.spark, config, files, copies=copies_beside(self.folder))
 
     def records(self, kind: str, columns: dict[str, Any], **changes: Any) -> list[Record]:
         """The records of `frame`, in their order."""

@@ -21,10 +21,10 @@ from unittest import mock
 from pyspark.sql import SparkSession
 
 from persist_core.maintenance.fsck import fsck
-from persist_core.oracle.upsert import SKIP, TOMBSTONE, TRUNCATE, Err, Record
 from persist_spark.session import stage_settings
 from persist_spark.upsert import batch as upsert_batch
 from persist_spark.upsert.plan import persistent_upsert
+from tests.oracle.upsert import SKIP, TOMBSTONE, TRUNCATE, Err, Record
 from tests.spark.cluster_job import faulty
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import ONE_KEY
@@ -90,22 +90,21 @@ def _stages_again(spark: SparkSession) -> int:
     return sum(info is not None and info.currentAttemptId > 0 for info in infos)
 
 
-def main(folder: str, *faults: str) -> None:
-    """One session; a location below the folder for each fault, with and without a truncate."""
+def main(folder: str, *cases: str) -> None:
+    """One session; a location below the folder for each case: a fault, with `, truncate` if the batch has one."""
     spark = SparkSession.builder.appName("faults").getOrCreate()
     found = {}
-    for fault in faults:
-        for has_truncate in (False, True):
-            name = f"{fault}, truncate" if has_truncate else fault
-            marks = Path(os.environ["SPARK_FAULTS"], name)
-            marks.mkdir()
-            before = _stages_again(spark)
-            staged = stage(spark, Path(folder, name), fault, str(marks), has_truncate=has_truncate)
-            found[name] = {
-                "staged": staged,
-                "marks": sorted(mark.name for mark in marks.iterdir()),
-                "stages_again": _stages_again(spark) - before,
-            }
+    for name in cases:
+        fault, _, truncate = name.partition(", ")
+        marks = Path(os.environ["SPARK_FAULTS"], name)
+        marks.mkdir()
+        before = _stages_again(spark)
+        staged = stage(spark, Path(folder, name), fault, str(marks), has_truncate=bool(truncate))
+        found[name] = {
+            "staged": staged,
+            "marks": sorted(mark.name for mark in marks.iterdir()),
+            "stages_again": _stages_again(spark) - before,
+        }
     spark.stop()
     sys.stdout.write(json.dumps(found) + "\n")
 

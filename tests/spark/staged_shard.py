@@ -15,13 +15,13 @@ from persist_core.location.blob import Blob
 from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation
-from persist_core.oracle.upsert import Record
 from persist_core.schema import CollectionSchema
-from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchManifest
+from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchManifest, SourceFrontier
 from persist_core.shard.keys import attempt_prefix, manifest_key
 from persist_core.shard.operator_state import StateArtifact
 from persist_core.shard.state import Committed
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
+from tests.oracle.upsert import Record
 from tests.spark.upsert_cases import to_records
 
 SHARD = "things"
@@ -41,6 +41,8 @@ class StagedShard:
         self.chains: dict[str, tuple[StateArtifact, ...]] = {}
         self.stash_rows: int | None = None
         self.attempt = ""
+        self.parent: str | None = None
+        self.sources: dict[str, SourceFrontier] = {}  # what each batch says that it has consumed
 
     @property
     def stash(self) -> tuple[StateArtifact, ...]:
@@ -55,8 +57,9 @@ class StagedShard:
             token=f"up to {upper}",
             checkpoint_id=self.client.ids.uuid7(),
             epoch=self.epoch,
-            parent_id=None,
+            parent_id=self.parent,
             writer="test",
+            sources=self.sources,
             operators=dict(self.chains),
             saves_deltas=is_delta,
             stash_rows=self.stash_rows,
@@ -84,6 +87,7 @@ class StagedShard:
         manifest = self.write(records, self.description(upper, is_delta=is_delta), **options)
         self.append(manifest)
         self.upper, self.epoch = -1 if upper is None else upper, self.epoch + 1
+        self.parent = manifest.checkpoint_id
         before, self.stash_rows = self.chains, manifest.stats["stashed"]
         self.chains = {
             name: (*(before[name] if state.is_delta else ()), *state.artifacts)

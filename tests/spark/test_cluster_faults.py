@@ -1,6 +1,6 @@
 """What a write stage counts and writes on a cluster that fails is what it counts and writes on one that does not.
 
-One fault by the seed, all at night. `test_s3_cluster` has the same for what is left on S3.
+One fault by the seed, with or without a truncate; all at night. `test_s3_cluster` has the same for what is left on S3.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ _MARKS = {"shuffle_lost": "shuffle_lost first of 0", "replanned": "replanned fir
 
 
 def test_faults_change_no_byte_and_no_count(spark_cluster: SparkCluster, tmp_path: Path) -> None:
-    faults = sample(FAULTS, 1, "cluster faults")
+    cases = sample([(fault, each) for fault in FAULTS for each in ("", ", truncate")], 1, "cluster faults")
     marks = tmp_path / "marks"
     marks.mkdir()
-    found = _found(spark_cluster, tmp_path / "locations", marks, ["none", *faults])
-    for fault in faults:
-        for truncated in ("", ", truncate"):
-            clean, here = found[f"none{truncated}"], found[f"{fault}{truncated}"]
-            assert here["staged"] == clean["staged"], fault
-            assert clean["staged"]["is_whole"]
-            assert clean["staged"]["findings"] == []
-            assert _MARKS.get(fault, f"{fault} again of 0") in here["marks"], "the fault did not happen"
-            assert here["stages_again"] > 0 or fault != "shuffle_lost"
-            partitions = {mark for mark in here["marks"] if " first of " in mark}
-            assert len(partitions) == (1 if fault == "replanned" else PARTITIONS)
+    names = dict.fromkeys(f"{fault}{truncate}" for faulty, truncate in cases for fault in ("none", faulty))
+    found = _found(spark_cluster, tmp_path / "locations", marks, list(names))
+    for fault, truncate in cases:
+        clean, here = found[f"none{truncate}"], found[f"{fault}{truncate}"]
+        assert here["staged"] == clean["staged"], fault
+        assert clean["staged"]["is_whole"]
+        assert clean["staged"]["findings"] == []
+        assert _MARKS.get(fault, f"{fault} again of 0") in here["marks"], "the fault did not happen"
+        assert here["stages_again"] > 0 or fault != "shuffle_lost"
+        partitions = {mark for mark in here["marks"] if " first of " in mark}
+        assert len(partitions) == (1 if fault == "replanned" else PARTITIONS)
 
 
-def _found(cluster: SparkCluster, locations: Path, marks: Path, faults: list[str]) -> dict[str, dict[str, Any]]:
+def _found(cluster: SparkCluster, locations: Path, marks: Path, names: list[str]) -> dict[str, dict[str, Any]]:
     """What fault_job.py found. One driver for all: it takes longer to start than to run."""
     options = [part for name, value in {**CONF, **SPECULATION}.items() for part in ("--conf", f"{name}={value}")]
     path = os.pathsep.join(str(ROOT / name) for name in (".", "jobs", "plugins"))
     job = ROOT / "tests" / "spark" / "fault_job.py"
     done = subprocess.run(
-        [str(find_spark_submit(os.environ)), "--master", cluster.master, *options, str(job), str(locations), *faults],
+        [str(find_spark_submit(os.environ)), "--master", cluster.master, *options, str(job), str(locations), *names],
         env={**os.environ, **spark_environment(os.environ), "PYTHONPATH": path, "SPARK_FAULTS": str(marks)},
         capture_output=True,
         text=True,

@@ -13,10 +13,12 @@ import pytest
 import zstandard
 
 from persist_core.errors import InvalidInput
+from persist_core.location.file.blob import FileBlob
+from persist_core.location.mem import MemBlob
 from persist_core.sources.files import InputFile
 from persist_core.sources.natural_order import natural_key
 from persist_spark.compat import SPARK_VERSION
-from persist_spark.decode.files import readable
+from persist_spark.decode.files import Copies, copies_in, readable
 from persist_spark.frame import ORDER
 from persist_spark.session import FASTER, stage_settings, use
 from tests.spark.decode_feed import Feed
@@ -44,7 +46,7 @@ HOSTILE_NAMES = [
     "-dash.json",
     "~tilde.json",
     "k=v/x=1/y.json",
-    "..two.json",
+    "at 00:00:00/co:lon.json.gz.json",
     "tab\t.json",
     "no suffix",
 ]
@@ -93,11 +95,13 @@ def test_zstd_is_unpacked_for_a_spark_that_can_not(feed: Feed, tmp_path: Path, m
     monkeypatch.setattr("persist_spark.decode.files.READS_ZSTD_TEXT", False)
     feed.write("1.json.zst", zstandard.compress(b'{"id":1}\n') + zstandard.compress(b'{"id":2}\n'))
     file = input_file(feed.folder / "1.json.zst")
-    with pytest.raises(InvalidInput, match="scratch"):
-        readable([file], None, {}, keeps_header=False)
-    assert [Path(found.path).read_bytes() for found in readable([file], tmp_path, {}, keeps_header=False)] == [
-        b'{"id":1}\n{"id":2}\n'
-    ]
+    with pytest.raises(InvalidInput, match=r"takes no files: Spark needs a copy of file '1\.json\.zst'"):
+        readable([file], Copies(MemBlob(), "t", "attempt"), {}, keeps_header=False)
+    with copies_in(FileBlob(tmp_path / "blobs"), "t", "attempt") as copies:
+        (found,) = readable([file], copies, {}, keeps_header=False)
+        assert found.path == str(tmp_path / "blobs/t/jobs/attempt/input-000000.gz")
+        assert gzip.decompress(Path(found.path).read_bytes()) == b'{"id":1}\n{"id":2}\n'
+    assert list(copies.blob.list_keys_and_metadata("")) == []
     assert [row["id"] for row in feed.records("json", COLUMNS)] == [1, 2]
 
 

@@ -10,12 +10,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from persist_core.oracle.upsert import (
-    TOMBSTONE,
-    TRUNCATE,
-    Err,
-    Record,
-)
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchCounts, BatchManifest, Part, PartKind, Run
 from persist_core.shard.key_range import KeyRange, exactly, key_at
@@ -25,6 +19,12 @@ from persist_spark.upsert import lookup
 from persist_spark.upsert.look import MAX_CUTS, cuts_of, look_at
 from persist_spark.upsert.lookup import committed_updates, expects_few_files
 from persist_spark.upsert.plan import persistent_upsert
+from tests.oracle.upsert import (
+    TOMBSTONE,
+    TRUNCATE,
+    Err,
+    Record,
+)
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import KEYS, ONE_KEY
 
@@ -176,7 +176,7 @@ def test_ranges_are_expected_to_pay_if_the_newest_raw_batch_met_few_files(
 def _manifest_of(*bounds: tuple[int | None, int | None], run: Run | None = None) -> BatchManifest:
     """A batch with a file of 100 bytes for each of these ranges of keys."""
     keys = [(None if low is None else (low,), None if high is None else (high,)) for low, high in bounds]
-    parts = tuple(Part(f"{n}", PartKind.INSERTIONS, 100, "", None, None, *each) for n, each in enumerate(keys))
+    parts = tuple(Part(f"{n}", PartKind.INSERTIONS, 100, "", ONE_KEY, None, None, *each) for n, each in enumerate(keys))
     return BatchManifest(SHARD, 0, 1, "token", "", ONE_KEY, parts, BatchCounts(), "c", 1, None, "test", run=run)
 
 

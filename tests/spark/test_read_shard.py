@@ -12,19 +12,20 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import persist_spark
+from persist_core.config.collection import FILE_POSITION
 from persist_core.errors import InvalidInput, InvariantViolation, OutsideFrontiers, ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.handles.history import advance_since, set_history
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
-from persist_core.oracle.consolidate import canonical_bytes
-from persist_core.oracle.upsert import TOMBSTONE, Record
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.keys import manifest_key
 from persist_core.shard.parts import updates_schema
 from persist_spark import broadcasts
 from persist_spark.read import frames as read
 from persist_spark.read.damage import named_damage
+from tests.oracle.consolidate import canonical_bytes
+from tests.oracle.upsert import TOMBSTONE, Record
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import MANY_KEYS_DOMAIN, ONE_KEY, Feed
 
@@ -94,7 +95,8 @@ def test_retractions_with_wide_keys_are_not_broadcast(
     monkeypatch.setattr(
         broadcasts, "MAX_BROADCAST_BYTES", 2000
     )  # nine rows of two columns take 864, and twice their texts
-    schema = CollectionSchema((Column("id", "string", nullable=False),), (Column("n", "bigint"),))
+    key, values = (Column("id", "string", nullable=False),), (Column("n", "bigint"),)
+    schema = CollectionSchema(key, values, position=FILE_POSITION)
     for width, is_broadcast in ((1, True), (100, False)):
         shard = StagedShard(spark, tmp_path / str(width), schema)
         keys = [(str(number) * width,) for number in range(10)]

@@ -16,13 +16,13 @@ from persist_core.location.mem import MemBlob
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
-from persist_core.oracle.upsert import Err, Record
-from persist_core.oracle.view import identity, inherited
 from persist_core.schema import PART
 from persist_core.shard.keys import attempt_prefix, manifest_key
 from persist_spark import changes, s3a, snapshot
 from persist_spark.footers import Footer, footers_of
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
+from tests.oracle.upsert import Err, Record
+from tests.oracle.view import identity, inherited
 from tests.spark.s3_store import s3_blob, s3_server
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import ONE_KEY, to_records
@@ -206,14 +206,14 @@ def test_a_vanished_part_is_an_error_not_fewer_rows(shard: StagedShard) -> None:
 def test_rows_are_counted_by_footers(shard: StagedShard) -> None:
     manifest = shard.write(_records(range(3, 8), "second"), shard.description(20))
     files = [BlobMetadata(part.key, part.size_bytes) for part in manifest.parts]
-    footers = footers_of(shard.blob, files, shard.schema.key)
+    footers = footers_of(shard.blob, files, manifest.schema)
     assert [footer.rows for footer in footers] == [part.rows for part in manifest.parts]
     assert [footer.keys for footer in footers] == [part.keys for part in manifest.parts]
-    assert footers_of(MemBlob(), files, ()) == [Footer()] * len(files)
+    assert footers_of(MemBlob(), files, manifest.schema) == [Footer()] * len(files)
     shard.blob.set("torn.parquet", b"PAR1 and no more")
     for torn in (BlobMetadata("torn.parquet", 16), BlobMetadata("torn.parquet", 99), BlobMetadata("gone.parquet", 9)):
         with pytest.raises(CorruptArtifact, match=f"staged file {torn.key} cannot be read as Parquet"):
-            footers_of(shard.blob, [torn], ())
+            footers_of(shard.blob, [torn], manifest.schema)
 
 
 def test_a_spark_that_can_not_write_to_s3_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD
 from persist_core.sources.files import FileSource
 from persist_spark.decode.formats import decode
 from persist_spark.frame import DELETE, OP, ORDER, TRUNCATE, UPSERT
+from tests.spark.decode_feed import copies_beside
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,10 +49,8 @@ class Reader:
         }
         config = CollectionConfig.model_validate(body | more)
         frozen = FileSource(config, MemBlob()).freeze(None, until=None).frozen
-        scratch = self.folder / ".scratch"
-        return [
-            row.asDict() for row in decode(self.spark, config, frozen.files, scratch=scratch).orderBy(ORDER).collect()
-        ]
+        frame = decode(self.spark, config, frozen.files, copies=copies_beside(self.folder))
+        return [row.asDict() for row in frame.orderBy(ORDER).collect()]
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from persist_core.compaction.merge import Merge, merge_here, replace_inputs
-from persist_core.config.collection import CollectionConfig
+from persist_core.config.collection import FILES, CollectionConfig
 from persist_core.location.mem import MemBlob
 from persist_core.protocol.resolve import plan_resolve, resolve
 from persist_core.schema import ACTED, BEATEN_BY, ERR_KIND, ERR_MESSAGE, INDEX_KIND, MISSING_ORDER, ORDER, order_type
-from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, BatchManifest, PartKind
+from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, BatchManifest, PartKind, SourceFrontier
 from persist_core.shard.keys import manifest_key
 from persist_core.shard.state import Committed
 from persist_core.sources.files import FileSource
@@ -29,7 +29,7 @@ from persist_spark.decode.formats import decode
 from persist_spark.frame import BAD_KEY, DELETE, OP, SKIP
 from persist_spark.merge.job import stage_merge
 from persist_spark.read.frames import snapshot
-from tests.spark.decode_feed import Feed
+from tests.spark.decode_feed import Feed, copies_beside
 from tests.spark.staged_shard import SHARD, StagedShard
 
 SEQUENCE = {"mode": "sequence", "by": {"lsn": "bigint"}}
@@ -53,6 +53,7 @@ class Collection:
         }
         self.config = CollectionConfig.model_validate(body | settings)
         self.shard = StagedShard(spark, folder / "location", self.config.collection_schema())
+        self.shard.sources = {FILES: SourceFrontier(FILES, {"files": 0, "segments": []})}
 
     def deliver(self, files: dict[str, str], **options: Any) -> BatchManifest:
         shutil.rmtree(self.folder)
@@ -60,7 +61,7 @@ class Collection:
         for name, text in files.items():
             (self.folder / name).write_text(text)
         frozen = FileSource(self.config, MemBlob()).freeze(None, until=None).frozen
-        frame = decode(self.shard.spark, self.config, frozen.files, scratch=self.folder.parent / "scratch")
+        frame = decode(self.shard.spark, self.config, frozen.files, copies=copies_beside(self.folder))
         return self.shard.commit(frame, self.shard.upper + 10, **options)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -132,12 +133,13 @@ def test_a_record_without_an_order_is_an_err_of_its_own(plain: Collection) -> No
         "order field 'lsn' is missing or null; expected bigint",
     ]
     assert [row["name"] for row in plain.rows()] == ["kept"]
-    resolved = resolve(plain.shard.client, plan_resolve(plain.shard.client, SHARD, files="b"), writer="test")
+    resolved = resolve(plain.shard.client, plan_resolve(plain.shard.client, SHARD, at="b, *"), writer="test")
     assert isinstance(resolved, Committed)
     plain.shard.upper, plain.shard.epoch = plain.shard.upper + 1, plain.shard.epoch + 1
     last = plain.deliver({"b": "\n".join([put(1, 4, "late"), put(1, None, "lost", op="d")]), "d": put(1, None)})
     assert (last.stats["late"], last.stats["errors"], last.counts.err_insertions) == (1, 2, 2)
-    assert sorted(each.file for each in plan_resolve(plain.shard.client, SHARD).records) == ["b", "c", "d"]
+    places = sorted(each.position for each in plan_resolve(plain.shard.client, SHARD).records)
+    assert places == ["b, row 1", "c, row 0", "d, row 0"]
 
 
 def test_orders_are_typed_and_a_tombstone_message_repeats_its_delete(spark: SparkSession, tmp_path: Path) -> None:

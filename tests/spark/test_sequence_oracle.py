@@ -13,9 +13,6 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import types as T
 
-from persist_core.oracle.consolidate import Err, Slot, UpsertDiff, as_of, check_collection
-from persist_core.oracle.sequence import OrderMemory
-from persist_core.oracle.upsert import TOMBSTONE, Record, drain_sealed_input
 from persist_core.schema import (
     BAD_KEY,
     BEATEN_BY,
@@ -33,24 +30,28 @@ from persist_core.schema import (
     RAISED,
     TIME,
     Column,
+    order_type,
 )
 from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, PartKind
 from persist_spark.frame import part_type
 from persist_spark.order_memory import Memory, facts_of
+from persist_spark.upsert.arguments import SeenBefore
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import persistent_upsert
-from persist_spark.upsert.rules import SequenceRules
-from persist_spark.upsert.seen import SeenBefore, index_type
+from persist_spark.upsert.seen import index_type
+from tests.oracle.consolidate import Err, Slot, UpsertDiff, as_of, check_collection
+from tests.oracle.sequence import OrderMemory
+from tests.oracle.upsert import TOMBSTONE, Record, drain_sealed_input
 from tests.sampling import is_long
 from tests.spark.upsert_cases import (
     MANY_KEYS_DOMAIN,
     ONE_KEY_DOMAIN,
-    ORDER_TYPE,
     Domain,
     Feed,
     collected,
     comparable,
     needed_of,
+    order_struct,
     to_records,
 )
 
@@ -102,8 +103,8 @@ class SequenceShard:
         written = collected(self.domain.schema, [row for found in by_part.values() for row in found])
         assert comparable(written.updates) == comparable(wanted.updates)
         assert outcome.stats == wanted.stats
-        assert outcome.read.broken == 0
-        assert (outcome.emitted.index_rows, outcome.emitted.late_rows) == (len(entries), len(late))
+        assert outcome.counted["broken"] == 0
+        assert (outcome.counted["index_rows"], outcome.counted["late_rows"]) == (len(entries), len(late))
         self.stash += written.stash
         self.stash_rows = outcome.stats.stashed
         assert all(record in comparable(self.stash) for record in comparable(wanted.stash))
@@ -122,7 +123,6 @@ class SequenceShard:
         self, records: Sequence[Record], lower: int, upper: int | None, *, is_restricted: bool
     ) -> tuple[list[Row], Outcome]:
         schema, before = self.domain.schema, None if self.keep_deleted_ms is None else lower - self.keep_deleted_ms
-        order = SequenceRules(bool(self.index), bool(self.late), before)
         frame = to_records(self.spark, schema, records)
         whole = to_records(self.spark, schema, self.stash) if self.stash else None
         needed = needed_of(self.stash, records, upper, all_meet=before is not None)
@@ -142,11 +142,13 @@ class SequenceShard:
                 stash=stash,
                 stash_rows=stash_rows,
                 is_thorough=is_thorough,
-                sequence=order,
                 seen=SeenBefore(
-                    self._frame(self.index, index_type(schema, ORDER_TYPE)),
+                    self._frame(self.index, index_type(schema, order_struct(schema))),
                     self._memory(before),
                     slots,
+                    has_index=bool(self.index),
+                    has_late=bool(self.late),
+                    forgets_before=before,
                 ),
             )
             rows = drained.updates.collect()
@@ -168,7 +170,7 @@ class SequenceShard:
 
     def _entries(self) -> pa.Table:
         """The index as its files hold it."""
-        order = pa.struct([("seq", pa.int64()), ("file", pa.string()), ("block", pa.int64()), ("row", pa.int64())])
+        order = pa.struct([("seq", pa.int64()), *order_type(self.domain.schema)])
         schema = pa.schema([(INDEX_KIND, pa.string()), (TIME, pa.int64()), (ORDER, order), (BAD_KEY, pa.binary())])
         rows = [{**row.asDict(), ORDER: row[ORDER].asDict()} for row in self.index]
         return pa.Table.from_pylist([{name: row[name] for name in schema.names} for row in rows], schema)
@@ -176,7 +178,7 @@ class SequenceShard:
     def _state(self) -> DataFrame:
         """What a look-up finds: values of retracted oks are not read."""
         schema = self.domain.schema
-        columns = part_type(schema).add(ORDER, ORDER_TYPE).add(BAD_KEY, T.BinaryType())
+        columns = part_type(schema).add(ORDER, order_struct(schema)).add(BAD_KEY, T.BinaryType())
         values = {column.name for column in schema.values}
         rows = []
         for row in self.parts:

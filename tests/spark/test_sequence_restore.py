@@ -12,8 +12,6 @@ from pyspark.sql import SparkSession
 from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation
-from persist_core.oracle.consolidate import Slot
-from persist_core.oracle.upsert import TOMBSTONE, Record
 from persist_core.protocol.fork import fork
 from persist_core.shard.batch import ORDER_INDEX_OPERATOR, BatchDescription
 from persist_core.shard.keys import manifest_key
@@ -22,6 +20,8 @@ from persist_core.sources.natural_order import natural_key
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 from tests.core.protocol.ordered_shard import ORDERED, OrderedCollection
 from tests.core.protocol.restored_shard import SHARD, shown
+from tests.oracle.consolidate import Slot
+from tests.oracle.upsert import TOMBSTONE, Record
 from tests.sampling import is_long
 from tests.spark.upsert_cases import to_records
 

@@ -127,6 +127,7 @@ def test_a_job_is_tagged_with_its_shard(of_user: SparkSession, tmp_path: Path, m
 
 def test_sparks_client_stays_quiet_after_logging_was_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """`logging.config.dictConfig`, with which a task of Airflow sets logging up, switches every logger on."""
+    pytest.importorskip("grpc")  # of pyspark[connect]
     core: Any = importlib.import_module("pyspark.sql.connect.client.core")
     monkeypatch.setattr(core.logger, "disabled", False)
     quiet_client({"SPARK_CONNECT_LOG_LEVEL": "info"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from persist_core.config.collection import FILE_POSITION
 from persist_core.errors import (
     InvalidInput,
     InvariantViolation,
@@ -21,21 +23,22 @@ from persist_core.errors import (
     TooManyErrors,
 )
 from persist_core.location.file.blob import FileBlob
-from persist_core.oracle.upsert import (
-    TOMBSTONE,
-    TRUNCATE,
-    Err,
-    Record,
-)
 from persist_core.schema import PART, CollectionSchema, Column
 from persist_core.shard.batch import STASH_OPERATOR, BatchCounts, BatchManifest, PartKind
 from persist_core.shard.key_range import range_of
 from persist_core.shard.keys import manifest_key
 from persist_core.shard.parts import updates_schema
+from persist_core.shard.schema_versions import SchemaVersions
 from persist_spark import stage
 from persist_spark.footers import Footer, footers_of
-from persist_spark.frame import part_type
-from persist_spark.upsert.outcome import Emitted, Outcome, Read
+from persist_spark.frame import part_type, with_field_ids
+from persist_spark.upsert.outcome import Outcome
+from tests.oracle.upsert import (
+    TOMBSTONE,
+    TRUNCATE,
+    Err,
+    Record,
+)
 from tests.spark.s3_store import s3_blob, shard_on_one_store
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import KEYS, ONE_KEY
@@ -51,6 +54,7 @@ HOSTILE = CollectionSchema(
         Column("time", "timestamp"),
         Column('ключ ="\U0001f511"', "json"),
     ),
+    position=FILE_POSITION,
 )
 
 
@@ -222,11 +226,9 @@ def test_hostile_column_names_are_only_names(spark: SparkSession, tmp_path: Path
 
 
 def test_rows_that_nobody_counted_fail_the_run() -> None:
-    read = Read(**dict.fromkeys(Read.__dataclass_fields__, 0))
-    emitted = replace(Emitted(**dict.fromkeys(Emitted.__dataclass_fields__, 0)), insertions=1)
-    outcome = Outcome(read, emitted, is_thorough=False)
+    outcome = Outcome(Counter(insertions=1), is_thorough=False)
     names = ("task", "speculative-task")
-    files = [stage.StagedFile("insertions", f"x/{name}.parquet", 10, "", Footer(1)) for name in names]
+    files = [stage.StagedFile("insertions", f"x/{name}.parquet", 10, "", Footer(1), ONE_KEY) for name in names]
     stage.check_rows(files[:1], outcome, "x")
     with pytest.raises(InvariantViolation, match="the insertions files hold 2 rows; the action counted 1"):
         stage.check_rows(files, outcome, "x")
@@ -236,17 +238,17 @@ def test_footers_of_spark_bound_keys_as_arrow_sorts_them(spark: SparkSession, tm
     """Of a single column the footer says what the rows say; a file without rows says nothing."""
     blob = FileBlob(tmp_path)
     for number, (type_name, values) in enumerate(KEYS.items()):
-        schema = CollectionSchema((Column("the.key", type_name, nullable=False),))
+        schema = SchemaVersions().placed(CollectionSchema((Column("the.key", type_name, nullable=False),)))
         rows = [(value, 0, 1, None, None, None, None) for value in values]
         for name, found in ((f"{number}-full", rows), (f"{number}-none", [])):
-            frame = spark.createDataFrame(found, part_type(schema)).coalesce(1)
+            frame = with_field_ids(spark.createDataFrame(found, part_type(schema)), schema).coalesce(1)
             frame.write.parquet(f"file://{tmp_path}/{name}")
         full, none = (
             [file for file in blob.list_keys_and_metadata(f"{number}-{name}/") if file.key.endswith(".parquet")]
             for name in ("full", "none")
         )
         table = pa.table({"the.key": pa.array(values, schema.arrow()[0].type)})
-        (footer,) = footers_of(blob, full, schema.key)
+        (footer,) = footers_of(blob, full, schema)
         assert footer == Footer(len(values), range_of(table, schema.key), last_time=0, first_time=0)
-        assert footers_of(blob, none, schema.key) == [Footer(0)]
+        assert footers_of(blob, none, schema) == [Footer(0)]
         assert range_of(table, schema.key).first is not None

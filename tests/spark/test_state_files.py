@@ -10,23 +10,26 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from persist_core.checkpoint.publish import publish_and_retain
+from persist_core.config.collection import FILE_POSITION
+from persist_core.config.shard import RetentionConfig
 from persist_core.errors import CorruptArtifact
-from persist_core.oracle.consolidate import UpsertDiff, as_of
-from persist_core.oracle.sequence import OrderMemory
-from persist_core.oracle.upsert import TOMBSTONE, Record, drain_sealed_input
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard import operator_state
-from persist_core.shard.batch import ORDER_INDEX_OPERATOR, STASH_OPERATOR
+from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR
 from persist_core.shard.key_range import exactly
 from persist_core.shard.keys import part_key
 from persist_core.shard.operator_state import StateArtifact, chain_digest, to_fold
 from persist_spark.upsert import batch, fold, look, stash
+from tests.oracle.consolidate import UpsertDiff, as_of
+from tests.oracle.sequence import OrderMemory
+from tests.oracle.upsert import TOMBSTONE, Record, drain_sealed_input
 from tests.sampling import is_long
 from tests.spark.staged_shard import SHARD, StagedShard
 
 KEY, VALUES = (Column("id", "bigint", nullable=False),), (Column("name", "string"),)
-LOG = CollectionSchema(KEY, VALUES)
-SEQUENCE = CollectionSchema(KEY, VALUES, order=(Column("seq", "bigint"),))
+LOG = CollectionSchema(KEY, VALUES, position=FILE_POSITION)
+SEQUENCE = CollectionSchema(KEY, VALUES, order=(Column("seq", "bigint"),), position=FILE_POSITION)
 DAY = 10
 
 
@@ -272,3 +275,41 @@ def test_an_input_that_is_much_larger_than_the_stash_is_not_kept_to_read_less_of
     again = Record((1,), ("b",), 9 * DAY, (None, "g", 0, 0))
     monkeypatch.setattr(stash, "look_at", None)
     assert shard.write([again], large).stats["duplicates"] == 1, "the whole stash is read"
+
+
+@pytest.mark.parametrize("is_delta", [True, False], ids=["delta", "full"])
+def test_a_flipped_byte_of_operator_state_that_no_mint_saw_heals_from_the_checkpoints_copy(
+    spark: SparkSession,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    is_delta: bool,
+) -> None:
+    """Each file that is opened, flipped where Spark reads on; what is not opened waits for the batch that opens it."""
+    shards = [StagedShard(spark, tmp_path / name, SEQUENCE) for name in ("damaged", "whole")]
+    later = [
+        Record((3,), ("early",), 5, (1, "g", 0, 2)),
+        Record((2,), ("later",), 6, (3, "g", 0, 3)),
+        Record((1,), ("last",), 5 * DAY, (9, "g", 0, 4)),
+    ]
+    for shard in shards:
+        position = ("f", 0, 0)
+        shard.commit([Record((2,), ("b",), 1, (4, *position)), Record((3,), ("c",), 1, (5, *position))], DAY)
+        lost = Record((2,), ("late",), DAY + 1, (2, "g", 0, 0))
+        deleted = Record((3,), TOMBSTONE, DAY + 1, (6, "g", 0, 1))
+        shard.commit([lost, deleted, Record((1,), ("a",), 3 * DAY, (7, "g", 0, 2))], 2 * DAY)
+        publish_and_retain(shard.client, SHARD, RetentionConfig())
+    damaged = shards[0]
+    assert set(damaged.chains) == {STASH_OPERATOR, ORDER_INDEX_OPERATOR, LATE_OPERATOR}
+    files = [each for chain in damaged.chains.values() for each in chain]
+    for file in files:
+        path = tmp_path / "damaged" / file.key
+        path.with_name(f".{path.name}.crc").unlink()  # S3 has none
+        path.write_bytes(b"?" + path.read_bytes()[1:])
+    for shard in shards:
+        shard.commit(later, 4 * DAY, is_delta=is_delta)
+    first, second = ([shard.snapshot(time) for time in range(0, 4 * DAY, 3)] for shard in shards)
+    assert first == second
+    assert {row["name"] for row in damaged.snapshot()} == {"a", "b"}, "the stash, the index, and orders are there"
+    assert len([line for line in caplog.messages if "Its copy" in line]) == len(files)
+    keys = {each.key for chain in damaged.chains.values() for each in chain}
+    assert keys.isdisjoint(each.key for each in files) is not is_delta

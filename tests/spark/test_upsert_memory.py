@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from persist_core.config.collection import FILE_POSITION
 from persist_core.schema import (
     BAD_KEY,
     DELETED,
@@ -31,6 +32,7 @@ from persist_spark.order_memory import STEPS, Memory, facts_of
 _COLLECTION = CollectionSchema(
     key=(Column("id", "bigint", nullable=False),),
     order=(Column("text", "string"), Column("at", "timestamp"), Column("price", "decimal(9,2)")),
+    position=FILE_POSITION,
 )
 _ORDER = order_type(_COLLECTION)
 _SCHEMA = pa.schema([(INDEX_KIND, pa.string()), (TIME, pa.int64()), (ORDER, _ORDER), (BAD_KEY, pa.binary())])

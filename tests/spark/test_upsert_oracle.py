@@ -1,4 +1,4 @@
-"""The Spark upsert against the oracle (`persist_core.oracle.upsert.drain_sealed_input`) on random histories."""
+"""The Spark upsert against the oracle (`tests.oracle.upsert.drain_sealed_input`) on random histories."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from persist_core.oracle.consolidate import UpsertDiff, as_of, check_collection
-from persist_core.oracle.upsert import (
+from persist_core.config.collection import FILE_POSITION
+from persist_core.schema import CollectionSchema, Column, Late
+from persist_spark.counted import limb_sums, whole_sum
+from persist_spark.session import stage_settings, use
+from persist_spark.upsert.outcome import Outcome
+from persist_spark.upsert.plan import persistent_upsert
+from tests.oracle.consolidate import UpsertDiff, as_of, check_collection
+from tests.oracle.upsert import (
     TOMBSTONE,
     Record,
     drain_sealed_input,
 )
-from persist_core.schema import CollectionSchema, Column, Late
-from persist_spark.session import stage_settings, use
-from persist_spark.upsert.counts import limb_sums, whole_sum
-from persist_spark.upsert.outcome import Outcome
-from persist_spark.upsert.plan import persistent_upsert
 from tests.spark.upsert_cases import (
     MANY_KEYS_DOMAIN,
     ONE_KEY_DOMAIN,
@@ -89,7 +90,7 @@ class Shard:
             outcome = drained.outcome()
             if not outcome.needs_thorough_plan:
                 break
-        assert outcome.read.broken == 0
+        assert outcome.counted["broken"] == 0
         return collected(schema, rows), outcome
 
 
@@ -112,7 +113,7 @@ def test_truncates_are_the_oracles(spark: SparkSession, dice: random.Random) -> 
     feed, shard = Feed(ONE_KEY_DOMAIN, dice, WORLDS), Shard(spark, ONE_KEY_DOMAIN)
     for lower, upper, truncates in ((0, 3, 0), (3, 9, 3), (9, None, 1)):
         _, outcome = shard.drain(feed.records(PER_BATCH, lower, upper or lower + 4, truncates=truncates), lower, upper)
-        assert outcome.is_thorough == (outcome.read.truncates > 0)
+        assert outcome.is_thorough == (outcome.counted["truncates"] > 0)
     check_collection(shard.updates)
 
 
@@ -121,7 +122,7 @@ def test_ties_are_the_oracles(spark: SparkSession, dice: random.Random) -> None:
     for lower, upper in BATCHES[:2]:
         _, outcome = shard.drain(feed.records(4 * PER_BATCH, lower, upper or lower + 4), lower, upper)
         assert outcome.is_thorough
-        assert outcome.read.order_ties > 0
+        assert outcome.stats.order_ties > 0
 
 
 @pytest.mark.parametrize("late", ["error", "persisted"])
@@ -129,7 +130,7 @@ def test_late_records_are_the_oracles(spark: SparkSession, dice: random.Random, 
     feed, shard = Feed(ONE_KEY_DOMAIN, dice, WORLDS), Shard(spark, ONE_KEY_DOMAIN)
     for lower, upper in BATCHES[1:3]:
         _, outcome = shard.drain(feed.records(PER_BATCH, lower, upper or lower + 4), lower, upper, late=late)
-        assert (outcome.read.late_times if late == "error" else outcome.read.already_persisted) > 0
+        assert (outcome.stats.late_times if late == "error" else outcome.stats.already_persisted) > 0
 
 
 def test_redelivered_records_are_counted_once_for_each_key_and_time(spark: SparkSession, dice: random.Random) -> None:
@@ -150,7 +151,7 @@ def test_a_stash_that_a_restore_brought_back_is_the_oracles(
     shard.drain(feed.records(PER_BATCH, 0, 3), 0, 3)
     waiting = [record for record in shard.stash if (record.time or 0) < 6]
     _, outcome = shard.drain([], 6, 9, stash_frontier=3, late=late)
-    assert outcome.read.late_times > 0
+    assert outcome.stats.late_times > 0
     assert outcome.stats.stash_before >= len(waiting) > 0
     assert {update.time for update in shard.updates if update.time > 3} <= {6, 7, 8}
     check_collection(shard.updates)
@@ -245,7 +246,7 @@ def test_each_batch_runs_the_same_generated_code(spark: SparkSession, dice: rand
 
 
 def test_collection_of_keys_alone(spark: SparkSession) -> None:
-    schema = CollectionSchema(key=(Column("id", "bigint", nullable=False),))
+    schema = CollectionSchema(key=(Column("id", "bigint", nullable=False),), position=FILE_POSITION)
     shard = Shard(spark, Domain(schema, slots=lambda _: [], values=[()]))
     order = (None, "f", 0, 0)
     shard.drain([Record((1,), (), 0, order), Record((1,), (), 0, order), Record((2,), (), None, order)], 0, 3)

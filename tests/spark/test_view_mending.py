@@ -16,8 +16,6 @@ from pyspark.sql import types as T
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.errors import ConfigError, OutdatedDescription, RunFailed, SchemaMismatch, TooManyUpdates
 from persist_core.maintenance.fsck import fsck
-from persist_core.oracle.consolidate import Err
-from persist_core.oracle.view import ViewUpdate, identity, inherited, install_desired
 from persist_core.protocol import stages
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.schema import DIFF, ERR_KIND, ERR_MESSAGE, TIME, CollectionSchema, Column
@@ -27,6 +25,8 @@ from persist_core.shard.stats import correction_notice
 from persist_spark.frame import user_fields
 from persist_spark.view.difference import install_desired_into_persist
 from persist_spark.view.job import run_without_output
+from tests.oracle.consolidate import Err
+from tests.oracle.view import ViewUpdate, identity, inherited, install_desired
 from tests.plain_commit import ErrUpdate
 from tests.spark.view_shards import BY_COLOUR, COLOURS, ITEMS, ViewShards, text, view
 

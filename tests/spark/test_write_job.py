@@ -140,8 +140,8 @@ def test_failed_job_says_why(
     failure = unseal(found, kind="failure", version=FAILURE_VERSION, what="the record")
     assert failure["error"] == "too_many_errors"
     assert "limits.max_errors" in failure["message"]
-    samples = [(each["kind"], each["payload"], each["source"]) for each in failure["samples"]]
-    assert samples == [("key", "bad", "a.jsonl"), ("key", "worse", "a.jsonl")]
+    samples = [(each["kind"], each["payload"], each["position"]) for each in failure["samples"]]
+    assert samples == [("key", "bad", "a.jsonl, row 0"), ("key", "worse", "a.jsonl, row 1")]
     assert all(f"payload '{payload}'; from {source}" in failure["message"] for _, payload, source in samples)
     refused = newest_rejected(collection.client, "things")
     assert refused is not None

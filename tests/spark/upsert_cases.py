@@ -16,31 +16,25 @@ from typing import Any
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import types as T
 
-from persist_core.oracle.consolidate import Err, Slot, UpsertDiff, Value, canonical_bytes
-from persist_core.oracle.upsert import (
+from persist_core.config.collection import FILE_POSITION
+from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema, Column
+from persist_core.shard.batch import STASH_OPERATOR
+from persist_spark.frame import BAD_KEY, OP, ORDER, order_type, part_type, records_type
+from tests.oracle.consolidate import Err, Slot, UpsertDiff, Value, canonical_bytes
+from tests.oracle.upsert import (
     SKIP,
     TOMBSTONE,
     TRUNCATE,
     Mark,
     Record,
 )
-from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema, Column
-from persist_core.shard.batch import STASH_OPERATOR
-from persist_spark.frame import BAD_KEY, OP, ORDER, order_type, part_type, records_type
 
-ORDER_TYPE = T.StructType(
-    [
-        T.StructField("seq", T.LongType()),
-        T.StructField("file", T.StringType()),
-        T.StructField("block", T.LongType()),
-        T.StructField("row", T.LongType()),
-    ]
-)
 _ERR_FIELDS = (ERR_KIND, ERR_MESSAGE, ERR_KEY, ERR_PAYLOAD)
 
 ONE_KEY = CollectionSchema(
     key=(Column("id", "bigint", nullable=False),),
     values=(Column("name", "string"), Column("amount", "bigint"), Column("rate", "double")),
+    position=FILE_POSITION,
 )
 MANY_KEYS = CollectionSchema(
     key=(
@@ -52,6 +46,7 @@ MANY_KEYS = CollectionSchema(
         Column("flag", "boolean", nullable=False),
     ),
     values=(Column("price", "decimal(10,3)"), Column("seen", "timestamp"), Column("half", "float")),
+    position=FILE_POSITION,
 )
 
 # Keys of each type, those that sort in an unexpected way among them.
@@ -175,15 +170,21 @@ def needed_of(
     return [record for record in stash if (record.time or 0) < end or record.slot in meeting]
 
 
+def order_struct(schema: CollectionSchema) -> T.StructType:
+    """The type of `Record.order`. In `log` order a format has fields of its own before the position: here `seq`."""
+    own = [T.StructField("seq", T.LongType())] if schema.order is None else []
+    return T.StructType([*own, *order_type(schema).fields])
+
+
 def to_records(spark: SparkSession, schema: CollectionSchema, records: Iterable[Record]) -> DataFrame:
     """The records frame of these records."""
-    frame = records_type(schema, ORDER_TYPE if schema.order is None else order_type(schema))
+    frame = records_type(schema, order_struct(schema))
     rows = [_record_row(schema, record) for record in records]
     return spark.createDataFrame([tuple(row[name] for name in frame.names) for row in rows], frame)
 
 
 def _record_row(schema: CollectionSchema, record: Record) -> dict[str, Any]:
-    row: dict[str, Any] = dict.fromkeys(records_type(schema, ORDER_TYPE).names)
+    row: dict[str, Any] = dict.fromkeys(records_type(schema, order_struct(schema)).names)
     row[TIME], row[ORDER] = record.time, record.order
     row[OP] = record.value.value if isinstance(record.value, Mark) else "u"
     row |= _slot_cells(schema, record.slot)

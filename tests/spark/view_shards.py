@@ -16,7 +16,6 @@ from persist_core.ids import SeededIds
 from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation
-from persist_core.oracle.consolidate import canonical_bytes
 from persist_core.protocol import describe, stages
 from persist_core.protocol.stages import Minted, NothingToDo
 from persist_core.schema import CollectionSchema, Column
@@ -26,6 +25,7 @@ from persist_core.shard.state import Committed
 from persist_core.shard.stats import DryRun
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.view.job import run_view_job
+from tests.oracle.consolidate import canonical_bytes
 from tests.plain_commit import ErrUpdate, Update, commit
 
 

@@ -26,9 +26,9 @@ from pyspark.sql import types as T
 from persist_core.config.collection import CollectionConfig
 from persist_spark.decode.encoding import Encoding
 from persist_spark.decode.files import LINE, ReadableFile
-from persist_spark.decode.long_records import UNREADABLE, opened, unreadable
+from persist_spark.decode.long_records import UNREADABLE, text_without, unreadable
 from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, order_of, row_op
-from persist_spark.decode.records import FAULT, FAULT_KIND, FILE_COLUMNS, RawRecords, fields_of, record_path
+from persist_spark.decode.records import FAULT, FAULT_KIND, RawRecords, fields_of, line_columns, record_path
 
 _FIRST_LINE_BYTES = 1 << 20  # of a file, in which its first line must end
 _NO_NULL = "\ufdd2"  # a text that no field has: only an empty field is null
@@ -52,7 +52,7 @@ def layouts(config: CollectionConfig, files: Sequence[ReadableFile]) -> list[tup
     """Files of equal layout together, at least one group. Reads the first line of each file."""
     found: dict[tuple[str, ...], tuple[set[str], list[ReadableFile]]] = {}
     for file in files:
-        line = first_line(file)
+        line = first_line(file, keeps_long=config.source.header)
         if line is None:
             continue
         names = tuple(next(csv.reader([line.replace("\r", " ")], delimiter=config.source.delimiter)))
@@ -67,11 +67,17 @@ def layouts(config: CollectionConfig, files: Sequence[ReadableFile]) -> list[tup
     return [(Layout(names, tuple(sorted(headers))), members) for names, (headers, members) in found.items()]
 
 
-def first_line(file: ReadableFile) -> str | None:
-    """The first line that is not blank, without BOM and line end; `None` for a file without one."""
+def first_line(file: ReadableFile, *, keeps_long: bool) -> str | None:
+    """The first line that is not blank, without BOM and line end; `None` for a file without one.
+
+    `keeps_long`: the start of one that is too long is taken, as `readable` has it.
+    """
+    start = b""
     try:
-        with opened(file.path) as source:
-            start = source.read(_FIRST_LINE_BYTES)
+        for piece in text_without(file.file, file.lost, keeps_first=keeps_long):
+            start += piece
+            if len(start) >= _FIRST_LINE_BYTES:
+                break
     except UNREADABLE as error:
         raise unreadable(file.file, error) from error
     for line in start.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
@@ -118,7 +124,7 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
     }
     kept = lines.where(~F.col(LINE).isin(list(layout.headers))) if layout.headers else lines
     row = F.from_csv(F.col(LINE), row_type.simpleString(), options)
-    rows = kept.select(*FILE_COLUMNS, row.alias("row"))
+    rows = kept.select(*line_columns(config), row.alias("row"))
     parsed = F.col("row")
 
     def text(raw: str, name: str) -> SparkColumn:
@@ -131,7 +137,7 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
 
     is_trusted, fault = _fault(layout, parsed, wanted)
     frame = rows.select(
-        *FILE_COLUMNS,
+        *line_columns(config),
         *[
             (F.when(is_trusted, text(raw, name)) if raw.startswith("k") else text(raw, name)).alias(raw)
             for raw, name in wanted.items()
@@ -145,7 +151,7 @@ def csv_records(config: CollectionConfig, lines: DataFrame, layout: Layout) -> R
 
 
 def _fault(layout: Layout, row: SparkColumn, wanted: dict[str, str]) -> tuple[SparkColumn, SparkColumn]:
-    """Whether a line's key is reliable, and what is wrong with the line or its file, or null.
+    """The reliability of a line's key, and the fault of the line or its file, or null.
 
     In a line with too few or too many fields, or an open quote, a key is reliable if it comes first and another
     field follows it: then it is complete and in its place.

@@ -49,7 +49,6 @@ from persist_spark.decode.plain import NOT_JSON, ODD_JSON
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,
-    FILE_COLUMNS,
     RAW_OP,
     RAW_TIME,
     Fields,
@@ -58,6 +57,7 @@ from persist_spark.decode.records import (
     field_orders,
     fields_of,
     is_sequence,
+    line_columns,
     order_name,
     record_path,
 )
@@ -98,7 +98,7 @@ _SCHEMA = T.StructType(
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What the collection needs of a message, computed once."""
+    """The fields that the collection needs of a message, computed once."""
 
     config: CollectionConfig
     fields: Fields
@@ -177,16 +177,16 @@ def debezium_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
 def _opened(wanted: _Wanted, lines: DataFrame) -> DataFrame:
     """The document of each line (the line itself, or the value of a message), the message's key, the text it was."""
     document = wanted.document
-    outer = lines.select(*FILE_COLUMNS, envelope(F.col(LINE), document).alias("outer"))
+    outer = lines.select(*line_columns(wanted.config), envelope(F.col(LINE), document).alias("outer"))
     found = parsed(F.col("outer"), document)
-    rows = outer.select(*FILE_COLUMNS, found.row.alias("row"), found.is_odd.alias("odd"))
+    rows = outer.select(*line_columns(wanted.config), found.row.alias("row"), found.is_odd.alias("odd"))
     row = F.col("row")
     value, key = document.get(row, ("value",)), document.get(row, ("key",))
     is_message = key.isNotNull() | value.isNotNull()
     for name in ("op", *_UNWRAPPED, *_BODY_OBJECTS):
         is_message = is_message & document.object(row, name).isNull()
     split = rows.select(
-        *FILE_COLUMNS,
+        *line_columns(wanted.config),
         "row",
         "odd",
         F.when(is_message, F.coalesce(value, F.lit("null"))).alias("value"),
@@ -201,7 +201,7 @@ def _opened(wanted: _Wanted, lines: DataFrame) -> DataFrame:
     nested = parsed(F.col("inner"), document)
     is_outer = F.col("value").isNull()
     return inner.select(
-        *FILE_COLUMNS,
+        *line_columns(wanted.config),
         F.when(is_outer, F.col("row")).otherwise(nested.row).alias("document"),
         F.when(is_outer, F.col("odd")).otherwise(nested.is_odd).alias("odd"),
         (F.col("value").isNotNull() & ~has_value).alias("is_tombstone"),
@@ -229,7 +229,7 @@ def _with_body(wanted: _Wanted, opened: DataFrame) -> DataFrame:
 
 
 def _body(wanted: _Wanted, path: Path) -> SparkColumn:
-    """What is at `path` of the envelope or the unwrapped record."""
+    """The value at `path` of the envelope or the unwrapped record."""
     document = F.col("document")
     payload = wanted.document.object(document, "payload")
     inner = F.when(payload.isNotNull(), wanted.body.get(payload, path))
@@ -280,7 +280,7 @@ def _raw(wanted: _Wanted, opened: DataFrame) -> DataFrame:
         texts |= _auto_values(wanted)
     kind, fault = _faults()
     return opened.select(
-        *FILE_COLUMNS,
+        *line_columns(wanted.config),
         _op(wanted.config).alias(RAW_OP),
         kind.alias(FAULT_KIND),
         fault.alias(FAULT),
@@ -354,7 +354,7 @@ def _key_texts(wanted: _Wanted) -> dict[str, SparkColumn]:
 
 
 def _hint(wanted: _Wanted, field: Field) -> SparkColumn:
-    """What the row's schema says of a field, or the message key's of a key column."""
+    """The row's schema of a field, or the message key's of a key column."""
     name = wanted.paths[field.raw][0]
     of_row = _pick(F.col("row_schema"), name)
     return F.coalesce(_pick(F.col("key_schema"), name), of_row) if field in wanted.fields.keys else of_row

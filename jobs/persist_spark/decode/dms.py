@@ -21,7 +21,6 @@ from persist_spark.decode.plain import NOT_JSON, ODD_JSON, named_path
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,
-    FILE_COLUMNS,
     RAW_OP,
     RAW_TIME,
     OrderField,
@@ -29,6 +28,7 @@ from persist_spark.decode.records import (
     field_orders,
     fields_of,
     is_sequence,
+    line_columns,
     order_name,
 )
 from persist_spark.decode.records import record_path as path_in_row
@@ -56,12 +56,12 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     shape = Shape()
     shape.need_all([*paths.values(), *free.values(), *own_time.values(), _OPERATION, _RECORD_TYPE])
 
-    opened = lines.select(*FILE_COLUMNS, envelope(F.col(LINE), shape).alias("envelope"))
+    opened = lines.select(*line_columns(config), envelope(F.col(LINE), shape).alias("envelope"))
     found = parsed(F.col("envelope"), shape)
-    rows = opened.select(*FILE_COLUMNS, found.row.alias("row"), found.is_odd.alias("odd"))
+    rows = opened.select(*line_columns(config), found.row.alias("row"), found.is_odd.alias("odd"))
     row = F.col("row")
     texts = rows.select(
-        *FILE_COLUMNS,
+        *line_columns(config),
         "odd",
         row.isNull().alias("lost"),
         unmarked(shape.get(row, _OPERATION)).alias("operation"),

@@ -21,7 +21,7 @@ UNAVAILABLE_BASE64 = base64.b64encode(UNAVAILABLE.encode()).decode()
 
 @dataclass(frozen=True)
 class Hint:
-    """What a message says about a field, each null if it says nothing: Connect type, logical name, decimal scale."""
+    """A message's facts about a field, each null if it says nothing: Connect type, logical name, decimal scale."""
 
     type: SparkColumn
     name: SparkColumn
@@ -80,7 +80,7 @@ class Field:
 
     @property
     def hint(self) -> Hint | None:
-        """What the message says about it."""
+        """The message's facts about it."""
         if not self.is_hinted:
             return None
         found = F.col(f"h{self.raw}")

@@ -1,42 +1,53 @@
 """Frozen files to rows with a position: text lines (gz, bz2, zstd or plain), each with its file, block and row.
 
-    InputFile.. --readable--> paths that Spark reads as they are --text_lines--> LINE, FILE, DATE_MS, BLOCK
-                   '-- odd names get an alias, foreign compression a copy, both in the scratch folder
+    InputFile.. --readable--> paths that Spark reads as they are --text_lines--> LINE, DATE_MS, BROKEN, the position
+                   '-- foreign compression and records that are too long: a copy in the blob store
 
-Position. `position` adds the row number to (FILE, BLOCK): comparing (file, block, row) is the order of lines in a file,
-since lines of one block are read by one task, one after the other, and blocks of a file start at ascending offsets.
-The row number counts records within a task. Records of different files are compared by FILE alone, so it does not
-matter there. A redelivered description gives the same comparisons.
+Position. Comparing (FILE, BLOCK, ROW) is the order of lines in a file, since lines of one block are read by one task,
+one after the other, and blocks of a file start at ascending offsets. ROW counts records within a task. Records of
+different files are compared by FILE alone, so it does not matter there. A redelivered description gives the same
+comparisons.
 """
 
 from __future__ import annotations
 
-import shutil
+import functools
 import unicodedata
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from persist_core.errors import InvalidInput
-from persist_core.schema import POSITION
+from persist_core.errors import InvalidInput, StorageError
+from persist_core.location.blob import Blob, FileTaker
+from persist_core.shard.keys import input_copy_key
 from persist_core.sources.files import InputFile
 from persist_spark.compat import READS_ZSTD_TEXT, is_valid_utf8
-from persist_spark.decode.long_records import TooLong, copy_without, opened
+from persist_spark.decode.long_records import TooLong, copy_without
 from persist_spark.read.damage import LOUD_OPTIONS
 
-LINE, FILE, DATE_MS, BLOCK = "line", "file", "date_ms", "block"
+LINE, DATE_MS = "line", "date_ms"
 BROKEN = "broken"  # boolean: the record is not well-formed UTF-8
+FILE, BLOCK, ROW = (f"p{place}" for place in range(3))  # the position
 
 _BLANK_BYTES = 256  # a longer line is parsed without a check whether it is blank
 _FOLDED_FILES = 8  # up to this many, a literal costs less than a broadcast join
 _ROW_BITS = 33  # of monotonically_increasing_id: below these, the number of the task
 _ZSTD = (".zst", ".zstd")
-_COPY_BYTES = 1 << 20
+_LITERAL = {**LOUD_OPTIONS, "__globPaths__": "false"}  # nothing in a path is a glob
+# For local paths. Hadoop's default also looks for a checksum beside each file, and fails at a name with a colon. Not
+# for a read that has paths on S3 too: S3A needs that default.
+INPUT_OPTIONS = {
+    **_LITERAL,
+    "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "fs.file.impl.disable.cache": "true",
+}
 _URI_PLAIN = frozenset("_-!.~'()*/;:@&=+$,")  # what java.net.URI does not escape in a path, besides letters and digits
 _LINE_FACTS = T.StructType(
     [T.StructField("path", T.StringType()), T.StructField(FILE, T.StringType()), T.StructField(DATE_MS, T.LongType())]
@@ -47,6 +58,7 @@ NO_LINES = T.StructType(
         T.StructField(FILE, T.StringType()),
         T.StructField(DATE_MS, T.LongType()),
         T.StructField(BLOCK, T.LongType()),
+        T.StructField(ROW, T.LongType()),
         T.StructField(BROKEN, T.BooleanType()),
     ]
 )
@@ -58,66 +70,82 @@ class ReadableFile:
 
     path: str
     file: InputFile
+    lost: tuple[TooLong, ...] = ()  # records of the file that `path` has not
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies of input files in the blob store, where executors on any machine read them; `made` holds their keys."""
+
+    blob: Blob
+    shard: str
+    attempt: str
+    made: list[str] = field(default_factory=list)
+
+    def add(self, file: InputFile, lost: Sequence[TooLong], *, keeps_first: bool) -> str:
+        """The path of a copy of `file` without its records in `lost`; see `copy_without`."""
+        if not isinstance(self.blob, FileTaker):
+            raise InvalidInput(f"{self.blob.uri} takes no files: Spark needs a copy of file {file.relative!r} there")
+        key = input_copy_key(self.shard, self.attempt, len(self.made))
+        with TemporaryDirectory(prefix="persist-") as folder:
+            copy = Path(folder, "copy.gz")
+            copy_without(file, lost, copy, keeps_first=keeps_first)
+            self.made.append(key)
+            self.blob.set_file(key, copy)
+        return self.blob.uri_of(key).removeprefix("file://")
+
+
+@contextmanager
+def copies_in(blob: Blob, shard: str, attempt: str) -> Iterator[Copies]:
+    """Copies that one job makes, removed at its end; GC removes what a killed job left."""
+    copies = Copies(blob, shard, attempt)
+    try:
+        yield copies
+    finally:
+        with suppress(StorageError):  # the job's own result counts
+            for key in copies.made:
+                blob.delete(key)
 
 
 def readable(
-    files: Sequence[InputFile], scratch: Path | None, lost: Mapping[InputFile, Sequence[TooLong]], *, keeps_header: bool
+    files: Sequence[InputFile], copies: Copies, lost: Mapping[InputFile, Sequence[TooLong]], *, keeps_header: bool
 ) -> list[ReadableFile]:
     """The path to read each file under, without its records in `lost`. Empty files are left out, and those lost whole.
 
-    Names that Spark skips or cannot open (`_x`, `.x`, `a:b`) get a symlink in `scratch`, zstd files a decompressed
-    copy if this Spark cannot read them. Raises `InvalidInput` if that is needed and there is no `scratch`.
+    What Spark would not read as it should gets a copy: files with records in `lost`, and zstd where it cannot read it.
     """
     found = []
-    for index, file in enumerate(files):
-        too_long = lost.get(file, ())
+    for file in files:
+        too_long = tuple(lost.get(file, ()))
         if file.size_bytes == 0 or any(each.size_bytes == 0 for each in too_long):
             continue
-        name = Path(file.path).name
-        is_foreign = name.lower().endswith(_ZSTD) and not READS_ZSTD_TEXT
-        if not is_foreign and not too_long and name[0] not in "._" and ":" not in name:
-            found.append(ReadableFile(file.path, file))
-            continue
-        if scratch is None:
-            raise InvalidInput(f"file {file.relative!r} cannot be read under its name; give decode a scratch folder")
-        folder = scratch / f"{index:06d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        if too_long:
-            target = folder / "short.gz"
-            copy_without(file, too_long, target, keeps_first=keeps_header)
-        elif is_foreign:
-            target = folder / "plain.txt"
-            _decompress(Path(file.path), target)
-        else:
-            target = folder / ("alias" + "".join(Path(name).suffixes[-1:]).replace(":", "_"))
-            target.unlink(missing_ok=True)
-            target.symlink_to(file.path)
-        found.append(ReadableFile(str(target), file))
+        is_foreign = file.path.lower().endswith(_ZSTD) and not READS_ZSTD_TEXT
+        path = copies.add(file, too_long, keeps_first=keeps_header) if is_foreign or too_long else file.path
+        found.append(ReadableFile(path, file, too_long))
     return found
 
 
-def _decompress(source: Path, target: Path) -> None:
-    with opened(str(source)) as packed, target.open("wb") as plain:
-        shutil.copyfileobj(packed, plain, _COPY_BYTES)
+def text_lines(spark: SparkSession, files: Sequence[ReadableFile], options: Mapping[str, str]) -> DataFrame:
+    """One row per line that is not blank: `LINE`, `DATE_MS`, `BROKEN`, and its position.
 
-
-def text_lines(spark: SparkSession, files: Sequence[ReadableFile]) -> DataFrame:
-    """One row per line that is not blank: `LINE`, `FILE`, `DATE_MS`, `BLOCK`, `BROKEN`.
-
-    `LINE` is a string of exactly the line's bytes without the line end, LF or CRLF. Paths are literal: nothing in
-    them is a glob.
+    `LINE` is a string of exactly the line's bytes without the line end, LF or CRLF. `options` lead to copies on S3.
     """
     if not files:
         return spark.createDataFrame([], NO_LINES)
-    reader = spark.read.options(**LOUD_OPTIONS).option("lineSep", "\n").option("__globPaths__", "false")
-    value = F.col("value")
-    lines = reader.text([file.path for file in files]).select(
-        value, F.col("_metadata.file_path").alias("path"), F.col("_metadata.file_block_start").alias(BLOCK)
-    )
+    value, frames = F.col("value"), []
+    for is_local, how in ((True, INPUT_OPTIONS), (False, {**_LITERAL, **options})):
+        paths = [file.path for file in files if file.path.startswith("/") == is_local]
+        if paths:
+            found = spark.read.options(lineSep="\n", **how).text(paths)
+            path, block = F.col("_metadata.file_path").alias("path"), F.col("_metadata.file_block_start").alias(BLOCK)
+            frames.append(found.select(value, path, block))
+    lines = functools.reduce(DataFrame.union, frames)
     lines = lines.where((F.octet_length(value) > _BLANK_BYTES) | value.rlike(r"\S"))
     line = F.when(value.endswith("\r"), value.substr(F.lit(1), F.length(value) - 1)).otherwise(value)
     known = placed(spark, lines, files)
-    return known.select(line.alias(LINE), FILE, DATE_MS, BLOCK, (~is_valid_utf8(value)).alias(BROKEN))
+    row = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << _ROW_BITS) - 1))
+    broken = (~is_valid_utf8(value)).alias(BROKEN)
+    return known.select(line.alias(LINE), DATE_MS, broken, FILE, BLOCK, row.alias(ROW))
 
 
 def placed(spark: SparkSession, rows: DataFrame, files: Sequence[ReadableFile]) -> DataFrame:
@@ -142,10 +170,10 @@ def placed(spark: SparkSession, rows: DataFrame, files: Sequence[ReadableFile]) 
     return named.withColumn(FILE, F.coalesce(F.col(FILE), lost.cast("string")))
 
 
-def _uris(path: str) -> tuple[str, str]:
-    """What Spark may call this local path in `_metadata.file_path`: a URI as java.net.URI writes it."""
+def _uris(path: str) -> tuple[str, ...]:
+    """The names that Spark may give this path in `_metadata.file_path`: a URI as java.net.URI writes it."""
     quoted = "".join(_quoted(char) for char in path)
-    return f"file:{quoted}", f"file://{quoted}"
+    return (f"file:{quoted}", f"file://{quoted}") if path.startswith("/") else (quoted,)
 
 
 def _quoted(char: str) -> str:
@@ -154,14 +182,3 @@ def _quoted(char: str) -> str:
     if unicodedata.category(char) in ("Zs", "Zl", "Zp", "Cc"):
         return "".join(f"%{byte:02X}" for byte in char.encode())
     return char
-
-
-def row_number() -> SparkColumn:
-    """The number of a record within its task: ascending in file order within a block."""
-    return F.monotonically_increasing_id().bitwiseAND(F.lit((1 << _ROW_BITS) - 1))
-
-
-def position(row: SparkColumn) -> list[SparkColumn]:
-    """The last fields of every order struct: a file source's position. See the module's docstring."""
-    values = (F.col(FILE), F.col(BLOCK), row)
-    return [value.cast(field.type).alias(field.name) for field, value in zip(POSITION, values, strict=True)]

@@ -10,8 +10,8 @@ job runs until the caller acts on the frame.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from pathlib import Path
+import os
+from collections.abc import Mapping, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -19,11 +19,12 @@ from pyspark.sql import functions as F
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import InvalidInput
 from persist_core.sources.files import InputFile
+from persist_spark import s3a
 from persist_spark.compat import HAS_TRY_CAST
 from persist_spark.decode.csv import csv_records, layouts
 from persist_spark.decode.debezium import debezium_records
 from persist_spark.decode.dms import dms_json_records
-from persist_spark.decode.files import BROKEN, LINE, ReadableFile, readable, text_lines
+from persist_spark.decode.files import BROKEN, LINE, Copies, ReadableFile, readable, text_lines
 from persist_spark.decode.json import has_half_surrogates
 from persist_spark.decode.long_records import long_records, long_records_frame
 from persist_spark.decode.parquet import long_rows, parquet_records, schemas
@@ -35,15 +36,12 @@ _JSON_LINES = {"json": json_records, "debezium-json": debezium_records, "dms-jso
 _MAX_LAYOUTS = 100  # of CSV headers or Parquet schemas in one batch: each is a branch of the plan
 
 
-def decode(
-    spark: SparkSession, config: CollectionConfig, files: Sequence[InputFile], *, scratch: Path | None = None
-) -> DataFrame:
+def decode(spark: SparkSession, config: CollectionConfig, files: Sequence[InputFile], *, copies: Copies) -> DataFrame:
     """The records frame of `files`, in no particular row order, lazily.
 
-    `scratch` is a folder that the driver and all executors see, for files that Spark cannot read under their own name;
-    it must exist until the action on the frame ends. Raises `InvalidInput` if the session's time zone is not UTC (texts
-    without a zone are UTC), or if `scratch` is needed and not given; `SourceChanged` if a file's header or footer
-    cannot be read, or a compressed file is damaged.
+    `copies` are needed until the action on the frame ends. Raises `InvalidInput` if the session's time zone is not UTC
+    (texts without a zone are UTC); `SourceChanged` if a file's header or footer cannot be read, or a compressed file is
+    damaged.
     """
     zone = spark.conf.get("spark.sql.session.timeZone", None)
     if zone not in ("UTC", "Etc/UTC", "GMT", "Z", "+00:00"):
@@ -56,7 +54,8 @@ def decode(
     limit, is_text = config.limits.max_record_bytes, "parquet" not in config.source.format
     lost = long_records(files, limit) if is_text else long_rows(files, limit)
     has_header = "csv" in config.source.format and config.source.header
-    found = _raw_records(spark, config, readable(files, scratch, lost, keeps_header=has_header))
+    options = s3a.access_options(copies.blob.uri, os.environ)
+    found = _raw_records(spark, config, readable(files, copies, lost, keeps_header=has_header), options)
     parts = [decoded(config, raw) for raw in found]
     if lost:
         order = parts[0].schema[ORDER].dataType
@@ -64,16 +63,18 @@ def decode(
     return functools.reduce(DataFrame.unionByName, parts)
 
 
-def _raw_records(spark: SparkSession, config: CollectionConfig, files: list[ReadableFile]) -> list[RawRecords]:
+def _raw_records(
+    spark: SparkSession, config: CollectionConfig, files: list[ReadableFile], options: Mapping[str, str]
+) -> list[RawRecords]:
     """At least one."""
     if config.source.format in _JSON_LINES:
-        lines = text_lines(spark, files)
+        lines = text_lines(spark, files, options)
         lines = lines.withColumn(BROKEN, F.col(BROKEN) | has_half_surrogates(F.col(LINE)))
         return [_JSON_LINES[config.source.format](config, lines)]
     if config.source.format in ("csv", "dms-csv"):
         laid_out = layouts(config, files)
         _check_layouts(len(laid_out))
-        return [csv_records(config, text_lines(spark, members), layout) for layout, members in laid_out]
+        return [csv_records(config, text_lines(spark, members, options), layout) for layout, members in laid_out]
     by_schema = schemas(files)
     _check_layouts(len(by_schema))
     return [parquet_records(spark, config, schema, members) for schema, members in by_schema]

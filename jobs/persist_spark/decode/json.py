@@ -91,7 +91,7 @@ class Shape:
         return again.get(parse_text(found, again), rest)
 
     def object(self, row: SparkColumn, name: str) -> SparkColumn:
-        """What `put` needs under `name`: for a shape a struct, which that shape's `get` reads."""
+        """The value that `put` needs under `name`: for a shape a struct, which that shape's `get` reads."""
         return row.getField(self._inner_name(name))
 
     def json_type(self) -> T.StructType:
@@ -99,7 +99,7 @@ class Shape:
         return T.StructType([T.StructField(n, _type(c, Shape.json_type)) for n, c in self.fields.items()])
 
     def inner_type(self) -> T.StructType:
-        """The same struct under the names that `get` uses."""
+        """The struct under the names that `get` uses."""
         return T.StructType(
             [T.StructField(self._inner_name(n), _type(c, Shape.inner_type)) for n, c in self.fields.items()]
         )
@@ -173,7 +173,7 @@ def envelope(line: SparkColumn, shape: Shape) -> SparkColumn:
 
 
 def parsed(envelope: SparkColumn, shape: Shape) -> Parsed:
-    """What `envelope` says of the line. Materialize `envelope` first: it is used several times."""
+    """The result of `envelope` for the line. Materialize `envelope` first: it is used several times."""
     rows = envelope.getField("rows")
     is_whole = (F.size(rows) == 2) & F.get(rows, F.lit(1)).getField(_SENTINEL).isNotNull()
     row = F.when(is_whole, F.get(rows, F.lit(0)))

@@ -27,14 +27,13 @@ from typing import IO, Any, cast
 
 import zstandard
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as T
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import SourceChanged
 from persist_core.handles.side_by_side import side_by_side
-from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, MISSING_ORDER, POSITION, TIME
+from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, MISSING_ORDER, TIME
 from persist_core.sources.files import InputFile
-from persist_spark.frame import BAD_KEY, OP, ORDER, UPSERT, records_type
+from persist_spark.frame import BAD_KEY, OP, ORDER, UPSERT, known_records
 
 START_BYTES = 1_000  # of a record that is too long, kept as the payload of its err
 _CHUNK_BYTES = 1 << 20  # not above the least `max_record_bytes`: so no line that is too long lies in one chunk
@@ -51,7 +50,6 @@ class TooLong:
 
     file: InputFile
     message: str
-    line: int = 0  # its number in the file, from 1
     offset: int = 0
     size_bytes: int = 0
     start: bytes = b""
@@ -89,18 +87,25 @@ def copy_without(file: InputFile, lines: Sequence[TooLong], target: Path, *, kee
 
     Compressed, since the file may expand to more than the disk holds.
     """
+    with gzip.open(target, "wb", compresslevel=1) as copy:
+        for piece in text_without(file, lines, keeps_first=keeps_first):
+            copy.write(piece)
+
+
+def text_without(file: InputFile, lines: Sequence[TooLong], *, keeps_first: bool) -> Iterator[bytes]:
+    """The text of such a copy, in pieces of at most 1 MiB."""
     ranges = [(line.offset, line.offset + line.size_bytes) for line in lines]
-    if keeps_first and ranges[0][0] == 0:  # a header
+    if keeps_first and ranges and ranges[0][0] == 0:  # a header
         ranges[0] = (START_BYTES, ranges[0][1])
-    with opened(file.path) as source, gzip.open(target, "wb", compresslevel=1) as copy:
+    with opened(file.path) as source:
         position = 0
         while chunk := source.read(_CHUNK_BYTES):
             kept = 0
             for start, end in ranges:
                 if start < position + len(chunk) and end > position:
-                    copy.write(chunk[kept : max(start - position, 0)])
+                    yield chunk[kept : max(start - position, 0)]
                     kept = min(end - position, len(chunk))
-            copy.write(chunk[kept:])
+            yield chunk[kept:]
             position += len(chunk)
             ranges = [each for each in ranges if each[1] > position]
 
@@ -112,23 +117,22 @@ def long_records_frame(spark: SparkSession, config: CollectionConfig, lost: Sequ
     """
     schema = config.collection_schema()
     kind = "key" if schema.order is None else MISSING_ORDER
-    rows_type = records_type(schema, order)
     rows = []
     for each in lost:
-        place = dict(zip([column.name for column in POSITION], (each.file.order, each.offset, each.line), strict=True))
+        place = dict(zip([column.name for column in schema.position], (each.file.order, each.offset, -1), strict=True))
         slot = f"{'too_long' if schema.order is None else kind} {json.dumps(place, separators=(',', ':'))}".encode()
-        known = {
+        row = {
             OP: UPSERT,
             TIME: each.file.date_ms if config.time.source == "path" else None,
-            ORDER: tuple(place.get(field.name) for field in cast(T.StructType, order).fields),
+            ORDER: place,
             BAD_KEY: slot,
             ERR_KIND: kind,
             ERR_MESSAGE: each.message,
             ERR_KEY: slot,
             ERR_PAYLOAD: each.start,
         }
-        rows.append(tuple(known.get(field.name) for field in rows_type.fields))
-    return spark.createDataFrame(rows, rows_type)
+        rows.append(row)
+    return known_records(spark, schema, order, rows)
 
 
 def _of_file(file: InputFile, limit: int) -> list[TooLong]:
@@ -189,4 +193,4 @@ def _too_long(file: InputFile, number: int, offset: int, size_bytes: int, start:
         f"line {number} of file {file.relative!r}, at byte {offset} of its text, has {size_bytes} bytes; expected at"
         f" most {limit} (limits.max_record_bytes). Its first bytes are kept"
     )
-    return TooLong(file, message, number, offset, size_bytes, start)
+    return TooLong(file, message, offset, size_bytes, start)

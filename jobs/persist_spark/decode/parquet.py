@@ -27,7 +27,7 @@ from persist_core.schema import Column
 from persist_core.sources.files import InputFile
 from persist_spark.compat import is_valid_utf8
 from persist_spark.decode.encoding import Encoding, Field
-from persist_spark.decode.files import BLOCK, BROKEN, LINE, NO_LINES, ReadableFile, placed
+from persist_spark.decode.files import BLOCK, BROKEN, INPUT_OPTIONS, LINE, NO_LINES, ROW, ReadableFile, placed
 from persist_spark.decode.json import MARK, Path
 from persist_spark.decode.long_records import TooLong, unreadable
 from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, named_path, order_of, row_op
@@ -40,13 +40,10 @@ from persist_spark.decode.records import (
     record_path,
 )
 from persist_spark.frame import named, spark_type
-from persist_spark.read.damage import LOUD_OPTIONS
 
-_ROW = "row_number"
 # Dates before 1582 are read as they were written, unless a file's own metadata says that an old Spark wrote it.
 _READ_OPTIONS = {
-    **LOUD_OPTIONS,
-    "__globPaths__": "false",
+    **INPUT_OPTIONS,
     "datetimeRebaseMode": "CORRECTED",
     "int96RebaseMode": "CORRECTED",
     "mergeSchema": "false",
@@ -145,7 +142,7 @@ def long_rows(files: Sequence[InputFile], limit: int) -> dict[InputFile, list[To
 
 
 def file_schema(footer: pq.FileMetaData) -> FileSchema:
-    """What Spark reads of a file with this footer. Raises `InvalidInput` for names that it cannot distinguish."""
+    """Spark's columns of a file with this footer. Raises `InvalidInput` for names that it cannot distinguish."""
     arrow = footer.schema.to_arrow_schema()
     lowered = [name.lower() for name in arrow.names]
     twice = next((name for name in arrow.names if lowered.count(name.lower()) > 1), None)
@@ -231,20 +228,19 @@ def parquet_records(
         F.to_json(F.struct(*payload), {"ignoreNullFields": "false"}) if payload else F.lit("{}"),
         Encoding.of(config, marked=False),
         order_of(config, fields),
-        F.col(_ROW),
     )
 
 
 def _rows(spark: SparkSession, schema: FileSchema, files: Sequence[ReadableFile]) -> DataFrame:
-    """All readable columns as c0.., what every record has of its file, and the row's number in its file."""
+    """All readable columns as c0.., and what every record has of its file."""
     if not files:
-        return spark.createDataFrame([], T.StructType([*NO_LINES.fields, T.StructField(_ROW, T.LongType())]))
+        return spark.createDataFrame([], NO_LINES)
     wanted = T.StructType([T.StructField(name, kind) for name, kind in schema.columns])
     read = spark.read.schema(wanted).options(**_READ_OPTIONS).parquet(*[file.path for file in files])
     rows = read.select(
         *[named(name).alias(f"c{index}") for index, (name, _) in enumerate(schema.columns)],
         F.col("_metadata.file_path").alias("path"),
-        F.col("_metadata.row_index").alias(_ROW),
+        F.col("_metadata.row_index").alias(ROW),
     )
     facts = {BLOCK: F.lit(0).cast("bigint"), LINE: F.lit(None).cast("string")}
     return placed(spark, rows, files).withColumns(facts)
@@ -314,7 +310,7 @@ def _text(schema: FileSchema, path: Path) -> SparkColumn:
 
 
 def _fault(config: CollectionConfig, schema: FileSchema, fields: Fields) -> tuple[str | None, str | None]:
-    """What is wrong with all records of a file of this schema: the err's kind and message."""
+    """The fault of all records of a file of this schema: the err's kind and message."""
     unreadable = dict(schema.unreadable)
     for field in fields.all:
         path = record_path(config, field.column)

@@ -15,7 +15,6 @@ from persist_spark.decode.json import Path, Shape, envelope, parsed, unmarked
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,
-    FILE_COLUMNS,
     RAW_OP,
     RAW_TIME,
     Fields,
@@ -24,6 +23,7 @@ from persist_spark.decode.records import (
     field_orders,
     fields_of,
     is_sequence,
+    line_columns,
     order_name,
     record_path,
 )
@@ -52,10 +52,10 @@ def json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
         free[MARKER] = named_path(config, config.delete.column)
     shape = Shape()
     shape.need_all([*paths.values(), *free.values()])
-    rows = json_rows(lines, shape)
+    rows = json_rows(config, lines, shape)
     row = F.col("row")
     frame = rows.select(
-        *FILE_COLUMNS,
+        *line_columns(config),
         *[shape.get(row, path).alias(name) for name, path in paths.items()],
         *[free_text(config, shape, row, name, path) for name, path in free.items()],
         FAULT_KIND,
@@ -65,14 +65,14 @@ def json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     return RawRecords(op.added(frame), fields, F.col(LINE), Encoding.of(config, marked=True), order_of(config, fields))
 
 
-def json_rows(lines: DataFrame, shape: Shape) -> DataFrame:
+def json_rows(config: CollectionConfig, lines: DataFrame, shape: Shape) -> DataFrame:
     """Lines with the struct in `row`, and what is wrong with the line as a whole."""
-    opened = lines.select(*FILE_COLUMNS, envelope(F.col(LINE), shape).alias("envelope"))
+    opened = lines.select(*line_columns(config), envelope(F.col(LINE), shape).alias("envelope"))
     found = parsed(F.col("envelope"), shape)
-    rows = opened.select(*FILE_COLUMNS, found.row.alias("row"), found.is_odd.alias("odd"))
+    rows = opened.select(*line_columns(config), found.row.alias("row"), found.is_odd.alias("odd"))
     is_lost = F.col("row").isNull()
     return rows.select(
-        *FILE_COLUMNS,
+        *line_columns(config),
         "row",
         F.when(is_lost, F.lit("key")).when(F.col("odd"), F.lit("value")).alias(FAULT_KIND),
         F.when(is_lost, F.lit(NOT_JSON)).when(F.col("odd"), F.lit(ODD_JSON)).alias(FAULT),
@@ -96,7 +96,7 @@ def free_text(config: CollectionConfig, shape: Shape, row: SparkColumn, name: st
 
 @dataclass(frozen=True)
 class RowOp:
-    """What a row does, by its marker, unless something worse is wrong with it."""
+    """The effect of a row, by its marker, unless something worse is wrong with it."""
 
     op: SparkColumn
     fault: SparkColumn
@@ -115,7 +115,7 @@ class RowOp:
 
 
 def row_op(config: CollectionConfig, fields: Fields, *, has_marker: bool) -> RowOp:
-    """What rows do, by the text in `MARKER` (if `has_marker`) or by their values being null."""
+    """The effects of rows, by the text in `MARKER` (if `has_marker`) or by their values being null."""
     marker = F.col(MARKER) if has_marker else F.lit(None).cast("string")
     none = F.lit(None).cast("string")
     if config.source.format in ("dms-csv", "dms-parquet"):

@@ -32,20 +32,18 @@ from persist_core.schema import (
     ERR_MESSAGE,
     ERR_PAYLOAD,
     MISSING_ORDER,
-    POSITION,
     TIME,
     Column,
 )
 from persist_spark.compat import try_cast
 from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.exact import bounded
-from persist_spark.decode.files import BLOCK, BROKEN, DATE_MS, FILE, LINE, position, row_number
+from persist_spark.decode.files import BROKEN, DATE_MS, LINE
 from persist_spark.decode.json import MARK
 from persist_spark.decode.times import time_ms
 from persist_spark.decode.values import numbers, remedy, texts, value
 from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, SKIP, UPSERT, canonical_json, order_type, spark_type
 
-FILE_COLUMNS = (LINE, FILE, DATE_MS, BLOCK, BROKEN)  # the columns of every line, see `decode_files`
 _PLACE = "place"  # in `sequence` order: the order struct
 FAULT_KIND, FAULT = "fault_kind", "fault"  # what is wrong with the record as a whole, or null
 RAW_OP = "raw_op"  # `u`, `d`, `t`, `s`; null if the operation is unknown
@@ -66,10 +64,10 @@ class OrderField:
 
 @dataclass(frozen=True)
 class RawRecords:
-    """What a format found: one row per record.
+    """The records of a format: one row per record.
 
-    `frame` has `RAW_OP`, `FAULT_KIND`, `FAULT`, `BROKEN`, the files' columns, `RAW_TIME` if needed, and the texts of
-    the fields: `k0..` for the key columns, `v0..` for the value columns; `hk0..`, `hv0..` (structs with type, name and
+    `frame` has `RAW_OP`, `FAULT_KIND`, `FAULT`, `line_columns`, `RAW_TIME` if needed, and the texts of the fields:
+    `k0..` for the key columns, `v0..` for the value columns; `hk0..`, `hv0..` (structs with type, name and
     parameters.scale) for those fields that are hinted. `payload` is the raw record, string or binary.
     """
 
@@ -78,7 +76,6 @@ class RawRecords:
     payload: SparkColumn
     encoding: Encoding
     order: tuple[OrderField, ...] = ()
-    row: SparkColumn | None = None  # the number of a record in its file, if known
     is_unordered: SparkColumn | None = None  # boolean: the record does not have the format's own order
 
 
@@ -118,8 +115,13 @@ def fields_of(config: CollectionConfig, is_hinted: Callable[[Column], bool] = la
     )
 
 
+def line_columns(config: CollectionConfig) -> list[str]:
+    """The columns that the source gives each record: its text, date and damage, and `p0..`, its position."""
+    return [LINE, DATE_MS, BROKEN, *(f"p{place}" for place in range(len(config.source.position)))]
+
+
 def is_sequence(config: CollectionConfig) -> bool:
-    """Whether the orders of records are compared across batches, so that each field must be of one type."""
+    """True if the orders of records are compared across batches, so that each field must be of one type."""
     return config.order.mode == "sequence"
 
 
@@ -164,7 +166,7 @@ def decoded(config: CollectionConfig, raw: RawRecords) -> DataFrame:
 
 def _order(config: CollectionConfig, raw: RawRecords) -> list[SparkColumn]:
     """The fields of the order struct. In `sequence` order they are those of `persist_spark.frame.order_type`."""
-    place = position(row_number() if raw.row is None else raw.row)
+    place = [F.col(f"p{i}").cast(spark_type(c.type)).alias(c.name) for i, c in enumerate(config.source.position)]
     columns = config.collection_schema().order
     if columns is None:
         return [*[field.value.alias(field.name) for field in raw.order], *place]
@@ -183,7 +185,7 @@ def _ordered(config: CollectionConfig, raw: RawRecords, judged: DataFrame, order
     if config.order.by == "fields":
         is_missing = _any([field.value.isNull() for field in raw.order])
     is_missing = F.coalesce(~F.col(OP).eqNullSafe(SKIP) & is_missing, F.lit(False))
-    where = F.to_json(F.struct(*[F.col(f"{_PLACE}.{column.name}") for column in POSITION]))
+    where = F.to_json(F.struct(*[F.col(f"{_PLACE}.{column.name}") for column in config.source.position]))
     changed = {
         BAD_KEY: F.concat(F.lit(f"{MISSING_ORDER} "), where).cast("binary"),
         FAULT: F.coalesce(F.col(FAULT), _order_message(config, raw)),
@@ -194,7 +196,7 @@ def _ordered(config: CollectionConfig, raw: RawRecords, judged: DataFrame, order
 
 
 def _order_message(config: CollectionConfig, raw: RawRecords) -> SparkColumn:
-    """What is wrong with the first bad field of the order."""
+    """The fault of the first bad field of the order."""
     message = F.lit("the record does not say its place in the log (order: auto)")
     columns = config.collection_schema().order or ()
     if config.order.by != "fields":
@@ -307,7 +309,7 @@ def _any(conditions: Sequence[SparkColumn]) -> SparkColumn:
 
 
 def _first_fault(config: CollectionConfig, raw: RawRecords, fields: Sequence[Field]) -> SparkColumn:
-    """What is wrong with the first bad field, or null."""
+    """The fault of the first bad field, or null."""
     fault = F.lit(None).cast("string")
     for field in reversed(fields):
         start = f"column {field.column.name!r} is "
@@ -327,7 +329,7 @@ def _shown(name: str) -> SparkColumn:
 
 
 def _expected(config: CollectionConfig, column: Column) -> str:
-    """What a column accepts, for messages."""
+    """The values that a column accepts, for messages."""
     unit = config.columns[column.name].unit
     if column.type.startswith("decimal"):
         return f"{column.type}, without rounding"

@@ -119,7 +119,7 @@ def value(field: Field, encoding: Encoding) -> SparkColumn:
 
 
 def remedy(field: Field, encoding: Encoding) -> SparkColumn:
-    """What to do about a bad value, for its err's message; empty if the value and the type are enough."""
+    """The remedy for a bad value, for its err's message; empty if the value and the type are enough."""
     raw, found = F.col(field.raw), F.lit("")
     if not field.is_typed and field.column.type not in ("string", "json", "binary"):
         size = F.octet_length(without_mark(raw) if encoding.marked else raw)

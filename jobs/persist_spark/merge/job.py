@@ -19,6 +19,7 @@ from persist_core.handles.write import stage_manifest
 from persist_core.location.open import OpenLocation
 from persist_core.shard.batch import BatchManifest
 from persist_core.spark_job.spec import JobSpec, MergeInputs
+from persist_spark import progress
 from persist_spark.merge.plan import Merged, plan_merge
 from persist_spark.read.damage import check_sizes, part_sizes
 from persist_spark.session import listing, own_session, stage_settings, use
@@ -63,6 +64,7 @@ def stage_merge(spark: SparkSession, client: PersistClient, merge: Merge, attemp
                 f" {sum(rows or 0 for rows in expected)}. Nothing was changed; run `persist fsck {merge.shard}`"
             )
 
+    progress.enter("plan", f"{len(merge.inputs)} batches, {sum(batch.counts.rows for batch in merge.inputs)} updates")
     ranges = math.ceil(sum(batch.counts.rows for batch in merge.inputs) / file_rows) or 1
     files = RunFiles(client, merge.shard, attempt, schema, file_rows)
     use(spark, {**stage_settings(sum(batch.size_bytes for batch in merge.inputs)), **listing(blob)})

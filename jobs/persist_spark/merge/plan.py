@@ -25,10 +25,10 @@ from persist_core.compaction.merge import Merge
 from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ENDED, PART, TIME, CollectionSchema
 from persist_core.shard.batch import BatchCounts, PartKind
+from persist_spark.counted import as_json
 from persist_spark.frame import ERR_COLUMNS, ORDER, order_type, part_type, quoted
-from persist_spark.read.parts import scan_keys, scan_pieces
+from persist_spark.read.parts import File, scan, scan_pieces
 from persist_spark.stage import StateRows
-from persist_spark.upsert.counts import as_json
 
 _IS_OLD = "_persist_is_old"  # boolean: the row is a version from the history of an input, resolved long ago
 _NEXT_TIME, _NEXT_DIFF, _DIFF_BEFORE = "_persist_next_time", "_persist_next_diff", "_persist_diff_before"
@@ -37,7 +37,7 @@ _BROKEN = "_persist_broken"
 
 @dataclass(frozen=True)
 class Merged:
-    """What the action that wrote a run counted.
+    """Counts of the action that wrote a run.
 
     `read`: rows of the contents; `broken`: updates that do not alternate.
     """
@@ -57,7 +57,7 @@ class PlannedMerge:
     observation: Observation
 
     def outcome(self) -> Merged:
-        """What the action counted."""
+        """The counts of the action."""
         found = {name: int(count or 0) for name, count in json.loads(self.observation.get["counts"]).items()}
         read, broken = found.pop("read"), found.pop("broken")
         return Merged(BatchCounts(**found), read, broken)
@@ -142,12 +142,12 @@ def _history(spark: SparkSession, blob: Blob, merge: Merge, kept: Collection[str
     end = TIME
     if merge.schema.key:
         columns, end = T.StructType([*columns.fields, T.StructField(ENDED, T.LongType())]), ENDED
-    keys: dict[int | None, list[str]] = {}
+    files: dict[int | None, list[File]] = {}
     for part, clip in merge.rewritten(kept):
-        keys.setdefault(clip, []).append(part.key)
+        files.setdefault(clip, []).append((part.key, part.schema))
     frames = []
-    for clip, found in keys.items():
-        rows = scan_keys(spark, blob, found, columns)
+    for clip, found in files.items():
+        rows = scan(spark, blob, found, columns)
         frames.append(rows if clip is None else rows.where(f"{end} <= {clip}L"))
     raw = None if merge.schema.key else scan_pieces(spark, blob, merge.raw_updates(), columns)
     if raw is not None:

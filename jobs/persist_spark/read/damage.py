@@ -147,13 +147,13 @@ def _path_in(uri: str) -> str:
 
 
 def _named_beside(blob: Blob, key: str) -> Part | StateArtifact | None:
-    """What the manifest beside a staged file says of it; `None` without that, or if it does not name the file."""
+    """The facts of the manifest beside a staged file; `None` without that, or if it does not name the file."""
     data = blob.get(f"{_attempt_folder(key)}/{MANIFEST}")
     return None if data is None else _named_in([BatchManifest.decode(data, what=f"the manifest of {key}")], key)
 
 
 def _named_now(client: PersistClient, key: str) -> Part | StateArtifact | None:
-    """What the newest states say of a staged file: its shard's, whose runs carry files of older attempts that have no
+    """The newest states' facts of a staged file: its shard's, whose runs carry files of older attempts that have no
     manifest any more, and those of forks."""
     shard = owner_of(key)
     records, _ = readable_forks(client.blob, shard)
@@ -176,7 +176,7 @@ def _named_in(manifests: Iterable[BatchManifest], key: str) -> Part | StateArtif
 
 
 def _is_damaged(blob: Blob, file: Part | StateArtifact) -> bool:
-    """Whether a staged file is not what its manifest says."""
+    """True if a staged file is not what its manifest says."""
     try:
         return digests_of(blob, [BlobMetadata(file.key, file.size_bytes)]) != [file.sha256]
     except CorruptArtifact:

@@ -168,7 +168,7 @@ class _Reading:
         return sum(manifest.counts.retractions for _, manifest in self.batches)
 
     def pieces(self, choose: Callable[[HollowBatch, BatchManifest], Iterable[Piece]]) -> list[Piece]:
-        """What `choose` picks of every batch."""
+        """The pieces that `choose` picks of every batch."""
         return [piece for batch, manifest in self.batches for piece in choose(batch, manifest)]
 
     def errs(self) -> list[Piece]:
@@ -177,7 +177,7 @@ class _Reading:
         return self.pieces(lambda batch, manifest: errs_between(batch, manifest, after, self.through))
 
     def frame(self, pieces: Sequence[Piece], columns: T.StructType | None = None) -> DataFrame:
-        """What these pieces take of their files: `columns`, or all part columns."""
+        """The pieces' rows of their files: `columns`, or all part columns."""
         wanted = part_type(self.schema) if columns is None else columns
         found = scan_pieces(self.spark, self.client.blob, pieces, wanted)
         return self.spark.createDataFrame([], wanted) if found is None else found
@@ -258,7 +258,7 @@ def _manifests_of(client: PersistClient, shard: str, batches: Sequence[HollowBat
 
 
 def _is_small(pieces: Sequence[Piece], max_bytes: int) -> bool:
-    """Whether this process reads these files by itself."""
+    """True if this process reads these files by itself."""
     return READS_ARROW and sum(piece.part.size_bytes for piece in pieces) <= max_bytes
 
 

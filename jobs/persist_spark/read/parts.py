@@ -1,9 +1,9 @@
-"""What a shard has committed, as DataFrames: for look-ups of previous values (`upsert/lookup.py`), and for readers.
+"""Committed data as DataFrames: for look-ups of previous values (`upsert/lookup.py`), and for readers.
 
     ShardState -> hollow batches -> manifests -> pieces (persist_core.shard.pieces) -> one scan for all that are alike,
     explicit schema, pruned columns
 
-A part that was written before a nullable column was added reads as null there.
+`scan` reads every file of a shard, in the schema version that it was written in (`persist_spark.frame.as_written`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.location.blob import Blob
-from persist_core.schema import DIFF, ENDED, TIME
+from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
 from persist_core.shard.pieces import Piece, Take
 from persist_spark import s3a
-from persist_spark.frame import named
+from persist_spark.frame import as_written, named
 from persist_spark.read import damage
 
 _READ_OPTIONS = {
@@ -29,31 +29,32 @@ _READ_OPTIONS = {
     "datetimeRebaseMode": "CORRECTED",  # dates are read as they were written
     **damage.READ_OPTIONS,
 }
+File = tuple[str, CollectionSchema]  # the key of a Parquet file, and the schema in which it was written
 _ENDED = (T.StructField(ENDED, T.LongType()),)
 _GLOB = re.compile(r"[\\*?\[\]{}]")
 
 
 def scan_pieces(spark: SparkSession, blob: Blob, pieces: Iterable[Piece], schema: T.StructType) -> DataFrame | None:
-    """What these pieces take of their files, as one DataFrame with the columns of `schema`; `None` without pieces."""
-    groups: dict[tuple[Take, int | None, int | None], list[str]] = {}
+    """The pieces' rows of their files, as one DataFrame with the columns of `schema`; `None` without pieces."""
+    groups: dict[tuple[Take, int | None, int | None], list[File]] = {}
     for piece in pieces:
-        groups.setdefault((piece.take, piece.after, piece.through), []).append(piece.part.key)
-    frames = [_taken(spark, blob, keys, schema, *group) for group, keys in groups.items()]
+        groups.setdefault((piece.take, piece.after, piece.through), []).append((piece.part.key, piece.part.schema))
+    frames = [_taken(spark, blob, files, schema, *group) for group, files in groups.items()]
     return functools.reduce(DataFrame.unionByName, frames) if frames else None
 
 
 def _taken(
     spark: SparkSession,
     blob: Blob,
-    keys: Sequence[str],
+    files: Sequence[File],
     schema: T.StructType,
     take: Take,
     after: int | None,
     through: int | None,
 ) -> DataFrame:
-    """The same as `Piece.of`, of several files together, but updates that are undone keep their times."""
+    """Like `Piece.of`, for several files together, but updates that are undone keep their times."""
     has_ends = take in (Take.ALIVE, Take.UPDATES)
-    found = scan_keys(spark, blob, keys, T.StructType([*schema.fields, *_ENDED] if has_ends else schema.fields))
+    found = scan(spark, blob, files, T.StructType([*schema.fields, *_ENDED] if has_ends else schema.fields))
     if take is Take.ALIVE:
         time = F.lit(through)
         return found.where((F.col(TIME) <= time) & (F.col(ENDED) > time)).drop(ENDED)
@@ -71,9 +72,22 @@ def _taken(
     return found.withColumn(DIFF, -F.col(DIFF)) if take is Take.UNDONE else found
 
 
-def scan_keys(spark: SparkSession, blob: Blob, keys: Sequence[str], schema: T.StructType) -> DataFrame:
-    """The Parquet files under these blob keys. A `[` or `{` in the location's own path is not a pattern."""
+def scan(spark: SparkSession, blob: Blob, files: Iterable[File], schema: T.StructType) -> DataFrame:
+    """The rows of these files, one at least, with the columns of `schema`: one read for each version."""
+    versions: dict[int, tuple[CollectionSchema, list[str]]] = {}
+    for key, written in files:
+        versions.setdefault(written.version, (written, []))[1].append(key)
+    frames = [_read(spark, blob, keys, schema, written) for written, keys in versions.values()]
+    return functools.reduce(DataFrame.union, frames)
+
+
+def _read(
+    spark: SparkSession, blob: Blob, keys: Sequence[str], schema: T.StructType, written: CollectionSchema
+) -> DataFrame:
+    """Files of one version. A `[` or `{` in the location's own path is not a pattern."""
     paths = [_GLOB.sub(r"\\\g<0>", blob.uri_of(key)) for key in keys]
     options = {**_READ_OPTIONS, **s3a.access_options(blob.uri, os.environ)}
+    fields, cells = as_written(schema, written)
     with s3a.jars_present():
-        return spark.read.schema(schema).options(**options).parquet(*paths)
+        found = spark.read.schema(fields).options(**options).parquet(*paths)
+    return found if fields == schema else found.selectExpr(*cells)

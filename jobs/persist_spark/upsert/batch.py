@@ -7,9 +7,9 @@ records ──┬─────────────────────
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.storagelevel import StorageLevel
@@ -17,7 +17,7 @@ from pyspark.storagelevel import StorageLevel
 from persist_core.errors import InvariantViolation, RejectedRecord, TooManyErrors
 from persist_core.handles.client import PersistClient
 from persist_core.protocol.stages import check_not_outdated
-from persist_core.schema import TIME, CollectionSchema, Late, check_compatible
+from persist_core.schema import TIME, CollectionSchema, Late
 from persist_core.shard.batch import (
     STASH_OPERATOR,
     BatchDescription,
@@ -26,8 +26,8 @@ from persist_core.shard.batch import (
     PartKind,
 )
 from persist_core.shard.key_range import KeyRange
-from persist_core.shard.keys import attempt_prefix
 from persist_core.shard.pieces import OKS
+from persist_spark import progress
 from persist_spark.frame import OP, ORDER, named, slot_names
 from persist_spark.read.damage import check_sizes, named_damage, part_sizes
 from persist_spark.session import ONE_TASK_BYTES, stage_settings, use
@@ -37,9 +37,9 @@ from persist_spark.upsert.lookup import committed_updates, expects_few_files
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
 from persist_spark.upsert.rejected import rejected_records, show_samples
-from persist_spark.upsert.seen import SeenBefore
 from persist_spark.upsert.stash import NO_STASH, StashBefore, may_look
 from persist_spark.upsert.state_before import StateBefore
+from persist_spark.upsert.state_files import StateFiles
 
 # Reading a small shard whole costs less than the extra job to broadcast the batch's keys. At 5 MB it costs more.
 SMALL_STATE_BYTES = 2 << 20
@@ -55,8 +55,7 @@ class UpsertRequest:
     """All that the write stage needs to know, once the input is a records frame.
 
     `may_stash=False` promises that no record's time lies at or after the batch's upper. `is_columnar`: the input's keys
-    can be read without the rest, so reading them twice costs less than keeping all records in memory. `file_names` has
-    the name of each input file, by its place in the order of files: for messages.
+    can be read without the rest, so reading them twice costs less than keeping all records in memory.
     """
 
     description: BatchDescription
@@ -67,7 +66,6 @@ class UpsertRequest:
     may_stash: bool = True
     is_columnar: bool = False
     keep_deleted_ms: int | None = None
-    file_names: Mapping[str, str] = field(default_factory=dict)
 
 
 def stage_upserts(
@@ -81,27 +79,30 @@ def stage_upserts(
 
     `check_input` runs after all input was read and before the manifest is written.
     """
-    description, schema, shard = request.description, request.schema, request.description.shard
+    description, shard = request.description, request.description.shard
     state = client.state(shard)
     check_not_outdated(state, description)
-    if state.schema is not None:
-        check_compatible(state.schema, schema)
+    schema = state.schemas.placed(request.schema)
+    request = replace(request, schema=schema)
     below = [batch for batch in state.batches if batch.lower < description.lower]
+    progress.enter("plan", f"{sum(batch.counts.rows for batch in below)} updates before")
     manifests = client.open_reader(description.shard).manifests(below)
-    chains = description.operators
-    check_sizes(client.blob, part_sizes(manifests) | {each.key: each.size_bytes for c in chains.values() for each in c})
+    check_sizes(client.blob, part_sizes(manifests))
+    files, order = StateFiles(client, shard), records.schema[ORDER].dataType
     batch = _Batch(
         spark,
         client,
         request,
         records,
         committed=list(zip(below, manifests, strict=True)),
-        before=StateBefore(spark, client, description, schema, request.keep_deleted_ms, records.schema[ORDER].dataType),
+        before=StateBefore(spark, client, files, description, schema, state.schemas, request.keep_deleted_ms, order),
     )
     with ExitStack() as stack:
         # Full states, and runs of merges, have files of attempts that have no manifest.
         known = [part for manifest in manifests for part in manifest.parts]
-        stack.enter_context(named_damage(client.blob, known=[*known, *itertools.chain(*chains.values())]))
+        stack.enter_context(
+            named_damage(client.blob, known=[*known, *itertools.chain(*description.operators.values())])
+        )
         use(spark, stage_settings(description.input_bytes))
         if (batch.looks or may_look(description)) and not request.is_columnar:
             records.persist(StorageLevel.MEMORY_AND_DISK)
@@ -120,8 +121,7 @@ def stage_upserts(
             check_input()
             _check_history(plans[-1], outcome, description)
             if _has_too_many_errors(outcome, request.max_errors):
-                staged = attempt_prefix(shard, request.attempt)
-                samples = rejected_records(spark, client.blob, schema, staged, records, request.file_names)
+                samples = rejected_records(spark, client.blob, description, schema, request.attempt, records)
                 raise _too_many_errors(outcome, request, samples)
 
         return stage(client.blob, description, schema, request.attempt, drain, check=check, kept=batch.before.kept)
@@ -129,7 +129,7 @@ def stage_upserts(
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a plan does beyond the normal one, what it reads, and about how much of that moves through its exchange.
+    """The work of a plan beyond the normal one, what it reads, and about how much of that moves through its exchange.
 
     `slots`: the only ones whose previous values are looked up; `None`: all.
     """
@@ -161,7 +161,7 @@ class _Batch:
 
     @property
     def looks(self) -> bool:
-        """Whether it pays to look at the keys of the batch first."""
+        """True if it pays to look at the keys of the batch first."""
         known_bytes = self.committed_bytes + self.before.index_bytes
         return known_bytes > SMALL_STATE_BYTES and self.request.description.input_bytes <= MAX_LOOK_BYTES
 
@@ -180,14 +180,14 @@ class _Batch:
         return look_at(waiting, schema, upper, cuts_of(files) if files else None)
 
     def plan(self, look: Look | None, before: Outcome | None) -> _Plan:
-        """What to do after this look, and after a plan whose output was discarded.
+        """The next step after this look, and after a plan whose output was discarded.
 
         A truncate needs all slots; a tie, or a record below a forgotten tombstone, only those of the batch.
         """
         description = self.request.description
         has_truncates = look is not None and look.has_truncates
         is_thorough = has_truncates or before is not None
-        has_truncates = has_truncates or (before is not None and before.read.truncates > 0)
+        has_truncates = has_truncates or (before is not None and before.counted["truncates"] > 0)
         is_keyed = look is not None and look.fits_a_broadcast and not has_truncates
         stash = self.before.whole_stash() if is_thorough else self.stash
         moved_bytes = description.input_bytes + stash.size_bytes
@@ -201,8 +201,6 @@ class _Batch:
     def planned(self, plan: _Plan) -> PlannedUpsert:
         """The batch as one expression."""
         request, description, slots = self.request, self.request.description, plan.slots
-        sequence, memory = self.before.sequence()
-        index = self.before.index_of(None if plan.is_thorough else plan.ranges)
         blob = self.client.blob
         return persistent_upsert(
             self.records,
@@ -217,8 +215,7 @@ class _Batch:
             may_stash=request.may_stash or STASH_OPERATOR in description.operators,
             is_thorough=plan.is_thorough,
             in_one_task=slots is None and plan.moved_bytes <= ONE_TASK_BYTES,
-            sequence=sequence,
-            seen=SeenBefore(index, memory, slots) if memory else None,
+            seen=self.before.seen(None if plan.is_thorough else plan.ranges, slots),
         )
 
     def _waiting(self, *more: str) -> DataFrame:
@@ -229,13 +226,13 @@ class _Batch:
 
 
 def _has_too_many_errors(outcome: Outcome, max_errors: int | None) -> bool:
-    return max_errors is not None and outcome.read.errors > max_errors
+    return max_errors is not None and outcome.stats.errors > max_errors
 
 
 def _too_many_errors(outcome: Outcome, request: UpsertRequest, samples: tuple[RejectedRecord, ...]) -> TooManyErrors:
     described = request.description
     return TooManyErrors(
-        f"{outcome.read.errors} of {outcome.read.eligible} processed records of {described.shard}"
+        f"{outcome.stats.errors} of {outcome.stats.eligible} processed records of {described.shard}"
         f" {described.interval} are errors; at most {request.max_errors} are allowed (limits.max_errors). Nothing was"
         " committed: correct the input or the column types, or raise the limit to keep these errors as data."
         f" `persist errors {described.shard} --rejected` shows more of them. {show_samples(samples)}",
@@ -245,11 +242,12 @@ def _too_many_errors(outcome: Outcome, request: UpsertRequest, samples: tuple[Re
 
 def _check_history(drained: PlannedUpsert, outcome: Outcome, description: BatchDescription) -> None:
     """Raise `InvariantViolation` unless what was looked up is a history of at most one value per slot."""
-    if not outcome.read.broken:
+    broken = outcome.counted["broken"]
+    if not broken:
         return
     row = drained.broken().orderBy("slot", "time", "diff").limit(1).collect()[0]
     raise InvariantViolation(
-        f"shard {description.shard} breaks 'a slot has at most one value' in {outcome.read.broken} updates; the first:"
+        f"shard {description.shard} breaks 'a slot has at most one value' in {broken} updates; the first:"
         f" slot {row['slot']} at time {row['time']}: diff {row['diff']} of {row['value']}, after {row['before']}."
         f" Nothing was committed; run `persist fsck {description.shard}`"
     )

@@ -18,9 +18,8 @@ from pyspark.sql import DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from persist_core.errors import CorruptArtifact
 from persist_core.handles.client import PersistClient
-from persist_core.location.blob import BlobMetadata
+from persist_core.location.blob import Blob
 from persist_core.schema import (
     ACTED,
     DELETED,
@@ -35,15 +34,15 @@ from persist_core.schema import (
 )
 from persist_core.shard.batch import ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchCounts, BatchDescription
 from persist_core.shard.operator_state import StateArtifact, to_fold
-from persist_spark.digests import digests_of
+from persist_core.shard.schema_versions import SchemaVersions
 from persist_spark.frame import order_type, quoted, slot_names
 from persist_spark.order_memory import Memory
-from persist_spark.read.damage import REMEDY
-from persist_spark.read.parts import scan_keys
+from persist_spark.read.parts import scan
 from persist_spark.session import stage_settings, use
 from persist_spark.stage import StateRows, artifacts_of, stage_files
 from persist_spark.upsert.seen import literal
 from persist_spark.upsert.stash import frontier_of, live
+from persist_spark.upsert.state_files import StateFiles
 
 FILE_BYTES = 8 << 20  # of a file that is sorted: a batch that needs one row of it reads so much
 
@@ -51,14 +50,29 @@ _RANK = "_persist_rank"
 _FIRST = f"{_RANK} = 1"
 
 
+def scan_state(
+    spark: SparkSession,
+    blob: Blob,
+    files: Sequence[StateArtifact],
+    columns: T.StructType,
+    schemas: SchemaVersions,
+) -> DataFrame:
+    """The rows of these files of operator state; `schemas` are the shard's. Raises `CorruptArtifact` for a file of a
+    schema version that the shard never had."""
+    found = [(each.key, schemas.of(each.schema_version, what=f"artifact {each.key}")) for each in files]
+    return scan(spark, blob, found, columns)
+
+
 @dataclass(frozen=True)
 class Fold:
-    """What the full states of a batch are made from. `types`: the columns of each operator's files, by operator."""
+    """The input of a batch's full states. `types`: the columns of each operator's files, by operator."""
 
     spark: SparkSession
     client: PersistClient
+    files: StateFiles
     description: BatchDescription
     schema: CollectionSchema
+    schemas: SchemaVersions
     types: Mapping[str, T.StructType]
     forgets_before: int | None
 
@@ -71,10 +85,9 @@ class Fold:
     def _kept(self, operator: str, chain: Sequence[StateArtifact]) -> tuple[StateArtifact, ...]:
         if operator == STASH_OPERATOR:
             chain = live(chain, self.description.upper)
-        carried, folded = to_fold(chain)
+        carried, folded = to_fold(self.files.known(chain))
         if not folded:
             return carried
-        self._verify(folded)
         bytes_, rows = sum(each.size_bytes for each in folded), self._scan(operator, folded)
         use(self.spark, stage_settings(bytes_))
         if operator == STASH_OPERATOR:
@@ -87,16 +100,9 @@ class Fold:
         ranged = rows.repartitionByRange(max(1, bytes_ // FILE_BYTES), *order).sortWithinPartitions(*order)
         return (*carried, *self._staged(operator, ranged))
 
-    def _verify(self, files: Sequence[StateArtifact]) -> None:
-        """Raise `CorruptArtifact` for a damaged file: in a new file, the damage would have a digest that fits."""
-        blob = self.client.blob
-        found = digests_of(blob, [BlobMetadata(each.key, each.size_bytes) for each in files])
-        for file, digest in zip(files, found, strict=True):
-            if digest != file.sha256:
-                raise CorruptArtifact(f"{file.key} has SHA-256 {digest}, expected {file.sha256}; {REMEDY}")
-
     def _scan(self, operator: str, files: Sequence[StateArtifact]) -> DataFrame:
-        return scan_keys(self.spark, self.client.blob, [each.key for each in files], self.types[operator])
+        whole = self.files.whole(files)
+        return scan_state(self.spark, self.client.blob, whole, self.types[operator], self.schemas)
 
     def _staged(self, operator: str, rows: DataFrame) -> list[StateArtifact]:
         """Under an attempt of its own, which the batch's manifest names."""
@@ -175,7 +181,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class _Counted:
-    """What the action that wrote the files counted."""
+    """Counts of the action that wrote the files."""
 
     state_rows: Mapping[str, StateRows]
     counts: ClassVar[BatchCounts] = BatchCounts()

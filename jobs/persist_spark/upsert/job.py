@@ -1,6 +1,7 @@
 """The write stage: a description and its frozen input become a staged batch (docs/semantics.md, section 5).
 
     JobSpec -> still valid? -> frozen input unchanged? -> decode -> upsert -> stage -> still unchanged? -> manifest
+                                      '-- jobs died here before: files are read apart first, and may be set aside
 
 May run any number of times, at the same time, anywhere, and may die at any point: it changes nothing that a reader
 sees. The result depends only on the description, the frozen input and the shard's batches below `lower`.
@@ -9,21 +10,25 @@ sees. The result depends only on the description, the frozen input and the shard
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from pyspark.sql import SparkSession
 
+from persist_core.config.collection import FILES
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import OpenLocation
 from persist_core.protocol.stages import check_not_outdated, outdated_first
 from persist_core.shard.batch import BatchManifest
-from persist_core.sources.files import FrozenInput, check_unchanged
+from persist_core.shard.stats import show_bytes
+from persist_core.sources.files import FileSource, FrozenInput, check_unchanged
 from persist_core.sources.frozen import load_frozen
+from persist_core.spark_job.deaths import deaths_at_lower
 from persist_core.spark_job.spec import JobSpec
+from persist_spark import progress
+from persist_spark.decode.files import copies_in
 from persist_spark.decode.formats import decode
 from persist_spark.session import OUR_PLANS, listing, own_session, use
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
+from persist_spark.upsert.set_aside import find_killers, with_files
 
 
 def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> BatchManifest:
@@ -44,17 +49,28 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
         is_columnar="parquet" in config.source.format,
         keep_deleted_ms=config.order.keep_deleted_ms,
     )
-    check_not_outdated(client.state(description.shard), description)
+    state = client.state(description.shard)
+    check_not_outdated(state, description)
     key = description.input_key
     with (
         outdated_first(client, description),
-        TemporaryDirectory(prefix="persist-") as scratch,
+        copies_in(client.blob, description.shard, spec.attempt) as copies,
         own_session(spark, spec) as own,
     ):
         frozen = FrozenInput(()) if key is None else load_frozen(client.blob, key, FrozenInput)
         root = config.source_pattern().root
         check_unchanged(frozen, root)
-        records = decode(own, config, frozen.files, scratch=Path(scratch))
+        progress.enter("decode", f"{len(frozen.files)} files, {show_bytes(description.input_bytes)}")
+        deaths = deaths_at_lower(client.blob, spec, client.clock.now_ms()) if frozen.files else []
+        killers = find_killers(own, spec, frozen.files, deaths, copies) if deaths else ()
+        aside = {each.file for each in killers}
+        if aside:  # in the source progress too: a corrected file is then read
+            source, era = FileSource(config, client.blob), description.era or 0
+            after = source.advance(state.sources.get(FILES), frozen, era=era, set_aside=aside)
+            described = replace(description, sources={**description.sources, FILES: after})
+            request = replace(request, description=described)
+        taken = [file for file in frozen.files if file not in aside]
+        records = decode(own, config, taken, copies=copies)
+        records = with_files(own, records, config, description.lower, killers, frozen.files)
         use(own, {**OUR_PLANS, **listing(client.blob)})
-        request = replace(request, file_names={file.order: file.relative for file in frozen.files})
         return stage_upserts(own, client, request, records, lambda: check_unchanged(frozen, root))

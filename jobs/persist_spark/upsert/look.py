@@ -36,7 +36,7 @@ _SCALARS: dict[str, tuple[str, Callable[[str], Scalar], Callable[[Scalar], str]]
 
 @dataclass(frozen=True)
 class Look:
-    """What was found. `ranges`: of the first key column; `None` if they were not asked for, or any file may hold the
+    """The findings. `ranges`: of the first key column; `None` if they were not asked for, or any file may hold the
     keys. `rows`: how many there are, `keyless` of them without a first key column."""
 
     fits_a_broadcast: bool

@@ -1,4 +1,4 @@
-"""What a shard has committed of a batch's slots: the previous values that an upsert compares with.
+"""Committed values of a batch's slots: the previous values that an upsert compares with.
 
     batches, manifests -> pieces of the newest contents -> files that can hold a slot's key -> one scan, or two
                                                                               -> only rows of the slots asked for
@@ -72,7 +72,7 @@ def committed_updates(
 
 
 def expects_few_files(manifests: Sequence[BatchManifest]) -> bool:
-    """Whether ranges of the next batch's keys will probably leave out half of the bytes: then finding them pays.
+    """True if ranges of the next batch's keys will probably leave out half of the bytes: then finding them pays.
 
     Judged by the newest batch that is not a run, because the manifests say where its keys lay, and batches of a shard
     are mostly alike. True without such a batch.
@@ -90,7 +90,7 @@ def expects_few_files(manifests: Sequence[BatchManifest]) -> bool:
 def _scan(
     spark: SparkSession, blob: Blob, pieces: Sequence[Piece], schema: CollectionSchema, needed: Set[str]
 ) -> DataFrame | None:
-    """What these pieces take, in the columns of the part frame and `BAD_KEY`; those not `needed` are null, unread."""
+    """The pieces' rows, in the columns of the part frame and `BAD_KEY`; those not `needed` are null, unread."""
     columns = part_type(schema).fields
     if schema.order is not None:
         columns = [*columns, T.StructField(ORDER, order_type(schema))]

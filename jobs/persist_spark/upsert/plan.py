@@ -1,13 +1,25 @@
 """`persistent_upsert`: records become differential updates (docs/semantics.md, section 4), as one DataFrame expression.
 
-    records ──┐ times, lateness                             keep the last         if a value differs from the
-    stash   ──┼───────────────> one exchange by slot, sorted ───────────> winners ───────────────────────> updates
-    state   ──┘                 by (time, original time, order)  of a time            one before it
-                                                 │ observed: `outcome.Read`           │ observed: `outcome.Emitted`
+    records ──┐ times, lateness                    the last of a time wins         case ──> effects
+    stash   ──┼──────────────> one exchange by slot ────────────────────> compared ─────────────────> updates, stash..
+    state   ──┘                and sort: `chain`    observed: input       with the row before it   observed: output
 
 One exchange and one sort are enough because what is committed is a history of the same shape as the input. A committed
 insertion is an upsert at its time, a committed retraction a tombstone; so the previous value of a record is the row
 before it in its slot, whether that row comes from the shard or from the same batch.
+
+One slot in the batch [10, 20), with an update in the shard and five records, after each step:
+
+    chain: time  from    op  value  ord │ ranked │ compared: before  case    │ effects
+           5     state   u   a          │ wins   │                           │
+           12    input   u   b      1   │        │                           │
+           12    input   u   c      2   │ wins   │ a                 update  │ retract a, insert c
+           14    input   u   c      3   │ wins   │ c                 same    │ keep
+           17    input   d          4   │ wins   │ c                 delete  │ retract c
+           25    input   u   d      5   │ wins   │                   waits   │ stash
+
+`persist_spark.upsert.arguments` names the columns, and `persist_spark.upsert.rules` has the cases and their effects as
+tables. `sequence` order is this plan too: it also knows what the slots have seen (`persist_spark.upsert.sequence`).
 
 Invariants a reader may rely on:
 
@@ -15,12 +27,11 @@ Invariants a reader may rely on:
 2. Every count is observed after the exchange, in the stage that writes: a retried task does not count a row twice.
 3. The normal plan neither expands truncates nor breaks ties of equal orders; it counts them. If either count is
    not zero, discard its output and plan again with `is_thorough=True` (`Outcome.needs_thorough_plan`).
-4. The bounds of the batch are columns of arrivals (`UpsertRules.bounds`) and occur nowhere else. So the code that Spark
-   generates is the same for each batch of a collection: it is compiled once, and the JVM optimizes it.
+4. The bounds of the batch are columns of arrivals and occur nowhere else. So the code that Spark generates is the same
+   for each batch of a collection: it is compiled once, and the JVM optimizes it.
 
 Expressions are SQL texts, since each of a thousand calls of the Column API would cost a dozen messages to the JVM.
-Key columns are k0.. in them, and value columns are v0.. within one struct: no name can clash or break out, and a value
-goes through the windows in one piece.
+A value goes through the windows in one piece.
 """
 
 from __future__ import annotations
@@ -44,13 +55,11 @@ from persist_core.schema import (
     CollectionSchema,
     Late,
 )
-from persist_core.shard.batch import STASH_OPERATOR, PartKind
-from persist_core.shard.parts import ERR_IDENTITY
+from persist_core.shard.batch import PartKind
 from persist_core.time_text import show_interval, show_time
+from persist_spark.counted import as_json, hashes
 from persist_spark.frame import (
     BAD_KEY,
-    DELETE,
-    ERR_COLUMNS,
     OP,
     ORDER,
     SKIP,
@@ -62,95 +71,47 @@ from persist_spark.frame import (
     quoted,
     shown_time,
 )
-from persist_spark.upsert.counts import (
-    ARRIVED,
-    AT,
-    BROKEN,
-    COMES,
-    COMMITTED,
-    COUNTED,
-    ERR,
-    ERR_BEFORE,
-    FINAL,
-    FROM,
-    GOES,
-    HAD,
-    HASHES,
-    HOLDS,
-    LATE,
-    PENDING,
-    PHASE,
-    SIDE,
-    STASHED,
-    STAYS,
-    STAYS_OUT,
-    TIED,
-    VALUE,
-    VALUE_BEFORE,
-    WINS,
-    as_json,
-    emitted_counts,
-    read_counts,
-)
-from persist_spark.upsert.outcome import Outcome
-from persist_spark.upsert.rules import (
-    CANONICAL,
-    FLOOR,
-    GIVEN,
-    LOWER,
-    UPPER,
-    SequenceRules,
-    UpsertRules,
-)
-from persist_spark.upsert.seen import SeenBefore, remembered
-from persist_spark.upsert.sequence import (
-    PARTS,
-    judged,
-    sided,
-)
+from persist_spark.upsert import rules, sequence
+from persist_spark.upsert.arguments import ERR_CELLS, SAME_VALUE, Arguments, SeenBefore
+from persist_spark.upsert.outcome import Outcome, emitted_counts, read_counts
+from persist_spark.upsert.seen import remembered
 from persist_spark.upsert.thorough import with_canonical, with_truncates
 
-_NEVER = -1  # the time of control records, which are only counted
-# What the original time of an already persisted record is subtracted from: the result is negative, so the record is
-# compared with no update, and one for each time, so only the last record of each key and time counts.
-_FIRST_PAST = -2
-_ERR_CELLS = ", ".join(f"'{name}', {name}" for name in ERR_COLUMNS)
-_ERR_STRUCT = f"CASE WHEN {ERR_KIND} IS NOT NULL THEN named_struct({_ERR_CELLS}) END AS {ERR}"
+_LOWER, _UPPER, _GIVEN, _FLOOR = "_persist_lower", "_persist_upper", "_persist_given", "_persist_floor"
+_ERR = f"""CASE WHEN {ERR_KIND} IS NOT NULL THEN
+    named_struct({", ".join(f"'{plain}', {name}" for plain, name in ERR_CELLS.items())}) END AS err"""
 _SKIP_SLOTS = 64  # control records have no key; spread, so that they are not all in one task
 
 
 @dataclass(frozen=True)
 class PlannedUpsert:
-    """What `persistent_upsert` returns. `updates` is for exactly one action; then ask for `outcome()`.
+    """The result of `persistent_upsert`. `updates` is for exactly one action; then ask for `outcome()`.
 
-    `updates` has the user's columns, time, diff, the err columns, the stash's `OP`, `ORDER` and `BAD_KEY`, and `PART`
-    (a `PartKind`, or the name of the stash's operator).
+    `updates` has the user's columns, time, diff, the err columns, those of operator state (`Arguments.state_columns`),
+    and `PART` (a `PartKind`, or the name of an operator).
     """
 
     updates: DataFrame
     is_thorough: bool
-    _rules: UpsertRules
+    _arguments: Arguments
     _chain: DataFrame
-    _read: Observation
-    _emitted: Observation
+    _observed: tuple[Observation, Observation]
     _stash_rows: int | None
 
     def outcome(self) -> Outcome:
-        """What the action observed. Call it only after the action has succeeded: it waits for the counts.
+        """The counts that the action observed. Call it only after the action has succeeded: it waits for them.
 
         Raises `InvariantViolation` if the counts do not add up, or if records were stashed against the promise.
         """
+        arguments = self._arguments
+        counted = {name: count for each in self._observed for name, count in json.loads(each.get["counts"]).items()}
         outcome = Outcome.observed(
-            json.loads(self._read.get["counts"]),
-            json.loads(self._emitted.get["counts"]),
-            is_thorough=self.is_thorough,
-            sequence=self._rules.sequence,
-            stash_rows=self._stash_rows,
+            counted, is_thorough=self.is_thorough, seen=arguments.seen, stash_rows=self._stash_rows
         )
-        if outcome.emitted.stash_rows and not self._rules.may_stash:
+        if outcome.counted["stash_rows"] and not arguments.may_stash:
             raise InvariantViolation(
-                f"{outcome.emitted.stash_rows} records have times at or after the upper"
-                f" {show_time(self._rules.upper)}; expected none (may_stash=False). Nothing was committed; this is a"
+                f"{outcome.counted['stash_rows']} records have times at or after the upper"
+                f" {show_time(arguments.upper)}; expected none (may_stash=False). Nothing was committed; this is a"
                 " defect, please report it with the job's log"
             )
         return outcome
@@ -158,9 +119,15 @@ class PlannedUpsert:
     def broken(self) -> DataFrame:
         """One row `slot, time, diff, value, before` per committed update that breaks its slot's history.
 
-        Run it only if `outcome().read.broken` is not zero, for the error message.
+        Run it only if `outcome().counted["broken"]` is not zero, for the error message.
         """
-        return _broken(self._chain, self._rules)
+        arguments, value = self._arguments, "coalesce(to_json(value), to_json(err))"
+        committed = _ranked(self._chain.where("diff IS NOT NULL"), arguments).selectExpr(
+            f"to_json(struct({', '.join(arguments.slot)})) AS slot",
+            *["time", "diff", "is_broken", f"{value} AS value"],
+            f"lag({value}) {arguments.over('time', 'diff')} AS before",
+        )
+        return committed.where("is_broken").drop("is_broken")
 
 
 def persistent_upsert(
@@ -178,7 +145,6 @@ def persistent_upsert(
     may_stash: bool = True,
     is_thorough: bool = False,
     in_one_task: bool = False,
-    sequence: SequenceRules | None = None,
     seen: SeenBefore | None = None,
 ) -> PlannedUpsert:
     """The updates that `records` (the records frame) make of `state`, for the batch `[lower, upper)`.
@@ -191,8 +157,8 @@ def persistent_upsert(
     (`persisted`: the caller redelivers) it is dropped and counted. `may_stash=False` promises that no time lies at or
     after `upper`, and leaves out the columns that only the stash has. `is_thorough`:
     expand truncates and break ties; `state` then has to hold *all* slots. `in_one_task`: all of this is so little that
-    one task does it, without an exchange. `sequence`: drain in `sequence` order, after what was `seen` before; `state`
-    then has the column `ORDER`.
+    one task does it, without an exchange. `seen`: drain in `sequence` order, after this; `state` then has the column
+    `ORDER`.
 
     Raises `BadBounds` if `as_of_frontier` is not before `upper`.
     """
@@ -202,188 +168,179 @@ def persistent_upsert(
             f"times cannot advance to {show_time(floor)} in a batch {show_interval(lower, upper)}; expected less than"
             " its upper"
         )
-    rules = UpsertRules(schema, lower, upper, floor, late, may_stash, is_thorough, sequence)
-    chain = _arrivals(records, ARRIVED, rules)
-    stashed = None if stash is None else _stashed(stash, lower if stash_frontier is None else stash_frontier, rules)
-    if stashed is not None:
-        chain = chain.union(stashed)
-    if sequence is not None:
-        chain = remembered(chain, seen or SeenBefore(), stashed, rules)
-    if state is not None:
-        history = _history(state, records.schema[ORDER].dataType.simpleString(), rules)
-        chain = chain.unionByName(history, allowMissingColumns=True) if rules.sequence else chain.union(history)
-    if is_thorough:
-        chain = with_truncates(chain, rules)
+    arguments = Arguments(schema, lower, upper, floor, late, may_stash, is_thorough, seen)
+    is_sequence = seen is not None
+    chain = _chain(records, stash, lower if stash_frontier is None else stash_frontier, state, arguments)
     if in_one_task:
         chain = chain.coalesce(1)
     read, emitted = Observation(), Observation()
-    is_sequence = sequence is not None
-    ranked = judged(chain, rules) if is_sequence else _ranked(chain, rules)
-    ranked = ranked.observe(read, as_json(read_counts(is_sequence=is_sequence)))
-    changes = _flat(sided(ranked, rules) if is_sequence else _sided(ranked, rules), rules)
-    changes = changes.observe(emitted, as_json(emitted_counts(is_sequence=is_sequence)))
-    return PlannedUpsert(_published(changes, rules), is_thorough, rules, chain, read, emitted, stash_rows)
+    ranked = _ranked(chain, arguments).observe(read, as_json(read_counts(is_sequence=is_sequence)))
+    written = _written(_compared(ranked, arguments), arguments)
+    written = written.observe(emitted, as_json(emitted_counts(is_sequence=is_sequence)))
+    return PlannedUpsert(_published(written, arguments), is_thorough, arguments, chain, (read, emitted), stash_rows)
 
 
-def _arrivals(records: DataFrame, origin: int, rules: UpsertRules) -> DataFrame:
+def _chain(
+    records: DataFrame, stash: DataFrame | None, stash_frontier: int, state: DataFrame | None, arguments: Arguments
+) -> DataFrame:
+    """The rows of all slots: `Arguments.columns`; in the thorough plan `canonical` too."""
+    chain = _arrivals(records, arguments)
+    stashed = None if stash is None else _stashed(stash, stash_frontier, arguments)
+    if stashed is not None:
+        chain = chain.union(stashed)
+    if arguments.seen is not None:
+        chain = remembered(chain, arguments.seen, stashed, arguments)
+    if state is not None:
+        history = _history(state, records.schema[ORDER].dataType.simpleString(), arguments)
+        chain = chain.unionByName(history, allowMissingColumns=True) if arguments.seen else chain.union(history)
+    return with_truncates(chain, arguments) if arguments.is_thorough else chain
+
+
+def _arrivals(records: DataFrame, arguments: Arguments, *, stashed: bool = False) -> DataFrame:
     """Records with their times settled. A missing time is the description's: the last one before the upper."""
-    records = records.selectExpr("*", *rules.bounds)
-    if rules.late == "error":
-        records = _with_late_errs(records, rules)
-    at = f"coalesce({TIME}, {GIVEN})"
-    is_late = f"{at} < {LOWER}"
-    is_skip = f"{OP} = '{SKIP}'"
-    is_past = is_late if rules.late == "persisted" else "false"
-    is_pending = "false" if rules.upper is None else f"{at} >= {UPPER}"
-    spread = f"CAST(CAST(pmod(xxhash64({ORDER}), {_SKIP_SLOTS}) AS STRING) AS BINARY)"
+    lower, upper = arguments.lower, arguments.upper
+    bounds = {_LOWER: lower, _GIVEN: lower if upper is None else upper - 1, _FLOOR: arguments.floor}
+    if upper is not None:
+        bounds[_UPPER] = upper
+    records = records.selectExpr(
+        "*", *[f"{sql} AS {name}" for name, sql in zip(bounds, passed(*bounds.values()), strict=True)]
+    )
+    if arguments.late == "error":
+        records = _with_late_errs(records, arguments)
+    own_time = f"coalesce({TIME}, {_GIVEN})"
+    is_late = f"{own_time} < {_LOWER}"
+    is_past = is_late if arguments.late == "persisted" else "false"
+    waits = "false" if upper is None else f"{own_time} >= {_UPPER}"
     return records.selectExpr(
-        *rules.key_columns,
-        f"CASE WHEN {is_skip} THEN {spread} ELSE {BAD_KEY} END AS {BAD_KEY}",
-        f"CASE WHEN {is_skip} THEN {_NEVER}L WHEN {is_past} THEN {_FIRST_PAST}L - {at}"
-        f" ELSE greatest({at}, {FLOOR}) END AS {TIME}",
-        f"{at} AS {AT}",
-        f"{origin} AS {FROM}",
-        f"CASE WHEN {is_skip} OR {is_past} THEN {COUNTED} WHEN {is_pending} THEN {PENDING} ELSE {FINAL} END AS {PHASE}",
-        f"{is_late} AS {LATE}",
-        OP,
-        ORDER,
-        f"CASE WHEN {OP} = '{UPSERT}' AND {ERR_KIND} IS NULL THEN {rules.value_struct} END AS {VALUE}",
-        _ERR_STRUCT,
+        *arguments.key_columns,
+        f"""CASE WHEN {OP} = 's' THEN CAST(CAST(pmod(xxhash64({ORDER}), {_SKIP_SLOTS}) AS STRING) AS BINARY)
+                 ELSE {BAD_KEY} END AS bad_key""",
+        # Negative for what is only counted. One for each time, so only the last record of each key and time counts.
+        f"""CASE WHEN {OP} = 's' THEN -1L
+                 WHEN {is_past} THEN -2L - {own_time}
+                 ELSE greatest({own_time}, {_FLOOR}) END AS time""",
+        f"{own_time} AS own_time",
+        "CAST(NULL AS BIGINT) AS diff",
+        f"NOT ({OP} = 's' OR {is_past} OR {waits}) AS is_due",
+        f"{OP} != 's' AND {waits} AS waits",
+        f"{is_late} AS is_late",
+        f"{str(stashed).lower()} AS stashed",
+        "false AS expanded",
+        f"{OP} AS op",
+        f"{ORDER} AS ord",
+        f"CASE WHEN {OP} = 'u' AND {ERR_KIND} IS NULL THEN {arguments.value_struct} END AS value",
+        _ERR,
     )
 
 
-def _with_late_errs(records: DataFrame, rules: UpsertRules) -> DataFrame:
+def _with_late_errs(records: DataFrame, arguments: Arguments) -> DataFrame:
     """Make each record before `lower` an err of its slot. Its payload is its values: the raw record is not kept."""
+    schema = arguments.schema
     is_good = F.col(ERR_KIND).isNull() & ~F.col(OP).isin(TRUNCATE, SKIP)
-    own_time, lower = shown_time(TIME), shown_time(LOWER)
-    refused = F.coalesce((F.col(TIME) < F.col(LOWER)) & is_good, F.lit(False))
+    own_time, lower = shown_time(TIME), shown_time(_LOWER)
+    refused = F.coalesce((F.col(TIME) < F.col(_LOWER)) & is_good, F.lit(False))
     err = {
         ERR_KIND: F.lit(LATE_TIME),
         ERR_MESSAGE: F.expr(f"concat('time ', {own_time}, ' lies before ', {lower}, ', which is final')"),
-        ERR_KEY: F.coalesce(F.col(BAD_KEY), canonical_key(rules.schema)),
-        ERR_PAYLOAD: canonical_json(rules.schema.values),
+        ERR_KEY: F.coalesce(F.col(BAD_KEY), canonical_key(schema)),
+        ERR_PAYLOAD: canonical_json(schema.values),
     }
     changed = {name: F.when(refused, value).otherwise(F.col(name)) for name, value in err.items()}
-    gone = {c.name: F.when(~refused, F.col(quoted(c.name))) for c in rules.schema.values}
+    gone = {c.name: F.when(~refused, F.col(quoted(c.name))) for c in schema.values}
     return records.withColumns({**changed, **gone, OP: F.when(refused, F.lit(UPSERT)).otherwise(F.col(OP))})
 
 
-def _history(state: DataFrame, order_type: str, rules: UpsertRules) -> DataFrame:
-    """Committed updates as arrivals. Their diff stands in for the original time: it puts a retraction before the
-    insertion that replaced it at the same time, and is checked on the way."""
-    return state.selectExpr(
-        *rules.key_columns,
-        BAD_KEY,
-        TIME,
-        f"{DIFF} AS {AT}",
-        f"{COMMITTED} AS {FROM}",
-        f"{FINAL} AS {PHASE}",
-        f"false AS {LATE}",
-        f"CASE WHEN {DIFF} > 0 THEN '{UPSERT}' ELSE '{DELETE}' END AS {OP}",
-        f"{f'CASE WHEN {DIFF} > 0 THEN {ORDER} END' if rules.sequence else f'CAST(NULL AS {order_type})'} AS {ORDER}",
-        f"CASE WHEN {DIFF} > 0 AND {ERR_KIND} IS NULL THEN {rules.value_struct} END AS {VALUE}",
-        _ERR_STRUCT,
-    )
-
-
-def _ranked(chain: DataFrame, rules: UpsertRules) -> DataFrame:
-    """Mark, in each slot, the last row of each time; rows it beat by canonical bytes alone; and broken history."""
-    window = rules.by_rank
-    next_time = f"lead({TIME}) {window}"
-    tied = [f"lead({name}) {window} <=> {name}" for name in (TIME, AT, ORDER)]
-    if rules.is_thorough:  # the same record twice is not a tie
-        tied.append(f"NOT lead({CANONICAL}) {window} <=> {CANONICAL}")
-    diff_before = f"coalesce(lag(CASE WHEN {FROM} = {COMMITTED} THEN {AT} END) {window}, -1L)"
-    return chain.selectExpr(
-        *rules.chain,
-        f"coalesce({next_time} != {TIME}, true) AS {WINS}",
-        f"{' AND '.join(tied)} AS {TIED}",
-        f"{FROM} = {COMMITTED} AND NOT ({AT} IN (1, -1) AND {AT} = -{diff_before}) AS {BROKEN}",
-    )
-
-
-def _broken(chain: DataFrame, rules: UpsertRules) -> DataFrame:
-    """See `PlannedUpsert.broken`."""
-    value = f"coalesce(to_json({VALUE}), to_json({ERR}))"
-    before = f"lag({value}) {rules.over(TIME, AT)}"
-    committed = _ranked(chain.where(f"{FROM} = {COMMITTED}"), rules)
-    shown = committed.selectExpr("*", f"{value} AS value", f"{before} AS before").where(BROKEN)
-    slot = f"to_json(struct({', '.join(rules.slot)})) AS slot"
-    return shown.selectExpr(slot, f"{TIME} AS time", f"{AT} AS diff", "value", "before")
-
-
-def _stashed(stash: DataFrame, frontier: int, rules: UpsertRules) -> DataFrame:
+def _stashed(stash: DataFrame, frontier: int, arguments: Arguments) -> DataFrame:
     """The stash as stored: a chain of deltas also holds records that later ones beat, or that were processed since.
 
-    Records that a restore brought back may lie before `lower`. It arrived in time, so it is always lifted.
+    Records that a restore brought back may lie before `lower`. They arrived in time, so they are always lifted.
     """
     waiting = stash.where(f"{TIME} >= {passed(frontier)[0]}")
-    live = with_canonical(_arrivals(waiting, STASHED, replace(rules, late="lift")), rules)
-    wins = f"lead({AT}) OVER (PARTITION BY {', '.join(rules.slot)}, {AT} ORDER BY {ORDER}, {CANONICAL}) IS NULL"
-    return live.selectExpr("*", f"{wins} AS {WINS}").where(WINS).drop(WINS, CANONICAL)
+    live = with_canonical(_arrivals(waiting, replace(arguments, late="lift"), stashed=True), arguments)
+    slot = ", ".join(arguments.slot)
+    wins = f"lead(own_time) OVER (PARTITION BY {slot}, own_time ORDER BY ord, canonical) IS NULL AS wins"
+    return live.selectExpr("*", wins).where("wins").drop("wins", "canonical")
 
 
-def _sided(ranked: DataFrame, rules: UpsertRules) -> DataFrame:
-    """Compare each winner with the one before it in its slot.
+def _history(state: DataFrame, order_type: str, arguments: Arguments) -> DataFrame:
+    """Committed updates: an insertion is an upsert at its time, a retraction a tombstone."""
+    order = f"CASE WHEN {DIFF} > 0 THEN {ORDER} END" if arguments.seen else f"CAST(NULL AS {order_type})"
+    return state.selectExpr(
+        *arguments.key_columns,
+        f"{BAD_KEY} AS bad_key",
+        f"{TIME} AS time",
+        "CAST(NULL AS BIGINT) AS own_time",
+        f"{DIFF} AS diff",
+        *[f"false AS {name}" for name in ("is_due", "waits", "is_late", "stashed", "expanded")],
+        f"CASE WHEN {DIFF} > 0 THEN 'u' ELSE 'd' END AS op",
+        f"{order} AS ord",
+        f"CASE WHEN {DIFF} > 0 AND {ERR_KIND} IS NULL THEN {arguments.value_struct} END AS value",
+        _ERR,
+    )
 
-    One row per update, per record to be stashed, and, only to be counted, per value that was there already. A truncate
-    itself changes nothing, but waits in the stash until its time is due.
-    """
-    spent = f"{PHASE} = {COUNTED} OR ({OP} = '{TRUNCATE}' AND {PHASE} = {FINAL})"
-    window = rules.over(TIME)
-    linked = ranked.where(f"{WINS} AND NOT ({spent})").selectExpr(
+
+def _ranked(chain: DataFrame, arguments: Arguments) -> DataFrame:
+    """Mark, in each slot, the last row of each time, rows it beat by canonical bytes alone, and broken history."""
+    window = arguments.by_rank
+    tied = [f"lead({name}) {window} <=> {name}" for name in ("time", *arguments.decides)]
+    if arguments.is_thorough:  # the same record twice is not a tie
+        tied.append(f"NOT lead(canonical) {window} <=> canonical")
+    diff_before = arguments.latest("diff", window, where="diff IS NOT NULL")
+    marks = (
+        f"coalesce(lead(time) {window} != time, true) AS wins",
+        f"{' AND '.join(tied)} AS is_tied",
+        f"diff IS NOT NULL AND NOT (diff IN (1, -1) AND diff = -coalesce({diff_before}, -1L)) AS is_broken",
+    )
+    if arguments.seen is None:
+        return chain.selectExpr(*arguments.columns, *marks)
+    return sequence.judged(chain, marks, arguments)
+
+
+def _compared(ranked: DataFrame, arguments: Arguments) -> DataFrame:
+    """The winners of the batch with what their slot held just before."""
+    window = arguments.over("time")
+    is_sequence = arguments.seen is not None
+    more = ", 'ord', CASE WHEN diff IS NOT NULL THEN ord END, 'is_new', diff IS NULL" if is_sequence else ""
+    held = f"named_struct('holds', op = 'u', 'value', value, 'err', err{more})"
+    counts = sequence.ACCEPTED_OR_COMMITTED if is_sequence else "true"
+    linked = ranked.where("wins AND time >= 0").selectExpr(
         "*",
-        f"{OP} = '{UPSERT}' AS {HOLDS}",
-        f"coalesce(lag({OP} = '{UPSERT}') {window}, false) AS {HAD}",
-        f"lag({VALUE}) {window} AS {VALUE_BEFORE}",
-        f"lag({ERR}) {window} AS {ERR_BEFORE}",
+        f"{arguments.latest(held, window, where=counts)} AS before",
+        *([sequence.is_newest(window)] if is_sequence else []),
     )
-    same = [f"{VALUE} <=> {VALUE_BEFORE}", *[f"{ERR}.{name} <=> {ERR_BEFORE}.{name}" for name in ERR_IDENTITY]]
-    is_same = " AND ".join(same)
-    sides = (
-        f"CASE WHEN {PHASE} = {PENDING} THEN CASE WHEN {FROM} = {ARRIVED} THEN array({STAYS_OUT}) END"
-        f" WHEN {HAD} AND {HOLDS} THEN CASE WHEN {is_same} THEN array({STAYS}) ELSE array({GOES}, {COMES}) END"
-        f" WHEN {HAD} THEN array({GOES}) WHEN {HOLDS} THEN array({COMES}) END"
+    return linked.where("own_time IS NOT NULL").selectExpr(
+        "*",
+        "coalesce(before.holds, false) AS had",
+        f"coalesce(before.holds, false) AND op = 'u' AND {SAME_VALUE} AS is_same",
+        *([sequence.SETTLES] if is_sequence else []),
     )
-    kept = [*rules.slot, TIME, AT, OP, ORDER, HAD, HOLDS, VALUE, ERR, VALUE_BEFORE, ERR_BEFORE]
-    return linked.where(f"{FROM} != {COMMITTED}").selectExpr(*kept, f"explode({sides}) AS {SIDE}")
 
 
-def _flat(sided: DataFrame, rules: UpsertRules) -> DataFrame:
-    """What each row writes, unpacked: k0.., v0.., the err columns, time and diff, and which part it goes to."""
-    chosen = sided.selectExpr(
-        *[*rules.keys, *(rules.state_columns if rules.sequence else (OP, ORDER, BAD_KEY)), SIDE, HAD, HOLDS],
-        f"CASE WHEN {SIDE} = {STAYS_OUT} THEN {AT} ELSE {TIME} END AS {TIME}",
-        f"CASE WHEN {SIDE} IN ({GOES}, {COMES}) THEN CAST({SIDE} AS BIGINT) END AS {DIFF}",
-        f"CASE WHEN {SIDE} = {GOES} THEN {VALUE_BEFORE} ELSE {VALUE} END AS {VALUE}",
-        f"CASE WHEN {SIDE} = {GOES} THEN {ERR_BEFORE} ELSE {ERR} END AS {ERR}",
+def _written(compared: DataFrame, arguments: Arguments) -> DataFrame:
+    """One row per update and per row of operator state, unpacked; and per value that stays, only to be counted."""
+    is_sequence = arguments.seen is not None
+    effects = compared.selectExpr("*", f"explode({rules.effects_sql(is_sequence=is_sequence)}) AS effect")
+    cells = rules.written_sql(arguments.slot, is_sequence=is_sequence)
+    chosen = effects.selectExpr(
+        "effect", "had", "op = 'u' AS holds", *[f"{sql} AS {name}" for name, sql in cells.items()]
     )
-    part = (
-        f"CASE WHEN {SIDE} = {STAYS_OUT} THEN '{STASH_OPERATOR}' WHEN {SIDE} = {STAYS} THEN NULL"
-        f"{PARTS if rules.sequence else ''} WHEN {ERR} IS NOT NULL THEN '{PartKind.ERRS}'"
-        f" WHEN {SIDE} = {COMES} THEN '{PartKind.INSERTIONS}' ELSE '{PartKind.RETRACTIONS}' END"
-    )
-    of_stash = "{0}" if rules.sequence else f"CASE WHEN {SIDE} = {STAYS_OUT} THEN {{0}} END AS {{0}}"
+    values = [f"value.{name}" for name in arguments.values]
     return chosen.selectExpr(
-        *[*rules.keys, TIME, DIFF, SIDE, HAD, HOLDS],
-        *[f"{VALUE}.{name} AS {name}" for name in rules.values],
-        *[f"{ERR}.{name} AS {name}" for name in ERR_COLUMNS],
-        *map(of_stash.format, rules.state_columns),
-        f"{part} AS {PART}",
-        *_hashes(rules),
+        *["had", "holds", *arguments.keys, "time", "diff"],
+        *values,
+        *[f"err.{plain} AS {name}" for plain, name in ERR_CELLS.items()],
+        *arguments.state_columns,
+        f"CASE WHEN diff IS NOT NULL AND err IS NOT NULL THEN '{PartKind.ERRS}' ELSE part END AS part",
+        *hashes([*arguments.keys, *values, "time", "diff", "err.kind", "err.key", "err.payload"]),
     )
 
 
-def _published(changes: DataFrame, rules: UpsertRules) -> DataFrame:
+def _published(written: DataFrame, arguments: Arguments) -> DataFrame:
     """The updates under the user's names."""
-    flat = zip(rules.keys + rules.values, rules.schema.columns, strict=True)
-    user = [f"{name} AS {quoted(column.name)}" for name, column in flat]
-    return changes.where(f"{SIDE} != {STAYS}").selectExpr(*user, TIME, DIFF, *ERR_COLUMNS, *rules.state_columns, PART)
-
-
-def _hashes(rules: UpsertRules) -> list[str]:
-    """Two independent 64-bit hashes of an update. Hashing passes over nulls, so where they are is hashed too."""
-    cells = [*[f"{VALUE}.{name}" for name in rules.values], TIME, DIFF, *[f"{ERR}.{name}" for name in ERR_IDENTITY]]
-    hashed = [*rules.keys, *cells]
-    nulls = [f"{name} IS NULL" for name in hashed]
-    return [f"xxhash64({i}, {', '.join(hashed + nulls)}) AS {name}" for i, name in enumerate(HASHES)]
+    plain = zip(arguments.keys + arguments.values, arguments.schema.columns, strict=True)
+    return written.where("part IS NOT NULL").selectExpr(
+        *[f"{name} AS {quoted(column.name)}" for name, column in plain],
+        *[f"time AS {TIME}", f"diff AS {DIFF}", *ERR_CELLS.values()],
+        *[f"{plain} AS {name}" for plain, name in arguments.state_columns.items()],
+        f"part AS {PART}",
+    )

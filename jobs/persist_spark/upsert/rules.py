@@ -1,109 +1,158 @@
-"""The arguments of one upsert, and the plain names of its columns: k0.. for keys, v0.. within one struct for values.
+"""The rules of an upsert as two tables: which case a row is, and what each effect of a case writes.
 
-So no name of a user's column can clash with ours, or break out of an SQL text.
+docs/semantics.md, section 4, shows both, and a test compares them. Conditions and values are SQL over the columns of a
+row (`persist_spark.upsert.arguments`) and over what the plan knows about it:
+
+    before        a struct: what the slot held just before the row: `value`, `err`, `ord`
+    had           boolean: it held something
+    is_same       boolean: and the row would leave an equal value
+    is_beaten     boolean: an order seen before is higher, or the same with greater bytes
+    beaten_by     the order that is higher
+    settles       boolean: nothing else that the batch does to the slot comes after the row
+    known         a struct: what the newest entry of the order index says of the slot
+    is_forgotten  boolean: the entry is a tombstone that does not count any more
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from persist_core.schema import ACTED, BEATEN_BY, INDEX_KIND, TIME, CollectionSchema, Late
-from persist_spark.frame import BAD_KEY, OP, ORDER, passed, quoted
-from persist_spark.upsert.counts import AT, COMMITTED, ERR, FROM, INDEXED, LATE, PHASE, VALUE
-
-# Columns of arrivals, bigint: the batch's bounds, the time of records without one, the least time of an update.
-LOWER, UPPER, GIVEN, FLOOR = "_persist_lower", "_persist_upper", "_persist_given", "_persist_floor"
-CANONICAL = "_persist_canonical"  # bytes that decide between records of one order
-_NO_CELLS = "'is_there', true"  # a collection may have a key and nothing else; Spark has no empty structs
-
-
-# Columns that only `sequence` order has, see `persist_spark.upsert.sequence`.
-ENTRY = "_persist_entry"  # struct: of a row of the order index, what it says
-TRUNCATED = "_persist_truncated"  # struct: the order of a truncate that is above the row's; else null
-IS_OLD = "_persist_is_old"  # boolean: a forgotten tombstone has a higher order
-SEEN = (ENTRY, TRUNCATED, IS_OLD)
+from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR, PartKind
 
 
 @dataclass(frozen=True)
-class SequenceRules:
-    """What `sequence` order adds: which of its two states there are before the batch, and before which time (ms)
-    tombstones are forgotten (`None`: never)."""
+class Case:
+    """A winner of its time and slot. Of all cases whose condition is true, the first one applies."""
 
-    has_index: bool
-    has_late: bool
-    forgets_before: int | None
+    name: str
+    condition: str
+    effects: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class UpsertRules:
-    """The arguments of one upsert, and the columns and windows that follow from them."""
+class Effect:
+    """A write that happens if `condition` is true: `part` (`None`: it is only counted), `diff`, and SQL by column.
 
-    schema: CollectionSchema
-    lower: int
-    upper: int | None
-    floor: int
-    late: Late
-    may_stash: bool
-    is_thorough: bool
-    sequence: SequenceRules | None = None
+    Columns that are not named are null.
+    """
 
-    @property
-    def bounds(self) -> list[str]:
-        """The numbers of this batch as columns: nowhere else do they occur in the plan, see `frame.passed`."""
-        numbers = {LOWER: self.lower, GIVEN: self.lower, FLOOR: self.floor}
-        if self.upper is not None:
-            numbers |= {GIVEN: self.upper - 1, UPPER: self.upper}
-        return [f"{sql} AS {name}" for name, sql in zip(numbers, passed(*numbers.values()), strict=True)]
+    name: str
+    part: str | None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    diff: int | None = None
+    condition: str = ""
 
-    @property
-    def keys(self) -> list[str]:
-        """The key columns' plain names, `k0`.. ."""
-        return [f"k{i}" for i in range(len(self.schema.key))]
 
-    @property
-    def values(self) -> list[str]:
-        """The value columns' plain names, `v0`.. , which they have within one struct."""
-        return [f"v{i}" for i in range(len(self.schema.values))]
+def _columns(*names: str, **others: str) -> dict[str, str]:
+    return {name: name for name in names} | others
 
-    @property
-    def slot(self) -> list[str]:
-        """The columns that name a slot, compared null-safe."""
-        return [*self.keys, BAD_KEY]
 
-    @property
-    def chain(self) -> list[str]:
-        """The columns of arrivals, stashed and committed rows, all in one frame."""
-        return [*self.slot, TIME, AT, FROM, PHASE, LATE, OP, ORDER, VALUE, ERR, *(SEEN if self.sequence else ())]
+CASES = (
+    Case("waits", "waits", ("stash", "revive", "forget")),
+    Case("truncate", "op = 't'", ("floor",)),
+    Case("late", "is_beaten", ("keep", "late")),
+    Case("same", "is_same", ("keep", "raise", "forget")),
+    Case("update", "had AND op = 'u'", ("retract", "insert", "clear", "forget")),
+    Case("delete", "had", ("retract", "bury", "clear", "forget")),
+    Case("insert", "op = 'u'", ("insert", "clear", "forget")),
+    Case("absent", "true", ("bury", "forget")),
+)
 
-    @property
-    def key_columns(self) -> list[str]:
-        """The user's key columns under their plain names."""
-        return [f"{quoted(c.name)} AS {flat}" for flat, c in zip(self.keys, self.schema.key, strict=True)]
+EFFECTS = (
+    Effect(
+        "stash",
+        STASH_OPERATOR,
+        _columns("slot", "op", "ord", "value", "err", time="own_time"),
+        condition="NOT stashed",
+    ),
+    Effect("keep", None, condition="had"),
+    # The retraction of a row of this batch has no order: an equal value may have come after the row with another order,
+    # and a restore finds the row among the same updates.
+    Effect(
+        "retract",
+        PartKind.RETRACTIONS,
+        _columns("key", "time", value="before.value", err="before.err", ord="before.ord"),
+        diff=-1,
+    ),
+    Effect("insert", PartKind.INSERTIONS, _columns("key", "time", "value", "err", "ord"), diff=1),
+    Effect(
+        "late",
+        LATE_OPERATOR,
+        _columns("slot", "op", "ord", "beaten_by", time="own_time", acted="time"),
+        condition="beaten_by IS NOT NULL",
+    ),
+    Effect("floor", ORDER_INDEX_OPERATOR, _columns("time", "ord", kind="'floor'")),
+    Effect("raise", ORDER_INDEX_OPERATOR, _columns("slot", "time", "ord", kind="'raised'"), condition="settles"),
+    Effect(
+        "bury",
+        ORDER_INDEX_OPERATOR,
+        _columns("slot", "time", "ord", kind="'deleted'"),
+        condition="settles AND NOT expanded",
+    ),
+    Effect(
+        "clear",
+        ORDER_INDEX_OPERATOR,
+        _columns("slot", "time", "ord", kind="'in_row'"),
+        condition="settles AND known.kind != 'in_row' AND (op = 'u' OR expanded)",
+    ),
+    # From now on the slot is awaited, and what was forgotten must stay so.
+    Effect(
+        "revive",
+        ORDER_INDEX_OPERATOR,
+        _columns("slot", time="known.acted + 1", ord="known.ord", kind="'in_row'"),
+        condition="settles AND is_forgotten",
+    ),
+    Effect(
+        "forget",
+        ORDER_INDEX_OPERATOR,
+        _columns(time="known.acted", ord="known.ord", kind="'forgotten'"),
+        condition="settles AND is_forgotten",
+    ),
+)
+OF_LOG = ("stash", "keep", "retract", "insert")  # `log` order beats no record and has no order index
 
-    @property
-    def value_struct(self) -> str:
-        """The user's value columns as one struct, under their plain names."""
-        cells = [f"'{flat}', {quoted(c.name)}" for flat, c in zip(self.values, self.schema.values, strict=True)]
-        return f"named_struct({', '.join(cells) or _NO_CELLS})"
 
-    @property
-    def state_columns(self) -> tuple[str, ...]:
-        """The columns that operator state has besides those of parts; in `sequence` order, parts have their `ORDER`."""
-        if self.sequence:
-            return (OP, ORDER, BAD_KEY, INDEX_KIND, BEATEN_BY, ACTED)
-        return (OP, ORDER, BAD_KEY) if self.may_stash else ()
+def effects(*, is_sequence: bool) -> list[Effect]:
+    """The effects of an order. In `log` order a row has no order beside it."""
+    if is_sequence:
+        return [*EFFECTS]
+    without = {each.name: {name: sql for name, sql in each.columns.items() if name != "ord"} for each in EFFECTS}
+    return [replace(each, columns=without[each.name]) if each.diff else each for each in EFFECTS if each.name in OF_LOG]
 
-    def over(self, *order: str) -> str:
-        """A window over the rows of a slot."""
-        return f"OVER (PARTITION BY {', '.join(self.slot)} ORDER BY {', '.join(order)})"
 
-    @staticmethod
-    def before(window: str) -> str:
-        """The same window, of all rows before the current one."""
-        return f"{window[:-1]} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
+def effects_sql(*, is_sequence: bool) -> str:
+    """SQL: the names of the effects of a row, as an array; null or empty if it has none."""
+    known = effects(is_sequence=is_sequence)
+    cases = [case for case in CASES if is_sequence or case.name != "late"]
+    arrays = [(case.condition, _array([each for each in known if each.name in case.effects])) for case in cases]
+    return "CASE " + " ".join(f"WHEN {condition} THEN {array or 'NULL'}" for condition, array in arrays) + " END"
 
-    @property
-    def by_rank(self) -> str:
-        """The rows of a slot in order: the last of a time is its winner."""
-        at = f"CASE WHEN {FROM} IN ({COMMITTED}, {INDEXED}) THEN {AT} END" if self.sequence else AT
-        return self.over(TIME, at, ORDER, *([CANONICAL] if self.is_thorough else []))
+
+def _array(chosen: Sequence[Effect]) -> str:
+    always = [f"'{each.name}'" for each in chosen if not each.condition]
+    arrays = [f"array({', '.join(always)})"] if always else []
+    # One array alone may be null: it has no effects either.
+    none = " ELSE CAST(array() AS ARRAY<STRING>)" if len(chosen) > 1 else ""
+    arrays += [f"CASE WHEN {each.condition} THEN array('{each.name}'){none} END" for each in chosen if each.condition]
+    return arrays[0] if len(arrays) == 1 else f"concat({', '.join(arrays)})" if arrays else ""
+
+
+def written_sql(slot: Sequence[str], *, is_sequence: bool) -> dict[str, str]:
+    """The columns that effects write, `diff` and `part` included, and SQL for each. `slot`: key columns, `bad_key`."""
+    cells: dict[str, dict[str, list[str]]] = {}
+    known = [each for each in effects(is_sequence=is_sequence) if each.part]
+    for each in known:
+        columns = {"diff": f"{each.diff}L"} if each.diff else {}
+        for name, sql in {**columns, "part": f"'{each.part}'", **each.columns}.items():
+            for column in {"slot": slot, "key": slot[:-1]}.get(name, [name]):
+                cells.setdefault(column, {}).setdefault(column if sql == name else sql, []).append(f"'{each.name}'")
+    return {column: _chosen(by_sql, len(known)) for column, by_sql in cells.items()}
+
+
+def _chosen(by_sql: Mapping[str, Sequence[str]], count: int) -> str:
+    for sql, names in by_sql.items():
+        if len(names) == count:
+            return sql
+    whens = (f"WHEN effect IN ({', '.join(names)}) THEN {sql}" for sql, names in by_sql.items())
+    return f"CASE {' '.join(whens)} END"

@@ -1,4 +1,4 @@
-"""What a shard in `sequence` order has seen before a batch: the order index, and what of it counts.
+"""The memory of a shard in `sequence` order of what it has seen before a batch: the order index, and what of it counts.
 
     order index ─┬─ entries of the batch's slots ─────────────────────> rows of the chain (`INDEXED`)
                  └─ floor, the highest order forgotten: `memory` ──> columns of the batch's records
@@ -20,65 +20,29 @@ is stashed. Its entry may stay in the chain until the next full state, so each r
 2. A forgotten entry could count again later if something else of its slot is written or stashed now. Then it is made
    void, and its order is written as a `forgotten` entry. A full state does the same with all of them.
 
-So what is remembered does not depend on when full states are written. `forgotten` never decides what wins, only what is
+So what is remembered does not depend on when full states are written. If `keep_deleted` is raised, what was forgotten
+and not yet rewritten counts again: of a slot of which nothing came since, so the highest order ever seen still wins.
+`forgotten` never decides what wins, only what is
 counted as `late_beyond_memory`. The normal plan compares with the highest order that may be forgotten; if a record lies
 below it, the thorough plan finds the exact one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import date
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from persist_core.schema import (
-    ACTED,
-    BEATEN_BY,
-    DELETED,
-    ERR_KIND,
-    FLOOR,
-    FORGOTTEN,
-    INDEX_KIND,
-    MISSING_ORDER,
-    TIME,
-    CollectionSchema,
-)
-from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, passed, user_fields
-from persist_spark.order_memory import NOTHING, Memory, Order
-from persist_spark.upsert.counts import (
-    AT,
-    ERR,
-    FINAL,
-    FROM,
-    INDEXED,
-    LATE,
-    PHASE,
-    VALUE,
-)
+from persist_core.schema import ACTED, BEATEN_BY, FLOOR, FORGOTTEN, INDEX_KIND, TIME, CollectionSchema
+from persist_spark.frame import BAD_KEY, OP, ORDER, passed, user_fields
+from persist_spark.order_memory import Order
+from persist_spark.upsert.arguments import Arguments, SeenBefore
 from persist_spark.upsert.lookup import of_slots
-from persist_spark.upsert.rules import ENTRY, IS_OLD, TRUNCATED, UpsertRules
+from persist_spark.upsert.sequence import IS_UNORDERED
 
-_NEVER = -1  # the time of entries: before all that a slot was and will be
-_FLOOR_BEFORE, _FORGOTTEN = "_persist_floor_before", "_persist_forgotten"  # of the index
-# A record without an order is not compared with those that have one.
-IS_UNORDERED = f"coalesce({ERR}.{ERR_KIND} = '{MISSING_ORDER}', false)"
-
-
-@dataclass(frozen=True)
-class SeenBefore:
-    """What a batch in `sequence` order reads besides its input, its stash and the committed updates.
-
-    `index`: the chain of the order index as stored, in the columns of `index_type`; `None` if it has no state.
-    `memory`: what of it belongs to no slot.
-    `slots`: only the entries of these (key columns and `BAD_KEY`, to be broadcast) are needed; `None`: all.
-    """
-
-    index: DataFrame | None = None
-    memory: Memory = NOTHING
-    slots: DataFrame | None = None
+_OF_SLOTS = f"{INDEX_KIND} NOT IN ('{FLOOR}', '{FORGOTTEN}')"
 
 
 def index_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:
@@ -113,43 +77,41 @@ def late_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:
     )
 
 
-def remembered(arrivals: DataFrame, seen: SeenBefore, stash: DataFrame | None, rules: UpsertRules) -> DataFrame:
+def remembered(arrivals: DataFrame, seen: SeenBefore, stash: DataFrame | None, arguments: Arguments) -> DataFrame:
     """Arrivals with what the order index says of their orders, and the entries of their slots as rows of the chain.
 
     `stash`: that of the batch, consolidated or not.
     """
-    order_type = _order_of(arrivals)
-    marked = _with_memory(arrivals, seen, stash, rules).selectExpr(
-        *[name for name in rules.chain if name not in (ENTRY, TRUNCATED, IS_OLD)],
-        f"CAST(NULL AS {_entry_type(order_type.simpleString())}) AS {ENTRY}",
-        f"CASE WHEN {ORDER} < {_FLOOR_BEFORE} AND NOT {IS_UNORDERED} THEN {_FLOOR_BEFORE} END AS {TRUNCATED}",
-        f"coalesce({ORDER} < {_FORGOTTEN} AND NOT {IS_UNORDERED}, false) AS {IS_OLD}",
+    order = arrivals.schema["ord"].dataType
+    assert isinstance(order, T.StructType)
+    floor = literal(seen.memory.floor[0] if seen.memory.floor else None, order)
+    given = {
+        "entry": f"CAST(NULL AS STRUCT<kind: STRING, acted: BIGINT, ord: {order.simpleString()}, is_old: BOOLEAN>)",
+        "truncated_by": f"CASE WHEN ord < floor_before AND NOT {IS_UNORDERED} THEN floor_before END",
+        "is_beyond": f"coalesce(ord < forgotten AND NOT {IS_UNORDERED}, false)",
+    }
+    marked = _with_memory(arrivals.withColumn("floor_before", floor), seen, stash, order, arguments).selectExpr(
+        *[f"{given.get(name, name)} AS {name}" for name in arguments.columns]
     )
     if seen.index is None:
         return marked
-    known = seen.index.where(f"{INDEX_KIND} NOT IN ('{FLOOR}', '{FORGOTTEN}')")
-    known = of_slots(known, rules.schema, seen.slots, has_bad_keys=seen.memory.has_bad_keys)
+    known = of_slots(seen.index.where(_OF_SLOTS), arguments.schema, seen.slots, has_bad_keys=seen.memory.has_bad_keys)
+    entries = _entries(known, arguments)
     if seen.memory.floor is not None:
-        known = known.withColumn(_FLOOR_BEFORE, literal(seen.memory.floor[0], order_type))
-        known = known.where(f"NOT ({INDEX_KIND} = '{DELETED}' AND coalesce({ORDER} <= {_FLOOR_BEFORE}, false))")
-    return marked.union(known.selectExpr(*_as_entries(marked, rules)))
+        entries = entries.withColumn("floor_before", floor)
+        entries = entries.where("NOT (kind = 'deleted' AND coalesce(ord <= floor_before, false))")
+    return marked.union(entries.selectExpr(*_as_rows(marked, arguments)))
 
 
-def _with_memory(arrivals: DataFrame, seen: SeenBefore, stash: DataFrame | None, rules: UpsertRules) -> DataFrame:
-    """Arrivals with the floor and the highest order forgotten, which the thorough plan finds exactly."""
-    order, memory = _order_of(arrivals), seen.memory
-    floor = literal(memory.floor[0] if memory.floor else None, order)
-    if seen.index is None or not rules.is_thorough:
-        return arrivals.withColumns({_FLOOR_BEFORE: floor, _FORGOTTEN: literal(memory.forgotten, order)})
-    marked = literal(memory.marked[0] if memory.marked else None, order)
-    exact = _forgotten_of_slots(seen.index, stash, rules).select(F.greatest(marked, F.col(ORDER)).alias(_FORGOTTEN))
-    return arrivals.withColumn(_FLOOR_BEFORE, floor).crossJoin(F.broadcast(exact))
-
-
-def _order_of(rows: DataFrame) -> T.StructType:
-    found = rows.schema[ORDER].dataType
-    assert isinstance(found, T.StructType)
-    return found
+def _with_memory(
+    arrivals: DataFrame, seen: SeenBefore, stash: DataFrame | None, order: T.StructType, arguments: Arguments
+) -> DataFrame:
+    """Arrivals with the highest order forgotten, which the thorough plan finds exactly."""
+    if seen.index is None or not arguments.is_thorough:
+        return arrivals.withColumn("forgotten", literal(seen.memory.forgotten, order))
+    marked = literal(seen.memory.marked[0] if seen.memory.marked else None, order)
+    old = _forgotten_of_slots(_entries(seen.index.where(_OF_SLOTS), arguments), stash, arguments)
+    return arrivals.crossJoin(F.broadcast(old.select(F.greatest(marked, F.col("ord")).alias("forgotten"))))
 
 
 def literal(order: Order | None, order_type: T.StructType) -> Column:
@@ -164,47 +126,35 @@ def literal(order: Order | None, order_type: T.StructType) -> Column:
     return F.struct(*[F.lit(value).cast(field.dataType).alias(field.name) for value, field in given])
 
 
-def _entry_type(order_type: str) -> str:
-    return f"STRUCT<kind: STRING, acted: BIGINT, rank: {order_type}, is_old: BOOLEAN>"
+def _entries(index: DataFrame, arguments: Arguments) -> DataFrame:
+    """Rows of the index under plain names. `is_old`: a tombstone that is forgotten, unless a record of its slot is
+    stashed."""
+    before = arguments.seen.forgets_before if arguments.seen else None
+    is_old = "false" if before is None else f"{INDEX_KIND} = 'deleted' AND {TIME} < {passed(before)[0]}"
+    named = [f"{BAD_KEY} AS bad_key", f"{INDEX_KIND} AS kind", f"{TIME} AS acted", f"{ORDER} AS ord"]
+    return index.selectExpr(*arguments.key_columns, *named, f"{is_old} AS is_old")
 
 
-def _is_old(rules: UpsertRules) -> str:
-    """SQL: an entry of the index is a tombstone that is forgotten, unless a record of its slot is stashed."""
-    before = rules.sequence.forgets_before if rules.sequence else None
-    if before is None:
-        return "false"
-    return f"({INDEX_KIND} = '{DELETED}' AND {TIME} < {passed(before)[0]})"
-
-
-def _forgotten_of_slots(index: DataFrame, stash: DataFrame | None, rules: UpsertRules) -> DataFrame:
-    """One row: the highest order of a tombstone that is forgotten, though no entry marks it as such (or null)."""
-    newest = (
-        index.where(f"{INDEX_KIND} NOT IN ('{FORGOTTEN}', '{FLOOR}')")
-        .selectExpr(*rules.key_columns, BAD_KEY, TIME, ORDER, f"{_is_old(rules)} AS {IS_OLD}")
-        .groupBy(*rules.slot)
-        .agg(F.expr(f"max(struct({TIME}, {IS_OLD}, {ORDER})) AS newest"))
-        .where(f"newest.{IS_OLD}")
-    )
+def _forgotten_of_slots(entries: DataFrame, stash: DataFrame | None, arguments: Arguments) -> DataFrame:
+    """One row: the highest order `ord` of a tombstone that is forgotten, though no entry marks it as such (or null)."""
+    newest = F.expr("max(struct(acted, is_old, ord)) AS newest")
+    old = entries.groupBy(*arguments.slot).agg(newest).where("newest.is_old")
     if stash is not None:
-        awaited = stash.selectExpr(*[f"{name} AS _persist_slot{i}" for i, name in enumerate(rules.slot)])
-        same = " AND ".join(f"{name} <=> _persist_slot{i}" for i, name in enumerate(rules.slot))
-        newest = newest.join(awaited, F.expr(same), "left_anti")
-    return newest.agg(F.expr(f"max(newest.{ORDER}) AS {ORDER}"))
+        awaited = stash.selectExpr(*[f"{name} AS waiting{i}" for i, name in enumerate(arguments.slot)])
+        same = " AND ".join(f"{name} <=> waiting{i}" for i, name in enumerate(arguments.slot))
+        old = old.join(awaited, F.expr(same), "left_anti")
+    return old.agg(F.expr("max(newest.ord) AS ord"))
 
 
-def _as_entries(chain: DataFrame, rules: UpsertRules) -> list[str]:
-    """Columns that make rows of the chain from rows of the index."""
+def _as_rows(chain: DataFrame, arguments: Arguments) -> list[str]:
+    """Columns that make rows of the chain from entries: before all that their slots hold, in the order of `acted`."""
     given = {
-        TIME: f"{_NEVER}L",
-        AT: TIME,
-        FROM: str(INDEXED),
-        PHASE: str(FINAL),
-        LATE: "false",
-        OP: f"'{DELETE}'",
-        ENTRY: f"struct({INDEX_KIND} AS kind, {TIME} AS acted, {ORDER} AS rank, {_is_old(rules)} AS is_old)",
-        IS_OLD: "false",
+        "time": f"acted - {(1 << 63) - 1}L",  # not the least bigint: a window subtracts 1
+        **dict.fromkeys(("is_due", "waits", "is_late", "stashed", "expanded"), "false"),
+        "op": "'d'",
+        "entry": "struct(kind, acted, ord, is_old)",
+        "is_beyond": "false",
     }
-    types = {name: chain.schema[name].dataType.simpleString() for name in (ORDER, VALUE, ERR, TRUNCATED)}
-    given |= {name: f"CAST(NULL AS {found})" for name, found in types.items()}
-    others = [f"{given.get(name, name)} AS {name}" for name in rules.chain if name not in rules.keys]
-    return [*rules.key_columns, *others]
+    empty = ("own_time", "diff", "ord", "value", "err", "truncated_by")
+    given |= {name: f"CAST(NULL AS {chain.schema[name].dataType.simpleString()})" for name in empty}
+    return [f"{given.get(name, name)} AS {name}" for name in arguments.columns]

@@ -7,280 +7,110 @@
 What a slot has seen is the highest of: the order of its row, its newest entry in the order index (`seen`), and, within
 the batch, the records at earlier times. A record below that, or below the floor, is beaten: it changes nothing.
 
-Orders are compared as structs: `o`, the order, and, in the thorough plan, `c`, the canonical bytes of the value, null
-for a tombstone.
+Precedence is compared as structs: `o`, the order, and, in the thorough plan, `c`, the canonical bytes of the value,
+null for a tombstone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pyspark.sql import DataFrame
 
-from persist_core.schema import (
-    ACTED,
-    BEATEN_BY,
-    DELETED,
-    FLOOR,
-    FORGOTTEN,
-    IN_ROW,
-    INDEX_KIND,
-    RAISED,
-    TIME,
-)
-from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR
-from persist_core.shard.parts import ERR_IDENTITY
-from persist_spark.frame import BAD_KEY, OP, ORDER, TRUNCATE, UPSERT
-from persist_spark.upsert.counts import (
-    ARRIVED,
-    AT,
-    BEATEN,
-    BEYOND,
-    BROKEN,
-    COMES,
-    COMMITTED,
-    COUNTED,
-    ENTERS,
-    ERR,
-    ERR_BEFORE,
-    EXPANDED,
-    FINAL,
-    FORGETS,
-    FROM,
-    GOES,
-    HAD,
-    HOLDS,
-    INDEXED,
-    LOSES,
-    PENDING,
-    PHASE,
-    SIDE,
-    STASHED,
-    STAYS,
-    STAYS_OUT,
-    TIED,
-    TIED_BEFORE,
-    VALUE,
-    VALUE_BEFORE,
-    WINS,
-)
-from persist_spark.upsert.rules import CANONICAL, ENTRY, IS_OLD, TRUNCATED, UpsertRules
-from persist_spark.upsert.seen import IS_UNORDERED
+from persist_core.schema import UNORDERED
+from persist_spark.upsert.arguments import ACTS, Arguments
 
-_KNOWS = "_persist_knows"  # struct: the newest entry of the slot, if there is any
-_ROW = "_persist_row"  # struct: the newest committed update: whether it holds a value, and its order
-_HIGHEST = "_persist_highest"  # struct: the highest order among the records before
-_FIRST = "_persist_first"  # the time of the first record at or above the floor
-_AWAITED = "_persist_awaited"  # boolean: a record of the slot was stashed before this batch
-_BEFORE, _IS_NEWEST = "_persist_before", "_persist_is_newest"
-_RANK_BEFORE = "_persist_rank_before"  # struct: the order of the committed row that the slot held just before
-_FLOOR_NOW = "_persist_floor_now"
-_ENTERED = "_persist_entered"  # struct of kind, time and order: the entry that a row writes
-_INT_ARRAY = "ARRAY<INT>"
-_IS_RECORD = f"{FROM} IN ({STASHED}, {ARRIVED}, {EXPANDED})"
-_ACTS = f"({_IS_RECORD} AND {PHASE} = {FINAL} AND {OP} != '{TRUNCATE}')"
-IS_TRUNCATED = f"{FROM} != {INDEXED} AND NOT {IS_UNORDERED}"  # a row of a slot that a truncate may empty
-PARTS = (
-    f" WHEN {SIDE} = {LOSES} THEN '{LATE_OPERATOR}' WHEN {SIDE} IN ({ENTERS}, {FORGETS}) THEN '{ORDER_INDEX_OPERATOR}'"
-)
+ACCEPTED = f"({ACTS} AND NOT is_beaten)"
+ACCEPTED_OR_COMMITTED = f"diff IS NOT NULL OR {ACCEPTED}"
+# A record without an order is not compared with those that have one, nor is a file that was not read; and no truncate
+# removes its err.
+IS_UNORDERED = f"coalesce(err.kind IN {UNORDERED}, false)"
+# A record that waits comes after all that the batch does to its slot. If it does anything, that settles the slot.
+SETTLES = "IF(waits, NOT coalesce(before.is_new, false), is_newest) AS settles"
 
 
-def expanded(both: DataFrame, rules: UpsertRules) -> DataFrame:
-    """The chain with only those truncates that end a value in their slot, and each row with the floor at its time.
+def is_newest(window: str) -> str:
+    """SQL: no record after the row in the window is accepted."""
+    return f"lead(CASE WHEN {ACCEPTED} THEN true END) IGNORE NULLS {window} IS NULL AS is_newest"
 
-    Truncates are rows `EXPANDED`, one a slot and truncate.
-    """
-    so_far = f"OVER (PARTITION BY {', '.join(rules.slot)} ORDER BY {TIME} RANGE BETWEEN UNBOUNDED PRECEDING AND"
-    counts = f"CASE WHEN {_ACTS} AND {TRUNCATED} IS NULL THEN {_precedence(rules)} END"
+
+def expanded(both: DataFrame, arguments: Arguments) -> DataFrame:
+    """The chain with only those expanded truncates that end a value in their slot, and each row with the floor at its
+    time."""
+    window = f"{arguments.over('time')[:-1]} RANGE BETWEEN UNBOUNDED PRECEDING AND"
+    counts = f"CASE WHEN {ACTS} AND truncated_by IS NULL THEN {_precedence(arguments)} END"
     found = both.selectExpr(
-        *[*rules.chain, CANONICAL],
-        *_known_of_slot(rules),
-        f"max({counts}) {so_far} 1 PRECEDING) AS {_HIGHEST}",
-        f"max(CASE WHEN {FROM} = {EXPANDED} THEN {ORDER} END) {so_far} CURRENT ROW) AS {_FLOOR_NOW}",
+        *[*arguments.columns, "canonical", *_known_of_slot(arguments)],
+        f"max({counts}) {window} 1 PRECEDING) AS highest",
+        f"max(CASE WHEN expanded THEN ord END) {window} CURRENT ROW) AS floor_now",
     )
-    newest = f"greatest({_seen(rules)}, {_HIGHEST})"
-    tombstone = _precedence(rules, canonical="CAST(NULL AS BINARY)")
-    ends = f"{TRUNCATED} IS NULL AND {newest}.c IS NOT NULL AND {newest} < {tombstone}"
-    kept = found.where(f"{FROM} != {EXPANDED} OR ({ends})")
-    above = f"CASE WHEN {ORDER} < {_FLOOR_NOW} THEN {_FLOOR_NOW} END"
-    floor = f"CASE WHEN {FROM} != {EXPANDED} THEN greatest({TRUNCATED}, {above}) END AS {TRUNCATED}"
-    return kept.selectExpr(*[floor if name == TRUNCATED else name for name in rules.chain], CANONICAL)
+    newest = f"greatest({_seen(arguments)}, highest)"
+    tombstone = _precedence(arguments, canonical="CAST(NULL AS BINARY)")
+    ends = f"truncated_by IS NULL AND {newest}.c IS NOT NULL AND {newest} < {tombstone}"
+    floor = """CASE WHEN NOT expanded THEN
+        greatest(truncated_by, CASE WHEN ord < floor_now THEN floor_now END) END AS truncated_by"""
+    cells = [floor if name == "truncated_by" else name for name in arguments.columns]
+    return found.where(f"NOT expanded OR ({ends})").selectExpr(*cells, "canonical")
 
 
-def _precedence(rules: UpsertRules, order: str = ORDER, canonical: str = CANONICAL) -> str:
+def _precedence(arguments: Arguments, order: str = "ord", canonical: str = "canonical") -> str:
     """SQL: what decides between two records of a slot."""
-    return f"named_struct('o', {order}{f', {chr(39)}c{chr(39)}, {canonical}' if rules.is_thorough else ''})"
+    return f"named_struct('o', {order}, 'c', {canonical})" if arguments.is_thorough else f"named_struct('o', {order})"
 
 
-def _known_of_slot(rules: UpsertRules) -> list[str]:
-    """What the shard knows of the slot: columns over the rows of the chain in their order."""
-    before = rules.before(rules.by_rank)
-    row = f"CASE WHEN {FROM} = {COMMITTED} THEN named_struct('holds', {AT} > 0, 'p', {_precedence(rules)}) END"
-    awaited = f"coalesce(max({FROM} = {STASHED}) OVER (PARTITION BY {', '.join(rules.slot)}), false)"
+def _known_of_slot(arguments: Arguments) -> list[str]:
+    """The shard's knowledge of the slot: columns over the rows of the chain in their order.
+
+    `known`: the newest entry of the index. `committed`: the newest committed update. `is_awaited`: a record of the slot
+    was stashed before this batch.
+    """
+    before = arguments.so_far(arguments.by_rank)
+    update = f"CASE WHEN diff IS NOT NULL THEN named_struct('holds', diff > 0, 'p', {_precedence(arguments)}) END"
+    awaited = f"coalesce(max(stashed) OVER (PARTITION BY {', '.join(arguments.slot)}), false)"
     return [
-        f"last({ENTRY}, true) {before} AS {_KNOWS}",
-        f"last({row}, true) {before} AS {_ROW}",
-        f"{awaited if rules.may_stash else 'false'} AS {_AWAITED}",
+        f"last(entry, true) {before} AS known",
+        f"last({update}, true) {before} AS committed",
+        f"{awaited if arguments.may_stash else 'false'} AS is_awaited",
     ]
 
 
-def _seen(rules: UpsertRules) -> str:
+def _seen(arguments: Arguments) -> str:
     """SQL: the order that the shard has seen of the slot, or null."""
-    entry = f"{_KNOWS}.rank"
-    return (
-        f"CASE WHEN {_ROW}.holds THEN greatest({_ROW}.p, CASE WHEN {_KNOWS}.kind = '{RAISED}'"
-        f" THEN {_precedence(rules, entry, f'{_ROW}.p.c')} END)"
-        f" WHEN {_KNOWS}.kind = '{DELETED}' AND NOT ({_KNOWS}.is_old AND NOT {_AWAITED})"
-        f" THEN {_precedence(rules, entry, 'CAST(NULL AS BINARY)')} END"
-    )
+    raised = _precedence(arguments, "known.ord", "committed.p.c")
+    deleted = _precedence(arguments, "known.ord", "CAST(NULL AS BINARY)")
+    return f"""CASE
+        WHEN committed.holds THEN greatest(committed.p, CASE WHEN known.kind = 'raised' THEN {raised} END)
+        WHEN known.kind = 'deleted' AND NOT (known.is_old AND NOT is_awaited) THEN {deleted} END"""
 
 
-def judged(chain: DataFrame, rules: UpsertRules) -> DataFrame:
-    """Mark, in each slot, the last row of each time, and whether a higher order was seen before it.
+def judged(chain: DataFrame, marks: Sequence[str], arguments: Arguments) -> DataFrame:
+    """The chain with `marks`, and of winners what `rules` knows of them but for their value before.
 
     Spark evaluates each frame of a window in a pass of its own: all that looks back has one.
     """
-    window, before = rules.by_rank, rules.before(rules.by_rank)
-    own = _precedence(rules)
-    tied = [f"lead({name}) {window} <=> {name}" for name in (TIME, ORDER)]
-    if rules.is_thorough:  # the same record twice is not a tie
-        tied.append(f"NOT lead({CANONICAL}) {window} <=> {CANONICAL}")
-    diff_before = f"coalesce(last(CASE WHEN {FROM} = {COMMITTED} THEN {AT} END) {before}, -1L)"
-    above = f"CASE WHEN {_ACTS} AND {TRUNCATED} IS NULL THEN {TIME} END"
+    before = arguments.so_far(arguments.by_rank)
+    own = _precedence(arguments)
+    above = f"CASE WHEN {ACTS} AND truncated_by IS NULL THEN time END"
     known = chain.selectExpr(
         "*",
-        f"coalesce(lead({TIME}) {window} != {TIME}, true) AS {WINS}",
-        f"{' AND '.join(tied)} AS {TIED}",
-        f"{FROM} = {COMMITTED} AND NOT ({AT} IN (1, -1) AND {AT} = -{diff_before}) AS {BROKEN}",
-        *_known_of_slot(rules),
-        f"max(CASE WHEN {_ACTS} THEN {own} END) {before} AS {_HIGHEST}",
-        f"coalesce(min({above}) {before}, {above}) AS {_FIRST}",
+        *marks,
+        *_known_of_slot(arguments),
+        f"max(CASE WHEN {ACTS} THEN {own} END) {before} AS highest",
+        f"coalesce(min({above}) {before}, {above}) AS first_time",  # of a record at or above the floor
     )
-    seen = known.selectExpr("*", f"{_seen(rules)} AS _persist_seen")
-    higher = f"greatest(_persist_seen, {_HIGHEST})"
-    compared = seen.selectExpr("*", f"{higher} AS _persist_higher", f"{WINS} AND {_ACTS} AS _persist_judged")
-    is_equal = f"_persist_higher.o <=> {ORDER} AND {TRUNCATED} IS NULL"
-    is_below = f"{TRUNCATED} IS NOT NULL OR coalesce({own} < _persist_higher, false)"
-    beaten = f"_persist_judged AND ({is_below})"
+    seen = known.selectExpr("*", f"{_seen(arguments)} AS seen")
+    compared = seen.selectExpr("*", "greatest(seen, highest) AS higher", f"wins AND {ACTS} AS is_judged")
+    is_equal = "higher.o <=> ord AND truncated_by IS NULL"
+    is_below = f"(truncated_by IS NOT NULL OR coalesce({own} < higher, false))"
     # Without canonical bytes, an equal order may be the same record again: the thorough plan finds out.
-    tied_before = f"_persist_judged AND {is_equal}" + (f" AND ({is_below})" if rules.is_thorough else "")
-    beyond = f"_persist_judged AND NOT ({is_below}) AND _persist_seen IS NULL AND {_FIRST} = {TIME} AND {IS_OLD}"
+    tied_before = f"is_judged AND {is_equal}" + (f" AND {is_below}" if arguments.is_thorough else "")
+    beyond = f"is_judged AND NOT {is_below} AND seen IS NULL AND first_time = time AND is_beyond"
     return compared.selectExpr(
-        *[*rules.chain, WINS, TIED, BROKEN, _KNOWS, _AWAITED],
-        f"{beaten} AS {BEATEN}",
-        f"{tied_before} AS {TIED_BEFORE}",
-        f"{beyond} AS {BEYOND}",
-        f"CASE WHEN {beaten} AND NOT ({is_equal}) THEN greatest(_persist_higher.o, {TRUNCATED}) END AS {BEATEN_BY}",
+        *[name for name in arguments.columns if name != "is_beyond"],
+        *["wins", "is_tied", "is_broken", "known"],
+        "known.is_old AND NOT is_awaited AS is_forgotten",
+        f"is_judged AND {is_below} AS is_beaten",
+        f"{tied_before} AS is_tied_before",
+        f"{beyond} AS is_beyond",
+        f"IF(is_judged AND {is_below} AND NOT ({is_equal}), greatest(higher.o, truncated_by), NULL) AS beaten_by",
     )
-
-
-def sided(ranked: DataFrame, rules: UpsertRules) -> DataFrame:
-    """Compare each winner with the one before it that was not beaten.
-
-    One row per update, per record to be stashed, per late record and per entry of the index; and, only to be counted,
-    per value that stays.
-    """
-    window = rules.over(TIME)
-    accepted = f"({_ACTS} AND NOT {BEATEN})"
-    before = (
-        f"CASE WHEN {FROM} = {COMMITTED} OR {accepted} THEN"
-        f" named_struct('origin', {FROM}, 'holds', {OP} = '{UPSERT}', 'value', {VALUE}, 'err', {ERR},"
-        f" 'rank', CASE WHEN {FROM} = {COMMITTED} THEN {ORDER} END) END"
-    )
-    linked = ranked.where(f"{WINS} AND {PHASE} != {COUNTED}").selectExpr(
-        "*",
-        f"{OP} = '{UPSERT}' AS {HOLDS}",
-        f"last({before}, true) {rules.before(window)} AS {_BEFORE}",
-        f"lead(CASE WHEN {accepted} THEN true END) IGNORE NULLS {window} IS NULL AS {_IS_NEWEST}",
-    )
-    same = [f"{VALUE} <=> {_BEFORE}.value", *[f"{ERR}.{name} <=> {_BEFORE}.err.{name}" for name in ERR_IDENTITY]]
-    compared = linked.where(f"{FROM} != {COMMITTED}").selectExpr(
-        "*",
-        f"coalesce({_BEFORE}.holds, false) AS {HAD}",
-        f"coalesce({_BEFORE}.holds, false) AND {HOLDS} AND {' AND '.join(same)} AS _persist_same",
-        f"{_KNOWS}.is_old AND NOT {_AWAITED} AS _persist_forgets",
-    )
-    entered = compared.selectExpr("*", f"{_entered(accepted)} AS {_ENTERED}")
-    exploded = entered.selectExpr(
-        *[*rules.slot, TIME, AT, OP, ORDER, HAD, HOLDS, VALUE, ERR, BEATEN_BY, _ENTERED],
-        f"coalesce({ENTRY}, {_KNOWS}) AS {_KNOWS}",
-        f"{_BEFORE}.value AS {VALUE_BEFORE}",
-        f"{_BEFORE}.err AS {ERR_BEFORE}",
-        f"{_BEFORE}.rank AS {_RANK_BEFORE}",
-        f"explode(concat({_update_sides(accepted)}, {_index_sides(accepted)})) AS {SIDE}",
-    )
-    return exploded.selectExpr(*[f"{sql} AS {name}" for name, sql in _cells(rules).items()])
-
-
-def _update_sides(accepted: str) -> str:
-    nothing = f"CAST(array() AS {_INT_ARRAY})"
-    # A value that a beaten record finds stays, and is counted as such.
-    stays = f"CASE WHEN {HAD} THEN array({STAYS}) ELSE {nothing} END"
-    loses = f"CASE WHEN {BEATEN_BY} IS NOT NULL THEN array({LOSES}) ELSE {nothing} END"
-    return (
-        f"CASE WHEN {FROM} = {INDEXED} THEN {nothing}"
-        f" WHEN {PHASE} = {PENDING} THEN CASE WHEN {FROM} = {ARRIVED} THEN array({STAYS_OUT}) ELSE {nothing} END"
-        f" WHEN {BEATEN} THEN concat({stays}, {loses})"
-        f" WHEN NOT {accepted} THEN {nothing}"
-        f" WHEN _persist_same THEN array({STAYS}) WHEN {HAD} AND {HOLDS} THEN array({GOES}, {COMES})"
-        f" WHEN {HAD} THEN array({GOES}) WHEN {HOLDS} THEN array({COMES}) ELSE {nothing} END"
-    )
-
-
-def _entered(accepted: str) -> str:
-    """SQL: the entry that a row adds to the index, or null. It says what changed."""
-
-    def entry(kind: str, acted: str = TIME, rank: str = ORDER) -> str:
-        return f"struct('{kind}' AS kind, {acted} AS acted, {rank} AS rank)"
-
-    is_known = f"{_KNOWS}.kind IN ('{DELETED}', '{RAISED}')"
-    newest = (
-        f"CASE WHEN {HOLDS} AND _persist_same THEN {entry(RAISED)}"
-        f" WHEN NOT {HOLDS} AND {FROM} != {EXPANDED} THEN {entry(DELETED)} WHEN {is_known} THEN {entry(IN_ROW)} END"
-    )
-    # Only now stashed: from now on the slot is awaited. What was forgotten stays so.
-    was_idle = f"coalesce({_BEFORE}.origin, {COMMITTED}) = {COMMITTED}"
-    revives = f"{PHASE} = {PENDING} AND {was_idle} AND _persist_forgets"
-    return (
-        f"CASE WHEN {OP} = '{TRUNCATE}' AND {PHASE} = {FINAL} THEN {entry(FLOOR)}"
-        f" WHEN {accepted} AND {_IS_NEWEST} THEN {newest}"
-        f" WHEN {revives} THEN {entry(IN_ROW, f'{_KNOWS}.acted + 1', f'{_KNOWS}.rank')} END"
-    )
-
-
-def _index_sides(accepted: str) -> str:
-    """SQL: the entry, and the order of the tombstone that it buries."""
-    buries = f"(({accepted} AND {_IS_NEWEST}) OR {PHASE} = {PENDING}) AND {_ENTERED} IS NOT NULL AND _persist_forgets"
-    return (
-        f"concat(CASE WHEN {_ENTERED} IS NOT NULL THEN array({ENTERS}) ELSE CAST(array() AS {_INT_ARRAY}) END,"
-        f" CASE WHEN {buries} THEN array({FORGETS}) ELSE CAST(array() AS {_INT_ARRAY}) END)"
-    )
-
-
-def _cells(rules: UpsertRules) -> dict[str, str]:
-    """What each row writes, by the name of the column.
-
-    A retraction has the order of its row, for restores; or null, if the row came in this batch: an equal value may have
-    come after it with another order, and a restore finds the row among the same updates.
-    """
-    is_update = f"{SIDE} IN ({GOES}, {COMES}, {STAYS}, {STAYS_OUT})"
-    is_record = f"{SIDE} IN ({STAYS_OUT}, {LOSES})"
-    is_floor = f"({SIDE} = {ENTERS} AND {_ENTERED}.kind = '{FLOOR}')"
-    return {
-        **{key: f"CASE WHEN {SIDE} != {FORGETS} AND NOT {is_floor} THEN {key} END" for key in rules.keys},
-        TIME: (
-            f"CASE {SIDE} WHEN {LOSES} THEN {AT} WHEN {ENTERS} THEN {_ENTERED}.acted"
-            f" WHEN {FORGETS} THEN {_KNOWS}.acted ELSE {TIME} END"
-        ),
-        AT: AT,
-        **{name: name for name in (SIDE, HAD, HOLDS, VALUE_BEFORE, ERR_BEFORE)},
-        **{name: f"CASE WHEN {is_update} THEN {name} END" for name in (VALUE, ERR)},
-        OP: f"CASE WHEN {is_record} THEN {OP} END",
-        ORDER: (
-            f"CASE WHEN {is_record} OR {SIDE} = {COMES} THEN {ORDER}"
-            f" WHEN {SIDE} = {GOES} THEN {_RANK_BEFORE}"
-            f" WHEN {SIDE} = {ENTERS} THEN {_ENTERED}.rank WHEN {SIDE} = {FORGETS} THEN {_KNOWS}.rank END"
-        ),
-        BAD_KEY: f"CASE WHEN ({is_record} OR {SIDE} = {ENTERS}) AND NOT {is_floor} THEN {BAD_KEY} END",
-        INDEX_KIND: (f"CASE {SIDE} WHEN {ENTERS} THEN {_ENTERED}.kind WHEN {FORGETS} THEN '{FORGOTTEN}' END"),
-        BEATEN_BY: f"CASE WHEN {SIDE} = {LOSES} THEN {BEATEN_BY} END",
-        ACTED: f"CASE WHEN {SIDE} = {LOSES} THEN {TIME} END",
-    }

@@ -1,4 +1,4 @@
-"""What of the stash a batch opens: what is due, and what its records meet there.
+"""The part of the stash that a batch opens: what is due, and what its records meet there.
 
     chain ─┬─ files whose records are all due later, of other keys: closed, known by their number only
            └─ others ──> records before the upper ─┬──> the plan of the batch
@@ -11,7 +11,7 @@ a tombstone of its slot is not forgotten. Nothing else of a batch depends on a r
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
@@ -51,13 +51,13 @@ def live(chain: Sequence[StateArtifact], time: int | None) -> list[StateArtifact
 
 
 def is_large(description: BatchDescription) -> bool:
-    """Whether a batch reads only what it needs of the stash: if it is small or its number is not known, all of it."""
+    """True if a batch reads only what it needs of the stash: if it is small or its number is not known, all of it."""
     is_known = description.upper is not None and description.stash_rows is not None
     return is_known and _bytes(_waiting(description)) > SMALL_STASH_BYTES
 
 
 def may_look(description: BatchDescription) -> bool:
-    """Whether the records of a batch may be looked at, and kept for that, to read less of the stash: not if they are
+    """True if the records of a batch may be looked at, and kept for that, to read less of the stash: not if they are
     many more than what it holds."""
     return is_large(description) and description.input_bytes <= max(MAX_LOOK_BYTES, _bytes(_waiting(description)))
 
@@ -71,7 +71,7 @@ def whole_stash(description: BatchDescription, scan: Scan) -> StashBefore:
 def needed_stash(
     description: BatchDescription, schema: CollectionSchema, scan: Scan, meeting: DataFrame | None
 ) -> StashBefore:
-    """What is due in the batch, and what its records `meeting` those in the stash (`None`: none do) meet there."""
+    """The records that are due, and those that the batch's records `meeting` the stash (`None`: none do) meet there."""
     if not (is_large(description) if meeting is None else may_look(description)):
         return whole_stash(description, scan)
     assert description.upper is not None
@@ -90,7 +90,7 @@ def needed_stash(
     frames = [scan(due).where(before_upper)] if due else []
     if met:
         frames.append(of_slots(scan(met).where(~before_upper), schema, slots, has_bad_keys=True))
-    opened = _bytes([each for each in found if each in due or each in met])
+    opened = _bytes({each.key: each for each in (*due, *met)}.values())
     rows = functools.reduce(DataFrame.union, frames) if frames else None
     return StashBefore(rows, opened, description.stash_rows)
 
@@ -100,7 +100,7 @@ def _waiting(description: BatchDescription) -> list[StateArtifact]:
     return live(description.operators.get(STASH_OPERATOR, ()), frontier_of(description))
 
 
-def _bytes(files: Sequence[StateArtifact]) -> int:
+def _bytes(files: Iterable[StateArtifact]) -> int:
     return sum(each.size_bytes for each in files)
 
 

@@ -15,13 +15,14 @@ from persist_core.schema import TIME, CollectionSchema
 from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchDescription
 from persist_core.shard.key_range import KeyRange, meets_any
 from persist_core.shard.operator_state import OrderFacts, StateArtifact
+from persist_core.shard.schema_versions import SchemaVersions
 from persist_spark.frame import OP, SKIP, order_type, records_type
 from persist_spark.order_memory import Memory
-from persist_spark.read.parts import scan_keys
-from persist_spark.upsert.fold import Fold
-from persist_spark.upsert.rules import SequenceRules
+from persist_spark.upsert.arguments import SeenBefore
+from persist_spark.upsert.fold import Fold, scan_state
 from persist_spark.upsert.seen import index_type, late_type
 from persist_spark.upsert.stash import StashBefore, needed_stash, whole_stash
+from persist_spark.upsert.state_files import StateFiles
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,10 @@ class StateBefore:
 
     spark: SparkSession
     client: PersistClient
+    files: StateFiles
     description: BatchDescription
     schema: CollectionSchema
+    schemas: SchemaVersions
     keep_deleted_ms: int | None
     order: T.DataType
 
@@ -46,7 +49,7 @@ class StateBefore:
         return sum(each.size_bytes for each in self.index)
 
     def needed_stash(self, records: DataFrame, *, may_stash: bool) -> StashBefore:
-        """What the batch needs of the stash."""
+        """The part of the stash that the batch needs."""
         return needed_stash(
             self.description, self.schema, self._scan_stash, self._meeting(records, may_stash=may_stash)
         )
@@ -55,24 +58,27 @@ class StateBefore:
         """All of it."""
         return whole_stash(self.description, self._scan_stash)
 
-    def index_of(self, ranges: Sequence[KeyRange] | None) -> DataFrame | None:
-        """The files of the order index that may hold an entry of these keys (`None`: of any)."""
-        files = [each for each in self.index if ranges is None or _has_any(each, ranges)]
-        return self._scan(ORDER_INDEX_OPERATOR, files) if files else None
-
-    def sequence(self) -> tuple[SequenceRules, Memory] | tuple[None, None]:
-        """In `sequence` order: its rules for this batch, and what the order index says besides entries of slots."""
+    def seen(self, ranges: Sequence[KeyRange] | None, slots: DataFrame | None) -> SeenBefore | None:
+        """In `sequence` order: what the shard has seen of these slots, whose keys are in the ranges (`None`: all)."""
         if self.schema.order is None:
-            return None, None
-        rules = SequenceRules(bool(self.index), LATE_OPERATOR in self.description.operators, self._forgets())
-        return rules, Memory.of([_orders(each) for each in self.index], self.schema, rules.forgets_before)
+            return None
+        files = [each for each in self.index if ranges is None or _has_any(each, ranges)]
+        return SeenBefore(
+            index=self._scan(ORDER_INDEX_OPERATOR, files) if files else None,
+            memory=Memory.of([_orders(each) for each in self.index], self.schema, self._forgets()),
+            slots=slots,
+            has_index=bool(self.index),
+            has_late=LATE_OPERATOR in self.description.operators,
+            forgets_before=self._forgets(),
+        )
 
     def kept(self) -> dict[str, tuple[StateArtifact, ...]]:
         """See `Fold.kept`."""
-        return Fold(self.spark, self.client, self.description, self.schema, self._types(), self._forgets()).kept()
+        state = (self.files, self.description, self.schema, self.schemas, self._types())
+        return Fold(self.spark, self.client, *state, self._forgets()).kept()
 
     def _forgets(self) -> int | None:
-        """What is forgotten before the batch was so at the upper of the one before it, which is its lower."""
+        """Tombstones that are forgotten before the batch: as of the upper of the one before it, which is its lower."""
         keep = self.keep_deleted_ms
         return None if keep is None else self.description.lower - keep
 
@@ -88,7 +94,8 @@ class StateBefore:
         return self._scan(STASH_OPERATOR, files)
 
     def _scan(self, operator: str, files: Sequence[StateArtifact]) -> DataFrame:
-        return scan_keys(self.spark, self.client.blob, [each.key for each in files], self._types()[operator])
+        whole = self.files.whole(files)
+        return scan_state(self.spark, self.client.blob, whole, self._types()[operator], self.schemas)
 
     def _types(self) -> dict[str, T.StructType]:
         schema = self.schema

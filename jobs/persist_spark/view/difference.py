@@ -4,17 +4,23 @@
                    ├─ one exchange by whole row ─> sum of the signs ─> those not zero ─> updates, all at one time
     persisted (-1) ┘                │ observed: contents before and after, what goes out
 
+    row  desired  persisted │ diff  part
+    a    2        1         │   +1  insertions
+    b    1        1         │    0  none: only counted
+    c    0        1         │   -1  retractions
+
 Persisted updates need not be consolidated: their diffs add up like everything else. So the difference is taken against
-what the target really holds, and each refresh corrects it. Rows are compared null-safe, after floats
-were brought to one encoding (`canonical`). Errs go the same way beside them; their message is not compared.
+what the target really holds, and each refresh corrects it. Rows are compared null-safe, after floats were brought to
+one encoding (`_canonical`). Errs go the same way beside them; their message is not compared.
 
 Nothing here starts a Spark job or knows a location. Every count is observed after the exchange, in the stage that
-writes: a retried task does not count a row twice. Expressions are SQL texts with flat column names, so no name of a
-user's column can clash or break out.
+writes: a retried task does not count a row twice. Expressions are SQL texts in which user columns are c0.. and those of
+errs kind, key, payload and message: no name of a user's column can clash or break out.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,19 +45,18 @@ from persist_core.schema import (
 from persist_core.shard.batch import BatchCounts, PartKind
 from persist_core.shard.parts import ERR_IDENTITY
 from persist_core.shard.stats import ViewStats
+from persist_spark.counted import HASHES, as_json, hashes, limb_sums, tally, whole_sum
 from persist_spark.frame import ERR_COLUMNS, err_type, passed, quoted, spark_type
 from persist_spark.stage import StateRows
-from persist_spark.upsert.counts import HASHES, as_json, limb_sums, whole_sum
 
-WANTED = "_persist_wanted"  # bigint: how often the row should be there
-FOUND = "_persist_found"  # bigint: how often it is
 _63_BITS = (1 << 63) - 1
-_PART_OF_OK = f"CASE WHEN {DIFF} > 0 THEN '{PartKind.INSERTIONS}' ELSE '{PartKind.RETRACTIONS}' END"
+_IDENTITY = ("kind", "key", "payload")  # what makes two errs equal
+_ERR_CELLS = dict(zip(("kind", "message", "key", "payload"), ERR_COLUMNS, strict=True))
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a multiset holds: the numbers of rows and errs, repeated ones included, and an order-independent digest."""
+    """Counts of a multiset: rows and errs, repeated ones included, and an order-independent digest."""
 
     rows: int
     errs: int
@@ -63,7 +68,7 @@ EMPTY = Contents(0, 0, (0, 0))
 
 @dataclass(frozen=True)
 class Refresh:
-    """What one refresh's action observed. `misplaced` is how many rows `before` holds, negative counts as positive."""
+    """The observations of one action. `misplaced` is how many rows `before` holds, negative counts as positive."""
 
     before: Contents
     after: Contents
@@ -81,7 +86,7 @@ class Refresh:
 
     @property
     def stats(self) -> ViewStats:
-        """What a refresh reports."""
+        """The report of a refresh."""
         return ViewStats(
             rows=self.after.rows,
             errs=self.after.errs,
@@ -98,7 +103,7 @@ class Refresh:
 
 @dataclass(frozen=True)
 class Installed:
-    """What `install_desired_into_persist` returns. `updates` is for exactly one action; then ask for `outcome()`.
+    """The result of `install_desired_into_persist`. `updates` is for exactly one action; then ask for `outcome()`.
 
     `updates` has the user's columns, time, diff, the err columns and `PART` (`insertions`, `retractions`, `errs`).
     A diff may be any number but 0.
@@ -108,7 +113,7 @@ class Installed:
     _observed: Sequence[Observation]
 
     def outcome(self) -> Refresh:
-        """What the action observed. Call it only after the action has succeeded: it waits for the counts."""
+        """The observations of the action. Call it only after the action has succeeded: it waits for the counts."""
         totals: dict[str, int] = {}
         for observation in self._observed:
             for name, value in json.loads(observation.get["counts"]).items():
@@ -132,31 +137,35 @@ def install_desired_into_persist(
     an empty frame. `schema` has no key: a view is a multiset.
     """
     (time,) = passed(at)
-    flat = [f"c{i}" for i in range(len(schema.columns))]
-    values = [f"{_canonical(column)} AS {name}" for name, column in zip(flat, schema.columns, strict=True)]
-    oks = desired_oks.selectExpr(*values, f"1L AS {WANTED}", f"0L AS {FOUND}")
+    plain = [f"c{i}" for i in range(len(schema.columns))]
+    values = [f"{_canonical(column)} AS {name}" for name, column in zip(plain, schema.columns, strict=True)]
+    oks = desired_oks.selectExpr(*values, "1L AS desired", "0L AS persisted")
     if persisted_oks is not None:
-        oks = oks.union(persisted_oks.selectExpr(*values, f"0L AS {WANTED}", f"{DIFF} AS {FOUND}"))
+        oks = oks.union(persisted_oks.selectExpr(*values, "0L AS desired", f"{DIFF} AS persisted"))
     # Moved first, summed after: nearly all rows differ from each other, so summing them before the exchange as well, as
     # Spark would do by itself, costs a third of the time and saves nothing (docs/benchmarks.md).
-    gathered = oks.repartition(*map(F.col, flat))
-    changed, observed = _changed(gathered.groupBy(*flat).agg(*_sums()), flat, is_err=False)
-    published = [f"{name} AS {quoted(column.name)}" for name, column in zip(flat, schema.columns, strict=True)]
+    summed = oks.repartition(*map(F.col, plain)).groupBy(*plain).agg(*_sums())
+    changed, observed = _changed(summed, plain, is_err=False)
+    named = [f"{name} AS {quoted(column.name)}" for name, column in zip(plain, schema.columns, strict=True)]
     no_err = [f"CAST(NULL AS {err_type(name).simpleString()}) AS {name}" for name in ERR_COLUMNS]
-    updates = changed.selectExpr(*published, f"{time} AS {TIME}", DIFF, *no_err, PART)
+    system = [f"{time} AS {TIME}", f"diff AS {DIFF}"]
+    updates = changed.selectExpr(*named, *system, *no_err, f"part AS {PART}")
     errs = _errs(desired_errs, persisted_errs)
     if errs is None:
         return Installed(updates, (observed,))
-    changed_errs, observed_errs = _changed(errs, list(ERR_IDENTITY), is_err=True)
-    no_values = [f"CAST(NULL AS {_sql_type(column)}) AS {quoted(column.name)}" for column in schema.columns]
-    err_updates = changed_errs.selectExpr(*no_values, f"{time} AS {TIME}", DIFF, *ERR_COLUMNS, PART)
+    changed_errs, observed_errs = _changed(errs, _IDENTITY, is_err=True)
+    no_values = [
+        f"CAST(NULL AS {spark_type(column.type).simpleString()}) AS {quoted(column.name)}" for column in schema.columns
+    ]
+    cells = [f"{name} AS {column}" for name, column in _ERR_CELLS.items()]
+    err_updates = changed_errs.selectExpr(*no_values, *system, *cells, f"part AS {PART}")
     return Installed(updates.union(err_updates), (observed, observed_errs))
 
 
 def inherited(name: str) -> list[str]:
     """The err columns of an input's err as the view has them: no byte of its message, key or payload.
 
-    `persist_core.oracle.view.inherited` says how the digest is made. The message follows from the kind: it names the
+    `tests/oracle/view.py` makes the same digest. The message follows from the kind: it names the
     collection where the record is.
     """
     # `-` for null: no key is not an empty one
@@ -173,11 +182,7 @@ def inherited(name: str) -> list[str]:
 
 
 def _sums() -> list[SparkColumn]:
-    return [F.expr(f"sum({name}) AS {name}") for name in (WANTED, FOUND)]
-
-
-def _sql_type(column: Column) -> str:
-    return spark_type(column.type).simpleString()
+    return [F.expr("sum(desired) AS desired"), F.expr("sum(persisted) AS persisted")]
 
 
 def _canonical(column: Column) -> str:
@@ -185,58 +190,53 @@ def _canonical(column: Column) -> str:
     name = quoted(column.name)
     if column.type not in ("float", "double"):
         return name
-    as_type = f"AS {column.type.upper()}"
-    return (
-        f"CASE WHEN isnan({name}) THEN CAST('NaN' {as_type}) WHEN {name} = CAST(0 {as_type}) THEN CAST(0 {as_type})"
-        f" ELSE {name} END"
-    )
+    nan, zero = f"CAST('NaN' AS {column.type})", f"CAST(0 AS {column.type})"
+    return f"CASE WHEN isnan({name}) THEN {nan} WHEN {name} = {zero} THEN {zero} ELSE {name} END"
 
 
 def _errs(desired: DataFrame | None, persisted: DataFrame | None) -> DataFrame | None:
     """Errs summed by what makes them equal, or `None` if neither side has any."""
-    sides = []
-    if desired is not None:
-        sides.append(desired.selectExpr(*ERR_IDENTITY, ERR_MESSAGE, f"{DIFF} AS {WANTED}", f"0L AS {FOUND}"))
-    if persisted is not None:
-        sides.append(persisted.selectExpr(*ERR_IDENTITY, ERR_MESSAGE, f"0L AS {WANTED}", f"{DIFF} AS {FOUND}"))
+    cells = [f"{column} AS {name}" for name, column in _ERR_CELLS.items()]
+    sides = [
+        frame.selectExpr(*cells, *counts)
+        for frame, counts in (
+            (desired, (f"{DIFF} AS desired", "0L AS persisted")),
+            (persisted, ("0L AS desired", f"{DIFF} AS persisted")),
+        )
+        if frame is not None
+    ]
     if not sides:
         return None
-    both = sides[0] if len(sides) == 1 else sides[0].union(sides[1])
-    return both.groupBy(*ERR_IDENTITY).agg(*_sums(), F.expr(f"max({ERR_MESSAGE}) AS {ERR_MESSAGE}"))
+    both = functools.reduce(DataFrame.union, sides)
+    return both.groupBy(*_IDENTITY).agg(*_sums(), F.expr("max(message) AS message"))
 
 
 def _changed(summed: DataFrame, identity: Sequence[str], *, is_err: bool) -> tuple[DataFrame, Observation]:
-    """The rows whose counts differ, with `DIFF` and `PART`; all rows are observed on the way."""
-    part = f"'{PartKind.ERRS}'" if is_err else _PART_OF_OK
-    rows = summed.selectExpr("*", f"{WANTED} - {FOUND} AS {DIFF}").selectExpr(
-        "*", f"{part} AS {PART}", *_hashes(identity, is_err=is_err)
+    """The rows whose counts differ, with `diff` and `part`; all rows are observed on the way."""
+    of_ok = f"CASE WHEN diff > 0 THEN '{PartKind.INSERTIONS}' ELSE '{PartKind.RETRACTIONS}' END"
+    part = f"'{PartKind.ERRS}'" if is_err else of_ok
+    rows = summed.selectExpr("*", "desired - persisted AS diff").selectExpr(
+        "*", f"{part} AS part", *hashes([str(is_err).lower(), *identity])
     )
     observation = Observation()
     observed = rows.observe(observation, as_json(_counts("errs_" if is_err else "rows_")))
-    return observed.where(f"{DIFF} != 0"), observation
-
-
-def _hashes(identity: Sequence[str], *, is_err: bool) -> list[str]:
-    """Two independent 64-bit hashes of a row. Hashing passes over nulls, so where they are is hashed too."""
-    hashed = ", ".join([*identity, *(f"{name} IS NULL" for name in identity)])
-    return [f"xxhash64({i}, {str(is_err).lower()}, {hashed}) AS {name}" for i, name in enumerate(HASHES)]
+    return observed.where("diff != 0"), observation
 
 
 def _counts(prefix: str) -> dict[str, str]:
-    """What is counted of every row, changed or not. Sums of hashes, limb by limb: neither order nor files matter."""
-    counts = {
-        f"{prefix}wanted": f"sum({WANTED})",
-        f"{prefix}found": f"sum({FOUND})",
-        f"{prefix}misplaced": f"sum(abs({FOUND}))",
-        f"{prefix}inserted": f"sum(greatest({DIFF}, 0L))",
-        f"{prefix}retracted": f"sum(greatest(-{DIFF}, 0L))",
-        f"{prefix}insertions": f"count_if({DIFF} > 0)",
-        f"{prefix}retractions": f"count_if({DIFF} < 0)",
+    """The counts of every row, changed or not."""
+    sums = {
+        "desired": "sum(desired)",
+        "persisted": "sum(persisted)",
+        "misplaced": "sum(abs(persisted))",
+        "inserted": "sum(greatest(diff, 0L))",
+        "retracted": "sum(greatest(-diff, 0L))",
+        **tally({"insertions": "diff > 0", "retractions": "diff < 0"}),
     }
+    counts = {f"{prefix}{name}": sql for name, sql in sums.items()}
     for i, name in enumerate(HASHES):
-        changed = f"CASE WHEN {DIFF} != 0 THEN xxhash64({name}, {DIFF}) ELSE 0L END"
-        counts |= limb_sums(f"wanted_{i}", name, WANTED) | limb_sums(f"found_{i}", name, FOUND)
-        counts |= limb_sums(f"changed_{i}", changed)
+        counts |= limb_sums(f"desired_{i}", name, "desired") | limb_sums(f"persisted_{i}", name, "persisted")
+        counts |= limb_sums(f"changed_{i}", f"CASE WHEN diff != 0 THEN xxhash64({name}, diff) ELSE 0L END")
     return counts
 
 
@@ -255,8 +255,8 @@ def _refresh(totals: Mapping[str, int]) -> Refresh:
     )
     changed = [whole_sum(totals, f"changed_{i}") for i in range(2)]
     return Refresh(
-        before=contents("found"),
-        after=contents("wanted"),
+        before=contents("persisted"),
+        after=contents("desired"),
         counts=counts,
         inserted=totals["rows_inserted"],
         retracted=totals["rows_retracted"],

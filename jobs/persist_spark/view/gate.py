@@ -1,4 +1,4 @@
-"""What a query may be, by the plans that Spark makes of it.
+"""Rules for a query, by the plans that Spark makes of it.
 
     query + empty inputs --EXPLAIN EXTENDED--> parsed plan: the functions that the text calls
                                                analyzed plan: operators, relations, and what will be evaluated
@@ -12,19 +12,21 @@ The parser's gate (`persist_core.config.view_query`) comes first, but it is not 
 4. A word before a parenthesis is a call, unless the parsed plan has it without the mark of a call (`'name(`): then it
    is part of a literal or a name. Words that are refused for a reason are refused there too, because some functions
    (`current_user`) are written without parentheses.
+5. Spark takes a constant text such as `now` for the time of its optimizer where it casts it, and only there: of a row's
+   text it does not. So what becomes a time is a literal of another text, or depends on the inputs.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 
 from pyspark.sql import DataFrame, SparkSession
 
 from persist_core.config.sql_functions import ALLOWED, REFUSED, remedy_for
 from persist_core.errors import ConfigError
 from persist_spark.frame import quoted
+from persist_spark.session import use
 
 # Plans are printed whole, as they are. Nothing is computed for them: with this rule the optimizer would call the
 # functions over the rows of a `VALUES`, also those that are about to be refused.
@@ -48,11 +50,30 @@ _CALL = re.compile(r"([A-Za-z_][\w.$]*)\(")
 _WRITTEN_CALL = re.compile(r"'([^\s'()\[\],]+)\(")  # in a parsed plan
 _TABLE_FUNCTION = re.compile(r"UnresolvedTableValuedFunction \[([^\]]*)\]")
 _BY_EXPRESSION = ("expressionwithunresolvedidentifier", "planwithunresolvedidentifier")
-# Texts that Spark takes as the current time: also where it compares a text with a time, and so casts it.
-_CLOCK_TEXT = re.compile(r"(?i)cast\(\s*((?:now|today|tomorrow|yesterday)\b[^()]*) as (?:date|timestamp\w*)[,)]")
+_CLOCK_WORD = re.compile(r"(?i)\s*(now|today|tomorrow|yesterday)\s*")
+# Spark's parser itself replaces these.
+_CLOCK_LITERAL = re.compile(
+    r"(?is)\b(?:date|timestamp\w*)(?:\s|/\*.*?\*/|--[^\n]*\n)*r?['\"]\s*(now|today|tomorrow|yesterday|\\)"
+)
+_TO_TIME = re.compile(r"(.*?) as (?:date|timestamp\w*)")  # in the parentheses of a cast
+# Plans show these without the casts in them: of a text that is compared with a time, or made one.
+_HIDING_CASTS = """
+    between date_part datepart decode equal_null extract ifnull nullif nvl nvl2 to_date to_timestamp to_timestamp_ltz
+    to_timestamp_ntz try_add try_subtract try_to_date try_to_timestamp
+"""
+_MAY_CAST = frozenset(_HIDING_CASTS.split())
+# How an expression begins that may stand for a time without being a text. In parentheses: an operator.
+_NO_TEXT = re.compile(
+    r"\(|(?:(?:add_months|date|date_add|date_from_unix_date|date_sub|date_trunc|from_utc_timestamp|last_day|make_date"
+    r"|make_timestamp\w*|next_day|timestamp_\w+|timestampadd|to_date|to_timestamp\w*|to_utc_timestamp|trunc|try_to_\w+)"
+    r"\(|(?:try_)?cast\(.* as (?!string)\w+(?:\([\d,]+\))?\)$)",
+    re.DOTALL,
+)
+_REFERENCE = re.compile(r"#\d+")
 # What analyzed plans print beside functions: parts of expressions, and types.
 _PRINTED_WORDS = """
-    arraytype char chartype currentrow$ decimal decimaltype exists in interval knownnotnull knownnullable
+    arraytype char chartype currentrow$ decimal decimaltype exists extractansiintervaldays in interval knownnotnull
+    knownnullable
     lambdafunction list listquery maptype namedlambdavariable outer pivotfirst precisetimestampconversion some
     specifiedwindowframe stringtype structfield structtype timetype unboundedfollowing$ unboundedpreceding$
     unspecifiedframe$ varchar varchartype vector windowspecdefinition
@@ -66,47 +87,38 @@ def as_rows(text: str) -> str:
     return f"SELECT * FROM ({text}\n)"
 
 
-@contextmanager
-def _printed_whole(spark: SparkSession) -> Iterator[None]:
-    """Plans are printed whole within the block: in a session of our own, where no other code sets these."""
-    for name, value in _WHOLE.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name in _WHOLE:
-            spark.conf.unset(name)
-
-
-@contextmanager
-def registered(inputs: Mapping[str, DataFrame]) -> Iterator[None]:
-    """The inputs under their names while a query is analyzed; after that the plan refers to them directly."""
-    made: list[tuple[SparkSession, str]] = []
-    try:
-        for name, frame in inputs.items():
-            frame.createOrReplaceTempView(quoted(name))
-            made.append((frame.sparkSession, name))
-        yield
-    finally:
-        for session, name in made:
-            session.catalog.dropTempView(quoted(name))
+def register(inputs: Mapping[str, DataFrame]) -> None:
+    """The inputs under their names, for the analysis of a query: in a session of our own, which ends with its job."""
+    for name, frame in inputs.items():
+        frame.createOrReplaceTempView(quoted(name))
 
 
 def check_query(spark: SparkSession, view: str, text: str, inputs: Mapping[str, DataFrame]) -> None:
-    """Raise `ConfigError` unless the query only computes with its inputs. Errors of Spark's own analysis pass."""
+    """Raise `ConfigError` unless the query only computes with its inputs. Errors of Spark's own analysis pass.
+
+    `spark` is a session of our own: names of the inputs stand for empty relations after this.
+    """
     empty = {
         name: spark.range(0).selectExpr(
             *(f"CAST(NULL AS {field.dataType.simpleString()}) AS {quoted(field.name)}" for field in frame.schema)
         )
         for name, frame in inputs.items()
     }
-    with _printed_whole(spark), registered(empty):
-        (row,) = spark.sql(f"EXPLAIN EXTENDED {as_rows(text)}").collect()
-        names = [*inputs, *(name for frame in inputs.values() for name in frame.columns)]
-        problem = next(_problems(row[0], inputs, names), None)
-        if problem is None:
-            return
-        spark.sql(as_rows(text)).schema  # noqa: B018 - asked for its error: Spark's own says more
+    typed = _CLOCK_LITERAL.search(text)
+    if typed is not None:
+        raise ConfigError(
+            f"view {view}: query: found {typed[1]!r} as a time, expected a fixed time; {remedy_for('now')}"
+        )
+    register(empty)
+    use(spark, _WHOLE)
+    (row,) = spark.sql(f"EXPLAIN EXTENDED {as_rows(text)}").collect()
+    for name in _WHOLE:  # what runs has all rules, and Spark keeps the plans of what runs
+        spark.conf.unset(name)
+    names = [*inputs, *(name for frame in inputs.values() for name in frame.columns)]
+    problem = next(_problems(row[0], inputs, names), None)
+    if problem is None:
+        return
+    spark.sql(as_rows(text)).schema  # noqa: B018 - asked for its error: Spark's own says more
     found, expected, remedy = problem
     raise ConfigError(f"view {view}: query: found {found}{_place(text, found)}, expected {expected}; {remedy}")
 
@@ -127,13 +139,48 @@ def _problems(explained: str, inputs: Iterable[str], names: Iterable[str]) -> It
     for name in called:
         if (remedy := remedy_for(name)) is not None:
             yield f"{name}()", "a function of the inputs only", remedy
-    for word in _CLOCK_TEXT.findall(analyzed):
-        yield f"{word.strip()!r} as a time", "a fixed time", remedy_for("now") or ""
+    for word in _clock_texts(parsed, analyzed):
+        yield f"{word!r} as a time", "a fixed time", remedy_for("now") or ""
     for word in _CALL.findall(analyzed):
         name = word.lower().removeprefix(_PIVOTED)
         if name in REFUSED or not (name in ALLOWED or name in _PRINTED or name in beside):
             remedy = f"{remedy_for(name)} (in a text, separate the word and its parenthesis by concat)"
             yield f"{word}()", "a function of the inputs only", remedy
+
+
+def _clock_texts(parsed: str, analyzed: str) -> Iterator[str]:
+    """Texts that become a time, are the same for all rows, and may be a text that Spark takes as the current time."""
+    written = set(_REFERENCE.findall(parsed))  # in literals and names: references to columns get their numbers later
+    for call in _CALL.finditer(analyzed):
+        name, arguments = call[1].lower(), _arguments(analyzed, call.end())
+        if name in ("cast", "try_cast"):
+            found = _TO_TIME.fullmatch(arguments[0]) or _TO_TIME.match(arguments[0])
+            arguments = [] if found is None else [found[1]]
+        elif name not in _MAY_CAST:
+            continue
+        elif "to_" in name:
+            del arguments[1:]  # how the text is read
+        for each in map(str.strip, arguments):
+            if "(" in each or each.startswith("CASE "):
+                may_be_one = not _NO_TEXT.match(each) and written.issuperset(_REFERENCE.findall(each))
+            else:
+                may_be_one = _CLOCK_WORD.fullmatch(each) is not None
+            if may_be_one:
+                yield each
+
+
+def _arguments(plan: str, start: int) -> list[str]:
+    """The arguments of a call whose parenthesis is before `start`, as far as its line goes."""
+    depth, found = 0, [""]
+    for char in plan[start:].partition("\n")[0]:
+        depth += {"(": 1, ")": -1}.get(char, 0)
+        if depth < 0:
+            break
+        if char == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += char
+    return found
 
 
 def _wrong_operators(analyzed: str, inputs: Iterable[str]) -> Iterator[tuple[str, str, str]]:

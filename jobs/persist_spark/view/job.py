@@ -24,16 +24,17 @@ from persist_core.errors import CorruptArtifact, InvalidInput, NotReadable, TooM
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import OpenLocation
 from persist_core.protocol.stages import check_not_outdated
-from persist_core.schema import DIFF, ERR_KIND, ERR_MESSAGE, CollectionSchema, check_compatible
+from persist_core.schema import DIFF, ERR_KIND, ERR_MESSAGE, CollectionSchema
 from persist_core.shard.batch import BatchManifest, HollowBatch
 from persist_core.shard.keys import dry_run_key
 from persist_core.shard.pieces import all_errs, oks_as_of
 from persist_core.shard.state import ShardState
-from persist_core.shard.stats import DryRun
+from persist_core.shard.stats import DryRun, show_bytes
 from persist_core.sources.frozen import load_frozen
 from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource
 from persist_core.spark_job.spec import JobSpec
 from persist_core.time_text import show_time
+from persist_spark import progress
 from persist_spark.frame import part_type, quoted
 from persist_spark.read.damage import check_sizes, named_damage, part_sizes
 from persist_spark.read.frames import error_updates, snapshot
@@ -84,8 +85,7 @@ class _View:
     def plan(self, frozen: FrozenShards, at: int) -> tuple[CollectionSchema, Installed]:
         """The updates at time `at`. Raises `SchemaMismatch` if the rows do not fit the shard."""
         schema, rows, errs = self.desired(frozen)
-        if self.state.schema is not None and self.state.schema.columns:
-            check_compatible(self.state.schema, schema)
+        schema = self.state.schemas.placed(schema)
         oks, known_errs = self.persisted(schema)
         return schema, install_desired_into_persist(rows, errs, oks, known_errs, schema=schema, at=at)
 
@@ -102,7 +102,7 @@ def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
         raise InvalidInput(f"job spec of {config.name}: found a {type(config).__name__}, expected a view")
     client, description = PersistClient(location), spec.description
     if spec.dry_run_as_of is not None:
-        frozen = ShardSource(config, client).frozen_at(spec.dry_run_as_of)
+        frozen = ShardSource(client, config).frozen_at(spec.dry_run_as_of)
         state = client.machine.fetch(config.name) or ShardState(config.name)
     else:
         state = client.state(config.name)
@@ -119,6 +119,7 @@ def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
         failed(config.name, f"the refresh as of {show_time(frozen.as_of)}"),
         named_damage(client.blob, client),
     ):
+        progress.enter("plan", f"{len(frozen.uppers)} inputs, {show_bytes(description.input_bytes)}")
         use(own, {**stage_settings(moved_bytes), **listing(client.blob), **_JOINS})
         view = _View(own, client, location, config, state, list(zip(below, manifests, strict=True)))
         schema, installed = view.plan(frozen, frozen.as_of)
@@ -178,7 +179,7 @@ def _corrections(view: _View, refresh: Refresh) -> int:
 
 
 def _left(view: _View) -> Contents | None:
-    """What the newest refresh has left, as its manifest says; empty before the first. `None`: it is no longer known."""
+    """The counts of the newest refresh, as its manifest says; empty before the first. `None`: it is no longer known."""
     for commit in reversed(view.state.commits):
         stats = view.client.manifest(commit).stats
         if "contents_0" in stats:
@@ -188,6 +189,7 @@ def _left(view: _View) -> Contents | None:
 
 def run_without_output(frame: DataFrame) -> None:
     """Compute every row, for what is observed on the way."""
+    progress.enter("write")
     frame.write.format("noop").mode("overwrite").save()
 
 
@@ -210,7 +212,7 @@ def _dry_run(view: _View, schema: CollectionSchema, installed: Installed, as_of:
     """Compute the refresh, and keep its counts and some of its updates."""
     run_without_output(installed.updates)
     stats = _Corrected(view, installed).outcome().stats
-    _, again = view.plan(ShardSource(view.config, view.client).frozen_at(as_of), as_of)
+    _, again = view.plan(ShardSource(view.client, view.config).frozen_at(as_of), as_of)
     columns = [quoted(column.name) for column in schema.columns]
     shown = [DIFF, *columns, *_SHOWN_OF_ERRS]
     ordered = again.updates.orderBy(ERR_KIND, *columns, DIFF).limit(SAMPLE_ROWS)

@@ -1,4 +1,4 @@
-"""What a view's rows are: its query (or function) over its inputs as of one time, in the types that shards have.
+"""The rows of a view: its query (or function) over its inputs as of one time, in the types that shards have.
 
     inputs as of r --temporary views--> query that passes the gate --column by column--> CollectionSchema, DataFrame
 
@@ -24,7 +24,7 @@ from persist_core.errors import ConfigError, InvalidName, RunFailed
 from persist_core.schema import CollectionSchema, Column, decimal_of
 from persist_spark.compat import ENGINE_ERRORS
 from persist_spark.frame import quoted
-from persist_spark.view.gate import as_rows, check_query, registered
+from persist_spark.view.gate import as_rows, check_query, register
 
 _MAX_MESSAGE_CHARS = 2_000  # Spark's messages may hold whole plans
 _AFTER_MESSAGE = ("JVM stacktrace", "Driver stacktrace", "\n\tat ")
@@ -52,8 +52,8 @@ def rows_of(spark: SparkSession, view: str, definition: str, inputs: Mapping[str
     text = definition.strip().rstrip(";")
     with refused(view, "the query"):
         check_query(spark, view, text, inputs)
-        with registered(inputs):
-            return spark.sql(as_rows(text))
+        register(inputs)
+        return spark.sql(as_rows(text))
 
 
 def _called(spark: SparkSession, view: str, function: str, inputs: Mapping[str, DataFrame]) -> DataFrame:

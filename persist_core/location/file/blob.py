@@ -22,10 +22,12 @@ import errno
 import itertools
 import logging
 import os
+import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import Determinate, Indeterminate, InvalidName, InvalidUri
@@ -94,11 +96,19 @@ class FileBlob:
                 return value.read()
 
     def set(self, key: str, data: bytes) -> None:
-        *directories, name = _segments(key)
         check_blob_data(key, data)
+        self._set(key, lambda file: file.write(data))
+
+    def set_file(self, key: str, path: Path) -> None:
+        """See `FileTaker`."""
+        with path.open("rb") as source:
+            self._set(key, lambda file: shutil.copyfileobj(source, file))
+
+    def _set(self, key: str, write: Callable[[IO[bytes]], object]) -> None:
+        *directories, name = _segments(key)
         with self._verdict("set", key):
             self._sweep_once()
-            staged = self._stage(data)
+            staged = self._stage(write)
         try:
             with self._verdict("set", key, harmless=_DID_NOTHING):
                 self._move_into_place(staged, directories, name, key)
@@ -187,8 +197,8 @@ class FileBlob:
             if descriptor is not None:
                 os.close(descriptor)
 
-    def _stage(self, data: bytes) -> Path:
-        """Write `data` to a new temporary file and flush it."""
+    def _stage(self, write: Callable[[IO[bytes]], object]) -> Path:
+        """Have `write` fill a new temporary file, and flush it."""
         folder = self._root / TEMPORARY
         create_directory(self._root)
         create_directory(folder, 0o777)  # all who may write to the root may write here
@@ -198,7 +208,7 @@ class FileBlob:
         descriptor = os.open(staged, _CREATE, 0o666)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
+                write(file)
                 file.flush()
                 os.fsync(descriptor)
         except BaseException:
@@ -337,7 +347,7 @@ def _enter(parent: int, name: str, key: str, *, create: bool) -> int | None:
 
 
 def _stat_value(parent: int, name: str, key: str) -> os.stat_result | None:
-    """What the regular file `name` is; `None` for a directory or nothing; `InvalidName` for links, sockets and such."""
+    """The status of the regular file `name`; `None` for a directory or nothing. `InvalidName` for links and sockets."""
     try:
         found = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:

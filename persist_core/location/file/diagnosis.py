@@ -1,4 +1,4 @@
-"""What `persist doctor` checks of a folder's file system."""
+"""Checks of a folder's file system for `persist doctor`."""
 
 from __future__ import annotations
 

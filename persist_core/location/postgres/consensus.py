@@ -335,7 +335,7 @@ class _NotThere(Determinate):
 
 
 def _did_nothing(error: psycopg.Error) -> bool:
-    """Whether the server itself says that the statement failed, and goes on with the session.
+    """True if the server itself says that the statement failed, and goes on with the session.
 
     A FATAL error ends the session at any point, also between a commit and its answer: that proves nothing.
     """

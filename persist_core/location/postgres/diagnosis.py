@@ -1,4 +1,4 @@
-"""What `persist doctor` asks a PostgreSQL server: versions, settings, rights, and poolers in between."""
+"""Checks of a PostgreSQL server for `persist doctor`: versions, settings, rights, and poolers in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a `postgresql://` URI says: a database for libpq, and which table in it is ours.
+"""Parses a `postgresql://` URI: a database for libpq, and which table in it is ours.
 
     postgresql://user:password@host:5432/database?schema=persist&table=consensus&sslmode=verify-full
                  '------------- libpq ----------' '------ ours ------------' '----- libpq ------'

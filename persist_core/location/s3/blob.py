@@ -13,8 +13,9 @@ The folder `_consensus` below the prefix is `S3Consensus`'s, if the two share a 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
 
 from persist_core.clock import Clock
 from persist_core.errors import InvalidName, StorageError
@@ -92,11 +93,23 @@ class S3Blob:
         raise AssertionError("unreachable: the last try returns or raises")
 
     def set(self, key: str, data: bytes) -> None:
-        name = self._name(key)
         check_blob_data(key, data)
+        self._set(key, lambda name: self._put(name, data))
+
+    def set_file(self, key: str, path: Path) -> None:
+        """See `FileTaker`."""
+
+        def upload(name: str) -> None:
+            with path.open("rb") as source:
+                self._upload(name, source)
+
+        self._set(key, upload)
+
+    def _set(self, key: str, put: Callable[[str], None]) -> None:
+        name = self._name(key)
         for attempt in range(1, CONFLICT_TRIES + 1):
             try:
-                self._put(name, data)
+                put(name)
             except failures() as error:
                 if verdict_on(error) is Verdict.CONFLICT and attempt < CONFLICT_TRIES:
                     continue
@@ -183,11 +196,16 @@ class S3Blob:
         return name
 
     def _put(self, name: str, data: bytes) -> None:
-        bucket = self._settings.bucket
         if len(data) < MULTIPART_BYTES:
-            self._client.api.put_object(Bucket=bucket, Key=name, Body=data)
+            self._client.api.put_object(Bucket=self._settings.bucket, Key=name, Body=data)
         else:
-            self._client.api.upload_fileobj(io.BytesIO(data), bucket, name, Config=_transfer_settings())
+            self._upload(name, io.BytesIO(data))
+
+    def _upload(self, name: str, source: IO[bytes]) -> None:
+        from boto3.s3.transfer import TransferConfig
+
+        config = TransferConfig(multipart_threshold=MULTIPART_BYTES, multipart_chunksize=PIECE_BYTES, max_concurrency=4)
+        self._client.api.upload_fileobj(source, self._settings.bucket, name, Config=config)
 
     def _size(self, key: str, name: str) -> int | None:
         try:
@@ -221,9 +239,3 @@ class S3Blob:
             if not page.get("IsTruncated"):
                 return
             request["ContinuationToken"] = page["NextContinuationToken"]
-
-
-def _transfer_settings() -> Any:
-    from boto3.s3.transfer import TransferConfig
-
-    return TransferConfig(multipart_threshold=MULTIPART_BYTES, multipart_chunksize=PIECE_BYTES, max_concurrency=4)

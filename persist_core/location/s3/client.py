@@ -1,4 +1,4 @@
-"""What both S3 backends share: where a bucket is and with whose credentials, a client, and verdicts on its errors.
+"""The common part of both S3 backends: the bucket and its credentials, a client, and verdicts on its errors.
 
     s3://bucket/prefix?endpoint=...  --open.py--> S3Settings --S3Client--> boto3, made at the first call
                                                                   '-- an error --verdict_on--> Verdict --> StorageError
@@ -43,7 +43,7 @@ os.register_at_fork(after_in_child=_forget_locks)
 
 
 class Verdict(enum.Enum):
-    """What an error says about the request that it ended."""
+    """The fate of a request that ended with an error."""
 
     ABSENT = "absent"  # there is no such object
     EXISTS = "exists"  # the condition did not hold: the object is there
@@ -125,7 +125,7 @@ def body_of(answer: Mapping[str, Any]) -> bytes:
 
 
 def verdict_on(error: BaseException) -> Verdict:
-    """What `error` says about the request that it ended. What is not known for certain is `UNKNOWN`."""
+    """The fate of the request that ended with `error`; `UNKNOWN` if it is not certain."""
     from botocore import exceptions
 
     cause = _cause_of(error)
@@ -146,14 +146,14 @@ def verdict_on(error: BaseException) -> Verdict:
 
 
 def is_answer(error: Exception) -> bool:
-    """Whether S3 has answered, and not the network or this machine."""
+    """True if S3 has answered, and not the network or this machine."""
     from botocore.exceptions import ClientError
 
     return isinstance(_cause_of(error), ClientError)
 
 
 def _is_distrust(cause: BaseException) -> bool:
-    """Whether the server's certificate was not accepted."""
+    """True if the server's certificate was not accepted."""
     from botocore.exceptions import SSLError
 
     # OpenSSL's words, and urllib3's if the certificate is for another host.

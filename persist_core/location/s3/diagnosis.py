@@ -1,4 +1,4 @@
-"""What `persist doctor` asks of an S3 bucket: transport, clock, and rules that delete or retain objects."""
+"""Checks of an S3 bucket for `persist doctor`: transport, clock, and rules that delete or retain objects."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _setting(
 
 
 def transport(endpoint: str | None) -> Finding:
-    """Whether requests to `endpoint` can be read on the way."""
+    """True if requests to `endpoint` can be read on the way."""
     url = urlsplit(endpoint or "https://aws")
     return grade_if(
         url.scheme == "http" and url.hostname not in _LOOPBACK,
@@ -130,7 +130,7 @@ def _lifecycle(found: Any, root: str, *, has_uploads: bool) -> Iterator[Finding]
 
 
 def _unfinished_uploads(rules: list[Any], root: str) -> Finding:
-    """Whether interrupted uploads are cleared, and running ones are not."""
+    """True if interrupted uploads are cleared, and running ones are not."""
     found = [rule for rule in rules if "AbortIncompleteMultipartUpload" in rule]
     days = {rule.get("ID", "?"): rule["AbortIncompleteMultipartUpload"].get("DaysAfterInitiation", 0) for rule in found}
     hasty = [f"{name} (after {after} d)" for name, after in days.items() if after <= MAX_WRITE_DAYS]
@@ -155,7 +155,7 @@ def _unfinished_uploads(rules: list[Any], root: str) -> Finding:
 
 
 def _meets(rule: Any, root: str) -> bool:
-    """Whether a rule can touch an object of ours. Tags and sizes are ignored, so a warning may be superfluous."""
+    """True if a rule can touch an object of ours. Tags and sizes are ignored, so a warning may be superfluous."""
     prefix = _prefix_of(rule)
     return prefix.startswith(root) or root.startswith(prefix)
 

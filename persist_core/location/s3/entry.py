@@ -1,4 +1,4 @@
-"""What `S3Consensus` stores: one object per entry of a key's log, written once. Names and bytes, no requests.
+"""The objects of `S3Consensus`: one per entry of a key's log, written once. Names and bytes, no requests.
 
     <prefix>/_consensus/<folder of the key>/<newest first>-<position>
         persist-consensus-1 <SHA-256 of position and header> {"id": ..., "key": ..., "seqno": ..., "sha256": ...}\\n
@@ -34,8 +34,8 @@ class Header:
     """Everything in an entry except the data itself.
 
     `seqno` is the newest version's; `number` counts the versions ever made, this one included; `restates` is set where
-    the entry makes no version but truncates: it then repeats the newest one. Of the log there count the entries from
-    position `first` on, and `truncated` versions before it are gone.
+    the entry makes no version but truncates: it then repeats the newest one. Only entries of the log from position
+    `first` onward are live; `truncated` versions before it are gone.
     """
 
     id: str
@@ -132,8 +132,8 @@ def position_of(name: str, where: str) -> int:
     return int(match[2])
 
 
-def decode_header(data: bytes, position: int, where: str) -> Header:
-    """The header at the beginning of an object's bytes. Raises `Corruption`, `UnknownVersion`."""
+def decode_header(data: bytes, folder: str, position: int, where: str) -> Header:
+    """The header at the beginning of the bytes of an object in `folder`. Raises `Corruption`, `UnknownVersion`."""
     line, newline, _ = data[:HEADER_BYTES].partition(b"\n")
     magic, _, rest = line.partition(b" ")
     digest, _, text = rest.partition(b" ")
@@ -149,16 +149,22 @@ def decode_header(data: bytes, position: int, where: str) -> Header:
             f"{where}: found SHA-256 {digest[:80]!r} of the header; expected {expected!r} at position {position}:"
             " the object is damaged, or was written as another entry; restore it from a copy"
         )
-    return Header(position=position, **json.loads(text))
+    header = Header(position=position, **json.loads(text))
+    if folder_of(header.key) != folder:
+        raise Corruption(
+            f"{where}: the entry says that it is of {header.key!r}, whose folder is {folder_of(header.key)!r}: another"
+            " log's object is in its place; restore it from a copy"
+        )
+    return header
 
 
 def _digest_of_header(text: bytes, position: int) -> bytes:
     return hashlib.sha256(b"%d %b" % (position, text)).hexdigest().encode()
 
 
-def decode_entry(data: bytes, position: int, where: str) -> Entry:
+def decode_entry(data: bytes, folder: str, position: int, where: str) -> Entry:
     """A whole object's bytes. Raises `Corruption`, also if the data has another digest."""
-    header = decode_header(data, position, where)
+    header = decode_header(data, folder, position, where)
     payload = data[data.index(b"\n") + 1 :]
     digest = hashlib.sha256(payload).hexdigest()
     if digest != header.sha256:

@@ -73,13 +73,13 @@ class S3Logs:
         """The entry at `position`, or `None`."""
         folder = folder_of(key)
         data = self._bytes(folder, position)
-        return None if data is None else decode_entry(data, position, self._where(folder, position))
+        return None if data is None else decode_entry(data, folder, position, self._where(folder, position))
 
     def header(self, key: str, position: int) -> Header | None:
         """The header of the entry at `position`, or `None`. Reads no more than that."""
         folder = folder_of(key)
         data = self._bytes(folder, position, Range=f"bytes=0-{HEADER_BYTES - 1}")
-        return None if data is None else decode_header(data, position, self._where(folder, position))
+        return None if data is None else decode_header(data, folder, position, self._where(folder, position))
 
     def add(self, entry: Entry) -> bool:
         """Create `entry` iff its position is empty. True if `entry` is what is there now.
@@ -166,7 +166,7 @@ class S3Logs:
                 break
             data = self._bytes(folder, position, Range=f"bytes=0-{HEADER_BYTES - 1}")
             if data is not None:
-                return decode_header(data, position, self._where(folder, position)).key
+                return decode_header(data, folder, position, self._where(folder, position)).key
         raise Determinate(f"{self._settings.uri}: {self._root}{folder}/ changed during the call; try again")
 
     def _newest_in(self, folder: str) -> int | None:
@@ -195,7 +195,7 @@ class S3Logs:
         return found
 
     def _read(self, action: str, request: Any) -> Any:
-        """What `request` answers; tried again if the network or the server failed. Raises `Determinate`."""
+        """The answer to `request`, which is tried again if the network or the server failed. Raises `Determinate`."""
         for attempt in range(1, MAX_TRIES + 1):
             try:
                 return request()

@@ -45,7 +45,7 @@ class S3Settings:
 
     @property
     def uses_path_style(self) -> bool:
-        """Whether requests go to `endpoint/bucket` rather than to `bucket.endpoint`."""
+        """True if requests go to `endpoint/bucket` rather than to `bucket.endpoint`."""
         return self.endpoint is not None if self.path_style is None else self.path_style
 
     def with_credentials_of(self, environment: Mapping[str, str]) -> S3Settings:

@@ -199,7 +199,7 @@ class SqliteConsensus:
         return connection
 
     def _is_initialised(self, connection: sqlite3.Connection) -> bool:
-        """Whether the file holds our table; `False` for an empty database.
+        """True if the file holds our table; `False` for an empty database.
 
         Raises `InvalidUri` for another program's database and `UnknownVersion` for a newer format.
         """

@@ -1,4 +1,4 @@
-"""What `persist doctor` checks of an SQLite database: free space, and whether locks work where it is."""
+"""Checks of an SQLite database for `persist doctor`: free space, and working locks."""
 
 from __future__ import annotations
 

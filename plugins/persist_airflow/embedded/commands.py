@@ -1,4 +1,4 @@
-"""What a user types to go on: `make` targets in a clone, Python modules beside an installed package."""
+"""The commands with which a user goes on: `make` targets in a clone, Python modules beside an installed package."""
 
 from __future__ import annotations
 

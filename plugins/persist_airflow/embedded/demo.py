@@ -8,10 +8,7 @@ between them, the errors, frontiers, checkpoints, how the last day flowed into a
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -21,10 +18,10 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from persist_airflow.backfill import ENDED, POLL_MS, BackfillStatus, Follower, create, open_backfill
 from persist_airflow.embedded import EmbeddedAirflowError
+from persist_airflow.embedded.backfill import ENDED, FOLLOW_TIMEOUT_MS, POLL_MS, create, follow, open_backfill
 from persist_airflow.embedded.commands import embedded_command, is_clone
-from persist_airflow.embedded.home import HEALTHY_TIMEOUT_MS, LocalAirflow, project_airflow
+from persist_airflow.embedded.home import LocalAirflow, project_airflow
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
 from persist_core.config.collection import CollectionConfig, load_collection
 from persist_core.errors import ShardNotFound
@@ -39,7 +36,6 @@ VIEW = "regions"
 UPSERT, VIEWS = "persist_upsert__", "persist_view__"  # of DAG ids; the factory has them, and would import Airflow here
 DAYS = 7
 DAY_MS = 24 * 3_600_000
-FOLLOW_TIMEOUT_S = 900
 MAX_ROWS = 12  # of a table that is printed
 MAX_CELL_CHARS = 32
 _FAILED_TASKS = "select run_id, task_id from task_instance where state = 'failed' order by run_id limit 20"
@@ -56,7 +52,7 @@ class Step:
 
 
 def steps_from(first_ms: int) -> tuple[Step, ...]:
-    """What the demo runs, one after the other."""
+    """The steps of the demo, in order."""
     last_ms = first_ms + (DAYS - 1) * DAY_MS
     customers, cities, view = f"{UPSERT}{COLLECTION}", f"{UPSERT}{DIMENSION}", f"{VIEWS}{VIEW}"
     return (
@@ -110,8 +106,7 @@ def _run_steps(console: Console, airflow: LocalAirflow, steps: Sequence[Step]) -
         os.environ.update(airflow.environment())  # before this process imports Airflow
         with console.status("starting API server and scheduler"):
             airflow.launch()
-        follower = Follower(console, airflow.check, HEALTHY_TIMEOUT_MS, airflow.clock)
-        if all(_run_step(console, airflow, follower, step) for step in steps):
+        if all(_run_step(console, airflow, step) for step in steps):
             return True
     console.print("[red]a dag run failed; its failed tasks:[/]")
     for run_id, task_id in airflow.query(_FAILED_TASKS):
@@ -124,28 +119,28 @@ def _run_steps(console: Console, airflow: LocalAirflow, steps: Sequence[Step]) -
     return False
 
 
-def _run_step(console: Console, airflow: LocalAirflow, follower: Follower, step: Step) -> bool:
+def _run_step(console: Console, airflow: LocalAirflow, step: Step) -> bool:
     """One step to its end; whether all its dag runs succeeded. Raises `EmbeddedAirflowError` if it does not end."""
     if step.first_ms is None or step.last_ms is None:
         return _run_once(console, airflow, step.dag_id)
     days = (step.last_ms - step.first_ms) // DAY_MS + 1
-    if (interrupted := open_backfill(step.dag_id)) is not None:
+    if (interrupted := open_backfill(airflow, step.dag_id)) is not None:
         console.print(f"backfill {interrupted} of an earlier demo goes on first")
-        _follow(airflow, follower, interrupted)
-    backfill_id = _create_backfill(step.dag_id, step.first_ms, step.last_ms)
+        _follow(console, airflow, step.dag_id, interrupted)
+    backfill_id = create(airflow, step.dag_id, step.first_ms, step.last_ms)
     console.print(
         f"backfill {backfill_id} of DAG {step.dag_id}: {days} {'days, one dag run each' if days > 1 else 'day'}"
     )
-    return not _follow(airflow, follower, backfill_id).runs["failed"]
+    return _follow(console, airflow, step.dag_id, backfill_id)
 
 
-def _follow(airflow: LocalAirflow, follower: Follower, backfill_id: int) -> BackfillStatus:
-    """A backfill to its end. Raises `EmbeddedAirflowError` if it does not end."""
-    result = follower.follow(backfill_id, timeout_s=FOLLOW_TIMEOUT_S)
-    if not result.is_over:
-        silent = "" if result.has_scheduler else ", and the scheduler shows no heartbeat"
-        raise _unended(airflow, f"{result.ended} of {result.total} dag runs of {result.dag_id} have ended{silent}")
-    return result
+def _follow(console: Console, airflow: LocalAirflow, dag_id: str, backfill_id: int) -> bool:
+    """A backfill to its end; whether all its dag runs succeeded. Raises `EmbeddedAirflowError` if it does not end."""
+    runs = follow(console, airflow, backfill_id)
+    ended = sum(runs[state] for state in ENDED)
+    if ended < runs.total():
+        raise _unended(airflow, f"{ended} of {runs.total()} dag runs of {dag_id} have ended")
+    return not runs["failed"]
 
 
 def _unended(airflow: LocalAirflow, what: str) -> EmbeddedAirflowError:
@@ -154,33 +149,13 @@ def _unended(airflow: LocalAirflow, what: str) -> EmbeddedAirflowError:
     )
 
 
-def _create_backfill(dag_id: str, first_ms: int, last_ms: int) -> int:
-    arguments = Namespace(
-        subcommand="backfill",
-        dag_id=dag_id,
-        start_date=_moment(first_ms),
-        end_date=_moment(last_ms),
-        conf=None,
-        dry_run=False,
-        run_backwards=False,
-        reset_dagruns=True,  # runs of an earlier demo may be there whose data was deleted
-        rerun_failed_tasks=False,
-        max_active_runs=1,
-    )
-    with contextlib.redirect_stdout(io.StringIO()):
-        backfill_id = create(arguments, default_max_active_runs=1)
-    if backfill_id is None:
-        raise EmbeddedAirflowError("Airflow created no backfill")
-    return backfill_id
-
-
 def _run_once(console: Console, airflow: LocalAirflow, dag_id: str) -> bool:
     """One manual dag run, to its end; whether it succeeded. Raises `EmbeddedAirflowError` if it does not end."""
     from airflow.api.common.trigger_dag import trigger_dag
     from airflow.utils.types import DagRunTriggeredByType
 
     clock = airflow.clock
-    run_id, deadline_ms = f"demo__{clock.now_ms()}", clock.now_ms() + FOLLOW_TIMEOUT_S * 1000
+    run_id, deadline_ms = f"demo__{clock.now_ms()}", clock.now_ms() + FOLLOW_TIMEOUT_MS
     trigger_dag(dag_id, triggered_by=DagRunTriggeredByType.CLI, run_id=run_id)
     with console.status(f"dag run {run_id} of DAG {dag_id}"):
         state = "queued"
@@ -189,7 +164,9 @@ def _run_once(console: Console, airflow: LocalAirflow, dag_id: str) -> bool:
             clock.sleep_ms(POLL_MS)
             ((state,),) = airflow.query("select state from dag_run where dag_id = %s and run_id = %s", dag_id, run_id)
     if state not in ENDED:
-        raise _unended(airflow, f"dag run {run_id} of DAG {dag_id} is still {state} after {FOLLOW_TIMEOUT_S} s")
+        raise _unended(
+            airflow, f"dag run {run_id} of DAG {dag_id} is still {state} after {FOLLOW_TIMEOUT_MS // 1000} s"
+        )
     console.print(f"dag run {run_id} of DAG {dag_id}: {state}")
     return bool(state == "success")
 

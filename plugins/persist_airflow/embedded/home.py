@@ -110,7 +110,7 @@ class LocalAirflow:
         return self.home / "logs"
 
     def environment(self) -> dict[str, str]:
-        """What every process of this Airflow needs in its environment, on top of the caller's."""
+        """The environment of every process of this Airflow, on top of the caller's."""
         loopback = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1,localhost"]))
         return {
             "AIRFLOW_HOME": str(self.home),
@@ -162,7 +162,8 @@ class LocalAirflow:
             stamp.write_text(version)
 
     def _make_home(self) -> None:
-        self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.home.chmod(0o700)  # also of an earlier release: logs and passwords are in it
         self.logs.mkdir(exist_ok=True)
         (self.home / "config").mkdir(exist_ok=True)
         (self.home / "config" / "airflow_local_settings.py").write_text(
@@ -260,7 +261,7 @@ class LocalAirflow:
         return [name, "--skip-serve-logs"] if name in (SCHEDULER, TRIGGERER) else [name]
 
     def _get(self, path: str) -> bytes | None:
-        """What the API server answers; `None` if it does not."""
+        """The answer of the API server; `None` without one."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with contextlib.suppress(OSError), opener.open(f"{self.url}{path}", timeout=_REQUEST_TIMEOUT_S) as answer:
             body: bytes = answer.read()

@@ -46,7 +46,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
 
 @dataclass(frozen=True)
 class Program:
-    """What has to run. `options` go to `subprocess.Popen`; `environment` goes over the keeper's own."""
+    """A program that has to run. `options` go to `subprocess.Popen`; `environment` goes over the keeper's own."""
 
     name: str
     command: Sequence[str]
@@ -78,7 +78,7 @@ class Process:
 
 
 def read_processes(home: Path) -> list[Process]:
-    """What the keeper wrote last, itself first."""
+    """The processes that the keeper wrote last, itself first."""
     try:
         return [Process(**entry) for entry in json.loads((home / PROCESSES).read_text())]
     except (OSError, ValueError, TypeError):

@@ -22,7 +22,7 @@ _KEEPER_STOP_TIMEOUT_S = 2 * (keeper.STOP_TIMEOUT_S + keeper.KILL_TIMEOUT_S)  # 
 
 @dataclass
 class KeptProcesses:
-    """Those of `home`, also if another process started them."""
+    """The processes of `home`, also if another process started them."""
 
     home: Path
     clock: Clock
@@ -48,7 +48,7 @@ class KeptProcesses:
         write_private(self.home / keeper.PROGRAMS, [asdict(known) for known in self._programs])
 
     def all(self) -> list[Process]:
-        """What the keeper keeps, as it last wrote it down."""
+        """The processes that the keeper keeps, as it last wrote them."""
         return read_processes(self.home)[1:]
 
     def named(self, name: str) -> Process | None:

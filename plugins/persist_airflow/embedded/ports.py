@@ -21,7 +21,7 @@ def free_port() -> int:
 
 
 def accepts_connections(port: int) -> bool:
-    """Whether a process listens on `port` of 127.0.0.1."""
+    """True if a process listens on `port` of 127.0.0.1."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False

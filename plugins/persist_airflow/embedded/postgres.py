@@ -131,7 +131,7 @@ class LocalPostgres:
         )
 
     def answers(self) -> bool:
-        """Whether it runs a query."""
+        """True if it runs a query."""
         import psycopg
 
         with contextlib.suppress(psycopg.OperationalError), self.connect() as connection:

@@ -45,7 +45,7 @@ class LocalSpark:
         return [submit, "--class", _SERVER, "--master", LOCAL_MASTER, *options, "spark-internal"]
 
     def environment(self) -> dict[str, str]:
-        """What goes on top of the starter's environment."""
+        """The environment on top of the starter's."""
         return {**local_environment(os.environ), "SPARK_CONNECT_AUTHENTICATE_TOKEN": self._token()}
 
     def connection(self) -> str:

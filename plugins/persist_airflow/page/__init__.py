@@ -1,6 +1,6 @@
 """The page for shards in Airflow's UI (docs/page.md).
 
-    browser --GET--> FastAPI app (3.x) or Flask blueprint (2.11) --Access--> Site --> persist_core.inspection -> JSON
+    browser --GET--> FastAPI app (Airflow 3.x only) --Access--> Site --> persist_core.inspection -> JSON
        ^                                                              |
        +-- static/: HTML, CSS and JavaScript without data             +--> metadata: DAGs, dag runs, schedules
 

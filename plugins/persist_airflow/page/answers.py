@@ -39,7 +39,7 @@ class Arguments:
 
     def __init__(self, given: Mapping[str, Sequence[str]], check: Callable[[], None]) -> None:
         self._given = given
-        self._check = check
+        self.check = check
 
     def texts(self, name: str) -> tuple[str, ...]:
         """All values."""
@@ -69,8 +69,8 @@ class Arguments:
         return Cut(self.texts("key"), self.number("offset", 0), self.number("limit", 100, least=1, most=MAX_LIMIT))
 
     def budget(self) -> ReadBudget:
-        """What the read may hold, and when it ends."""
-        return ReadBudget(MAX_BYTES_HELD, self._check)
+        """The budget and the deadline of the read."""
+        return ReadBudget(MAX_BYTES_HELD, self.check)
 
 
 Endpoint = Callable[[Site, Access, Arguments], Json]
@@ -87,7 +87,8 @@ def _batches(site: Site, access: Access, given: Arguments) -> Json:
 
 
 def _days(site: Site, access: Access, given: Arguments) -> Json:
-    return site.days(access, *_shard(given), limit=given.number("limit", DEFAULT_DAYS, least=1, most=MAX_DAYS))
+    limit = given.number("limit", DEFAULT_DAYS, least=1, most=MAX_DAYS)
+    return site.days(access, *_shard(given), limit=limit, check=given.check)
 
 
 def _changes(site: Site, access: Access, given: Arguments) -> Json:
@@ -113,7 +114,7 @@ ENDPOINTS: dict[str, Endpoint] = {
     "commits": _commits,
     "days": _days,
     "batches": _batches,
-    "storage": lambda site, access, given: site.storage(access, *_shard(given)),
+    "storage": lambda site, access, given: site.storage(access, *_shard(given), given.check),
     "checkpoints": lambda site, access, given: site.checkpoints(access, *_shard(given)),
     "conflicts": lambda site, access, given: site.conflicts(access, *_shard(given)),
     "rows": lambda site, access, given: site.rows(access, *_read(given)),
@@ -128,8 +129,9 @@ def answer(
 ) -> tuple[int, str]:
     """The HTTP status and the body as JSON. An error's body is `{"error": {"kind", "message"}}`.
 
-    `check` is called between two batches of rows and may raise. The addresses of stores are for users who may read the
-    connection. What a store answers may hold more than its address, so all others get a reference to the server's log.
+    `check` is called between two batches of rows, commits or objects, and may raise. The addresses of stores are for
+    users who may read the connection. What a store answers may hold more than its address, so all others get a
+    reference to the server's log.
     """
     status, body = _answer(site, access, endpoint, given, check)
     text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)

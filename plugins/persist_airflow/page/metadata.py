@@ -1,4 +1,4 @@
-"""What Airflow's metadata database knows about shards: which DAGs write them, when they run, how long stages took.
+"""Facts about shards in Airflow's metadata database: which DAGs write them, when they run, how long stages took.
 
 A DAG writes a shard if one of its tasks has the shard's asset as an outlet (`links.shard_uri`).
 """

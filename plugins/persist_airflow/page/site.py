@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from airflow.utils.session import create_session
 
@@ -41,6 +41,7 @@ FRESH_MS = 2_000  # a list of summaries is this old at most
 REOPEN_MS = 600_000  # a location is opened again: a changed connection, or credentials that expire
 ACTION_DAGS = ("persist_actions", "persist_maintenance", "persist_watch")  # shown where they exist
 
+Summary = TypeVar("Summary", bound=ShardSummary)
 log = logging.getLogger(__name__)
 Json = dict[str, Any]
 
@@ -50,18 +51,18 @@ class Forbidden(Exception):
 
 
 class Access(Protocol):
-    """What one user may see, by Airflow's roles."""
+    """The rights of one user, by Airflow's roles."""
 
     def readable_dags(self) -> frozenset[str]:
         """Ids of all DAGs that the user may read."""
         ...
 
     def reads_values(self, dag_id: str) -> bool:
-        """Whether the user may read the DAG's XComs."""
+        """True if the user may read the DAG's XComs."""
         ...
 
     def reads_connection(self, conn_id: str) -> bool:
-        """Whether the user may read the connection."""
+        """True if the user may read the connection."""
         ...
 
 
@@ -123,7 +124,8 @@ class Site:
             for summary in place.summaries:
                 if is_seen(summary.shard):
                     known = _known(writers.get(summary.shard, ()), dags, readable)
-                    body["shards"].append(asdict(summary) | _looked_at(summary, known, alerts[summary.shard]))
+                    shown = _without_address(summary, is_seen=sees_all)
+                    body["shards"].append(asdict(shown) | _looked_at(summary, known, alerts[summary.shard]))
         except PersistError as error:
             log.warning("page for shards: %s: %s: %s", conn_id, error.kind, error)
             body["error"] = {"kind": error.kind, "message": str(error) if sees_all else "see the API server's log"}
@@ -139,7 +141,7 @@ class Site:
             document = next(filter(None, documents), None)
             actions = metadata.known_dags(session, [*ids, *ACTION_DAGS])
         inspector = self._inspector(conn_id)
-        description = inspector.description(shard)
+        description = _without_address(inspector.description(shard), is_seen=access.reads_connection(conn_id))
         alerts = _open_alerts(inspector)
         facts = _looked_at(description, _known(ids, known, readable), _by_shard(alerts)[shard])
         return asdict(description) | {
@@ -166,7 +168,7 @@ class Site:
         seen = {writer: stages for writer, stages in seconds.items() if writer.partition("/")[0] in readable}
         return asdict(page) | {"airflow": {"stage_seconds": seen}}
 
-    def days(self, access: Access, conn_id: str, shard: str, *, limit: int) -> Json:
+    def days(self, access: Access, conn_id: str, shard: str, *, limit: int, check: Callable[[], None]) -> Json:
         """The calendar: every `DayFacts` of the newest `limit` days, with the dag runs that failed.
 
         Names of files are values: they are shown to users who may see the shard's rows. Others see how many there are.
@@ -178,18 +180,18 @@ class Site:
             dags = metadata.dags(session, seen)
             failed = metadata.failed_days(session, seen, after_ms=now_ms - limit * DAY_MS)
         expected = [dag.expected_upper for dag in dags.values() if dag.expected_upper is not None]
-        inspector = self._inspector(conn_id)
-        loads = inspector.loads(shard)
-        upper, due = inspector.state(shard).upper.time, min(expected, default=now_ms)
-        found = days_of(loads, upper=upper, due=due, now_ms=now_ms, failed=failed, limit=limit)
+        inspector, due = self._inspector(conn_id), min(expected, default=now_ms)
+        state = inspector.state(shard)
+        loads = inspector.loads(state, check=check)
+        found = days_of(loads, upper=state.upper.time, due=due, now_ms=now_ms, failed=failed, limit=limit)
         if not self._shows_rows(access, conn_id, ids):
             found = tuple(replace(day, files=()) for day in found)
         return {"days": [asdict(day) for day in found], "airflow": {"failed_runs": failed}}
 
-    def storage(self, access: Access, conn_id: str, shard: str) -> Json:
+    def storage(self, access: Access, conn_id: str, shard: str, check: Callable[[], None]) -> Json:
         """`StoragePage`."""
         self._check(access, conn_id, shard)
-        return asdict(self._inspector(conn_id).storage(shard))
+        return asdict(self._inspector(conn_id).storage(shard, check=check))
 
     def batches(self, access: Access, conn_id: str, shard: str, *, limit: int) -> Json:
         """`BatchesPage`."""
@@ -317,15 +319,20 @@ def _by_shard(alerts: Iterable[AlertFacts] | None) -> defaultdict[str, list[Aler
     return found
 
 
+def _without_address(summary: Summary, *, is_seen: bool) -> Summary:
+    """The summary as it may be shown: the address that a shard was moved to is for users who may see this one."""
+    return summary if is_seen or summary.moved_to is None else replace(summary, moved_to="another location")
+
+
 def _looked_at(summary: ShardSummary, dags: Iterable[DagFacts], alerts: Iterable[AlertFacts]) -> Json:
-    """What Airflow knows of the shard, and its problems."""
+    """Airflow's facts about the shard, and its problems."""
     facts = airflow_facts(summary, dags)
     found = problems_of([*summary.attention, *facts["attention"]], alerts)
     return {"airflow": facts, "problems": [asdict(each) for each in found]}
 
 
 def airflow_facts(summary: ShardSummary, dags: Iterable[DagFacts]) -> Json:
-    """What Airflow adds to a summary: its DAGs, how far the upper is behind their schedules, and what went wrong."""
+    """Airflow's part of a summary: its DAGs, how far the upper is behind their schedules, and what went wrong."""
     found = list(dags)
     upper = summary.upper if summary.lag_ms is not None else None  # a counter is behind no schedule
     behind = [d.expected_upper - upper for d in found if d.expected_upper is not None and upper is not None]

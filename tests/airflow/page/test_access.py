@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from persist_core.handles.client import PersistClient
+from persist_core.inspection import summaries
 from persist_core.inspection.days import Loaded
 from persist_core.inspection.health import open_alerts
 from persist_core.inspection.inspector import Inspector
@@ -101,6 +102,29 @@ def test_a_viewer_sees_the_shards_of_readable_dags(browse: Browse) -> None:
         assert answer.status_code == 200, answer.text
 
 
+def test_the_place_of_a_moved_shard_is_for_those_who_may_read_the_connection(
+    browse: Browse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary_of = summaries.summary_of
+
+    def moved(*arguments: Any, **named: Any) -> Any:
+        return replace(summary_of(*arguments, **named), moved_to="blob s3://elsewhere, consensus s3://elsewhere")
+
+    monkeypatch.setattr("persist_airflow.page.site.FRESH_MS", 0)
+    monkeypatch.setattr("persist_airflow.page.site.REOPEN_MS", 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(summaries, "summary_of", moved)
+        for role, shown in (("VIEWER", "another location"), ("ADMIN", "blob s3://elsewhere, consensus s3://elsewhere")):
+            listed = browse(role).get("/persist/api/shards")
+            found = {shard["shard"]: shard["moved_to"] for shard in listed.json()["locations"][0]["shards"]}
+            assert found["customers"] == shown
+            answer = browse(role).get("/persist/api/shard", params=CUSTOMERS)
+            assert answer.json()["moved_to"] == shown
+            assert ("s3://elsewhere" in answer.text + listed.text) == (role == "ADMIN")
+    (place,) = browse("ADMIN").get("/persist/api/shards").json()["locations"]  # opens the location again
+    assert {shard["moved_to"] for shard in place["shards"]} == {None}
+
+
 def test_an_admin_sees_everything(browse: Browse) -> None:
     admin = browse("ADMIN")
     body = admin.get("/persist/api/shards").json()
@@ -151,8 +175,8 @@ def test_names_of_files_need_the_right_to_see_rows(browse: Browse, monkeypatch: 
     """The shop's commits have no files, so each gets one here."""
     known = Inspector.loads
 
-    def with_files(inspector: Inspector, shard: str) -> list[Loaded]:
-        return [replace(load, inputs=(ConsumedInput("ann@example.com.jsonl"),)) for load in known(inspector, shard)]
+    def with_files(*given: Any, **options: Any) -> list[Loaded]:
+        return [replace(load, inputs=(ConsumedInput("ann@example.com.jsonl"),)) for load in known(*given, **options)]
 
     monkeypatch.setattr(Inspector, "loads", with_files)
     admin = browse("ADMIN")

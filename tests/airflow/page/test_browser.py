@@ -8,25 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from persist_core.handles.client import PersistClient
-from persist_core.location.open import open_location
-from persist_core.location.settings import PersistLocation
 from tests.airflow.page import shop
 from tests.airflow.page.conftest import Browse
 from tests.airflow.page.screen import BASE, DRAWN, SHARD, TABS, frame_of, shoot
-from tests.sampling import is_long
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
-
-MANY = 200
-IS_LONG = is_long()
 
 
 def test_the_navigation_leads_to_the_list_and_the_list_to_a_shard(page: Page, url: str) -> None:
@@ -113,47 +104,6 @@ def test_a_shard_without_a_commit_says_so(page: Page, url: str) -> None:
     shoot(page, "shard-empty", full_page=True)
 
 
-@pytest.mark.skipif(not IS_LONG, reason="makes 200 shards (PERSIST_PROFILE=nightly)")
-def test_the_list_of_200_shards_is_there_in_a_second(
-    page: Page,
-    url: str,
-    browse: Browse,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """In processor seconds of the server, so that a busy machine changes nothing. Prints what docs/page.md says."""
-    from airflow.models.connection import Connection
-    from airflow.utils.session import create_session
-
-    location = PersistLocation(f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/consensus.db")
-    with open_location(location) as opened:
-        shop.fill_many(PersistClient(opened), shards=MANY, commits=3)
-    extra = json.dumps({"blob_uri": location.blob_uri, "consensus_uri": location.consensus_uri})
-    monkeypatch.setenv("AIRFLOW_CONN_MANY", json.dumps({"conn_type": "persist", "extra": extra}))
-    with create_session() as session:
-        session.add(Connection(conn_id="many", conn_type="persist", extra=extra))
-    try:
-        client, spent = browse("ADMIN"), []
-        for _ in range(2):
-            started, began = time.process_time(), time.monotonic()
-            found = client.get("/persist/api/shards").json()
-            spent.append((time.process_time() - started, time.monotonic() - began))
-        assert {each["conn_id"]: len(each["shards"]) for each in found["locations"]}["many"] == MANY
-        began = time.monotonic()
-        page.goto(f"{url}{BASE}/persist/")
-        page.locator("table.list tbody tr").nth(MANY).wait_for()  # these, and those of the shop
-        drawn_s = time.monotonic() - began
-        shoot(page, "list-200")
-    finally:
-        with create_session() as session:
-            session.query(Connection).filter(Connection.conn_id == "many").delete()
-    with capsys.disabled():
-        said = "; ".join(f"{cpu:.2f} s of processor time, {wall:.2f} s" for cpu, wall in spent)
-        print(f"list of {MANY} shards: first and second answer {said}; in the browser {drawn_s:.2f} s")  # noqa: T201 - a figure for the docs
-    assert spent[0][0] < 1
-
-
 def test_open_alerts_are_on_the_list_and_on_the_shard(page: Page, url: str) -> None:
     page.goto(f"{url}{BASE}/persist/")
     page.get_by_text("4 open alerts, 1 acknowledged").wait_for()
@@ -224,13 +174,13 @@ def test_errors_that_no_record_removes_say_what_does(page: Page, url: str) -> No
     page.goto(f"{url}{BASE}/{SHARD}customers#errors")
     errors = page.locator("#errors")
     errors.get_by_text("persist resolve customers --all").wait_for()
-    assert '{"action":"resolve","shard":"customers","files":"*"}' in errors.inner_text()
+    assert '{"action":"resolve","shard":"customers","at":"*"}' in errors.inner_text()
     assert errors.get_by_role("link", name="persist_actions").count() == 1
     shoot(page, "errors")
     errors.get_by_role("button", name="Resolve").click()
     dialog = page.get_by_role("dialog", name="Resolve")
     conf = json.loads(dialog.get_by_label("Configuration JSON").input_value())
-    assert conf == {"action": "resolve", "shard": "customers", "files": "*", "dry_run": True}
+    assert conf == {"action": "resolve", "shard": "customers", "at": "*", "dry_run": True}
     shoot(page, "action")
     dialog.get_by_role("button", name="Close").click()
     page.get_by_role("tab", name="Rows").click()

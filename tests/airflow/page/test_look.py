@@ -108,6 +108,8 @@ def test_a_phone_shows_cards_and_breaks_no_name(page: Page, url: str) -> None:
     )
     assert heights[0] == 1  # the name stands on one line
     assert heights[1] <= 390  # and nothing moves sideways
+    hidden = "[...document.querySelectorAll('.scroll')].map(e => e.scrollWidth - e.clientWidth)"
+    assert max(page.evaluate(hidden)) <= 0  # nor inside of the list of alerts
     shoot(page, "phone-list", full_page=True)
     page.goto(f"{url}{BASE}/{SHARD}customers")
     page.locator(DRAWN).first.wait_for()

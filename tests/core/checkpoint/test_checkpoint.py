@@ -22,9 +22,9 @@ from persist_core.location.blob import Blob
 from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemBlob
 from persist_core.location.open import open_blob
-from persist_core.testing.checkpoint_conformance import CheckpointerConformance, checkpoint_ids
 from tests.core.checkpoint.checkpointed_shard import DAY_MS, KEEP_ALL, KEEP_ONE, Crashing, Shard
 from tests.servers.s3 import S3Server
+from tests.suites.checkpoint_conformance import CheckpointerConformance, checkpoint_ids
 
 
 class OnBlob(CheckpointerConformance):

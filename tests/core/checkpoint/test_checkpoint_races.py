@@ -112,7 +112,7 @@ def test_a_publisher_puts_back_nothing_that_retention_has_deleted() -> None:
             shard.publish(KEEP_ONE)
 
         blob.overtake(calls, rival)
-        publish(blob, manifest, commit)
+        publish(blob, manifest, commit, state.origin.life)
         is_overtaken = blob.has_overtaken()
         assert not is_overtaken or fsck(shard.client, "s").is_clean, calls
         return is_overtaken
@@ -133,7 +133,7 @@ def test_a_deletion_may_be_overtaken_at_any_call() -> None:
         state = shard.client.state("s")
         (commit,) = (each for each in state.commits if each.checkpoint_id == older)
         manifest = shard.client.manifest(commit)
-        blob.overtake(calls, lambda: publish(blob, manifest, commit))
+        blob.overtake(calls, lambda: publish(blob, manifest, commit, state.origin.life))
         shard.publish(KEEP_ONE)
         is_overtaken = blob.has_overtaken()
         assert shard.checkpointer.list_checkpoints() in ([newest], [older, newest]), calls
@@ -153,6 +153,23 @@ def test_what_a_deletion_left_behind_when_it_died_is_settled_by_the_next_task() 
     assert [violation.check for violation in fsck(shard.client, "s").violations] == ["checkpoint"]
     shard.publish(KEEP_ALL)
     assert shard.checkpointer.list_checkpoints() == [older, newest]
+    assert fsck(shard.client, "s").is_clean
+
+
+def test_a_deletion_that_died_after_the_manifest_is_settled_by_the_next_task() -> None:
+    shard = Shard()
+    older = shard.commit()
+    shard.publish(KEEP_ALL)
+    shard.commit()
+    shard.publish(KEEP_ALL)
+    folder = shard.checkpointer.layout.folder(older)
+    shard.blob.delete(shard.checkpointer.layout.manifest(older))
+    assert list(shard.blob.list_keys_and_metadata(folder))
+    (violation,) = fsck(shard.client, "s").violations
+    assert violation.check == "checkpoint"
+    assert violation.message.startswith(f"{older}: its manifest is missing")
+    shard.publish(KEEP_ALL)
+    assert list(shard.blob.list_keys_and_metadata(folder)) == []
     assert fsck(shard.client, "s").is_clean
 
 

@@ -24,8 +24,8 @@ from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.operator_state import OrderFacts, StateArtifact, chain_digest
 from persist_core.shard.state import Committed
-from persist_core.testing.checkpoint_conformance import checkpoint_ids
 from tests.core.checkpoint.checkpointed_shard import KEEP_ONE, SCHEMA, Shard
+from tests.suites.checkpoint_conformance import checkpoint_ids
 
 STASH_EVERY, INDEX_EVERY = 2, 5
 
@@ -151,6 +151,19 @@ def test_retention_keeps_all_that_a_broken_chain_may_need() -> None:
     whole = [chain[0], chain[1], manifest(2, a=False), *chain[2:]]
     doomed = plan_retention(whole, keep_last=1, keep_daily=0, keep_weekly=0, latest_id=None, pinned=[IDS[3]])
     assert doomed == [IDS[1], IDS[0]]
+
+
+def test_a_refused_deletion_names_all_that_build_on_the_checkpoint() -> None:
+    shard, ids = rhythms(9)
+    shard.publish()
+    shard.checkpointer.pin(ids[2])
+    for needed in ids[:8]:
+        building = {each for each in ids if each != needed and needed in shard.checkpointer.needed_by(each)}
+        if building & {ids[2], ids[8]}:
+            with pytest.raises(InvalidInput, match="These build on it: ") as refused:
+                shard.checkpointer.delete_checkpoint(needed)
+            assert set(str(refused.value).partition("These build on it: ")[2].split(", ")) == building
+            assert len(building) > 1 or needed == ids[7]
 
 
 def test_the_root_of_a_pinned_chain_cannot_be_deleted() -> None:

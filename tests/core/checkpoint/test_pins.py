@@ -32,7 +32,7 @@ def test_a_pin_holds_since_and_unpin_lets_it_go() -> None:
     pin(shard.client, "s", ids[4])
     assert shard.client.state("s").seqno == seqno
     assert since_of(shard, 1) == 4, "the last time before the upper of the pinned one"
-    held = list_holders(shard.client, "s").held[0]
+    held = list_holders(shard.client, shard.client.state("s")).held[0]
     assert (held.kind, held.blocks, held.remedy) == ("pin", True, f"persist unpin s {ids[4]}")
     with pytest.raises(OutsideFrontiers, match="takes the history since 3, and the shard can be read from since 4 on"):
         pin(shard.client, "s", ids[3])
@@ -110,7 +110,7 @@ def test_a_hold_of_a_pin_that_is_not_there_can_be_released() -> None:
     shard.publish()
     pin(shard.client, "s", ids[1])
     shard.checkpointer.unpin(ids[1])
-    held = list_holders(shard.client, "s").held[1]
+    held = list_holders(shard.client, shard.client.state("s")).held[1]
     assert (held.kind, held.about) == ("pin", "left by a pin that was not completed")
     release(shard.client, "s", f"pin/{ids[1]}", by="me", reason="not completed")
     assert since_of(shard, 0) == 2

@@ -3,6 +3,7 @@
 STAND_IN=stage    stage one insertion for each line of the input, as the job would, and write the manifest
 STAND_IN=fail     leave a failure record of the kind STAND_IN_KIND
 STAND_IN=die      print something and end with status 3
+STAND_IN=long     say what it does, as a long job does, then stage
 STAND_IN=quiet    end well, but without a manifest
 STAND_IN=hang     never end, and hold a child that never ends
 STAND_IN=race     let another writer win the shard (once: a file marks it), then stage
@@ -13,6 +14,7 @@ STAND_IN_NOTES    a file that each call appends its arguments and its location t
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -31,6 +33,12 @@ def main() -> int:
     if what == "die":
         sys.stderr.write("java.lang.OutOfMemoryError: Java heap space\n")
         return 3
+    if what == "long":
+        from persist_core.spark_job.submit import LOG_FORMAT
+
+        sys.stderr.write("26/01/01 00:00:00 INFO SparkContext: not ours\n")
+        logging.basicConfig(format=LOG_FORMAT, level=logging.INFO)
+        logging.getLogger("persist_spark.progress").info("orders: 10 s, \x1b[31mwrite; 1 of 4 tasks")
     if what == "quiet":
         return 0
     from tests.core.cli import stand_in_job

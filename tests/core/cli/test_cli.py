@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,8 @@ from persist_core.protocol.stages import Conflict
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.parts import errs_schema, updates_schema
+from persist_core.shard.receive import move_away
+from persist_core.shard.schema_versions import SchemaVersions
 from persist_core.shard.state import Committed
 from persist_core.shard.stats import show_bytes
 from persist_core.time_text import format_time, parse_time, show_time
@@ -147,7 +150,7 @@ def test_an_empty_location(tmp_path: Path, consensus_uri: str, capsys: pytest.Ca
 @on_each_consensus
 def test_describe(persist: Persist) -> None:
     (body,) = persist("describe", "orders", "--json").json
-    assert body["schema"] == SCHEMA.to_json()
+    assert body["schema"] == SchemaVersions().placed(SCHEMA).to_json()
     assert (body["updates"], body["upper"], body["newest_commit"]["writer"]) == (6, DAY_3, "test/b")
     shown = persist("describe", "orders").out
     assert f"2026-01-03T00:00:00Z ({DAY_3})" in shown
@@ -155,6 +158,14 @@ def test_describe(persist: Persist) -> None:
 
 
 @on_each_consensus
+def test_describe_says_where_a_shard_was_moved_to(persist: Persist) -> None:
+    assert "moved to" not in persist("describe", "orders").out
+    persist.client.machine.apply("orders", lambda state: move_away(state, "blob s3://new, consensus s3://new"))
+    moved_to = r"moved to: +blob s3://new, consensus s3://new; it accepts no commits here\n"
+    assert re.search(moved_to, persist("describe", "orders").out)
+    assert "moved" in persist("shards").out
+
+
 def test_snapshot_as_json_keeps_every_value(persist: Persist) -> None:
     ada, naughty = persist("snapshot", "orders", "--as-of", "2026-01-01", "--json").json
     assert ada == {

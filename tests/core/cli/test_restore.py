@@ -19,8 +19,8 @@ from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.state import Committed
 from tests.core.cli.test_cli import DAY_1, DAY_2, DAY_3, Persist
 from tests.core.cli.test_cli import persist as persist  # the fixture
-from tests.core.cli.test_run import World
-from tests.core.cli.test_run import world as world  # the fixture
+from tests.core.cli.world import World
+from tests.core.cli.world import world as world  # the fixture
 from tests.servers.backends import on_each_consensus
 
 OPERATIONS = Path(__file__).resolve().parents[3] / "docs" / "operations.md"

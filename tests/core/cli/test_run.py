@@ -8,19 +8,16 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from persist_core.cli.main import run_command
 from persist_core.clock import SystemClock
-from persist_core.config.collection import CollectionConfig, load_collection
 from persist_core.errors import InvalidInput, OutdatedDescription, PersistError, RunFailed, TooManyErrors
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
-from persist_core.location.settings import PersistLocation
 from persist_core.protocol import run as local_run
 from persist_core.protocol.conflicts import list_conflicts
 from persist_core.protocol.run import bring_up_to_date, default_until
@@ -28,69 +25,9 @@ from persist_core.spark_job.answer import error_of_kind
 from persist_core.spark_job.installation import find_spark_submit, job_path, spark_environment
 from persist_core.spark_job.submit import SparkSettings, tuned_conf, write_batch
 from persist_core.time_text import parse_time
-from tests.servers.backends import blob_uri_beside, on_each_consensus
-
-UNTIL = 1_000
-STAND_IN = Path(__file__).with_name("stand_in_spark_submit.py")
-
-
-class World:
-    """A location, a collection with its drop folder, and a stand-in for Spark."""
-
-    def __init__(self, folder: Path, consensus_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder = folder
-        self.drops = folder / "in"
-        self.drops.mkdir()
-        self.notes = folder / "notes"
-        self.location = PersistLocation(blob_uri_beside(consensus_uri, folder / "blobs"), consensus_uri)
-        self.client = PersistClient(open_location(self.location))
-        home = folder / "spark" / "bin"
-        home.mkdir(parents=True)
-        script = home / "spark-submit"
-        script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STAND_IN}" "$@"\n')
-        script.chmod(0o755)
-        self._monkeypatch = monkeypatch
-        monkeypatch.setenv("SPARK_HOME", str(folder / "spark"))
-        monkeypatch.setenv("STAND_IN_NOTES", str(self.notes))
-        for name, value in self.location.to_env().items():
-            monkeypatch.setenv(name, value)
-        self.spark_will("stage")
-
-    def spark_will(self, do: str, kind: str = "") -> None:
-        self._monkeypatch.setenv("STAND_IN", do)
-        self._monkeypatch.setenv("STAND_IN_KIND", kind)
-
-    def drop(self, name: str, *ids: int) -> None:
-        (self.drops / name).write_text("".join(f"{i}\n" for i in ids))
-
-    def write_config(self, **fields: Any) -> Path:
-        body = {"source": {"path": "in/*.txt", "format": "debezium-json"}, "key": "id", "columns": {"id": "bigint"}}
-        path = self.folder / "orders.yaml"
-        path.write_text(json.dumps({**body, **fields}))
-        return path
-
-    def config(self, **fields: Any) -> CollectionConfig:
-        return load_collection(self.write_config(**fields))
-
-    def run(self, config: CollectionConfig, until: int | None = UNTIL, **settings: Any) -> Any:
-        spark = SparkSettings(master="local[1]", **settings)
-        said: list[str] = []
-        write = functools.partial(write_batch, self.client, self.location, config, spark)
-        return bring_up_to_date(self.client, config, until=until, write=write, say=said.append)
-
-    def ids(self, as_of: int | None = None) -> list[int]:
-        return sorted(self.client.open_reader("orders").snapshot(as_of)["id"].to_pylist())
-
-    def calls(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.notes.read_text().splitlines()] if self.notes.exists() else []
-
-
-@pytest.fixture
-def world(tmp_path: Path, consensus_uri: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """See `World`."""
-    made = World(tmp_path, consensus_uri, monkeypatch)
-    yield made
-    made.client.location.close()
+from tests.core.cli.world import UNTIL, World
+from tests.core.cli.world import world as world  # the fixture
+from tests.servers.backends import on_each_consensus
 
 
 @on_each_consensus
@@ -194,6 +131,17 @@ def test_a_run_that_is_terminated_takes_its_job_with_it(world: World) -> None:
     run.terminate()
     assert run.wait(60) == 143
     assert alive_in_group(world.calls()[0]["pid"]) == []
+
+
+def test_what_a_long_job_says_is_printed_at_once_and_can_t_control_a_terminal(world: World) -> None:
+    world.drop("a.txt", 1)
+    world.spark_will("long")
+    arguments = ["run", str(world.write_config()), "--until", str(UNTIL)]
+    main = "from persist_core.cli.main import main; main()"
+    run = subprocess.run([sys.executable, "-c", main, *arguments], capture_output=True, text=True, check=True)
+    _, of_job, *rest = [line for line in run.stderr.splitlines() if "minted" not in line]
+    assert of_job == "orders: 10 s, \\x1b[31mwrite; 1 of 4 tasks"
+    assert not [line for line in rest if "not ours" in line]
 
 
 def wait_for(holds: Callable[[], bool]) -> None:
@@ -338,7 +286,7 @@ def _check_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     (sample,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert sample == {
         "kind": "value", "message": "column 'qty': no integer", "time": 86_400_000,
-        "key": '{"id":1}', "payload": "x\ty", "source": "2026/a.jsonl",
+        "key": '{"id":1}', "payload": "x\ty", "position": "2026/a.jsonl",
     }  # fmt: skip
     assert run_command(["errors", "nothing", "--rejected"]) == 0
     assert "no batch of nothing was refused" in capsys.readouterr().out

@@ -14,7 +14,7 @@ from persist_core.cli.run import ENV_COLLECTIONS, ENV_VIEWS, find_config
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.view import ViewConfig
 from persist_core.errors import InvalidInput
-from tests.core.cli.test_run import World
+from tests.core.cli.world import World
 from tests.servers.backends import on_each_consensus
 
 
@@ -53,7 +53,9 @@ def test_a_view_is_run_and_read_like_a_collection(world: World, capsys: pytest.C
     assert [row["_persist_diff"] for row in printed(capsys, "changes", "ids", "--after", "5")] == [1, 1]
     assert printed(capsys, "errors", "ids") == []
     (described,) = printed(capsys, "describe", "orders")
-    assert described["holds"] == [{"holder": "view/ids", "since": 0}]
+    assert [(each["holder"], each["since"]) for each in described["held"] if each["kind"] == "view"] == [
+        ("view/ids", 0)
+    ]
     (again,) = printed(capsys, "run", "ids")
     assert again["status"] == "up_to_date"
     assert "up to date with its inputs" in again["reason"]

@@ -13,6 +13,7 @@ import pyarrow as pa
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.clock import ManualClock
 from persist_core.compaction.merge import Merge, merge_here
+from persist_core.config.collection import FILE_POSITION
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.history import advance_since, set_history
@@ -23,7 +24,7 @@ from persist_core.location.open import OpenLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
-from persist_core.schema import POSITION, CollectionSchema, Column
+from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchDescription, HollowBatch
 from persist_core.shard.key_range import KeyRange, exactly, meets_any
 from persist_core.shard.parts import PARQUET, errs_schema, updates_schema
@@ -36,10 +37,10 @@ KEYED = CollectionSchema(
     key=(Column("id", "bigint", nullable=False), Column("region", "string", nullable=False)),
     values=(Column("amount", "double"), Column("note", "string")),
 )
-SEQUENCED = replace(KEYED, order=(Column("seq", "bigint"),))
+SEQUENCED = replace(KEYED, order=(Column("seq", "bigint"),), position=FILE_POSITION)
 MULTISET = CollectionSchema(key=(), values=(Column("a", "int"), Column("b", "string")))
 
-_ORDER_FIELDS = ["by0", *(column.name for column in POSITION)]
+_ORDER_FIELDS = ["by0", *(column.name for column in FILE_POSITION)]
 
 
 class FrozenReader(ReadHandle):
@@ -263,7 +264,7 @@ class History:
             for *row, at, diff, order in (tuple(each.values()) for each in changes.to_pylist()):
                 found = (order or {}).get("by0")
                 assert diff < 0 or found == expected.orders[tuple(row), at], (self.shard, row, at)
-        oks, _ = reader.updates_of(list(state.batches), self.schema)
+        oks, _ = reader.all_updates(state)
         newest: dict[Row, tuple[int, int, Any]] = {}
         for *row, at, diff, order in (tuple(each.values()) for each in oks.to_pylist()):
             known = newest.get(tuple(row), (-1, 0, None))

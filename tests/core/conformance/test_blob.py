@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from persist_core.location import Blob, FileBlob, MemBlob, open_blob
-from persist_core.testing.blob_conformance import BlobConformance
+from tests.suites.blob_conformance import BlobConformance
 
 
 class TestMemBlob(BlobConformance):

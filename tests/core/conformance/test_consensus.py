@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 
 from persist_core.location import Consensus, MemConsensus, SqliteConsensus, VersionedData, open_consensus
-from persist_core.testing.consensus_conformance import ConsensusConformance
 from tests.servers.postgres import PgBouncer, PostgresServer
+from tests.suites.consensus_conformance import ConsensusConformance
 
 
 class TestMemConsensus(ConsensusConformance):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from persist_core.location import Blob
-from persist_core.testing.blob_conformance import HOSTILE_KEYS, BlobConformance, sizes
-from persist_core.testing.consensus_conformance import ConsensusConformance
-from persist_core.testing.race_conformance import keys
 from tests.servers.s3 import S3Server
 from tests.servers.s3_raw import S3BlobHooks, S3ConsensusHooks
+from tests.suites.blob_conformance import HOSTILE_KEYS, BlobConformance, sizes
+from tests.suites.consensus_conformance import ConsensusConformance
+from tests.suites.race_conformance import keys
 
 
 class TestS3BlobOnVersitygw(S3BlobHooks, BlobConformance):

@@ -12,23 +12,23 @@ from persist_core.errors import CorruptArtifact, InvalidInput, OutdatedDescripti
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, Collected, collect, garbage
 from persist_core.gc.needs import MAX_CONFLICTS, Needs
 from persist_core.handles.client import PersistClient
+from persist_core.handles.read import schema_of
 from persist_core.handles.write import stage_manifest
 from persist_core.location.blob import Blob
 from persist_core.location.open import OpenLocation
-from persist_core.oracle.upsert import Record
 from persist_core.protocol import stages
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import restore
 from persist_core.protocol.stages import Conflict
 from persist_core.shard import pieces
 from persist_core.shard.batch import BatchManifest, PartKind
-from persist_core.shard.keys import MANIFEST, conflict_key, dry_run_key, job_spec_key, part_key
+from persist_core.shard.keys import MANIFEST, conflict_key, dry_run_key, job_key, part_key
 from persist_core.shard.parts import updates_schema
 from persist_core.shard.state import ShardState
-from tests.core.oracle.strategies import SCHEMA
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.core.protocol.test_restore_faults import client_on
 from tests.dying_store import Crash, DyingStore
+from tests.oracle.upsert import Record
 from tests.sim.simulator.reachable import reachable
 
 A, B = ("eu", 1), ("eu", 2)
@@ -130,7 +130,7 @@ def test_a_reader_keeps_what_it_reads_by_a_lease_and_without_one_the_error_names
     """Two readers have read the state; then the shard is merged, and they go on eras later."""
     leased = shard.client.open_leased_reader(SHARD, lease_ms=100 * GRACE_MS)
     begun = leased.state()
-    schema, newest = updates_schema(SCHEMA), begun.batches[-1].last_time
+    schema, newest = updates_schema(schema_of(begun)), begun.batches[-1].last_time
     before = leased.read(begun.batches, schema, lambda b, m: pieces.oks_as_of(b, m, newest))
     merge_all(shard)
     collect(shard.client, SHARD)
@@ -156,7 +156,7 @@ def test_what_was_in_flight_when_it_was_listed_is_no_less_safe(shard: Collection
     begun = reader.state()
     merge_all(shard)
     pass_eras(shard, 2 * ERAS_TO_SWEEP if is_leased else 1)
-    reader.read(begun.batches, updates_schema(SCHEMA), lambda b, m: pieces.oks_as_of(b, m, 49))
+    reader.read(begun.batches, updates_schema(schema_of(begun)), lambda b, m: pieces.oks_as_of(b, m, 49))
     reader.expire()
     pass_eras(shard, ERAS_TO_SWEEP + 1)
     assert unneeded(shard) == set()
@@ -165,11 +165,12 @@ def test_what_was_in_flight_when_it_was_listed_is_no_less_safe(shard: Collection
 def test_leftovers_of_all_kinds_go(shard: Collection) -> None:
     blob = shard.client.blob
     left = {
-        job_spec_key(SHARD, ID),
+        job_key(SHARD, 5, ID, "died"),
         dry_run_key(SHARD, ID),
         part_key(SHARD, ID, "insertions", 0),
         f"{SHARD}/batches/{ID}/failure.json",
         f"{SHARD}/inputs/0/{'0' * 64}.json",
+        f"{SHARD}/jobs/{ID}/input-000000.gz",
         f"{SHARD}/sources/files/0/{'0' * 64}.json.zst",
         f"{SHARD}/checkpoints/{ID}/operators/upsert-stash/partition-0.snap",
     }
@@ -181,6 +182,18 @@ def test_leftovers_of_all_kinds_go(shard: Collection) -> None:
     pass_eras(shard, ERAS_TO_SWEEP)
     assert not left & stored(shard)
     assert f"{SHARD}/something/else" in stored(shard)
+
+
+def test_deaths_of_jobs_stay_until_a_batch_is_committed(shard: Collection) -> None:
+    upper = shard.client.state(SHARD).upper.time
+    assert upper is not None
+    died = job_key(SHARD, upper, ID, "died")
+    shard.client.blob.set(died, b"")
+    pass_eras(shard, ERAS_TO_SWEEP + 1)
+    assert died in stored(shard)
+    shard.run(upper + 10)
+    pass_eras(shard, ERAS_TO_SWEEP + 1)
+    assert died not in stored(shard)
 
 
 def test_only_the_newest_conflicts_are_kept(shard: Collection, monkeypatch: pytest.MonkeyPatch) -> None:

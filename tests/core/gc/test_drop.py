@@ -10,11 +10,11 @@ from persist_core.errors import InvalidInput, OutsideFrontiers
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, collect
 from persist_core.gc.drop import create_again, drop, users_of
 from persist_core.maintenance.fsck import fsck
-from persist_core.oracle.upsert import Record
 from persist_core.protocol import stages
 from persist_core.protocol.fork import fork
 from persist_core.protocol.stages import Conflict
 from tests.core.protocol.restored_shard import SHARD, Collection
+from tests.oracle.upsert import Record
 
 A = ("eu", 1)
 
@@ -80,7 +80,7 @@ def test_a_hold_that_comes_in_between_refuses_it_too(shard: Collection, monkeypa
         return ()
 
     monkeypatch.setattr("persist_core.gc.drop.users_of", late)
-    with pytest.raises(InvalidInput, match="needed by view/sales, since a moment ago"):
+    with pytest.raises(InvalidInput, match="now in use by view/sales; retry"):
         drop(shard.client, SHARD)
 
 

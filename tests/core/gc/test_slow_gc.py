@@ -10,6 +10,7 @@ import pytest
 
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.gc.collect import collect
+from persist_core.handles.read import schema_of
 from persist_core.location.open import OpenLocation
 from persist_core.protocol import stages
 from persist_core.shard import invariants, pieces
@@ -19,7 +20,6 @@ from persist_core.shard.parts import updates_schema
 from persist_core.shard.replace import NotReplaced
 from persist_core.shard.state import Committed
 from tests.core.gc.test_collect import ERAS_TO_SWEEP, A, merge_all, ok, pass_eras
-from tests.core.oracle.strategies import SCHEMA
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.core.protocol.test_restore_faults import client_on
 
@@ -91,7 +91,8 @@ def test_a_list_that_is_stored_late_deletes_nothing_that_was_appended_meanwhile(
         return key.startswith(f"{gc_prefix(SHARD)}0/")
 
     collect(slowly(shard, "set", is_list, meanwhile), SHARD)
-    assert collect(shard.client, SHARD).kept
+    (swept,) = pass_eras(shard, 1)
+    assert swept.kept
     shard.check()
 
 
@@ -121,7 +122,7 @@ def test_what_was_appended_and_merged_away_stays_for_its_readers(shard: Collecti
     begun = reader.state()
     merge_all(shard)
     pass_eras(shard, 1)
-    reader.read(begun.batches, updates_schema(SCHEMA), lambda b, m: pieces.oks_as_of(b, m, 49))
+    reader.read(begun.batches, updates_schema(schema_of(begun)), lambda b, m: pieces.oks_as_of(b, m, 49))
 
 
 def test_a_merge_that_was_staged_too_long_ago_is_not_put_in_place(shard: Collection) -> None:

@@ -46,7 +46,7 @@ def test_every_flip_in_a_part_is_found(persist_seed: int) -> None:
         damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
         shard.blob.set(key, bytes(damaged))
         with pytest.raises(CorruptArtifact, match=f"part {key} .* has SHA-256"):
-            shard.reader.updates_of(list(shard.reader.state().batches), KEYED)
+            shard.reader.all_updates(shard.reader.state())
         shard.blob.set(key, whole)
     assert shard.reader.snapshot().num_rows == 2
 
@@ -71,14 +71,16 @@ class Raising:
     def encode(self, table: pa.Table) -> bytes:
         raise AssertionError(f"only reads: {table}")
 
-    def decode(self, data: bytes, columns: list[str]) -> pa.Table:
-        self._error.add_note(f"{len(data)} bytes, columns {columns}")
+    def decode(self, data: bytes, columns: list[str], written: CollectionSchema) -> pa.Table:
+        self._error.add_note(f"{len(data)} bytes, columns {columns} of {written}")
         raise self._error
 
-    def batches(self, data: bytes, columns: list[str], rows: int, *, is_packed: bool = False) -> Iterator[pa.Table]:
+    def batches(
+        self, data: bytes, columns: list[str], written: CollectionSchema, rows: int, *, is_packed: bool = False
+    ) -> Iterator[pa.Table]:
         assert rows
         assert not is_packed
-        yield self.decode(data, columns)
+        yield self.decode(data, columns, written)
 
 
 @pytest.mark.parametrize(

@@ -120,15 +120,35 @@ def test_files_are_those_that_each_commit_has_consumed(client: PersistClient, tm
         key = handle.stage(minted.description, schema, client.ids.uuid7(), *empty)
         assert isinstance(handle.compare_and_append(client.staged_manifest(key), key), Committed)
     inspector = Inspector(client)
-    loads = inspector.loads("orders")
+    state = inspector.state("orders")
+    loads = inspector.loads(state)
     assert [[each.name for each in load.inputs] for load in loads] == list(names.values())
     assert states(loads, due=day(4))[:4] == ["late", "loaded", "missing", "open"]
-    assert [load.inputs for load in inspector.loads("orders", limit=2)] == [()]  # the older one's input is not known
+    assert [load.inputs for load in inspector.loads(state, limit=2)] == [()]  # the older one's input is not known
     page = inspector.storage("orders")
     counted = {folder.folder: folder.objects for folder in page.folders}
     assert counted["batches"] >= 3
     assert not page.is_partial
     assert page.size_bytes == sum(each.size_bytes for each in client.blob.list_keys_and_metadata("orders/"))
+
+
+def test_loads_and_storage_stop_when_they_are_told_to(client: PersistClient) -> None:
+    for number in range(1, 6):
+        commit(client, "orders", KEYED, day(number + 1), [((number, "new"), day(number), 1)])
+    inspector, calls = Inspector(client), list[int]()
+    state = inspector.state("orders")
+
+    def check() -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        inspector.loads(state, check=check)
+    calls.clear()
+    with pytest.raises(InterruptedError):
+        inspector.storage("orders", check=check)
+    assert len(calls) == 3
 
 
 def test_rows_after_each_commit_are_those_of_a_read_as_of_it(client: PersistClient) -> None:

@@ -16,6 +16,7 @@ from persist_core.compaction.plan import next_merge
 from persist_core.errors import ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.inspector import MAX_COMMITS, WEEK_MS, Inspector
+from persist_core.inspection.problems import problems_of
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
@@ -23,6 +24,8 @@ from persist_core.protocol.conflicts import record_conflict
 from persist_core.protocol.fork import fork
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchDescription
+from persist_core.shard.receive import move_away
+from persist_core.shard.schema_versions import SchemaVersions
 from persist_core.shard.state import UpperMismatch
 from persist_core.time_text import parse_time
 from tests.plain_commit import commit
@@ -91,6 +94,15 @@ def test_what_depends_on_the_clock(client: PersistClient) -> None:
     assert inspector.summary("early").lag_ms == 0
 
 
+def test_a_moved_shard_says_where_it_is_and_nothing_else_of_it_needs_attention(client: PersistClient) -> None:
+    history(client, 3)
+    assert Inspector(client).summary("orders").attention == ("errors",)
+    client.machine.apply("orders", lambda state: move_away(state, "blob s3://new, consensus s3://new"))
+    summary = Inspector(client).summary("orders")
+    assert (summary.moved_to, summary.attention) == ("blob s3://new, consensus s3://new", ("moved",))
+    assert [problem.urgency for problem in problems_of(summary.attention, ())] == ["note"]
+
+
 def test_counters_have_no_lag_and_closed_shards_neither(client: PersistClient) -> None:
     commit(client, "counter", KEYED, 7)
     commit(client, "closed", KEYED, None)
@@ -156,13 +168,13 @@ def test_a_description_has_holders_and_forks(client: PersistClient) -> None:
     client.open_leased_reader("orders", lease_ms=60_000)
     client.open_since("orders", "view/totals")
     description = Inspector(client).description("orders")
-    assert [hold.holder for hold in description.holds] == ["view/totals"]
-    assert (description.views, description.leases[0].expires_ms) == (("totals",), NOW + 60_000)
-    assert description.schema == KEYED.to_json()
+    held = {each.kind: each for each in description.held}
+    assert (held["view"].holder, held["lease"].expires_ms) == ("view/totals", NOW + 60_000)
+    assert description.schema == SchemaVersions().placed(KEYED).to_json()
     assert (description.rows, description.definition) == (8, None)
     publish_missing(client, client.state("orders"))
     fork(client, "orders", client.state("orders").commits[5].checkpoint_id, "copy", writer="test")
-    assert [each.shard for each in Inspector(client).description("orders").forks] == ["copy"]
+    assert [each.holder for each in Inspector(client).description("orders").held if each.kind == "fork"] == ["copy"]
     copy = Inspector(client).summary("copy")
     assert (copy.forked_from, copy.rows) == ("orders", len(client.open_reader("copy").snapshot()))
     json.dumps(asdict(Inspector(client).description("orders")))
@@ -172,7 +184,7 @@ def test_a_state_is_decoded_once(client: PersistClient, monkeypatch: pytest.Monk
     history(client, 3)
     inspector = Inspector(client)
     first = inspector.summaries()
-    monkeypatch.setattr("persist_core.inspection.inspector.decode_state", None)
+    monkeypatch.setattr("persist_core.inspection.inspector.read_version", None)
     assert inspector.summaries() == first
 
 

@@ -41,7 +41,7 @@ def test_every_word_has_an_urgency() -> None:
     found = urgencies((*ATTENTION, *AIRFLOW))
     assert [word for word, urgency in found.items() if urgency == "fail"] == ["unreadable", "future_upper", "failed"]
     assert [word for word, urgency in found.items() if urgency == "warn"] == ["errors", "conflicts", "behind"]
-    assert [word for word, urgency in found.items() if urgency == "note"] == ["paused"]
+    assert [word for word, urgency in found.items() if urgency == "note"] == ["moved", "paused"]
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from persist_core.inspection import rows
 from persist_core.inspection.rows import Cut, changes_between, errors_as_of, rows_as_of
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
-from persist_core.oracle.consolidate import Err
-from persist_core.oracle.view import inherited
 from persist_core.schema import CollectionSchema, Column
+from tests.oracle.consolidate import Err
+from tests.oracle.view import inherited
 from tests.plain_commit import commit
 
 SCHEMA = CollectionSchema(

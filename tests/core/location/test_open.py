@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from persist_airflow.provider import FORM_FIELDS, PLACEHOLDERS
 from persist_core.errors import InvalidUri
 from persist_core.location import (
     FileBlob,
@@ -18,6 +20,14 @@ from persist_core.location import (
     open_location,
 )
 from persist_core.location.mem import forget_mem
+
+
+def test_every_uri_that_the_connection_form_offers_is_opened() -> None:
+    for field, opens in (("blob_uri", open_blob), ("consensus_uri", open_consensus)):
+        offered = re.findall(r"\b[a-z0-9]+:[^\s,()]+", FORM_FIELDS[field]["description"])
+        assert len(offered) >= 3
+        for uri in (*offered, PLACEHOLDERS[field]):
+            opens(uri).close()
 
 
 @pytest.mark.parametrize(

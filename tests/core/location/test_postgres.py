@@ -16,11 +16,11 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from persist_core.errors import Determinate, InvalidSeqNo, InvalidUri, PersistError
 from persist_core.location import CaSResult, Consensus, VersionedData, open_consensus
-from persist_core.testing.consensus_conformance import HOSTILE_KEYS, fill
-from persist_core.testing.races import in_threads
 from tests.core.location.test_models import MemConsensusModel
 from tests.servers.postgres import PASSWORD, PostgresServer, start_postgres
 from tests.servers.postgres_store import OtherClient, PostgresStore
+from tests.suites.consensus_conformance import HOSTILE_KEYS, fill
+from tests.suites.races import in_threads
 
 COMMITTED, MISMATCH = CaSResult.COMMITTED, CaSResult.EXPECTATION_MISMATCH
 ONE, TWO, FIVE = VersionedData(1, b"one"), VersionedData(2, b"two"), VersionedData(5, b"five")

@@ -14,11 +14,11 @@ import pytest
 from persist_core.errors import Corruption, Determinate, Indeterminate, PersistError, StorageError
 from persist_core.location import CaSResult, Consensus, VersionedData, open_consensus
 from persist_core.location.postgres import consensus as postgres
-from persist_core.testing.consensus_conformance import fill
-from persist_core.testing.races import Racer
 from tests.servers.lifeline import wait_until
 from tests.servers.postgres import PASSWORD, PostgresServer
 from tests.servers.postgres_store import OtherClient, PostgresStore
+from tests.suites.consensus_conformance import fill
+from tests.suites.races import Racer
 
 COMMITTED = CaSResult.COMMITTED
 ONE, TWO, FIVE = VersionedData(1, b"one"), VersionedData(2, b"two"), VersionedData(5, b"five")

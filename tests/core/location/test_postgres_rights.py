@@ -12,8 +12,8 @@ import pytest
 from persist_core.errors import Determinate
 from persist_core.location import CaSResult, VersionedData, open_consensus
 from persist_core.location.postgres.consensus import PostgresConsensus
-from persist_core.testing.consensus_conformance import fill
 from tests.servers.postgres import PASSWORD, PgBouncer, PostgresServer
+from tests.suites.consensus_conformance import fill
 
 COMMITTED = CaSResult.COMMITTED
 ONE, TWO, FIVE = VersionedData(1, b"one"), VersionedData(2, b"two"), VersionedData(5, b"five")

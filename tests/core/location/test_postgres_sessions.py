@@ -15,11 +15,11 @@ from persist_core.errors import Determinate
 from persist_core.location import VersionedData, open_consensus
 from persist_core.location.postgres import consensus as postgres
 from persist_core.location.postgres.connections import MAX_CONNECTIONS
-from persist_core.testing.consensus_conformance import fill
-from persist_core.testing.races import in_threads, increment
 from tests.servers.lifeline import wait_until
 from tests.servers.postgres import PgBouncer
 from tests.servers.postgres_store import OtherClient, PostgresStore
+from tests.suites.consensus_conformance import fill
+from tests.suites.races import in_threads, increment
 
 ONE = VersionedData(1, b"one")
 

@@ -310,6 +310,21 @@ def test_a_foreign_object_is_named(location: Location) -> None:
         location.others.head("k")
 
 
+def test_the_log_of_another_key_is_not_read(location: Location) -> None:
+    location.append(1)
+    bucket, raw = location.others._settings.bucket, location.server.raw
+    (name,) = raw_names(location.server, location.others, "k")
+    theirs = raw_folder(location.others, "other") + name.rpartition("/")[2]
+    raw.put_object(Bucket=bucket, Key=theirs, Body=raw.get_object(Bucket=bucket, Key=name)["Body"].read())
+    for call in (
+        lambda: location.others.head("other"),
+        lambda: location.others.scan("other", 0),
+        lambda: location.others.compare_and_set("other", 1, version(2)),
+    ):
+        with pytest.raises(Corruption, match="another log's object is in its place"):
+            call()
+
+
 # failures of the whole store
 
 

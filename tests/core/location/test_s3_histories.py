@@ -21,8 +21,8 @@ from persist_core.ids import SeededIds
 from persist_core.location import CaSResult, S3Consensus, VersionedData, s3_settings
 from persist_core.location.s3 import consensus as s3_consensus
 from persist_core.location.s3.uri import S3Settings
+from tests.core.conformance.test_faults import CALLS_PER_WRITER, KEY, WRITERS, ids_of, write_history
 from tests.core.location.s3_wire import Answer, Lost, Wire, carry_out, timed_out
-from tests.core.testing.test_faults import CALLS_PER_WRITER, KEY, WRITERS, ids_of, write_history
 from tests.sampling import is_long
 from tests.servers.s3 import S3Server
 from tests.sim.linearize import Recorder, explain, find_order

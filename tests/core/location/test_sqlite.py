@@ -15,7 +15,7 @@ import pytest
 from persist_core.errors import Corruption, Determinate, Indeterminate, InvalidUri, StorageError, UnknownVersion
 from persist_core.location import CaSResult, SqliteConsensus, VersionedData
 from persist_core.location.sqlite import consensus as sqlite
-from persist_core.testing.consensus_conformance import fill
+from tests.suites.consensus_conformance import fill
 
 ONE, TWO = VersionedData(1, b"one"), VersionedData(2, b"two")
 

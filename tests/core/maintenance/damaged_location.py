@@ -24,7 +24,6 @@ from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.s3.consensus import S3Consensus
 from persist_core.location.settings import PersistLocation
-from persist_core.oracle.upsert import TOMBSTONE, Record
 from persist_core.protocol import stages
 from persist_core.protocol.conflicts import list_conflicts
 from persist_core.protocol.fork import fork
@@ -38,8 +37,9 @@ from persist_core.shard.replace import Replaced
 from persist_core.shard.state import Commit, Committed
 from persist_core.sources.files import FrozenInput
 from persist_core.sources.frozen import load_frozen
-from tests.core.oracle.strategies import SCHEMA
 from tests.core.protocol.restored_shard import SHARD, Collection
+from tests.oracle.strategies import SCHEMA
+from tests.oracle.upsert import TOMBSTONE, Record
 from tests.servers.postgres import PostgresServer
 from tests.servers.s3 import S3Server
 

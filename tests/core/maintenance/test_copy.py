@@ -260,6 +260,11 @@ def test_a_damaged_object_is_not_copied_and_a_lost_one_is_copied_again() -> None
     assert not fsck(target, FRUIT).is_clean
     assert copy_all(source, target)[FRUIT].objects == 1
     check_equal(source, target, FRUIT)
+    target.blob.set(part, whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert copy_all(source, target)[FRUIT].objects == 0, "its size is the named one"
+    verifying = Copier(source, target, threads=2, verifies=True)
+    assert [verifying.copy([FRUIT])[0].objects for _ in range(2)] == [1, 0]
+    check_equal(source, target, FRUIT)
 
 
 def test_checkpoints_and_pins_follow_the_source(tmp_path: Path) -> None:

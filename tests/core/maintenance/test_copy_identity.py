@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from persist_core.gc.collect import collect
 from persist_core.gc.drop import drop
 from persist_core.handles.client import PersistClient
 from persist_core.handles.history import advance_since, set_history
+from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.copy import Copier
@@ -214,3 +216,59 @@ def test_frontiers_of_a_copy_never_regress() -> None:
     copy_all(source, target)
     assert target.state(FRUIT).since == given_up
     check_equal(source, target, FRUIT)
+
+
+def test_no_append_at_the_target_comes_between_a_move_and_its_last_difference(persist_seed: int) -> None:
+    """Both ends are written to; the target has an older copy. The move ends, or fails before it has begun."""
+    chance = random.Random(persist_seed)
+    for _ in range(MOVES[settings.get_current_profile_name()]):
+        source, target = Client(), Client()
+        make_garbage(source, 1)
+        copy_all(source, target)
+        make_garbage(source, 2)
+        appended: list[bool] = []
+
+        def append(ends: tuple[Client, Client] = (source, target), appended: list[bool] = appended) -> None:
+            for end in ends:
+                with suppress(ShardMoved):
+                    make_garbage(end, 3)
+                    appended.append(True)
+
+        target.counted.at({chance.randrange(60)}, append)
+        with suppress(InvalidInput):
+            copy_all(source, target, is_move=True)
+        target.counted.at(set())
+        last, there = source.state(FRUIT).newest_commit, target.state(FRUIT).commits
+        if source.state(FRUIT).origin.moved_to is None:
+            assert appended
+            make_garbage(source, 4)
+        else:
+            assert last is not None
+            assert last.manifest_key in {commit.manifest_key for commit in there}
+            make_garbage(target, 4)
+
+
+def test_a_move_that_stops_before_its_last_difference_is_ended_by_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = Client(), Client()
+    make_garbage(source, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("persist_core.maintenance.copy.move_away", None)
+        with pytest.raises(TypeError):
+            copy_all(source, target, is_move=True)
+    with pytest.raises(ShardMoved, match="the move has not ended: run it again"):
+        make_garbage(target, 2)
+    make_garbage(source, 2)
+    copy_all(source, target, is_move=True)
+    make_garbage(target, 3)
+
+
+@pytest.mark.parametrize("folders", [("a", "a/b"), ("a/b", "a"), ("a", "link/b")])
+def test_a_folder_within_the_other_one_is_refused(tmp_path: Path, folders: tuple[str, str]) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    source, target = (Client(OpenLocation(FileBlob(tmp_path / name), MemConsensus())) for name in folders)
+    make_garbage(source, 1)
+    with pytest.raises(InvalidInput, match="lie in one another; expected another one"):
+        copy_all(source, target)
+    assert target.location.consensus.head(FRUIT) is None
+    copy_all(source, Client(OpenLocation(FileBlob(tmp_path / "ab"), MemConsensus())))

@@ -28,10 +28,10 @@ from persist_core.location import (
 from persist_core.location.file.diagnosis import file_system_of
 from persist_core.location.finding import Finding, Grade, clock_offset
 from persist_core.maintenance.doctor import Examiner, quantile
-from persist_core.testing.consensus_conformance import fill
-from persist_core.testing.faults import Outcome, ScriptedFaults, UnreliableConsensus
 from tests.servers.postgres import PgBouncer, PostgresServer, start_postgres
 from tests.servers.postgres_store import PostgresStore
+from tests.suites.consensus_conformance import fill
+from tests.suites.faults import Outcome, ScriptedFaults, UnreliableConsensus
 
 CLOCK: Clock = SystemClock()
 ONE = VersionedData(1, b"one")

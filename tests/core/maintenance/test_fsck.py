@@ -21,6 +21,7 @@ from persist_core.maintenance.fsck import fsck, repair
 from persist_core.maintenance.violations import MAX_SHOWN, STORAGE
 from persist_core.protocol.fork import fork
 from persist_core.protocol.fork_records import list_forks
+from persist_core.schema import CollectionSchema
 from persist_core.shard.batch import BatchDescription, SourceFrontier
 from persist_core.shard.parts import PARQUET, errs_schema, updates_schema
 from tests.core.handles.test_read import SCHEMA, history, table
@@ -40,11 +41,13 @@ class PartFormatOf:
         assert len(table)
         return self._data
 
-    def decode(self, data: bytes, columns: list[str]) -> pa.Table:
-        raise AssertionError(f"not read with this format: {len(data)} {columns}")
+    def decode(self, data: bytes, columns: list[str], written: CollectionSchema) -> pa.Table:
+        raise AssertionError(f"not read with this format: {len(data)} {columns} {written}")
 
-    def batches(self, data: bytes, columns: list[str], rows: int, *, is_packed: bool = False) -> Iterator[pa.Table]:
-        raise AssertionError(f"not read with this format: {len(data)} {columns} {rows} {is_packed}")
+    def batches(
+        self, data: bytes, columns: list[str], written: CollectionSchema, rows: int, *, is_packed: bool = False
+    ) -> Iterator[pa.Table]:
+        raise AssertionError(f"not read with this format: {len(data)} {columns} {written} {rows} {is_packed}")
 
 
 class Location:

@@ -16,12 +16,12 @@ __all__ = ["world"]  # the fixture
 
 
 def kinds(world: World, shard: str) -> list[tuple[str, str, int | None, bool]]:
-    found = list_holders(world.client, shard).held
+    found = list_holders(world.client, world.client.state(shard)).held
     return [(held.kind, held.holder, held.since, held.blocks) for held in found]
 
 
 def test_all_history_is_held_by_nothing_but_itself(world: World) -> None:
-    found = list_holders(world.client, "a")
+    found = list_holders(world.client, world.client.state("a"))
     assert (found.history, found.history_ms, found.wanted, found.since, found.upper) == ("all", None, 0, 0, 10)
     (held,) = found.held
     assert (held.kind, held.blocks, held.about) == (
@@ -37,7 +37,7 @@ def test_holders_are_listed_by_what_they_hold_with_what_ends_them(world: World) 
     reader.heartbeat(Frontier(3))
     world.client.open_since("a", "program", since=Frontier(5))
     set_history(world.client, "a", 4)
-    found = list_holders(world.client, "a")
+    found = list_holders(world.client, world.client.state("a"))
     assert (found.history, found.wanted) == ("4 ms", 6)
     by_kind = {held.kind: held for held in found.held}
     assert [(held.kind, held.since, held.blocks) for held in found.held] == [
@@ -77,7 +77,9 @@ def test_the_hold_of_a_view_that_is_gone_or_reads_something_else_is_ended(world:
     world.refresh(name="other", query="SELECT * FROM b", inputs=["b"])
     set_history(world.client, "a", 0)
     for view in ("never-made", "other"):
-        gone = next(held for held in list_holders(world.client, "a").held if held.holder == f"view/{view}")
+        gone = next(
+            held for held in list_holders(world.client, world.client.state("a")).held if held.holder == f"view/{view}"
+        )
         assert (gone.kind, gone.about) == ("view", "the view is gone")
         record = release(world.client, "a", f"view/{view}", by="me@host", reason="gone")
         assert release(world.client, "a", f"view/{view}", by="you", reason="again") == record
@@ -86,7 +88,7 @@ def test_the_hold_of_a_view_that_is_gone_or_reads_something_else_is_ended(world:
     world.client.open_since("a", "view/v")  # as if its last mint had been slower
     release(world.client, "a", "view/v", by="me", reason="dropped")
     assert advance_since(world.client, "a").since == Frontier(19)
-    assert [each.holder for each in list_holders(world.client, "a").released] == [
+    assert [each.holder for each in list_holders(world.client, world.client.state("a")).released] == [
         "view/never-made",
         "view/other",
         "view/v",
@@ -97,7 +99,7 @@ def test_a_damaged_record_of_a_fork_is_named_and_hides_no_holder(world: World) -
     key = fork_key("a", "copy", "0" * 64)
     world.client.blob.set(key, b"{}")
     world.client.open_since("a", "program", since=Frontier(0))
-    found = {held.kind: held for held in list_holders(world.client, "a").held}
+    found = {held.kind: held for held in list_holders(world.client, world.client.state("a")).held}
     assert set(found) == {"history", "hold", "fork"}
     assert found["fork"].holder == "copy"
     assert key in found["fork"].about
@@ -107,7 +109,7 @@ def test_a_damaged_record_of_a_fork_is_named_and_hides_no_holder(world: World) -
 
 def test_a_reader_whose_lease_was_ended_is_told_by_whom(world: World) -> None:
     reader = world.client.open_leased_reader("a", lease_ms=10_000)
-    lease = list_holders(world.client, "a").held[1]
+    lease = list_holders(world.client, world.client.state("a")).held[1]
     record = release(world.client, "a", lease.holder, by="me@host", reason="its program was killed")
     assert (record.by, record.since, record.released_ms) == ("me@host", 0, world.client.clock.now_ms())
     with pytest.raises(LeaseExpired, match=r"was released by me@host at .*its program was killed.*open a new reader"):

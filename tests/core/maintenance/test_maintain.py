@@ -21,11 +21,11 @@ from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.debt import TASK_BATCHES, TASK_ROWS, TASK_SINCE_MS, Debt, DueMerge, debt_of, whole_debt_of
 from persist_core.maintenance.fsck import fsck
 from persist_core.maintenance.maintain import INLINE_BATCHES, maintain, maintain_inline
-from persist_core.oracle.upsert import Record
 from persist_core.shard.keys import part_key
 from persist_core.shard.replace import NotReplaced, Replaced
 from tests.core.compaction.histories import KEYED, History
 from tests.core.protocol.restored_shard import SHARD, Collection
+from tests.oracle.upsert import Record
 from tests.plain_commit import commit
 
 

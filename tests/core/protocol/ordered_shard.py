@@ -12,16 +12,18 @@ from typing import Any
 import pyarrow as pa
 
 from persist_core.location.open import OpenLocation
-from persist_core.oracle.consolidate import Err, Slot, UpsertDiff, Value, canonical_bytes
-from persist_core.oracle.sequence import OrderMemory, Precedence, Seen
-from persist_core.oracle.upsert import Record, drain_sealed_input
 from persist_core.protocol import stages
 from persist_core.schema import ACTED, BAD_KEY, BEATEN_BY, MISSING_ORDER, OP, ORDER, TIME, Column, order_type
 from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchDescription
 from persist_core.shard.keys import part_key
 from persist_core.shard.operator_state import OperatorState, StateArtifact
-from tests.core.oracle.strategies import SCHEMA
+from persist_core.shard.parts import late_schema
+from persist_core.shard.schema_versions import SchemaVersions
 from tests.core.protocol.restored_shard import SHARD, Collection, as_tables, from_errs, from_oks
+from tests.oracle.consolidate import Err, Slot, UpsertDiff, Value, canonical_bytes
+from tests.oracle.sequence import OrderMemory, Precedence, Seen
+from tests.oracle.strategies import SCHEMA
+from tests.oracle.upsert import Record, drain_sealed_input
 
 ORDERED = replace(SCHEMA, order=(Column("seq", "bigint"),))
 Entries = dict[Slot, Seen | None]
@@ -178,14 +180,12 @@ class OrderedCollection(Collection):
     def _staged(self, operator: str, attempt: str, data: bytes) -> StateArtifact:
         key = part_key(self.shard, attempt, operator, 0)
         self.client.blob.set(key, data)
-        return StateArtifact(0, key, len(data), hashlib.sha256(data).hexdigest())
+        return StateArtifact(0, key, len(data), hashlib.sha256(data).hexdigest(), schema_version=1)
 
 
 def late_table(records: Iterable[Record], acted: int) -> pa.Table:
     """Late records as the Spark job stores them, each beaten by an order that is higher by one."""
     struct = order_type(ORDERED)
-    keys = [field.with_nullable(True) for field in ORDERED.arrow() if field.name in ORDERED.key_names]
-    others = [(BAD_KEY, pa.binary()), (OP, pa.string()), (TIME, pa.int64()), (ORDER, struct), (BEATEN_BY, struct)]
     rows = []
     for record in records:
         assert isinstance(record.slot, tuple)
@@ -195,7 +195,7 @@ def late_table(records: Iterable[Record], acted: int) -> pa.Table:
             | {BAD_KEY: None, OP: "u", TIME: record.time, ORDER: order}
             | {BEATEN_BY: {**order, "by0": record.order[0] + 1}, ACTED: acted}
         )
-    return pa.Table.from_pylist(rows, schema=pa.schema([*keys, *others, (ACTED, pa.int64())]))
+    return pa.Table.from_pylist(rows, schema=late_schema(SchemaVersions().placed(ORDERED)))
 
 
 def precedence(order: tuple[Any, ...], value: Value) -> Precedence:

@@ -20,19 +20,19 @@ from persist_core.ids import SeededIds
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.fsck import fsck
-from persist_core.oracle.consolidate import Err, Slot, UpsertDiff, Value, as_of, canonical_bytes
-from persist_core.oracle.upsert import Record, drain_sealed_input
 from persist_core.protocol import stages
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.protocol.stages import Minted
-from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME
+from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, OP, TIME, system_field
 from persist_core.shard.batch import STASH_OPERATOR, BatchDescription
 from persist_core.shard.keys import part_key
 from persist_core.shard.operator_state import OperatorState, StateArtifact
 from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.state import Committed
 from persist_core.sources.files import FrozenInput
-from tests.core.oracle.strategies import SCHEMA
+from tests.oracle.consolidate import Err, Slot, UpsertDiff, Value, as_of, canonical_bytes
+from tests.oracle.strategies import SCHEMA
+from tests.oracle.upsert import Record, drain_sealed_input
 from tests.sim.simulator.write_stage import ArrowParts
 
 SHARD = "things"
@@ -128,13 +128,15 @@ class Collection:
         is_delta = description.saves_delta(STASH_OPERATOR)
         if not records:
             return {STASH_OPERATOR: OperatorState(is_delta, ())}
-        rows = {TIME: pa.array([record.time for record in records], pa.int64()), "record": list(map(repr, records))}
-        data = self.client.part_format.encode(pa.table(rows))
+        rows = [{TIME: record.time, OP: repr(record)} for record in records]
+        data = self.client.part_format.encode(
+            pa.Table.from_pylist(rows, schema=pa.schema([system_field(TIME), system_field(OP)]))
+        )
         self.stashed[data] = records
         key = part_key(self.shard, attempt, STASH_OPERATOR, 0)
         self.client.blob.set(key, data)
         digest = hashlib.sha256(data).hexdigest()
-        return {STASH_OPERATOR: OperatorState(is_delta, (StateArtifact(0, key, len(data), digest),))}
+        return {STASH_OPERATOR: OperatorState(is_delta, (StateArtifact(0, key, len(data), digest, schema_version=1),))}
 
     def _stash_of(self, artifact: StateArtifact) -> tuple[Record, ...]:
         data = self.client.blob.get(artifact.key)

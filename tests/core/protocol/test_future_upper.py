@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from persist_core.errors import Determinate, InvalidInput
-from persist_core.oracle.upsert import Record
 from persist_core.protocol import stages
 from persist_core.protocol.fork import fork
 from persist_core.protocol.stages import MAX_AHEAD_MS, Minted, NothingToDo
 from persist_core.shard.state import Committed
 from persist_core.time_text import parse_time
-from tests.core.oracle.strategies import SCHEMA
 from tests.core.protocol.restored_shard import SHARD, Collection
+from tests.oracle.strategies import SCHEMA
+from tests.oracle.upsert import Record
 
 YEAR_2099 = parse_time("2099-01-01")
 HOUR = 3_600_000

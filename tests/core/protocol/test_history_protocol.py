@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from persist_core.checkpoint.pins import pin
+from persist_core.compaction.merge import Merge, merge_here
 from persist_core.errors import OutsideFrontiers
 from persist_core.frontier import Frontier
 from persist_core.handles.history import advance_since, set_history
-from persist_core.oracle.upsert import Record
 from persist_core.protocol import stages
 from persist_core.protocol.fork import fork
 from persist_core.protocol.fork_records import record_fork
@@ -20,8 +21,11 @@ from persist_core.shard.state import Committed
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.core.protocol.test_protocol import DAY_MS, World, world
 from tests.core.protocol.test_view_protocol import World as Views
+from tests.oracle.upsert import Record
 
 __all__ = ["world"]  # the fixture
+
+A = ("eu", 1)
 
 
 def commit(world: World, until: int) -> None:
@@ -118,3 +122,34 @@ def test_since_follows_and_what_it_has_passed_is_a_clear_error(world: World) -> 
     for read in reads:
         with pytest.raises(OutsideFrontiers, match=r"history before since is gone: .*`persist holds things`"):
             read()
+
+
+def test_a_pinned_checkpoint_before_the_first_file_is_restored_and_forked(tmp_path: Path) -> None:
+    shard = Collection(tmp_path)
+    empty = shard.run(10)
+    pin(shard.client, SHARD, empty)
+    for number in (2, 3):
+        shard.drop(f"{number}.txt", [Record(A, (f"a{number}", None, None), 10 * number - 1, (0, "f", 0, 0))])
+        shard.run(10 * number)
+    state = shard.client.state(SHARD)
+    merge_here(shard.client, Merge.of(shard.client, state, state.batches), attempt=shard.client.ids.uuid7())
+    fork(shard.client, SHARD, empty, "twin", writer="test")
+    shard.go_back(empty)
+    for name in (SHARD, "twin"):
+        made = shard.beside(name)
+        assert made.contents(made.upper() - 1) == {}
+        assert made.files_of(made.mint(40)) == ["2.txt", "3.txt"]
+        made.check()
+
+
+def test_the_folder_may_change_before_the_first_file(tmp_path: Path) -> None:
+    """The progress names a folder only if a file was consumed from it."""
+    shard = Collection(tmp_path)
+    shard.run(10)
+    folder = tmp_path / "other"
+    folder.mkdir()
+    moved = Collection(folder, shard.location)
+    moved.client.ids = shard.client.ids
+    moved.drop("1.txt", [Record(A, ("a1", None, None), 19, (0, "f", 0, 0))])
+    moved.run(20)
+    assert set(moved.contents(19)) == {A}

@@ -18,17 +18,17 @@ from persist_core.inspection.late import late_records
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
-from persist_core.oracle.upsert import TOMBSTONE, Record
 from persist_core.protocol import stages
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import NothingToRestore, plan_restore
 from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR
 from persist_core.shard.parts import PARQUET
 from persist_core.sources.natural_order import natural_key
-from tests.core.oracle.strategies import STRAY, History, histories, redelivered
-from tests.core.oracle.test_sequence import newest
 from tests.core.protocol.ordered_shard import OrderedCollection, precedence
 from tests.core.protocol.restored_shard import SHARD
+from tests.oracle.strategies import STRAY, History, histories, redelivered
+from tests.oracle.test_sequence import newest
+from tests.oracle.upsert import TOMBSTONE, Record
 
 A, B = ("eu", 1), ("eu", 2)
 FILE = natural_key("1.txt")
@@ -198,9 +198,9 @@ def test_late_records_are_listed_newest_first(shard: OrderedCollection) -> None:
         ({"region": "eu", "id": 1}, {"seq": 4}, {"seq": 5}),
         ({"region": "eu", "id": 1}, {"seq": 3}, {"seq": 4}),
     ]
-    assert [(record.file, record.row, record.op, record.acted) for record in found] == [
-        ("1.txt", 4, "upsert", 30),
-        ("1.txt", 3, "upsert", 20),
+    assert [(record.position, record.op, record.acted) for record in found] == [
+        ("1.txt, row 4", "upsert", 30),
+        ("1.txt, row 3", "upsert", 20),
     ]
     assert late_records(shard.client, SHARD, limit=1) == found[:1]
 

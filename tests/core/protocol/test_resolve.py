@@ -14,7 +14,6 @@ from persist_core.cli.main import run_command
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
-from persist_core.oracle.upsert import Err, Record
 from persist_core.protocol.resolve import plan_resolve, resolve
 from persist_core.protocol.stages import Conflict
 from persist_core.schema import MISSING_ORDER
@@ -23,6 +22,7 @@ from persist_core.sources.natural_order import natural_key
 from tests.core.protocol.ordered_shard import OrderedCollection
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.core.protocol.test_ordered import A, B, put
+from tests.oracle.upsert import Err, Record
 
 
 def unordered(file: str, row: int) -> Record:
@@ -59,11 +59,11 @@ def in_files(folder: Path) -> Iterator[tuple[OrderedCollection, list[str]]]:
         yield shard, ["--blob-uri", settings.blob_uri, "--consensus-uri", settings.consensus_uri]
 
 
-def files(shard: Collection, as_of: int | None = None) -> list[tuple[str, int]]:
+def places(shard: Collection, as_of: int | None = None) -> list[str]:
     """Of the errs alive."""
     records = plan_resolve(shard.client, SHARD).records
     assert len(shard.client.open_reader(shard.shard).errors(as_of)) == len(records)
-    return sorted((record.file, record.row) for record in records)
+    return sorted(record.position for record in records)
 
 
 def test_a_user_removes_them_and_late_records_are_decided_as_before(tmp_path: Path) -> None:
@@ -72,10 +72,10 @@ def test_a_user_removes_them_and_late_records_are_decided_as_before(tmp_path: Pa
         shard.drop("3.txt", [put(6, "again")])
         shard.run(30)
         operators = shard.client.state(SHARD).operators
-        assert run_command(["resolve", SHARD, "--file", "day=2/*", *options]) == 0
+        assert run_command(["resolve", SHARD, "--at", "day=2/*", *options]) == 0
         assert shard.client.state(SHARD).operators == operators
         assert shard.client.state(SHARD).upper.time == 31
-        assert files(shard) == [("day=1/1.txt", 3)]
+        assert places(shard) == ["day=1/1.txt, row 3"]
         assert len(shard.client.open_reader(SHARD).errors(29)) == 3
         assert {A, B} < shard.contents(30).keys()
         shard.drop("4.txt", [put(4, "late", B), put(2, "late")])
@@ -90,7 +90,7 @@ def test_the_command_says_what_it_would_remove(tmp_path: Path, capsys: pytest.Ca
         pass
     capsys.readouterr()
     assert run_command(["resolve", SHARD, *options]) == 2
-    assert "either --all or --file" in capsys.readouterr().err
+    assert "either --all or --at" in capsys.readouterr().err
     assert run_command(["errors", SHARD, *options]) == 0
     assert f"`persist resolve {SHARD}` does" in capsys.readouterr().out
     assert run_command(["resolve", SHARD, "--all", "--dry-run", *options]) == 0
@@ -105,12 +105,12 @@ def test_the_command_says_what_it_would_remove(tmp_path: Path, capsys: pytest.Ca
 def test_a_restore_brings_them_back_and_the_same_record_again_too(shard: OrderedCollection) -> None:
     second = shard.client.state(SHARD).commits[1].checkpoint_id
     resolve(shard.client, plan_resolve(shard.client, SHARD), writer="test")
-    assert files(shard) == []
+    assert places(shard) == []
     shard.drop("3.txt", [unordered("day=1/1.txt", 3)])
     shard.run(30)
-    assert files(shard) == [("day=1/1.txt", 3)]
+    assert places(shard) == ["day=1/1.txt, row 3"]
     shard.go_back(second)
-    assert files(shard) == [("day=1/1.txt", 3), ("day=2/2.txt", 10), ("day=2/2.txt", 11)]
+    assert places(shard) == ["day=1/1.txt, row 3", "day=2/2.txt, row 10", "day=2/2.txt, row 11"]
     shard.check()
 
 
@@ -119,7 +119,7 @@ def test_a_lost_race_changes_nothing(shard: OrderedCollection) -> None:
     shard.drop("3.txt", [put(7, "new")])
     shard.run(30)
     assert isinstance(resolve(shard.client, plan, writer="test"), Conflict)
-    assert len(files(shard)) == 3
+    assert len(places(shard)) == 3
 
 
 def test_a_record_in_the_stash_is_processed_first(shard: OrderedCollection) -> None:
@@ -127,10 +127,10 @@ def test_a_record_in_the_stash_is_processed_first(shard: OrderedCollection) -> N
     shard.run(30)
     with pytest.raises(RunFailed, match=r"records in the stash .* are due at .*run the collection once"):
         resolve(shard.client, plan_resolve(shard.client, SHARD), writer="test")
-    assert len(files(shard)) == 3
+    assert len(places(shard)) == 3
     shard.run(31)
     resolve(shard.client, plan_resolve(shard.client, SHARD), writer="test")
-    assert files(shard) == []
+    assert places(shard) == []
     shard.run(40)
     assert sorted(update.time for update in shard.updates() if update.time >= 30 and update.diff > 0) == [30, 35]
     shard.check()

@@ -14,13 +14,13 @@ from persist_core.errors import CheckpointNotFound, CorruptArtifact, InvalidInpu
 from persist_core.frontier import Frontier
 from persist_core.handles.history import advance_since, set_history
 from persist_core.maintenance.fsck import fsck
-from persist_core.oracle.upsert import TOMBSTONE, Record, UpsertDiff
 from persist_core.protocol import stages
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import NothingToRestore, plan_restore
 from persist_core.shard.batch import STASH_OPERATOR
-from tests.core.oracle.strategies import MAX_WIDTH, SCHEMA, STRAY, History, histories
 from tests.core.protocol.restored_shard import SHARD, Collection, as_tables, contents
+from tests.oracle.strategies import MAX_WIDTH, SCHEMA, STRAY, History, histories
+from tests.oracle.upsert import TOMBSTONE, Record, UpsertDiff
 
 A, B = ("eu", 1), ("eu", 2)
 

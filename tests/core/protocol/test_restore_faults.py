@@ -14,7 +14,6 @@ from persist_core.handles.client import PersistClient
 from persist_core.ids import SeededIds
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.fsck import fsck
-from persist_core.oracle.upsert import Record
 from persist_core.protocol import stages
 from persist_core.protocol.conflicts import list_conflicts
 from persist_core.protocol.fork import fork
@@ -23,10 +22,11 @@ from persist_core.protocol.restore import NothingToRestore, plan_restore, restor
 from persist_core.protocol.stages import Conflict
 from persist_core.shard.batch import STASH_OPERATOR
 from persist_core.shard.state import Committed
-from persist_core.testing.faults import FaultRates, SeededFaults, UnreliableBlob, UnreliableConsensus
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.dying_store import Crash, DyingStore
+from tests.oracle.upsert import Record
 from tests.sim.simulator.write_stage import ArrowParts
+from tests.suites.faults import FaultRates, SeededFaults, UnreliableBlob, UnreliableConsensus
 
 A, B, C = ("eu", 1), ("eu", 2), ("", 0)
 MAX_CALLS = 200

@@ -11,6 +11,7 @@ from persist_core.clock import ManualClock
 from persist_core.config.view import ViewConfig
 from persist_core.errors import CorruptArtifact, InvalidInput, OutsideFrontiers, UnknownVersion
 from persist_core.frontier import CLOSED, Frontier
+from persist_core.gc.drop import create_again, drop
 from persist_core.handles.client import PersistClient
 from persist_core.handles.history import advance_since, set_history
 from persist_core.handles.write import manifest_for, stage_manifest
@@ -43,6 +44,9 @@ class World:
     def view(self, **fields: Any) -> ViewConfig:
         body = {"name": "v", "query": "SELECT * FROM a, b", "inputs": ["a", "b"]}
         return ViewConfig.model_validate({**body, **fields})
+
+    def lives(self) -> dict[str, str | None]:
+        return {name: self.client.state(name).origin.life for name in ("a", "b")}
 
     def append(self, shard: str, upper: int | None, *numbers: int, diff: int = 1) -> None:
         """A batch with these numbers at its last time, by a writer that knows nothing of views."""
@@ -77,7 +81,8 @@ class World:
         description, config = minted.description, self.view(**fields)
         key = stages.write_without_input(self.client, config, description)
         if key is None:
-            manifest: BatchManifest = manifest_for(description, SCHEMA, (), BatchCounts(), rows="none")
+            schema = self.client.state(description.shard).schemas.placed(SCHEMA)
+            manifest: BatchManifest = manifest_for(description, schema, (), BatchCounts(), rows="none")
             key = stage_manifest(self.blob, manifest, self.client.ids.uuid7())
         assert isinstance(stages.append(self.client, description, key), Committed)
         stages.checkpoint(self.client, config)
@@ -113,7 +118,7 @@ def test_a_view_goes_as_far_as_its_inputs_and_until(world: World) -> None:
     frozen = load_frozen(world.client.blob, minted.description.input_key, FrozenShards)
     assert frozen == FrozenShards("SELECT * FROM a, b", 6, {"a": 10, "b": 7})
     refreshed = Refreshed.of(minted.description.sources)
-    assert refreshed == Refreshed(6, minted.description.input_key, {"a": 10, "b": 7})
+    assert refreshed == Refreshed(6, minted.description.input_key, {"a": 10, "b": 7}, world.lives())
 
 
 def test_the_same_dag_run_mints_the_same_token(world: World) -> None:
@@ -213,14 +218,14 @@ def test_where_no_input_has_changed_there_is_nothing_to_read(world: World) -> No
     assert minted.notices == ("no input has changed: nothing to read",)
     sealed = world.refresh()
     refreshed = Refreshed.of(sealed.sources)
-    assert refreshed == Refreshed(19, first.input_key or "", {"a": 20, "b": 20})
+    assert refreshed == Refreshed(19, first.input_key or "", {"a": 20, "b": 20}, world.lives())
     assert fsck(world.client, "v").is_clean
     world.append("a", 30, 5)
     world.append("b", 30)
     assert world.refresh().input_key is not None
 
 
-@pytest.mark.parametrize("change", ["query", "rogue", "inputs"])
+@pytest.mark.parametrize("change", ["query", "rogue", "inputs", "life"])
 def test_what_is_not_as_the_last_refresh_left_it_is_read_again(world: World, change: str) -> None:
     world.append("b", 10)
     world.refresh()
@@ -231,6 +236,11 @@ def test_what_is_not_as_the_last_refresh_left_it_is_read_again(world: World, cha
         fields["query"] = "SELECT 1 FROM a, b"
     if change == "inputs":
         fields |= {"query": "SELECT * FROM a", "inputs": ["a"]}
+    if change == "life":  # with other rows at the times that the view has read
+        drop(world.client, "a", is_forced=True)
+        create_again(world.client, "a")
+        world.append("a", 10, 7)
+        world.append("a", 20)
     if change == "rogue":
         world.append("v", 12, 99)
     minted = world.mint(**fields)
@@ -269,17 +279,17 @@ def test_fsck_finds_a_missing_frozen_input_and_rows_that_were_never_there(world:
 def test_dry_runs_take_no_hold_and_stage_nothing(world: World) -> None:
     config = world.view()
     before = {entry.key for entry in world.blob.list_keys_and_metadata("")}
-    assert ShardSource(config, world.client).dry_run_time(None) == 6
-    assert ShardSource(config, world.client).dry_run_time(4) == 3
+    assert ShardSource(world.client, config).dry_run_time(None) == 6
+    assert ShardSource(world.client, config).dry_run_time(4) == 3
     description = describe.dry_run_description(world.client, config, 6)
     assert (description.lower, description.upper) == (0, 7)
-    assert ShardSource(config, world.client).frozen_at(6).as_of == 6
+    assert ShardSource(world.client, config).frozen_at(6).as_of == 6
     assert {entry.key for entry in world.blob.list_keys_and_metadata("")} == before
     assert world.client.shards() == ["a", "b"]
     assert world.held("a") == {}
     world.client.ensure_shard("c")
     with pytest.raises(OutsideFrontiers, match="not all of its inputs"):
-        ShardSource(world.view(inputs=["a", "c"]), world.client).dry_run_time(None)
+        ShardSource(world.client, world.view(inputs=["a", "c"])).dry_run_time(None)
 
 
 def test_minted_and_covered_by_another_description_of_the_same_interval(world: World) -> None:

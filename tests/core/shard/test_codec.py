@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persist_core.config.collection import FILE_POSITION
 from persist_core.errors import CorruptArtifact, Corruption, InvariantViolation, UnknownVersion
 from persist_core.frontier import CLOSED, Frontier
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchCounts, HollowBatch, SourceFrontier
 from persist_core.shard.codec import StateVersion, decode_state, encode_state
-from persist_core.shard.origin import Life, Origin
+from persist_core.shard.origin import Branch, Origin
+from persist_core.shard.schema_versions import SchemaVersions
 from persist_core.shard.sealed import seal
 from persist_core.shard.state import Commit, Hold, Lease, Released, ShardState
 
@@ -29,8 +31,15 @@ FULL = StateVersion(
         seqno=7,
         since=Frontier(5),
         upper=Frontier(30),
-        schema=CollectionSchema(
-            (Column("id", "bigint", nullable=False),), (Column("näme", "string"),), (Column("lsn", "bigint"),)
+        schemas=SchemaVersions().with_version(
+            CollectionSchema(
+                (Column("id", "bigint", nullable=False, id=1),),
+                (Column("näme", "string", id=2),),
+                (Column("lsn", "bigint"),),
+                1,
+                FILE_POSITION,
+            ),
+            seqno=6,
         ),
         batches=(
             HollowBatch(0, 20, KEY, "aa", BatchCounts(1, 2, 3, 4), 99),
@@ -48,7 +57,7 @@ FULL = StateVersion(
         released=(Released("q", 4, 5, "me@host", "its program is gone"),),
         era=3,
         oldest_era=2,
-        origin=Origin((Life(KEY, 1), Life("customers/batches/b/manifest.json", 2)), 6, "blob s3://new"),
+        origin=Origin((Branch(KEY, 1), Branch("customers/batches/b/manifest.json", 2)), 6, "blob s3://new"),
     ),
 )
 

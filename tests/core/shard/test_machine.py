@@ -20,9 +20,10 @@ from persist_core.shard.batch import BatchCounts, BatchManifest
 from persist_core.shard.history import advance_since, set_history
 from persist_core.shard.machine import Machine
 from persist_core.shard.register import MAX_STORE_TRIES
+from persist_core.shard.schema_versions import SchemaVersions
 from persist_core.shard.state import Committed, ShardState, UpperMismatch
 
-SCHEMA = CollectionSchema(key=(Column("id", "bigint", nullable=False),))
+SCHEMA = SchemaVersions().placed(CollectionSchema(key=(Column("id", "bigint", nullable=False),)))
 
 
 Step = Callable[[Callable[[], CaSResult]], CaSResult]
@@ -169,7 +170,7 @@ def test_a_version_under_another_seqno_is_corruption() -> None:
     head = consensus.head("s")
     assert head is not None
     consensus.compare_and_set("s", 0, replace(head, seqno=5))
-    with pytest.raises(Corruption, match="version 5 holds the state of version 0"):
+    with pytest.raises(Corruption, match=r"says that it is \('s', 0\); expected \('s', 5\)"):
         on.fetch("s")
 
 

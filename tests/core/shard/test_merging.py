@@ -16,6 +16,7 @@ from persist_core.shard.batch import BatchCounts, BatchManifest, HollowBatch, Re
 from persist_core.shard.codec import StateVersion, encode_state
 from persist_core.shard.invariants import check_step
 from persist_core.shard.keys import manifest_key
+from persist_core.shard.schema_versions import SchemaVersions
 from persist_core.shard.state import Committed, ShardState, compare_and_append
 from tests.core.shard.test_state import SCHEMA, manifest
 
@@ -58,7 +59,11 @@ def test_every_manifest_that_a_commit_needs_stays_named() -> None:
     assert state.manifest_keys == {manifest_key("s", "a5"), manifest_key("s", "a9")}
 
 
-WIDER = CollectionSchema(SCHEMA.key, (*SCHEMA.values, Column("more", "string")))
+WIDER = (
+    SchemaVersions()
+    .with_batch_of(SCHEMA, seqno=0)
+    .placed(CollectionSchema(SCHEMA.key, (*SCHEMA.values, Column("more", "string"))))
+)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from persist_core.shard.batch import BatchCounts, BatchManifest, Restored, Sourc
 from persist_core.shard.holds import compare_and_downgrade_hold, register_hold, release_hold
 from persist_core.shard.invariants import check_state, check_step
 from persist_core.shard.operator_state import OperatorState, StateArtifact, chain_digest
+from persist_core.shard.schema_versions import SchemaVersions
 from persist_core.shard.state import (
     MAX_COMMITS_KEPT,
     MIN_COMMITS_KEPT,
@@ -39,7 +40,9 @@ from persist_core.shard.state import (
     start_fork,
 )
 
-SCHEMA = CollectionSchema(key=(Column("id", "bigint", nullable=False),), values=(Column("name", "string"),))
+SCHEMA = SchemaVersions().placed(
+    CollectionSchema((Column("id", "bigint", nullable=False),), (Column("name", "string"),))
+)
 
 
 def manifest(
@@ -146,7 +149,7 @@ def test_a_closed_shard_takes_no_more() -> None:
 
 def test_schema_may_grow_by_nullable_columns_only() -> None:
     state, _ = append(ShardState("s"), manifest(0, 10, "a"))
-    wider = replace(SCHEMA, values=(*SCHEMA.values, Column("age", "int")))
+    wider = state.schemas.placed(replace(SCHEMA, values=(*SCHEMA.values, Column("age", "int"))))
     state, _ = append(state, manifest(10, 20, "b", schema=wider))
     assert state.schema == wider
     for bad in (
@@ -279,7 +282,9 @@ def test_a_fork_starts_only_in_a_shard_that_is_empty_and_not_held_below_its_sinc
     batch = replace(manifest(0, 20, "f"), shard="f", restored=Restored("s", "older", 20))
 
     def start(state: ShardState) -> tuple[ShardState, Committed]:
-        return start_fork(state, batch, "key-f", batches=source.batches, since=Frontier(5), now_ms=1)
+        return start_fork(
+            state, batch, "key-f", batches=source.batches, since=Frontier(5), schemas=source.schemas, now_ms=1
+        )
 
     for before in (None, ShardState("f", seqno=0)):
         after, done = start(before or ShardState("f"))

@@ -12,6 +12,7 @@ from persist_core.location.mem import MemBlob
 from persist_core.shard.batch import SourceFrontier
 from persist_core.shard.sealed import seal
 from persist_core.sources.files import FileSource, FrozenInput, check_unchanged
+from persist_core.sources.ledger import FileProgress
 from persist_core.time_text import parse_time
 from tests.core.sources.drop_folder import DAY_MS, collection, drop, names
 
@@ -73,6 +74,29 @@ def test_a_consumed_file_that_changed_is_reported_not_read(tmp_path: Path, data:
     assert (changed.old_size_bytes, changed.old_mtime_ms) == (2, 1_000)
     assert (changed.new_size_bytes, changed.new_mtime_ms) == (len(data), mtime_ms)
     assert "changed after it was consumed (2 bytes at 1970-01-01T00:00:01Z" in freeze.notices()[0]
+
+
+def test_a_file_that_was_set_aside_is_read_when_it_changes(tmp_path: Path) -> None:
+    blob = MemBlob()
+    source = FileSource(collection(tmp_path), blob)
+    for name in ("a.jsonl", "b.jsonl", "c.jsonl"):
+        drop(tmp_path, name, b"ab", mtime_ms=1_000)
+    frozen = source.freeze(None, until=None).frozen
+    frontier = source.advance(None, frozen, era=0, set_aside={frozen.files[1]})
+    assert names(source.freeze(frontier, until=None)) == []
+    for name in ("a.jsonl", "b.jsonl"):
+        drop(tmp_path, name, b"corrected", mtime_ms=2_000)
+    again = FileSource(collection(tmp_path), blob).freeze(frontier, until=None)
+    assert [file.relative for file in again.changed] == ["a.jsonl"], "this one was read"
+    assert [(file.relative, file.is_corrected) for file in again.frozen.files] == [("b.jsonl", True)]
+    assert FrozenInput.decode(again.frozen.encode()) == again.frozen
+    after = source.advance(frontier, again.frozen, era=0)
+    assert (after.offsets["files"], after.offsets["size_bytes"]) == (4, 15), "they never sink"
+    progress = FileProgress(blob, "orders", after)
+    assert list(progress.verify()) == []
+    assert [each.name for each in progress.consumed_since(frontier)] == ["b.jsonl"]
+    drop(tmp_path, "b.jsonl", b"once more", mtime_ms=3_000)
+    assert names(source.freeze(after, until=None)) == []
 
 
 def test_limits_take_the_first_files_and_leave_the_rest(tmp_path: Path) -> None:

@@ -27,14 +27,15 @@ def test_segments_stay_few_and_are_rewritten_seldom() -> None:
     commits = 600
     for number in range(commits):
         ledger = Ledger(blob, "orders")
-        frontier = ledger.extend(frontier, {f"{number}.jsonl": (1, 2, None)}, place=Place("/in", "/in"), era=0)
+        frontier = ledger.extend(frontier, {f"{number}.jsonl": (1, 2, None, False)}, place=Place("/in", "/in"), era=0)
         segments = segments_of(frontier)
         staged += segments[-1].files
         assert len(segments) <= (number + 1).bit_length()
         for larger, smaller in itertools.pairwise(segments):
             assert larger.files >= 2 * smaller.files
     assert frontier is not None
-    assert Ledger(blob, "orders").consumed(frontier) == {f"{number}.jsonl": (1, 2, None) for number in range(commits)}
+    facts = (1, 2, None, False)
+    assert Ledger(blob, "orders").consumed(frontier) == {f"{number}.jsonl": facts for number in range(commits)}
     assert staged <= commits * commits.bit_length()
     assert FileProgress(blob, "orders", frontier).needed_keys() == {segment.key for segment in segments_of(frontier)}
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from persist_core.config.collection import FILE_POSITION
 from persist_core.errors import CorruptArtifact, InvalidInput, UnknownVersion
 from persist_core.location.mem import MemBlob
-from persist_core.schema import POSITION
 from persist_core.shard.batch import SourceFrontier
 from persist_core.sources.files import FileSource, FrozenInput
 from persist_core.sources.frozen import load_frozen, stage_frozen
@@ -91,14 +91,14 @@ def test_inputs_that_a_restore_reads_again(files: Files) -> None:
 def test_progress_of_a_view() -> None:
     blob = MemBlob()
     key = stage_frozen(blob, "v", FrozenShards("SELECT 1", 6, {"a": 10, "b": 7}), era=0)
-    stored = Refreshed(6, key, {"a": 10, "b": 7}).to_source()
+    stored = Refreshed(6, key, {"a": 10, "b": 7}, {"a": None, "b": None}).to_source()
     (progress,) = progress_of(blob, "v", {"shards": stored}).values()
     assert progress.needed_keys() == {key}
     assert list(progress.verify()) == []
     assert progress.consumed_since(None) == (ConsumedInput("a"), ConsumedInput("b"))
     with pytest.raises(InvalidInput, match=r"v is a view.*restore its inputs"):
         progress.check_restorable()
-    other = Refreshed(6, key, {"a": 10}).to_source()
+    other = Refreshed(6, key, {"a": 10}, {"a": None}).to_source()
     (progress,) = progress_of(blob, "v", {"shards": other}).values()
     assert key in next(progress.verify())
     blob.delete(key)
@@ -128,7 +128,7 @@ def test_a_frozen_input_is_what_its_key_says(tmp_path: Path) -> None:
 
 
 def test_the_position_of_a_record_of_a_file() -> None:
-    assert [(field.name, field.type) for field in POSITION] == [
+    assert [(field.name, field.type) for field in FILE_POSITION] == [
         ("file", "string"),
         ("block", "bigint"),
         ("row", "bigint"),

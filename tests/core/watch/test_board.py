@@ -18,12 +18,12 @@ from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.fsck import fsck
-from persist_core.testing.faults import Outcome, ScriptedFaults, UnreliableConsensus
 from persist_core.watch.board import CLAIM_MS, VERSIONS_KEPT, WatchBoard
 from persist_core.watch.conditions import Health, Threshold
 from persist_core.watch.deliver import MAX_FAILURES, Delivered, Target, deliver
 from persist_core.watch.record import MAX_UNSENT_OF_ONE_KEY, RECORD_KEY, Notice, ShardWatch, WatchRecord
 from persist_core.watch.words import Words, make_notice
+from tests.suites.faults import Outcome, ScriptedFaults, UnreliableConsensus
 
 NOW = 1_800_000_000_000
 RULES = {"fruit": {"errors": Threshold(warn=1, fail=10)}}

@@ -94,7 +94,7 @@ def test_a_shard_without_a_commit_is_late_from_the_first_look_on() -> None:
         watch, notices = look(missing)
         assert (watch.unwritten_ms, notices) == (NOW, ())
         watch, (notice,) = look(missing, watch, now_ms=NOW + 3 * HOUR)
-        assert "nothing was committed yet" in notice.text
+        assert "no commit in at least 3 h" in notice.text
         watch, (end,) = look(healthy(upper=NOW + 4 * HOUR), watch, now_ms=NOW + 4 * HOUR)
         assert (end.is_resolved, watch.is_empty) == (True, True)
 
@@ -123,7 +123,7 @@ def test_a_state_that_cannot_be_read_is_a_finding_and_hides_nothing() -> None:
 def test_a_condition_that_is_turned_off_is_resolved() -> None:
     watch, _ = look(healthy(upper=NOW - DAY))
     after, (notice,) = look(healthy(upper=NOW - DAY), watch, freshness=OFF)
-    assert (after.is_empty, "is not watched for freshness any more" in notice.text) == (True, True)
+    assert (after.is_empty, "is no longer watched for freshness" in notice.text) == (True, True)
 
 
 def test_an_acknowledged_alert_is_silent_until_it_is_resolved() -> None:

@@ -4,6 +4,8 @@ faults but by what it raises.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from persist_core.checkpoint.checkpointer import BlobCheckpointer
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.errors import (
@@ -136,15 +138,18 @@ def merge_some(world: World, name: str, times: int) -> None:
 
 
 def fork_some(world: World, name: str, times: int) -> None:
-    """An actor that forks the shard at a checkpoint, and merges what the fork shares."""
+    """An actor that forks the shard at a checkpoint, forks the fork, and merges what they share."""
     client = world.client(name)
     for number in range(times):
         _wait_for_a_commit(world, client)
         fork_name = f"{name}-{number}"
         try:
             _fork(world, client, fork_name)
-            if fork_name in world.forks and client.ids.jitter() < 0.5:
-                _merge(client, fork_name)
+            if fork_name in world.forks:
+                _fork_again(world, client, fork_name)
+            for made in sorted(world.forks.keys() & {fork_name, f"{fork_name}-again"}):
+                if client.ids.jitter() < 0.5:
+                    _merge(client, made)
         except (StorageError, ShardNotFound):
             client.clock.sleep_ms(1_000)
 
@@ -163,6 +168,13 @@ def _fork(world: World, client: PersistClient, fork_name: str) -> None:
             raise  # else retention has deleted it since it was listed
     else:
         world.forks[fork_name] = checkpoint_id
+
+
+def _fork_again(world: World, client: PersistClient, fork_name: str) -> None:
+    (commit,) = client.state(fork_name).commits
+    with suppress(CheckpointNotFound):  # it was not published yet
+        world.stages.fork(client, fork_name, commit.checkpoint_id, f"{fork_name}-again", writer=fork_name)
+        world.forks[f"{fork_name}-again"] = world.forks[fork_name]
 
 
 def _merge(client: PersistClient, shard: str) -> None:

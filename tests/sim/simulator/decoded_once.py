@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from persist_core.checkpoint.manifest import CheckpointManifest
-from persist_core.shard import machine
+from persist_core.shard import codec
 from persist_core.shard.batch import BatchManifest
 from persist_core.shard.codec import decode_state
 from tests.sim.simulator import referee
@@ -26,7 +26,7 @@ def _remembered(decode: Callable[..., Any]) -> Any:
 
 _STATES = _remembered(decode_state)
 _DECODERS: tuple[tuple[Any, str, Any], ...] = (
-    (machine, "decode_state", _STATES.__func__),
+    (codec, "decode_state", _STATES.__func__),
     (referee, "decode_state", _STATES.__func__),
     (BatchManifest, "decode", _remembered(BatchManifest.decode)),
     (CheckpointManifest, "decode", _remembered(CheckpointManifest.decode)),

@@ -20,19 +20,20 @@ from typing import Any
 import pyarrow as pa
 
 from persist_core.checkpoint.checkpointer import load_verified
+from persist_core.config.collection import FILE_POSITION
 from persist_core.handles.client import PersistClient
 from persist_core.location.blob import Blob
-from persist_core.oracle.consolidate import Err, Slot, Value, canonical_bytes
-from persist_core.oracle.sequence import OrderMemory, Precedence, Seen
-from persist_core.oracle.upsert import Drained
-from persist_core.schema import DIFF, ENDED, ORDER, POSITION, TIME
+from persist_core.schema import DIFF, ENDED, ORDER, TIME
 from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, BatchDescription, BatchManifest, HollowBatch
 from persist_core.shard.keys import part_key
 from persist_core.shard.operator_state import OperatorState, StateArtifact
+from tests.oracle.consolidate import Err, Slot, Value, canonical_bytes
+from tests.oracle.sequence import OrderMemory, Precedence, Seen
+from tests.oracle.upsert import Drained
 from tests.sim.simulator.carried import adds_to_chain, state_of
 from tests.sim.simulator.workload import Remembered
 
-_NAMES = ["by0", *(column.name for column in POSITION)]  # of the order's fields
+_NAMES = ["by0", *(column.name for column in FILE_POSITION)]  # of the order's fields
 Order = tuple[Any, ...]
 Rows = dict[Slot, tuple[Order, Value]]  # of each slot that holds a value
 Entries = dict[Slot | None, tuple[Order, bool] | None]

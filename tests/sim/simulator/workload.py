@@ -16,9 +16,9 @@ from typing import Any
 from persist_core.clock import Clock, ManualClock
 from persist_core.config.collection import CollectionConfig
 from persist_core.ids import SeededIds
-from persist_core.oracle.consolidate import Slot, Value
-from persist_core.oracle.upsert import TOMBSTONE, TRUNCATE, Record
 from persist_core.sources.natural_order import natural_key
+from tests.oracle.consolidate import Slot, Value
+from tests.oracle.upsert import TOMBSTONE, TRUNCATE, Record
 from tests.sim.simulator.script import Scenario
 
 SHARD = "things"

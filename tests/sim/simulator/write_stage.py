@@ -19,22 +19,22 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.errors import CorruptArtifact
 from persist_core.handles.client import PersistClient
 from persist_core.location.blob import Blob
-from persist_core.oracle.consolidate import UpsertDiff
-from persist_core.oracle.sequence import OrderMemory
-from persist_core.oracle.upsert import (
+from persist_core.protocol import stages
+from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
+from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchManifest
+from persist_core.shard.keys import part_key
+from persist_core.shard.operator_state import OperatorState, StateArtifact
+from persist_core.shard.parts import check_field_ids, updates_schema
+from persist_core.sources.files import FrozenInput, check_unchanged
+from persist_core.sources.frozen import load_frozen
+from tests.oracle.consolidate import UpsertDiff
+from tests.oracle.sequence import OrderMemory
+from tests.oracle.upsert import (
     Drained,
     Mark,
     Record,
     drain_sealed_input,
 )
-from persist_core.protocol import stages
-from persist_core.schema import DIFF, ENDED, TIME
-from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchManifest
-from persist_core.shard.keys import part_key
-from persist_core.shard.operator_state import OperatorState, StateArtifact
-from persist_core.shard.parts import updates_schema
-from persist_core.sources.files import FrozenInput, check_unchanged
-from persist_core.sources.frozen import load_frozen
 from tests.sim.simulator import orders
 from tests.sim.simulator.carried import adds_to_chain, state_of
 from tests.sim.simulator.workload import read_records, row_of
@@ -50,12 +50,21 @@ class ArrowParts:
         data: bytes = out.getvalue().to_pybytes()
         return data
 
-    def decode(self, data: bytes, columns: list[str]) -> pa.Table:
+    def decode(self, data: bytes, columns: list[str], written: CollectionSchema) -> pa.Table:
         table = pa.ipc.open_stream(data).read_all()
+        check_field_ids(table.schema, written)
         return table.select([name for name in columns if name in table.column_names])
 
-    def batches(self, data: bytes, columns: list[str], rows: int, *, is_packed: bool = False) -> Iterator[pa.Table]:  # noqa: ARG002 - nothing is packed
-        table = self.decode(data, columns)
+    def batches(
+        self,
+        data: bytes,
+        columns: list[str],
+        written: CollectionSchema,
+        rows: int,
+        *,
+        is_packed: bool = False,  # noqa: ARG002 - nothing is packed
+    ) -> Iterator[pa.Table]:
+        table = self.decode(data, columns, written)
         for start in range(0, len(table), rows):
             yield table.slice(start, rows)
 

@@ -15,14 +15,14 @@ export function alertsOfAll(place, known, now) {
   const rows = place.alerts.map((alert) => [
     what(alert), known.has(alert.shard) ? shardLink(place.conn_id, alert.shard) : `${alert.shard} (not committed yet)`, ...values(alert, now),
   ]);
-  return table(`Open alerts of ${place.conn_id}, the most urgent first`, columns, rows);
+  return table(`Open alerts of ${place.conn_id}, the most urgent first`, columns, rows, { kind: "cards" });
 }
 
 // The open alerts of one shard, with what helps and how to acknowledge.
 export function alertsOfShard(shard) {
   const columns = [{ name: "Alert", head: true }, ...VALUES, { name: "What helps" }, { name: "Silence it until it is resolved" }];
   const rows = shard.alerts.map((alert) => [what(alert), ...values(alert, shard.now_ms), h("code", {}, alert.command), silence(shard, alert)]);
-  return table("Open alerts, the most urgent first", columns, rows);
+  return table("Open alerts, the most urgent first", columns, rows, { kind: "cards" });
 }
 
 const VALUES = [{ name: "Value", number: true, title: "When the level was reached" }, { name: "Limit", number: true }, { name: "Since" }, { name: "Acknowledged" }];

@@ -29,7 +29,9 @@ export function calendar(shard, body, pick) {
     columns.at(-1).cells[weekday(day)] = cells[i];
   }
   const counts = Object.keys(STATES).map((state) => [state, body.days.filter((day) => day.state === state).length]);
+  const known = body.days.reduce((sum, day) => sum + day.commits, 0);
   return h("div", { class: "calendar" },
+    known < shard.commits && h("p", { class: "muted" }, `Of the newest ${count(known)} commits of ${count(shard.commits)}; older ones are under History.`),
     h("p", { class: "legend-line" }, counts.filter(([, number]) => number).map(([state, number]) =>
       h("span", { class: "legend-item", title: STATES[state][1] }, h("span", { class: `day ${state}`, "aria-hidden": "true" }, STATES[state][0]), ` ${state} ${count(number)}`))),
     h("div", { class: "scroll weeks", role: "group", "aria-label": `The last ${body.days.length} days`, tabindex: "0" },

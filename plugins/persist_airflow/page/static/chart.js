@@ -1,9 +1,15 @@
 // Charts over time, drawn by uPlot: hover shows the values, dragging zooms, a double click shows all again.
 import { h } from "./dom.js";
-import { clock, time } from "./words.js";
+import { bytes, clock, duration, time } from "./words.js";
 
 const HEIGHT = 170, TIME_FROM = 86400000; // from here on a number is a clock time
 const DAY_TEXT = new Intl.DateTimeFormat("en-US", { month: "short", day: "numeric", timeZone: "UTC" });
+const HOUR = 3600000, DAYS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].map((days) => days * TIME_FROM);
+// Steps between the ticks of an axis whose units are no powers of ten.
+const STEPS = new Map([
+  [bytes, Array.from({ length: 50 }, (_, power) => 2 ** power)],
+  [duration, [1, 10, 100, 1000, 5000, 15000, 60000, 300000, 900000, HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, ...DAYS]],
+]);
 const drawn = new Set(); // charts on the page: a new theme draws them again
 let groups = 0;
 
@@ -57,7 +63,7 @@ function draw(host, at, series, options) {
     width, height: HEIGHT, ms: 1, tzDate: (ms) => uPlot.tzDate(new Date(ms), "Etc/UTC"),
     scales: { x: { time: isTime, range: (_, low, high) => [low - pad, high + pad] }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), (high || 1) * 1.08] } },
     cursor: { y: false, sync: { key: options.group }, drag: { x: true, y: false } },
-    axes: [{ ...axis, space: 70, ...(isTime && { values: (_, ticks, __, ___, step) => ticks.map((tick) => dateText(tick, step)) }) }, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => options.show(tick)) }],
+    axes: [{ ...axis, space: 70, ...(isTime && { values: (_, ticks, __, ___, step) => ticks.map((tick) => dateText(tick, step)) }) }, { ...axis, size: 64, incrs: STEPS.get(options.show), values: (_, ticks) => ticks.map((tick) => options.show(tick)) }],
     series: [{ label: isTime ? "UTC" : "Upper", value: (_, value) => (value === null ? "" : isTime ? clock(value) : String(value)) }, ...shown, ...limits],
   }, [at, ...stacked, ...options.limits.map((each) => at.map(() => each.value))], host);
   if (options.pick) plot.over.addEventListener("click", () => plot.cursor.idx !== null && options.pick(plot.cursor.idx));

@@ -23,13 +23,13 @@ export function replaceMain(...children) {
 
 // A table. `columns` are {name, number?, title?, head?}; `rows` are lists of text, numbers or elements. Its caption can
 // be left to screen readers if the text before it says the same.
-export function table(caption, columns, rows, { empty = "none", hasCaption = true } = {}) {
+export function table(caption, columns, rows, { empty = "none", hasCaption = true, kind = "" } = {}) {
   if (!rows.length) return h("p", { class: "muted" }, empty);
   const head = columns.map((c) => h("th", { scope: "col", class: c.number && "number", title: c.title }, c.name));
   const body = rows.map((row) =>
-    h("tr", {}, row.map((cell, i) => h(columns[i].head ? "th" : "td", { scope: columns[i].head && "row", class: columns[i].number && "number" }, cell ?? ""))));
+    h("tr", {}, row.map((cell, i) => h(columns[i].head ? "th" : "td", { scope: columns[i].head && "row", class: columns[i].number && "number", "data-label": columns[i].name }, cell ?? ""))));
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    h("table", {}, h("caption", { class: !hasCaption && "hidden" }, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
+    h("table", { class: kind }, h("caption", { class: !hasCaption && "hidden" }, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
 }
 
 export function section(id, title, ...children) {

@@ -59,7 +59,7 @@ export function showList(body) {
     places,
     shards.length ? [controls, status] : h("p", { class: "empty" }, "No shards yet. A shard appears with the first run of its DAG, which starts paused: unpause it when persist run has shown the rows that you expect."),
     shards.length > 0 && h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Shards" },
-      h("table", { class: "list" }, h("caption", { class: "hidden" }, "Shards"), h("thead", {}, h("tr", {}, heads)), tbody)),
+      h("table", { class: "list cards" }, h("caption", { class: "hidden" }, "Shards"), h("thead", {}, h("tr", {}, heads)), tbody)),
   );
   const drawAll = (facts) => {
     if (of(facts).length > 0 !== shards.length > 0) location.reload(); // the first shard brings the table
@@ -115,7 +115,7 @@ function next(shard, now) {
   return [
     at !== null && h("div", {}, at <= now ? "run due" : `run in ${duration(at - now)}`),
     failed && h("div", {}, runLink(failed.dag_id, failed.last_run_id, "failed run")),
-    shard.due_merge && h("div", { class: "muted" }, `merge of ${shard.due_merge.batches} batches, ${count(shard.due_merge.rows)} rows`),
+    shard.due_merge && h("div", { class: "muted", title: `of ${shard.due_merge.batches} batches, ${count(shard.due_merge.rows)} rows` }, "merge due"),
   ];
 }
 

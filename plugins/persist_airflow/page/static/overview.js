@@ -20,6 +20,7 @@ export function overview({ shard, commits, days }, pick) {
 function factsOf(shard) {
   const now = shard.now_ms, dags = shard.airflow.dags, commit = shard.newest_commit;
   const facts = [
+    ...(shard.moved_to ? [["moved to", `${shard.moved_to}; it accepts no commits here`]] : []),
     ["rows", count(shard.rows)],
     ["errors alive", count(shard.errors)],
     ["upper", [timeElement(shard.upper, now), shard.lag_ms === null ? "" : `, ${duration(shard.lag_ms)} ago`,
@@ -51,12 +52,14 @@ function progressText(progress) {
 }
 
 function lineage(shard) {
+  const held = (kind) => shard.held.filter((each) => each.kind === kind).map((each) => each.holder.replace(/^view\//, ""));
+  const views = held("view"), forks = held("fork");
   const list = (names) => names.map((name, i) => [i > 0 && ", ", shardLink(shard.conn_id, name)]);
   const lines = [
     shard.inputs.length > 0 && h("div", {}, "inputs: ", list(shard.inputs)),
-    shard.views.length > 0 && h("div", {}, "views: ", list(shard.views)),
+    views.length > 0 && h("div", {}, "views: ", list(views)),
     shard.forked_from && h("div", {}, "fork of: ", list([shard.forked_from])),
-    shard.forks.length > 0 && h("div", {}, "forks: ", list(shard.forks.map((fork) => fork.shard))),
+    forks.length > 0 && h("div", {}, "forks: ", list(forks)),
   ];
   return lines.some(Boolean) ? lines : "no other shard";
 }
@@ -78,7 +81,7 @@ function charts(shard, page, pick) {
     STAGES.some(([name]) => stageOf(name).some((value) => value !== null)) && ["Seconds by stage, waiting not counted", STAGES.map(([name, color]) => ({ name: name.split("_")[0], color, values: stageOf(name) })), { show: seconds }],
   ].filter(Boolean);
   return [
-    h("p", { class: "muted" }, `${count(commits.length)} commits. Drag to zoom, double-click to see all${pick ? ", click for the rows of that time" : ""}. The table of the same numbers is under History.`),
+    h("p", { class: "muted" }, `${commits.length < shard.commits ? `The newest ${count(commits.length)} of ${count(shard.commits)}` : count(commits.length)} commits. Drag to zoom, double-click to see all${pick ? ", click for the rows of that time" : ""}. The table of the same numbers is under History.`),
     h("div", { class: "charts" }, wanted.map(([title, series, options]) => chart(title, at, series, { ...options, pick: choose, group }))),
   ];
 }

@@ -44,10 +44,7 @@ function batchesChart(batches) {
 }
 
 function holders(shard) {
-  const rows = [
-    ...shard.holds.map((hold) => [hold.holder, "hold", time(hold.since), "until it is released"]),
-    ...shard.leases.map((lease) => [lease.reader, "lease", time(lease.since), time(lease.expires_ms)]),
-  ];
-  const columns = [{ name: "Holder", head: true }, { name: "Kind" }, { name: "Holds since at" }, { name: "Until" }];
-  return section("holders", "Holds and leases", table("What holds since back", columns, rows, { empty: "Nothing holds since back." }));
+  const rows = shard.held.map((each) => [each.holder, each.kind, each.kind === "fork" ? "" : time(each.since), each.expires_ms ? time(each.expires_ms) : "", each.about, each.remedy]);
+  const columns = [{ name: "Holder", head: true }, { name: "Kind" }, { name: "Holds since at" }, { name: "Until" }, { name: "What it is" }, { name: "What ends it" }];
+  return section("holders", "Holders", table("Who keeps history and files", columns, rows));
 }

@@ -1,0 +1,51 @@
+"""Counts and digests that an action observes while it runs, as SQL.
+
+Count after the exchange, in the stage that writes: a retried task does not count a row twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+HASHES = ("_persist_hash_0", "_persist_hash_1")
+# A hash is summed in three limbs of at most so many bits. So no sum over fewer than 2**41 rows overflows, which is an
+# error in ANSI mode and a wrong number without it.
+_LIMB_BITS, _LIMBS = 22, 3
+
+
+def as_json(named: Mapping[str, str]) -> Column:
+    """Aggregates as one JSON text `counts`: one message to the JVM instead of dozens.
+
+    Text, since an observation gives a struct back as a row only from Spark 4 on.
+    """
+    struct = ", ".join(f"{sql} AS {name}" for name, sql in named.items())
+    return F.expr(f"to_json(struct({struct}), map('ignoreNullFields', 'false')) AS counts")
+
+
+def tally(conditions: Mapping[str, str]) -> dict[str, str]:
+    """The number of rows for which each is true. Spark would compute `count_if` in a column of its own for each row."""
+    return {name: f"count(CASE WHEN {condition} THEN 1 END)" for name, condition in conditions.items()}
+
+
+def hashes(cells: Sequence[str]) -> list[str]:
+    """Two independent 64-bit hashes of a row. Hashing passes over nulls, so where they are is hashed too."""
+    hashed = ", ".join([*cells, *(f"{name} IS NULL" for name in cells)])
+    return [f"xxhash64({i}, {hashed}) AS {name}" for i, name in enumerate(HASHES)]
+
+
+def limb_sums(named: str, value: str, times: str = "1L") -> dict[str, str]:
+    """The sums of an unsigned bigint's limbs, each row counted so many times. `whole_sum` puts them together.
+
+    Neither the order of rows nor their files matter.
+    """
+    mask = (1 << _LIMB_BITS) - 1
+    limbs = [f"shiftrightunsigned({value}, {place * _LIMB_BITS}) & {mask}L" for place in range(_LIMBS)]
+    return {f"{named}_{place}": f"sum({times} * ({limb}))" for place, limb in enumerate(limbs)}
+
+
+def whole_sum(sums: Mapping[str, int], named: str) -> int:
+    """The sum whose limbs are these: of any size."""
+    return sum(sums[f"{named}_{place}"] << (place * _LIMB_BITS) for place in range(_LIMBS))

@@ -1,0 +1,160 @@
+"""The arguments of one upsert, and what follows from them: the plain names of its columns, and its windows.
+
+Within the plan a row has these columns, and no other names: `k0`.. and `bad_key` (the slot), `value` (a struct of
+`v0`..) and `err` (a struct), of which a tombstone has neither, unless it is a file's, and
+
+    time      where it acts, ms. Negative: it comes before all that its slot holds
+    own_time  the original time of a record, ms
+    diff      of a committed update
+    op        u, d, t, s, as in the records frame
+    ord       a struct: the order. `canonical`, in the thorough plan, decides between equal ones
+    is_due    the record is processed now
+    waits     it is not due before the upper. A record for which neither is true is only counted
+    is_late   `own_time` lies before the batch's lower
+    stashed   the record is from the stash
+    expanded  it is a tombstone that a truncate is expanded to
+
+and in `sequence` order
+
+    entry         a struct: what a row of the order index says of its slot
+    truncated_by  the order of the truncate that the row lies below
+    is_beyond     a forgotten tombstone has a higher order
+
+The last ones of both lists are booleans, as strings would cost a seventh of the time of a batch.
+
+So no name of a user's column can clash with ours, or break out of an SQL text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+
+from persist_core.schema import (
+    ACTED,
+    BEATEN_BY,
+    ERR_KEY,
+    ERR_KIND,
+    ERR_MESSAGE,
+    ERR_PAYLOAD,
+    INDEX_KIND,
+    CollectionSchema,
+    Late,
+)
+from persist_spark.frame import BAD_KEY, OP, ORDER, quoted
+from persist_spark.order_memory import NOTHING, Memory
+
+ERR_CELLS = {"kind": ERR_KIND, "message": ERR_MESSAGE, "key": ERR_KEY, "payload": ERR_PAYLOAD}  # by plain name
+SAME_VALUE = " AND ".join(
+    f"{cell} <=> before.{cell}" for cell in ("value", "err.kind", "err.key", "err.payload")
+)  # an err's message is for people
+ACTS = "is_due AND op != 't'"  # the row may change its slot
+_NO_CELLS = "'is_there', true"  # a collection may have a key and nothing else; Spark has no empty structs
+_STATE_COLUMNS = {"op": OP, "ord": ORDER, "bad_key": BAD_KEY}
+_SEQUENCE_COLUMNS = {"kind": INDEX_KIND, "beaten_by": BEATEN_BY, "acted": ACTED}
+
+
+@dataclass(frozen=True)
+class SeenBefore:
+    """The state that a batch in `sequence` order reads besides its input, its stash and the committed updates.
+
+    `index`: the files of the order index that may meet the batch, in the columns of `seen.index_type`; `None`: none do.
+    `memory`: what of the index belongs to no slot. `slots`: only the entries of these (key columns and `BAD_KEY`, to be
+    broadcast) are needed; `None`: all. `has_index`, `has_late`: which states there are before the batch. Tombstones
+    that acted before `forgets_before` (ms; `None`: no time) are forgotten.
+    """
+
+    index: DataFrame | None = None
+    memory: Memory = NOTHING
+    slots: DataFrame | None = None
+    has_index: bool = False
+    has_late: bool = False
+    forgets_before: int | None = None
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of `persistent_upsert` that its stages share. `floor`: the least time of an update (ms).
+
+    `seen`: in `sequence` order; `None`: in `log` order, where a batch has seen nothing, so nothing beats a record.
+    """
+
+    schema: CollectionSchema
+    lower: int
+    upper: int | None
+    floor: int
+    late: Late
+    may_stash: bool
+    is_thorough: bool
+    seen: SeenBefore | None
+
+    @property
+    def keys(self) -> list[str]:
+        """The plain names of key columns."""
+        return [f"k{i}" for i in range(len(self.schema.key))]
+
+    @property
+    def values(self) -> list[str]:
+        """The plain names of value columns, within `value`."""
+        return [f"v{i}" for i in range(len(self.schema.values))]
+
+    @property
+    def slot(self) -> list[str]:
+        """The columns that name a slot, compared null-safe."""
+        return [*self.keys, "bad_key"]
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of rows of any origin."""
+        more = [] if self.seen is None else ["entry", "truncated_by", "is_beyond"]
+        booleans = ["is_due", "waits", "is_late", "stashed", "expanded"]
+        return [*self.slot, "time", "own_time", "diff", *booleans, "op", "ord", "value", "err", *more]
+
+    @property
+    def key_columns(self) -> list[str]:
+        """The user's key columns under their plain names."""
+        return [f"{quoted(c.name)} AS {plain}" for plain, c in zip(self.keys, self.schema.key, strict=True)]
+
+    @property
+    def value_struct(self) -> str:
+        """The user's value columns as one struct, under their plain names."""
+        cells = [f"'{plain}', {quoted(c.name)}" for plain, c in zip(self.values, self.schema.values, strict=True)]
+        return f"named_struct({', '.join(cells) or _NO_CELLS})"
+
+    @property
+    def state_columns(self) -> dict[str, str]:
+        """The columns of operator state besides those of parts, by plain name. `sequence` parts have `ORDER` too."""
+        if self.seen is not None:
+            return _STATE_COLUMNS | _SEQUENCE_COLUMNS
+        return _STATE_COLUMNS if self.may_stash else {}
+
+    @property
+    def decides(self) -> list[str]:
+        """The columns that decide between the records of one slot and time, before canonical bytes."""
+        return ["own_time", "ord"] if self.seen is None else ["ord"]
+
+    @property
+    def by_rank(self) -> str:
+        """A window over the rows of a slot in order: the last of a time is its winner.
+
+        `diff` puts a retraction before the insertion that replaced it at the same time.
+        """
+        return self.over("time", "diff", *self.decides, *(["canonical"] if self.is_thorough else []))
+
+    def over(self, *order: str) -> str:
+        """A window over the rows of a slot."""
+        return f"OVER (PARTITION BY {', '.join(self.slot)} ORDER BY {', '.join(order)})"
+
+    @staticmethod
+    def so_far(window: str) -> str:
+        """The window of all rows before the current one."""
+        return f"{window[:-1]} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
+
+    def latest(self, value: str, window: str, *, where: str) -> str:
+        """SQL: `value` of the newest row before the current one for which `where` is true.
+
+        In `log` order this must be the row before, if any, and a caller knows that: Spark finds it in less time.
+        """
+        found = f"CASE WHEN {where} THEN {value} END"
+        return f"lag({found}) {window}" if self.seen is None else f"last({found}, true) {self.so_far(window)}"

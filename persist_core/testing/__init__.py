@@ -1,1 +1,0 @@
-"""For authors of other backends: conformance suites, races, fault injection."""

@@ -1,0 +1,130 @@
+"""Which orders a shard in `sequence` order has seen (docs/semantics.md, section 4), in simple Python.
+
+    arrival ──> judge: newer than all that its slot has seen? ──yes──> saw: the slot's order rises
+                                                              └─no───> late: it changes nothing, at any time
+
+Orders are compared as `precedence` says: the order key, then a value before a tombstone, then the greater canonical
+bytes. So the greatest of any set of records does not depend on when each of them arrives.
+
+A tombstone is remembered as long as the user asks. Of those that are forgotten, only the highest order is kept: what
+arrives later below it, for a slot that is not known, may be older than its tombstone. It is counted, and it wins.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.oracle.consolidate import Slot, Value
+
+Precedence = tuple[Any, ...]
+
+
+class Judged(enum.Enum):
+    """What a slot's history makes of an arrival."""
+
+    NEWEST = "newest"  # it decides what the slot holds
+    BEYOND_MEMORY = "late_beyond_memory"  # so does this one, but a tombstone that was forgotten may be newer
+    LATE = "late"  # a higher order was seen
+    TIED = "order_ties"  # the same order was seen with greater bytes
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The highest precedence that a slot has seen, and the time (ms) at which it acted."""
+
+    precedence: Precedence
+    time: int
+
+
+@dataclass(frozen=True)
+class OrderMemory:
+    """The orders that a shard has seen, after a drain.
+
+    `slots`: of every slot that holds a value, and of every tombstone that is remembered. `floor`: of the greatest
+    truncate, which counts as seen by every slot. `forgotten`: the greatest of the tombstones that were dropped.
+    """
+
+    slots: Mapping[Slot, Seen] = field(default_factory=dict)
+    floor: Precedence | None = None
+    forgotten: Precedence | None = None
+
+
+@dataclass(frozen=True)
+class LateRecord:
+    """What lost, at the time at which it would have acted (ms), to a precedence that its slot had seen."""
+
+    slot: Slot
+    precedence: Precedence
+    time: int
+    beaten_by: Precedence
+
+
+class Orders:
+    """The memory during one drain."""
+
+    def __init__(self, before: OrderMemory) -> None:
+        self._slots = dict(before.slots)
+        self._floor = before.floor
+        self._forgotten = before.forgotten
+        self._late: list[LateRecord] = []
+
+    @property
+    def late(self) -> tuple[LateRecord, ...]:
+        """All that `judge` has called late."""
+        return tuple(sorted(self._late, key=repr))
+
+    def judge(self, slot: Slot, precedence: Precedence, time: int) -> Judged:
+        """What `precedence` is to `slot` at `time`.
+
+        What equals the highest one seen is that record again, so it is not late.
+        """
+        highest = self.highest(slot)
+        if highest is not None and precedence < highest:
+            if precedence[0] == highest[0]:
+                return Judged.TIED
+            self._late.append(LateRecord(slot, precedence, time, highest))
+            return Judged.LATE
+        if slot not in self._slots and self._forgotten is not None and precedence[0] < self._forgotten[0]:
+            return Judged.BEYOND_MEMORY
+        return Judged.NEWEST
+
+    def highest(self, slot: Slot) -> Precedence | None:
+        """The highest precedence that `slot` has seen, the floor included."""
+        seen = self._slots.get(slot)
+        known = [each for each in (None if seen is None else seen.precedence, self._floor) if each is not None]
+        return max(known, default=None)
+
+    def saw(self, slot: Slot, precedence: Precedence, time: int) -> None:
+        """Remember what `judge` did not call late."""
+        self._slots[slot] = Seen(precedence, time)
+
+    def raise_floor(self, precedence: Precedence) -> None:
+        """A truncate of this precedence counts as seen by every slot."""
+        self._floor = precedence if self._floor is None else max(self._floor, precedence)
+
+    def is_below(self, slot: Slot, precedence: Precedence) -> bool:
+        """True if `slot` has seen nothing as high as `precedence`."""
+        seen = self._slots.get(slot)
+        return seen is None or seen.precedence < precedence
+
+    def after(self, contents: Mapping[Slot, Value], stashed: Collection[Slot], *, keep_from: int | None) -> OrderMemory:
+        """The memory without what the floor covers, and without tombstones that acted before `keep_from`.
+
+        A tombstone stays as long as a record of its slot is stashed. `keep_from=None` keeps all of them.
+        """
+        kept: dict[Slot, Seen] = {}
+        forgotten = self._forgotten
+        for slot, seen in self._slots.items():
+            is_old = keep_from is not None and seen.time < keep_from and slot not in stashed
+            if slot in contents:
+                kept[slot] = seen
+            elif self._floor is not None and seen.precedence <= self._floor:
+                continue
+            elif is_old:
+                forgotten = seen.precedence if forgotten is None else max(forgotten, seen.precedence)
+            else:
+                kept[slot] = seen
+        return OrderMemory(kept, self._floor, forgotten)

@@ -1,0 +1,397 @@
+"""Upserts in simple, slow Python: the oracle of Spark's answer (docs/semantics.md, section 4).
+
+    records, stash --settle times--> consolidate per (slot, time) --classify--> for each time, oldest first:
+                                                                     expand truncates, pick winners, look each up in
+    state (feedback) -------------------------------------------->   the contents just before, emit -1 and +1
+
+A `Record` is a row of the records frame (docs/architecture.md), an `UpsertDiff` a row of a part. A slot is the tuple of
+the key columns, or the bytes that identify a record whose key could not be decoded; control records and truncates have
+none (`None`).
+
+Invariants that a reader may rely on:
+
+1. Everything is a pure function of its arguments; the order of `records`, `stash` and `state` does not matter.
+2. `state` and `state + updates` are keyed collections: at every time a slot holds at most one value, with diff 1.
+3. Every record read ends in exactly one place; `DrainStats.check` proves it by counting.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from persist_core.errors import BadBounds
+from persist_core.schema import LATE_TIME, CollectionSchema, Late
+from persist_core.shard.stats import DrainStats
+from persist_core.time_text import check_time, show_interval, show_time
+from tests.oracle.consolidate import (
+    Err,
+    Slot,
+    UpsertDiff,
+    Value,
+    as_of,
+    canonical_bytes,
+    check_collection,
+    consolidate,
+    same_value,
+)
+from tests.oracle.sequence import Judged, LateRecord, OrderMemory, Orders, Precedence
+
+
+class Mark(enum.Enum):
+    """What a record may carry instead of a value."""
+
+    TOMBSTONE = "d"
+    TRUNCATE = "t"
+    SKIP = "s"
+
+
+TOMBSTONE, TRUNCATE, SKIP = Mark.TOMBSTONE, Mark.TRUNCATE, Mark.SKIP
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record read or stashed. `time` is its own (ms), `None` if the description gives it.
+
+    `order` is compared as Spark compares structs: field by field, null first. It ends with the source position.
+    """
+
+    slot: Slot | None
+    value: Value | Mark
+    time: int | None
+    order: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Drained:
+    """What a drain makes: updates to append (consolidated, by time), the stash after it, the counts, and in `sequence`
+    order the orders that were seen and the records that lost to them."""
+
+    updates: tuple[UpsertDiff, ...]
+    stash: tuple[Record, ...]
+    stats: DrainStats
+    orders: OrderMemory | None = None
+    late: tuple[LateRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class Upserted:
+    """What `persistent_upsert` makes: the same, oks and errs apart."""
+
+    oks: tuple[UpsertDiff, ...]
+    errs: tuple[UpsertDiff, ...]
+    stash: tuple[Record, ...]
+    stats: DrainStats
+
+
+def drain_sealed_input(
+    records: Iterable[Record],
+    stash: Iterable[Record] = (),
+    state: Iterable[UpsertDiff] = (),
+    *,
+    lower: int,
+    upper: int | None,
+    late: Late = "lift",
+    as_of_frontier: int | None = None,
+    stash_frontier: int | None = None,
+    schema: CollectionSchema | None = None,
+    orders: OrderMemory | None = None,
+    keep_deleted_ms: int | None = None,
+) -> Drained:
+    """The updates that `records` and `stash` make of `state`, for the batch `[lower, upper)`.
+
+    `late` defines how to handle a record whose time lies before `lower`: it was never consumed and is lifted or made an
+    err; or it is redelivered (`persisted`), dropped and counted. `as_of_frontier` advances earlier times to it. `stash`
+    may hold what later records beat, and, before `stash_frontier` (default: `lower`), what earlier drains have
+    processed (a chain of deltas does); from there on it is always lifted. `schema` names the columns for canonical
+    bytes; without it they are numbered.
+
+    With `orders`, what earlier drains have seen (`OrderMemory()` for the first), the batch is drained in `sequence`
+    order: the highest order ever seen for a slot wins. Tombstones older than `upper - keep_deleted_ms` are forgotten.
+
+    Raises `BadBounds` for an empty or reversed interval and for a state that reaches into it, `InvariantViolation` for
+    a state that is not a keyed collection.
+    """
+    drain = _Drain(lower, upper, late, _floor(lower, upper, as_of_frontier), schema, orders, keep_deleted_ms)
+    processed = lower if stash_frontier is None else stash_frontier
+    committed = list(state)
+    if any(update.time >= lower for update in committed):
+        newest = max(update.time for update in committed)
+        raise BadBounds(
+            f"the state has updates up to {show_time(newest)}; expected only times before the batch's lower"
+            f" {show_time(lower)}"
+        )
+    check_collection(committed)
+    drain.take((record for record in stash if record.time is None or record.time >= processed), records)
+    return drain.run(as_of(committed, lower))
+
+
+def persistent_upsert(
+    upserts: Iterable[Record],
+    persisted: Iterable[UpsertDiff] = (),
+    *,
+    persist_frontier: int,
+    input_frontier: int | None,
+    as_of_frontier: int = 0,
+    stash: Iterable[Record] = (),
+) -> Upserted:
+    """The contract over redelivered input: upserts before the shard's upper (`persist_frontier`) are already persisted.
+
+    Upserts at or after `input_frontier` (`None`: the input has ended) stay in the stash, with their original times.
+    """
+    drained = drain_sealed_input(
+        upserts,
+        stash,
+        persisted,
+        lower=persist_frontier,
+        upper=input_frontier,
+        late="persisted",
+        as_of_frontier=as_of_frontier,
+    )
+    errs = tuple(update for update in drained.updates if isinstance(update.value, Err))
+    oks = tuple(update for update in drained.updates if not isinstance(update.value, Err))
+    return Upserted(oks, errs, drained.stash, drained.stats)
+
+
+def _floor(lower: int, upper: int | None, as_of_frontier: int | None) -> int:
+    """The least time that an update may get."""
+    floor = max(check_time(lower, what="lower"), 0 if as_of_frontier is None else check_time(as_of_frontier))
+    if upper is not None and floor >= check_time(upper, what="upper"):
+        raise BadBounds(
+            f"times cannot be advanced to {show_time(floor)} in a batch {show_interval(lower, upper)}; expected less"
+            " than its upper"
+        )
+    return floor
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """A record with its times settled: `time` is where it acts, `at` its original time."""
+
+    record: Record
+    time: int
+    at: int
+    is_expanded: bool = False
+
+
+def _comparable(order: Any) -> Any:
+    """Order keys as Spark compares structs: null first."""
+    if order is None:
+        return (0,)
+    return (1, tuple(_comparable(part) for part in order) if isinstance(order, tuple) else order)
+
+
+class _Drain:
+    """One drain: `take` settles, consolidates and classifies; `run` walks the times and emits."""
+
+    def __init__(
+        self,
+        lower: int,
+        upper: int | None,
+        late: Late,
+        floor: int,
+        schema: CollectionSchema | None,
+        orders: OrderMemory | None,
+        keep_deleted_ms: int | None,
+    ) -> None:
+        self.lower, self.upper, self.late, self.floor, self.schema = lower, upper, late, floor, schema
+        self.orders = None if orders is None else Orders(orders)
+        self.keep_deleted_ms = keep_deleted_ms
+        self.counts: Counter[str] = Counter()
+        self.final: dict[int, dict[Slot | None, list[_Arrival]]] = defaultdict(lambda: defaultdict(list))
+        self.pending: dict[tuple[int, Slot | None], list[_Arrival]] = defaultdict(list)
+
+    def take(self, stash: Iterable[Record], records: Iterable[Record]) -> None:
+        """Settle every record's times; count those that are not processed; classify the rest by original time."""
+        stashed: dict[tuple[int, Slot | None], list[_Arrival]] = defaultdict(list)
+        for record in stash:
+            arrival = self._settled(record, "lift")  # it came in time
+            stashed[arrival.at, record.slot].append(arrival)
+        for arrivals in stashed.values():
+            self.counts["stash_before"] += 1
+            self._classify(max(arrivals, key=self._precedence))
+        persisted: dict[tuple[int, Slot | None], list[_Arrival]] = defaultdict(list)
+        for record in records:
+            self.counts["records_read"] += 1
+            arrival = self._settled(record, self.late)
+            if record.value is SKIP:
+                self.counts["skipped"] += 1
+            elif arrival.at < self.lower and self.late == "persisted":
+                persisted[arrival.at, record.slot].append(arrival)
+            else:
+                self._classify(arrival)
+        for arrivals in persisted.values():
+            self._winner(arrivals)
+            self.counts["already_persisted"] += 1
+
+    def run(self, contents: dict[Slot, Value]) -> Drained:
+        """Process all final times, oldest first; `contents` are those just before `lower`."""
+        updates: list[UpsertDiff] = []
+        for time in sorted(self.final):
+            self._expand_truncate(self.final[time], contents)
+            for slot, arrivals in self.final[time].items():
+                winner = self._winner(arrivals)
+                if not winner.is_expanded and winner.at < self.lower:
+                    self.counts["late_times"] += 1
+                if winner.record.value is TRUNCATE or slot is None:
+                    self.counts["skipped"] += 1
+                else:
+                    updates += self._applied(winner, slot, contents)
+        stash = [self._winner(arrivals).record for arrivals in self.pending.values()]
+        stats = DrainStats(**self.counts, output_count=len(updates), stashed=len(stash))
+        stats.check()
+        orders = self._orders_after(contents, stash)
+        late = () if self.orders is None else self.orders.late
+        return Drained(tuple(consolidate(updates)), tuple(sorted(stash, key=repr)), stats, orders, late)
+
+    def _orders_after(self, contents: dict[Slot, Value], stash: list[Record]) -> OrderMemory | None:
+        if self.orders is None:
+            return None
+        is_kept = self.keep_deleted_ms is None or self.upper is None
+        keep_from = None if is_kept else (self.upper or 0) - (self.keep_deleted_ms or 0)
+        return self.orders.after(contents, {r.slot for r in stash if r.slot is not None}, keep_from=keep_from)
+
+    def _settled(self, record: Record, late: Late) -> _Arrival:
+        if record.time is None:
+            record = replace(record, time=self.lower if self.upper is None else self.upper - 1)
+        at = check_time(record.time)
+        is_refusable = not isinstance(record.value, Err) and record.value not in (TRUNCATE, SKIP)
+        if at < self.lower and late == "error" and is_refusable:
+            record = replace(record, value=self._late_err(record, at))
+        return _Arrival(record, max(at, self.floor), at)
+
+    def _late_err(self, record: Record, at: int) -> Err:
+        value = record.value if isinstance(record.value, tuple) else None
+        slot = record.slot
+        return Err(
+            LATE_TIME,
+            slot if isinstance(slot, bytes) else canonical_bytes(slot or (), self._names("key", len(slot or ()))),
+            self._canonical(value),
+            f"time {show_time(at)} lies before {show_time(self.lower)}, which is final",
+        )
+
+    def _classify(self, arrival: _Arrival) -> None:
+        if self.upper is None or arrival.at < self.upper:
+            self.final[arrival.time][arrival.record.slot].append(arrival)
+        else:
+            self.pending[arrival.at, arrival.record.slot].append(arrival)
+
+    def _expand_truncate(self, by_slot: dict[Slot | None, list[_Arrival]], contents: dict[Slot, Value]) -> None:
+        """Add a tombstone, at the truncate's time and order, for every slot that holds a value just before it.
+
+        Of several truncates at one time the last one has the effect of all, so only it is expanded.
+        """
+        if not by_slot.get(None):
+            return
+        truncate = max(by_slot[None], key=self._precedence)
+        if self.orders is not None:
+            self._expand_floor(truncate, by_slot, contents, self.orders)
+            return
+        for slot in [*contents, *(slot for slot in by_slot if slot is not None and slot not in contents)]:
+            before = [arrival for arrival in by_slot.get(slot, ()) if self._rank(arrival) < self._rank(truncate)]
+            newest = max(before, key=self._precedence).record if before else None
+            held = contents.get(slot) if newest is None else newest.value
+            if held not in (None, TOMBSTONE) and not (isinstance(held, Err) and held.is_unordered):
+                self._expand(truncate, by_slot[slot], slot)
+
+    def _expand_floor(
+        self,
+        truncate: _Arrival,
+        by_slot: dict[Slot | None, list[_Arrival]],
+        contents: dict[Slot, Value],
+        orders: Orders,
+    ) -> None:
+        """The same in `sequence` order: for every slot that holds a value of a lower order, whenever it came."""
+        precedence = self._precedence(truncate)
+        orders.raise_floor(precedence)
+        for slot in contents:
+            if orders.is_below(slot, precedence):
+                self._expand(truncate, by_slot[slot], slot)
+
+    def _expand(self, truncate: _Arrival, arrivals: list[_Arrival], slot: Slot) -> None:
+        tombstone = replace(truncate.record, slot=slot, value=TOMBSTONE)
+        arrivals.append(_Arrival(tombstone, truncate.time, truncate.at, is_expanded=True))
+        self.counts["truncated"] += 1
+
+    def _winner(self, arrivals: list[_Arrival]) -> _Arrival:
+        """The arrival that survives consolidation; the others are counted."""
+        self.counts["duplicates"] += len(arrivals) - 1
+        for rank in {self._rank(arrival) for arrival in arrivals}:
+            tied = {self._precedence(arrival) for arrival in arrivals if self._rank(arrival) == rank}
+            self.counts["order_ties"] += len(tied) - 1
+        return max(arrivals, key=self._precedence)
+
+    def _rank(self, arrival: _Arrival) -> tuple[Any, ...]:
+        """What decides within one (slot, time), before canonical bytes: in `sequence` order the order alone."""
+        order, value = _comparable(arrival.record.order), arrival.record.value
+        if self.orders is None:
+            return (arrival.at, order)
+        return ((2, order),) if isinstance(value, Err) and value.is_unordered else (order,)
+
+    def _precedence(self, arrival: _Arrival) -> Precedence:
+        """The rank; if even that is equal the greater bytes, a tombstone being the least."""
+        value, rank = arrival.record.value, self._rank(arrival)
+        if isinstance(value, Err):
+            return (rank, 1, value.payload, value.kind, value.key_bytes or b"")
+        return (rank, 1, self._canonical(value)) if isinstance(value, tuple) else (rank, 0)
+
+    def _canonical(self, value: tuple[Any, ...] | None) -> bytes:
+        """Canonical bytes of a value; of nulls if there is no value."""
+        width = len(self.schema.values) if self.schema else len(value or ())
+        return canonical_bytes(value or (None,) * width, self._names("value", width))
+
+    def _names(self, part: Literal["key", "value"], width: int) -> list[str]:
+        if self.schema is None:
+            return [str(i) for i in range(width)]
+        return [column.name for column in (self.schema.key if part == "key" else self.schema.values)]
+
+    def _applied(self, winner: _Arrival, slot: Slot, contents: dict[Slot, Value]) -> list[UpsertDiff]:
+        """The updates that `winner` makes of `contents`, which then are those just after it."""
+        value = None if isinstance(winner.record.value, Mark) else winner.record.value
+        before = contents.get(slot)
+        self.counts["eligible"] += 1
+        self.counts["result_count"] += before is not None
+        if self.orders is not None:
+            judged = self.orders.judge(slot, self._precedence(winner), winner.time)
+            if judged is not Judged.NEWEST:
+                self.counts[judged.value] += 1
+            if judged in (Judged.LATE, Judged.TIED):
+                return []
+            self.orders.saw(slot, self._precedence(winner), winner.time)
+        self.counts["errors"] += isinstance(value, Err)
+        if same_value(before, value):
+            return []
+        updates = []
+        if before is not None:
+            updates.append(UpsertDiff(slot, before, winner.time, -1))
+            del contents[slot]
+        if value is not None:
+            updates.append(UpsertDiff(slot, value, winner.time, 1))
+            contents[slot] = value
+        self.counts["inserts" if before is None else "deletes" if value is None else "updates"] += 1
+        return updates
+
+
+__all__ = [
+    "SKIP",
+    "TOMBSTONE",
+    "TRUNCATE",
+    "Drained",
+    "Err",
+    "Mark",
+    "Record",
+    "Slot",
+    "UpsertDiff",
+    "Upserted",
+    "Value",
+    "as_of",
+    "canonical_bytes",
+    "check_collection",
+    "consolidate",
+    "drain_sealed_input",
+    "persistent_upsert",
+    "same_value",
+]

@@ -1,0 +1,1 @@
+"""Suites that every backend passes: conformance, races, fault injection."""
