@@ -31,6 +31,7 @@ EXIT_CODES: tuple[tuple[type[PersistError], int], ...] = (
 )
 MAX_CELL_CHARS = 120  # of a table for people; JSON has all
 _WIDTH_WITHOUT_TERMINAL = 200
+_LINE_ENDS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}  # of Unicode: many tools split lines there
 
 
 def exit_code(error: PersistError) -> int:
@@ -95,7 +96,8 @@ def print_ndjson(bodies: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _write_line(stream: TextIO, body: Mapping[str, Any]) -> None:
-    stream.write(json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False) + "\n")
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    stream.write(text.translate(_LINE_ENDS) + "\n")
 
 
 def console() -> Console:

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from persist_core.config import checks
-from persist_core.config.column import ColumnConfig, Unit
+from persist_core.config.column import Binary, ColumnConfig, Decimals, Unit
 from persist_core.config.files import load_folder, read_mapping
 from persist_core.config.model import ConfigModel
 from persist_core.config.order import OrderConfig, check_sequence, order_columns, order_fields
@@ -52,8 +52,8 @@ class SourceConfig(ConfigModel):
     moved_from: tuple[str, ...] = ()
     replaces: tuple[str, ...] = ()
     format: Format
-    decimals: Literal["precise", "string"] | None = None
-    binary: Literal["base64", "hex"] | None = None
+    decimals: Decimals | None = None
+    binary: Binary | None = None
     delimiter: str = ","
     header: bool = True
 
@@ -235,6 +235,10 @@ class CollectionConfig(ShardConfig):
         if marked and not plain:
             raise refuse(self.delete.column, f"no marker: {self.source.format} marks its deletes",
                          "remove it", at=["delete"])  # fmt: skip
+        for name, column in self.columns.items():
+            if column.decimals is not None and self.source.format != "debezium-json":
+                raise refuse(column.decimals, f"no decimals: {self.source.format} writes numbers as digits",
+                             "remove it", at=["columns", name, "decimals"])  # fmt: skip
         if self.order.mode == "sequence":
             check_sequence(self.order, self.columns, self.source.format)
             if self.time.late == "error":

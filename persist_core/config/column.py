@@ -11,14 +11,21 @@ from persist_core.config.model import ConfigModel
 from persist_core.config.problems import refuse
 
 Unit = Literal["s", "ms", "us", "ns", "days"]
+Decimals = Literal["precise", "string"]
+Binary = Literal["base64", "hex"]
 
 
 class ColumnConfig(ConfigModel):
-    """One column: its type, where its value is found in the record (default: under its name), its integer unit."""
+    """One column: its type, where its value is found in the record (default: under its name), its integer unit.
+
+    `decimals` and `binary` are as those of the source (`SourceConfig`), for this column alone.
+    """
 
     type: str
     field: str | None = None
     unit: Unit | None = None
+    decimals: Decimals | None = None
+    binary: Binary | None = None
     nullable: bool = True
 
     @model_validator(mode="before")
@@ -37,7 +44,12 @@ class ColumnConfig(ConfigModel):
         return None if name is None else checks.field_name(name)
 
     @model_validator(mode="after")
-    def _check_unit(self) -> ColumnConfig:
-        if self.unit is not None and self.type not in ("date", "timestamp"):
-            raise refuse(self.unit, f"a unit only with date or timestamp, not {self.type}", "remove it", at=["unit"])
+    def _check_type_of_settings(self) -> ColumnConfig:
+        settings = {"unit": ("date", "timestamp"), "decimals": ("int", "bigint", "decimal"), "binary": ("binary",)}
+        for name, types in settings.items():
+            found = getattr(self, name)
+            if found is not None and not self.type.startswith(types):
+                listed = f"{', '.join(types[:-1])} or {types[-1]}" if len(types) > 1 else types[0]
+                article = "a unit" if name == "unit" else name
+                raise refuse(found, f"{article} only with {listed}, not {self.type}", "remove it", at=[name])
         return self

@@ -127,6 +127,23 @@ def test_a_decimal_is_what_its_schema_or_the_collection_says(feed: Feed, at: int
         assert "source.decimals" in TWO_NUMBERS
 
 
+def test_a_column_says_what_its_source_does_not(feed: Feed) -> None:
+    """As MariaDB's connector with `decimal.handling.mode: string`: decimals as digits, unsigned bigints as base64."""
+    columns = {
+        "id": {"type": "bigint", "decimals": "precise"},
+        "amount": "decimal(10,2)",
+        "huge": {"type": "decimal(20,0)", "decimals": "precise"},
+        "bits": {"type": "binary", "binary": "base64"},
+        "raw": "binary",
+    }
+    after = {"id": base64_of(7), "amount": "1234", "huge": base64_of(2**64 - 1), "bits": "beef", "raw": "beef"}
+    rows = feed.lines("debezium-json", [json.dumps({"op": "c", "after": after})], columns,
+                      source={"decimals": "string", "binary": "hex"})  # fmt: skip
+    (row,) = [{name: row[name] for name in columns} for row in rows]
+    assert row == {"id": 7, "amount": Decimal(1234), "huge": Decimal(2**64 - 1), "bits": base64.b64decode("beef"),
+                   "raw": b"\xbe\xef"}  # fmt: skip
+
+
 # Value, schema; what it is with `decimals` left out, and `precise`.
 INTEGERS: list[tuple[Any, dict[str, Any] | None, int | None, int | None]] = [
     (5, None, 5, 5),
@@ -204,6 +221,8 @@ def test_a_bare_integer_is_no_date_without_a_unit_or_a_schema(feed: Feed) -> Non
         (19439, DAYS, date(2023, 3, 23), date(2023, 3, 23)),
         (2023, YEAR, None, date(1975, 7, 17)),
         ("2023-03-23", None, date(2023, 3, 23), date(2023, 3, 23)),
+        ("2023-03-23Z", None, date(2023, 3, 23), date(2023, 3, 23)),
+        ("2023-03-23+01:00", None, None, None),
         ("0000-00-00", None, None, None),
     ]
     messages = [message(value, schema) for value, schema, _, _ in cases]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig
-from persist_core.config.column import Unit
+from persist_core.config.column import Binary, Decimals, Unit
 from persist_core.schema import Column, decimal_of
 from persist_spark.decode.json import unmarked
 
@@ -39,8 +38,8 @@ class Encoding:
     """
 
     marked: bool
-    decimals: Literal["precise", "string"] | None = "string"
-    binary: Literal["base64", "hex"] | None = None
+    decimals: Decimals | None = "string"
+    binary: Binary | None = None
     unavailable: str | None = None
 
     @classmethod
@@ -54,6 +53,10 @@ class Encoding:
             binary=source.binary or ("hex" if source.format.startswith("dms-") else None),
             unavailable=UNAVAILABLE if is_debezium else None,
         )
+
+    def of_field(self, field: Field) -> Encoding:
+        """The encoding of one column, which may be another one than that of its source."""
+        return replace(self, decimals=field.decimals or self.decimals, binary=field.binary or self.binary)
 
     def plain(self, raw: SparkColumn) -> SparkColumn:
         """The field's text as it stood in the record."""
@@ -71,6 +74,8 @@ class Field:
     raw: str
     unit: Unit | None = None
     is_hinted: bool = False
+    decimals: Decimals | None = None
+    binary: Binary | None = None
     is_typed: bool = False
 
     @property

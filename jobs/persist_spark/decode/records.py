@@ -102,7 +102,8 @@ def fields_of(config: CollectionConfig, is_hinted: Callable[[Column], bool] = la
     schema = config.collection_schema()
 
     def field(raw: str, column: Column) -> Field:
-        return Field(column, raw, config.columns[column.name].unit, is_hinted(column))
+        given = config.columns[column.name]
+        return Field(column, raw, given.unit, is_hinted(column), given.decimals, given.binary)
 
     return Fields(
         tuple(field(f"k{i}", column) for i, column in enumerate(schema.key)),
@@ -216,9 +217,9 @@ def _typed(config: CollectionConfig, raw: RawRecords) -> DataFrame:
     frame, encoding = raw.frame, raw.encoding
     for step in (texts, numbers):
         typed = (*raw.fields.all, *raw.fields.orders)
-        found = {name: column for field in typed for name, column in step(field, encoding).items()}
+        found = {name: column for field in typed for name, column in step(field, encoding.of_field(field)).items()}
         frame = frame.withColumns(found) if found else frame
-    final = {field.value: value(field, encoding) for field in (*raw.fields.all, *raw.fields.orders)}
+    final = {field.value: value(field, encoding.of_field(field)) for field in (*raw.fields.all, *raw.fields.orders)}
     if _has_own_time(config):
         final[TIME] = _own_time(config, raw)
     return frame.withColumns(final)
@@ -316,7 +317,7 @@ def _first_fault(config: CollectionConfig, raw: RawRecords, fields: Sequence[Fie
         missing = "a key needs a value" if field.raw.startswith("k") else "expected a value (nullable: false)"
         absent = F.lit(f"{start}missing or null; {missing}")
         expected = F.lit(f"; expected {_expected(config, field.column)}")
-        wrong = F.concat(F.lit(start), _shown(field.raw), expected, remedy(field, raw.encoding))
+        wrong = F.concat(F.lit(start), _shown(field.raw), expected, remedy(field, raw.encoding.of_field(field)))
         fault = F.when(_is_bad(field), F.coalesce(wrong, absent)).otherwise(fault)
     return fault
 

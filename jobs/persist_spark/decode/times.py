@@ -16,7 +16,7 @@ from persist_spark.decode.exact import bounded, exact_decimal
 _MICROS: dict[Unit, int] = {"s": 1_000_000, "ms": 1_000, "us": 1, "days": 86_400_000_000}
 _DAY_MICROS = _MICROS["days"]
 _INTEGER = r"^\s*[+-]?\d{1,19}\s*$"
-_DATE = r"^[+-]?\d{4,7}-\d{2}-\d{2}(?:[T ]00:00(?::00(?:\.0++)?+)?Z?)?$"
+_DATE = r"^([+-]?\d{4,7}-\d{2}-\d{2})(?:[T ]00:00(?::00(?:\.0++)?+)?)?Z?$"
 _ZONE = r"(?: ?(?:Z|UTC|[+-]\d{2}(?::?\d{2})?))?"
 _TIMESTAMP = r"^[+-]?\d{4,6}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}:\d{2}(?:\.\d{1,6}+0*+)?+" + _ZONE + ")?$"
 _MINUTES = r"^([+-]?\d{4,6}-\d{2}-\d{2}[T ]\d{2}:\d{2})(" + _ZONE + ")$"  # Java's form of a time without seconds
@@ -39,7 +39,7 @@ def time_ms(text: SparkColumn, unit: Unit) -> SparkColumn:
 
 
 def date_of(text: SparkColumn, unit: Unit | None, hint: Hint | None) -> SparkColumn:
-    iso = F.when(text.rlike(_DATE), try_cast(F.substring_index(F.substring_index(text, "T", 1), " ", 1), "date"))
+    iso = try_cast(F.nullif(F.regexp_extract(text, _DATE, 1), F.lit("")), "date")
     micros = _counted_micros(text, unit, hint)
     if micros is None:
         return iso

@@ -30,8 +30,11 @@ _TRUE = "true"  # a boolean as a text leaf, and base64 of three bytes
 
 _CONNECT_DECIMAL = "org.apache.kafka.connect.data.Decimal"
 _BITS = "io.debezium.data.Bits"
-TWO_NUMBERS = "it may be digits or base64, and no schema says which: set source.decimals to string or precise"
-TWO_BYTES = "it may be hex or base64: set source.binary to hex or base64"
+TWO_NUMBERS = (
+    "it may be digits or base64, and no schema says which: set source.decimals, or decimals of the column, to string or"
+    " precise"
+)
+TWO_BYTES = "it may be hex or base64: set source.binary, or binary of the column, to hex or base64"
 NOT_SENT = "the connector did not send this unchanged value: set REPLICA IDENTITY FULL for the table"
 
 

@@ -47,7 +47,7 @@ SCHEMA = CollectionSchema(
     ),
 )
 DAY_1, DAY_2, DAY_3 = (parse_time(f"2026-01-0{day}") for day in (1, 2, 3))
-HOSTILE = "x\x1b]0;title\x07\x1b[2J\r\n\u202egnp.exe"
+HOSTILE = "x\x1b]0;title\x07\x1b[2J\r\n\u202egnp.exe\u2028\x85end"
 ADA = (1, "Ada", Decimal("10.50"), b"\x00\xff", date(2026, 1, 31), datetime(2026, 1, 1, 12, tzinfo=UTC), 0.5)
 ADA_LATER = (*ADA[:2], Decimal("7.00"), *ADA[3:])
 NAUGHTY = (2, HOSTILE, None, None, None, None, float("nan"))
