@@ -76,7 +76,7 @@ class Merge:
             raise InvalidInput(f"shard {state.shard}: {len(inputs)} batches to merge are not neighbors in its state")
         if state.since.time is None:
             raise InvalidInput(f"shard {state.shard} is dropped; there is nothing to merge")
-        manifests = client.open_reader(state.shard).manifests(inputs)
+        manifests = client.manifests(inputs)
         return cls(state.shard, tuple(inputs), tuple(manifests), state.since.time, first == 0, state.era)
 
     @property

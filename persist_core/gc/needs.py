@@ -22,6 +22,7 @@ from persist_core.shard.keys import (
     conflict_alert_key,
     conflict_key,
     conflicts_prefix,
+    is_input_copy,
     jobs_prefix,
     owner_of,
 )
@@ -121,11 +122,14 @@ class Needs:
         return {key(self._shard, each) for each in ids for key in (conflict_key, conflict_alert_key)}
 
     def of_jobs(self, state: ShardState) -> set[str]:
-        """The keys that jobs for the next batch have left: who writes it may need to know that they died."""
+        """The keys that jobs for the next batch have left: who writes it may need to know that they died.
+
+        Copies of input are not among them: only their own job needs them.
+        """
         if state.upper.time is None:
             return set()
         left = self._client.blob.list_keys_and_metadata(jobs_prefix(state.shard, state.upper.time))
-        return {entry.key for entry in left}
+        return {entry.key for entry in left if not is_input_copy(entry.key)}
 
     def of_forks(self, state: ShardState, candidates: Collection[str] | None) -> set[str]:
         """The keys that forks share with the shard, and their records, listed until none is new: `fork_records`."""
@@ -187,6 +191,4 @@ class Needs:
     def _read(self, named: Iterable[HollowBatch | Commit]) -> None:
         """Read the manifests that are not known yet. Raises `CorruptArtifact` naming one that cannot be read."""
         missing = {each.manifest_key: each for each in named if each.manifest_key not in self._manifests}
-        reader = self._client.open_reader(self._shard)
-        found = reader.manifests(missing.values())
-        self._manifests.update(zip(missing, found, strict=True))
+        self._manifests.update(zip(missing, self._client.manifests(missing.values()), strict=True))

@@ -6,10 +6,12 @@ client.open_reader("customers").snapshot()
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import ShardNotFound
 from persist_core.frontier import Frontier
-from persist_core.handles.load import load_manifest
+from persist_core.handles.load import load_manifest, load_manifests
 from persist_core.handles.read import FETCH_THREADS, ReadHandle
 from persist_core.handles.since import SinceHandle
 from persist_core.handles.write import WriteHandle
@@ -68,6 +70,10 @@ class PersistClient:
     def manifest(self, of: HollowBatch | Commit) -> BatchManifest:
         """The manifest of a batch or commit of a state; `CorruptArtifact` if it is missing or not the one committed."""
         return load_manifest(self.blob, of.manifest_key, sha256=of.manifest_sha256)
+
+    def manifests(self, named: Iterable[HollowBatch | Commit]) -> list[BatchManifest]:
+        """The manifests of these batches and commits, in their order. Raises as `manifest`."""
+        return load_manifests(self.blob, named, threads=self.fetch_threads)
 
     def staged_manifest(self, key: str) -> BatchManifest:
         """A manifest that no state names yet; `CorruptArtifact` naming the key if it is missing or damaged."""

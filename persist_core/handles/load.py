@@ -6,17 +6,19 @@ Damage is `CorruptArtifact` naming the object, never another exception.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
 
 from persist_core.errors import CorruptArtifact, InvalidInput
+from persist_core.handles.side_by_side import side_by_side
 from persist_core.location.blob import Blob
-from persist_core.shard.batch import BatchManifest, Part
+from persist_core.shard.batch import BatchManifest, HollowBatch, Part
 from persist_core.shard.keys import owner_of
 from persist_core.shard.parts import PARQUET, PartFormat, read_as
 from persist_core.shard.sealed import check_in_place
+from persist_core.shard.state import Commit
 
 
 def load_manifest(blob: Blob, key: str, *, sha256: str | None = None) -> BatchManifest:
@@ -40,6 +42,13 @@ def load_manifest(blob: Blob, key: str, *, sha256: str | None = None) -> BatchMa
             " replaced. Run `persist fsck`"
         )
     return manifest
+
+
+def load_manifests(blob: Blob, named: Iterable[HollowBatch | Commit], *, threads: int) -> list[BatchManifest]:
+    """The manifests of batches and commits of a state, in their order. Raises as `load_manifest`."""
+    return side_by_side(
+        lambda each: load_manifest(blob, each.manifest_key, sha256=each.manifest_sha256), named, threads=threads
+    )
 
 
 def load_part(blob: Blob, part: Part) -> bytes:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import InvalidInput, InvariantViolation, OutsideFrontiers
 from persist_core.frontier import Frontier
-from persist_core.handles.load import load_manifest, read_part
+from persist_core.handles.load import load_manifests, read_part
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.handles.slow_reads import named_if_slow
 from persist_core.location.blob import Blob
@@ -31,7 +31,7 @@ from persist_core.shard.key_range import KeyRange, rows_within
 from persist_core.shard.machine import Machine
 from persist_core.shard.parts import ERR_IDENTITY, PARQUET, PartFormat, errs_schema, updates_schema
 from persist_core.shard.pieces import Piece
-from persist_core.shard.state import Commit, Lease, ShardState
+from persist_core.shard.state import Lease, ShardState
 from persist_core.shard.versions import sum_diffs
 from persist_core.time_text import MAX_TIME, check_time, show_time
 
@@ -188,14 +188,6 @@ class ReadHandle:
         errs = self.read(state.batches, errs_schema(schema), pieces.all_errs)
         return oks, errs
 
-    def manifests(self, batches: Iterable[HollowBatch | Commit]) -> list[BatchManifest]:
-        """The manifests of these batches or commits, in their order."""
-        return side_by_side(
-            lambda batch: load_manifest(self._blob, batch.manifest_key, sha256=batch.manifest_sha256),
-            batches,
-            threads=self._fetch_threads,
-        )
-
     def count_changes(self, batches: Sequence[HollowBatch], after: int) -> int:
         """How many updates of these batches, oks and errs, are later than `after`. Decodes their times only."""
         times = pa.schema([pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64())])
@@ -238,7 +230,7 @@ class ReadHandle:
     def read(self, batches: Sequence[HollowBatch], schema: pa.Schema, choose: Choose) -> pa.Table:
         """The rows of all pieces that `choose` picks of these batches, with the columns of `schema`, all nullable."""
         with named_if_slow(self._machine, self.shard, batches):
-            pairs = zip(batches, self.manifests(batches), strict=True)
+            pairs = zip(batches, load_manifests(self._blob, batches, threads=self._fetch_threads), strict=True)
             return self.read_pieces([piece for batch, manifest in pairs for piece in choose(batch, manifest)], schema)
 
     def read_pieces(self, chosen: list[Piece], schema: pa.Schema) -> pa.Table:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.handles.limited import LimitedReader, ReadBudget
-from persist_core.handles.read import ReadHandle, check_as_of, schema_of
+from persist_core.handles.read import check_as_of, schema_of
 from persist_core.inspection.facts import ColumnFacts, RowsPage
 from persist_core.inspection.values import rows_of
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME
@@ -60,7 +60,7 @@ def rows_as_of(
     """
     state, reader = client.state(shard), LimitedReader(client, shard, budget or ReadBudget(MAX_BYTES_HELD))
     time, keys = check_as_of(state, as_of), key_of(state, cut.key)
-    _check_size(reader, state, [batch for batch in state.batches if batch.lower <= time], keys)
+    _check_size(client, state, [batch for batch in state.batches if batch.lower <= time], keys)
     return _page(state, first_rows(reader, state, time, keys, cut.offset, cut.rows), None, time, cut)
 
 
@@ -81,7 +81,7 @@ def changes_between(
     state, reader = client.state(shard), LimitedReader(client, shard, budget or ReadBudget(MAX_BYTES_HELD))
     time, keys = check_as_of(state, through), key_of(state, cut.key)
     batches = [b for b in state.batches if b.lower <= time and (b.upper is None or b.upper > after + 1)]
-    _check_size(reader, state, batches, keys)
+    _check_size(client, state, batches, keys)
     found = first_changes(reader, state, after, time, keys, cut.offset, cut.rows, of_errors=of_errors)
     return _page(state, found, after, time, cut)
 
@@ -166,7 +166,7 @@ def key_of(state: ShardState, texts: Sequence[str]) -> list[KeyRange] | None:
 
 
 def _check_size(
-    reader: ReadHandle, state: ShardState, batches: Sequence[HollowBatch], keys: Sequence[KeyRange] | None
+    client: PersistClient, state: ShardState, batches: Sequence[HollowBatch], keys: Sequence[KeyRange] | None
 ) -> None:
     """Raise `InvalidInput` if reading these batches takes more than the bounds.
 
@@ -175,7 +175,7 @@ def _check_size(
     rows = sum(batch.counts.rows + batch.counts.history for batch in batches)
     size_bytes = sum(batch.size_bytes for batch in batches)
     if keys is not None and _is_too_large(rows, size_bytes):
-        parts = [part for manifest in reader.manifests(batches) for part in manifest.parts]
+        parts = [part for manifest in client.manifests(batches) for part in manifest.parts]
         opened = [part for part in parts if meets_any(part.keys, keys)]
         rows, size_bytes = sum(part.rows or 0 for part in opened), sum(part.size_bytes for part in opened)
     _refuse_too_large(state, rows, size_bytes)

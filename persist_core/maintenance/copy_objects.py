@@ -88,7 +88,7 @@ def inventory_of(client: PersistClient, state: ShardState) -> Inventory:
     naming = {each.manifest_key: each for each in both}
     needed: list[Named] = []
     progress = [state.sources]
-    manifests = client.open_reader(state.shard).manifests(naming.values())
+    manifests = client.manifests(naming.values())
     for each, manifest in zip(naming.values(), manifests, strict=True):
         needed.append(Named(each.manifest_key, None, each.manifest_sha256))
         if each.manifest_key in batches:

@@ -7,7 +7,7 @@ Below `<shard>/`:
     jobs/<lower>/<attempt>/spec.json                  spec of one Spark job, while it runs
     jobs/<lower>/<attempt>/died                       the job ended without an answer
     jobs/<lower>/<attempt>/reading-<n>.json           files that it reads apart from all others, while it does
-    jobs/<attempt>/input-<n>.gz                       copy of an input file for Spark to read, until that job ends
+    jobs/<lower>/<attempt>/input-<n>.gz               copy of an input file for Spark to read, until that job ends
     batches/<attempt>/_persist_part=<kind>/*.parquet  parts that one write attempt staged
     batches/<attempt>/manifest.json                   manifest of that attempt, written last
     batches/<attempt>/failure.json                    why the attempt failed, if it could still write this
@@ -41,6 +41,7 @@ from persist_core.schema import PART
 from persist_core.shard.operator_state import StateArtifact
 
 MANIFEST = "manifest.json"
+_INPUT_COPY = "input-"
 _SHARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAX_PARTITION = 1_000_000  # files of operator state in one checkpoint; more is a defect in the writer
@@ -106,9 +107,14 @@ def job_key(shard: str, begin: int, attempt: str, name: str) -> str:
     return f"{jobs_prefix(shard, begin)}{attempt}/{name}"
 
 
-def input_copy_key(shard: str, attempt: str, number: int) -> str:
-    """A copy of an input file, which one Spark job makes and reads."""
-    return f"{shard}/jobs/{attempt}/input-{number:06d}.gz"
+def input_copy(number: int) -> str:
+    """The name, for `job_key`, of a copy of an input file, which one Spark job makes and reads."""
+    return f"{_INPUT_COPY}{number:06d}.gz"
+
+
+def is_input_copy(key: str) -> bool:
+    """True for the key of such a copy: no other job needs it."""
+    return key.rpartition("/")[2].startswith(_INPUT_COPY)
 
 
 def batches_prefix(shard: str) -> str:

@@ -24,7 +24,7 @@ from persist_core.spark_job.spec import SPEC, JobSpec
 from persist_core.time_text import DAY_MS
 
 DEATHS = 2  # over one file alone: then it is set aside
-_DIED = "died"
+_DIED, _READING = "died", "reading-"
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def deaths_at_lower(blob: Blob, spec: JobSpec, now_ms: int) -> list[Death]:
     for attempt in sorted(left.keys() - {spec.attempt}):
         names = left[attempt]
         if _DIED in names or (SPEC in names and _is_over(blob, spec, f"{prefix}{attempt}/{SPEC}", now_ms)):
-            marks = sorted(names - {_DIED, SPEC})  # one at most
+            marks = [name for name in names if name.startswith(_READING)]  # one at most
             deaths.append(_read(blob, attempt, f"{prefix}{attempt}/{marks[0]}") if marks else Death(attempt))
     return deaths
 
@@ -91,7 +91,7 @@ def reading(
 ) -> Iterator[None]:
     """Name these files as those that are read in the body. Their names stay if the process dies in it, or if what it
     raises `is_death`."""
-    key = spec.key_of(f"reading-{number}.json")
+    key = spec.key_of(f"{_READING}{number}.json")
     blob.set(key, json.dumps([identity(file) for file in files]).encode())
     try:
         yield

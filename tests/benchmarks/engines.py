@@ -141,7 +141,7 @@ class NeverMaintained:
         )
         attempt = self._client.ids.uuid7()
         request = UpsertRequest(description, self._schema, attempt, may_stash=False, is_columnar=True)
-        manifest = stage_upserts(self._spark, self._client, request, self._records(events))
+        manifest = stage_upserts(self._spark, self._client, self._client.state(SHARD), request, self._records(events))
         appended = self._client.open_writer(SHARD).compare_and_append(manifest, manifest_key(SHARD, attempt))
         if not isinstance(appended, Committed):
             raise AssertionError(f"round {number} was not committed: {appended}")

@@ -157,7 +157,8 @@ class World:
                 writer="benchmark",
             )
             request = UpsertRequest(description, schema, self.client.ids.uuid7(), may_stash=False)
-            manifest = stage_upserts(self.spark, self.client, request, self._records(table, keys))
+            state = self.client.state(table)
+            manifest = stage_upserts(self.spark, self.client, state, request, self._records(table, keys))
             key = manifest_key(table, request.attempt)
             committed(self.client.open_writer(table).compare_and_append(manifest, key))
         self.round += 1

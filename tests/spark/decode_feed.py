@@ -22,7 +22,7 @@ Record = dict[str, Any]
 
 def copies_beside(folder: Path) -> Copies:
     """A place for copies of input files, which the test's own folder takes away."""
-    return Copies(FileBlob(folder.parent / "copies"), "t", "attempt")
+    return Copies(FileBlob(folder.parent / "copies"), "t/{}".format)
 
 
 class Feed:

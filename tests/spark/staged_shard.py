@@ -73,9 +73,8 @@ class StagedShard:
         self.attempt = options.pop("attempt", None) or self.client.ids.uuid7()
         schema = options.pop("schema", self.schema)
         frame = records if isinstance(records, DataFrame) else to_records(self.spark, schema, records)
-        return stage_upserts(
-            self.spark, self.client, UpsertRequest(description, schema, self.attempt, **options), frame
-        )
+        request = UpsertRequest(description, schema, self.attempt, **options)
+        return stage_upserts(self.spark, self.client, self.client.state(SHARD), request, frame)
 
     def append(self, manifest: BatchManifest) -> None:
         result = self.client.open_writer(SHARD).compare_and_append(manifest, manifest_key(SHARD, self.attempt))

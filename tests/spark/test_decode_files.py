@@ -96,10 +96,10 @@ def test_zstd_is_unpacked_for_a_spark_that_can_not(feed: Feed, tmp_path: Path, m
     feed.write("1.json.zst", zstandard.compress(b'{"id":1}\n') + zstandard.compress(b'{"id":2}\n'))
     file = input_file(feed.folder / "1.json.zst")
     with pytest.raises(InvalidInput, match=r"takes no files: Spark needs a copy of file '1\.json\.zst'"):
-        readable([file], Copies(MemBlob(), "t", "attempt"), {}, keeps_header=False)
-    with copies_in(FileBlob(tmp_path / "blobs"), "t", "attempt") as copies:
+        readable([file], Copies(MemBlob(), "t/{}".format), {}, keeps_header=False)
+    with copies_in(FileBlob(tmp_path / "blobs"), "t/{}".format) as copies:
         (found,) = readable([file], copies, {}, keeps_header=False)
-        assert found.path == str(tmp_path / "blobs/t/jobs/attempt/input-000000.gz")
+        assert found.path == str(tmp_path / "blobs/t/input-000000.gz")
         assert gzip.decompress(Path(found.path).read_bytes()) == b'{"id":1}\n{"id":2}\n'
     assert list(copies.blob.list_keys_and_metadata("")) == []
     assert [row["id"] for row in feed.records("json", COLUMNS)] == [1, 2]

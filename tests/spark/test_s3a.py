@@ -144,8 +144,9 @@ def test_a_file_that_the_driver_did_not_commit_fails_the_run(shard: StagedShard)
         shard.blob.set(f"{prefix}/{PART}=insertions/part-00000-forgotten.c000.zstd.parquet", b"PAR1")
 
     records = to_records(shard.spark, ONE_KEY, _records(range(3), "second"))
+    request, state = UpsertRequest(description, ONE_KEY, attempt), shard.client.state(SHARD)
     with pytest.raises(InvariantViolation, match=r"holds \d+ files of .*; the driver committed \d+ of"):
-        stage_upserts(shard.spark, shard.client, UpsertRequest(description, ONE_KEY, attempt), records, intrude)
+        stage_upserts(shard.spark, shard.client, state, request, records, intrude)
     assert shard.blob.get(manifest_key(SHARD, attempt)) is None
 
 

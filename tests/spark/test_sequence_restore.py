@@ -54,7 +54,8 @@ class SparkCollection(OrderedCollection):
         records = [record for name in self.files_of(description) for record in self.feed[name]]
         attempt = self.client.ids.uuid7()
         request = UpsertRequest(description, ORDERED, attempt, keep_deleted_ms=self.config.order.keep_deleted_ms)
-        stage_upserts(self.spark, self.client, request, to_records(self.spark, ORDERED, records))
+        state = self.client.state(self.shard)
+        stage_upserts(self.spark, self.client, state, request, to_records(self.spark, ORDERED, records))
         return manifest_key(self.shard, attempt)
 
 

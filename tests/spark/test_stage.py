@@ -18,7 +18,6 @@ from persist_core.config.collection import FILE_POSITION
 from persist_core.errors import (
     InvalidInput,
     InvariantViolation,
-    OutdatedDescription,
     SchemaMismatch,
     TooManyErrors,
 )
@@ -127,14 +126,6 @@ def test_used_attempt_is_refused(shard: StagedShard) -> None:
     shard.write([_record(1, _ok("a"), 1)], shard.description(10))
     with pytest.raises(InvalidInput, match="was used before"):
         shard.write([_record(1, _ok("a"), 1)], shard.description(10), attempt=shard.attempt)
-
-
-def test_outdated_description_stages_nothing(shard: StagedShard) -> None:
-    description = shard.description(10)
-    shard.commit([_record(1, _ok("a"), 1)], 20)
-    with pytest.raises(OutdatedDescription):
-        shard.write([_record(1, _ok("b"), 2)], description)
-    assert shard.staged_keys() == []
 
 
 def test_too_many_errors_write_no_manifest(shard: StagedShard) -> None:

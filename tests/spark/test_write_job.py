@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from persist_core.config.collection import CollectionConfig
-from persist_core.errors import CorruptArtifact, SourceChanged
+from persist_core.errors import CorruptArtifact, OutdatedDescription, SourceChanged
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
@@ -20,7 +20,7 @@ from persist_core.protocol import stages
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.protocol.stages import Minted
 from persist_core.shard.batch import BatchDescription
-from persist_core.shard.keys import failure_key, manifest_key
+from persist_core.shard.keys import attempt_prefix, failure_key, manifest_key
 from persist_core.shard.sealed import unseal
 from persist_core.shard.state import Committed
 from persist_core.spark_job.answer import FAILURE_VERSION, newest_rejected
@@ -124,6 +124,16 @@ def test_input_that_changed_fails_the_run(spark: SparkSession, collection: Colle
     collection.location.blob.set(frozen, b"{}")
     with pytest.raises(CorruptArtifact):
         run_write_job(spark, spec, collection.location)
+
+
+def test_outdated_description_stages_nothing(spark: SparkSession, collection: Collection) -> None:
+    collection.drop("a.jsonl", {"id": 1, "name": "a", "at": 5})
+    spec = collection.spec(collection.mint(DAY_MS))
+    collection.run(spark, DAY_MS)
+    with pytest.raises(OutdatedDescription):
+        run_write_job(spark, spec, collection.location)
+    staged = collection.location.blob.list_keys_and_metadata(attempt_prefix("things", spec.attempt))
+    assert list(staged) == []
 
 
 def test_failed_job_says_why(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ from pyspark.sql import types as T
 
 from persist_core.errors import InvalidInput, StorageError
 from persist_core.location.blob import Blob, FileTaker
-from persist_core.shard.keys import input_copy_key
+from persist_core.shard.keys import input_copy
 from persist_core.sources.files import InputFile
 from persist_spark.compat import READS_ZSTD_TEXT, is_valid_utf8
 from persist_spark.decode.long_records import TooLong, copy_without
@@ -75,18 +75,18 @@ class ReadableFile:
 
 @dataclass(frozen=True)
 class Copies:
-    """Copies of input files in the blob store, where executors on any machine read them; `made` holds their keys."""
+    """Copies of input files in the blob store, where executors on any machine read them; `made` holds their keys,
+    which `key_of` makes (`JobSpec.key_of`)."""
 
     blob: Blob
-    shard: str
-    attempt: str
+    key_of: Callable[[str], str]
     made: list[str] = field(default_factory=list)
 
     def add(self, file: InputFile, lost: Sequence[TooLong], *, keeps_first: bool) -> str:
         """The path of a copy of `file` without its records in `lost`; see `copy_without`."""
         if not isinstance(self.blob, FileTaker):
             raise InvalidInput(f"{self.blob.uri} takes no files: Spark needs a copy of file {file.relative!r} there")
-        key = input_copy_key(self.shard, self.attempt, len(self.made))
+        key = self.key_of(input_copy(len(self.made)))
         with TemporaryDirectory(prefix="persist-") as folder:
             copy = Path(folder, "copy.gz")
             copy_without(file, lost, copy, keeps_first=keeps_first)
@@ -96,9 +96,9 @@ class Copies:
 
 
 @contextmanager
-def copies_in(blob: Blob, shard: str, attempt: str) -> Iterator[Copies]:
+def copies_in(blob: Blob, key_of: Callable[[str], str]) -> Iterator[Copies]:
     """Copies that one job makes, removed at its end; GC removes what a killed job left."""
-    copies = Copies(blob, shard, attempt)
+    copies = Copies(blob, key_of)
     try:
         yield copies
     finally:

@@ -159,7 +159,7 @@ def _named_now(client: PersistClient, key: str) -> Part | StateArtifact | None:
     records, _ = readable_forks(client.blob, shard)
     for name in dict.fromkeys([shard, *(record.fork for record in records)]):
         state = client.machine.fetch(name)
-        manifests = client.open_reader(name).manifests(state.batches) if state else []
+        manifests = client.manifests(state.batches) if state else []
         if (found := _named_in(manifests, key)) is not None:
             return found
     return None

@@ -234,7 +234,7 @@ def _open(
             b for b in state.batches if b.lower <= high and (low is None or b.upper is None or b.upper > low + 1)
         ]
         with named_if_slow(client.machine, shard, batches):
-            manifests = _manifests_of(client, shard, batches)
+            manifests = _manifests_of(client, batches)
             check_sizes(opened.blob, part_sizes(manifests))
             pairs = list(zip(batches, manifests, strict=True))
             yield _Reading(spark, client, state, schema_of(state), pairs, low, high)
@@ -243,11 +243,11 @@ def _open(
             opened.close()
 
 
-def _manifests_of(client: PersistClient, shard: str, batches: Sequence[HollowBatch]) -> list[BatchManifest]:
+def _manifests_of(client: PersistClient, batches: Sequence[HollowBatch]) -> list[BatchManifest]:
     """Their manifests. Those that an earlier read has read are not read again: a digest names the same bytes always."""
     known = {batch.manifest_sha256: _manifests.get(batch.manifest_sha256) for batch in batches}
     missing = [batch for batch in batches if known[batch.manifest_sha256] is None]
-    found = dict(zip([b.manifest_sha256 for b in missing], client.open_reader(shard).manifests(missing), strict=True))
+    found = dict(zip([b.manifest_sha256 for b in missing], client.manifests(missing), strict=True))
     manifests = [known[batch.manifest_sha256] or found[batch.manifest_sha256] for batch in batches]
     for batch, manifest in zip(batches, manifests, strict=True):
         _manifests.pop(batch.manifest_sha256, None)

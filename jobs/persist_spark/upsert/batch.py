@@ -16,7 +16,6 @@ from pyspark.storagelevel import StorageLevel
 
 from persist_core.errors import InvariantViolation, RejectedRecord, TooManyErrors
 from persist_core.handles.client import PersistClient
-from persist_core.protocol.stages import check_not_outdated
 from persist_core.schema import TIME, CollectionSchema, Late
 from persist_core.shard.batch import (
     STASH_OPERATOR,
@@ -27,6 +26,7 @@ from persist_core.shard.batch import (
 )
 from persist_core.shard.key_range import KeyRange
 from persist_core.shard.pieces import OKS
+from persist_core.shard.state import ShardState
 from persist_spark import progress
 from persist_spark.frame import OP, ORDER, named, slot_names
 from persist_spark.read.damage import check_sizes, named_damage, part_sizes
@@ -71,22 +71,22 @@ class UpsertRequest:
 def stage_upserts(
     spark: SparkSession,
     client: PersistClient,
+    state: ShardState,
     request: UpsertRequest,
     records: DataFrame,
     check_input: Callable[[], None] = lambda: None,
 ) -> BatchManifest:
     """Drain `records` (the records frame) into a staged batch for `request.description`, in a session of our own.
 
-    `check_input` runs after all input was read and before the manifest is written.
+    `state` is the shard's, checked not to be past the description. `check_input` runs after all input was read and
+    before the manifest is written.
     """
     description, shard = request.description, request.description.shard
-    state = client.state(shard)
-    check_not_outdated(state, description)
     schema = state.schemas.placed(request.schema)
     request = replace(request, schema=schema)
     below = [batch for batch in state.batches if batch.lower < description.lower]
     progress.enter("plan", f"{sum(batch.counts.rows for batch in below)} updates before")
-    manifests = client.open_reader(description.shard).manifests(below)
+    manifests = client.manifests(below)
     check_sizes(client.blob, part_sizes(manifests))
     files, order = StateFiles(client, shard), records.schema[ORDER].dataType
     batch = _Batch(

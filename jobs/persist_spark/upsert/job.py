@@ -54,7 +54,7 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
     key = description.input_key
     with (
         outdated_first(client, description),
-        copies_in(client.blob, description.shard, spec.attempt) as copies,
+        copies_in(client.blob, spec.key_of) as copies,
         own_session(spark, spec) as own,
     ):
         frozen = FrozenInput(()) if key is None else load_frozen(client.blob, key, FrozenInput)
@@ -73,4 +73,4 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
         records = decode(own, config, taken, copies=copies)
         records = with_files(own, records, config, description.lower, killers, frozen.files)
         use(own, {**OUR_PLANS, **listing(client.blob)})
-        return stage_upserts(own, client, request, records, lambda: check_unchanged(frozen, root))
+        return stage_upserts(own, client, state, request, records, lambda: check_unchanged(frozen, root))

@@ -111,7 +111,7 @@ def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> 
             raise InvalidInput(f"description {description.interval} of view {config.name} has no input to read")
         frozen = load_frozen(client.blob, description.input_key, FrozenShards)
     below = [batch for batch in state.batches if batch.lower < description.lower]
-    manifests = client.open_reader(config.name).manifests(below) if below else []
+    manifests = client.manifests(below)
     check_sizes(client.blob, part_sizes(manifests))
     moved_bytes = description.input_bytes + sum(manifest.size_bytes for manifest in manifests)
     with (

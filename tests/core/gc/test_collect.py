@@ -22,7 +22,7 @@ from persist_core.protocol.restore import restore
 from persist_core.protocol.stages import Conflict
 from persist_core.shard import pieces
 from persist_core.shard.batch import BatchManifest, PartKind
-from persist_core.shard.keys import MANIFEST, conflict_key, dry_run_key, job_key, part_key
+from persist_core.shard.keys import MANIFEST, conflict_key, dry_run_key, input_copy, job_key, part_key
 from persist_core.shard.parts import updates_schema
 from persist_core.shard.state import ShardState
 from tests.core.protocol.restored_shard import SHARD, Collection
@@ -113,7 +113,7 @@ def test_a_run_keeps_the_history_that_it_carries_from_older_attempts(shard: Coll
     first_run = shard.client.state(SHARD).batches[0]
     merge_all(shard)
     state = shard.client.state(SHARD)
-    (manifest,) = shard.client.open_reader(SHARD).manifests(state.batches)
+    (manifest,) = shard.client.manifests(state.batches)
     carried = [part.key for part in manifest.parts if part.kind is PartKind.HISTORY]
     assert any(key.startswith(first_run.manifest_key.removesuffix("manifest.json")) for key in carried)
     for _ in range(ERAS_TO_SWEEP + 1):
@@ -170,7 +170,7 @@ def test_leftovers_of_all_kinds_go(shard: Collection) -> None:
         part_key(SHARD, ID, "insertions", 0),
         f"{SHARD}/batches/{ID}/failure.json",
         f"{SHARD}/inputs/0/{'0' * 64}.json",
-        f"{SHARD}/jobs/{ID}/input-000000.gz",
+        job_key(SHARD, 0, ID, input_copy(0)),
         f"{SHARD}/sources/files/0/{'0' * 64}.json.zst",
         f"{SHARD}/checkpoints/{ID}/operators/upsert-stash/partition-0.snap",
     }
@@ -187,10 +187,12 @@ def test_leftovers_of_all_kinds_go(shard: Collection) -> None:
 def test_deaths_of_jobs_stay_until_a_batch_is_committed(shard: Collection) -> None:
     upper = shard.client.state(SHARD).upper.time
     assert upper is not None
-    died = job_key(SHARD, upper, ID, "died")
-    shard.client.blob.set(died, b"")
+    died, copy = (job_key(SHARD, upper, ID, name) for name in ("died", input_copy(0)))
+    for key in (died, copy):
+        shard.client.blob.set(key, b"")
     pass_eras(shard, ERAS_TO_SWEEP + 1)
     assert died in stored(shard)
+    assert copy not in stored(shard)
     shard.run(upper + 10)
     pass_eras(shard, ERAS_TO_SWEEP + 1)
     assert died not in stored(shard)

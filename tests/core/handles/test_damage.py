@@ -25,7 +25,7 @@ MULTISET = CollectionSchema((), (Column("id", "bigint"), Column("name", "string"
 def part_keys(shard: Shard) -> list[str]:
     state = shard.machine.fetch("s")
     assert state is not None
-    return [part.key for manifest in shard.reader.manifests(state.batches) for part in manifest.parts]
+    return [part.key for manifest in shard.client.manifests(state.batches) for part in manifest.parts]
 
 
 def keyed() -> Shard:

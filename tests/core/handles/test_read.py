@@ -21,16 +21,17 @@ from persist_core.errors import (
     SchemaMismatch,
 )
 from persist_core.frontier import Frontier
+from persist_core.handles.client import PersistClient
 from persist_core.handles.read import ReadHandle
 from persist_core.handles.since import SinceHandle
 from persist_core.handles.write import WriteHandle
 from persist_core.ids import SeededIds
 from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.open import OpenLocation
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema, Column
 from persist_core.shard.batch import BatchDescription, BatchManifest
 from persist_core.shard.history import advance_since, set_history
 from persist_core.shard.key_range import KeyRange, exactly
-from persist_core.shard.machine import Machine
 from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.state import Committed
 
@@ -47,8 +48,8 @@ class Shard:
     def __init__(self, schema: CollectionSchema = SCHEMA) -> None:
         self.clock = ManualClock(1_000)
         self.ids = SeededIds(1, self.clock)
-        self.blob, self.consensus = MemBlob(), MemConsensus()
-        self.machine = Machine(self.consensus, self.clock, self.ids)
+        self.client = PersistClient(OpenLocation(MemBlob(), MemConsensus()), self.clock, self.ids)
+        self.blob, self.machine = self.client.blob, self.client.machine
         self.machine.apply("s", lambda state: (state, None), create=True)
         self.writer = WriteHandle(self.machine, self.blob, self.clock, "s")
         self.reader = ReadHandle(self.machine, self.blob, "s")
@@ -282,7 +283,7 @@ def test_only_files_that_can_hold_the_keys_are_opened() -> None:
     shard = Shard()
     for number in range(3):
         shard.append(number, number + 1, [(10 * number + i, "eu", None, "x", number, 1) for i in range(5)])
-    parts = [part for m in shard.reader.manifests(shard.reader.state().batches) for part in m.parts]
+    parts = [part for m in shard.client.manifests(shard.reader.state().batches) for part in m.parts]
     assert [(part.first_key, part.last_key) for part in parts] == [
         ((10 * number, "eu"), (10 * number + 4, "eu")) for number in range(3)
     ]

@@ -110,7 +110,7 @@ def _write(
         for record in _read_stash(client.blob, artifact)
     ]
     below = [batch for batch in state.batches if batch.lower < description.lower]
-    manifests = client.open_reader(description.shard).manifests(below)
+    manifests = client.manifests(below)
     updates = [update for manifest in manifests for update in read_updates(client.blob, manifest)]
     rows = None if config.order.mode == "log" else orders.rows_of(client.blob, zip(below, manifests, strict=True))
     drained = drain_sealed_input(
