@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
@@ -19,10 +20,11 @@ from persist_core.handles.limited import LimitedReader, ReadBudget
 from persist_core.handles.read import check_as_of, schema_of
 from persist_core.inspection.facts import ColumnFacts, RowsPage
 from persist_core.inspection.values import rows_of
-from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME
+from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, MISSING_ORDER, TIME
 from persist_core.shard.batch import HollowBatch
 from persist_core.shard.key_range import KeyRange, exactly, meets_any, parse_key
 from persist_core.shard.state import ShardState
+from persist_core.sources.registry import show_unordered
 
 MAX_ROWS_READ = 2_000_000
 MAX_BYTES_READ = 256 << 20  # of Parquet
@@ -139,7 +141,7 @@ def in_key_order(state: ShardState, table: pa.Table) -> pa.Table:
 
 def in_time_order(state: ShardState, table: pa.Table) -> pa.Table:
     """Changes (of rows or of errors), sorted by time, key and diff, with time and diff as their first columns."""
-    table = _without_digests(state, table)
+    table = _for_users(state, table)
     keys = [name for name in schema_of(state).key_names if name in table.column_names]
     others = [name for name in table.column_names if name not in (TIME, DIFF)]
     order = [TIME, *(keys or others), DIFF]
@@ -149,15 +151,26 @@ def in_time_order(state: ShardState, table: pa.Table) -> pa.Table:
 def errors_in_order(state: ShardState, table: pa.Table) -> pa.Table:
     """Errors, sorted by time, kind and key, the columns that every error has first."""
     ordered = table.sort_by([(name, "ascending") for name in (TIME, ERR_KIND, ERR_KEY)])
-    shown = _without_digests(state, ordered)
+    shown = _for_users(state, ordered)
     first = [name for name in ERR_COLUMNS if name in shown.column_names]
     return shown.select([*first, *(name for name in shown.column_names if name not in first)])
 
 
-def _without_digests(state: ShardState, table: pa.Table) -> pa.Table:
-    """Without the digests by which a view knows its inputs' errs: they could confirm a guess of the record."""
-    hidden = [] if schema_of(state).key else [name for name in (ERR_KEY, ERR_PAYLOAD) if name in table.column_names]
-    return table.drop_columns(hidden)
+def _for_users(state: ShardState, table: pa.Table) -> pa.Table:
+    """Without the digests by which a view knows its inputs' errs: they could confirm a guess of the record.
+
+    The key of a record without an order is its position, as its source shows it.
+    """
+    if not schema_of(state).key:
+        return table.drop_columns([name for name in (ERR_KEY, ERR_PAYLOAD) if name in table.column_names])
+    if ERR_KIND not in table.column_names or not pc.any(pc.equal(table[ERR_KIND], MISSING_ORDER)).as_py():
+        return table
+    place, cells = table.column_names.index(ERR_KEY), zip(table[ERR_KIND], table[ERR_KEY], strict=True)
+    shown = [
+        show_unordered(state.sources, key.as_py()).encode() if kind.as_py() == MISSING_ORDER else key.as_py()
+        for kind, key in cells
+    ]
+    return table.set_column(place, table.schema.field(place), pa.array(shown, pa.binary()))
 
 
 def key_of(state: ShardState, texts: Sequence[str]) -> list[KeyRange] | None:

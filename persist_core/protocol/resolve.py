@@ -10,7 +10,6 @@ The commit makes the time `upper` final. So a record that waits in the stash for
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -41,7 +40,7 @@ from persist_core.shard.batch import STASH_OPERATOR, BatchDescription
 from persist_core.shard.operator_state import OperatorState, StateArtifact
 from persist_core.shard.parts import errs_schema
 from persist_core.shard.state import Committed, ShardState
-from persist_core.sources.registry import show_position
+from persist_core.sources.registry import show_unordered
 from persist_core.time_text import MAX_TIME, show_time
 
 
@@ -92,8 +91,7 @@ def _unordered(state: ShardState, row: dict[str, object]) -> Unordered:
     key, payload = row[ERR_KEY], row[ERR_PAYLOAD]
     assert isinstance(key, bytes)
     assert isinstance(payload, bytes)
-    position = json.loads(key.decode().removeprefix(MISSING_ORDER))
-    return Unordered(show_position(state.sources, position), str(row[ERR_MESSAGE]), payload)
+    return Unordered(show_unordered(state.sources, key), str(row[ERR_MESSAGE]), payload)
 
 
 def resolve(client: PersistClient, plan: ResolvePlan, *, writer: str) -> Committed | Conflict:

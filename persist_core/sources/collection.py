@@ -8,9 +8,9 @@ from persist_core.config.collection import FILES, CollectionConfig
 from persist_core.handles.client import PersistClient
 from persist_core.schema import CollectionSchema
 from persist_core.shard.state import ShardState
-from persist_core.sources.files import FileSource
-from persist_core.sources.frozen import stage_frozen
-from persist_core.sources.source import Intake
+from persist_core.sources.files import FileSource, FrozenInput
+from persist_core.sources.frozen import load_frozen, stage_frozen
+from persist_core.sources.source import Intake, ReadInput
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +57,12 @@ class CollectionSource:
         """Files that no commit has consumed and that are dated before `until`."""
         freeze = FileSource(self._config, self._blob).freeze(state.sources.get(FILES), until=until)
         return len(freeze.frozen.files) + freeze.left_over
+
+    def inputs(self, input_key: str) -> list[ReadInput]:
+        """The folder of its files."""
+        frozen = load_frozen(self._blob, input_key, FrozenInput)
+        root, files = self._config.source_pattern().root, tuple(file.path for file in frozen.files)
+        return [ReadInput(root, size_bytes=frozen.size_bytes, files=files)]
 
     def schema(self, state: ShardState) -> CollectionSchema:  # noqa: ARG002 - a view needs the state
         """The schema of the collection file."""

@@ -38,7 +38,7 @@ from persist_core.shard.holds import VIEW
 from persist_core.shard.sealed import seal, unseal
 from persist_core.shard.state import ShardState
 from persist_core.sources.frozen import load_frozen, stage_frozen
-from persist_core.sources.source import ConsumedInput, Intake, NotYet
+from persist_core.sources.source import ConsumedInput, Intake, NotYet, ReadInput
 from persist_core.time_text import MAX_TIME, show_time
 
 FROZEN_VERSION = 1
@@ -187,6 +187,11 @@ class ShardSource:
     def pending(self, state: ShardState, *, until: int | None) -> int:  # noqa: ARG002 - part of the contract
         """Always 0: the view contains everything that its inputs hold before its upper."""
         return 0
+
+    def inputs(self, input_key: str) -> list[ReadInput]:
+        """The shards that a refresh reads, as of its time."""
+        frozen = load_frozen(self._client.blob, input_key, FrozenShards)
+        return [ReadInput(name, as_of=frozen.as_of) for name in frozen.uppers]
 
     def schema(self, state: ShardState) -> CollectionSchema:
         """The shard's own schema: only a refresh can change it."""

@@ -57,6 +57,17 @@ class ConsumedInput:
     date_ms: int | None = None
 
 
+@dataclass(frozen=True)
+class ReadInput:
+    """An input that a description reads, for people and lineage: a shard of this location as of a time (ms), or a
+    folder, with its size and the paths of its files."""
+
+    name: str
+    as_of: int | None = None
+    size_bytes: int = 0
+    files: tuple[str, ...] = ()
+
+
 class Source(Protocol):
     """The input of one shard."""
 
@@ -76,6 +87,10 @@ class Source(Protocol):
 
     def pending(self, state: ShardState, *, until: int | None) -> int:
         """How many inputs `freeze` up to `until` would find due if the shard's upper were before `until`."""
+        ...
+
+    def inputs(self, input_key: str) -> list[ReadInput]:
+        """The inputs of a description with this frozen input. Raises `CorruptArtifact`."""
         ...
 
     def schema(self, state: ShardState) -> CollectionSchema:

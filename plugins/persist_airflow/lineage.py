@@ -22,16 +22,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from persist_core.config.collection import CollectionConfig
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
 from persist_core.errors import PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.shard.batch import BatchDescription, BatchManifest
 from persist_core.shard.state import Commit
-from persist_core.sources.files import FrozenInput
-from persist_core.sources.frozen import load_frozen
-from persist_core.sources.shards import FrozenShards
+from persist_core.sources.registry import source_of
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -143,19 +140,18 @@ def of_restore(client: PersistClient, shard: str, new_shard: str | None, conn_id
 def _inputs(
     client: PersistClient, config: ShardConfig, description: BatchDescription, conn_id: str
 ) -> Iterator[Dataset]:
-    if isinstance(config, CollectionConfig):
-        frozen = load_frozen(client.blob, str(description.input_key), FrozenInput)
-        yield Dataset(
-            "file",
-            config.source_pattern().root,
-            size_bytes=sum(file.size_bytes for file in frozen.files),
-            files=len(frozen.files),
-            locations=tuple(file.path for file in frozen.files[:MAX_LOCATIONS]),
-        )
-    elif isinstance(config, ViewConfig):
-        read = load_frozen(client.blob, str(description.input_key), FrozenShards)
-        for name in read.uppers:
-            yield replace(_of_shard(client, name, conn_id), version=str(read.as_of))
+    for each in source_of(client, config).inputs(str(description.input_key)):
+        if each.as_of is not None:
+            yield replace(_of_shard(client, each.name, conn_id), version=str(each.as_of))
+        else:
+            files = each.files
+            yield Dataset(
+                "file",
+                each.name,
+                size_bytes=each.size_bytes,
+                files=len(files),
+                locations=files[:MAX_LOCATIONS],
+            )
 
 
 def _of_shard(client: PersistClient, shard: str, conn_id: str) -> Dataset:

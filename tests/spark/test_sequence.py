@@ -25,10 +25,14 @@ from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, BatchM
 from persist_core.shard.keys import manifest_key
 from persist_core.shard.state import Committed
 from persist_core.sources.files import FileSource
+from persist_spark.decode.files import BROKEN, DATE_MS, LINE
 from persist_spark.decode.formats import decode
+from persist_spark.decode.plain import json_records
+from persist_spark.decode.records import decoded
 from persist_spark.frame import BAD_KEY, DELETE, OP, SKIP
 from persist_spark.merge.job import stage_merge
 from persist_spark.read.frames import snapshot
+from tests.core.protocol.log_source import of_log
 from tests.spark.decode_feed import Feed, copies_beside
 from tests.spark.staged_shard import SHARD, StagedShard
 
@@ -220,3 +224,15 @@ def test_a_sample_in_any_order_of_arrival_ends_as_the_ordered_one(
     assert shuffled.rows() == ordered.rows()
     assert ordered.rows()
     assert shuffled.shard.client.open_reader(SHARD).errors().num_rows == 0
+
+
+def test_a_record_of_another_source_has_the_position_of_that_source(spark: SparkSession, tmp_path: Path) -> None:
+    """Records with partition and offset, as a reader of a log gives them: their orders, and the errs without one."""
+    body = {"name": "t", "source": {"path": "*", "format": "json"}, "key": "id", "columns": COLUMNS, "delete": "none"}
+    config = of_log(CollectionConfig.model_validate({**body, "order": SEQUENCE, "base_dir": str(tmp_path)}))
+    lines = [(put(1, 5), None, False, 3, 17), (put(1, None), None, False, 3, 18)]
+    frame = spark.createDataFrame(lines, f"{LINE} string, {DATE_MS} bigint, {BROKEN} boolean, p0 bigint, p1 bigint")
+    good, bad = decoded(config, json_records(config, frame)).orderBy(f"{ORDER}.offset").collect()
+    assert good[ORDER].asDict() == {"by0": 5, "partition": 3, "offset": 17}
+    assert (good[ERR_KIND], bad[ERR_KIND]) == (None, MISSING_ORDER)
+    assert bad[BAD_KEY] == b'missing_order {"partition":3,"offset":18}'

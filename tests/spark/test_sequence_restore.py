@@ -18,11 +18,12 @@ from persist_core.shard.keys import manifest_key
 from persist_core.shard.parts import PARQUET
 from persist_core.sources.natural_order import natural_key
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
-from tests.core.protocol.ordered_shard import ORDERED, OrderedCollection
+from tests.core.protocol import log_source
+from tests.core.protocol.ordered_shard import OrderedCollection
 from tests.core.protocol.restored_shard import SHARD, shown
 from tests.oracle.consolidate import Slot
 from tests.oracle.upsert import TOMBSTONE, Record
-from tests.sampling import is_long
+from tests.sampling import is_long, sample
 from tests.spark.upsert_cases import to_records
 
 FILE = natural_key("1.txt")
@@ -39,23 +40,25 @@ class SparkCollection(OrderedCollection):
         shard: str = SHARD,
         location: OpenLocation | None = None,
         keep_deleted: str = "all",
+        *,
+        is_log: bool = False,
     ) -> None:
         location = location or OpenLocation(FileBlob(folder / "blobs"), MemConsensus())
-        super().__init__(folder, location, shard, keep_deleted)
+        super().__init__(folder, location, shard, keep_deleted, is_log=is_log)
         self.spark, self.client.part_format = spark, PARQUET
 
     def beside(self, shard: str) -> SparkCollection:
         keep_deleted = self.config.order.keep_deleted or "all"
-        other = SparkCollection(self.spark, self.folder, shard, self.location, keep_deleted)
+        other = SparkCollection(self.spark, self.folder, shard, self.location, keep_deleted, is_log=self.is_log)
         other.feed, other.client.ids = self.feed, self.client.ids
         return other
 
     def write(self, description: BatchDescription) -> str:
         records = [record for name in self.files_of(description) for record in self.feed[name]]
         attempt = self.client.ids.uuid7()
-        request = UpsertRequest(description, ORDERED, attempt, keep_deleted_ms=self.config.order.keep_deleted_ms)
+        request = UpsertRequest(description, self.schema, attempt, keep_deleted_ms=self.config.order.keep_deleted_ms)
         state = self.client.state(self.shard)
-        stage_upserts(self.spark, self.client, state, request, to_records(self.spark, ORDERED, records))
+        stage_upserts(self.spark, self.client, state, request, to_records(self.spark, self.schema, records))
         return manifest_key(self.shard, attempt)
 
 
@@ -121,13 +124,21 @@ def check_later(shards: Iterable[OrderedCollection]) -> None:
     ],
     ids=["deltas, then full state on the fork", "full state, then deltas on the fork"],
 )
+@pytest.mark.parametrize("source", sample(("files", "log"), 1, "sources"))
 def test_a_batch_after_a_restore_and_on_a_fork_knows_the_orders_of_the_checkpoint(
-    spark: SparkSession, tmp_path: Path, full_every: int, full_every_on_the_fork: int
+    spark: SparkSession, tmp_path: Path, source: str, full_every: int, full_every_on_the_fork: int
+) -> None:
+    with log_source.known():
+        go_back_and_fork(spark, tmp_path, full_every, full_every_on_the_fork, is_log=source == "log")
+
+
+def go_back_and_fork(
+    spark: SparkSession, tmp_path: Path, full_every: int, full_every_on_the_fork: int, *, is_log: bool
 ) -> None:
     folders = [tmp_path / "spark", tmp_path / "oracle"]
     for folder in folders:
         folder.mkdir()
-    shards = [SparkCollection(spark, folders[0]), OrderedCollection(folders[1])]
+    shards = [SparkCollection(spark, folders[0], is_log=is_log), OrderedCollection(folders[1], is_log=is_log)]
     for shard in shards:
         snapshot_every(shard, full_every)
         for number, records in enumerate((FIRST, SECOND, THIRD)):

@@ -20,6 +20,7 @@ from persist_core.config.collection import FILE_POSITION
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema, Column
 from persist_core.shard.batch import STASH_OPERATOR
 from persist_spark.frame import BAD_KEY, OP, ORDER, order_type, part_type, records_type
+from tests.core.protocol import log_source
 from tests.oracle.consolidate import Err, Slot, UpsertDiff, Value, canonical_bytes
 from tests.oracle.upsert import (
     SKIP,
@@ -46,7 +47,7 @@ MANY_KEYS = CollectionSchema(
         Column("flag", "boolean", nullable=False),
     ),
     values=(Column("price", "decimal(10,3)"), Column("seen", "timestamp"), Column("half", "float")),
-    position=FILE_POSITION,
+    position=log_source.POSITION,
 )
 
 # Keys of each type, those that sort in an unexpected way among them.
@@ -150,13 +151,18 @@ class Feed:
 
     def _order(self) -> tuple[Any, ...]:
         self._row += 1
-        return (self.rng.choice([None, 0, 1]), f"day-{self.rng.randrange(3)}", 0, self._row)
+        return self._placed(self.rng.randrange(3), self._row)
+
+    def _placed(self, file: int, row: int) -> tuple[Any, ...]:
+        """At a place in a source of the schema: of files, or of partitions."""
+        place = (f"day-{file}", 0, row) if self.domain.schema.position == FILE_POSITION else (file, row)
+        return (self.rng.choice([None, 0, 1]), *place)
 
     def _tied_order(self, time: int | None) -> tuple[Any, ...]:
         """An order that other records have too. A position is that of one record, so it has one time: with two, it
         would be chance which of two equal records wins, and whether the winner is counted as late."""
         self._row += 1
-        return (self.rng.choice([None, 0, 1]), "tied", 0, -1 if time is None else time)
+        return self._placed(9, -1 if time is None else time)
 
 
 def needed_of(

@@ -16,7 +16,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from persist_core.config.collection import FILE_POSITION, CollectionConfig
+from persist_core.config.collection import CollectionConfig
 from persist_core.errors import PersistError
 from persist_core.schema import BAD_FILE, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME
 from persist_core.sources.files import InputFile
@@ -114,7 +114,7 @@ def _row(config: CollectionConfig, lower: int, file: InputFile, err: Mapping[str
     return {
         OP: UPSERT if err else DELETE,
         TIME: file.date_ms if config.time.source == "path" else None,
-        ORDER: dict(zip([column.name for column in FILE_POSITION], (file.order, lower, 0), strict=True)),
+        ORDER: dict(zip([column.name for column in config.source.position], (file.order, lower, 0), strict=True)),
         BAD_KEY: slot,
         ERR_KIND: BAD_FILE,
         ERR_KEY: slot,

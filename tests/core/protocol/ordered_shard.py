@@ -13,12 +13,24 @@ import pyarrow as pa
 
 from persist_core.location.open import OpenLocation
 from persist_core.protocol import stages
-from persist_core.schema import ACTED, BAD_KEY, BEATEN_BY, MISSING_ORDER, OP, ORDER, TIME, Column, order_type
+from persist_core.schema import (
+    ACTED,
+    BAD_KEY,
+    BEATEN_BY,
+    MISSING_ORDER,
+    OP,
+    ORDER,
+    TIME,
+    CollectionSchema,
+    Column,
+    order_type,
+)
 from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchDescription
 from persist_core.shard.keys import part_key
 from persist_core.shard.operator_state import OperatorState, StateArtifact
 from persist_core.shard.parts import late_schema
 from persist_core.shard.schema_versions import SchemaVersions
+from tests.core.protocol import log_source
 from tests.core.protocol.restored_shard import SHARD, Collection, as_tables, from_errs, from_oks
 from tests.oracle.consolidate import Err, Slot, UpsertDiff, Value, canonical_bytes
 from tests.oracle.sequence import OrderMemory, Precedence, Seen
@@ -47,14 +59,18 @@ class OrderedCollection(Collection):
         location: OpenLocation | None = None,
         shard: str = SHARD,
         keep_deleted: str = "all",
+        *,
+        is_log: bool = False,
     ) -> None:
-        super().__init__(folder, location, shard)
+        super().__init__(folder, location, shard, is_log=is_log)
         order = {"mode": "sequence", "by": {"seq": "bigint"}, "keep_deleted": keep_deleted}
-        self.config = type(self.config).model_validate({**self.config.model_dump(mode="json"), "order": order})
+        config = type(self.config).model_validate({**self.config.model_dump(mode="json"), "order": order})
+        self.config = log_source.of_log(config) if is_log else config
         self.indexes: dict[bytes, Index] = {}
 
     def beside(self, shard: str) -> OrderedCollection:
-        other = OrderedCollection(self.folder, self.location, shard, self.config.order.keep_deleted or "all")
+        kept = self.config.order.keep_deleted or "all"
+        other = OrderedCollection(self.folder, self.location, shard, kept, is_log=self.is_log)
         other.feed, other.stashed, other.indexes = self.feed, self.stashed, self.indexes
         other.client.ids = self.client.ids
         return other
@@ -74,7 +90,7 @@ class OrderedCollection(Collection):
             lower=description.lower,
             upper=description.upper,
             stash_frontier=description.stash_frontier,
-            schema=ORDERED,
+            schema=self.schema,
             orders=before,
             keep_deleted_ms=self.config.order.keep_deleted_ms,
         )
@@ -89,10 +105,10 @@ class OrderedCollection(Collection):
         rows = {u.slot: u.time for u in sorted(drained.updates, key=lambda each: each.time) if u.diff > 0}
         return self.client.open_writer(self.shard).stage(
             description,
-            ORDERED,
+            self.schema,
             attempt,
-            _with_orders(oks, from_oks(oks), rows, drained.orders),
-            _with_orders(errs, from_errs(errs), rows, drained.orders),
+            _with_orders(self.schema, oks, from_oks(oks), rows, drained.orders),
+            _with_orders(self.schema, errs, from_errs(errs), rows, drained.orders),
             operators=operators,
             stats=drained.stats.to_json(),
         )
@@ -174,7 +190,7 @@ class OrderedCollection(Collection):
         lost = [record for record in records if isinstance(record.slot, tuple)][:late]
         if not lost:
             return {LATE_OPERATOR: OperatorState(True, ())} if is_delta else {}
-        data = self.client.part_format.encode(late_table(lost, description.lower))
+        data = self.client.part_format.encode(late_table(lost, description.lower, self.schema))
         return {LATE_OPERATOR: OperatorState(is_delta, (self._staged(LATE_OPERATOR, attempt, data),))}
 
     def _staged(self, operator: str, attempt: str, data: bytes) -> StateArtifact:
@@ -183,19 +199,19 @@ class OrderedCollection(Collection):
         return StateArtifact(0, key, len(data), hashlib.sha256(data).hexdigest(), schema_version=1)
 
 
-def late_table(records: Iterable[Record], acted: int) -> pa.Table:
+def late_table(records: Iterable[Record], acted: int, schema: CollectionSchema = ORDERED) -> pa.Table:
     """Late records as the Spark job stores them, each beaten by an order that is higher by one."""
-    struct = order_type(ORDERED)
+    struct = order_type(schema)
     rows = []
     for record in records:
         assert isinstance(record.slot, tuple)
         order = dict(zip(struct.names, record.order, strict=True))
         rows.append(
-            dict(zip(ORDERED.key_names, record.slot, strict=True))
+            dict(zip(schema.key_names, record.slot, strict=True))
             | {BAD_KEY: None, OP: "u", TIME: record.time, ORDER: order}
             | {BEATEN_BY: {**order, "by0": record.order[0] + 1}, ACTED: acted}
         )
-    return pa.Table.from_pylist(rows, schema=late_schema(SchemaVersions().placed(ORDERED)))
+    return pa.Table.from_pylist(rows, schema=late_schema(SchemaVersions().placed(schema)))
 
 
 def precedence(order: tuple[Any, ...], value: Value) -> Precedence:
@@ -209,11 +225,15 @@ def precedence(order: tuple[Any, ...], value: Value) -> Precedence:
 
 
 def _with_orders(
-    table: pa.Table, updates: Iterable[UpsertDiff], newest: Mapping[Slot, int], after: OrderMemory
+    schema: CollectionSchema,
+    table: pa.Table,
+    updates: Iterable[UpsertDiff],
+    newest: Mapping[Slot, int],
+    after: OrderMemory,
 ) -> pa.Table:
     """The rows with their orders: of a slot's newest insertion that of the record that made it. Retractions have
     none, and for insertions that were retracted in this very batch it does not matter."""
-    struct = order_type(ORDERED)
+    struct = order_type(schema)
     orders = []
     for update in updates:
         seen = after.slots.get(update.slot)

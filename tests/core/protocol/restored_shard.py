@@ -23,13 +23,24 @@ from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.protocol.stages import Minted
-from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, OP, TIME, system_field
+from persist_core.schema import (
+    DIFF,
+    ERR_KEY,
+    ERR_KIND,
+    ERR_MESSAGE,
+    ERR_PAYLOAD,
+    OP,
+    TIME,
+    CollectionSchema,
+    system_field,
+)
 from persist_core.shard.batch import STASH_OPERATOR, BatchDescription
 from persist_core.shard.keys import part_key
 from persist_core.shard.operator_state import OperatorState, StateArtifact
 from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.state import Committed
 from persist_core.sources.files import FrozenInput
+from tests.core.protocol import log_source
 from tests.oracle.consolidate import Err, Slot, UpsertDiff, Value, as_of, canonical_bytes
 from tests.oracle.strategies import SCHEMA
 from tests.oracle.upsert import Record, drain_sealed_input
@@ -42,8 +53,11 @@ KEEP_ALL = {"keep_last": 1000, "snapshot_every": 3}
 class Collection:
     """`run` mints, writes, appends and checkpoints once; a name of another shard makes it a fork's."""
 
-    def __init__(self, folder: Path, location: OpenLocation | None = None, shard: str = SHARD) -> None:
-        self.folder, self.shard = folder, shard
+    def __init__(
+        self, folder: Path, location: OpenLocation | None = None, shard: str = SHARD, *, is_log: bool = False
+    ) -> None:
+        """`is_log`: its source is `tests.core.protocol.log_source`, of which the caller says that it is `known`."""
+        self.folder, self.shard, self.is_log = folder, shard, is_log
         self.clock = ManualClock(1_700_000_000_000)
         self.location = location or OpenLocation(MemBlob(clock=self.clock), MemConsensus())
         ids = SeededIds(7, self.clock)
@@ -57,23 +71,34 @@ class Collection:
             "base_dir": str(folder),
             "retention": KEEP_ALL,
         }
-        self.config = CollectionConfig.model_validate(body)
+        config = CollectionConfig.model_validate(body)
+        self.config = log_source.of_log(config) if is_log else config
         self.feed: dict[str, tuple[Record, ...]] = {}
         self.stashed: dict[bytes, tuple[Record, ...]] = {}
 
     def beside(self, shard: str) -> Collection:
         """The same files and stores under another shard's name."""
-        other = Collection(self.folder, self.location, shard)
+        other = Collection(self.folder, self.location, shard, is_log=self.is_log)
         other.feed, other.stashed = self.feed, self.stashed
         other.client.ids = self.client.ids  # or they would draw the same ids
         return other
 
     def drop(self, name: str, records: Iterable[Record]) -> None:
-        self.feed[name] = tuple(records)
-        (self.folder / name).write_text(name)
+        self.feed[name] = tuple(map(log_source.placed, records)) if self.is_log else tuple(records)
+        if self.is_log:
+            log_source.append(self.folder, name)
+        else:
+            (self.folder / name).write_text(name)
 
     def take_out(self, name: str) -> None:
-        (self.folder / name).unlink()
+        if self.is_log:
+            log_source.compact_away(self.folder, name)
+        else:
+            (self.folder / name).unlink()
+
+    @property
+    def schema(self) -> CollectionSchema:
+        return self.config.collection_schema()
 
     def mint(self, until: int | None) -> BatchDescription:
         minted = stages.mint(self.client, self.config, until=until, writer=f"dag/{until}")
@@ -101,7 +126,7 @@ class Collection:
             lower=description.lower,
             upper=description.upper,
             stash_frontier=description.stash_frontier,
-            schema=SCHEMA,
+            schema=self.schema,
         )
         known = set(map(repr, stash)) if description.saves_delta(STASH_OPERATOR) else set()
         kept = tuple(record for record in drained.stash if repr(record) not in known)
@@ -109,7 +134,7 @@ class Collection:
         oks, errs = as_tables(drained.updates)
         return self.client.open_writer(self.shard).stage(
             description,
-            SCHEMA,
+            self.schema,
             attempt,
             oks,
             errs,
@@ -120,7 +145,11 @@ class Collection:
     def files_of(self, description: BatchDescription) -> list[str]:
         """Names of the files that the description takes in."""
         data = None if description.input_key is None else self.client.blob.get(description.input_key)
-        return [] if data is None else [file.relative for file in FrozenInput.decode(data).files]
+        if data is None:
+            return []
+        if self.is_log:
+            return list(log_source.FrozenLog.decode(data).names)
+        return [file.relative for file in FrozenInput.decode(data).files]
 
     def _stage_stash(
         self, description: BatchDescription, attempt: str, records: tuple[Record, ...]

@@ -24,6 +24,7 @@ from persist_core.protocol.restore import NothingToRestore, plan_restore
 from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR
 from persist_core.shard.parts import PARQUET
 from persist_core.sources.natural_order import natural_key
+from tests.core.protocol import log_source
 from tests.core.protocol.ordered_shard import OrderedCollection, precedence
 from tests.core.protocol.restored_shard import SHARD
 from tests.oracle.strategies import STRAY, History, histories, redelivered
@@ -50,8 +51,8 @@ def merged(shard: OrderedCollection) -> None:
 @given(histories(may_close=False, ties=True), st.data())
 def test_restores_forks_and_merges_change_nothing_that_records_decide(history: History, data: st.DataObject) -> None:
     """Whatever is undone meanwhile, all records together end in the contents that their orders say."""
-    with tempfile.TemporaryDirectory() as folder:
-        shard = OrderedCollection(Path(folder))
+    with tempfile.TemporaryDirectory() as folder, log_source.known():
+        shard = OrderedCollection(Path(folder), is_log=data.draw(st.booleans(), label="log"))
         shard.client.ensure_shard(SHARD)
         ids, step = [], 0
         delivered = data.draw(redelivered(history.records), label="delivered")

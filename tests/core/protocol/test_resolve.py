@@ -19,6 +19,7 @@ from persist_core.protocol.stages import Conflict
 from persist_core.schema import MISSING_ORDER
 from persist_core.shard.parts import PARQUET
 from persist_core.sources.natural_order import natural_key
+from tests.core.protocol import log_source
 from tests.core.protocol.ordered_shard import OrderedCollection
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.core.protocol.test_ordered import A, B, put
@@ -100,6 +101,32 @@ def test_the_command_says_what_it_would_remove(tmp_path: Path, capsys: pytest.Ca
     assert (done["status"], len(done["records"]), done["upper"]) == ("resolved", 3, 21)
     assert run_command(["resolve", SHARD, "--all", *options]) == 0
     assert "nothing to do" in capsys.readouterr().out
+
+
+def test_positions_are_shown_as_their_source_shows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a source whose positions have other fields: errs, late records, and what `--at` takes."""
+    settings = PersistLocation(f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/consensus.db")
+    options = ["--blob-uri", settings.blob_uri, "--consensus-uri", settings.consensus_uri]
+    with open_location(settings) as location, log_source.known():
+        shard = OrderedCollection(tmp_path, location, is_log=True)
+        shard.client.part_format = PARQUET
+        slot = b'missing_order {"partition":3,"offset":17}'
+        err = Err(MISSING_ORDER, slot, b"{}", "order field 'lsn' is missing or null")
+        shard.drop("1", [put(5, "new"), Record(slot, err, None, (None, "day-3", 0, 17))])
+        shard.run(10)
+        shard.drop("2", [put(2, "late")])
+        shard.run(20)
+        assert run_command(["errors", SHARD, *options]) == 0
+        shown = capsys.readouterr().out
+        assert "partition 3, offset 17" in shown
+        assert "missing_order {" not in shown
+        assert run_command(["changes", SHARD, "--errs", "--after", "0", *options]) == 0
+        assert "partition 3, offset 17" in capsys.readouterr().out
+        assert run_command(["late", SHARD, *options]) == 0
+        assert "partition 1, offset 2" in capsys.readouterr().out
+        assert run_command(["resolve", SHARD, "--at", "partition 3,*", *options]) == 0
+        assert places(shard) == []
+        shard.check()
 
 
 def test_a_restore_brings_them_back_and_the_same_record_again_too(shard: OrderedCollection) -> None:

@@ -18,6 +18,7 @@ from persist_core.protocol import stages
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import NothingToRestore, plan_restore
 from persist_core.shard.batch import STASH_OPERATOR
+from tests.core.protocol import log_source
 from tests.core.protocol.restored_shard import SHARD, Collection, as_tables, contents
 from tests.oracle.strategies import MAX_WIDTH, SCHEMA, STRAY, History, histories
 from tests.oracle.upsert import TOMBSTONE, Record, UpsertDiff
@@ -29,9 +30,9 @@ def ok(slot: tuple[str, int], name: str, time: int | None = None, row: int = 0) 
     return Record(slot, (name, None, None), time, (0, "f", 0, row))
 
 
-def replayed(folder: str, history: History) -> tuple[Collection, list[str]]:
+def replayed(folder: str, history: History, *, is_log: bool) -> tuple[Collection, list[str]]:
     """The history as dag runs; returns their checkpoints."""
-    shard = Collection(Path(folder))
+    shard = Collection(Path(folder), is_log=is_log)
     ids = []
     for number, batch in enumerate(history.batches):
         shard.drop(f"{number}.txt", batch.records)
@@ -42,8 +43,8 @@ def replayed(folder: str, history: History) -> tuple[Collection, list[str]]:
 @settings(max_examples=settings().max_examples // 2)
 @given(histories(may_close=False), st.data())
 def test_a_restore_brings_back_contents_and_changes_no_earlier_time(history: History, data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        shard, ids = replayed(folder, history)
+    with tempfile.TemporaryDirectory() as folder, log_source.known():
+        shard, ids = replayed(folder, history, is_log=data.draw(st.booleans(), label="log"))
         uppers = [batch.upper or 0 for batch in history.batches]
         consumed = [set(list(shard.feed)[: number + 1]) for number in range(len(ids))]
         for step in range(data.draw(st.integers(1, 3), label="restores")):
@@ -81,8 +82,8 @@ def in_time(history: History) -> list[tuple[int, list[Record]]]:
 def test_what_comes_again_and_what_was_stashed_is_neither_lost_nor_doubled(
     history: History, data: st.DataObject
 ) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        shard, ids = Collection(Path(folder)), []
+    with tempfile.TemporaryDirectory() as folder, log_source.known():
+        shard, ids = Collection(Path(folder), is_log=data.draw(st.booleans(), label="log")), []
         for number, (upper, records) in enumerate(in_time(history)):
             shard.drop(f"{number}.txt", records)
             ids.append(shard.run(upper))
@@ -99,16 +100,15 @@ def test_what_comes_again_and_what_was_stashed_is_neither_lost_nor_doubled(
 
 @given(histories(may_close=False), st.data())
 def test_a_fork_goes_on_as_the_shard_did(history: History, data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        shard, ids = replayed(folder, history)
+    with tempfile.TemporaryDirectory() as folder, log_source.known():
+        shard, ids = replayed(folder, history, is_log=data.draw(st.booleans(), label="log"))
         target = data.draw(st.integers(0, len(ids) - 1), label="at")
         before = shard.client.state(SHARD)
         done = fork(shard.client, SHARD, ids[target], "twin", writer="test")
         twin = shard.beside("twin")
         assert done.commit.upper == history.batches[target].upper
-        late = [shard.folder / f"{number}.txt" for number in range(target + 1, len(history.batches))]
-        for path in late:
-            path.unlink()
+        for number in range(target + 1, len(history.batches)):
+            shard.take_out(f"{number}.txt")
         for number, batch in enumerate(history.batches[target + 1 :], target + 1):
             # Put back as it was: its time of change is none of the records' business.
             twin.drop(f"{number}.txt", batch.records)
