@@ -62,6 +62,7 @@ spark-jars: .venv/installed ## the jars with which Spark reads and writes S3, in
 # Without the jars the tests on S3 are skipped, and the closing list of real parts names what is missing.
 test: .venv/installed s3-servers ## all tests but those of `make check`, on Airflow 3.3 and the newest Spark (ARGS='-k upsert' picks some)
 	@$(IN) python -m tests.env.spark_jars || echo "no jars for S3: its tests with Spark are skipped" >&2
+	@$(IN) python -m tests.env.spark_jars debezium || echo "no jars of Debezium: tests of its feeds are skipped" >&2
 	@$(IN) python -m pytest $(TWO) $(RULES:%=--ignore=%) $(ARGS)
 
 test-airflow-2.11: .venv-airflow-2.11/installed ## parses and runs the DAGs on Airflow 2.11

@@ -1,7 +1,8 @@
-"""Jars for Spark from the locked lists in requirements/spark-jars/: for S3, and Iceberg for the benchmarks.
+"""Jars from the locked lists in requirements/spark-jars/: for Spark on S3, Iceberg for the benchmarks, and Debezium.
 
     python -m tests.env.spark_jars           brings S3A for the installed Spark into .cache/spark-jars/<Hadoop version>
     python -m tests.env.spark_jars iceberg   brings Iceberg into .cache/spark-jars/iceberg
+    python -m tests.env.spark_jars debezium  brings an embedded Debezium into .cache/spark-jars/debezium
     python -m tests.env.spark_jars lock      resolves `ROOTS` again and writes the lists
 
 Ivy fetches them, which every Spark includes for `spark.jars.packages`; so neither Maven nor a downloader of
@@ -55,6 +56,11 @@ ROOTS = {
     ],
     # One jar for one Spark release, 4.1: requirements/bench.in. There is no runtime for Spark 4.2 or 4.3 yet.
     "iceberg": ["org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"],
+    # A process of its own, which tests/servers/debezium starts.
+    "debezium": [
+        *(f"io.debezium:debezium-{module}:3.4.0.Final" for module in ("embedded", "connector-postgres", "connector-mariadb")),
+        "org.slf4j:slf4j-simple:1.7.36",
+    ],
 }
 # Spark contains these (another copy would be a second version on the class path), or S3A does not need them.
 _LEFT_OUT = (
@@ -68,6 +74,24 @@ _LEFT_OUT = (
     "org.apache.httpcomponents:*",
     "com.fasterxml.jackson.core:*",
     "org.wildfly.openssl:*",
+)
+# Debezium runs without Kafka Connect's REST server and without compression; expressions of Ivy.
+_LEFT_OUT_OF_DEBEZIUM = (
+    "org.eclipse.jetty.*:*",
+    "org.glassfish.*:*",
+    "com.fasterxml.jackson.jakarta.*:*",
+    "jakarta..*:*",
+    "javax..*:*",
+    "com.sun.*:*",
+    "io.swagger.*:*",
+    "org.javassist:*",
+    "org.bitbucket.*:*",
+    "com.github.luben:*",
+    "org.lz4:*",
+    "org.xerial.*:*",
+    "io.github.classgraph:*",
+    "com.google.protobuf:*",
+    "org.checkerframework:*",
 )
 # Their dependencies are Spark itself, and other cloud stores.
 _INTRANSITIVE = ("org.apache.spark:", "org.apache.iceberg:")
@@ -114,9 +138,11 @@ def lock(name: str, spark_home: Path) -> None:
     """Resolve the roots of one list and write it."""
     with tempfile.TemporaryDirectory(prefix="persist-jars-") as scratch:
         fetched = Path(scratch) / "jars"
-        _ivy(spark_home, ROOTS[name], _LEFT_OUT, Path(scratch), fetched)
+        left_out = _LEFT_OUT_OF_DEBEZIUM if name == "debezium" else _LEFT_OUT
+        _ivy(spark_home, ROOTS[name], left_out, Path(scratch), fetched)
         jars = [Jar(_coordinates(file), digest) for file, digest in _digests(fetched).items()]
-    header = f"# Written by `python -m tests.env.spark_jars lock`: {name}, without what Spark has itself."
+    why = "what it can run without" if name == "debezium" else "what Spark has itself"
+    header = f"# Written by `python -m tests.env.spark_jars lock`: {name}, without {why}."
     lines = [f"{jar.coordinates} sha256:{jar.sha256}" for jar in sorted(jars)]
     list_path(name).write_text("\n".join([header, *lines, ""]))
 
@@ -176,7 +202,7 @@ def _module(roots: Sequence[str], excluded: Sequence[str]) -> Iterator[str]:
         )
     for pattern in excluded:
         group, artifact = pattern.split(":")
-        yield f'<exclude org="{group}" module="{artifact}"/>'
+        yield f'<exclude org="{group}" module="{artifact}" matcher="exactOrRegexp"/>'
     yield "</dependencies></ivy-module>"
 
 
@@ -202,12 +228,12 @@ def main(arguments: Sequence[str]) -> None:
             lock(each, spark_home)
             sys.stdout.write(f"wrote {list_path(each).relative_to(ROOT)}\n")
         return
-    if list(arguments) not in ([], ["iceberg"]):
+    if list(arguments) not in ([], ["iceberg"], ["debezium"]):
         raise SystemExit(__doc__)
     hadoop = hadoop_version(spark_home)
     if hadoop is None:
         raise SystemExit(f"{spark_home}/jars has no hadoop-client-api: this Spark was built without Hadoop")
-    folder = install("iceberg" if arguments else f"hadoop-{hadoop}", spark_home)
+    folder = install(arguments[0] if arguments else f"hadoop-{hadoop}", spark_home)
     size_mb = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
     sys.stdout.write(f"{folder.relative_to(ROOT)}: {len(list(folder.iterdir()))} jars, {size_mb:.1f} MB\n")
 
