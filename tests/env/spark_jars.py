@@ -58,7 +58,10 @@ ROOTS = {
     "iceberg": ["org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"],
     # A process of its own, which tests/servers/debezium starts.
     "debezium": [
-        *(f"io.debezium:debezium-{module}:3.4.0.Final" for module in ("embedded", "connector-postgres", "connector-mariadb")),
+        *(
+            f"io.debezium:debezium-{module}:3.4.0.Final"
+            for module in ("embedded", "connector-postgres", "connector-mariadb")
+        ),
         "org.slf4j:slf4j-simple:1.7.36",
     ],
 }

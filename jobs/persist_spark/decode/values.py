@@ -131,7 +131,8 @@ def remedy(field: Field, encoding: Encoding) -> SparkColumn:
     if field.column.type == "binary" and encoding.binary is None:
         found = F.when(raw.rlike(_HEX), F.lit(f"; {TWO_BYTES}")).otherwise(found)
     if field.may_be_base64(encoding) and encoding.decimals is None:
-        found = F.when(F.col(f"hex_{field.raw}").isNotNull(), F.lit(f"; {TWO_NUMBERS}")).otherwise(found)
+        is_open = F.col(f"hex_{field.raw}").isNotNull() & ~raw.startswith("{")  # not a VariableScaleDecimal
+        found = F.when(is_open, F.lit(f"; {TWO_NUMBERS}")).otherwise(found)
     if encoding.unavailable is not None and field.column.type in ("string", "json", "binary"):
         sent = F.lit(encoding.unavailable), F.lit(UNAVAILABLE_BASE64)
         found = F.when(raw.isin(*sent), F.lit(f"; {NOT_SENT}")).otherwise(found)
