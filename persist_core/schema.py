@@ -11,7 +11,7 @@ file knows names only; `persist_core.shard.schema_versions` gives ids to its col
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -36,6 +36,8 @@ IN_ROW = "in_row"  # the order is with the slot's row: what the index said of th
 FLOOR = "floor"  # of no slot: the order of the greatest truncate
 FORGOTTEN = "forgotten"  # of no slot: the greatest order of the tombstones that were dropped
 BEATEN_BY = "_persist_beaten_by"  # struct, of late records: the order that was seen before
+INHERITED = "_persist_inherited"
+"""array of structs: the columns whose values a record did not carry, with what is known of each (`inherited_type`)"""
 ACTED = "_persist_acted"  # int64, milliseconds, of late records: the time at which it would have changed something
 MISSING_ORDER = "missing_order"  # the kind of an err made from a record that cannot be ordered, in `sequence` order
 BAD_FILE = "file"  # the kind of an err made from a file that was not read
@@ -61,6 +63,7 @@ SYSTEM_IDS = {
             INDEX_KIND,
             BEATEN_BY,
             ACTED,
+            INHERITED,
         )
     )
 }
@@ -117,12 +120,14 @@ class Column:
     """One column. `type` is one of `SIMPLE_TYPES` or `decimal(p,s)`; key columns are never null.
 
     `id` is permanent, from 1 on; `None` in a definition, which is equal to the shard's column of the same name.
+    `inherits`: a record may leave out its value, which is then the one before (docs/semantics.md, section 4).
     """
 
     name: str
     type: str
     nullable: bool = True
     id: int | None = field(default=None, compare=False)
+    inherits: bool = False
 
     def __post_init__(self) -> None:
         bad = not self.name or len(self.name) > MAX_NAME_CHARS or any(ord(c) < 32 or ord(c) == 127 for c in self.name)
@@ -174,6 +179,11 @@ class CollectionSchema:
     def key_names(self) -> tuple[str, ...]:
         """Names of the key columns."""
         return tuple(column.name for column in self.key)
+
+    @property
+    def inherits(self) -> bool:
+        """True if a record may leave out the value of a column."""
+        return any(column.inherits for column in self.values)
 
     @property
     def field_ids(self) -> dict[str, int | None]:
@@ -230,12 +240,23 @@ def order_type(schema: CollectionSchema) -> pa.StructType:
     return pa.struct([*fields, *(pa.field(column.name, arrow_type(column.type)) for column in schema.position)])
 
 
+def inherited_type(schema: CollectionSchema) -> pa.ListType:
+    """The Arrow type of `INHERITED`: of each column, by its id, the state of the value that the record did not carry.
+
+    `known`: it was found, or (false) there is none to keep; null: not looked for yet. `ord`, in `sequence` order: the
+    order of the record that it came from, or of the delete or err because of which there is none.
+    """
+    fields = [pa.field("id", pa.int32()), pa.field("known", pa.bool_())]
+    return pa.list_(pa.struct([*fields, *([] if schema.order is None else [pa.field("ord", order_type(schema))])]))
+
+
 def _typed(columns: tuple[Column, ...]) -> str:
     return ", ".join(f"{column.name}: {column.type}" for column in columns)
 
 
 def _column_json(column: Column) -> dict[str, Any]:
-    return {"name": column.name, "type": column.type, "nullable": column.nullable, "id": column.id}
+    plain = {"name": column.name, "type": column.type, "nullable": column.nullable, "id": column.id}
+    return {**plain, "inherits": True} if column.inherits else plain
 
 
 def system_field(name: str, type_: pa.DataType | None = None) -> pa.Field:
@@ -247,6 +268,11 @@ def field_id(column: pa.Field) -> int | None:
     """The field id of a column in Arrow, or `None`."""
     found = (column.metadata or {}).get(_FIELD_ID.encode())
     return None if found is None else int(found)
+
+
+def _plain(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """The columns without what may change at any time."""
+    return tuple(replace(column, inherits=False) for column in columns)
 
 
 def check_compatible(current: CollectionSchema, wanted: CollectionSchema) -> None:
@@ -268,6 +294,7 @@ def check_compatible(current: CollectionSchema, wanted: CollectionSchema) -> Non
             " cannot be compared. Give the collection another name; or drop the shard (`persist drop`) and build it"
             " again with `persist run --recreate`"
         )
+    current, wanted = (replace(each, values=_plain(each.values)) for each in (current, wanted))
     added = wanted.values[len(current.values) :]
     same_start = wanted.key == current.key and wanted.values[: len(current.values)] == current.values
     if same_start and all(column.nullable for column in added):

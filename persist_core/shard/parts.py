@@ -21,12 +21,14 @@ from persist_core.schema import (
     ERR_KIND,
     ERR_MESSAGE,
     ERR_PAYLOAD,
+    INHERITED,
     OP,
     ORDER,
     SYSTEM_IDS,
     TIME,
     CollectionSchema,
     field_id,
+    inherited_type,
     order_type,
     system_field,
 )
@@ -63,9 +65,10 @@ def _slot_keys(schema: CollectionSchema) -> list[pa.Field]:
 
 
 def _update_fields(schema: CollectionSchema, *, orders: bool) -> list[pa.Field]:
-    """Time, diff and, in `sequence` order, the order; null if it is not known."""
+    """Time, diff and, in `sequence` order, the order; null if it is not known. If columns inherit, `INHERITED`."""
     known = [system_field(ORDER, order_type(schema))] if orders and schema.order is not None else []
-    return [system_field(TIME), system_field(DIFF), *known]
+    inherited = [system_field(INHERITED, inherited_type(schema))] if orders and schema.inherits else []
+    return [system_field(TIME), system_field(DIFF), *known, *inherited]
 
 
 def history_schema(schema: CollectionSchema) -> pa.Schema:
@@ -214,10 +217,10 @@ PARQUET = ParquetParts()
 
 
 def rows_digest(oks: pa.Table, errs: pa.Table) -> str:
-    """Order-independent: the sum, modulo 2**256, of every update's SHA-256. Messages and orders do not enter."""
+    """Order-independent: the sum, modulo 2**256, of every update's SHA-256. Messages, orders and `INHERITED` do not enter."""
     total = 0
     for tag, found in (("ok", oks), ("err", errs.drop_columns([ERR_MESSAGE]))):
-        table = found.drop_columns([ORDER]) if ORDER in found.column_names else found
+        table = found.drop_columns([name for name in (ORDER, INHERITED) if name in found.column_names])
         for batch in table.to_batches(max_chunksize=_DIGESTED_AT_ONCE):
             for row in batch.to_pylist():
                 total += int.from_bytes(hashlib.sha256(repr((tag, sorted(row.items()))).encode()).digest())

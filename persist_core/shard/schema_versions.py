@@ -57,6 +57,10 @@ class SchemaVersions:
         newest = self.newest
         if newest is not None:
             check_compatible(newest, wanted)
+            # What is stored may still say of values that they were inherited.
+            inheriting = {column.name for column in newest.values if column.inherits}
+            values = tuple(replace(c, inherits=c.inherits or c.name in inheriting) for c in wanted.values)
+            wanted = replace(wanted, values=values)
             if newest == wanted:
                 return newest
         known = {column.name: column.id for column in newest.columns} if newest else {}

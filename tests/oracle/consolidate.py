@@ -6,6 +6,7 @@ the tuple of the value columns, or an `Err`. Slow and obvious: this is what fast
 
 from __future__ import annotations
 
+import enum
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -21,14 +22,27 @@ from persist_core.time_text import show_time
 Slot = tuple[Any, ...] | bytes
 
 
+class Sent(enum.Enum):
+    """Stands for the value of a column that a record does not carry."""
+
+    NOT = "not sent"
+
+
+NOT_SENT = Sent.NOT
+
+
 @dataclass(frozen=True)
 class Err:
-    """An error as a value. Two are equal by kind, key bytes and payload; the message is for users."""
+    """An error as a value. Two are equal by kind, key bytes and payload; the message is for users.
+
+    `cells`: of a record that did not carry all values, and had none before it to keep: those that are known.
+    """
 
     kind: str
     key_bytes: bytes | None
     payload: bytes
     message: str = field(default="", compare=False)
+    cells: tuple[Any, ...] | None = field(default=None, compare=False)
 
     @property
     def is_unordered(self) -> bool:
@@ -50,8 +64,11 @@ class UpsertDiff:
 
 
 def canonical_bytes(values: Sequence[Any], names: Sequence[str]) -> bytes:
-    """UTF-8 of a JSON object of the columns in their order, every value a string or null (docs/architecture.md)."""
-    body = {name: _text(value) for name, value in zip(names, values, strict=True)}
+    """UTF-8 of a JSON object of the columns in their order, every value a string or null (docs/architecture.md).
+
+    Columns that were not sent are left out.
+    """
+    body = {name: _text(value) for name, value in zip(names, values, strict=True) if value is not NOT_SENT}
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 

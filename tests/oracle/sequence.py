@@ -8,18 +8,44 @@ bytes. So the greatest of any set of records does not depend on when each of the
 
 A tombstone is remembered as long as the user asks. Of those that are forgotten, only the highest order is kept: what
 arrives later below it, for a slot that is not known, may be older than its tombstone. It is counted, and it wins.
+
+Each column is a register of its own: what it holds came with the highest order of those records that carry it, where a
+tombstone or an err carries "nothing". A row whose record does not carry a column shows the column's register.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.oracle.consolidate import Slot, Value
+from tests.oracle.consolidate import NOT_SENT, Slot, Value, canonical_bytes
 
 Precedence = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What the record of the highest `order` that says anything of a column says: its value, or (`NOT_SENT`) nothing."""
+
+    order: Any = (0,)
+    value: Any = NOT_SENT
+
+    @property
+    def rank(self) -> tuple[Any, ...]:
+        """Of two cells, the one with the higher rank counts."""
+        return (self.order, self.value is not NOT_SENT, canonical_bytes([self.value], ["value"]))
+
+
+Cells = tuple[Cell, ...]
+
+
+def higher(left: Cells, right: Cells) -> Cells:
+    """Column by column; an empty one says nothing."""
+    if not left or not right:
+        return left or right
+    return tuple(max(pair, key=lambda cell: cell.rank) for pair in zip(left, right, strict=True))
 
 
 class Judged(enum.Enum):
@@ -33,10 +59,15 @@ class Judged(enum.Enum):
 
 @dataclass(frozen=True)
 class Seen:
-    """The highest precedence that a slot has seen, and the time (ms) at which it acted."""
+    """The highest precedence that a slot has seen, and the time (ms) at which it acted.
+
+    `value`: what its record carries, if it is a row. `cells`: the registers of all columns.
+    """
 
     precedence: Precedence
     time: int
+    value: tuple[Any, ...] | None = field(default=None, compare=False)
+    cells: Cells = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -76,16 +107,17 @@ class Orders:
         """All that `judge` has called late."""
         return tuple(sorted(self._late, key=repr))
 
-    def judge(self, slot: Slot, precedence: Precedence, time: int) -> Judged:
+    def judge(self, slot: Slot, precedence: Precedence, time: int, *, is_expanded: bool = False) -> Judged:
         """What `precedence` is to `slot` at `time`.
 
-        What equals the highest one seen is that record again, so it is not late.
+        What equals the highest one seen is that record again, so it is not late. A truncate is not a record of the slot.
         """
         highest = self.highest(slot)
         if highest is not None and precedence < highest:
             if precedence[0] == highest[0]:
                 return Judged.TIED
-            self._late.append(LateRecord(slot, precedence, time, highest))
+            if not is_expanded:
+                self._late.append(LateRecord(slot, precedence, time, highest))
             return Judged.LATE
         if slot not in self._slots and self._forgotten is not None and precedence[0] < self._forgotten[0]:
             return Judged.BEYOND_MEMORY
@@ -97,18 +129,44 @@ class Orders:
         known = [each for each in (None if seen is None else seen.precedence, self._floor) if each is not None]
         return max(known, default=None)
 
-    def saw(self, slot: Slot, precedence: Precedence, time: int) -> None:
-        """Remember what `judge` did not call late."""
-        self._slots[slot] = Seen(precedence, time)
+    def saw(
+        self, slot: Slot, precedence: Precedence, time: int, value: tuple[Any, ...] | None, cells: Cells
+    ) -> tuple[Any, ...] | None:
+        """Remember what `judge` did not call late, and all that came with it; the row then, if there is one."""
+        before = self._slots.get(slot)
+        self._slots[slot] = Seen(precedence, time, value, higher(before.cells if before else (), cells))
+        return self.row(slot)
+
+    def give(self, slot: Slot, cells: Cells) -> tuple[Any, ...] | None:
+        """Let late records of `slot` give their values to its row; the row then, if there is one."""
+        if (seen := self._slots.get(slot)) is not None:
+            self._slots[slot] = replace(seen, cells=higher(seen.cells, cells))
+        return self.row(slot)
+
+    def row(self, slot: Slot) -> tuple[Any, ...] | None:
+        """The row of `slot`, with all that it inherits; columns of which nothing is known are not sent."""
+        seen = self._slots.get(slot)
+        if seen is None or seen.value is None:
+            return None
+        pairs = zip(seen.value, seen.cells, strict=True)
+        return tuple(cell.value if sent is NOT_SENT else sent for sent, cell in pairs)
+
+    def is_above_floor(self, precedence: Precedence) -> bool:
+        """True if no truncate that was seen is higher."""
+        return self._floor is None or precedence > self._floor
 
     def raise_floor(self, precedence: Precedence) -> None:
         """A truncate of this precedence counts as seen by every slot."""
         self._floor = precedence if self._floor is None else max(self._floor, precedence)
 
     def is_below(self, slot: Slot, precedence: Precedence) -> bool:
-        """True if `slot` has seen nothing as high as `precedence`."""
+        """True if `slot` has seen nothing as high as `precedence`, or its row has inherited a value from below it."""
         seen = self._slots.get(slot)
-        return seen is None or seen.precedence < precedence
+        if seen is None or seen.precedence < precedence:
+            return True
+        pairs = zip(seen.value or (), seen.cells, strict=False)
+        inherited = [cell for sent, cell in pairs if sent is NOT_SENT and cell.value is not NOT_SENT]
+        return any((cell.order,) < precedence[0] for cell in inherited)
 
     def after(self, contents: Mapping[Slot, Value], stashed: Collection[Slot], *, keep_from: int | None) -> OrderMemory:
         """The memory without what the floor covers, and without tombstones that acted before `keep_from`.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -19,6 +20,7 @@ from hypothesis.strategies import SearchStrategy
 from persist_core.config.collection import FILE_POSITION
 from persist_core.schema import CollectionSchema, Column
 from tests.oracle.upsert import (
+    NOT_SENT,
     SKIP,
     TOMBSTONE,
     TRUNCATE,
@@ -68,9 +70,13 @@ class History:
         return tuple(record for batch in self.batches for record in batch.records)
 
 
-def ok_values() -> SearchStrategy[Value]:
-    """Rows of value columns; few, so that equal ones are frequent."""
-    return st.tuples(st.sampled_from(NAMES), st.sampled_from(AMOUNTS), st.sampled_from(RATES))
+def ok_values(*, partial: bool = False) -> SearchStrategy[Value]:
+    """Rows of value columns; few, so that equal ones are frequent. `partial`: a name or an amount may not be sent."""
+    names: tuple[Any, ...] = NAMES
+    amounts: tuple[Any, ...] = AMOUNTS
+    if partial:
+        names, amounts = (NOT_SENT, NOT_SENT, *names), (NOT_SENT, *amounts)
+    return st.tuples(st.sampled_from(names), st.sampled_from(amounts), st.sampled_from(RATES))
 
 
 def key_errs(slot: Slot) -> SearchStrategy[Value]:
@@ -86,7 +92,7 @@ def key_errs(slot: Slot) -> SearchStrategy[Value]:
 
 @st.composite
 def slots_and_values(
-    draw: st.DrawFn, *, errors: bool = True, truncates: bool = True
+    draw: st.DrawFn, *, errors: bool = True, truncates: bool = True, partial: bool = False
 ) -> tuple[Slot | None, Value | Mark]:
     """What a record is about, its time and order apart."""
     kinds = ["ok"] * 5 + ["tombstone"] * 2 + ["skip"] + ["err", "err", "bad_key", "bad_key_gone"] * errors
@@ -98,7 +104,7 @@ def slots_and_values(
     slots: tuple[Slot, ...] = BAD_KEYS if kind.startswith("bad_key") else KEYS
     slot = draw(st.sampled_from(slots))
     if kind == "ok":
-        return slot, draw(ok_values())
+        return slot, draw(ok_values(partial=partial))
     return slot, TOMBSTONE if kind in ("tombstone", "bad_key_gone") else draw(key_errs(slot))
 
 
@@ -114,17 +120,20 @@ def records(
     truncates: bool = True,
     strays: bool = True,
     ties: bool = False,
+    partial: bool = False,
 ) -> Record:
     """A record that a batch `[lower, upper)` reads from `file` at `row`.
 
     `strays`: its time may lie outside of the batch. `ties`: its order may be that of another record, with another
-    value; else (`file`, `row`) must make it unique.
+    value; else (`file`, `row`) must make it unique. `partial`: it may not carry all values; those of equal orders do.
     """
-    slot, value = draw(slots_and_values(errors=errors, truncates=truncates))
+    slot, value = draw(slots_and_values(errors=errors, truncates=truncates, partial=partial))
     first, last = (max(0, lower - STRAY), upper - 1 + STRAY) if strays else (lower, upper - 1)
     time = draw(st.none() | st.integers(first, last) | st.integers(lower, upper - 1))
     seq = draw(st.integers(0, 2))
-    if ties and value is not TRUNCATE and draw(st.booleans()):
+    if ties and partial and isinstance(value, tuple) and draw(st.booleans()):
+        return Record(slot, ("tied", 7, value[2]), time, (seq, "tied", 0, 0))
+    if ties and not partial and value is not TRUNCATE and draw(st.booleans()):
         return Record(slot, value, time, (seq, "tied", 0, 0))
     return Record(slot, value, time, (seq, file, 0, row))
 
@@ -140,9 +149,10 @@ def histories(
     strays: bool = True,
     ties: bool = False,
     may_close: bool = True,
+    partial: bool = False,
 ) -> History:
     """A whole history. The flags leave out: errs and bad keys; truncates; records outside of their batch's bounds;
-    records with equal orders; an input that ends."""
+    records with equal orders; an input that ends; records that do not carry all values."""
     batches, lower = [], 0
     for number in range(draw(st.integers(1, max_batches))):
         upper = lower + draw(st.integers(1, MAX_WIDTH))
@@ -158,6 +168,7 @@ def histories(
                     truncates=truncates,
                     strays=strays,
                     ties=ties,
+                    partial=partial,
                 )
             )
             for row in range(rows)

@@ -28,6 +28,7 @@ from persist_core.schema import LATE_TIME, CollectionSchema, Late
 from persist_core.shard.stats import DrainStats
 from persist_core.time_text import check_time, show_interval, show_time
 from tests.oracle.consolidate import (
+    NOT_SENT,
     Err,
     Slot,
     UpsertDiff,
@@ -38,7 +39,7 @@ from tests.oracle.consolidate import (
     consolidate,
     same_value,
 )
-from tests.oracle.sequence import Judged, LateRecord, OrderMemory, Orders, Precedence
+from tests.oracle.sequence import Cell, Cells, Judged, LateRecord, OrderMemory, Orders, Precedence, higher
 
 
 class Mark(enum.Enum):
@@ -184,6 +185,11 @@ def _comparable(order: Any) -> Any:
     return (1, tuple(_comparable(part) for part in order) if isinstance(order, tuple) else order)
 
 
+def _is_partial(value: Value | Mark) -> bool:
+    """True if it does not carry the values of all columns."""
+    return isinstance(value, tuple) and NOT_SENT in value
+
+
 class _Drain:
     """One drain: `take` settles, consolidates and classifies; `run` walks the times and emits."""
 
@@ -211,8 +217,9 @@ class _Drain:
             arrival = self._settled(record, "lift")  # it came in time
             stashed[arrival.at, record.slot].append(arrival)
         for arrivals in stashed.values():
-            self.counts["stash_before"] += 1
-            self._classify(max(arrivals, key=self._precedence))
+            for arrival in self._waiting(arrivals):
+                self.counts["stash_before"] += 1
+                self._classify(arrival)
         persisted: dict[tuple[int, Slot | None], list[_Arrival]] = defaultdict(list)
         for record in records:
             self.counts["records_read"] += 1
@@ -234,13 +241,21 @@ class _Drain:
             self._expand_truncate(self.final[time], contents)
             for slot, arrivals in self.final[time].items():
                 winner = self._winner(arrivals)
+                cells: Cells = ()
+                if slot is not None and self.orders is None:
+                    winner = self._completed(winner, arrivals, slot, contents)
+                elif slot is not None:
+                    cells = self._cells(arrivals)
                 if not winner.is_expanded and winner.at < self.lower:
                     self.counts["late_times"] += 1
                 if winner.record.value is TRUNCATE or slot is None:
                     self.counts["skipped"] += 1
                 else:
-                    updates += self._applied(winner, slot, contents)
-        stash = [self._winner(arrivals).record for arrivals in self.pending.values()]
+                    updates += self._applied(winner, slot, contents, cells)
+        stash = [arrival.record for arrivals in self.pending.values() for arrival in self._waiting(arrivals)]
+        self.counts["duplicates"] += sum(map(len, self.pending.values())) - len(stash)
+        for arrivals in self.pending.values():
+            self._count_ties(arrivals)
         stats = DrainStats(**self.counts, output_count=len(updates), stashed=len(stash))
         stats.check()
         orders = self._orders_after(contents, stash)
@@ -319,10 +334,49 @@ class _Drain:
     def _winner(self, arrivals: list[_Arrival]) -> _Arrival:
         """The arrival that survives consolidation; the others are counted."""
         self.counts["duplicates"] += len(arrivals) - 1
+        self._count_ties(arrivals)
+        return max(arrivals, key=self._precedence)
+
+    def _waiting(self, arrivals: list[_Arrival]) -> list[_Arrival]:
+        """The arrivals of one slot and time that the stash keeps: the winner, and what it may inherit from."""
+        kept: list[_Arrival] = []
+        for arrival in sorted({self._precedence(each): each for each in arrivals}.items(), reverse=True):
+            if not kept or self._rank(kept[-1]) != self._rank(arrival[1]):
+                kept.append(arrival[1])
+            if not _is_partial(arrival[1].record.value):
+                break
+        return kept
+
+    def _completed(
+        self, winner: _Arrival, arrivals: list[_Arrival], slot: Slot, contents: dict[Slot, Value]
+    ) -> _Arrival:
+        """`winner` with the values that it inherits, from what its slot held and from what it has beaten."""
+        held: Value | Mark | None = contents.get(slot)
+        for arrival in sorted(arrivals, key=self._precedence):
+            held = self._inheriting(arrival.record.value, held, slot)
+        assert held is not None
+        return replace(winner, record=replace(winner.record, value=held))
+
+    def _inheriting(self, value: Value | Mark, held: Value | Mark | None, slot: Slot) -> Value | Mark:
+        """`value` with what it does not carry from `held`, or an err if there is nothing to keep."""
+        if not isinstance(value, tuple) or not _is_partial(value):
+            return value
+        before = held.cells if isinstance(held, Err) else held if isinstance(held, tuple) else None
+        known = (NOT_SENT,) * len(value) if before is None else before
+        return self._whole(tuple(b if v is NOT_SENT else v for v, b in zip(value, known, strict=True)), slot)
+
+    def _whole(self, cells: tuple[Any, ...], slot: Slot) -> Value:
+        """The row of these cells, or an err if some are not known."""
+        if not _is_partial(cells):
+            return cells
+        assert isinstance(slot, tuple)
+        key = canonical_bytes(slot, self._names("key", len(slot)))
+        return Err("value", key, self._canonical(cells), "nothing to keep", cells)
+
+    def _count_ties(self, arrivals: list[_Arrival]) -> None:
         for rank in {self._rank(arrival) for arrival in arrivals}:
             tied = {self._precedence(arrival) for arrival in arrivals if self._rank(arrival) == rank}
             self.counts["order_ties"] += len(tied) - 1
-        return max(arrivals, key=self._precedence)
 
     def _rank(self, arrival: _Arrival) -> tuple[Any, ...]:
         """What decides within one (slot, time), before canonical bytes: in `sequence` order the order alone."""
@@ -348,20 +402,48 @@ class _Drain:
             return [str(i) for i in range(width)]
         return [column.name for column in (self.schema.key if part == "key" else self.schema.values)]
 
-    def _applied(self, winner: _Arrival, slot: Slot, contents: dict[Slot, Value]) -> list[UpsertDiff]:
-        """The updates that `winner` makes of `contents`, which then are those just after it."""
+    def _cells(self, arrivals: list[_Arrival]) -> Cells:
+        """What arrivals of one slot and time say of its columns, if no truncate takes them."""
+        assert self.orders is not None
+        found: Cells = ()
+        for arrival in arrivals:
+            precedence, value = self._precedence(arrival), arrival.record.value
+            if self.orders.is_above_floor(precedence) or arrival.is_expanded:
+                sent = value if isinstance(value, tuple) else None
+                width = len(self.schema.values) if self.schema else len(sent or ())
+                (order,) = precedence[0]
+                cells = [Cell() if sent and sent[i] is NOT_SENT else Cell(order) for i in range(width)]
+                if sent:
+                    cells = [replace(cell, value=v) for cell, v in zip(cells, sent, strict=True)]
+                found = higher(found, tuple(cells))
+        return found
+
+    def _applied(
+        self, winner: _Arrival, slot: Slot, contents: dict[Slot, Value], cells: Cells
+    ) -> list[UpsertDiff]:
+        """The updates that `winner` makes of `contents`, which then are those just after it.
+
+        `cells`: in `sequence` order, what all that came with it says of the columns.
+        """
         value = None if isinstance(winner.record.value, Mark) else winner.record.value
         before = contents.get(slot)
         self.counts["eligible"] += 1
         self.counts["result_count"] += before is not None
+        is_beaten = False
         if self.orders is not None:
-            judged = self.orders.judge(slot, self._precedence(winner), winner.time)
-            if judged is not Judged.NEWEST:
+            precedence, is_expanded = self._precedence(winner), winner.is_expanded
+            judged = self.orders.judge(slot, precedence, winner.time, is_expanded=is_expanded)
+            if judged is not Judged.NEWEST and not is_expanded:
                 self.counts[judged.value] += 1
-            if judged in (Judged.LATE, Judged.TIED):
-                return []
-            self.orders.saw(slot, self._precedence(winner), winner.time)
-        self.counts["errors"] += isinstance(value, Err)
+            is_beaten = judged in (Judged.LATE, Judged.TIED)
+            if is_beaten:
+                row = self.orders.give(slot, cells)
+                value = before if row is None else self._whole(row, slot)
+            else:
+                sent = value if isinstance(value, tuple) else None
+                row = self.orders.saw(slot, precedence, winner.time, sent, cells)
+                value = value if row is None else self._whole(row, slot)
+        self.counts["errors"] += isinstance(value, Err) and not is_beaten
         if same_value(before, value):
             return []
         updates = []
@@ -376,6 +458,7 @@ class _Drain:
 
 
 __all__ = [
+    "NOT_SENT",
     "SKIP",
     "TOMBSTONE",
     "TRUNCATE",
