@@ -23,6 +23,7 @@ from persist_core.schema import (
     ERR_KIND,
     ERR_MESSAGE,
     ERR_PAYLOAD,
+    INHERITED,
     TIME,
     CollectionSchema,
     Column,
@@ -140,6 +141,21 @@ def order_type(schema: CollectionSchema) -> T.StructType:
     return T.StructType([*fields, *(T.StructField(column.name, spark_type(column.type)) for column in schema.position)])
 
 
+def inherited_fields(schema: CollectionSchema) -> list[T.StructField]:
+    """`INHERITED`, as `persist_core.schema.inherited_type` has it, if a column inherits."""
+    ordered = [] if schema.order is None else [T.StructField("ord", order_type(schema))]
+    entry = T.StructType([T.StructField("id", T.IntegerType()), T.StructField("known", T.BooleanType()), *ordered])
+    return [T.StructField(INHERITED, T.ArrayType(entry))] if schema.inherits else []
+
+
+def unsent_entries(ids: SparkColumn, schema: CollectionSchema) -> SparkColumn:
+    """`INHERITED` of a record that does not carry the columns of these ids, an array of ints."""
+    (field,) = inherited_fields(schema)
+    fields = cast(T.StructType, cast(T.ArrayType, field.dataType).elementType).fields[1:]
+    nulls = [F.lit(None).cast(each.dataType).alias(each.name) for each in fields]
+    return F.transform(ids, lambda given: F.struct(given.cast("int").alias("id"), *nulls))
+
+
 def records_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:
     """The records frame whose order struct has the type `order`."""
     system = [
@@ -148,7 +164,8 @@ def records_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:
         T.StructField(ORDER, order),
         T.StructField(BAD_KEY, T.BinaryType()),
     ]
-    return T.StructType(user_fields(schema) + system + [T.StructField(n, t) for n, t in _ERR_TYPES.items()])
+    errs = [T.StructField(n, t) for n, t in _ERR_TYPES.items()]
+    return T.StructType([*user_fields(schema), *system, *errs, *inherited_fields(schema)])
 
 
 def known_records(
@@ -191,6 +208,13 @@ def canonical_json(columns: Sequence[Column], found: Sequence[str | SparkColumn]
     values = [named(place) if isinstance(place, str) else place for place in places]
     fields = [_text(column, value).alias(column.name) for column, value in zip(columns, values, strict=True)]
     return F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}).cast("binary")
+
+
+def json_without(columns: Sequence[Column], found: Sequence[SparkColumn], left_out: SparkColumn) -> SparkColumn:
+    """As `canonical_json`, without the columns whose names are in the array `left_out`."""
+    cells = [part for column, value in zip(columns, found, strict=True) for part in (column.name, _text(column, value))]
+    named = F.create_map(*[F.lit(part) if isinstance(part, str) else part.cast("string") for part in cells])
+    return F.to_json(F.map_filter(named, lambda name, _: ~F.array_contains(left_out, name))).cast("binary")
 
 
 def canonical_key(schema: CollectionSchema) -> SparkColumn:

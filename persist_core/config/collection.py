@@ -32,6 +32,8 @@ Format = Literal["debezium-json", "dms-csv", "dms-parquet", "dms-json", "json", 
 
 PLAIN_FORMATS = ("json", "csv", "parquet")  # formats that do not mark deletes
 PATH_FIELDS = ("path", "moved_from", "replaces")  # fields of `source` in which `${VAR}` is expanded
+UNAVAILABLE_VALUE = "__debezium_unavailable_value"
+UNAVAILABLE_TYPES = ("string", "json", "binary")  # of columns that may hold what Debezium calls unavailable
 NEVER_KEYS = ("float", "double", "json")
 FILES = "files"  # the name and the type of a collection's one source
 FILE_POSITION = (Column("file", "string"), Column("block", "bigint"), Column("row", "bigint"))
@@ -45,7 +47,8 @@ class SourceConfig(ConfigModel):
     folders that `path` started at before: `moved_from` if the same files were moved, `replaces` if these are other
     files. `decimals` defines the quoted numbers in Debezium messages without a schema (`precise`: base64 of the
     unscaled integer, `string`: its digits), `binary` how text formats write bytes. If they are not set, a value that
-    can be read in two ways is an err.
+    can be read in two ways is an err. `missing_field` defines a column's field that a JSON record does not have: null,
+    or (`unchanged`) the value that the row has. `unavailable_value` is Debezium's `unavailable.value.placeholder`.
     """
 
     path: str
@@ -54,6 +57,8 @@ class SourceConfig(ConfigModel):
     format: Format
     decimals: Decimals | None = None
     binary: Binary | None = None
+    missing_field: Literal["null", "unchanged"] = "null"
+    unavailable_value: str = UNAVAILABLE_VALUE
     delimiter: str = ","
     header: bool = True
 
@@ -232,6 +237,9 @@ class CollectionConfig(ShardConfig):
             raise refuse(None, f"a marker of deletes for {self.source.format}",
                          "write delete: {column: op, values: [D]}, delete: {null_value: true} or delete: none",
                          at=["delete"])  # fmt: skip
+        if self.source.missing_field != "null" and not self.source.format.endswith("json"):
+            raise refuse(self.source.missing_field, f"null: a record of {self.source.format} has all fields",
+                         "remove it", at=["source", "missing_field"])  # fmt: skip
         if marked and not plain:
             raise refuse(self.delete.column, f"no marker: {self.source.format} marks its deletes",
                          "remove it", at=["delete"])  # fmt: skip
@@ -264,13 +272,20 @@ class CollectionConfig(ShardConfig):
         return CollectionSchema(
             key=tuple(Column(name, self.columns[name].type, nullable=False) for name in self.key),
             values=tuple(
-                Column(name, column.type, column.nullable)
+                Column(name, column.type, column.nullable, inherits=self._inherits(column))
                 for name, column in self.columns.items()
                 if name not in self.key
             ),
             order=self.order_columns(),
             position=self.source.position,
         )
+
+    def _inherits(self, column: ColumnConfig) -> bool:
+        """True if a record may leave out the value of the column."""
+        if self.order.mode == "sequence":
+            return False
+        is_debezium = self.source.format == "debezium-json"
+        return self.source.missing_field == "unchanged" or (is_debezium and column.type in UNAVAILABLE_TYPES)
 
     def source_pattern(self) -> PathPattern:
         """`source.path`, parsed, below `base_dir`."""

@@ -217,7 +217,10 @@ PARQUET = ParquetParts()
 
 
 def rows_digest(oks: pa.Table, errs: pa.Table) -> str:
-    """Order-independent: the sum, modulo 2**256, of every update's SHA-256. Messages, orders and `INHERITED` do not enter."""
+    """Order-independent: the sum, modulo 2**256, of every update's SHA-256.
+
+    Messages, orders and `INHERITED` do not enter.
+    """
     total = 0
     for tag, found in (("ok", oks), ("err", errs.drop_columns([ERR_MESSAGE]))):
         table = found.drop_columns([name for name in (ORDER, INHERITED) if name in found.column_names])

@@ -27,7 +27,7 @@ Precedence = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Cell:
-    """What the record of the highest `order` that says anything of a column says: its value, or (`NOT_SENT`) nothing."""
+    """A column's register: what the record of the highest `order` says of it, a value or (`NOT_SENT`) nothing."""
 
     order: Any = (0,)
     value: Any = NOT_SENT
@@ -110,7 +110,7 @@ class Orders:
     def judge(self, slot: Slot, precedence: Precedence, time: int, *, is_expanded: bool = False) -> Judged:
         """What `precedence` is to `slot` at `time`.
 
-        What equals the highest one seen is that record again, so it is not late. A truncate is not a record of the slot.
+        What equals the highest one seen is that record again, so it is not late. An expanded truncate is never late.
         """
         highest = self.highest(slot)
         if highest is not None and precedence < highest:

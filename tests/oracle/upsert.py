@@ -418,9 +418,7 @@ class _Drain:
                 found = higher(found, tuple(cells))
         return found
 
-    def _applied(
-        self, winner: _Arrival, slot: Slot, contents: dict[Slot, Value], cells: Cells
-    ) -> list[UpsertDiff]:
+    def _applied(self, winner: _Arrival, slot: Slot, contents: dict[Slot, Value], cells: Cells) -> list[UpsertDiff]:
         """The updates that `winner` makes of `contents`, which then are those just after it.
 
         `cells`: in `sequence` order, what all that came with it says of the columns.

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, TIME
-from persist_spark.decode.encoding import UNAVAILABLE, UNAVAILABLE_BASE64
-from persist_spark.decode.values import NOT_SENT, TWO_BYTES, TWO_NUMBERS
+from persist_spark.decode.values import TWO_BYTES, TWO_NUMBERS
 from persist_spark.frame import ORDER
 from tests.spark.decode_feed import Feed, Record
 
@@ -263,7 +262,6 @@ BINARIES: list[tuple[Any, dict[str, Any] | None, tuple[bytes | None, bytes | Non
     ("", None, (b"", b"", b"")),
     (1234, None, (None, None, None)),
     (True, None, (None, None, None)),
-    (UNAVAILABLE_BASE64, BYTES, (None, None, None)),
 ]
 
 
@@ -276,12 +274,3 @@ def test_bytes_are_what_their_schema_or_the_collection_says(feed: Feed, at: int,
     assert [row[ERR_KIND] for row in rows] == [None if value is not None else "value" for value in expected]
     if setting is None:
         assert TWO_BYTES in rows[1][ERR_MESSAGE]
-
-
-def test_a_value_that_was_not_sent_is_not_a_value(feed: Feed) -> None:
-    for kind in ("string", "json"):
-        rows = values(feed, kind, [message(UNAVAILABLE), message(f"{UNAVAILABLE}!"), message(None)])
-        assert [(row["v"], row[ERR_KIND]) for row in rows] == [
-            (None, "value"), (f"{UNAVAILABLE}!", None), (None, None),
-        ]  # fmt: skip
-        assert NOT_SENT in rows[0][ERR_MESSAGE]

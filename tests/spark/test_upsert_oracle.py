@@ -16,13 +16,15 @@ from persist_spark.counted import limb_sums, whole_sum
 from persist_spark.session import stage_settings, use
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import persistent_upsert
-from tests.oracle.consolidate import UpsertDiff, as_of, check_collection
+from tests.oracle.consolidate import Err, UpsertDiff, as_of, check_collection
 from tests.oracle.upsert import (
     TOMBSTONE,
     Record,
     drain_sealed_input,
 )
+from tests.sampling import is_long
 from tests.spark.upsert_cases import (
+    INHERITING_DOMAIN,
     MANY_KEYS_DOMAIN,
     ONE_KEY_DOMAIN,
     Domain,
@@ -107,6 +109,16 @@ def test_random_history_is_the_oracles(spark: SparkSession, dice: random.Random,
         records = feed.records(PER_BATCH, lower, upper or lower + 4)
         shard.drain(records, lower, upper, is_restricted=number in (1, 2))
     check_collection(shard.updates)
+
+
+def test_values_that_were_not_sent_are_the_oracles(spark: SparkSession, dice: random.Random) -> None:
+    feed, shard = Feed(INHERITING_DOMAIN, dice, WORLDS, has_ties=is_long()), Shard(spark, INHERITING_DOMAIN)
+    for number, (lower, upper) in enumerate(BATCHES):
+        records = feed.records(2 * PER_BATCH, lower, upper or lower + 4, truncates=int(number == 2))
+        _, outcome = shard.drain(records, lower, upper, is_restricted=number in (1, 2))
+    check_collection(shard.updates)
+    assert outcome.stats.stash_before > 0
+    assert any(isinstance(update.value, Err) and update.value.cells for update in shard.updates)
 
 
 def test_truncates_are_the_oracles(spark: SparkSession, dice: random.Random) -> None:

@@ -6,9 +6,10 @@ slots no other world uses, and all worlds go through the same batches together.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -17,11 +18,23 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import types as T
 
 from persist_core.config.collection import FILE_POSITION
-from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema, Column
+from persist_core.schema import (
+    DIFF,
+    ERR_KEY,
+    ERR_KIND,
+    ERR_MESSAGE,
+    ERR_PAYLOAD,
+    INHERITED,
+    PART,
+    TIME,
+    CollectionSchema,
+    Column,
+)
 from persist_core.shard.batch import STASH_OPERATOR
-from persist_spark.frame import BAD_KEY, OP, ORDER, order_type, part_type, records_type
+from persist_core.shard.schema_versions import SchemaVersions
+from persist_spark.frame import BAD_KEY, OP, ORDER, inherited_fields, order_type, part_type, records_type
 from tests.core.protocol import log_source
-from tests.oracle.consolidate import Err, Slot, UpsertDiff, Value, canonical_bytes
+from tests.oracle.consolidate import NOT_SENT, Err, Slot, UpsertDiff, Value, canonical_bytes
 from tests.oracle.upsert import (
     SKIP,
     TOMBSTONE,
@@ -36,6 +49,9 @@ ONE_KEY = CollectionSchema(
     key=(Column("id", "bigint", nullable=False),),
     values=(Column("name", "string"), Column("amount", "bigint"), Column("rate", "double")),
     position=FILE_POSITION,
+)
+INHERITING = SchemaVersions().placed(
+    replace(ONE_KEY, values=tuple(replace(c, inherits=c.name in ("name", "amount")) for c in ONE_KEY.values))
 )
 MANY_KEYS = CollectionSchema(
     key=(
@@ -83,6 +99,18 @@ ONE_KEY_DOMAIN = Domain(
         (None, 1, 0.0),
         (None, None, 1.0),
         ("é", -(2**63), 0.25),
+    ],
+)
+INHERITING_DOMAIN = Domain(
+    schema=INHERITING,
+    slots=ONE_KEY_DOMAIN.slots,
+    values=[
+        ("a", 1, 0.5),
+        ('é"', None, 1.0),
+        (None, -(2**63), float("nan")),
+        (NOT_SENT, 2, 0.25),
+        (NOT_SENT, NOT_SENT, 0.5),
+        ("b", NOT_SENT, None),
     ],
 )
 _DAY, _AT = date(1582, 10, 4), datetime(1900, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
@@ -198,19 +226,20 @@ def _record_row(schema: CollectionSchema, record: Record) -> dict[str, Any]:
         row[BAD_KEY] = record.slot
     if not isinstance(record.value, Mark):
         row |= _value_cells(schema, record.value)
-    return row
+    return row | _inherited_cells(schema, record.value)
 
 
 def to_state(spark: SparkSession, schema: CollectionSchema, updates: Iterable[UpsertDiff]) -> DataFrame:
     """Committed updates, as `persist_spark.read.parts` gives them: values of retracted oks are not read."""
-    frame = T.StructType([*part_type(schema).fields, T.StructField(BAD_KEY, T.BinaryType())])
+    more = [T.StructField(BAD_KEY, T.BinaryType()), *inherited_fields(schema)]
+    frame = T.StructType([*part_type(schema).fields, *more])
     rows = []
     for update in updates:
         row: dict[str, Any] = dict.fromkeys(frame.names) | _slot_cells(schema, update.slot)
         row |= {TIME: update.time, DIFF: update.diff}
         row[BAD_KEY] = update.slot if isinstance(update.slot, bytes) else None
         if update.diff > 0 or isinstance(update.value, Err):
-            row |= _value_cells(schema, update.value)
+            row |= _value_cells(schema, update.value) | _inherited_cells(schema, update.value)
         rows.append(tuple(row[name] for name in frame.names))
     return spark.createDataFrame(rows, frame)
 
@@ -222,7 +251,17 @@ def _slot_cells(schema: CollectionSchema, slot: Slot | None) -> dict[str, Any]:
 def _value_cells(schema: CollectionSchema, value: Value) -> dict[str, Any]:
     if isinstance(value, Err):
         return dict(zip(_ERR_FIELDS, (value.kind, value.message, value.key_bytes, value.payload), strict=True))
-    return dict(zip([column.name for column in schema.values], value, strict=True))
+    names = [column.name for column in schema.values]
+    return {name: None if cell is NOT_SENT else cell for name, cell in zip(names, value, strict=True)}
+
+
+def _inherited_cells(schema: CollectionSchema, value: Value | Mark) -> dict[str, Any]:
+    """`INHERITED` of a record, or of an err in `log` order."""
+    cells = value.cells if isinstance(value, Err) else value if isinstance(value, tuple) else None
+    known = False if isinstance(value, Err) else None
+    pairs = zip(schema.values, cells or (), strict=False)
+    entries = [(column.id, known) for column, cell in pairs if cell is NOT_SENT]
+    return {INHERITED: entries or None} if schema.inherits else {}
 
 
 @dataclass(frozen=True)
@@ -260,10 +299,22 @@ def _slot_of(schema: CollectionSchema, row: Row) -> Slot:
 
 
 def _value_of(schema: CollectionSchema, row: Row) -> Value:
+    unsent = {entry["id"] for entry in (row[INHERITED] or ())} if schema.inherits and INHERITED in row else set()
     if row[ERR_KIND] is not None:
         key_bytes = None if row[ERR_KEY] is None else bytes(row[ERR_KEY])
-        return Err(row[ERR_KIND], key_bytes, bytes(row[ERR_PAYLOAD]), row[ERR_MESSAGE])
-    return tuple(_python(row[column.name]) for column in schema.values)
+        cells = _known(schema, bytes(row[ERR_PAYLOAD])) if unsent else None
+        return Err(row[ERR_KIND], key_bytes, bytes(row[ERR_PAYLOAD]), row[ERR_MESSAGE], cells)
+    is_record = row[PART] == STASH_OPERATOR
+    return tuple(NOT_SENT if is_record and c.id in unsent else _python(row[c.name]) for c in schema.values)
+
+
+def _known(schema: CollectionSchema, payload: bytes) -> tuple[Any, ...]:
+    """The values that an err shows: texts, whole numbers and floats."""
+    found, types = json.loads(payload), {"bigint": int, "double": float, "string": str}
+    return tuple(
+        NOT_SENT if c.name not in found else None if found[c.name] is None else types[c.type](found[c.name])
+        for c in schema.values
+    )
 
 
 def _python(cell: Any) -> Any:

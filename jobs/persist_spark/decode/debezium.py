@@ -61,6 +61,7 @@ from persist_spark.decode.records import (
     order_name,
     record_path,
 )
+from persist_spark.decode.unsent import ROW_FIELDS, fields_in, unsent
 from persist_spark.frame import DELETE, SKIP, TRUNCATE, UPSERT
 
 _STRUCTURE = ("before", "after", "source", "payload", "schema")  # objects of the format itself
@@ -171,7 +172,8 @@ def debezium_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
         names = [column.name for column in AUTO_ORDERS["debezium-json"]]
         order = tuple(OrderField(name, F.col(name)) for name in names)
         is_unordered = F.col(_UNORDERED) if is_sequence(config) else None
-    return RawRecords(frame, wanted.fields, F.col(LINE), encoding, order, is_unordered=is_unordered)
+    lacking = unsent(config, wanted.fields.values, wanted.paths)
+    return RawRecords(frame, wanted.fields, F.col(LINE), encoding, order, is_unordered=is_unordered, unsent=lacking)
 
 
 def _opened(wanted: _Wanted, lines: DataFrame) -> DataFrame:
@@ -278,6 +280,9 @@ def _raw(wanted: _Wanted, opened: DataFrame) -> DataFrame:
     texts |= {f"h{field.raw}": _hint(wanted, field) for field in wanted.fields.all if field.is_hinted}
     if wanted.config.order.by == "auto":
         texts |= _auto_values(wanted)
+    if wanted.config.source.missing_field == "unchanged":
+        body = F.coalesce(fields_in(F.col("text"))["payload"], F.col("text"))
+        texts[ROW_FIELDS] = fields_in(F.when(_is_envelope(), fields_in(body)["after"]).otherwise(body))
     kind, fault = _faults()
     return opened.select(
         *line_columns(wanted.config),

@@ -32,6 +32,7 @@ from persist_spark.decode.records import (
     order_name,
 )
 from persist_spark.decode.records import record_path as path_in_row
+from persist_spark.decode.unsent import ROW_FIELDS, fields_in, unsent
 from persist_spark.frame import DELETE, SKIP, UPSERT
 
 NOT_DMS = "the line has no metadata with a record-type or an operation: not a DMS record"
@@ -71,6 +72,7 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
             (shape.get(row, path) if is_sequence(config) else unmarked(shape.get(row, path))).alias(name)
             for name, path in free.items()
         ],
+        *([fields_in(F.col(LINE)).alias(ROW_FIELDS)] if config.source.missing_field == "unchanged" else []),
     )
     operation, record_type = F.col("operation"), F.col("record_type")
     is_control = record_type.isNotNull() & (record_type != "data")
@@ -98,7 +100,8 @@ def dms_json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     order = (OrderField(_AUTO.column.name, F.col(_AUTO.value)),) if is_auto else field_orders(config, fields)
     is_unordered = F.col(_AUTO.value).isNull() if is_auto else None
     encoding = Encoding.of(config, marked=True)
-    return RawRecords(frame, fields, F.col(LINE), encoding, order, is_unordered=is_unordered)
+    lacking = unsent(config, fields.values, paths)
+    return RawRecords(frame, fields, F.col(LINE), encoding, order, is_unordered=is_unordered, unsent=lacking)
 
 
 def _placed(config: CollectionConfig, name: str) -> Path:

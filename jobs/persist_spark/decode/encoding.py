@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass, replace
 
 from pyspark.sql import Column as SparkColumn
@@ -12,10 +11,6 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.config.column import Binary, Decimals, Unit
 from persist_core.schema import Column, decimal_of
 from persist_spark.decode.json import unmarked
-
-# What Debezium sends in place of a large value that the update did not change and the database did not log (TOAST).
-UNAVAILABLE = "__debezium_unavailable_value"
-UNAVAILABLE_BASE64 = base64.b64encode(UNAVAILABLE.encode()).decode()
 
 
 @dataclass(frozen=True)
@@ -33,25 +28,21 @@ class Encoding:
 
     `marked`: numbers are marked (`persist_spark.decode.json`). `decimals`: what a quoted number is if no schema says:
     `precise` (base64 of the unscaled integer), `string` (its digits), `None` (unknown: an err if it may be base64).
-    `binary`: how bytes are written; `None`: base64, and an err if it may be hex. `unavailable`: a text that stands for
-    a value that was not sent.
+    `binary`: how bytes are written; `None`: base64, and an err if it may be hex.
     """
 
     marked: bool
     decimals: Decimals | None = "string"
     binary: Binary | None = None
-    unavailable: str | None = None
 
     @classmethod
     def of(cls, config: CollectionConfig, *, marked: bool) -> Encoding:
         """The encoding of a collection's source."""
         source = config.source
-        is_debezium = source.format == "debezium-json"
         return cls(
             marked=marked,
-            decimals=source.decimals if is_debezium else "string",
+            decimals=source.decimals if source.format == "debezium-json" else "string",
             binary=source.binary or ("hex" if source.format.startswith("dms-") else None),
-            unavailable=UNAVAILABLE if is_debezium else None,
         )
 
     def of_field(self, field: Field) -> Encoding:
@@ -82,6 +73,11 @@ class Field:
     def value(self) -> str:
         """The column that takes the typed value."""
         return f"typed_{self.raw}"
+
+    @property
+    def unsent(self) -> str:
+        """The boolean column that says of one that inherits: the record does not carry its value."""
+        return f"unsent_{self.raw}"
 
     @property
     def hint(self) -> Hint | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyspark.sql import Column as SparkColumn
@@ -27,6 +28,7 @@ from persist_spark.decode.records import (
     order_name,
     record_path,
 )
+from persist_spark.decode.unsent import ROW_FIELDS, fields_in, unsent
 from persist_spark.frame import DELETE, UPSERT
 
 NOT_JSON = "the line is not one JSON object"
@@ -58,11 +60,14 @@ def json_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
         *line_columns(config),
         *[shape.get(row, path).alias(name) for name, path in paths.items()],
         *[free_text(config, shape, row, name, path) for name, path in free.items()],
+        *([fields_in(F.col(LINE)).alias(ROW_FIELDS)] if config.source.missing_field == "unchanged" else []),
         FAULT_KIND,
         FAULT,
     )
-    op = row_op(config, fields, has_marker=MARKER in free)
-    return RawRecords(op.added(frame), fields, F.col(LINE), Encoding.of(config, marked=True), order_of(config, fields))
+    lacking = unsent(config, fields.values, paths)
+    op = row_op(config, fields, has_marker=MARKER in free, lacking=lacking)
+    encoding = Encoding.of(config, marked=True)
+    return RawRecords(op.added(frame), fields, F.col(LINE), encoding, order_of(config, fields), unsent=lacking)
 
 
 def json_rows(config: CollectionConfig, lines: DataFrame, shape: Shape) -> DataFrame:
@@ -114,8 +119,13 @@ class RowOp:
         )
 
 
-def row_op(config: CollectionConfig, fields: Fields, *, has_marker: bool) -> RowOp:
-    """The effects of rows, by the text in `MARKER` (if `has_marker`) or by their values being null."""
+def row_op(
+    config: CollectionConfig, fields: Fields, *, has_marker: bool, lacking: Mapping[str, SparkColumn] | None = None
+) -> RowOp:
+    """The effects of rows, by the text in `MARKER` (if `has_marker`) or by their values being null.
+
+    `lacking`: a value that the record does not carry is not null.
+    """
     marker = F.col(MARKER) if has_marker else F.lit(None).cast("string")
     none = F.lit(None).cast("string")
     if config.source.format in ("dms-csv", "dms-parquet"):
@@ -130,7 +140,7 @@ def row_op(config: CollectionConfig, fields: Fields, *, has_marker: bool) -> Row
     if config.delete.null_value and fields.values:
         is_empty = F.lit(True)
         for field in fields.values:
-            is_empty = is_empty & F.col(field.raw).isNull()
+            is_empty = is_empty & F.col(field.raw).isNull() & ~(lacking or {}).get(field.raw, F.lit(False))
         return RowOp(F.when(is_empty, DELETE).otherwise(UPSERT), none)
     return RowOp(F.lit(UPSERT), none)
 

@@ -17,7 +17,7 @@ A record is an err of kind
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column as SparkColumn
@@ -41,8 +41,19 @@ from persist_spark.decode.exact import bounded
 from persist_spark.decode.files import BROKEN, DATE_MS, LINE
 from persist_spark.decode.json import MARK
 from persist_spark.decode.times import time_ms
+from persist_spark.decode.unsent import inherited_column, is_sent
 from persist_spark.decode.values import numbers, remedy, texts, value
-from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, SKIP, UPSERT, canonical_json, order_type, spark_type
+from persist_spark.frame import (
+    BAD_KEY,
+    DELETE,
+    OP,
+    ORDER,
+    SKIP,
+    UPSERT,
+    canonical_json,
+    order_type,
+    spark_type,
+)
 
 _PLACE = "place"  # in `sequence` order: the order struct
 FAULT_KIND, FAULT = "fault_kind", "fault"  # what is wrong with the record as a whole, or null
@@ -77,6 +88,7 @@ class RawRecords:
     encoding: Encoding
     order: tuple[OrderField, ...] = ()
     is_unordered: SparkColumn | None = None  # boolean: the record does not have the format's own order
+    unsent: Mapping[str, SparkColumn] | None = None  # booleans by raw name: the record does not carry this value
 
 
 @dataclass(frozen=True)
@@ -153,7 +165,7 @@ def decoded(config: CollectionConfig, raw: RawRecords) -> DataFrame:
     is_row = F.col(BAD_KEY).isNull() & F.col(OP).isin(UPSERT, DELETE)
     return judged.select(
         *[F.when(is_row, _final(field)).alias(field.column.name) for field in keys],
-        *[F.when(is_kept, _final(field)).alias(field.column.name) for field in values],
+        *[F.when(is_kept & is_sent(field), _final(field)).alias(field.column.name) for field in values],
         OP,
         _time(config).alias(TIME),
         F.struct(*order).alias(ORDER),
@@ -162,6 +174,7 @@ def decoded(config: CollectionConfig, raw: RawRecords) -> DataFrame:
         F.when(~is_good, F.col(FAULT)).alias(ERR_MESSAGE),
         F.when(~is_good, F.coalesce(BAD_KEY, _canonical(keys))).alias(ERR_KEY),
         F.when(~is_good, raw.payload.cast("binary")).alias(ERR_PAYLOAD),
+        *inherited_column(config.collection_schema(), raw.fields.values, is_kept),
     )
 
 
@@ -220,6 +233,12 @@ def _typed(config: CollectionConfig, raw: RawRecords) -> DataFrame:
         found = {name: column for field in typed for name, column in step(field, encoding.of_field(field)).items()}
         frame = frame.withColumns(found) if found else frame
     final = {field.value: value(field, encoding.of_field(field)) for field in (*raw.fields.all, *raw.fields.orders)}
+    for field in raw.fields.values:
+        is_unsent = (raw.unsent or {}).get(field.raw, F.lit(False))
+        if field.column.inherits:
+            final[field.unsent] = is_unsent
+        elif raw.unsent and field.raw in raw.unsent:  # a bad value: it is null, and its text is not
+            final[field.value] = F.when(~is_unsent, final[field.value])
     if _has_own_time(config):
         final[TIME] = _own_time(config, raw)
     return frame.withColumns(final)
@@ -292,6 +311,8 @@ def _judge(config: CollectionConfig, raw: RawRecords, frame: DataFrame) -> DataF
 
 def _is_bad(field: Field) -> SparkColumn:
     bad = F.col(field.value).isNull()
+    if field.column.inherits:
+        bad = bad & is_sent(field)
     return bad & F.col(field.raw).isNotNull() if field.column.nullable else bad
 
 

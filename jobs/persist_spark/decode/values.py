@@ -17,7 +17,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F
 
 from persist_spark.compat import try_cast, try_cast_integer
-from persist_spark.decode.encoding import UNAVAILABLE_BASE64, Encoding, Field
+from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.exact import MAX_CHARS, bits_text, bounded, exact_decimal, signed_text
 from persist_spark.decode.json import is_number, without_mark
 from persist_spark.decode.times import date_of, timestamp_of
@@ -35,7 +35,6 @@ TWO_NUMBERS = (
     " precise"
 )
 TWO_BYTES = "it may be hex or base64: set source.binary, or binary of the column, to hex or base64"
-NOT_SENT = "the connector did not send this unchanged value: set REPLICA IDENTITY FULL for the table"
 
 
 def texts(field: Field, encoding: Encoding) -> dict[str, SparkColumn]:
@@ -97,7 +96,7 @@ def value(field: Field, encoding: Encoding) -> SparkColumn:
         found = try_cast(raw, column.type if column.type != "json" else "string")
         return found + F.lit(0.0).cast(column.type) if column.type in ("float", "double") else found
     if column.type in ("string", "json"):
-        return _sent(encoding.plain(raw), encoding.unavailable)
+        return encoding.plain(raw)
     if column.type == "binary":  # a bare number keeps its mark, and so is not bytes
         return _bytes(raw, field, encoding)
     text = F.col(f"text_{field.raw}") if encoding.marked else bounded(raw)
@@ -133,15 +132,7 @@ def remedy(field: Field, encoding: Encoding) -> SparkColumn:
     if field.may_be_base64(encoding) and encoding.decimals is None:
         is_open = F.col(f"hex_{field.raw}").isNotNull() & ~raw.startswith("{")  # not a VariableScaleDecimal
         found = F.when(is_open, F.lit(f"; {TWO_NUMBERS}")).otherwise(found)
-    if encoding.unavailable is not None and field.column.type in ("string", "json", "binary"):
-        sent = F.lit(encoding.unavailable), F.lit(UNAVAILABLE_BASE64)
-        found = F.when(raw.isin(*sent), F.lit(f"; {NOT_SENT}")).otherwise(found)
     return found
-
-
-def _sent(text: SparkColumn, unavailable: str | None) -> SparkColumn:
-    """`text`, null if it only stands for a value that was not sent."""
-    return text if unavailable is None else F.when(text != unavailable, text)
 
 
 def _bytes(text: SparkColumn, field: Field, encoding: Encoding) -> SparkColumn:
@@ -153,7 +144,7 @@ def _bytes(text: SparkColumn, field: Field, encoding: Encoding) -> SparkColumn:
         found = F.when((text == "") | ~text.rlike(_HEX), found)
     if field.hint:  # of Connect's type `bytes` Kafka's JSON converter writes base64
         found = F.when(field.hint.type == "bytes", from_base64).otherwise(found)
-    return found if encoding.unavailable is None else F.when(text != UNAVAILABLE_BASE64, found)
+    return found
 
 
 def _float(text: SparkColumn, type_name: str) -> SparkColumn:

@@ -14,13 +14,17 @@ Within the plan a row has these columns, and no other names: `k0`.. and `bad_key
     stashed   the record is from the stash
     expanded  it is a tombstone that a truncate is expanded to
 
+if a column of the collection inherits
+
+    inherited  `INHERITED`: the columns that the record does not carry (`persist_spark.upsert.inherited`)
+
 and in `sequence` order
 
     entry         a struct: what a row of the order index says of its slot
     truncated_by  the order of the truncate that the row lies below
     is_beyond     a forgotten tombstone has a higher order
 
-The last ones of both lists are booleans, as strings would cost a seventh of the time of a batch.
+The last ones of the first and the last list are booleans, as strings would cost a seventh of the time of a batch.
 
 So no name of a user's column can clash with ours, or break out of an SQL text.
 """
@@ -39,6 +43,7 @@ from persist_core.schema import (
     ERR_MESSAGE,
     ERR_PAYLOAD,
     INDEX_KIND,
+    INHERITED,
     CollectionSchema,
     Late,
 )
@@ -107,7 +112,8 @@ class Arguments:
     @property
     def columns(self) -> list[str]:
         """The columns of rows of any origin."""
-        more = [] if self.seen is None else ["entry", "truncated_by", "is_beyond"]
+        more = ["inherited"] if self.schema.inherits else []
+        more += [] if self.seen is None else ["entry", "truncated_by", "is_beyond"]
         booleans = ["is_due", "waits", "is_late", "stashed", "expanded"]
         return [*self.slot, "time", "own_time", "diff", *booleans, "op", "ord", "value", "err", *more]
 
@@ -125,9 +131,10 @@ class Arguments:
     @property
     def state_columns(self) -> dict[str, str]:
         """The columns of operator state besides those of parts, by plain name. `sequence` parts have `ORDER` too."""
+        inherited = {"inherited": INHERITED} if self.schema.inherits else {}
         if self.seen is not None:
-            return _STATE_COLUMNS | _SEQUENCE_COLUMNS
-        return _STATE_COLUMNS if self.may_stash else {}
+            return _STATE_COLUMNS | _SEQUENCE_COLUMNS | inherited
+        return (_STATE_COLUMNS if self.may_stash else {}) | inherited
 
     @property
     def decides(self) -> list[str]:

@@ -32,6 +32,7 @@ from persist_spark.frame import OP, ORDER, named, slot_names
 from persist_spark.read.damage import check_sizes, named_damage, part_sizes
 from persist_spark.session import ONE_TASK_BYTES, stage_settings, use
 from persist_spark.stage import stage
+from persist_spark.upsert.inherited import placed
 from persist_spark.upsert.look import MAX_LOOK_BYTES, Look, cuts_of, look_at
 from persist_spark.upsert.lookup import committed_updates, expects_few_files
 from persist_spark.upsert.outcome import Outcome
@@ -84,6 +85,7 @@ def stage_upserts(
     description, shard = request.description, request.description.shard
     schema = state.schemas.placed(request.schema)
     request = replace(request, schema=schema)
+    records = placed(records, schema)
     below = [batch for batch in state.batches if batch.lower < description.lower]
     progress.enter("plan", f"{sum(batch.counts.rows for batch in below)} updates before")
     manifests = client.manifests(below)

@@ -27,6 +27,7 @@ from persist_core.schema import (
     FORGOTTEN,
     IN_ROW,
     INDEX_KIND,
+    INHERITED,
     ORDER,
     PART,
     TIME,
@@ -115,9 +116,13 @@ class Fold:
 
     def _waiting(self, rows: DataFrame) -> DataFrame:
         """The records of the stash that are not due in the batch; of those of one slot and time the winners."""
-        window, upper = Window.partitionBy(*self._slot, TIME).orderBy(F.col(ORDER).desc()), self.description.upper
+        of_time, upper = Window.partitionBy(*self._slot, TIME), self.description.upper
         assert upper is not None  # nothing is folded of a stash that is all due
-        return rows.where(F.col(TIME) >= upper).withColumn(_RANK, F.rank().over(window)).where(_FIRST).drop(_RANK)
+        waiting = rows.where(F.col(TIME) >= upper)
+        if self.schema.inherits:  # a record may inherit from those that it beats, as far as the last whole one
+            whole = F.max(F.when(F.col(INHERITED).isNull(), F.col(ORDER))).over(of_time)
+            return waiting.withColumn(_RANK, whole).where(f"coalesce({ORDER} >= {_RANK}, true)").drop(_RANK)
+        return waiting.withColumn(_RANK, F.rank().over(of_time.orderBy(F.col(ORDER).desc()))).where(_FIRST).drop(_RANK)
 
     def _late(self, rows: DataFrame) -> DataFrame:
         return rows if self.forgets_before is None else rows.where(F.col(ACTED) >= self.forgets_before)

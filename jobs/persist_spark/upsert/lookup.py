@@ -16,11 +16,11 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.location.blob import Blob
-from persist_core.schema import DIFF, ERR_KEY, ERR_PAYLOAD, TIME, CollectionSchema
+from persist_core.schema import DIFF, ERR_KEY, ERR_PAYLOAD, INHERITED, TIME, CollectionSchema
 from persist_core.shard.batch import BatchManifest, HollowBatch, PartKind
 from persist_core.shard.key_range import KeyRange, meets_any
 from persist_core.shard.pieces import OKS, Piece, all_errs, oks_as_of, within
-from persist_spark.frame import BAD_KEY, ERR_COLUMNS, ORDER, order_type, part_type, quoted
+from persist_spark.frame import BAD_KEY, ERR_COLUMNS, ORDER, inherited_fields, order_type, part_type, quoted
 from persist_spark.read.parts import scan_pieces
 
 # Retractions up to here are read together with insertions, values and all: a scan of their own costs more.
@@ -42,10 +42,10 @@ def committed_updates(
 
     History that no look-up of the newest contents needs is left out.
 
-    Columns: the user's, time, diff, the err columns, `BAD_KEY`, in `sequence` order `ORDER`. Value columns of
-    retractions may be null. `slots` (key columns and `BAD_KEY`, small enough to be broadcast) selects only updates of
-    these slots, and a few errs. `ranges`: every key of them is in one of these, so files that hold no such key are not
-    opened.
+    Columns: the user's, time, diff, the err columns, in `sequence` order `ORDER`, `INHERITED` if a column inherits, and
+    `BAD_KEY`. Value columns of retractions may be null. `slots` (key columns and `BAD_KEY`, small enough to be
+    broadcast) selects only updates of these slots, and a few errs. `ranges`: every key of them is in one of these, so
+    files that hold no such key are not opened.
     """
     newest = (piece for batch, manifest in batches for piece in oks_as_of(batch, manifest, batch.last_time))
     oks = list(within(newest, ranges))
@@ -57,11 +57,11 @@ def committed_updates(
     errs = [piece for batch, manifest in batches for piece in all_errs(batch, manifest)]
     has_few_errs = sum(piece.part.size_bytes for piece in errs) <= FEW_ERRS_BYTES
     values = [column.name for column in schema.values]
-    orders = () if schema.order is None else (ORDER,)
+    orders = () if schema.order is None else (ORDER, INHERITED)
     scans: tuple[tuple[list[Piece], Sequence[str]], ...] = (
         (oks, [*values, *orders]),
         (ends, ()),
-        (errs, [*ERR_COLUMNS, *orders]),
+        (errs, [*ERR_COLUMNS, *orders, INHERITED]),
     )
     frames = [
         of_slots(found, schema, None if pieces is errs and has_few_errs else slots, has_bad_keys=pieces is errs)
@@ -94,6 +94,7 @@ def _scan(
     columns = part_type(schema).fields
     if schema.order is not None:
         columns = [*columns, T.StructField(ORDER, order_type(schema))]
+    columns = [*columns, *inherited_fields(schema)]
     found = scan_pieces(spark, blob, pieces, T.StructType([column for column in columns if column.name in needed]))
     if found is None:
         return None

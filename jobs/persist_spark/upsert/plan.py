@@ -49,6 +49,7 @@ from persist_core.schema import (
     ERR_KIND,
     ERR_MESSAGE,
     ERR_PAYLOAD,
+    INHERITED,
     LATE_TIME,
     PART,
     TIME,
@@ -67,11 +68,12 @@ from persist_spark.frame import (
     UPSERT,
     canonical_json,
     canonical_key,
+    named,
     passed,
     quoted,
     shown_time,
 )
-from persist_spark.upsert import rules, sequence
+from persist_spark.upsert import inherited, rules, sequence
 from persist_spark.upsert.arguments import ERR_CELLS, SAME_VALUE, Arguments, SeenBefore
 from persist_spark.upsert.outcome import Outcome, emitted_counts, read_counts
 from persist_spark.upsert.seen import remembered
@@ -230,6 +232,7 @@ def _arrivals(records: DataFrame, arguments: Arguments, *, stashed: bool = False
         f"{ORDER} AS ord",
         f"CASE WHEN {OP} = 'u' AND {ERR_KIND} IS NULL THEN {arguments.value_struct} END AS value",
         _ERR,
+        *([f"{INHERITED} AS inherited"] if arguments.schema.inherits else []),
     )
 
 
@@ -245,8 +248,12 @@ def _with_late_errs(records: DataFrame, arguments: Arguments) -> DataFrame:
         ERR_KEY: F.coalesce(F.col(BAD_KEY), canonical_key(schema)),
         ERR_PAYLOAD: canonical_json(schema.values),
     }
+    names = [column.name for column in schema.values]
+    if schema.inherits:
+        names.append(INHERITED)
+        err[ERR_PAYLOAD] = inherited.sent_json(schema, [named(c.name) for c in schema.values], INHERITED)
     changed = {name: F.when(refused, value).otherwise(F.col(name)) for name, value in err.items()}
-    gone = {c.name: F.when(~refused, F.col(quoted(c.name))) for c in schema.values}
+    gone = {name: F.when(~refused, named(name)) for name in names}
     return records.withColumns({**changed, **gone, OP: F.when(refused, F.lit(UPSERT)).otherwise(F.col(OP))})
 
 
@@ -257,13 +264,19 @@ def _stashed(stash: DataFrame, frontier: int, arguments: Arguments) -> DataFrame
     """
     waiting = stash.where(f"{TIME} >= {passed(frontier)[0]}")
     live = with_canonical(_arrivals(waiting, replace(arguments, late="lift"), stashed=True), arguments)
-    slot = ", ".join(arguments.slot)
-    wins = f"lead(own_time) OVER (PARTITION BY {slot}, own_time ORDER BY ord, canonical) IS NULL AS wins"
-    return live.selectExpr("*", wins).where("wins").drop("wins", "canonical")
+    window = f"OVER (PARTITION BY {', '.join(arguments.slot)}, own_time ORDER BY ord, canonical)"
+    wins = f"lead(own_time) {window} IS NULL"
+    if arguments.schema.inherits:
+        is_heard = f"lead(CASE WHEN inherited IS NULL THEN true END) IGNORE NULLS {window} IS NULL"
+        wins = f"{wins} OR ({is_heard} AND NOT lead(ord) {window} <=> ord)"
+    return live.selectExpr("*", f"{wins} AS wins").where("wins").drop("wins", "canonical")
 
 
 def _history(state: DataFrame, order_type: str, arguments: Arguments) -> DataFrame:
     """Committed updates: an insertion is an upsert at its time, a retraction a tombstone."""
+    value = f"CASE WHEN {DIFF} > 0 AND {ERR_KIND} IS NULL THEN {arguments.value_struct} END"
+    if arguments.schema.inherits:
+        state, value = inherited.with_known(state, value, arguments)
     order = f"CASE WHEN {DIFF} > 0 THEN {ORDER} END" if arguments.seen else f"CAST(NULL AS {order_type})"
     return state.selectExpr(
         *arguments.key_columns,
@@ -274,8 +287,9 @@ def _history(state: DataFrame, order_type: str, arguments: Arguments) -> DataFra
         *[f"false AS {name}" for name in ("is_due", "waits", "is_late", "stashed", "expanded")],
         f"CASE WHEN {DIFF} > 0 THEN 'u' ELSE 'd' END AS op",
         f"{order} AS ord",
-        f"CASE WHEN {DIFF} > 0 AND {ERR_KIND} IS NULL THEN {arguments.value_struct} END AS value",
+        f"{value} AS value",
         _ERR,
+        *([f"CASE WHEN {DIFF} > 0 THEN {INHERITED} END AS inherited"] if arguments.schema.inherits else []),
     )
 
 
@@ -283,14 +297,20 @@ def _ranked(chain: DataFrame, arguments: Arguments) -> DataFrame:
     """Mark, in each slot, the last row of each time, rows it beat by canonical bytes alone, and broken history."""
     window = arguments.by_rank
     tied = [f"lead({name}) {window} <=> {name}" for name in ("time", *arguments.decides)]
+    wins = f"coalesce(lead(time) {window} != time, true)"
+    if arguments.schema.inherits and arguments.may_stash:
+        is_heard = f"coalesce(lead(CASE WHEN inherited IS NULL THEN time END) IGNORE NULLS {window} != time, true)"
+        wins = f"{wins} OR (waits AND {is_heard} AND NOT ({' AND '.join(tied)}))"
     if arguments.is_thorough:  # the same record twice is not a tie
         tied.append(f"NOT lead(canonical) {window} <=> canonical")
     diff_before = arguments.latest("diff", window, where="diff IS NOT NULL")
     marks = (
-        f"coalesce(lead(time) {window} != time, true) AS wins",
+        f"{wins} AS wins",
         f"{' AND '.join(tied)} AS is_tied",
         f"diff IS NOT NULL AND NOT (diff IN (1, -1) AND diff = -coalesce({diff_before}, -1L)) AS is_broken",
     )
+    if arguments.seen is None and arguments.schema.inherits:
+        return inherited.completed(chain.selectExpr("*", *marks), arguments)
     if arguments.seen is None:
         return chain.selectExpr(*arguments.columns, *marks)
     return sequence.judged(chain, marks, arguments)
@@ -320,7 +340,7 @@ def _written(compared: DataFrame, arguments: Arguments) -> DataFrame:
     """One row per update and per row of operator state, unpacked; and per value that stays, only to be counted."""
     is_sequence = arguments.seen is not None
     effects = compared.selectExpr("*", f"explode({rules.effects_sql(is_sequence=is_sequence)}) AS effect")
-    cells = rules.written_sql(arguments.slot, is_sequence=is_sequence)
+    cells = rules.written_sql(arguments.slot, is_sequence=is_sequence, inherits=arguments.schema.inherits)
     chosen = effects.selectExpr(
         "effect", "had", "op = 'u' AS holds", *[f"{sql} AS {name}" for name, sql in cells.items()]
     )

@@ -63,7 +63,7 @@ EFFECTS = (
     Effect(
         "stash",
         STASH_OPERATOR,
-        _columns("slot", "op", "ord", "value", "err", time="own_time"),
+        _columns("slot", "op", "ord", "value", "err", "inherited", time="own_time"),
         condition="NOT stashed",
     ),
     Effect("keep", None, condition="had"),
@@ -75,7 +75,7 @@ EFFECTS = (
         _columns("key", "time", value="before.value", err="before.err", ord="before.ord"),
         diff=-1,
     ),
-    Effect("insert", PartKind.INSERTIONS, _columns("key", "time", "value", "err", "ord"), diff=1),
+    Effect("insert", PartKind.INSERTIONS, _columns("key", "time", "value", "err", "ord", "inherited"), diff=1),
     Effect(
         "late",
         LATE_OPERATOR,
@@ -113,17 +113,21 @@ EFFECTS = (
 OF_LOG = ("stash", "keep", "retract", "insert")  # `log` order beats no record and has no order index
 
 
-def effects(*, is_sequence: bool) -> list[Effect]:
+def effects(*, is_sequence: bool, inherits: bool) -> list[Effect]:
     """The effects of an order. In `log` order a row has no order beside it."""
-    if is_sequence:
-        return [*EFFECTS]
-    without = {each.name: {name: sql for name, sql in each.columns.items() if name != "ord"} for each in EFFECTS}
-    return [replace(each, columns=without[each.name]) if each.diff else each for each in EFFECTS if each.name in OF_LOG]
+    known = [each for each in EFFECTS if is_sequence or each.name in OF_LOG]
+    lost = {each.name: {"ord"} if each.diff and not is_sequence else set() for each in known}
+    if not inherits:
+        lost = {name: {*columns, "inherited"} for name, columns in lost.items()}
+    return [
+        replace(each, columns={name: sql for name, sql in each.columns.items() if name not in lost[each.name]})
+        for each in known
+    ]
 
 
 def effects_sql(*, is_sequence: bool) -> str:
     """SQL: the names of the effects of a row, as an array; null or empty if it has none."""
-    known = effects(is_sequence=is_sequence)
+    known = effects(is_sequence=is_sequence, inherits=True)
     cases = [case for case in CASES if is_sequence or case.name != "late"]
     arrays = [(case.condition, _array([each for each in known if each.name in case.effects])) for case in cases]
     return "CASE " + " ".join(f"WHEN {condition} THEN {array or 'NULL'}" for condition, array in arrays) + " END"
@@ -138,10 +142,10 @@ def _array(chosen: Sequence[Effect]) -> str:
     return arrays[0] if len(arrays) == 1 else f"concat({', '.join(arrays)})" if arrays else ""
 
 
-def written_sql(slot: Sequence[str], *, is_sequence: bool) -> dict[str, str]:
+def written_sql(slot: Sequence[str], *, is_sequence: bool, inherits: bool) -> dict[str, str]:
     """The columns that effects write, `diff` and `part` included, and SQL for each. `slot`: key columns, `bad_key`."""
     cells: dict[str, dict[str, list[str]]] = {}
-    known = [each for each in effects(is_sequence=is_sequence) if each.part]
+    known = [each for each in effects(is_sequence=is_sequence, inherits=inherits) if each.part]
     for each in known:
         columns = {"diff": f"{each.diff}L"} if each.diff else {}
         for name, sql in {**columns, "part": f"'{each.part}'", **each.columns}.items():

@@ -6,14 +6,18 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from persist_spark.frame import canonical_json
-from persist_spark.upsert import sequence
+from persist_spark.upsert import inherited, sequence
 from persist_spark.upsert.arguments import Arguments
 
 
 def with_canonical(chain: DataFrame, arguments: Arguments) -> DataFrame:
     """Add what decides between records of one order: the greater bytes, a tombstone being the least."""
-    ok = canonical_json(arguments.schema.values, [F.col("value").getField(name) for name in arguments.values])
+    cells = [F.col("value").getField(name) for name in arguments.values]
+    ok = canonical_json(arguments.schema.values, cells)
     value = F.when(F.col("err").isNull(), ok).otherwise(F.col("err").getField("payload"))
+    if arguments.schema.inherits:
+        sent = inherited.sent_json(arguments.schema, cells, "inherited")
+        value = F.when(F.col("inherited").isNotNull(), sent).otherwise(value)
     return chain.withColumn("canonical", F.when(F.col("op") == "u", value))
 
 
@@ -30,7 +34,7 @@ def with_truncates(chain: DataFrame, arguments: Arguments) -> DataFrame:
     slots = chain.where(has_values).select(*arguments.slot).distinct()
     given = {
         **{name: f"newest.{name}" for name in compared},
-        **dict.fromkeys(("diff", "value", "err", "entry"), "NULL"),
+        **dict.fromkeys(("diff", "value", "err", "inherited", "entry"), "NULL"),
         **dict.fromkeys(("waits", "is_late", "stashed", "is_beyond"), "false"),
         **{"is_due": "true", "expanded": "true", "op": "'d'"},
     }

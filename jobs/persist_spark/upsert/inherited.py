@@ -1,0 +1,157 @@
+"""Values that a record does not carry: it has those before it (docs/semantics.md, section 4).
+
+    rows of a slot, in order ──> a register for each column ──> records completed ──> an err, if a value is not known
+
+The register of a column holds what the last row that says anything of it says: a row that carries it its value, a
+tombstone or an err that there is none. `inherited` names the columns that a record does not carry; for nearly all it is
+null. Only columns that can be left out have a register.
+
+An err of a record that could not be completed shows in its payload what is known, as canonical JSON. So the next record
+finds it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from persist_core.schema import DIFF, ERR_KIND, ERR_PAYLOAD, INHERITED, CollectionSchema, Column
+from persist_spark.frame import canonical_json, inherited_fields, json_without, spark_type, unsent_entries
+from persist_spark.upsert.arguments import ACTS, Arguments
+
+_KNOWN = "_persist_known"  # what an err knows, within a look-up: text by column
+_SAYS = f"(diff IS NOT NULL OR {ACTS})"  # the row says what its slot holds
+
+
+def placed(records: DataFrame, schema: CollectionSchema) -> DataFrame:
+    """The records frame with the ids of the shard's columns in `INHERITED`: decoders name columns by their places."""
+    if not schema.inherits:
+        return records
+    (field,) = inherited_fields(schema)
+    if INHERITED not in records.columns:
+        return records.withColumn(INHERITED, F.lit(None).cast(field.dataType))
+    ids = ", ".join(f"{column.id}" for column in schema.values)
+    places = f"transform({INHERITED}, e -> get(array({ids}), e.id))"
+    return records.withColumn(INHERITED, unsent_entries(F.expr(places), schema))
+
+
+def sent_json(schema: CollectionSchema, cells: Sequence[SparkColumn], inherited: str) -> SparkColumn:
+    """Canonical bytes of what a record carries itself."""
+    names = f"coalesce({_names(schema, inherited)}, array())"
+    return json_without(schema.values, cells, F.expr(names))
+
+
+def _names(schema: CollectionSchema, inherited: str, where: str = "true") -> str:
+    """SQL: the names of the columns in `inherited`, an array."""
+    whens = " ".join(f"WHEN {column.id} THEN {_text(column.name)}" for _, column in _inheriting(schema))
+    return f"transform(filter({inherited}, e -> {where}), e -> CASE e.id {whens} END)"
+
+
+def _text(name: str) -> str:
+    """SQL for a text, whatever it contains."""
+    return f"CAST(X'{name.encode().hex()}' AS STRING)"
+
+
+def _inheriting(schema: CollectionSchema) -> list[tuple[str, Column]]:
+    """The columns that can be left out, by the plain names of their cells within `value`."""
+    return [(f"v{place}", column) for place, column in enumerate(schema.values) if column.inherits]
+
+
+def with_known(state: DataFrame, value: str, arguments: Arguments) -> tuple[DataFrame, str]:
+    """Committed updates, and SQL for their value: `value`, and of an err that could not be completed what is known."""
+    is_err = f"{DIFF} > 0 AND {ERR_KIND} IS NOT NULL AND {INHERITED} IS NOT NULL"
+    known = f"from_json(CAST({ERR_PAYLOAD} AS STRING), 'map<string,string>')"
+    cells = []
+    for plain, column in zip(arguments.values, arguments.schema.values, strict=True):
+        text = f"element_at({_KNOWN}, {_text(column.name)})"
+        typed = f"unhex({text})" if column.type == "binary" else f"CAST({text} AS {_sql_type(column)})"
+        cells.append(f"'{plain}', {typed}")
+    state = state.selectExpr("*", f"CASE WHEN {is_err} THEN {known} END AS {_KNOWN}")
+    return state, f"CASE WHEN {_KNOWN} IS NOT NULL THEN named_struct({', '.join(cells)}) ELSE {value} END"
+
+
+def _sql_type(column: Column) -> str:
+    return spark_type(column.type).simpleString()
+
+
+def completed(ranked: DataFrame, arguments: Arguments) -> DataFrame:
+    """In `log` order: the rows of a slot, ranked, where each record that acts is whole, or an err."""
+    window = f"{arguments.by_rank[:-1]} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
+    columns = _inheriting(arguments.schema)
+    registers = [f"last({_said(plain, column)}, true) {window} AS register_{plain}" for plain, column in columns]
+    marks = [name for name in ranked.columns if name not in (*arguments.columns, "canonical")]
+    found = ranked.selectExpr(*arguments.columns, *marks, *registers)
+    resolved = with_registers(found, arguments, "own_time IS NOT NULL AND " + ACTS)
+    # An err is compared by its payload, and needs no more of what is known.
+    cells = {"value": "IF(err IS NULL, value, NULL)", "inherited": "IF(err IS NULL AND NOT waits, NULL, inherited)"}
+    return resolved.selectExpr(*[f"{cells.get(name, name)} AS {name}" for name in (*arguments.columns, *marks)])
+
+
+def _entry(column: Column, inherited: str = "inherited") -> str:
+    """SQL: the entry of a column; null if the record carries it."""
+    return f"get(filter({inherited}, e -> e.id = {column.id}), 0)"
+
+
+def _said(plain: str, column: Column) -> str:
+    """SQL: what a row says of a column, a struct; null if nothing."""
+    sent = f"named_struct('known', true, 'value', value.{plain})"
+    nothing = f"named_struct('known', false, 'value', CAST(NULL AS {_sql_type(column)}))"
+    entry = _entry(column)
+    own = f"""CASE WHEN {entry} IS NULL THEN {sent} WHEN {entry}.known THEN {sent} WHEN NOT {entry}.known THEN {nothing}
+        END"""
+    return f"""CASE WHEN NOT {_SAYS} THEN NULL
+        WHEN inherited IS NOT NULL THEN {own}
+        WHEN op = 'u' AND err IS NULL THEN {sent} ELSE {nothing} END"""
+
+
+def with_registers(found: DataFrame, arguments: Arguments, where: str) -> DataFrame:
+    """The rows without their registers; those that inherit and for which `where` is true are whole, or errs."""
+    schema, columns = arguments.schema, _inheriting(arguments.schema)
+    is_partial = f"inherited IS NOT NULL AND {where}"
+    registers = {plain: f"register_{plain}" for plain, _ in columns}
+    inheriting = dict(columns)
+    cells = []
+    for plain in arguments.values:
+        own = f"value.{plain}"
+        if plain in inheriting:
+            own = f"IF({_entry(inheriting[plain])} IS NULL, {own}, {registers[plain]}.value)"
+        cells.append(f"'{plain}', {own}")
+    known = " ".join(f"WHEN {column.id} THEN coalesce({registers[plain]}.known, false)" for plain, column in columns)
+    entry = ["'id', e.id", f"'known', CASE e.id {known} END"]
+    if schema.order is not None:
+        orders = " ".join(f"WHEN {column.id} THEN {registers[plain]}.ord" for plain, column in columns)
+        entry.append(f"'ord', CASE e.id {orders} END")
+    given = {
+        "value": f"CASE WHEN {is_partial} THEN named_struct({', '.join(cells)}) ELSE value END",
+        "inherited": f"""CASE WHEN {is_partial} THEN transform(inherited, e -> named_struct({", ".join(entry)}))
+            ELSE inherited END""",
+    }
+    kept = [name for name in found.columns if name not in registers.values()]
+    resolved = found.selectExpr(*[f"{given.get(name, name)} AS {name}" for name in kept])
+    return with_errs(resolved, arguments, is_partial)
+
+
+def with_errs(resolved: DataFrame, arguments: Arguments, is_partial: str) -> DataFrame:
+    """The rows; those of `is_partial` of which a value is not known are errs."""
+    schema = arguments.schema
+    unknown = F.expr(_names(schema, "inherited", "NOT e.known"))
+    cells = [F.col("value").getField(name) for name in arguments.values]
+    message = F.concat(
+        F.lit("no value was sent for "),
+        F.array_join(unknown, ", "),
+        F.lit(
+            ", and there is none before it to keep: the row is new, was deleted, or is an error. The next record that"
+            " has the value heals it"
+        ),
+    )
+    err = F.struct(
+        F.lit("value").alias("kind"),
+        message.alias("message"),
+        canonical_json(schema.key, arguments.keys).alias("key"),
+        json_without(schema.values, cells, unknown).alias("payload"),
+    )
+    is_lost = F.expr(f"{is_partial} AND exists(inherited, e -> NOT e.known)")
+    return resolved.withColumn("err", F.when(is_lost, err).otherwise(F.col("err")))
