@@ -243,8 +243,8 @@ def order_type(schema: CollectionSchema) -> pa.StructType:
 def inherited_type(schema: CollectionSchema) -> pa.ListType:
     """The Arrow type of `INHERITED`: of each column, by its id, the state of the value that the record did not carry.
 
-    `known`: it was found, or (false) there is none to keep; null: not looked for yet. `ord`, in `sequence` order: the
-    order of the record that it came from, or of the delete or err because of which there is none.
+    `known`: it was found, or (false) no value exists that could be kept; null: not looked for yet. `ord`, in `sequence`
+    order: the order of the record that it came from, or of the delete or err that has ended it.
     """
     fields = [pa.field("id", pa.int32()), pa.field("known", pa.bool_())]
     return pa.list_(pa.struct([*fields, *([] if schema.order is None else [pa.field("ord", order_type(schema))])]))

@@ -4,11 +4,7 @@
                                                                      expand truncates, pick winners, look each up in
     state (feedback) -------------------------------------------->   the contents just before, emit -1 and +1
 
-A `Record` is a row of the records frame (docs/architecture.md), an `UpsertDiff` a row of a part. A slot is the tuple of
-the key columns, or the bytes that identify a record whose key could not be decoded; control records and truncates have
-none (`None`).
-
-Invariants that a reader may rely on:
+`tests.oracle.record` has the records; an `UpsertDiff` is a row of a part. Invariants that a reader may rely on:
 
 1. Everything is a pure function of its arguments; the order of `records`, `stash` and `state` does not matter.
 2. `state` and `state + updates` are keyed collections: at every time a slot holds at most one value, with diff 1.
@@ -17,16 +13,15 @@ Invariants that a reader may rely on:
 
 from __future__ import annotations
 
-import enum
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from persist_core.errors import BadBounds
 from persist_core.schema import LATE_TIME, CollectionSchema, Late
 from persist_core.shard.stats import DrainStats
-from persist_core.time_text import check_time, show_interval, show_time
+from persist_core.time_text import check_time, show_time
 from tests.oracle.consolidate import (
     NOT_SENT,
     Err,
@@ -39,53 +34,21 @@ from tests.oracle.consolidate import (
     consolidate,
     same_value,
 )
-from tests.oracle.sequence import Cell, Cells, Judged, LateRecord, OrderMemory, Orders, Precedence, higher
-
-
-class Mark(enum.Enum):
-    """What a record may carry instead of a value."""
-
-    TOMBSTONE = "d"
-    TRUNCATE = "t"
-    SKIP = "s"
-
-
-TOMBSTONE, TRUNCATE, SKIP = Mark.TOMBSTONE, Mark.TRUNCATE, Mark.SKIP
-
-
-@dataclass(frozen=True)
-class Record:
-    """One record read or stashed. `time` is its own (ms), `None` if the description gives it.
-
-    `order` is compared as Spark compares structs: field by field, null first. It ends with the source position.
-    """
-
-    slot: Slot | None
-    value: Value | Mark
-    time: int | None
-    order: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Drained:
-    """What a drain makes: updates to append (consolidated, by time), the stash after it, the counts, and in `sequence`
-    order the orders that were seen and the records that lost to them."""
-
-    updates: tuple[UpsertDiff, ...]
-    stash: tuple[Record, ...]
-    stats: DrainStats
-    orders: OrderMemory | None = None
-    late: tuple[LateRecord, ...] = ()
-
-
-@dataclass(frozen=True)
-class Upserted:
-    """What `persistent_upsert` makes: the same, oks and errs apart."""
-
-    oks: tuple[UpsertDiff, ...]
-    errs: tuple[UpsertDiff, ...]
-    stash: tuple[Record, ...]
-    stats: DrainStats
+from tests.oracle.record import (
+    SKIP,
+    TOMBSTONE,
+    TRUNCATE,
+    Arrival,
+    Drained,
+    Mark,
+    Record,
+    Upserted,
+    comparable,
+    floor_of,
+    inheriting,
+    is_partial,
+)
+from tests.oracle.sequence import Cell, Cells, Judged, OrderMemory, Orders, Precedence, higher
 
 
 def drain_sealed_input(
@@ -116,7 +79,7 @@ def drain_sealed_input(
     Raises `BadBounds` for an empty or reversed interval and for a state that reaches into it, `InvariantViolation` for
     a state that is not a keyed collection.
     """
-    drain = _Drain(lower, upper, late, _floor(lower, upper, as_of_frontier), schema, orders, keep_deleted_ms)
+    drain = _Drain(lower, upper, late, floor_of(lower, upper, as_of_frontier), schema, orders, keep_deleted_ms)
     processed = lower if stash_frontier is None else stash_frontier
     committed = list(state)
     if any(update.time >= lower for update in committed):
@@ -157,39 +120,6 @@ def persistent_upsert(
     return Upserted(oks, errs, drained.stash, drained.stats)
 
 
-def _floor(lower: int, upper: int | None, as_of_frontier: int | None) -> int:
-    """The least time that an update may get."""
-    floor = max(check_time(lower, what="lower"), 0 if as_of_frontier is None else check_time(as_of_frontier))
-    if upper is not None and floor >= check_time(upper, what="upper"):
-        raise BadBounds(
-            f"times cannot be advanced to {show_time(floor)} in a batch {show_interval(lower, upper)}; expected less"
-            " than its upper"
-        )
-    return floor
-
-
-@dataclass(frozen=True)
-class _Arrival:
-    """A record with its times settled: `time` is where it acts, `at` its original time."""
-
-    record: Record
-    time: int
-    at: int
-    is_expanded: bool = False
-
-
-def _comparable(order: Any) -> Any:
-    """Order keys as Spark compares structs: null first."""
-    if order is None:
-        return (0,)
-    return (1, tuple(_comparable(part) for part in order) if isinstance(order, tuple) else order)
-
-
-def _is_partial(value: Value | Mark) -> bool:
-    """True if it does not carry the values of all columns."""
-    return isinstance(value, tuple) and NOT_SENT in value
-
-
 class _Drain:
     """One drain: `take` settles, consolidates and classifies; `run` walks the times and emits."""
 
@@ -207,12 +137,12 @@ class _Drain:
         self.orders = None if orders is None else Orders(orders)
         self.keep_deleted_ms = keep_deleted_ms
         self.counts: Counter[str] = Counter()
-        self.final: dict[int, dict[Slot | None, list[_Arrival]]] = defaultdict(lambda: defaultdict(list))
-        self.pending: dict[tuple[int, Slot | None], list[_Arrival]] = defaultdict(list)
+        self.final: dict[int, dict[Slot | None, list[Arrival]]] = defaultdict(lambda: defaultdict(list))
+        self.pending: dict[tuple[int, Slot | None], list[Arrival]] = defaultdict(list)
 
     def take(self, stash: Iterable[Record], records: Iterable[Record]) -> None:
         """Settle every record's times; count those that are not processed; classify the rest by original time."""
-        stashed: dict[tuple[int, Slot | None], list[_Arrival]] = defaultdict(list)
+        stashed: dict[tuple[int, Slot | None], list[Arrival]] = defaultdict(list)
         for record in stash:
             arrival = self._settled(record, "lift")  # it came in time
             stashed[arrival.at, record.slot].append(arrival)
@@ -220,7 +150,7 @@ class _Drain:
             for arrival in self._waiting(arrivals):
                 self.counts["stash_before"] += 1
                 self._classify(arrival)
-        persisted: dict[tuple[int, Slot | None], list[_Arrival]] = defaultdict(list)
+        persisted: dict[tuple[int, Slot | None], list[Arrival]] = defaultdict(list)
         for record in records:
             self.counts["records_read"] += 1
             arrival = self._settled(record, self.late)
@@ -269,14 +199,14 @@ class _Drain:
         keep_from = None if is_kept else (self.upper or 0) - (self.keep_deleted_ms or 0)
         return self.orders.after(contents, {r.slot for r in stash if r.slot is not None}, keep_from=keep_from)
 
-    def _settled(self, record: Record, late: Late) -> _Arrival:
+    def _settled(self, record: Record, late: Late) -> Arrival:
         if record.time is None:
             record = replace(record, time=self.lower if self.upper is None else self.upper - 1)
         at = check_time(record.time)
         is_refusable = not isinstance(record.value, Err) and record.value not in (TRUNCATE, SKIP)
         if at < self.lower and late == "error" and is_refusable:
             record = replace(record, value=self._late_err(record, at))
-        return _Arrival(record, max(at, self.floor), at)
+        return Arrival(record, max(at, self.floor), at)
 
     def _late_err(self, record: Record, at: int) -> Err:
         value = record.value if isinstance(record.value, tuple) else None
@@ -288,13 +218,13 @@ class _Drain:
             f"time {show_time(at)} lies before {show_time(self.lower)}, which is final",
         )
 
-    def _classify(self, arrival: _Arrival) -> None:
+    def _classify(self, arrival: Arrival) -> None:
         if self.upper is None or arrival.at < self.upper:
             self.final[arrival.time][arrival.record.slot].append(arrival)
         else:
             self.pending[arrival.at, arrival.record.slot].append(arrival)
 
-    def _expand_truncate(self, by_slot: dict[Slot | None, list[_Arrival]], contents: dict[Slot, Value]) -> None:
+    def _expand_truncate(self, by_slot: dict[Slot | None, list[Arrival]], contents: dict[Slot, Value]) -> None:
         """Add a tombstone, at the truncate's time and order, for every slot that holds a value just before it.
 
         Of several truncates at one time the last one has the effect of all, so only it is expanded.
@@ -314,8 +244,8 @@ class _Drain:
 
     def _expand_floor(
         self,
-        truncate: _Arrival,
-        by_slot: dict[Slot | None, list[_Arrival]],
+        truncate: Arrival,
+        by_slot: dict[Slot | None, list[Arrival]],
         contents: dict[Slot, Value],
         orders: Orders,
     ) -> None:
@@ -326,66 +256,57 @@ class _Drain:
             if orders.is_below(slot, precedence):
                 self._expand(truncate, by_slot[slot], slot)
 
-    def _expand(self, truncate: _Arrival, arrivals: list[_Arrival], slot: Slot) -> None:
+    def _expand(self, truncate: Arrival, arrivals: list[Arrival], slot: Slot) -> None:
         tombstone = replace(truncate.record, slot=slot, value=TOMBSTONE)
-        arrivals.append(_Arrival(tombstone, truncate.time, truncate.at, is_expanded=True))
+        arrivals.append(Arrival(tombstone, truncate.time, truncate.at, is_expanded=True))
         self.counts["truncated"] += 1
 
-    def _winner(self, arrivals: list[_Arrival]) -> _Arrival:
+    def _winner(self, arrivals: list[Arrival]) -> Arrival:
         """The arrival that survives consolidation; the others are counted."""
         self.counts["duplicates"] += len(arrivals) - 1
         self._count_ties(arrivals)
         return max(arrivals, key=self._precedence)
 
-    def _waiting(self, arrivals: list[_Arrival]) -> list[_Arrival]:
+    def _waiting(self, arrivals: list[Arrival]) -> list[Arrival]:
         """The arrivals of one slot and time that the stash keeps: the winner, and what it may inherit from."""
-        kept: list[_Arrival] = []
+        kept: list[Arrival] = []
         for arrival in sorted({self._precedence(each): each for each in arrivals}.items(), reverse=True):
             if not kept or self._rank(kept[-1]) != self._rank(arrival[1]):
                 kept.append(arrival[1])
-            if not _is_partial(arrival[1].record.value):
+            if not is_partial(arrival[1].record.value):
                 break
         return kept
 
-    def _completed(
-        self, winner: _Arrival, arrivals: list[_Arrival], slot: Slot, contents: dict[Slot, Value]
-    ) -> _Arrival:
+    def _completed(self, winner: Arrival, arrivals: list[Arrival], slot: Slot, contents: dict[Slot, Value]) -> Arrival:
         """`winner` with the values that it inherits, from what its slot held and from what it has beaten."""
         held: Value | Mark | None = contents.get(slot)
         for arrival in sorted(arrivals, key=self._precedence):
-            held = self._inheriting(arrival.record.value, held, slot)
+            value = arrival.record.value
+            held = self._whole(inheriting(value, held), slot) if is_partial(value) else value
         assert held is not None
         return replace(winner, record=replace(winner.record, value=held))
 
-    def _inheriting(self, value: Value | Mark, held: Value | Mark | None, slot: Slot) -> Value | Mark:
-        """`value` with what it does not carry from `held`, or an err if there is nothing to keep."""
-        if not isinstance(value, tuple) or not _is_partial(value):
-            return value
-        before = held.cells if isinstance(held, Err) else held if isinstance(held, tuple) else None
-        known = (NOT_SENT,) * len(value) if before is None else before
-        return self._whole(tuple(b if v is NOT_SENT else v for v, b in zip(value, known, strict=True)), slot)
-
     def _whole(self, cells: tuple[Any, ...], slot: Slot) -> Value:
         """The row of these cells, or an err if some are not known."""
-        if not _is_partial(cells):
+        if not is_partial(cells):
             return cells
         assert isinstance(slot, tuple)
         key = canonical_bytes(slot, self._names("key", len(slot)))
         return Err("value", key, self._canonical(cells), "nothing to keep", cells)
 
-    def _count_ties(self, arrivals: list[_Arrival]) -> None:
+    def _count_ties(self, arrivals: list[Arrival]) -> None:
         for rank in {self._rank(arrival) for arrival in arrivals}:
             tied = {self._precedence(arrival) for arrival in arrivals if self._rank(arrival) == rank}
             self.counts["order_ties"] += len(tied) - 1
 
-    def _rank(self, arrival: _Arrival) -> tuple[Any, ...]:
+    def _rank(self, arrival: Arrival) -> tuple[Any, ...]:
         """What decides within one (slot, time), before canonical bytes: in `sequence` order the order alone."""
-        order, value = _comparable(arrival.record.order), arrival.record.value
+        order, value = comparable(arrival.record.order), arrival.record.value
         if self.orders is None:
             return (arrival.at, order)
         return ((2, order),) if isinstance(value, Err) and value.is_unordered else (order,)
 
-    def _precedence(self, arrival: _Arrival) -> Precedence:
+    def _precedence(self, arrival: Arrival) -> Precedence:
         """The rank; if even that is equal the greater bytes, a tombstone being the least."""
         value, rank = arrival.record.value, self._rank(arrival)
         if isinstance(value, Err):
@@ -402,7 +323,7 @@ class _Drain:
             return [str(i) for i in range(width)]
         return [column.name for column in (self.schema.key if part == "key" else self.schema.values)]
 
-    def _cells(self, arrivals: list[_Arrival]) -> Cells:
+    def _cells(self, arrivals: list[Arrival]) -> Cells:
         """What arrivals of one slot and time say of its columns, if no truncate takes them."""
         assert self.orders is not None
         found: Cells = ()
@@ -418,7 +339,7 @@ class _Drain:
                 found = higher(found, tuple(cells))
         return found
 
-    def _applied(self, winner: _Arrival, slot: Slot, contents: dict[Slot, Value], cells: Cells) -> list[UpsertDiff]:
+    def _applied(self, winner: Arrival, slot: Slot, contents: dict[Slot, Value], cells: Cells) -> list[UpsertDiff]:
         """The updates that `winner` makes of `contents`, which then are those just after it.
 
         `cells`: in `sequence` order, what all that came with it says of the columns.

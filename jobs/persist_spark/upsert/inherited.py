@@ -3,8 +3,8 @@
     rows of a slot, in order ──> a register for each column ──> records completed ──> an err, if a value is not known
 
 The register of a column holds what the last row that says anything of it says: a row that carries it its value, a
-tombstone or an err that there is none. `inherited` names the columns that a record does not carry; for nearly all it is
-null. Only columns that can be left out have a register.
+tombstone or an err that no value exists. `inherited` names the columns that a record does not carry; it is null if the
+record has all. Only columns that can be left out have a register.
 
 An err of a record that could not be completed shows in its payload what is known, as canonical JSON. So the next record
 finds it there.
@@ -143,8 +143,8 @@ def with_errs(resolved: DataFrame, arguments: Arguments, is_partial: str) -> Dat
         F.lit("no value was sent for "),
         F.array_join(unknown, ", "),
         F.lit(
-            ", and there is none before it to keep: the row is new, was deleted, or is an error. The next record that"
-            " has the value heals it"
+            ", and the row has no value to keep: it is new, was deleted, or is an error. The next record with the value"
+            " corrects it"
         ),
     )
     err = F.struct(
