@@ -14,13 +14,14 @@ listing with `_SUCCESS`: it fails the run if another committer was used, or if t
 driver completed.
 
 All settings are options of one read or one write, for the location's bucket alone: no session needs preparation, and
-nothing else in it changes. (`SESSION` only saves requests.) None of them is a secret: S3A finds credentials by itself
-(the environment of the driver, which Spark passes to its executors; the machine's role).
+nothing else in it changes. (`SESSION` only saves requests.) Those for the location hold no secret: S3A finds
+credentials by itself (the environment of the driver, which Spark passes to its executors; the machine's role).
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ import pyspark
 from persist_core.errors import InvalidInput, InvariantViolation
 from persist_core.location.blob import Blob
 from persist_core.location.open import s3_settings
+from persist_core.location.s3.objects import S3Objects
+from persist_core.location.s3.uri import S3Settings
 from persist_spark.compat import WRITES_TO_S3
 
 SUCCESS = "_SUCCESS"
@@ -49,6 +52,8 @@ _DEFAULT_REGION = "us-east-1"  # what self-hosted servers accept, if no region i
 # AWS's own chain: environment, web identity, profile, container, machine. S3A's default lacks profile and web
 # identity, which boto3, and so the control plane, uses.
 _AWS_CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
+_PLAIN_KEYS = "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider"
+_TEMPORARY_KEYS = "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider"
 _NEED_AWS_CHAIN = ("AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE")
 _NEEDED_CLASSES = ("org.apache.hadoop.fs.s3a.S3AFileSystem", _COMMITTER_CLASS)
 
@@ -72,15 +77,41 @@ def access_options(uri: str, environment: Mapping[str, str]) -> dict[str, str]:
     What the URI does not give comes from AWS's environment variables, as for boto3.
     """
     settings = s3_settings(uri, environment)
-    if settings is None:
-        return {}
+    return {} if settings is None else _bucket_options(settings, environment, {})
+
+
+def feed_options(objects: S3Objects) -> dict[str, str]:
+    """The options with which Spark reads objects of others: beside those for the location, for their bucket alone.
+
+    They hold the credentials, if there are some for these objects alone; Spark shows the options of a read nowhere.
+    """
+    own: dict[str, str] = {"change.detection.source": "etag", "change.detection.mode": "server"}
+    if objects.requester_pays:
+        own["requester.pays.enabled"] = "true"
+    keys = objects.credentials()
+    if keys is not None:
+        own |= {"access.key": keys.access_key, "secret.key": keys.secret_key}
+        own |= {"session.token": keys.token} if keys.token else {}
+        own["aws.credentials.provider"] = _TEMPORARY_KEYS if keys.token else _PLAIN_KEYS
+    return _bucket_options(objects.settings, os.environ, own)
+
+
+def disagree(options: Mapping[str, str], uri: str) -> bool:
+    """True if `feed_options` are for the bucket of a blob store's URI, and differ from what reaches that."""
+    own = access_options(uri, os.environ)
+    changes = {name for name in options if ".change.detection." in name}
+    return any(own.keys() & options.keys()) and own != {name: options[name] for name in options.keys() - changes}
+
+
+def _bucket_options(settings: S3Settings, environment: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
     endpoint = settings.endpoint or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
-    options = {"path.style.access": str(settings.uses_path_style).lower()}
+    options = {"path.style.access": str(settings.uses_path_style).lower(), **own}
     if endpoint:
         options |= {"endpoint": endpoint, "connection.ssl.enabled": str(not endpoint.startswith("http:")).lower()}
     if settings.region or endpoint:
         options["endpoint.region"] = settings.region or _DEFAULT_REGION
-    if settings.access_key_id is None and any(environment.get(name) for name in _NEED_AWS_CHAIN):
+    is_chain = settings.access_key_id is None and "access.key" not in own
+    if is_chain and any(environment.get(name) for name in _NEED_AWS_CHAIN):
         options["aws.credentials.provider"] = _AWS_CHAIN
     return {f"fs.s3a.bucket.{settings.bucket}.{name}": value for name, value in options.items()}
 

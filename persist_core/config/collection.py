@@ -22,7 +22,7 @@ from persist_core.config.column import Binary, ColumnConfig, Decimals, Unit
 from persist_core.config.files import load_folder, read_mapping
 from persist_core.config.model import ConfigModel
 from persist_core.config.order import OrderConfig, check_sequence, order_columns, order_fields
-from persist_core.config.path_pattern import PathPattern, parse_pattern
+from persist_core.config.path_pattern import S3, PathPattern, parse_pattern
 from persist_core.config.problems import explain, nearest, refuse, show
 from persist_core.config.shard import ShardConfig
 from persist_core.errors import ConfigError
@@ -35,6 +35,7 @@ PATH_FIELDS = ("path", "moved_from", "replaces")  # fields of `source` in which 
 UNAVAILABLE_VALUE = "__debezium_unavailable_value"
 UNAVAILABLE_TYPES = ("string", "json", "binary")  # of columns that may hold what Debezium calls unavailable
 NEVER_KEYS = ("float", "double", "json")
+DEFAULT_LOOK_BACK = "7 days"
 FILES = "files"  # the name and the type of a collection's one source
 FILE_POSITION = (Column("file", "string"), Column("block", "bigint"), Column("row", "bigint"))
 
@@ -45,15 +46,21 @@ class SourceConfig(ConfigModel):
     `path` is a glob. It may contain one `{date:%Y-%m-%d}` (any strftime pattern of year/month/day/hour), which is the
     date of its files in UTC: a file dated at or after the run's upper is not yet due. `moved_from` and `replaces` name
     folders that `path` started at before: `moved_from` if the same files were moved, `replaces` if these are other
-    files. `decimals` defines the quoted numbers in Debezium messages without a schema (`precise`: base64 of the
-    unscaled integer, `string`: its digits), `binary` how text formats write bytes. If they are not set, a value that
-    can be read in two ways is an err. `missing_field` defines a column's field that a JSON record does not have: null,
-    or (`unchanged`) the value that the row has. `unavailable_value` is Debezium's `unavailable.value.placeholder`.
+    files. On S3, `connection` names the credentials and the endpoint (default: those of the location), `look_back` is
+    how far before the shard's upper a listing looks for dated files (once a day all are listed), and `requester_pays`
+    accepts the costs of a bucket whose owner does not pay. `decimals` defines the quoted numbers in Debezium messages
+    without a schema (`precise`: base64 of the unscaled integer, `string`: its digits), `binary` how text formats write
+    bytes. If they are not set, a value that can be read in two ways is an err. `missing_field` defines a column's field
+    that a JSON record does not have: null, or (`unchanged`) the value that the row has. `unavailable_value` is
+    Debezium's `unavailable.value.placeholder`.
     """
 
     path: str
     moved_from: tuple[str, ...] = ()
     replaces: tuple[str, ...] = ()
+    connection: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=250)] | None = None
+    look_back: str | None = None
+    requester_pays: bool = False
     format: Format
     decimals: Decimals | None = None
     binary: Binary | None = None
@@ -66,6 +73,11 @@ class SourceConfig(ConfigModel):
     @classmethod
     def _check_path(cls, path: str) -> str:
         return checks.source_path(path)
+
+    @field_validator("look_back", mode="before")
+    @classmethod
+    def _check_look_back(cls, text: object) -> str | None:
+        return None if text is None else checks.history(text, field="look_back")
 
     @field_validator("moved_from", "replaces", mode="before")
     @classmethod
@@ -85,6 +97,15 @@ class SourceConfig(ConfigModel):
             raise refuse(both, "each folder in moved_from or in replaces", "remove one of the two", at=["replaces"])
         return self
 
+    @model_validator(mode="after")
+    def _check_only_on_s3(self) -> SourceConfig:
+        given = {"connection": self.connection, "look_back": self.look_back, "requester_pays": self.requester_pays}
+        name = next((name for name, value in given.items() if value), None)
+        if name is not None and not self.is_on_s3:
+            raise refuse(given[name], "no such field for files in a folder", "remove it, or give an s3:// path",
+                         at=[name])  # fmt: skip
+        return self
+
     @field_validator("delimiter")
     @classmethod
     def _check_delimiter(cls, delimiter: str) -> str:
@@ -93,6 +114,16 @@ class SourceConfig(ConfigModel):
                 delimiter, "one character other than a quote, backslash or line end", 'write ",", ";" or "\\t"'
             )
         return delimiter
+
+    @property
+    def is_on_s3(self) -> bool:
+        """True if the files are objects in a bucket."""
+        return self.path.startswith(S3)
+
+    @property
+    def look_back_ms(self) -> int | None:
+        """How far back a listing looks for dated files; `None`: always at all of them."""
+        return checks.history_ms(self.look_back or DEFAULT_LOOK_BACK)
 
     @property
     def type(self) -> str:

@@ -3,6 +3,9 @@
     dags/feed/customers/date={date:%Y-%m-%d}/*.jsonl
     '------- root -----' '------- segments -------'
 
+    s3://bucket/feed/orders/{date:%Y/%m/%d}/*.parquet
+    '-------- root -------' '------ segments ------'
+
 Within one segment `*`, `?` and `[...]` work as in the shell; the segment `**` matches any number of folders.
 `{date:...}` accepts `%Y %m %d %H` and literal text, which may contain `/` (`{date:year=%Y/month=%m}`). A path is
 matched in two steps: a *loose* match accepts anything in place of the date, then the date is parsed *strictly*. So a
@@ -11,19 +14,24 @@ file with an invalid date is found and reported.
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import PurePosixPath
 
 from persist_core.errors import InvalidInput
+from persist_core.time_text import DAY_MS
 
 MAX_PATTERN_CHARS = 4096  # PATH_MAX on Linux
+MAX_PREFIXES = 1000  # of one listing by date; a longer range is listed whole
+S3 = "s3://"  # how a pattern on S3 starts, and its root
 HIDDEN = (".", "_")  # first characters of names that writers use for unfinished or private files (as Spark does)
 
 _DATE = re.compile(r"\{date:([^{}]*)\}")
 _DIRECTIVES = {"Y": r"[0-9]{4}", "m": r"[0-9]{2}", "d": r"[0-9]{2}", "H": r"[0-9]{2}"}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?=/|$)")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -42,13 +50,35 @@ class PathSegment:
 
 @dataclass(frozen=True)
 class PathPattern:
-    """A parsed pattern. `segments` lie below `root`; `strict` matches whole paths relative to it, with the date."""
+    """A parsed pattern. `segments` lie below `root`; `strict` matches whole paths relative to it, with the date.
+
+    `head`: the plain text that all paths below `root` start with. `is_dated_first`: the date follows it.
+    """
 
     text: str
     root: str
     segments: tuple[PathSegment, ...]
     strict: re.Pattern[str] | None
     date_format: str | None
+    head: str = ""
+    is_dated_first: bool = False
+
+    def prefixes(self, start_ms: int, end_ms: int) -> list[str] | None:
+        """The beginnings of all paths dated in `[start_ms, end_ms)`, by whole days; `None` if only `head` is known of
+        them, or the range is too long."""
+        days = range(start_ms // DAY_MS, -(-end_ms // DAY_MS))
+        if not self.is_dated_first or self.date_format is None or len(days) > MAX_PREFIXES:
+            return None
+        text = self.date_format.partition("%H")[0]
+        dates = ((_EPOCH + timedelta(days=day)).strftime(text) for day in days)
+        return list(dict.fromkeys(f"{self.head}{date}" for date in dates))
+
+    @property
+    def loose(self) -> re.Pattern[str]:
+        """The whole path relative to `root`, with anything in place of the date."""
+        parts = [s.loose.pattern for s in self.segments]
+        folders = ["(?:[^/]+/)*" if s.any_depth else f"{part}/" for s, part in zip(self.segments, parts, strict=True)]
+        return re.compile("".join(folders[:-1]) + parts[-1])
 
     def date_ms(self, below_root: str) -> int | None:
         """When the file at this path (relative to `root`) is dated, or `None` if its date cannot be parsed."""
@@ -71,6 +101,7 @@ class _Token:
     strict: str
     loose: str
     literal: str | None = None
+    is_date: bool = False
 
 
 _STAR = _Token("[^/]*", "[^/]*")
@@ -79,6 +110,8 @@ _STAR = _Token("[^/]*", "[^/]*")
 def parse_pattern(path: str, base_dir: str) -> PathPattern:
     """Parse `path`; a relative one lies below `base_dir`. Raises `BadPattern`."""
     _check_text(path)
+    scheme = "s3:/" if path.startswith(S3) else ""
+    text, path = path, path.removeprefix(scheme)
     dates = _DATE.findall(path)
     if len(dates) > 1:
         raise BadPattern("expected at most one {date:...}; write one with literals: {date:year=%Y/month=%m}")
@@ -98,13 +131,24 @@ def parse_pattern(path: str, base_dir: str) -> PathPattern:
     if not segments:  # no wildcard at all: one file
         segments.append([_Token(re.escape(root.name), re.escape(root.name), root.name)])
         root = root.parent
+    if scheme and len(root.parts) < 2:
+        raise BadPattern("expected a file below s3://bucket/; add a pattern for its objects, such as *.parquet")
     last = segments[-1]
     if _is_any_depth(last):
         raise BadPattern("expected a file name after '**'; for example **/*.jsonl")
     if last[0].literal is not None and last[0].literal.startswith(HIDDEN):
         raise BadPattern("expected a file name that starts with neither '.' nor '_': these mark unfinished files")
     strict = re.compile(_strict(segments)) if dates else None
-    return PathPattern(path, str(root), tuple(_segment(s) for s in segments), strict, dates[0] if dates else None)
+    plain = list(itertools.takewhile(lambda token: token.literal is not None, segments[0]))
+    return PathPattern(
+        text,
+        f"{scheme}{root}",
+        tuple(_segment(s) for s in segments),
+        strict,
+        dates[0] if dates else None,
+        head="".join(token.literal or "" for token in plain),
+        is_dated_first=any(token.is_date for token in segments[0][len(plain) :][:1]),
+    )
 
 
 def _check_text(path: str) -> None:
@@ -112,8 +156,14 @@ def _check_text(path: str) -> None:
         raise BadPattern(f"expected 1 to {MAX_PATTERN_CHARS} characters")
     if any(ord(c) < 32 or c in "\\\x7f" or 0xD800 <= ord(c) < 0xE000 for c in path):
         raise BadPattern("expected no control characters and no backslash; use '/' between folders, [*] for a plain *")
-    if _SCHEME.match(path):
-        raise BadPattern("expected a path on this machine's file system, without a scheme; mount the folder")
+    if path.startswith(S3):
+        if not _BUCKET.match(path):
+            raise BadPattern("expected a bucket's name after s3://, of 3 to 63 of a-z 0-9 . -; correct it")
+        if set(path.removeprefix(S3).split("/")) & {"", ".", ".."}:
+            raise BadPattern("expected no empty, '.' or '..' part in a path on S3; write it without, and end it in a"
+                             " pattern for objects, such as *.parquet")  # fmt: skip
+    elif _SCHEME.match(path):
+        raise BadPattern("expected a path on this machine's file system, or s3://bucket/...; mount the folder")
     if path.startswith("~"):
         raise BadPattern("expected no '~'; write ${HOME}/...")
     if path.endswith("/"):
@@ -192,7 +242,7 @@ def _date_pieces(text: str, seen: set[str]) -> list[_Token]:
         raise BadPattern("expected a date that starts with the year: %Y, %Y %m, %Y %m %d or %Y %m %d %H, in any order")
     if not all(pieces):
         raise BadPattern("expected no empty folder name in {date:...}; remove the extra '/'")
-    return [_Token(piece, "[^/]*") for piece in pieces]
+    return [_Token(piece, "[^/]*", is_date=True) for piece in pieces]
 
 
 def _is_any_depth(tokens: list[_Token]) -> bool:

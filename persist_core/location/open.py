@@ -17,9 +17,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
+from persist_core.errors import ConfigError
 from persist_core.location.blob import Blob
 from persist_core.location.consensus import Consensus
 from persist_core.location.file.blob import FileBlob
@@ -33,7 +34,7 @@ from persist_core.location.s3.blob import S3Blob
 from persist_core.location.s3.consensus import S3Consensus
 from persist_core.location.s3.uri import PARAMETERS as S3_PARAMETERS
 from persist_core.location.s3.uri import S3Settings, parse_s3_uri
-from persist_core.location.settings import PersistLocation
+from persist_core.location.settings import PersistLocation, connection_variable
 from persist_core.location.sqlite.consensus import SqliteConsensus
 from persist_core.location.sqlite.uri import PARAMETERS as SQLITE_PARAMETERS
 from persist_core.location.sqlite.uri import parse_sqlite_uri
@@ -56,10 +57,39 @@ _PARAMETERS = {
 
 @dataclass(frozen=True)
 class OpenLocation(AbstractContextManager["OpenLocation"]):
-    """The two backends of a location. Close it, or use it as a context manager; no backend is usable afterwards."""
+    """The two backends of a location. Close it, or use it as a context manager; no backend is usable afterwards.
+
+    `connections` are those of its `PersistLocation`, `environment` has the credentials that it was opened with.
+    """
 
     blob: Blob
     consensus: Consensus
+    connections: Mapping[str, str] = field(default_factory=dict, repr=False)
+    environment: Environment = field(default_factory=dict, repr=False)
+
+    def feed_settings(self, root: str, connection: str | None) -> S3Settings:
+        """How to reach objects below `root` (`s3://bucket/folder`): by the connection of that name, else with the
+        location's own credentials, or AWS's default chain.
+
+        Raises `ConfigError` for a connection that is not known, or is one for other objects.
+        """
+        bucket, _, prefix = root.removeprefix("s3://").partition("/")
+        if connection is None:
+            return S3Settings(bucket, prefix).with_credentials_of(self.environment)
+        variable = connection_variable(connection)
+        if variable not in self.connections:
+            raise ConfigError(
+                f"source.connection {connection!r} is not known: set {variable}=s3://{bucket}?region=...&profile=..."
+                f" in the environment, or [connections] {connection} = ... in the file with the location; in Airflow"
+                " make an AWS connection of that id"
+            )
+        settings = _s3(_parse(self.connections[variable], f"{variable}: connection", ["s3"]), None)
+        if settings.bucket != bucket or not f"{prefix}/".startswith(f"{settings.prefix}/".lstrip("/")):
+            raise ConfigError(
+                f"source.connection {connection!r} is for {settings.uri!r}; found the path {root!r}: correct one of"
+                " them"
+            )
+        return settings
 
     def close(self) -> None:
         try:
@@ -87,8 +117,10 @@ def open_consensus(uri: str, environment: Environment | None = None) -> Consensu
 def open_location(location: PersistLocation, environment: Environment | None = None) -> OpenLocation:
     """Both backends of `location`; otherwise as `open_blob`."""
     blob = open_blob(location.blob_uri, environment)
+    credentials = {**(environment or {}), **credentials_of(location.blob_uri)}
     try:
-        return OpenLocation(blob, open_consensus(location.consensus_uri, environment))
+        consensus = open_consensus(location.consensus_uri, environment)
+        return OpenLocation(blob, consensus, location.connections, credentials)
     except BaseException:
         blob.close()
         raise
@@ -99,6 +131,23 @@ def s3_settings(uri: str, environment: Environment | None = None) -> S3Settings 
     if not re.match(r"s3:", uri, re.IGNORECASE):
         return None
     return _s3(_parse(uri, "S3", ["s3"]), environment)
+
+
+def credentials_of(uri: str) -> dict[str, str]:
+    """The credentials in an `s3:` URI, as the variables that boto3 and Spark read; empty if it has none."""
+    settings = s3_settings(uri)
+    if settings is None:
+        return {}
+    credentials: dict[str, str] = {}
+    if settings.access_key_id is not None:
+        credentials = {
+            "AWS_ACCESS_KEY_ID": settings.access_key_id,
+            "AWS_SECRET_ACCESS_KEY": settings.secret_access_key or "",
+            "AWS_SESSION_TOKEN": settings.session_token or "",  # empty hides one that belongs to other keys
+        }
+    if settings.profile is not None:
+        credentials["AWS_PROFILE"] = settings.profile
+    return credentials
 
 
 def roles_of(uri: str) -> list[str]:

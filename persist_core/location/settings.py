@@ -12,7 +12,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,15 +24,20 @@ from persist_core.location.uri import parse_uri, redact_uri
 
 ENV_BLOB_URI = "PERSIST_BLOB_URI"
 ENV_CONSENSUS_URI = "PERSIST_CONSENSUS_URI"
+ENV_CONNECTION = "PERSIST_CONNECTION_"
 CONFIG_FILE_NAME = "persist.toml"
 
 
 @dataclass(frozen=True)
 class PersistLocation:
-    """Where shards are stored: a blob URI and a consensus URI. Prints redacted; the URIs may hold secrets."""
+    """Where shards are stored: a blob URI and a consensus URI. Prints redacted; the URIs may hold secrets.
+
+    `connections` are URIs too, by `connection_variable`: how to reach what collections read and is not stored here.
+    """
 
     blob_uri: str
     consensus_uri: str
+    connections: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __repr__(self) -> str:
         return (
@@ -44,7 +49,12 @@ class PersistLocation:
 
     def to_env(self) -> dict[str, str]:
         """The environment variables that hand this location to another process, secrets included."""
-        return {ENV_BLOB_URI: self.blob_uri, ENV_CONSENSUS_URI: self.consensus_uri}
+        return {ENV_BLOB_URI: self.blob_uri, ENV_CONSENSUS_URI: self.consensus_uri, **self.connections}
+
+
+def connection_variable(name: str) -> str:
+    """The environment variable with the URI of a `source.connection`."""
+    return ENV_CONNECTION + re.sub(r"[^A-Z0-9]", "_", name.upper())
 
 
 def location_from(
@@ -58,8 +68,10 @@ def location_from(
 
     Looked for in this order: the arguments; `PERSIST_BLOB_URI` and `PERSIST_CONSENSUS_URI` in `env` (default: this
     process's); `config_file`, or else the first that exists of `./persist.toml` and `~/.config/persist/config.toml`
-    (TOML with `blob_uri` and `consensus_uri`; relative paths are relative to the file). Raises `ConfigError` if
-    none of them has it, or the first that does has only half of it, and `InvalidUri` for a URI that cannot be opened.
+    (TOML with `blob_uri` and `consensus_uri`; relative paths are relative to the file). Connections come from
+    variables `PERSIST_CONNECTION_...` in `env`, and from the file's table `connections` if the pair does. Raises
+    `ConfigError` if none of them has it, or the first that does has only half of it, and `InvalidUri` for a URI that
+    cannot be opened.
     """
     env = os.environ if env is None else env
     here = Path.cwd()
@@ -75,7 +87,8 @@ def location_from(
             f"{ENV_CONSENSUS_URI}, or put them into {CONFIG_FILE_NAME} (blob_uri = 'file:///folder', "
             "consensus_uri = 'sqlite:////folder/consensus.db')"
         )
-    return found
+    given = {name: uri for name, uri in env.items() if name.startswith(ENV_CONNECTION) and uri}
+    return replace(found, connections={**found.connections, **given}) if given else found
 
 
 def _whole_pair(
@@ -115,11 +128,20 @@ def _from_config_file(config_file: Path | None, env: Mapping[str, str]) -> Persi
         ) from None
     except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{config_file}: cannot be read as TOML: {error}") from error
-    unknown = sorted(body.keys() - {"blob_uri", "consensus_uri"})
+    unknown = sorted(body.keys() - {"blob_uri", "consensus_uri", "connections"})
     if unknown:
-        raise ConfigError(f"{config_file}: unknown key {', '.join(unknown)}; expected blob_uri and consensus_uri")
+        raise ConfigError(
+            f"{config_file}: unknown key {', '.join(unknown)}; expected blob_uri, consensus_uri and [connections]"
+        )
+    connections = body.pop("connections", {})
+    if not isinstance(connections, dict) or not all(isinstance(uri, str) for uri in connections.values()):
+        raise ConfigError(
+            f"{config_file}: connections: expected a table of URIs: vendor = 's3://bucket?profile=vendor'"
+        )
     for name, value in body.items():
         if not isinstance(value, str) or not value:
             raise ConfigError(f"{config_file}: {name}: found {type(value).__name__}; expected a URI as a string")
     values = body.get("blob_uri"), body.get("consensus_uri")
-    return _whole_pair(*values, str(config_file), ("blob_uri", "consensus_uri"), config_file.absolute().parent)
+    found = _whole_pair(*values, str(config_file), ("blob_uri", "consensus_uri"), config_file.absolute().parent)
+    given = {connection_variable(name): uri for name, uri in connections.items()}
+    return replace(found, connections=given) if found else None

@@ -107,9 +107,9 @@ def job_key(shard: str, begin: int, attempt: str, name: str) -> str:
     return f"{jobs_prefix(shard, begin)}{attempt}/{name}"
 
 
-def input_copy(number: int) -> str:
+def input_copy(number: int, suffix: str) -> str:
     """The name, for `job_key`, of a copy of an input file, which one Spark job makes and reads."""
-    return f"{_INPUT_COPY}{number:06d}.gz"
+    return f"{_INPUT_COPY}{number:06d}{suffix}"
 
 
 def is_input_copy(key: str) -> bool:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from functools import cached_property
 
 from persist_core.config.collection import FILES, CollectionConfig
 from persist_core.handles.client import PersistClient
 from persist_core.schema import CollectionSchema
 from persist_core.shard.state import ShardState
-from persist_core.sources.files import FileSource, FrozenInput
+from persist_core.sources.feeds import feed_of
+from persist_core.sources.files import FileSource
 from persist_core.sources.frozen import load_frozen, stage_frozen
+from persist_core.sources.input_file import FrozenInput
 from persist_core.sources.source import Intake, ReadInput
 
 _log = logging.getLogger(__name__)
@@ -20,12 +23,17 @@ class CollectionSource:
 
     def __init__(self, client: PersistClient, config: CollectionConfig) -> None:
         self._config = config
+        self._location = client.location
         self._blob = client.blob
+
+    @cached_property
+    def _files(self) -> FileSource:
+        return FileSource(self._config, self._blob, feed_of(self._location, self._config))
 
     def check(self, state: ShardState | None) -> None:
         """Check the schema, which is known from the collection file, before files are listed; first the folders."""
         if state is None:
-            FileSource(self._config, self._blob).freeze(None, until=None)
+            self._files.freeze(None, until=None)
         else:
             state.schemas.placed(self._config.collection_schema())
 
@@ -34,16 +42,17 @@ class CollectionSource:
 
         The first commit names the progress though it is empty: a restore to its checkpoint needs it.
         """
-        source = FileSource(self._config, self._blob)
         consumed = state.sources.get(FILES)
-        freeze = source.freeze(consumed, until=until, lower=lower)
+        freeze = self._files.freeze(consumed, until=until, lower=lower)
         if freeze.not_due:  # usual in a backfill, so no notice
             _log.info("%d files are dated at or after the end of this run: left for later runs", freeze.not_due)
+        if freeze.requests:
+            _log.info("listed the files of %s in %d requests", self._config.source.path, freeze.requests)
         sources, input_key = dict(state.sources), None
         if freeze.frozen.files:
             input_key = stage_frozen(self._blob, self._config.name, freeze.frozen, era=state.era)
-        if consumed is None or freeze.frozen.files or source.has_other_place(consumed):
-            sources[FILES] = source.advance(consumed, freeze.frozen, era=state.era)
+        if consumed is None or freeze.frozen.files or self._files.has_other_place(consumed):
+            sources[FILES] = self._files.advance(consumed, freeze.frozen, era=state.era, unread_from=freeze.unread_from)
         return Intake(
             upper=freeze.upper,
             sources=sources,
@@ -55,7 +64,7 @@ class CollectionSource:
 
     def pending(self, state: ShardState, *, until: int | None) -> int:
         """Files that no commit has consumed and that are dated before `until`."""
-        freeze = FileSource(self._config, self._blob).freeze(state.sources.get(FILES), until=until)
+        freeze = self._files.freeze(state.sources.get(FILES), until=until)
         return len(freeze.frozen.files) + freeze.left_over
 
     def inputs(self, input_key: str) -> list[ReadInput]:

@@ -6,7 +6,7 @@ have names that writers use until they rename the files: names that start with `
 their names before its first wildcard.
 
 A symbolic link is followed only within the pattern's root: a drop folder must not give access to other files. So it is
-again when the files are read (`persist_core.sources.files.check_unchanged`).
+again when the files are read (`persist_core.sources.feed.LocalFeed.check`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from persist_core.config.path_pattern import HIDDEN, PathPattern
@@ -30,13 +30,17 @@ MAX_ENTRIES = 20_000_000  # names examined in one scan: minutes of listing; more
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file that matches: its path below the root, its size and times of last change, its date (ms) if it has one."""
+    """A file that matches: its path below the root, its size and times of last change, its date (ms) if it has one.
+
+    An object on S3 has an ETag, and no `ctime_ns`.
+    """
 
     below_root: str
     size_bytes: int
     mtime_ms: int
     ctime_ns: int
     date_ms: int | None
+    etag: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +56,33 @@ class UnmatchedFile:
 
 @dataclass
 class Scan:
-    """The result of one scan, unordered."""
+    """The result of one scan, unordered. `requests` are those of a listing on S3."""
 
     found: list[FoundFile] = field(default_factory=list)
     unmatched: list[UnmatchedFile] = field(default_factory=list)
     unfinished: int = 0
+    requests: int = 0
+
+    def look(self, pattern: PathPattern, file: FoundFile) -> None:
+        """Take a file of a name that matches loosely, dated by `pattern`, unless its name or its date is not legal."""
+        name = file.below_root
+        if any(c < " " or c in "\\\x7f" or "\ud800" <= c <= "\udfff" for c in name):
+            self.reject(name, "its name holds a control character, a backslash or bytes that are not UTF-8")
+            return
+        date_ms = pattern.date_ms(name)
+        if pattern.date_format is not None and date_ms is None:
+            self.reject(name, f"its date can't be read as {pattern.date_format}")
+        else:
+            self.found.append(replace(file, date_ms=date_ms))
+
+    def reject(self, path: str, reason: str) -> None:
+        """Report a file that looks like input."""
+        self.unmatched.append(UnmatchedFile(path, reason))
+
+
+def is_unfinished(name: str) -> bool:
+    """True for the names of files that are not to be read yet."""
+    return name.startswith(HIDDEN) or name.endswith(UNFINISHED_SUFFIXES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +144,7 @@ class _Scanner:
             if entry.is_dir():
                 inner = None if entry.name.startswith(HIDDEN) else self._enter(folder, entry, f"{below_root}/")
                 if is_match and inner is None and not self._segments[self._last].bare:
-                    self._reject(below_root, "it is a folder; end source.path in /* to read the files in it")
+                    self._result.reject(below_root, "it is a folder; end source.path in /* to read the files in it")
                 return inner
             if is_match:
                 self._take(entry, below_root)
@@ -127,7 +153,7 @@ class _Scanner:
         except OSError as error:
             if error.errno == errno.ELOOP:
                 if is_match:
-                    self._reject(below_root, "it is a symbolic link to itself")
+                    self._result.reject(below_root, "it is a symbolic link to itself")
                 return None
             raise Determinate(f"{entry.path!a}: {error.strerror or error}; give this user access to it") from error
         return None
@@ -140,44 +166,36 @@ class _Scanner:
         if entry.is_symlink():
             real, left = os.path.realpath(entry.path), (*folder.left, folder.real)
             if not self._is_inside(real):
-                self._reject(below_root, f"it is a symbolic link that leaves {self._pattern.root}")
+                self._result.reject(below_root, f"it is a symbolic link that leaves {self._pattern.root}")
                 return None
             if any(place == real or place.startswith(f"{real}/") for place in left):
-                self._reject(below_root, "it is a symbolic link to a folder that holds it")
+                self._result.reject(below_root, "it is a symbolic link to a folder that holds it")
                 return None
         if folder.depth >= MAX_DEPTH:
-            self._reject(below_root, f"it lies more than {MAX_DEPTH} folders deep")
+            self._result.reject(below_root, f"it lies more than {MAX_DEPTH} folders deep")
             return None
         return _Folder(entry.path, below_root, states, real, left, folder.depth + 1)
 
     def _take(self, entry: os.DirEntry[str], below_root: str) -> None:
         name = entry.name
-        if name.startswith(HIDDEN) or name.endswith(UNFINISHED_SUFFIXES):
+        if is_unfinished(name):
             self._result.unfinished += 1
             return
         if entry.is_symlink() and not self._is_inside(os.path.realpath(entry.path)):
-            self._reject(below_root, f"it is a symbolic link that leaves {self._pattern.root}")
+            self._result.reject(below_root, f"it is a symbolic link that leaves {self._pattern.root}")
             return
         try:
             facts = entry.stat()
         except FileNotFoundError:
             if Path(entry.path).is_symlink():
-                self._reject(below_root, "it is a symbolic link to nothing")
+                self._result.reject(below_root, "it is a symbolic link to nothing")
             return
         if not stat.S_ISREG(facts.st_mode):
-            self._reject(below_root, "it is not a regular file")
-        elif any(c < " " or c in "\\\x7f" or "\ud800" <= c <= "\udfff" for c in below_root):
-            self._reject(below_root, "its name holds a control character, a backslash or bytes that are not UTF-8")
+            self._result.reject(below_root, "it is not a regular file")
         else:
-            date_ms = self._pattern.date_ms(below_root)
-            if self._pattern.date_format is not None and date_ms is None:
-                self._reject(below_root, f"its date can't be read as {self._pattern.date_format}")
-                return
             mtime_ms = facts.st_mtime_ns // 1_000_000
-            self._result.found.append(FoundFile(below_root, facts.st_size, mtime_ms, facts.st_ctime_ns, date_ms))
-
-    def _reject(self, below_root: str, reason: str) -> None:
-        self._result.unmatched.append(UnmatchedFile(below_root, reason))
+            found = FoundFile(below_root, facts.st_size, mtime_ms, facts.st_ctime_ns, None)
+            self._result.look(self._pattern, found)
 
     def _is_inside(self, real: str) -> bool:
         return real == self._real_root or real.startswith(f"{self._real_root.rstrip('/')}/")

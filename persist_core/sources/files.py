@@ -6,7 +6,8 @@
     frozen input ------------> advance(consumed, frozen) -> SourceFrontier, committed with the data
 
 1. A file is identified by its path, so a wider or narrower `source.path` does not read it again
-   (`persist_core.sources.root` handles another root).
+   (`persist_core.sources.root` handles another root). Where it lies, in a folder or a bucket, is for
+   `persist_core.sources.feed` alone.
 2. A file that no commit has consumed is in `frozen`, or not due, or left over by the limits: never dropped.
 3. A consumed file is never read again. If its size or time of change differ, it is reported in `changed`; or, if it was
    set aside, it is corrected (`InputFile.is_corrected`) and read like a new one.
@@ -19,89 +20,24 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from persist_core.config.collection import CollectionConfig
-from persist_core.errors import CorruptArtifact, InvalidInput, SourceChanged
+from persist_core.errors import InvalidInput
 from persist_core.location.blob import Blob
 from persist_core.shard.batch import SourceFrontier
-from persist_core.shard.sealed import seal, unseal
-from persist_core.sources.file_scan import FoundFile, UnmatchedFile, scan
+from persist_core.sources.feed import Feed, LocalFeed, Wanted
+from persist_core.sources.file_scan import FoundFile, UnmatchedFile
+from persist_core.sources.input_file import FrozenInput, InputFile
 from persist_core.sources.ledger import Consumed, Ledger, place_of
 from persist_core.sources.natural_order import natural_key, path_of
-from persist_core.sources.root import Place, holds, join, place_after
-from persist_core.time_text import format_time
+from persist_core.sources.root import Place, join, place_after, relative_to
+from persist_core.time_text import DAY_MS, format_time
 
-FROZEN_VERSION = 1
-_FROZEN = "frozen_files"
+UNREAD_FROM = "unread_from"  # in the progress, if files were left over
 _MAX_NOTICES = 20  # of one kind; the rest are counted
-
-
-@dataclass(frozen=True, slots=True)
-class InputFile:
-    """One file to read. `path` is absolute; `order` is the natural-sort key of `relative`; `date_ms` from its path.
-
-    `ctime_ns` is when the system last changed its name, links, rights or bytes. No user can set it, and every file that
-    is put in this one's place has a later one, this file itself if it is moved away and back. Numbers of devices and
-    inodes would add nothing, and differ from machine to machine (devices) and from mount to mount (inodes of FUSE).
-    `is_corrected`: another file of this name was set aside before.
-    """
-
-    path: str
-    relative: str
-    size_bytes: int
-    mtime_ms: int
-    ctime_ns: int
-    date_ms: int | None
-    order: str
-    is_corrected: bool = False
-
-
-@dataclass(frozen=True)
-class FrozenInput:
-    """The input of one description: files in ascending `order`. `base` is what their relative paths are relative to."""
-
-    files: tuple[InputFile, ...]
-    base: str = ""
-
-    def encode(self) -> bytes:
-        """Sealed JSON: equal inputs give equal bytes."""
-        rows = [
-            [
-                f.relative,
-                f.size_bytes,
-                f.mtime_ms,
-                f.ctime_ns,
-                f.date_ms,
-                None if f.path == join(self.base, f.relative) else f.path,
-                f.is_corrected,
-            ]
-            for f in self.files
-        ]
-        return seal(_FROZEN, FROZEN_VERSION, {"base": self.base, "files": rows})
-
-    @classmethod
-    def decode(cls, data: bytes, *, what: str = "a frozen input") -> FrozenInput:
-        """The inverse of `encode`. Raises `CorruptArtifact` or `UnknownVersion` naming `what`."""
-        body = unseal(data, kind=_FROZEN, version=FROZEN_VERSION, what=what)
-        try:
-            base = body["base"]
-            files = tuple(
-                InputFile(path or join(base, name), name, size, mtime, ctime, date_ms, natural_key(name), is_corrected)
-                for name, size, mtime, ctime, date_ms, path, is_corrected in body["files"]
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            raise CorruptArtifact(f"{what} is malformed: {error!r}; mint again") from error
-        return cls(files, base)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all files."""
-        return sum(file.size_bytes for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +62,8 @@ class ChangedFile:
 class Freeze:
     """The result of `freeze`. Tuples are in natural order; counts are of files.
 
-    `upper` is the greatest upper that a description of this input may have (`None`: closed).
+    `upper` is the greatest upper that a description of this input may have (`None`: closed). `unread_from` is the
+    earliest date (ms) in the paths of the files left over; `requests` are those of the listing.
     """
 
     frozen: FrozenInput
@@ -134,7 +71,9 @@ class Freeze:
     not_due: int = 0
     unmatched: tuple[UnmatchedFile, ...] = ()
     left_over: int = 0
+    unread_from: int | None = None
     unfinished: int = 0
+    requests: int = 0
     upper: int | None = None
     is_over_limit: bool = False
 
@@ -158,9 +97,11 @@ class Freeze:
 class FileSource:
     """The file source of one collection."""
 
-    def __init__(self, config: CollectionConfig, blob: Blob) -> None:
+    def __init__(self, config: CollectionConfig, blob: Blob, feed: Feed | None = None) -> None:
+        """`feed`: where the files lie; by default in a folder."""
         self._config = config
         self._pattern = config.source_pattern()
+        self._feed = feed or LocalFeed(self._pattern)
         self._ledger = Ledger(blob, config.name)
 
     def freeze(self, consumed: SourceFrontier | None, *, until: int | None, lower: int = 0) -> Freeze:
@@ -172,8 +113,8 @@ class FileSource:
         """
         place, known = self._known(consumed)
         base = place.base
-        found = scan(self._pattern)
         naming = _Naming(self._pattern.root, base)
+        found = self._feed.scan(self._wanted(consumed, known, naming, lower, until))
         changed: list[ChangedFile] = []
         pending: list[InputFile] = []
         not_due = 0
@@ -190,21 +131,49 @@ class FileSource:
                 pending.append(_input_file(file, relative, base, is_corrected=facts is not None))
         pending.sort(key=lambda file: file.order)
         taken, left = self._within_limits(pending, until, lower)
+        taken = self._feed.freeze(taken)
         return Freeze(
             frozen=FrozenInput(tuple(taken), base),
             changed=tuple(sorted(changed, key=lambda file: natural_key(file.relative))),
             not_due=not_due,
             unmatched=tuple(sorted(found.unmatched, key=lambda file: natural_key(file.path))),
             left_over=len(left),
+            unread_from=min((file.date_ms for file in left if file.date_ms is not None), default=None),
             unfinished=found.unfinished,
+            requests=found.requests,
             upper=self._upper(until, lower, left),
             is_over_limit=not self._fits(len(taken), sum(file.size_bytes for file in taken)),
         )
 
+    def _wanted(
+        self, consumed: SourceFrontier | None, known: Consumed, naming: _Naming, lower: int, until: int | None
+    ) -> Wanted:
+        """Return what to look for. The first listing of each UTC day is whole, and one that begins or ends the shard.
+
+        Others leave out dates more than `look_back` before the shard's upper and before all that was left over.
+        """
+
+        def is_known(below_root: str, size_bytes: int, mtime_ms: int) -> bool:
+            return known.get(naming.relative(below_root), ())[:2] == (size_bytes, mtime_ms)
+
+        dates, look_back_ms = None, self._config.source.look_back_ms
+        midnight = -(-lower // DAY_MS) * DAY_MS  # the first one that no commit has passed
+        if consumed is not None and look_back_ms is not None and until is not None and until <= midnight:
+            unread_from = consumed.offsets.get(UNREAD_FROM)
+            dates = max(min(lower, lower if unread_from is None else unread_from) - look_back_ms, 0), until
+        names = sorted(known) if naming.is_base and dates is None else ()
+        return Wanted(dates, is_known, names)
+
     def advance(
-        self, consumed: SourceFrontier | None, frozen: FrozenInput, *, era: int, set_aside: Collection[InputFile] = ()
+        self,
+        consumed: SourceFrontier | None,
+        frozen: FrozenInput,
+        *,
+        era: int,
+        unread_from: int | None = None,
+        set_aside: Collection[InputFile] = (),
     ) -> SourceFrontier:
-        """The progress after `frozen`, of which the files `set_aside` were not read.
+        """The progress after `frozen`, of which the files `set_aside` were not read. `unread_from` as in `Freeze`.
 
         Stages the ledger in the shard's `era` and commits nothing. Idempotent.
         """
@@ -220,7 +189,8 @@ class FileSource:
         }
         if len(added) != len(frozen.files):
             raise InvalidInput("a frozen input names a file twice; mint again")
-        return self._ledger.extend(self._ledger.replaced(consumed, known, era=era), added, place=place, era=era)
+        after = self._ledger.extend(self._ledger.replaced(consumed, known, era=era), added, place=place, era=era)
+        return after if unread_from is None else replace(after, offsets={**after.offsets, UNREAD_FROM: unread_from})
 
     def has_other_place(self, consumed: SourceFrontier | None) -> bool:
         """True if `source.path` starts at another folder than when `consumed` was committed."""
@@ -234,7 +204,7 @@ class FileSource:
         if before is None or move is None:
             return place, known
         paths = ((move.path(join(before.base, name)), facts) for name, facts in known.items())
-        return place, {os.path.relpath(path, place.base): facts for path, facts in paths}
+        return place, {relative_to(path, place.base): facts for path, facts in paths}
 
     def _within_limits(
         self, pending: list[InputFile], until: int | None, lower: int
@@ -282,77 +252,33 @@ def show_position(position: Mapping[str, Any]) -> str:
     return f"{path_of(path)}{f', row {row}' if row >= 0 else ''}{place}"
 
 
-def check_unchanged(frozen: FrozenInput, root: str) -> None:
-    """Raise `SourceChanged` naming a file that was deleted, changed, replaced or moved since it was frozen, or that a
-    link now takes outside of `root`, the folder that `source.path` starts at. Reads no contents.
-
-    Called before and after all files are read. Not found: a folder that was exchanged for another one and put back
-    between the two calls.
-    """
-    real_root = os.path.realpath(root)
-    folders: dict[str, str] = {}  # real paths; one look for each folder, not for each file
-    for file in frozen.files:
-        folder, name = os.path.split(file.path)
-        if folder not in folders:
-            folders[folder] = os.path.realpath(folder)
-        real = join(folders[folder], name)
-        try:
-            if Path(file.path).is_symlink():
-                real = os.path.realpath(file.path)
-            facts = Path(file.path).stat()
-        except OSError as error:
-            raise SourceChanged(
-                f"input file {file.path} can no longer be read ({error.strerror}); nothing was committed:"
-                " restore the file, or start a new run, which mints without it"
-            ) from error
-        if not holds(real_root, real):
-            raise SourceChanged(
-                f"input file {file.path} now leads to {real}, outside of {root}: a link was put in its place after"
-                " minting. Nothing was committed: remove the link; the next run mints without it"
-            )
-        size_bytes, mtime_ms = facts.st_size, facts.st_mtime_ns // 1_000_000
-        if (size_bytes, mtime_ms, facts.st_ctime_ns) != (file.size_bytes, file.mtime_ms, file.ctime_ns):
-            raise SourceChanged(
-                f"input file {file.path} changed between minting and reading: {file.size_bytes} bytes at"
-                f" {format_time(file.mtime_ms)}, now {size_bytes} bytes at {format_time(mtime_ms)} (its name, rights or"
-                f" links changed at {format_time(facts.st_ctime_ns // 1_000_000)}); nothing was committed: the next run"
-                " mints again. Writers should rename finished files into place"
-            )
-
-
 class _Naming:
     """Relative paths, fast if the root is in the base (the usual case)."""
 
     def __init__(self, root: str, base: str) -> None:
         self._root = root
         self._base = base
-        inner = os.path.relpath(root, base)
+        inner = relative_to(root, base)
         self._prefix = "" if inner == "." else None if inner.startswith("..") else f"{inner}/"
+
+    @property
+    def is_base(self) -> bool:
+        """True if paths below the root are relative paths."""
+        return self._prefix == ""
 
     def relative(self, below_root: str) -> str:
         if self._prefix is not None:
             return f"{self._prefix}{below_root}"
-        return os.path.relpath(join(self._root, below_root), self._base)
+        return relative_to(join(self._root, below_root), self._base)
 
 
 def _input_file(file: FoundFile, relative: str, base: str, *, is_corrected: bool) -> InputFile:
     times = (file.mtime_ms, file.ctime_ns, file.date_ms)
-    return InputFile(join(base, relative), relative, file.size_bytes, *times, natural_key(relative), is_corrected)
+    order = natural_key(relative)
+    return InputFile(join(base, relative), relative, file.size_bytes, *times, order, is_corrected, file.etag)
 
 
 def _first(items: Iterable[object], what: str) -> list[str]:
     lines = [str(item) for item in items]
     more = len(lines) - _MAX_NOTICES
     return [*lines[:_MAX_NOTICES], *([f"{more} more {what}"] if more > 0 else [])]
-
-
-__all__ = [
-    "ChangedFile",
-    "FileSource",
-    "Freeze",
-    "FrozenInput",
-    "InputFile",
-    "UnmatchedFile",
-    "check_unchanged",
-    "show_position",
-]

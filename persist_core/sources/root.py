@@ -17,6 +17,7 @@ import os
 from dataclasses import dataclass
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.config.path_pattern import S3
 from persist_core.errors import ConfigError
 
 
@@ -30,14 +31,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Move:
-    """Files below the folder `old` are below `new` now. Both are absolute paths."""
+    """Files below the folder `old` are below `new` now. Both are absolute paths, or URIs."""
 
     old: str
     new: str
 
     def path(self, path: str) -> str:
         """Where the file or folder `path` is now."""
-        return join(self.new, os.path.relpath(path, self.old)) if holds(self.old, path) else path
+        return join(self.new, relative_to(path, self.old)) if holds(self.old, path) else path
 
 
 def place_after(config: CollectionConfig, known: Place | None) -> tuple[Place, Move | None]:
@@ -66,9 +67,18 @@ def place_after(config: CollectionConfig, known: Place | None) -> tuple[Place, M
 
 
 def join(base: str, relative: str) -> str:
-    """An absolute path, without access to the file system: `..` removes a folder of `base`."""
+    """An absolute path or URI, without access to a store: `..` removes a folder of `base`. See `relative_to`."""
+    if relative.startswith(("/", S3)):
+        return relative
     joined = f"{base.rstrip('/')}/{relative}"
-    return os.path.normpath(joined) if relative.startswith(".") else joined
+    if not relative.startswith("."):
+        return joined
+    return f"{S3}{os.path.normpath(joined.removeprefix(S3))}" if joined.startswith(S3) else os.path.normpath(joined)
+
+
+def relative_to(path: str, base: str) -> str:
+    """The inverse of `join`. A path in another kind of store than `base` is its own name."""
+    return os.path.relpath(path, base) if path.startswith(S3) == base.startswith(S3) else path
 
 
 def holds(folder: str, other: str) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from persist_core.ids import time_of_uuid7
 from persist_core.location.blob import Blob
 from persist_core.shard.keys import jobs_prefix
-from persist_core.sources.files import InputFile
+from persist_core.sources.input_file import InputFile
 from persist_core.spark_job.spec import SPEC, JobSpec
 from persist_core.time_text import DAY_MS
 
@@ -41,7 +41,7 @@ class Death:
 
 def identity(file: InputFile) -> str:
     """A file as it was frozen: a corrected one has another identity."""
-    return json.dumps([file.relative, file.size_bytes, file.mtime_ms, file.ctime_ns])
+    return json.dumps([file.relative, file.size_bytes, file.mtime_ms, file.ctime_ns, file.etag, file.version_id])
 
 
 def record_death(blob: Blob, spec: JobSpec) -> None:

@@ -27,8 +27,8 @@ from pathlib import Path
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import InvalidInput
 from persist_core.location.credentials import secrets_of
-from persist_core.location.open import s3_settings
-from persist_core.location.settings import ENV_BLOB_URI, ENV_CONSENSUS_URI, PersistLocation
+from persist_core.location.open import credentials_of
+from persist_core.location.settings import ENV_BLOB_URI, ENV_CONNECTION, ENV_CONSENSUS_URI, PersistLocation
 from persist_core.spark_job.installation import spark_home
 
 DEPLOY_MODE_CONF = "spark.submit.deployMode"
@@ -37,7 +37,7 @@ _YARN_ENV = "spark.yarn.appMasterEnv."
 _KUBERNETES_ENV = "spark.kubernetes.driverEnv."
 _KUBERNETES_SECRET = "spark.kubernetes.driver.secretKeyRef."
 _SPARKS_REDACTION = "(?i)secret|password|token|access[.]?key"  # Spark's default, which ours replaces
-_OUR_REDACTION = f"{ENV_BLOB_URI}|{ENV_CONSENSUS_URI}|AWS_ACCESS_KEY_ID"
+_OUR_REDACTION = f"{ENV_BLOB_URI}|{ENV_CONSENSUS_URI}|{ENV_CONNECTION}|AWS_ACCESS_KEY_ID"
 LEFTOVER_MS = 25 * 3_600_000  # a file this old was left by a killed submit: a job ends within a day
 _PREFIX, _SUFFIX = "persist-spark-", ".conf"
 _SECRET_VARIABLES = frozenset({"AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"})
@@ -92,24 +92,14 @@ def _check_no_secret(plain: Mapping[str, str]) -> None:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    return name in _SECRET_VARIABLES or (name in (ENV_BLOB_URI, ENV_CONSENSUS_URI) and bool(secrets_of(value)))
+    is_uri = name in (ENV_BLOB_URI, ENV_CONSENSUS_URI) or name.startswith(ENV_CONNECTION)
+    return name in _SECRET_VARIABLES or (is_uri and bool(secrets_of(value)))
 
 
 def location_environment(location: PersistLocation) -> dict[str, str]:
-    """The variables that hand the location to a job: its URIs, and the credentials of an `s3:` URI for the JVM."""
-    settings = s3_settings(location.blob_uri)
-    if settings is None:
-        return location.to_env()
-    credentials: dict[str, str] = {}
-    if settings.access_key_id is not None:
-        credentials = {
-            "AWS_ACCESS_KEY_ID": settings.access_key_id,
-            "AWS_SECRET_ACCESS_KEY": settings.secret_access_key or "",
-            "AWS_SESSION_TOKEN": settings.session_token or "",  # empty hides one that belongs to other keys
-        }
-    if settings.profile is not None:
-        credentials["AWS_PROFILE"] = settings.profile
-    return {**location.to_env(), **credentials}
+    """The variables that hand the location to a job: its URIs, and the credentials of an `s3:` URI for the JVM; and the
+    connections of sources."""
+    return {**location.to_env(), **credentials_of(location.blob_uri)}
 
 
 @contextmanager

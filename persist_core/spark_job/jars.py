@@ -9,13 +9,13 @@ They are looked for in this order:
     <checkout>/.cache/spark-jars/<Hadoop version>        what `make spark-jars` brought
 
 If no place has them, the job fails with a remedy when it first uses S3 (`persist_spark.s3a`), because a class path can
-get jars in other ways. Locations that are not on S3 need no jars.
+get jars in other ways. Without location and input on S3 no jars are needed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from persist_core.errors import InvalidInput
@@ -28,13 +28,14 @@ _HADOOP = re.compile(r"hadoop-client-api-(.+)\.jar")
 
 
 def with_s3a_jars(
-    conf: Mapping[str, str], blob_uri: str, environment: Mapping[str, str], spark_home: Path | None
+    conf: Mapping[str, str], uris: Iterable[str], environment: Mapping[str, str], spark_home: Path | None
 ) -> dict[str, str]:
-    """`conf` with the jars that a job on this location needs beyond what it has; unchanged unless it is on S3.
+    """`conf` with the jars that a job needs beyond what it has; unchanged unless one of what it uses (its blob store,
+    the paths of its input) is on S3.
 
     Raises `InvalidInput` if `PERSIST_SPARK_JARS` names a folder without hadoop-aws.
     """
-    if not blob_uri.lower().startswith("s3:") or "hadoop-aws" in conf.get(PACKAGES_CONF, ""):
+    if not any(uri.lower().startswith("s3:") for uri in uris) or "hadoop-aws" in conf.get(PACKAGES_CONF, ""):
         return dict(conf)
     jars = s3a_jars(environment, spark_home)
     if not jars or "hadoop-aws" in conf.get(JARS_CONF, ""):

@@ -85,6 +85,11 @@ class JobSpec:
         """Spark settings that the shard's file asks for. A merge has none: it does not know the file."""
         return {} if isinstance(self.config, MergeInputs) else self.config.spark_conf
 
+    @property
+    def input_uris(self) -> tuple[str, ...]:
+        """Where the job reads files."""
+        return (self.config.source.path,) if isinstance(self.config, CollectionConfig) else ()
+
     def encode(self) -> bytes:
         """Sealed JSON. Keys are not sorted: the order of a collection's columns is the order in its file."""
         body: dict[str, Any] = {

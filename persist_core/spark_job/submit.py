@@ -146,7 +146,7 @@ def _command(
         return
     conf = {**tuned_conf(settings.master, spec.description.input_bytes, scratch), **spec.spark_conf, **settings.conf}
     home = spark_home(os.environ)
-    conf = with_s3a_jars(conf, location.blob_uri, os.environ, home)
+    conf = with_s3a_jars(conf, [location.blob_uri, *spec.input_uris], os.environ, home)
     given = hand_over(location_environment(location), master=settings.master, deploy_mode=None, conf=conf)
     name = f"persist {spec.description.shard} {spec.description.interval}"
     with properties_file(given.properties, spark_defaults(os.environ)) as file:

@@ -6,26 +6,34 @@
 | login, password | user and password for a `postgresql:` consensus URI; Airflow encrypts the password and hides it |
 | extra `aws_conn_id` | an Airflow AWS connection, with whose credentials `s3:` URIs are opened |
 
+A collection whose file names a `source.connection` is read by the Airflow AWS connection of that id.
+
 If there is no such connection, the environment and the config file count, as for the command line. Every secret is
 registered with Airflow's secrets masker, and messages hold only redacted URIs.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 from persist_airflow.compat import AirflowNotFoundException, BaseHook, form_widgets, mask_secret
 from persist_airflow.failures import fail_without_retry
 from persist_airflow.provider import CONNECTION_TYPE, FORM_FIELDS, HIDDEN_FIELDS, PLACEHOLDERS, RELABELED
+from persist_core.config.collection import CollectionConfig
+from persist_core.config.path_pattern import S3
+from persist_core.config.shard import ShardConfig
 from persist_core.errors import ConfigError, InvalidUri, PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.ids import RandomIds
 from persist_core.location.consensus import CaSResult, VersionedData
 from persist_core.location.credentials import secrets_of, with_login
 from persist_core.location.open import OpenLocation, open_location
-from persist_core.location.settings import PersistLocation, location_from
+from persist_core.location.settings import PersistLocation, connection_variable, location_from
 from persist_core.location.uri import redact_uri
 
 _TEST_PREFIX = "_connection_test"  # starts with "_", so no shard can have this name
@@ -39,9 +47,11 @@ class PersistHook(BaseHook):
     conn_type = CONNECTION_TYPE
     hook_name = "Persist"
 
-    def __init__(self, persist_conn_id: str = default_conn_name, **kwargs: Any) -> None:
+    def __init__(self, persist_conn_id: str = default_conn_name, config: object = None, **kwargs: Any) -> None:
+        """`config`: if it is a collection's, its source is to be reached too."""
         super().__init__(**kwargs)
         self.persist_conn_id = persist_conn_id
+        self._config = config
 
     @classmethod
     def get_ui_field_behaviour(cls) -> dict[str, Any]:
@@ -74,7 +84,7 @@ class PersistHook(BaseHook):
                 f" {error}"
             ) from error
         _mask(*secrets_of(location.blob_uri), *secrets_of(location.consensus_uri))
-        return location
+        return replace(location, connections={**location.connections, **self._source_connection()})
 
     def get_environment(self) -> dict[str, str]:
         """The AWS variables for this location, secrets included: for the environment of a process, nowhere else.
@@ -103,6 +113,23 @@ class PersistHook(BaseHook):
         finally:
             location.close()
 
+    def _source_connection(self) -> dict[str, str]:
+        """The connection that the collection's source names, by its variable; empty if the environment has one."""
+        source = self._config.source if isinstance(self._config, CollectionConfig) else None
+        if source is None or source.connection is None or os.environ.get(connection_variable(source.connection)):
+            return {}
+        keys, region, endpoint = _aws_connection(source.connection)
+        query = {
+            "endpoint": endpoint,
+            "region": region,
+            "access_key_id": keys.access_key,
+            "secret_access_key": keys.secret_key,
+            "session_token": keys.token,
+        }
+        text = "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items() if value)
+        bucket = source.path.removeprefix(S3).partition("/")[0]
+        return {connection_variable(source.connection): f"{S3}{bucket}?{text}"}
+
     def _open(self) -> OpenLocation:
         return open_location(self.get_location(), self.get_environment() or None)
 
@@ -114,10 +141,13 @@ class PersistHook(BaseHook):
 
 
 @contextmanager
-def task_client(persist_conn_id: str) -> Iterator[PersistClient]:
-    """A client for the body of a task. Errors that no retry can correct fail the task without further tries."""
+def task_client(persist_conn_id: str, config: ShardConfig | None = None) -> Iterator[PersistClient]:
+    """A client for the body of a task, which reads the input of `config`.
+
+    Errors that no retry can correct fail the task without further tries.
+    """
     with fail_without_retry():
-        client = PersistHook(persist_conn_id).get_conn()
+        client = PersistHook(persist_conn_id, config).get_conn()
         try:
             yield client
         finally:
@@ -148,6 +178,19 @@ def aws_environment(aws_conn_id: str) -> dict[str, str]:
     Airflow's Amazon provider knows how (keys, profiles, assumed roles). The credentials of a role expire after about an
     hour, so each task asks for them again. Raises `ConfigError`.
     """
+    credentials, region, _ = _aws_connection(aws_conn_id)
+    environment = {
+        "AWS_ACCESS_KEY_ID": credentials.access_key,
+        "AWS_SECRET_ACCESS_KEY": credentials.secret_key,
+        "AWS_SESSION_TOKEN": credentials.token,
+        "AWS_REGION": region,
+        "AWS_DEFAULT_REGION": region,
+    }
+    return {name: value for name, value in environment.items() if value}
+
+
+def _aws_connection(aws_conn_id: str) -> tuple[Any, str | None, str | None]:
+    """The credentials, the region and the endpoint of an Airflow AWS connection, its secrets masked."""
     try:
         from airflow.providers.amazon.aws.hooks.base_aws import AwsBaseHook
     except ImportError:
@@ -158,20 +201,14 @@ def aws_environment(aws_conn_id: str) -> dict[str, str]:
     try:
         hook = AwsBaseHook(aws_conn_id=aws_conn_id, client_type="s3")
         credentials, region = hook.get_credentials(), hook.region_name
+        endpoint = hook.conn_config.get_service_endpoint_url("s3")
     except Exception as error:  # noqa: BLE001 - the provider raises its own errors, boto's and Airflow's
         raise ConfigError(
             f"the Airflow AWS connection {aws_conn_id!r} (aws_conn_id) gives no credentials: {type(error).__name__};"
             " test that connection by itself"
         ) from None  # its text may hold a secret
     _mask(*filter(None, (credentials.secret_key, credentials.token)))
-    environment = {
-        "AWS_ACCESS_KEY_ID": credentials.access_key,
-        "AWS_SECRET_ACCESS_KEY": credentials.secret_key,
-        "AWS_SESSION_TOKEN": credentials.token,
-        "AWS_REGION": region,
-        "AWS_DEFAULT_REGION": region,
-    }
-    return {name: value for name, value in environment.items() if value}
+    return credentials, region, endpoint
 
 
 def _round_trip(location: OpenLocation) -> str:

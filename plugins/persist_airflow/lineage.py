@@ -22,6 +22,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from persist_core.config.path_pattern import S3
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
 from persist_core.errors import PersistError
@@ -144,10 +145,9 @@ def _inputs(
         if each.as_of is not None:
             yield replace(_of_shard(client, each.name, conn_id), version=str(each.as_of))
         else:
-            files = each.files
+            files, (bucket, _, name) = each.files, each.name.removeprefix(S3).partition("/")
             yield Dataset(
-                "file",
-                each.name,
+                *((f"{S3}{bucket}", name or "/") if each.name.startswith(S3) else ("file", each.name)),
                 size_bytes=each.size_bytes,
                 files=len(files),
                 locations=files[:MAX_LOCATIONS],

@@ -85,7 +85,7 @@ class _PersistOperator(BaseOperator):
         self.shard = config.name
 
     def _client(self) -> AbstractContextManager[PersistClient]:
-        return task_client(self.persist_conn_id)
+        return task_client(self.persist_conn_id, self.config)
 
 
 class MintBatchDescriptionsOperator(_PersistOperator):

@@ -127,14 +127,14 @@ class SparkJobOperator(SparkSubmitOperator):
             with tempfile.TemporaryDirectory(prefix="persist-", ignore_cleanup_errors=True) as scratch:
                 self._submit_to_master(spec, arguments, context, scratch)
         else:
-            self._run_connected(arguments, remote)
+            self._run_connected(spec, arguments, remote)
 
-    def _run_connected(self, arguments: Sequence[str], remote: Mapping[str, str]) -> None:
+    def _run_connected(self, spec: JobSpec, arguments: Sequence[str], remote: Mapping[str, str]) -> None:
         """Run the job in this process, and its plan in the Spark Connect server that `remote` leads to."""
         ignored = [name for name in self._submit_arguments if name != "env_vars"]
         if ignored:
             self.log.warning("%s: for spark-submit only, ignored with Spark Connect", ", ".join(ignored))
-        variables = self._variables(PersistHook(self.persist_conn_id))
+        variables = self._variables(PersistHook(self.persist_conn_id, spec.config))
         timeout = {name: text for name, text in (self.env_vars or {}).items() if name == ENV_CONNECT_TIMEOUT}
         run_connected(arguments, {**variables, **remote, **timeout})  # of a task's own, before the connection's
 
@@ -156,13 +156,13 @@ class SparkJobOperator(SparkSubmitOperator):
         given = (self.conf, self.env_vars, self.properties_file)
         master, deploy_mode = self._master_of_connection()
         is_local = master == "local" or master.startswith("local[")  # "localhost" is a host
-        hook = PersistHook(self.persist_conn_id)
+        hook = PersistHook(self.persist_conn_id, spec.config)
         quiet = {"spark.log.level": "WARN"} if is_local else {}  # on a cluster the provider reads ids in the log
         tuned = tuned_conf(master, spec.description.input_bytes, scratch)
         conf = {**quiet, **tuned, **self.spark_conf, **(self.conf or {})}
         if not self._brings_jars:
             home = spark_home(os.environ) if is_local else None
-            conf = with_s3a_jars(conf, hook.get_location().blob_uri, os.environ, home)
+            conf = with_s3a_jars(conf, [hook.get_location().blob_uri, *spec.input_uris], os.environ, home)
         handed = hand_over(self._variables(hook), master=master, deploy_mode=deploy_mode, conf=conf)
         local = local_environment(os.environ) if is_local else {}
         try:
@@ -265,7 +265,7 @@ class WriteBatchesOperator(ReportsLineage, SparkJobOperator):
     @measured("write")
     def execute(self, context: Context) -> Any:
         """Stage once. Raises `AirflowFailException` if another try would fail as well, else `SparkJobFailed`."""
-        with task_client(self.persist_conn_id) as client:
+        with task_client(self.persist_conn_id, self.config) as client:
             if "dry_run_as_of" in self.description:
                 return self._dry_run(client, context)
             description = BatchDescription.from_json(self.description)

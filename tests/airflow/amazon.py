@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 SECRET_KEY, TOKEN = "hunter2", "t0k3n"
+ENDPOINTS: dict[str, str] = {}  # of some connections, for tests to fill
 
 
 class AwsBaseHook:
@@ -19,6 +20,8 @@ class AwsBaseHook:
             raise ValueError(SECRET_KEY)
         self.region_name = "eu-west-1" if aws_conn_id == "role" else None
         self._token = TOKEN if aws_conn_id == "role" else None
+        endpoint = ENDPOINTS.get(aws_conn_id)
+        self.conn_config = SimpleNamespace(get_service_endpoint_url=lambda service: endpoint if service == "s3" else "")
 
     def get_credentials(self) -> SimpleNamespace:
         """Keys, and the token of a role."""

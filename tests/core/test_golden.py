@@ -37,7 +37,7 @@ from persist_core.shard.batch import (
 from persist_core.shard.keys import manifest_key, part_key
 from persist_core.shard.operator_state import OperatorState, StateArtifact
 from persist_core.shard.stats import DryRun
-from persist_core.sources.files import FrozenInput, InputFile
+from persist_core.sources.input_file import FrozenInput, InputFile
 from persist_core.sources.ledger import Ledger
 from persist_core.sources.natural_order import natural_key
 from persist_core.sources.root import Place
@@ -109,6 +109,9 @@ FROZEN = FrozenInput(
     (
         InputFile("/in/a é.jsonl", "a é.jsonl", 3, 4, 5, 6, natural_key("a é.jsonl"), is_corrected=True),
         InputFile("/other/b.jsonl", "../other/b.jsonl", 3, 4, 5, None, natural_key("../other/b.jsonl")),
+        InputFile(
+            "s3://b/c.jsonl", "s3://b/c.jsonl", 3, 4, 0, None, natural_key("s3://b/c.jsonl"), etag="e", version_id="v"
+        ),
     ),
     "/in",
 )

@@ -46,7 +46,14 @@ CommandLine = Callable[[Path, int, Path, "Certificate | None"], Sequence[str]]
 def _versitygw(binary: Path, port: int, folder: Path, certificate: Certificate | None) -> Sequence[str]:
     tls = ["--cert", str(certificate.path), "--key", str(certificate.key)] if certificate else []
     # The address is given in full: without it the gateway binds every interface, or none that answers.
-    return [str(binary), "--port", f"127.0.0.1:{port}", "--quiet", "--keep-alive", *tls, "posix", str(folder)]
+    return [str(binary), "--port", f"127.0.0.1:{port}", "--quiet", "--keep-alive", *tls, *_posix(folder)]
+
+
+def _posix(folder: Path) -> Sequence[str]:
+    """Buckets have versions if a test asks for them."""
+    versions = folder.with_name(f"{folder.name}-versions")
+    versions.mkdir(exist_ok=True)
+    return ["posix", "--versioning-dir", str(versions), str(folder)]
 
 
 def _minio(binary: Path, port: int, folder: Path, certificate: Certificate | None) -> Sequence[str]:

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.config.path_pattern import parse_pattern
 from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemBlob
-from persist_core.sources.files import FileSource, InputFile
+from persist_core.sources.feed import LocalFeed
+from persist_core.sources.files import FileSource
+from persist_core.sources.input_file import InputFile
 from persist_spark.decode.files import Copies
 from persist_spark.decode.formats import decode
+from persist_spark.feed_access import FeedAccess
 from persist_spark.frame import ORDER
 
 if TYPE_CHECKING:
@@ -22,7 +26,12 @@ Record = dict[str, Any]
 
 def copies_beside(folder: Path) -> Copies:
     """A place for copies of input files, which the test's own folder takes away."""
-    return Copies(FileBlob(folder.parent / "copies"), "t/{}".format)
+    return Copies(FileBlob(folder.parent / "copies"), "t/{}".format, access_to(folder))
+
+
+def access_to(folder: Path) -> FeedAccess:
+    """The files in a folder."""
+    return FeedAccess(LocalFeed(parse_pattern("**/*", str(folder))))
 
 
 class Feed:

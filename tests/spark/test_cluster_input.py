@@ -43,7 +43,7 @@ def test_copies_of_input_lie_where_executors_see_them(
     if WRITES_TO_S3:
         server = s3_server(request)
         uris.append(server.uri(server.make_bucket()))
-        conf = with_s3a_jars(conf, uris[-1], os.environ, spark_home(os.environ))
+        conf = with_s3a_jars(conf, [uris[-1]], os.environ, spark_home(os.environ))
     options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
     submit = [str(find_spark_submit(os.environ)), "--master", spark_cluster.master, *options]
     done = subprocess.run(

@@ -15,13 +15,13 @@ import zstandard
 from persist_core.errors import InvalidInput
 from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemBlob
-from persist_core.sources.files import InputFile
+from persist_core.sources.input_file import InputFile
 from persist_core.sources.natural_order import natural_key
 from persist_spark.compat import SPARK_VERSION
 from persist_spark.decode.files import Copies, copies_in, readable
 from persist_spark.frame import ORDER
 from persist_spark.session import FASTER, stage_settings, use
-from tests.spark.decode_feed import Feed
+from tests.spark.decode_feed import Feed, access_to
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -96,8 +96,8 @@ def test_zstd_is_unpacked_for_a_spark_that_can_not(feed: Feed, tmp_path: Path, m
     feed.write("1.json.zst", zstandard.compress(b'{"id":1}\n') + zstandard.compress(b'{"id":2}\n'))
     file = input_file(feed.folder / "1.json.zst")
     with pytest.raises(InvalidInput, match=r"takes no files: Spark needs a copy of file '1\.json\.zst'"):
-        readable([file], Copies(MemBlob(), "t/{}".format), {}, keeps_header=False)
-    with copies_in(FileBlob(tmp_path / "blobs"), "t/{}".format) as copies:
+        readable([file], Copies(MemBlob(), "t/{}".format, access_to(feed.folder)), {}, keeps_header=False)
+    with copies_in(FileBlob(tmp_path / "blobs"), "t/{}".format, access_to(feed.folder)) as copies:
         (found,) = readable([file], copies, {}, keeps_header=False)
         assert found.path == str(tmp_path / "blobs/t/input-000000.gz")
         assert gzip.decompress(Path(found.path).read_bytes()) == b'{"id":1}\n{"id":2}\n'

@@ -22,11 +22,11 @@ from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.resolve import plan_resolve, resolve
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, MISSING_ORDER
 from persist_core.shard.state import Committed
-from persist_core.sources.files import InputFile
+from persist_core.sources.input_file import InputFile
 from persist_core.sources.natural_order import natural_key
 from persist_spark.decode.long_records import START_BYTES, copy_without, long_records
 from persist_spark.frame import ORDER
-from tests.spark.decode_feed import Feed
+from tests.spark.decode_feed import Feed, access_to
 from tests.spark.test_write_job import Collection
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ def test_a_bomb_is_scanned_in_bounded_memory(tmp_path: Path) -> None:
         out.write(b'\n{"id":1}\n')
     file = input_file(bomb)
     tracemalloc.start()
-    found = long_records([file], 64 * MIB)
-    copy_without(file, found[file], tmp_path / "short.gz", keeps_first=False)
+    found = long_records(access_to(tmp_path).feed, [file], 64 * MIB)
+    copy_without(access_to(tmp_path).feed, file, found[file], tmp_path / "short.gz", keeps_first=False)
     assert tracemalloc.get_traced_memory()[1] < 16 * MIB
     tracemalloc.stop()
     assert [(each.size_bytes, each.offset) for each in found[file]] == [(300 * MIB, 0)]
@@ -136,7 +136,7 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(random.Random(1).randbytes(MIB))[:-100])
     with pytest.raises(SourceChanged, match=r"a\.jsonl\.gz cannot be read"):
-        long_records([input_file(path)], MIB)
+        long_records(access_to(tmp_path).feed, [input_file(path)], MIB)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -149,7 +149,7 @@ def test_lines_and_copies_are_right_wherever_chunks_end(tmp_path: Path, seed: in
     path = tmp_path / f"a{suffix}"
     path.write_bytes(PACKERS[suffix](data))
     file = input_file(path)
-    found = long_records([file], MIB).get(file, [])
+    found = long_records(access_to(tmp_path).feed, [file], MIB).get(file, [])
     expected = [(f"line {number} ", len(line)) for number, line in enumerate(lines, 1) if len(line) > MIB]
     if suffix == ".gz" and file.size_bytes * 1_032 <= MIB:
         expected = []
@@ -157,7 +157,7 @@ def test_lines_and_copies_are_right_wherever_chunks_end(tmp_path: Path, seed: in
     assert all(data[each.offset :].startswith(each.start) and len(each.start) == START_BYTES for each in found)
     if found:
         keeps_first = rng.random() < 0.5
-        copy_without(file, found, tmp_path / "copy.gz", keeps_first=keeps_first)
+        copy_without(access_to(tmp_path).feed, file, found, tmp_path / "copy.gz", keeps_first=keeps_first)
         kept = [line if len(line) <= MIB else b"" for line in lines]
         if keeps_first and len(lines[0]) > MIB:
             kept[0] = lines[0][:START_BYTES]

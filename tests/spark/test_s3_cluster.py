@@ -50,7 +50,7 @@ def found(
 ) -> dict[str, dict[str, Any]]:
     """What cluster_job.py found, by fault. One driver for all: it takes longer to start than to run."""
     uri = server.uri(bucket)
-    conf = with_s3a_jars({**CONF, **SPECULATION}, uri, os.environ, spark_home(os.environ))
+    conf = with_s3a_jars({**CONF, **SPECULATION}, [uri], os.environ, spark_home(os.environ))
     options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
     job = ROOT / "tests" / "spark" / "cluster_job.py"
     path = os.pathsep.join(str(ROOT / name) for name in (".", "jobs", "plugins"))

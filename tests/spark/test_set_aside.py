@@ -23,8 +23,8 @@ from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD
 from persist_core.shard.batch import BatchDescription, BatchManifest
 from persist_core.shard.keys import jobs_prefix, manifest_key
 from persist_core.shard.state import Committed
-from persist_core.sources.files import FrozenInput, InputFile
 from persist_core.sources.frozen import load_frozen
+from persist_core.sources.input_file import FrozenInput, InputFile
 from persist_core.spark_job.deaths import Death, deaths_at_lower, reading, record_death
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.upsert.job import run_write_job

@@ -24,6 +24,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.sources.feed import Feed
 from persist_spark.decode.encoding import Encoding
 from persist_spark.decode.files import LINE, ReadableFile
 from persist_spark.decode.long_records import UNREADABLE, text_without, unreadable
@@ -48,11 +49,13 @@ class Layout:
     headers: tuple[str, ...]
 
 
-def layouts(config: CollectionConfig, files: Sequence[ReadableFile]) -> list[tuple[Layout, list[ReadableFile]]]:
+def layouts(
+    config: CollectionConfig, feed: Feed, files: Sequence[ReadableFile]
+) -> list[tuple[Layout, list[ReadableFile]]]:
     """Files of equal layout together, at least one group. Reads the first line of each file."""
     found: dict[tuple[str, ...], tuple[set[str], list[ReadableFile]]] = {}
     for file in files:
-        line = first_line(file, keeps_long=config.source.header)
+        line = first_line(feed, file, keeps_long=config.source.header)
         if line is None:
             continue
         names = tuple(next(csv.reader([line.replace("\r", " ")], delimiter=config.source.delimiter)))
@@ -67,14 +70,14 @@ def layouts(config: CollectionConfig, files: Sequence[ReadableFile]) -> list[tup
     return [(Layout(names, tuple(sorted(headers))), members) for names, (headers, members) in found.items()]
 
 
-def first_line(file: ReadableFile, *, keeps_long: bool) -> str | None:
+def first_line(feed: Feed, file: ReadableFile, *, keeps_long: bool) -> str | None:
     """The first line that is not blank, without BOM and line end; `None` for a file without one.
 
     `keeps_long`: the start of one that is too long is taken, as `readable` has it.
     """
     start = b""
     try:
-        for piece in text_without(file.file, file.lost, keeps_first=keeps_long):
+        for piece in text_without(feed, file.file, file.lost, keeps_first=keeps_long):
             start += piece
             if len(start) >= _FIRST_LINE_BYTES:
                 break

@@ -12,6 +12,8 @@ comparisons.
 from __future__ import annotations
 
 import functools
+import os
+import shutil
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,9 +29,12 @@ from pyspark.sql import types as T
 from persist_core.errors import InvalidInput, StorageError
 from persist_core.location.blob import Blob, FileTaker
 from persist_core.shard.keys import input_copy
-from persist_core.sources.files import InputFile
+from persist_core.sources.feed import Feed
+from persist_core.sources.input_file import InputFile
+from persist_spark import s3a
 from persist_spark.compat import READS_ZSTD_TEXT, is_valid_utf8
 from persist_spark.decode.long_records import TooLong, copy_without
+from persist_spark.feed_access import FeedAccess
 from persist_spark.read.damage import LOUD_OPTIONS
 
 LINE, DATE_MS = "line", "date_ms"
@@ -40,6 +45,7 @@ _BLANK_BYTES = 256  # a longer line is parsed without a check whether it is blan
 _FOLDED_FILES = 8  # up to this many, a literal costs less than a broadcast join
 _ROW_BITS = 33  # of monotonically_increasing_id: below these, the number of the task
 _ZSTD = (".zst", ".zstd")
+_CHUNK_BYTES = 4 << 20
 _LITERAL = {**LOUD_OPTIONS, "__globPaths__": "false"}  # nothing in a path is a glob
 # For local paths. Hadoop's default also looks for a checksum beside each file, and fails at a name with a colon. Not
 # for a read that has paths on S3 too: S3A needs that default.
@@ -80,25 +86,40 @@ class Copies:
 
     blob: Blob
     key_of: Callable[[str], str]
+    access: FeedAccess
     made: list[str] = field(default_factory=list)
 
-    def add(self, file: InputFile, lost: Sequence[TooLong], *, keeps_first: bool) -> str:
-        """The path of a copy of `file` without its records in `lost`; see `copy_without`."""
+    @property
+    def feed(self) -> Feed:
+        """Where the originals lie."""
+        return self.access.feed
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options with which Spark reads paths on S3, of copies and of originals."""
+        return {**s3a.access_options(self.blob.uri, os.environ), **self.access.options}
+
+    def add(self, file: InputFile, lost: Sequence[TooLong], *, keeps_first: bool, is_text: bool) -> str:
+        """The path of a copy of `file`: of text without its records in `lost` (`copy_without`), else exact."""
         if not isinstance(self.blob, FileTaker):
             raise InvalidInput(f"{self.blob.uri} takes no files: Spark needs a copy of file {file.relative!r} there")
-        key = self.key_of(input_copy(len(self.made)))
+        key = self.key_of(input_copy(len(self.made), ".gz" if is_text else ".parquet"))
         with TemporaryDirectory(prefix="persist-") as folder:
-            copy = Path(folder, "copy.gz")
-            copy_without(file, lost, copy, keeps_first=keeps_first)
+            copy = Path(folder, "copy")
+            if not is_text:
+                with self.feed.opened(file) as source, copy.open("wb") as target:
+                    shutil.copyfileobj(source, target, _CHUNK_BYTES)
+            else:
+                copy_without(self.feed, file, lost, copy, keeps_first=keeps_first)
             self.made.append(key)
             self.blob.set_file(key, copy)
         return self.blob.uri_of(key).removeprefix("file://")
 
 
 @contextmanager
-def copies_in(blob: Blob, key_of: Callable[[str], str]) -> Iterator[Copies]:
+def copies_in(blob: Blob, key_of: Callable[[str], str], access: FeedAccess) -> Iterator[Copies]:
     """Copies that one job makes, removed at its end; GC removes what a killed job left."""
-    copies = Copies(blob, key_of)
+    copies = Copies(blob, key_of, access)
     try:
         yield copies
     finally:
@@ -108,19 +129,27 @@ def copies_in(blob: Blob, key_of: Callable[[str], str]) -> Iterator[Copies]:
 
 
 def readable(
-    files: Sequence[InputFile], copies: Copies, lost: Mapping[InputFile, Sequence[TooLong]], *, keeps_header: bool
+    files: Sequence[InputFile],
+    copies: Copies,
+    lost: Mapping[InputFile, Sequence[TooLong]],
+    *,
+    keeps_header: bool,
+    is_text: bool = True,
 ) -> list[ReadableFile]:
     """The path to read each file under, without its records in `lost`. Empty files are left out, and those lost whole.
 
-    What Spark would not read as it should gets a copy: files with records in `lost`, and zstd where it cannot read it.
+    What Spark would not read as it should gets a copy: files with records in `lost`, zstd where it cannot read it, and
+    what is not for Spark (`FeedAccess`).
     """
     found = []
     for file in files:
         too_long = tuple(lost.get(file, ()))
         if file.size_bytes == 0 or any(each.size_bytes == 0 for each in too_long):
             continue
-        is_foreign = file.path.lower().endswith(_ZSTD) and not READS_ZSTD_TEXT
-        path = copies.add(file, too_long, keeps_first=keeps_header) if is_foreign or too_long else file.path
+        is_foreign = is_text and file.path.lower().endswith(_ZSTD) and not READS_ZSTD_TEXT
+        path = None if is_foreign or too_long else copies.access.spark_path(file)
+        if path is None:
+            path = copies.add(file, too_long, keeps_first=keeps_header, is_text=is_text)
         found.append(ReadableFile(path, file, too_long))
     return found
 
@@ -128,17 +157,15 @@ def readable(
 def text_lines(spark: SparkSession, files: Sequence[ReadableFile], options: Mapping[str, str]) -> DataFrame:
     """One row per line that is not blank: `LINE`, `DATE_MS`, `BROKEN`, and its position.
 
-    `LINE` is a string of exactly the line's bytes without the line end, LF or CRLF. `options` lead to copies on S3.
+    `LINE` is a string of exactly the line's bytes without the line end, LF or CRLF. `options` lead to paths on S3.
     """
     if not files:
         return spark.createDataFrame([], NO_LINES)
     value, frames = F.col("value"), []
-    for is_local, how in ((True, INPUT_OPTIONS), (False, {**_LITERAL, **options})):
-        paths = [file.path for file in files if file.path.startswith("/") == is_local]
-        if paths:
-            found = spark.read.options(lineSep="\n", **how).text(paths)
-            path, block = F.col("_metadata.file_path").alias("path"), F.col("_metadata.file_block_start").alias(BLOCK)
-            frames.append(found.select(value, path, block))
+    for paths, how in by_store(files, options):
+        found = spark.read.options(lineSep="\n", **how).text(paths)
+        path, block = F.col("_metadata.file_path").alias("path"), F.col("_metadata.file_block_start").alias(BLOCK)
+        frames.append(found.select(value, path, block))
     lines = functools.reduce(DataFrame.union, frames)
     lines = lines.where((F.octet_length(value) > _BLANK_BYTES) | value.rlike(r"\S"))
     line = F.when(value.endswith("\r"), value.substr(F.lit(1), F.length(value) - 1)).otherwise(value)
@@ -146,6 +173,14 @@ def text_lines(spark: SparkSession, files: Sequence[ReadableFile], options: Mapp
     row = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << _ROW_BITS) - 1))
     broken = (~is_valid_utf8(value)).alias(BROKEN)
     return known.select(line.alias(LINE), DATE_MS, broken, FILE, BLOCK, row.alias(ROW))
+
+
+def by_store(files: Sequence[ReadableFile], options: Mapping[str, str]) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """The paths in folders, and those on S3, each with the options to read them."""
+    for is_local, how in ((True, INPUT_OPTIONS), (False, {**_LITERAL, **options})):
+        paths = [file.path for file in files if file.path.startswith("/") == is_local]
+        if paths:
+            yield paths, how
 
 
 def placed(spark: SparkSession, rows: DataFrame, files: Sequence[ReadableFile]) -> DataFrame:

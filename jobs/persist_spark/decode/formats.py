@@ -10,15 +10,14 @@ job runs until the caller acts on the frame.
 from __future__ import annotations
 
 import functools
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import InvalidInput
-from persist_core.sources.files import InputFile
+from persist_core.sources.input_file import InputFile
 from persist_spark import s3a
 from persist_spark.compat import HAS_TRY_CAST
 from persist_spark.decode.csv import csv_records, layouts
@@ -52,10 +51,11 @@ def decode(spark: SparkSession, config: CollectionConfig, files: Sequence[InputF
     if not HAS_TRY_CAST and spark.conf.get("spark.sql.ansi.enabled", "false") == "true":
         raise InvalidInput("spark.sql.ansi.enabled is true; set it to false on this release of Spark, or use Spark 4")
     limit, is_text = config.limits.max_record_bytes, "parquet" not in config.source.format
-    lost = long_records(files, limit) if is_text else long_rows(files, limit)
+    lost = long_records(copies.feed, files, limit) if is_text else long_rows(copies.feed, files, limit)
     has_header = "csv" in config.source.format and config.source.header
-    options = s3a.access_options(copies.blob.uri, os.environ)
-    found = _raw_records(spark, config, readable(files, copies, lost, keeps_header=has_header), options)
+    with s3a.jars_present():
+        readables = readable(files, copies, lost, keeps_header=has_header, is_text=is_text)
+        found = _raw_records(spark, config, readables, copies)
     parts = [decoded(config, raw) for raw in found]
     if lost:
         order = parts[0].schema[ORDER].dataType
@@ -64,20 +64,20 @@ def decode(spark: SparkSession, config: CollectionConfig, files: Sequence[InputF
 
 
 def _raw_records(
-    spark: SparkSession, config: CollectionConfig, files: list[ReadableFile], options: Mapping[str, str]
+    spark: SparkSession, config: CollectionConfig, files: list[ReadableFile], copies: Copies
 ) -> list[RawRecords]:
     """At least one."""
     if config.source.format in _JSON_LINES:
-        lines = text_lines(spark, files, options)
+        lines = text_lines(spark, files, copies.options)
         lines = lines.withColumn(BROKEN, F.col(BROKEN) | has_half_surrogates(F.col(LINE)))
         return [_JSON_LINES[config.source.format](config, lines)]
     if config.source.format in ("csv", "dms-csv"):
-        laid_out = layouts(config, files)
+        laid_out = layouts(config, copies.feed, files)
         _check_layouts(len(laid_out))
-        return [csv_records(config, text_lines(spark, members, options), layout) for layout, members in laid_out]
-    by_schema = schemas(files)
+        return [csv_records(config, text_lines(spark, members, copies.options), layout) for layout, members in laid_out]
+    by_schema = schemas(copies.feed, files)
     _check_layouts(len(by_schema))
-    return [parquet_records(spark, config, schema, members) for schema, members in by_schema]
+    return [parquet_records(spark, config, schema, members, copies.options) for schema, members in by_schema]
 
 
 def _check_layouts(count: int) -> None:

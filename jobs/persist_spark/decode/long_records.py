@@ -21,6 +21,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -32,7 +33,8 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.errors import SourceChanged
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, MISSING_ORDER, TIME
-from persist_core.sources.files import InputFile
+from persist_core.sources.feed import Feed
+from persist_core.sources.input_file import InputFile
 from persist_spark.frame import BAD_KEY, OP, ORDER, UPSERT, known_records
 
 START_BYTES = 1_000  # of a record that is too long, kept as the payload of its err
@@ -55,17 +57,20 @@ class TooLong:
     start: bytes = b""
 
 
-def opened(path: str) -> IO[bytes]:
+@contextmanager
+def opened(feed: Feed, file: InputFile) -> Iterator[IO[bytes]]:
     """The bytes of a file, decompressed by its suffix."""
-    suffix = Path(path).suffix.lower()
-    if suffix in _GZIP:
-        return cast(IO[bytes], gzip.open(path, "rb"))
-    if suffix in _BZIP2:
-        return bz2.open(path, "rb")
-    plain = Path(path).open("rb")  # noqa: SIM115  # the caller closes it, or the reader around it does
-    if suffix in _ZSTD:
-        return cast(IO[bytes], zstandard.ZstdDecompressor().stream_reader(plain, read_across_frames=True))
-    return plain
+    suffix = Path(file.path).suffix.lower()
+    with ExitStack() as stack:
+        found = stack.enter_context(feed.opened(file))
+        if suffix in _GZIP:
+            found = stack.enter_context(cast(IO[bytes], gzip.GzipFile(fileobj=found)))
+        elif suffix in _BZIP2:
+            found = stack.enter_context(bz2.BZ2File(found))
+        elif suffix in _ZSTD:
+            reader = zstandard.ZstdDecompressor().stream_reader(found, read_across_frames=True)
+            found = stack.enter_context(cast(IO[bytes], reader))
+        yield found
 
 
 def unreadable(file: InputFile, error: Exception) -> SourceChanged:
@@ -76,28 +81,28 @@ def unreadable(file: InputFile, error: Exception) -> SourceChanged:
     )
 
 
-def long_records(files: Sequence[InputFile], limit: int) -> dict[InputFile, list[TooLong]]:
+def long_records(feed: Feed, files: Sequence[InputFile], limit: int) -> dict[InputFile, list[TooLong]]:
     """The lines above `limit` bytes, of the files that have some. Raises `SourceChanged` for a file that is damaged."""
-    found = side_by_side(lambda file: _of_file(file, limit), files, threads=_THREADS)
+    found = side_by_side(lambda file: _of_file(feed, file, limit), files, threads=_THREADS)
     return {file: lines for file, lines in zip(files, found, strict=True) if lines}
 
 
-def copy_without(file: InputFile, lines: Sequence[TooLong], target: Path, *, keeps_first: bool) -> None:
+def copy_without(feed: Feed, file: InputFile, lines: Sequence[TooLong], target: Path, *, keeps_first: bool) -> None:
     """Write a copy of a text file whose lines `lines` are empty. `keeps_first`: of its first line the start stays.
 
     Compressed, since the file may expand to more than the disk holds.
     """
     with gzip.open(target, "wb", compresslevel=1) as copy:
-        for piece in text_without(file, lines, keeps_first=keeps_first):
+        for piece in text_without(feed, file, lines, keeps_first=keeps_first):
             copy.write(piece)
 
 
-def text_without(file: InputFile, lines: Sequence[TooLong], *, keeps_first: bool) -> Iterator[bytes]:
+def text_without(feed: Feed, file: InputFile, lines: Sequence[TooLong], *, keeps_first: bool) -> Iterator[bytes]:
     """The text of such a copy, in pieces of at most 1 MiB."""
     ranges = [(line.offset, line.offset + line.size_bytes) for line in lines]
     if keeps_first and ranges and ranges[0][0] == 0:  # a header
         ranges[0] = (START_BYTES, ranges[0][1])
-    with opened(file.path) as source:
+    with opened(feed, file) as source:
         position = 0
         while chunk := source.read(_CHUNK_BYTES):
             kept = 0
@@ -135,7 +140,7 @@ def long_records_frame(spark: SparkSession, config: CollectionConfig, lost: Sequ
     return known_records(spark, schema, order, rows)
 
 
-def _of_file(file: InputFile, limit: int) -> list[TooLong]:
+def _of_file(feed: Feed, file: InputFile, limit: int) -> list[TooLong]:
     suffix = Path(file.path).suffix.lower()
     if suffix in _OTHER:
         remedy = "compress it with gzip, bzip2 or zstd"
@@ -144,18 +149,18 @@ def _of_file(file: InputFile, limit: int) -> list[TooLong]:
     if suffix not in (*_BZIP2, *_ZSTD) and file.size_bytes * ratio <= limit:
         return []
     try:
-        if ratio == 1 and suffix not in (*_BZIP2, *_ZSTD) and not _may_hold(file, limit):
+        if ratio == 1 and suffix not in (*_BZIP2, *_ZSTD) and not _may_hold(feed, file, limit):
             return []
-        with opened(file.path) as source:
+        with opened(feed, file) as source:
             return list(_scan(file, source, limit))
     except UNREADABLE as error:
         raise unreadable(file, error) from error
 
 
-def _may_hold(file: InputFile, limit: int) -> bool:
+def _may_hold(feed: Feed, file: InputFile, limit: int) -> bool:
     """False if each half of a limit has a line end: then no line is longer than the limit."""
     half = limit // 2
-    with Path(file.path).open("rb") as source:
+    with feed.opened(file) as source:
         for first in range(0, file.size_bytes, half):
             source.seek(first)
             left = half

@@ -11,7 +11,8 @@ left out of it, and are an err if the collection names them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -24,10 +25,11 @@ from pyspark.sql import types as T
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import InvalidInput
 from persist_core.schema import Column
-from persist_core.sources.files import InputFile
+from persist_core.sources.feed import Feed
+from persist_core.sources.input_file import InputFile
 from persist_spark.compat import is_valid_utf8
 from persist_spark.decode.encoding import Encoding, Field
-from persist_spark.decode.files import BLOCK, BROKEN, INPUT_OPTIONS, LINE, NO_LINES, ROW, ReadableFile, placed
+from persist_spark.decode.files import BLOCK, BROKEN, LINE, NO_LINES, ROW, ReadableFile, by_store, placed
 from persist_spark.decode.json import MARK, Path
 from persist_spark.decode.long_records import TooLong, unreadable
 from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, named_path, order_of, row_op
@@ -43,7 +45,6 @@ from persist_spark.frame import named, spark_type
 
 # Dates before 1582 are read as they were written, unless a file's own metadata says that an old Spark wrote it.
 _READ_OPTIONS = {
-    **INPUT_OPTIONS,
     "datetimeRebaseMode": "CORRECTED",
     "int96RebaseMode": "CORRECTED",
     "mergeSchema": "false",
@@ -93,7 +94,7 @@ class FileSchema:
         return dict(self.columns).get(name)
 
 
-def schemas(files: Sequence[ReadableFile]) -> list[tuple[FileSchema, list[ReadableFile]]]:
+def schemas(feed: Feed, files: Sequence[ReadableFile]) -> list[tuple[FileSchema, list[ReadableFile]]]:
     """Files of equal schema together, at least one group. Reads the footers.
 
     Raises `SourceChanged` for a file without one, and for names that Spark cannot distinguish.
@@ -101,14 +102,14 @@ def schemas(files: Sequence[ReadableFile]) -> list[tuple[FileSchema, list[Readab
     found: dict[str, tuple[FileSchema, list[ReadableFile]]] = {}
     for file in files:
         try:
-            schema = file_schema(pq.read_metadata(file.path))
+            schema = file_schema(_footer(feed, file.file))
         except (OSError, pa.ArrowException, InvalidInput) as error:
             raise unreadable(file.file, error) from error
         found.setdefault(repr(schema), (schema, []))[1].append(file)
     return list(found.values()) or [(FileSchema(()), [])]
 
 
-def long_rows(files: Sequence[InputFile], limit: int) -> dict[InputFile, list[TooLong]]:
+def long_rows(feed: Feed, files: Sequence[InputFile], limit: int) -> dict[InputFile, list[TooLong]]:
     """The files that hold a value above `limit` bytes for certain, by their footers: such a file is lost whole.
 
     A footer says how many bytes the values of a column have together, decompressed, in a group of rows: what one of
@@ -119,7 +120,7 @@ def long_rows(files: Sequence[InputFile], limit: int) -> dict[InputFile, list[To
         if file.size_bytes == 0:
             continue
         try:
-            footer = pq.read_metadata(file.path)
+            footer = _footer(feed, file)
         except (OSError, pa.ArrowException) as error:
             raise unreadable(file, error) from error
         groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
@@ -139,6 +140,11 @@ def long_rows(files: Sequence[InputFile], limit: int) -> dict[InputFile, list[To
             )
             lost[file] = [TooLong(file, message)]
     return lost
+
+
+def _footer(feed: Feed, file: InputFile) -> pq.FileMetaData:
+    with feed.opened(file) as source:
+        return pq.read_metadata(source)
 
 
 def file_schema(footer: pq.FileMetaData) -> FileSchema:
@@ -194,9 +200,13 @@ def _spark_type(arrow: pa.DataType) -> T.DataType | None:
 
 
 def parquet_records(
-    spark: SparkSession, config: CollectionConfig, schema: FileSchema, files: Sequence[ReadableFile]
+    spark: SparkSession,
+    config: CollectionConfig,
+    schema: FileSchema,
+    files: Sequence[ReadableFile],
+    options: Mapping[str, str],
 ) -> RawRecords:
-    """The rows of files of one schema."""
+    """The rows of files of one schema. `options` lead to paths on S3."""
     marker: Path | None = (DMS_OP,) if config.source.format == "dms-parquet" else None
     if config.delete.column is not None:
         marker = named_path(config, config.delete.column)
@@ -213,7 +223,7 @@ def parquet_records(
     typed = {field.raw for field in fields.orders}
     kind, message = _fault(config, schema, fields)
     payload = [F.col(f"c{index}").alias(name) for index, (name, _) in enumerate(schema.columns)]
-    frame = _rows(spark, schema, files).select(
+    frame = _rows(spark, schema, files, options).select(
         "*",
         *[_raw(config, schema, field).alias(field.raw) for field in fields.all],
         *[_text(schema, path).alias(name) for name, path in free.items() if name not in typed],
@@ -231,17 +241,20 @@ def parquet_records(
     )
 
 
-def _rows(spark: SparkSession, schema: FileSchema, files: Sequence[ReadableFile]) -> DataFrame:
+def _rows(
+    spark: SparkSession, schema: FileSchema, files: Sequence[ReadableFile], options: Mapping[str, str]
+) -> DataFrame:
     """All readable columns as c0.., and what every record has of its file."""
     if not files:
         return spark.createDataFrame([], NO_LINES)
     wanted = T.StructType([T.StructField(name, kind) for name, kind in schema.columns])
-    read = spark.read.schema(wanted).options(**_READ_OPTIONS).parquet(*[file.path for file in files])
-    rows = read.select(
-        *[named(name).alias(f"c{index}") for index, (name, _) in enumerate(schema.columns)],
-        F.col("_metadata.file_path").alias("path"),
-        F.col("_metadata.row_index").alias(ROW),
-    )
+    frames = [
+        spark.read.schema(wanted).options(**how, **_READ_OPTIONS).parquet(*paths)
+        for paths, how in by_store(files, options)
+    ]
+    wanted_columns = [named(name).alias(f"c{index}") for index, (name, _) in enumerate(schema.columns)]
+    place = F.col("_metadata.file_path").alias("path"), F.col("_metadata.row_index").alias(ROW)
+    rows = functools.reduce(DataFrame.union, [frame.select(*wanted_columns, *place) for frame in frames])
     facts = {BLOCK: F.lit(0).cast("bigint"), LINE: F.lit(None).cast("string")}
     return placed(spark, rows, files).withColumns(facts)
 

@@ -9,6 +9,7 @@ sees. The result depends only on the description, the frozen input and the shard
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 from pyspark.sql import SparkSession
@@ -19,13 +20,16 @@ from persist_core.location.open import OpenLocation
 from persist_core.protocol.stages import check_not_outdated, outdated_first
 from persist_core.shard.batch import BatchManifest
 from persist_core.shard.stats import show_bytes
-from persist_core.sources.files import FileSource, FrozenInput, check_unchanged
+from persist_core.sources.feeds import feed_of
+from persist_core.sources.files import UNREAD_FROM, FileSource
 from persist_core.sources.frozen import load_frozen
+from persist_core.sources.input_file import FrozenInput
 from persist_core.spark_job.deaths import deaths_at_lower
 from persist_core.spark_job.spec import JobSpec
 from persist_spark import progress
 from persist_spark.decode.files import copies_in
 from persist_spark.decode.formats import decode
+from persist_spark.feed_access import changed_first, feed_access
 from persist_spark.session import OUR_PLANS, listing, own_session, use
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 from persist_spark.upsert.set_aside import find_killers, with_files
@@ -53,24 +57,26 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
     check_not_outdated(state, description)
     key = description.input_key
     with (
+        ExitStack() as opened,
         outdated_first(client, description),
-        copies_in(client.blob, spec.key_of) as copies,
         own_session(spark, spec) as own,
     ):
         frozen = FrozenInput(()) if key is None else load_frozen(client.blob, key, FrozenInput)
-        root = config.source_pattern().root
-        check_unchanged(frozen, root)
+        access = feed_access(own, location, feed_of(location, config), frozen.files)
+        copies = opened.enter_context(copies_in(client.blob, spec.key_of, access))
+        opened.enter_context(changed_first(access, frozen.files))
         progress.enter("decode", f"{len(frozen.files)} files, {show_bytes(description.input_bytes)}")
         deaths = deaths_at_lower(client.blob, spec, client.clock.now_ms()) if frozen.files else []
         killers = find_killers(own, spec, frozen.files, deaths, copies) if deaths else ()
         aside = {each.file for each in killers}
         if aside:  # in the source progress too: a corrected file is then read
             source, era = FileSource(config, client.blob), description.era or 0
-            after = source.advance(state.sources.get(FILES), frozen, era=era, set_aside=aside)
+            unread_from = description.sources[FILES].offsets.get(UNREAD_FROM)
+            after = source.advance(state.sources.get(FILES), frozen, era=era, unread_from=unread_from, set_aside=aside)
             described = replace(description, sources={**description.sources, FILES: after})
             request = replace(request, description=described)
         taken = [file for file in frozen.files if file not in aside]
         records = decode(own, config, taken, copies=copies)
         records = with_files(own, records, config, description.lower, killers, frozen.files)
         use(own, {**OUR_PLANS, **listing(client.blob)})
-        return stage_upserts(own, client, state, request, records, lambda: check_unchanged(frozen, root))
+        return stage_upserts(own, client, state, request, records, lambda: access.check_after(frozen.files))

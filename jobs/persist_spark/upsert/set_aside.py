@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import PersistError
 from persist_core.schema import BAD_FILE, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME
-from persist_core.sources.files import InputFile
+from persist_core.sources.input_file import InputFile
 from persist_core.spark_job.causes import DRIVER_MEMORY, EXECUTOR_MEMORY, find_cause
 from persist_core.spark_job.deaths import Death, blamed, identity, reading
 from persist_core.spark_job.spec import JobSpec

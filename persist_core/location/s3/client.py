@@ -173,16 +173,41 @@ def described(error: Exception) -> str:
     return f"{type(cause).__name__}: {cause}"
 
 
-def _make_client(settings: S3Settings, tries: int) -> Any:
+def own_credentials(settings: S3Settings) -> Any:
+    """The keys that the settings hold, or lead to by a profile, as botocore's `ReadOnlyCredentials`; `None` for the
+    default chain."""
+    from botocore.credentials import ReadOnlyCredentials
+    from botocore.exceptions import BotoCoreError
+
+    if settings.access_key_id is not None:
+        return ReadOnlyCredentials(settings.access_key_id, settings.secret_access_key, settings.session_token)
+    if settings.profile is None:
+        return None
+    try:
+        with _making:
+            found = _session(settings.profile).get_credentials()
+        return found and found.get_frozen_credentials()
+    except BotoCoreError as error:
+        raise InvalidUri(f"{settings.uri}: no credentials: {error}") from error
+
+
+def _session(profile: str | None) -> Any:
+    """boto3's session of a profile. The caller holds `_making`."""
     import boto3
+
+    session = _sessions.get(profile)
+    if session is None:
+        session = _sessions[profile] = boto3.session.Session(profile_name=profile)
+    return session
+
+
+def _make_client(settings: S3Settings, tries: int) -> Any:
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
 
     try:
         with _making:  # a session must create its clients one at a time; each is then safe for threads
-            session = _sessions.get(settings.profile)
-            if session is None:
-                session = _sessions[settings.profile] = boto3.session.Session(profile_name=settings.profile)
+            session = _session(settings.profile)
             return session.client(
                 "s3",
                 endpoint_url=settings.endpoint,

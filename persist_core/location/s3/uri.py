@@ -57,6 +57,8 @@ class S3Settings:
                 "secret_access_key": environment.get("AWS_SECRET_ACCESS_KEY"),
                 "session_token": environment.get("AWS_SESSION_TOKEN") or None,
             }
+        elif self.access_key_id is None and self.profile is None and environment.get("AWS_PROFILE"):
+            found = {"profile": environment["AWS_PROFILE"]}
         region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
         return S3Settings(**{**self.__dict__, **found, "region": self.region or region or None})
 

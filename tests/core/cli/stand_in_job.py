@@ -20,7 +20,7 @@ from persist_core.shard.batch import BatchManifest
 from persist_core.shard.keys import dry_run_key
 from persist_core.shard.parts import updates_schema
 from persist_core.shard.stats import DryRun
-from persist_core.sources.files import FrozenInput
+from persist_core.sources.input_file import FrozenInput
 from persist_core.spark_job.answer import record_failure
 from persist_core.spark_job.spec import JobSpec, load_spec
 

@@ -170,7 +170,7 @@ def test_leftovers_of_all_kinds_go(shard: Collection) -> None:
         part_key(SHARD, ID, "insertions", 0),
         f"{SHARD}/batches/{ID}/failure.json",
         f"{SHARD}/inputs/0/{'0' * 64}.json",
-        job_key(SHARD, 0, ID, input_copy(0)),
+        job_key(SHARD, 0, ID, input_copy(0, ".gz")),
         f"{SHARD}/sources/files/0/{'0' * 64}.json.zst",
         f"{SHARD}/checkpoints/{ID}/operators/upsert-stash/partition-0.snap",
     }
@@ -187,7 +187,7 @@ def test_leftovers_of_all_kinds_go(shard: Collection) -> None:
 def test_deaths_of_jobs_stay_until_a_batch_is_committed(shard: Collection) -> None:
     upper = shard.client.state(SHARD).upper.time
     assert upper is not None
-    died, copy = (job_key(SHARD, upper, ID, name) for name in ("died", input_copy(0)))
+    died, copy = (job_key(SHARD, upper, ID, name) for name in ("died", input_copy(0, ".gz")))
     for key in (died, copy):
         shard.client.blob.set(key, b"")
     pass_eras(shard, ERAS_TO_SWEEP + 1)

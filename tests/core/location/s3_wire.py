@@ -24,6 +24,7 @@ from botocore.exceptions import (
 from botocore.httpsession import URLLib3Session
 
 from persist_core.location import Blob, Consensus, S3Blob, S3Consensus
+from persist_core.location.s3.objects import S3Objects
 
 CODES = {
     403: "AccessDenied",
@@ -97,9 +98,9 @@ Fate = Callable[[Any], AWSResponse | None]
 class Wire:
     """The wire of one store object. `counts` are the requests so far, by operation."""
 
-    def __init__(self, store: Blob | Consensus) -> None:
-        assert isinstance(store, (S3Blob, S3Consensus))
-        client = store._client if isinstance(store, S3Blob) else store._logs.client
+    def __init__(self, store: Blob | Consensus | S3Objects) -> None:
+        assert isinstance(store, (S3Blob, S3Consensus, S3Objects))
+        client = store._logs.client if isinstance(store, S3Consensus) else store._client
         self.counts: Counter[str] = Counter()
         self._fates: dict[str, deque[Fate]] = {}
         client.api.meta.events.register("before-send.s3", self._send)

@@ -88,7 +88,7 @@ def test_half_a_location_is_refused(
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (b"blob_url = 'x'\n", "unknown key blob_url; expected blob_uri and consensus_uri"),
+        (b"blob_url = 'x'\n", "unknown key blob_url; expected blob_uri, consensus_uri and"),
         (b"[location]\nblob_uri = 'x'\n", "unknown key location"),
         (b"blob_uri = 3\nconsensus_uri = 'mem:'\n", "blob_uri: found int; expected a URI"),
         (b"blob_uri = ''\nconsensus_uri = 'mem:'\n", "blob_uri: found"),

@@ -35,8 +35,8 @@ from persist_core.shard.keys import attempt_of, attempt_prefix
 from persist_core.shard.parts import updates_schema
 from persist_core.shard.replace import Replaced
 from persist_core.shard.state import Commit, Committed
-from persist_core.sources.files import FrozenInput
 from persist_core.sources.frozen import load_frozen
+from persist_core.sources.input_file import FrozenInput
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.oracle.strategies import SCHEMA
 from tests.oracle.upsert import TOMBSTONE, Record

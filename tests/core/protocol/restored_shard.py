@@ -39,7 +39,7 @@ from persist_core.shard.keys import part_key
 from persist_core.shard.operator_state import OperatorState, StateArtifact
 from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.state import Committed
-from persist_core.sources.files import FrozenInput
+from persist_core.sources.input_file import FrozenInput
 from tests.core.protocol import log_source
 from tests.oracle.consolidate import Err, Slot, UpsertDiff, Value, as_of, canonical_bytes
 from tests.oracle.strategies import SCHEMA

@@ -24,7 +24,7 @@ from persist_core.protocol.stages import Conflict, Minted, NothingToDo
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.parts import updates_schema
 from persist_core.shard.state import Committed
-from persist_core.sources.files import FrozenInput
+from persist_core.sources.input_file import FrozenInput
 
 DAY_MS = 86_400_000
 

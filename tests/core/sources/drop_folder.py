@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.config.path_pattern import parse_pattern
+from persist_core.sources.feed import LocalFeed
 from persist_core.sources.files import Freeze
 
 DAY_MS = 86_400_000
@@ -23,6 +25,11 @@ def collection(root: Path, path: str = "*.jsonl", **fields: Any) -> CollectionCo
             **fields,
         }
     )
+
+
+def folder(root: Path) -> LocalFeed:
+    """All files of a folder."""
+    return LocalFeed(parse_pattern("**/*", str(root)))
 
 
 def drop(root: Path, name: str, data: bytes = b"{}\n", *, mtime_ms: int | None = None) -> Path:

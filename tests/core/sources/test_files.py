@@ -11,10 +11,11 @@ from persist_core.errors import CorruptArtifact, InvalidInput, SourceChanged, Un
 from persist_core.location.mem import MemBlob
 from persist_core.shard.batch import SourceFrontier
 from persist_core.shard.sealed import seal
-from persist_core.sources.files import FileSource, FrozenInput, check_unchanged
+from persist_core.sources.files import FileSource
+from persist_core.sources.input_file import FrozenInput
 from persist_core.sources.ledger import FileProgress
 from persist_core.time_text import parse_time
-from tests.core.sources.drop_folder import DAY_MS, collection, drop, names
+from tests.core.sources.drop_folder import DAY_MS, collection, drop, folder, names
 
 
 def test_files_come_in_natural_order_with_their_facts(tmp_path: Path) -> None:
@@ -181,18 +182,18 @@ def test_frozen_input_of_elsewhere_is_refused() -> None:
 def test_frozen_files_that_change_or_vanish_are_named(tmp_path: Path) -> None:
     path = drop(tmp_path, "a.jsonl", b"ab", mtime_ms=1_000)
     frozen = FileSource(collection(tmp_path), MemBlob()).freeze(None, until=None).frozen
-    check_unchanged(frozen, str(tmp_path))
+    folder(tmp_path).check(frozen.files)
     drop(tmp_path, "a.jsonl", b"abc", mtime_ms=1_000)
     with pytest.raises(
         SourceChanged, match=r"a\.jsonl changed between minting and reading: 2 bytes at 1970-01-01T00:00:01Z, now 3"
     ):
-        check_unchanged(frozen, str(tmp_path))
+        folder(tmp_path).check(frozen.files)
     drop(tmp_path, "a.jsonl", b"xy", mtime_ms=1_001)
     with pytest.raises(SourceChanged, match=r"now 2 bytes at 1970-01-01T00:00:01\.001Z"):
-        check_unchanged(frozen, str(tmp_path))
+        folder(tmp_path).check(frozen.files)
     path.unlink()
     with pytest.raises(SourceChanged, match=r"a\.jsonl can no longer be read"):
-        check_unchanged(frozen, str(tmp_path))
+        folder(tmp_path).check(frozen.files)
 
 
 def frozen_of(root: Path, path: str = "in/**/*.jsonl") -> FrozenInput:
@@ -208,13 +209,13 @@ def test_a_link_out_of_the_folder_that_was_put_in_after_the_scan_is_not_read(tmp
     left.rename(tmp_path / "away")
     left.symlink_to(leads)
     with pytest.raises(SourceChanged, match=r"a\.jsonl now leads to .*/secret/a\.jsonl, outside of .*/in"):
-        check_unchanged(frozen, str(tmp_path / "in"))
+        folder(tmp_path / "in").check(frozen.files)
 
 
 def test_a_file_that_was_exchanged_and_put_back_is_seen(tmp_path: Path) -> None:
     path = drop(tmp_path, "in/a.jsonl", b"ab", mtime_ms=1_000)
     frozen = frozen_of(tmp_path)
-    check_unchanged(frozen, str(tmp_path / "in"))
+    folder(tmp_path / "in").check(frozen.files)
     for _ in range(100_000):  # until the file system's clock has gone on, some ms
         if drop(tmp_path, "clock").stat().st_ctime_ns > frozen.files[0].ctime_ns:
             break
@@ -223,7 +224,7 @@ def test_a_file_that_was_exchanged_and_put_back_is_seen(tmp_path: Path) -> None:
     (tmp_path / "in/away").replace(path)
     assert (path.read_bytes(), path.stat().st_mtime_ns) == (b"ab", 1_000_000_000)
     with pytest.raises(SourceChanged, match=r"its name, rights or links changed at 20"):
-        check_unchanged(frozen, str(tmp_path / "in"))
+        folder(tmp_path / "in").check(frozen.files)
 
 
 def test_links_that_stay_inside_are_read_as_before(tmp_path: Path) -> None:
@@ -233,7 +234,7 @@ def test_links_that_stay_inside_are_read_as_before(tmp_path: Path) -> None:
     (tmp_path / "in").symlink_to("v1")
     frozen = frozen_of(tmp_path)
     assert len(frozen.files) == 3
-    check_unchanged(frozen, str(tmp_path / "in"))
+    folder(tmp_path / "in").check(frozen.files)
 
 
 def test_a_feed_that_was_copied_to_another_machine_is_not_changed(tmp_path: Path) -> None:

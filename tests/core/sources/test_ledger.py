@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from persist_core.errors import CorruptArtifact, InvariantViolation
 from persist_core.location.mem import MemBlob
 from persist_core.shard.batch import SourceFrontier
-from persist_core.sources.files import FileSource, FrozenInput
+from persist_core.sources.files import FileSource
+from persist_core.sources.input_file import FrozenInput
 from persist_core.sources.ledger import FileProgress, Ledger, segments_of
 from persist_core.sources.root import Place
 from tests.core.sources.drop_folder import DAY_MS, collection, drop, names

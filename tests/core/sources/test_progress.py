@@ -11,8 +11,9 @@ from persist_core.config.collection import FILE_POSITION
 from persist_core.errors import CorruptArtifact, InvalidInput, UnknownVersion
 from persist_core.location.mem import MemBlob
 from persist_core.shard.batch import SourceFrontier
-from persist_core.sources.files import FileSource, FrozenInput
+from persist_core.sources.files import FileSource
 from persist_core.sources.frozen import load_frozen, stage_frozen
+from persist_core.sources.input_file import FrozenInput
 from persist_core.sources.ledger import segments_of
 from persist_core.sources.registry import progress_of
 from persist_core.sources.shards import FrozenShards, Refreshed

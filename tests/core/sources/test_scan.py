@@ -12,7 +12,8 @@ import pytest
 
 from persist_core.errors import Determinate
 from persist_core.location.mem import MemBlob
-from persist_core.sources.files import FileSource, FrozenInput
+from persist_core.sources.files import FileSource
+from persist_core.sources.input_file import FrozenInput
 from tests.core.sources.drop_folder import collection, drop, names
 
 

@@ -14,7 +14,7 @@ from persist_core.location.blob import BlobMetadata
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.shard.keys import input_copy
-from persist_core.sources.files import InputFile
+from persist_core.sources.input_file import InputFile
 from persist_core.sources.natural_order import natural_key
 from persist_core.spark_job.answer import job_failure, record_failure
 from persist_core.spark_job.causes import STOPPED
@@ -57,7 +57,7 @@ def file(name: str, size_bytes: int = 1) -> InputFile:
 
 
 def died_reading(blob: MemBlob, job: JobSpec, *files: InputFile) -> None:
-    blob.set(job.key_of(input_copy(0)), b"")
+    blob.set(job.key_of(input_copy(0, ".gz")), b"")
     with pytest.raises(SystemExit), reading(blob, job, 0, files, bool):
         raise SystemExit
 

@@ -26,18 +26,18 @@ def folder(tmp_path: Path) -> Path:
 
 def test_only_a_location_on_s3_gets_jars(folder: Path) -> None:
     environment = {JARS_ENV: str(folder)}
-    assert with_s3a_jars({"a": "b"}, "file:///data", environment, None) == {"a": "b"}
+    assert with_s3a_jars({"a": "b"}, ["file:///data"], environment, None) == {"a": "b"}
     jars = f"{folder}/hadoop-aws-3.5.0.jar,{folder}/s3.jar"
-    assert with_s3a_jars({"a": "b"}, S3, environment, None) == {"a": "b", JARS_CONF: jars}
+    assert with_s3a_jars({"a": "b"}, ["file:///data", S3], environment, None) == {"a": "b", JARS_CONF: jars}
 
 
 def test_what_the_user_brings_stays(folder: Path) -> None:
     environment = {JARS_ENV: str(folder)}
     packages = {PACKAGES_CONF: "x:y:1,org.apache.hadoop:hadoop-aws:3.5.0"}
-    assert with_s3a_jars(packages, S3, environment, None) == packages
+    assert with_s3a_jars(packages, ["file:///data", S3], environment, None) == packages
     own = {JARS_CONF: "/mine/hadoop-aws-3.5.0.jar"}
-    assert with_s3a_jars(own, S3, environment, None) == own
-    more = with_s3a_jars({JARS_CONF: "/mine/driver.jar"}, S3, environment, None)
+    assert with_s3a_jars(own, ["file:///data", S3], environment, None) == own
+    more = with_s3a_jars({JARS_CONF: "/mine/driver.jar"}, ["file:///data", S3], environment, None)
     assert more[JARS_CONF].startswith("/mine/driver.jar,")
     assert len(more[JARS_CONF].split(",")) == 3
 

@@ -25,8 +25,9 @@ from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchMani
 from persist_core.shard.keys import part_key
 from persist_core.shard.operator_state import OperatorState, StateArtifact
 from persist_core.shard.parts import check_field_ids, updates_schema
-from persist_core.sources.files import FrozenInput, check_unchanged
+from persist_core.sources.feed import LocalFeed
 from persist_core.sources.frozen import load_frozen
+from persist_core.sources.input_file import FrozenInput
 from tests.oracle.consolidate import UpsertDiff
 from tests.oracle.sequence import OrderMemory
 from tests.oracle.upsert import (
@@ -102,7 +103,7 @@ def _write(
     stages.check_not_outdated(state, description)
     key = description.input_key
     frozen = FrozenInput(()) if key is None else load_frozen(client.blob, key, FrozenInput)
-    check_unchanged(frozen, config.source_pattern().root)
+    LocalFeed(config.source_pattern()).check(frozen.files)
     records = [record for file in frozen.files for record in read_records(file.path)]
     stash = [
         record

@@ -1,0 +1,281 @@
+"""Files in a bucket, on a real S3 server: which are found, by how many requests, and what is read of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from persist_core.errors import ConfigError, Determinate, SourceChanged
+from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.open import OpenLocation
+from persist_core.location.s3.objects import S3Objects
+from persist_core.sources import s3_feed
+from persist_core.sources.feeds import feed_of
+from persist_core.sources.files import FileSource
+from persist_core.sources.input_file import FrozenInput
+from persist_core.time_text import parse_time
+from tests.core.location.s3_wire import Answer, Meanwhile, Wire
+from tests.core.sources.bucket import Bucket
+from tests.core.sources.drop_folder import collection, drop, names
+from tests.servers.s3 import S3Server
+
+DAILY = "{date:%Y/%m/%d}/*.jsonl"
+
+
+@pytest.fixture
+def bucket(versitygw: S3Server) -> Bucket:
+    return Bucket(versitygw)
+
+
+def at(text: str) -> int:
+    return parse_time(text)
+
+
+def test_the_names_that_a_folder_would_give(bucket: Bucket) -> None:
+    """In natural order; what is unfinished, hidden, or not to be read is left out or reported."""
+    for name in ("p-10.jsonl", "p-9.jsonl", "a b%?é.jsonl", "other.csv", "_tmp/x.jsonl", ".x.jsonl", "y.jsonl.tmp"):
+        bucket.put(name)
+    bucket.put("deep/z.jsonl", b"")
+    bucket.put("deep/bad\\name.jsonl")
+    found = bucket.files(bucket.collection("**/*.jsonl*")).freeze(None, until=None)
+    assert names(found) == ["a b%?é.jsonl", "deep/z.jsonl", "p-9.jsonl", "p-10.jsonl"]
+    assert (found.unfinished, [each.path for each in found.unmatched]) == (2, ["deep/bad\\name.jsonl"])
+    file = found.frozen.files[0]
+    assert file.path == f"s3://{bucket.name}/feed/a b%?é.jsonl"
+    assert re.fullmatch("[0-9a-f]{32}", file.etag)
+    assert (file.size_bytes, file.version_id) == (9, "")
+    assert FrozenInput.decode(found.frozen.encode()) == found.frozen
+
+
+def test_the_layouts_of_dms_and_of_kafka_connect(bucket: Bucket) -> None:
+    """DMS: a full load beside changes by date. Kafka Connect: topic, partition and first offset, by hour."""
+    dms = ["LOAD00000001.csv", "LOAD0000000A.csv", "2026/01/02/20260102-101112345.csv", "2026/01/10/20260110-1.csv"]
+    for name in dms:
+        bucket.put(f"dms/sales/orders/{name}")
+    full = bucket.files(bucket.collection("dms/sales/orders/LOAD*.csv")).freeze(None, until=None)
+    assert sorted(names(full)) == dms[:2], "numbers in hexadecimal: of a full load no two rows have one key"
+    changes = bucket.files(bucket.collection("dms/sales/orders/{date:%Y/%m/%d}/*.csv")).freeze(None, until=None)
+    assert names(changes) == ["2026/01/02/20260102-101112345.csv", "2026/01/10/20260110-1.csv"]
+    root = "topics/orders"
+    kafka = [f"year=2026/month=01/day=02/hour={hour:02}/orders+{part}+{offset:010}.json.gz"
+             for hour in (9, 10) for part in (0, 1) for offset in (0, 1000)]  # fmt: skip
+    for name in kafka:
+        bucket.put(f"{root}/{name}")
+    path = f"{root}/{{date:year=%Y/month=%m/day=%d/hour=%H}}/orders+*.json.gz"
+    source = bucket.files(bucket.collection(path, time="path"))
+    due = source.freeze(None, until=at("2026-01-02T10:00:00"))
+    assert (names(due), due.not_due) == (kafka[:4], 4)
+    assert due.frozen.files[0].date_ms == at("2026-01-02T09:00:00")
+
+
+def test_only_days_that_can_be_new_are_listed_and_all_once_a_day(bucket: Bucket) -> None:
+    config = bucket.collection(DAILY, source={"look_back": "2 days"})
+    feed = bucket.feed(config)
+    source, wire = FileSource(config, MemBlob(), feed), Wire(feed.objects)
+    for day in range(1, 11):
+        bucket.put(f"2026/01/{day:02}/a.jsonl")
+    first = source.freeze(None, until=at("2026-01-10T12:00:00"))
+    assert (len(first.frozen.files), first.requests) == (10, 1)
+    consumed = source.advance(None, first.frozen, era=0)
+    bucket.put("2026/01/02/late.jsonl")
+    bucket.put("2026/01/08/late.jsonl")
+    wire.take_counts()
+    hourly = source.freeze(consumed, lower=at("2026-01-10T12:00:00"), until=at("2026-01-10T13:00:00"))
+    assert names(hourly) == ["2026/01/08/late.jsonl"]
+    assert wire.take_counts() == {"ListObjectsV2": 3, "HeadObject": 1}, "the 8th to the 10th"
+    next_day = source.freeze(consumed, lower=at("2026-01-11"), until=at("2026-01-11T01:00:00"))
+    assert names(next_day) == ["2026/01/02/late.jsonl", "2026/01/08/late.jsonl"]
+    always = bucket.files(bucket.collection(DAILY, source={"look_back": "all"}))
+    always._ledger = source._ledger
+    assert len(names(always.freeze(consumed, lower=at("2026-01-10T12:00:00"), until=at("2026-01-10T13:00:00")))) == 2
+
+
+def test_what_limits_left_over_is_looked_for_until_it_is_read(bucket: Bucket) -> None:
+    config = bucket.collection(DAILY, source={"look_back": "0"}, limits={"max_files": 2})
+    source = bucket.files(config)
+    for day in range(1, 6):
+        bucket.put(f"2026/01/{day:02}/a.jsonl")
+    found, consumed, lower = [], None, 0
+    for minute in range(3):
+        until = at(f"2026-01-20T12:0{minute}:00")
+        freeze = source.freeze(consumed, lower=lower, until=until)
+        found.append(len(freeze.frozen.files))
+        consumed = source.advance(consumed, freeze.frozen, era=0, unread_from=freeze.unread_from)
+        lower = until
+    assert found == [2, 2, 1]
+    assert consumed is not None
+    assert "unread_from" not in consumed.offsets
+
+
+def test_a_long_listing_of_known_names_is_cut_into_pieces(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_feed, "_PAGE", 3)
+    config = bucket.collection("**/*.jsonl")
+    feed = bucket.feed(config)
+    source = FileSource(config, MemBlob(), feed)
+    for index in range(40):
+        bucket.put(f"{index % 7}/x{index}.jsonl")
+    first = source.freeze(None, until=None)
+    consumed = source.advance(None, first.frozen, era=0)
+    for name in ("0/a.jsonl", "3/x7000.jsonl", "9/z.jsonl"):
+        bucket.put(name)
+    second = source.freeze(consumed, until=None)
+    assert names(second) == ["0/a.jsonl", "3/x7000.jsonl", "9/z.jsonl"]
+    assert second.requests > 5
+    bucket.put("4/x4.jsonl", b"other bytes")
+    assert [each.relative for each in source.freeze(consumed, until=None).changed] == ["4/x4.jsonl"]
+
+
+@pytest.mark.parametrize("change", ["put", "delete", "same bytes"])
+def test_an_object_that_changes_is_never_read(bucket: Bucket, change: str) -> None:
+    bucket.put("a.jsonl", b"first\n")
+    config = bucket.collection()
+    feed = bucket.feed(config)
+    (file,) = FileSource(config, MemBlob(), feed).freeze(None, until=None).frozen.files
+    feed.check([file])
+    if change == "same bytes":
+        file = replace(file, mtime_ms=file.mtime_ms - 5_000)
+        with pytest.raises(SourceChanged, match="changed between minting and reading"):
+            feed.check([file])
+        return
+    bucket.delete("a.jsonl")
+    if change == "put":
+        bucket.put("a.jsonl", b"other\n")
+    now = "there is no such object" if change == "delete" else "the object has 6 bytes and the ETag"
+    with pytest.raises(SourceChanged, match=rf"input file s3://{bucket.name}/feed/a\.jsonl changed .*{now}"):
+        feed.check([file])
+    with feed.opened(file) as source, pytest.raises(SourceChanged, match="another object has its name now"):
+        source.read()
+
+
+def test_a_change_in_the_middle_of_a_read_is_seen(bucket: Bucket) -> None:
+    data = bytes(10 << 20)
+    bucket.put("a.jsonl", data)
+    config = bucket.collection()
+    feed = bucket.feed(config)
+    (file,) = FileSource(config, MemBlob(), feed).freeze(None, until=None).frozen.files
+    wire = Wire(feed.objects)
+    with feed.opened(file) as source:
+        assert source.read() == data
+        assert source.seek(-5, 2) == len(data) - 5
+        assert source.read() == data[-5:]
+    with feed.opened(file) as source:
+        assert source.read(100) == data[:100]
+        wire.script("GetObject", Meanwhile(lambda: bucket.put("a.jsonl", b"x" * len(data))))
+        with pytest.raises(SourceChanged):
+            source.read()
+
+
+def test_a_frozen_version_can_be_read_when_it_is_no_longer_the_newest(versitygw: S3Server) -> None:
+    bucket = Bucket(versitygw, is_versioned=True)
+    for name in ("a.jsonl", "b.jsonl"):
+        bucket.put(name, b"first\n")
+    config = bucket.collection()
+    feed = bucket.feed(config)
+    frozen = FileSource(config, MemBlob(), feed).freeze(None, until=None).frozen
+    assert all(file.version_id for file in frozen.files)
+    assert feed.superseded(frozen.files) == set()
+    bucket.put("a.jsonl", b"later\n")
+    bucket.delete("b.jsonl")
+    feed.check(frozen.files)
+    assert feed.superseded(frozen.files) == set(frozen.files)
+    for file in frozen.files:
+        with feed.opened(file) as source:
+            assert source.read() == b"first\n"
+    gone = replace(frozen.files[0], version_id="01ARZ3NDEKTSV4RRFFQ69G5FAV")
+    with pytest.raises((SourceChanged, Determinate)):
+        feed.check([gone])
+
+
+def test_a_file_that_goes_while_it_is_frozen_is_left_out(versitygw: S3Server) -> None:
+    bucket = Bucket(versitygw, is_versioned=True)
+    for name in ("a.jsonl", "b.jsonl", "c.jsonl"):
+        bucket.put(name, b"1\n")
+    config = bucket.collection()
+    feed = bucket.feed(config)
+    Wire(feed.objects).script("HeadObject", Meanwhile(lambda: bucket.delete("b.jsonl")))
+    assert names(FileSource(config, MemBlob(), feed).freeze(None, until=None)) == ["a.jsonl", "c.jsonl"]
+
+
+def test_a_feed_moves_from_a_folder_to_a_bucket(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """`moved_from`: the same files, read only once; `replaces`: other files, whatever their names."""
+    folder, blob = tmp_path_factory.mktemp("in"), MemBlob()
+    drop(folder, "a.jsonl")
+    local = FileSource(collection(folder), blob)
+    consumed = local.advance(None, local.freeze(None, until=None).frozen, era=0)
+    bucket.put("a.jsonl")
+    bucket.put("b.jsonl")
+    for reason, expected in (("moved_from", ["b.jsonl"]), ("replaces", ["a.jsonl", "b.jsonl"])):
+        config = bucket.collection(source={reason: str(folder)})
+        source = FileSource(config, blob, bucket.feed(config))
+        freeze = source.freeze(consumed, until=None)
+        paths = [file.path for file in freeze.frozen.files]
+        assert paths == [f"s3://{bucket.name}/feed/{name}" for name in expected]
+        assert FrozenInput.decode(freeze.frozen.encode()) == freeze.frozen
+        after = source.advance(consumed, freeze.frozen, era=0)
+        assert names(source.freeze(after, until=None)) == []
+    config = bucket.collection()
+    with pytest.raises(ConfigError, match=f"found 's3://{bucket.name}/feed' as the folder"):
+        FileSource(config, blob, bucket.feed(config)).freeze(consumed, until=None)
+    here = {"path": "*.jsonl", "format": "json", "moved_from": f"s3://{bucket.name}/feed"}
+    back = FileSource(collection(folder, source=here, delete="none"), blob)
+    moved = bucket.collection(source={"moved_from": str(folder)})
+    there = FileSource(moved, blob, bucket.feed(moved))
+    returned = back.freeze(there.advance(consumed, there.freeze(consumed, until=None).frozen, era=0), until=None)
+    assert names(returned) == []
+
+
+def test_errors_of_the_store_name_what_to_do(bucket: Bucket) -> None:
+    config = bucket.collection()
+    feed = bucket.feed(config)
+    Wire(feed.objects).script("ListObjectsV2", Answer(403))
+    with pytest.raises(
+        Determinate, match=r"S3 answered 403 AccessDenied .*grant the rights that docs/locations-s3\.md"
+    ):
+        FileSource(config, MemBlob(), feed).freeze(None, until=None)
+    location = OpenLocation(
+        MemBlob(), MemConsensus(), {"PERSIST_CONNECTION_VENDOR": f"s3://{bucket.name}/else?profile=x"}
+    )
+    with pytest.raises(ConfigError, match=r"source\.connection 'vendor' is for .*else.*found the path"):
+        feed_of(location, config)
+    with pytest.raises(ConfigError, match=r"source\.connection 'vendor' is not known: set PERSIST_CONNECTION_VENDOR="):
+        feed_of(replace(location, connections={}), config)
+
+
+def test_without_a_connection_the_locations_credentials_count(bucket: Bucket) -> None:
+    config = bucket.collection(source={"connection": None})
+    given = {"AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "hush", "AWS_REGION": "eu-west-1"}
+    feed = feed_of(OpenLocation(MemBlob(), MemConsensus(), {}, given), config)
+    assert isinstance(feed, s3_feed.S3Feed)
+    settings = feed.objects.settings
+    assert (settings.access_key_id, settings.region, settings.endpoint) == ("me", "eu-west-1", None)
+    assert "hush" not in repr(settings)
+
+
+def test_each_request_says_that_the_requester_pays(bucket: Bucket) -> None:
+    sent: list[bool] = []
+    config = bucket.collection(source={"requester_pays": True})
+    feed = bucket.feed(config)
+
+    def look(request: Any, **_: Any) -> None:
+        sent.append(request.headers.get("x-amz-request-payer") == b"requester")
+
+    feed.objects._client.api.meta.events.register("before-send.s3", look)
+    bucket.put("a.jsonl")
+    (file,) = FileSource(config, MemBlob(), feed).freeze(None, until=None).frozen.files
+    feed.check([file])
+    with feed.opened(file) as source:
+        source.read()
+    assert sent == [True] * 4
+
+
+def test_an_object_that_is_read_in_pieces(bucket: Bucket) -> None:
+    bucket.put("a.jsonl", b"0123456789")
+    objects = S3Objects(bucket.feed(bucket.collection()).objects.settings)
+    facts = objects.looked_at("feed/a.jsonl")
+    assert facts is not None
+    assert objects.read(facts, 3, 4) == b"3456"
+    assert objects.read(replace(facts, etag="0" * 32), 3, 4) is None
+    assert objects.looked_at("feed/none") is None

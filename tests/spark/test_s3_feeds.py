@@ -1,0 +1,224 @@
+"""Collections whose files lie on S3: what Spark reads of them, by itself and as copies, and what it never reads."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from pyspark.sql import SparkSession
+
+from persist_core.config.collection import CollectionConfig
+from persist_core.errors import SourceChanged
+from persist_core.handles.client import PersistClient
+from persist_core.location.file.blob import FileBlob
+from persist_core.location.mem import MemBlob
+from persist_core.location.open import OpenLocation, open_location
+from persist_core.location.settings import PersistLocation
+from persist_core.protocol import stages
+from persist_core.protocol.stages import Minted
+from persist_core.shard.batch import BatchDescription
+from persist_core.shard.keys import manifest_key
+from persist_core.shard.state import Committed
+from persist_core.sources.feeds import feed_of
+from persist_core.sources.files import FileSource
+from persist_core.spark_job.spec import JobSpec
+from persist_spark import s3a
+from persist_spark.decode.files import Copies
+from persist_spark.decode.formats import decode
+from persist_spark.feed_access import FeedAccess, feed_access
+from persist_spark.frame import ORDER
+from persist_spark.upsert import job
+from persist_spark.upsert.job import run_write_job
+from tests.core.sources.bucket import Bucket
+from tests.sampling import sample
+from tests.servers.s3 import ACCESS_KEY, SECRET_KEY
+from tests.spark.s3_store import s3_server
+
+
+@pytest.fixture
+def bucket(request: pytest.FixtureRequest) -> Bucket:
+    return Bucket(s3_server(request))
+
+
+def lines(*ids: int, v: str = "x") -> bytes:
+    return b"".join(json.dumps({"id": key, "v": v}).encode() + b"\n" for key in ids)
+
+
+def parquet(folder: Path, rows: list[dict[str, Any]]) -> bytes:
+    path = folder / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path.read_bytes()
+
+
+def decoded(
+    spark: SparkSession, bucket: Bucket, config: CollectionConfig, folder: Path, *, is_direct: bool
+) -> list[dict[str, Any]]:
+    feed = bucket.feed(config)
+    files = FileSource(config, MemBlob(), feed).freeze(None, until=None).frozen.files
+    access = FeedAccess(feed, s3a.feed_options(feed.objects) if is_direct else {}, is_direct)
+    copies = Copies(FileBlob(folder / "copies"), "t/{}".format, access)
+    return [row.asDict() for row in decode(spark, config, files, copies=copies).orderBy(ORDER).collect()]
+
+
+@pytest.mark.parametrize("is_direct", [True, False], ids=["itself", "copies"])
+def test_every_format_is_read_from_a_bucket(
+    spark: SparkSession, bucket: Bucket, tmp_path: Path, is_direct: bool
+) -> None:
+    """With names that need care in a URI; a record that is too long comes as an err, from a copy."""
+    long = json.dumps({"id": 9, "v": "x" * (1 << 21)}).encode()
+    for name, data in {
+        "1 a%20b#é.jsonl": lines(1, 2),
+        "2+=&:.jsonl.gz": gzip.compress(lines(3)),
+        "3.jsonl.bz2": bz2.compress(lines(4)),
+        "4.jsonl.zst": zstandard.compress(lines(5)),
+        "5.jsonl": lines(6) + long + b"\n" + lines(7),
+        "6.jsonl": b"",
+    }.items():
+        bucket.put(name, data)
+    config = bucket.collection("*.jsonl*", limits={"max_record_bytes": 1 << 20})
+    rows = decoded(spark, bucket, config, tmp_path, is_direct=is_direct)
+    assert [row["id"] for row in rows if row["_persist_err_kind"] is None] == [1, 2, 3, 4, 5, 6, 7]
+    (err,) = [row for row in rows if row["_persist_err_kind"] is not None]
+    assert err["_persist_err_message"].startswith("line 2 of file '5.jsonl'")
+    bucket.put("csv/a.csv", b"id,v\n1,one\n2,two\n")
+    bucket.put("parquet/a.parquet", parquet(tmp_path, [{"id": 1, "v": "one"}, {"id": 2, "v": "two"}]))
+    bucket.put("parquet/b", parquet(tmp_path, [{"id": 3, "v": "three"}]))
+    for kind, path, expected in (("csv", "csv/*", [1, 2]), ("parquet", "parquet/*", [1, 2, 3])):
+        config = bucket.collection(path, source={"format": kind})
+        assert [row["id"] for row in decoded(spark, bucket, config, tmp_path, is_direct=is_direct)] == expected
+
+
+class Vendor:
+    """A collection of objects, in a location of its own, and the steps of a dag run."""
+
+    def __init__(self, spark: SparkSession, bucket: Bucket, location: OpenLocation) -> None:
+        self.spark, self.location = spark, location
+        self.client = PersistClient(location)
+        self.config = bucket.collection()
+
+    def mint(self, until: int) -> BatchDescription:
+        minted = stages.mint(self.client, self.config, until=until, writer="test")
+        assert isinstance(minted, Minted)
+        return minted.description
+
+    def write(self, description: BatchDescription) -> dict[int, str]:
+        """Write and append; the contents."""
+        spec = JobSpec(description, self.config, self.client.ids.uuid7())
+        run_write_job(self.spark, spec, self.location)
+        key = manifest_key("orders", spec.attempt)
+        assert isinstance(stages.append(self.client, description, key), Committed)
+        return {row["id"]: row["v"] for row in self.client.open_reader("orders").snapshot().to_pylist()}
+
+
+def vendor(spark: SparkSession, bucket: Bucket, folder: Path) -> Vendor:
+    uris = PersistLocation(f"file://{folder}/blobs", "mem:", bucket.connections)
+    return Vendor(spark, bucket, open_location(uris))
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+    """`action` happens once, after the job has looked at all files, and before Spark reads them."""
+    todo = [action]
+
+    def then_act(*arguments: Any, **options: Any) -> Any:
+        frame = decode(*arguments, **options)
+        if todo:
+            todo.pop()()
+        return frame
+
+    monkeypatch.setattr(job, "decode", then_act)
+
+
+@pytest.mark.parametrize(("change", "when"), sample([*itertools.product(["put", "delete"], ["before", "during"])], 1,
+                                                    "test_s3_feeds/changes"))  # fmt: skip
+def test_an_object_that_changes_is_never_a_mixture(
+    spark: SparkSession, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, change: str
+) -> None:
+    """The next run takes what is there, and what came late."""
+    for name in ("a.jsonl", "b.jsonl"):
+        bucket.put(name, lines(ord(name[0]), v="first"))
+    made = vendor(spark, bucket, tmp_path)
+    description = made.mint(10)
+
+    def happen() -> None:
+        bucket.delete("a.jsonl")
+        if change == "put":
+            bucket.put("a.jsonl", lines(97, v="later"))  # as many bytes
+
+    meanwhile(monkeypatch, happen) if when == "during" else happen()
+    with pytest.raises(SourceChanged, match=r"a\.jsonl changed between minting and reading"):
+        made.write(description)
+    bucket.put("late.jsonl", lines(1, v="late"))
+    expected = {1: "late", 98: "first"} | ({97: "later"} if change == "put" else {})
+    assert made.write(made.mint(20)) == expected
+
+
+def test_a_version_that_is_frozen_is_read_whatever_comes_later(
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = Bucket(s3_server(request), is_versioned=True)
+    for name in ("a.jsonl", "b.jsonl", "c.jsonl"):
+        bucket.put(name, lines(ord(name[0]), v="first"))
+    made = vendor(spark, bucket, tmp_path)
+    description = made.mint(10)
+    bucket.delete("b.jsonl")
+    meanwhile(monkeypatch, lambda: bucket.put("a.jsonl", lines(97, v="later")))
+    with pytest.raises(SourceChanged, match=r"a\.jsonl: a newer version came while Spark read it"):
+        made.write(description)
+    assert made.write(description) == {97: "first", 98: "first", 99: "first"}
+    assert not [entry.key for entry in made.client.blob.list_keys_and_metadata("orders/jobs/")]
+
+
+def test_source_and_location_have_settings_of_their_own(
+    request: pytest.FixtureRequest, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts on S3 too. In one bucket with two settings Spark reads copies, as a JVM keeps the first settings."""
+    server = s3_server(request)
+    bucket = Bucket(server)
+    bucket.put("a.jsonl", lines(1, 2))
+    location = open_location(PersistLocation(server.new_uri("parts"), "mem:", bucket.connections))
+    made = Vendor(spark, bucket, location)
+    feed = feed_of(location, made.config)
+    assert feed_access(spark, location, feed, ()).is_direct
+    assert made.write(made.mint(10)) == {1: "x", 2: "x"}
+    same = open_location(PersistLocation(server.uri(f"{bucket.name}/parts"), "mem:", bucket.connections))
+    made = Vendor(spark, bucket, same)
+    assert not feed_access(spark, same, feed, ()).is_direct
+    assert made.write(made.mint(10)) == {1: "x", 2: "x"}
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.endpoint)
+    bare = open_location(PersistLocation(f"s3://{bucket.name}/parts", "mem:"))
+    feed = feed_of(bare, bucket.collection(source={"connection": None}))
+    assert feed_access(spark, bare, feed, ()).is_direct, "the same settings for both"
+    for opened in (location, same, bare):
+        opened.close()
+
+
+def test_the_options_are_for_the_feeds_bucket_alone(bucket: Bucket) -> None:
+    feed = bucket.feed(bucket.collection(source={"requester_pays": True}))
+    start = f"fs.s3a.bucket.{bucket.name}."
+    options = s3a.feed_options(feed.objects)
+    assert {name.removeprefix(start): value for name, value in options.items()} == {
+        "path.style.access": "true",
+        "endpoint": bucket.server.endpoint,
+        "endpoint.region": "us-east-1",
+        "connection.ssl.enabled": "false",
+        "change.detection.source": "etag",
+        "change.detection.mode": "server",
+        "requester.pays.enabled": "true",
+        "access.key": ACCESS_KEY,
+        "secret.key": SECRET_KEY,
+        "aws.credentials.provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
+    }
+    with_token = replace(feed.objects.settings, session_token="t0k3n")
+    options = s3a.feed_options(type(feed.objects)(with_token))
+    assert options[f"{start}session.token"] == "t0k3n"
+    assert options[f"{start}aws.credentials.provider"].endswith(".TemporaryAWSCredentialsProvider")
