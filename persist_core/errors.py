@@ -199,6 +199,12 @@ class TooManyErrors(RunFailed):
         self.samples = samples
 
 
+class UnclearOrder(RunFailed):
+    """It is not known which of several records of a key is the newest: the collection file must say it."""
+
+    kind: ClassVar[str] = "unclear_order"
+
+
 class TooManyUpdates(RunFailed):
     """A view's refresh would write more updates, or hold more rows, than its limits allow."""
 

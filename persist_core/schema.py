@@ -145,6 +145,7 @@ class CollectionSchema:
     `order`: what orders records across batches, most significant first, before their position; such a shard is in
     `sequence` order. `None`: it is in `log` order, where the batches themselves are the order.
     `position`: the fields of a record's position, as its source declares them. They are compared after all others.
+    `beside`: what is stored with each order and decides nothing.
 
     `version` counts a shard's schemas from 1; 0 in a definition, whose columns have no ids.
     """
@@ -154,6 +155,7 @@ class CollectionSchema:
     order: tuple[Column, ...] | None = None
     version: int = field(default=0, compare=False)
     position: tuple[Column, ...] = ()
+    beside: tuple[Column, ...] = ()
 
     def __post_init__(self) -> None:
         names = [column.name.lower() for column in self.columns]
@@ -213,6 +215,7 @@ class CollectionSchema:
             "order": None if self.order is None else [_column_json(c) for c in self.order],
             "version": self.version,
             "position": [_column_json(c) for c in self.position],
+            "beside": [_column_json(c) for c in self.beside],
         }
 
     @classmethod
@@ -224,6 +227,7 @@ class CollectionSchema:
             order=None if data["order"] is None else tuple(Column(**column) for column in data["order"]),
             version=data["version"],
             position=tuple(Column(**column) for column in data["position"]),
+            beside=tuple(Column(**column) for column in data["beside"]),
         )
 
 
@@ -235,9 +239,17 @@ def show_order(schema: CollectionSchema) -> str:
 
 
 def order_type(schema: CollectionSchema) -> pa.StructType:
-    """The Arrow type of `ORDER`: `by0`, `by1`, ... for the columns of `schema.order`, then `schema.position`."""
-    fields = [pa.field(f"by{place}", arrow_type(column.type)) for place, column in enumerate(schema.order or ())]
-    return pa.struct([*fields, *(pa.field(column.name, arrow_type(column.type)) for column in schema.position)])
+    """The Arrow type of `ORDER`: `order_cells`."""
+    return pa.struct([pa.field(name, arrow_type(column.type)) for name, column in order_cells(schema).items()])
+
+
+def order_cells(schema: CollectionSchema) -> dict[str, Column]:
+    """The fields of `ORDER`, as they are compared: `by0`, `by1`, ... for the columns of `schema.order`, then
+    `schema.position`; and, with the next numbers, those of `schema.beside`."""
+    order = schema.order or ()
+    cells = {f"by{place}": column for place, column in enumerate(order)}
+    cells |= {column.name: column for column in schema.position}
+    return cells | {f"by{place}": column for place, column in enumerate(schema.beside, start=len(order))}
 
 
 def inherited_type(schema: CollectionSchema) -> pa.ListType:

@@ -137,8 +137,8 @@ def part_type(schema: CollectionSchema) -> T.StructType:
 
 def order_type(schema: CollectionSchema) -> T.StructType:
     """The type of `ORDER` in a shard in `sequence` order, as `persist_core.schema.order_type` has it."""
-    fields = [T.StructField(f"by{place}", spark_type(column.type)) for place, column in enumerate(schema.order or ())]
-    return T.StructType([*fields, *(T.StructField(column.name, spark_type(column.type)) for column in schema.position)])
+    cells = core.order_cells(schema)
+    return T.StructType([T.StructField(name, spark_type(column.type)) for name, column in cells.items()])
 
 
 def inherited_fields(schema: CollectionSchema) -> list[T.StructField]:

@@ -25,6 +25,7 @@ from persist_core.schema import (
     TIME,
     CollectionSchema,
     Column,
+    order_cells,
 )
 from persist_core.shard.key_range import key_at, value_at
 from persist_core.shard.operator_state import OrderFacts, OrderKey
@@ -94,7 +95,7 @@ def facts_of(entries: Iterable[pa.Table], schema: CollectionSchema, first_time: 
 
 
 def _order_columns(schema: CollectionSchema) -> Sequence[Column]:
-    return (*(schema.order or ()), *schema.position)
+    return tuple(order_cells(schema).values())
 
 
 def _values(order: OrderKey, schema: CollectionSchema) -> Order:

@@ -36,7 +36,7 @@ columns:
   status: string
   total: decimal(12,2)
 time: path # each record counts for the day of its folder
-order: [change_no] # the latest change of an order within a day
+order: {by: {change_no: bigint}} # the latest change of an order, in whatever order files come
 delete: {column: op, values: [D]}
 schedule: "@daily"
 start_date: 2026-01-01

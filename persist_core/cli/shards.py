@@ -80,7 +80,9 @@ def _facts(found: ShardDescription) -> Iterable[tuple[str, str]]:
     yield "upper", show_time(found.upper)
     yield from history_facts(found)
     if found.schema is not None and found.schema["key"]:
-        yield "order", show_order(CollectionSchema.from_json(dict(found.schema)))
+        schema = CollectionSchema.from_json(dict(found.schema))
+        arrival = "" if schema.order is not None else ": the records of a key must arrive in order, a later run wins"
+        yield "order", f"{show_order(schema)}{arrival}"
     yield "batches", f"{found.batches}, {found.updates} updates, {show_bytes(found.size_bytes)}"
     counts = {"rows": found.rows, "errors": found.errors, "in the stash": found.stash}
     yield "contents", ", ".join(f"{'unknown' if n is None else n} {what}" for what, n in counts.items())

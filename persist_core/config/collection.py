@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from persist_core.config import checks
 from persist_core.config.column import Binary, ColumnConfig, Decimals, Unit
 from persist_core.config.files import load_folder, read_mapping
 from persist_core.config.model import ConfigModel
-from persist_core.config.order import OrderConfig, check_sequence, order_columns, order_fields
+from persist_core.config.order import BESIDE, OrderConfig, check_sequence, has_eras, order_columns, order_fields
 from persist_core.config.path_pattern import S3, PathPattern, parse_pattern
 from persist_core.config.problems import explain, nearest, refuse, show
 from persist_core.config.shard import ShardConfig
@@ -220,7 +220,7 @@ class CollectionConfig(ShardConfig):
     source: SourceConfig
     key: tuple[str, ...]
     columns: dict[str, ColumnConfig]
-    order: OrderConfig = OrderConfig()
+    order: OrderConfig = Field(default=OrderConfig(), validate_default=True)
     time: TimeConfig = TimeConfig()
     delete: DeleteConfig = DeleteConfig()
     end_of_input: Literal["keep_open", "close"] = "keep_open"
@@ -230,6 +230,12 @@ class CollectionConfig(ShardConfig):
     @classmethod
     def _key_shorthand(cls, data: Any) -> Any:
         return [data] if isinstance(data, str) else data
+
+    @field_validator("order")
+    @classmethod
+    def _settle_order(cls, order: OrderConfig, info: ValidationInfo) -> OrderConfig:
+        source = info.data.get("source")  # absent if it is wrong itself
+        return order if source is None else order.settled(source.format)
 
     @field_validator("columns", mode="after")
     @classmethod
@@ -309,6 +315,7 @@ class CollectionConfig(ShardConfig):
             ),
             order=self.order_columns(),
             position=self.source.position,
+            beside=BESIDE if self.order_columns() is not None and has_eras(self.order, self.source.format) else (),
         )
 
     def _inherits(self, column: ColumnConfig) -> bool:

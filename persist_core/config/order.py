@@ -6,7 +6,7 @@ order: {mode: sequence, by: {lsn: bigint}} ──> what orders a record, with it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import field_validator, model_validator
 
@@ -14,18 +14,22 @@ from persist_core.config import checks
 from persist_core.config.column import ColumnConfig
 from persist_core.config.model import ConfigModel
 from persist_core.config.problems import nearest, refuse, show
+from persist_core.errors import InvalidTime
 from persist_core.schema import Column
+from persist_core.time_text import parse_time
 
 NEVER_ORDERS = ("boolean", "float", "double", "json")
 DEFAULT_KEEP_DELETED = "30 days"
+Mode = Literal["log", "sequence"]
+# In `order: auto` of Debezium: the rank of the run of numbers that the record belongs to, and what tells runs apart.
+ERA, SERVER, SOURCE_MS, SEEN_MS = "era", "server", "source_ms", "seen_ms"
 AUTO_ORDERS = {  # what `order: auto` is in each format, most significant first, before the position
     "debezium-json": (
-        Column("commit_lsn", "string"),
-        Column("change_lsn", "string"),
-        Column("event_serial_no", "bigint"),
-        Column("lsn_or_file", "bigint"),
+        Column(ERA, "bigint"),
+        Column("number", "bigint"),  # LSN, number of the binlog file, sequence of a MariaDB GTID, SCN, oplog second
         Column("pos", "bigint"),
-        Column("binlog_row", "bigint"),
+        Column("lsn", "string"),  # of SQL Server and Db2; the redo record of Oracle
+        Column("row", "bigint"),
     ),
     "dms-csv": (Column("is_change", "int"),),
     "dms-parquet": (Column("is_change", "int"),),
@@ -33,26 +37,35 @@ AUTO_ORDERS = {  # what `order: auto` is in each format, most significant first,
 }
 
 
+BESIDE = (Column(SERVER, "string"), Column(SOURCE_MS, "bigint"), Column(SEEN_MS, "bigint"))  # of Debezium's `auto`
+
+
 class OrderConfig(ConfigModel):
     """The order of a key's records, and across which records it holds.
 
     `by` in a file: `position` (file and row), `auto` (the format's own: LSN, binlog), a list of fields, or a mapping of
     fields to types. `mode`: `log`, the last batch wins and the order decides within one time; or `sequence`, the
-    highest order ever seen for a key wins, deletes included. `types` gives the types of fields that are not columns, in
-    `sequence` mode only. `keep_deleted`: how long the order of a deleted key is kept after its time.
+    highest order ever seen for a key wins, deletes included; `None` until the collection's format settles it
+    (`settled`). `types` gives the types of fields that are not columns, in `sequence` mode only. `keep_deleted`: how
+    long the order of a deleted key is kept after its time. `servers`: the servers (or MariaDB's GTID domains) that
+    wrote the log, first to last; or `restarts`: the times at which its numbers started again.
     """
 
     by: Literal["auto", "position", "fields"] = "auto"
     fields: tuple[str, ...] = ()
     types: dict[str, ColumnConfig] = {}  # noqa: RUF012 - pydantic copies defaults
-    mode: Literal["log", "sequence"] = "log"
+    mode: Mode | None = None
     keep_deleted: str | None = None
+    servers: tuple[str, ...] = ()
+    restarts: tuple[str, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
     def _shorthand(cls, data: Any) -> Any:
         if isinstance(data, list | tuple):
             data = {"by": data}
+        if data in get_args(Mode):
+            return {"mode": data}
         if isinstance(data, str):
             cls._check_word(data, at=[])
             return {"by": data}
@@ -71,13 +84,32 @@ class OrderConfig(ConfigModel):
     def _check_word(word: str, *, at: list[str | int]) -> None:
         known = ("auto", "position", "fields")
         if word not in known:
-            remedy = nearest(word, known) or f"for a field write {'by' if at else 'order'}: [{show(word)}]"
-            raise refuse(word, "auto, position or a list of fields", remedy, at=at)
+            words = known if at else (*known, *get_args(Mode))
+            remedy = nearest(word, words) or f"for a field write {'by' if at else 'order'}: [{show(word)}]"
+            raise refuse(word, f"{', '.join(w for w in words if w != 'fields')} or a list of fields", remedy, at=at)
 
     @field_validator("keep_deleted", mode="before")
     @classmethod
     def _check_keep_deleted(cls, text: object) -> str | None:
         return None if text is None else checks.history(text, field="keep_deleted")
+
+    @field_validator("servers", mode="before")
+    @classmethod
+    def _server_texts(cls, data: Any) -> Any:
+        if not isinstance(data, list | tuple):
+            raise refuse(data, "a list of servers, first to last", "for example servers: [184, 185]")
+        return [checks.scalar_text(item) for item in data]
+
+    @field_validator("restarts")
+    @classmethod
+    def _check_restarts(cls, texts: tuple[str, ...]) -> tuple[str, ...]:
+        for text in texts:
+            try:
+                parse_time(text)
+            except InvalidTime as error:
+                raise refuse(text, "a time at which the numbers of the log started again",
+                             "for example 2026-03-01T10:00:00Z") from error  # fmt: skip
+        return texts
 
     @model_validator(mode="after")
     def _check_fields(self) -> OrderConfig:
@@ -91,17 +123,38 @@ class OrderConfig(ConfigModel):
         return self
 
     @model_validator(mode="after")
-    def _check_mode(self) -> OrderConfig:
-        if self.mode == "log":
-            for name, value in (("types", self.types or None), ("keep_deleted", self.keep_deleted)):
-                if value is not None:
-                    where = "by" if name == "types" else name
-                    expected = "fields without types" if name == "types" else "no such field"
-                    raise refuse(value, f"{expected} in log order", "remove it, or write mode: sequence", at=[where])
+    def _check_eras(self) -> OrderConfig:
+        checks.distinct(self.servers, at=["servers"])
+        if self.servers and self.restarts:
+            raise refuse(list(self.restarts), "either servers or restarts", "remove one of the two", at=["restarts"])
         unknown = next((name for name in self.types if name not in self.fields), None)
         if unknown is not None:
             raise refuse(unknown, "a type for one of the fields", "remove it", at=["types", unknown])
         return self
+
+    def settled(self, format: str) -> OrderConfig:
+        """This order with its mode: `sequence` if each record of `format` has an order, or fields are named.
+
+        Raises if it has settings of another mode or format.
+        """
+        is_ordered = self.by == "fields" or (self.by == "auto" and format in AUTO_ORDERS)
+        order = self.model_copy(update={"mode": self.mode or ("sequence" if is_ordered else "log")})
+        if order.mode == "log":
+            for name, value in (("types", order.types or None), ("keep_deleted", order.keep_deleted)):
+                if value is not None:
+                    where = "by" if name == "types" else name
+                    expected = "fields without types" if name == "types" else "no such field"
+                    raise refuse(value, f"{expected} in log order", "remove it, or write mode: sequence", at=[where])
+        if (order.servers or order.restarts) and not has_eras(order, format):
+            name = "servers" if order.servers else "restarts"
+            expected = "no such field: only order: auto of debezium-json has it"
+            raise refuse(list(order.servers or order.restarts), expected, "remove it", at=[name])
+        return order
+
+    @property
+    def restarts_ms(self) -> tuple[int, ...]:
+        """`restarts` in ms since 1970."""
+        return tuple(parse_time(text) for text in self.restarts)
 
     @property
     def keep_deleted_ms(self) -> int | None:
@@ -123,6 +176,11 @@ def order_columns(order: OrderConfig, columns: Mapping[str, ColumnConfig], forma
     if order.by == "auto":
         return AUTO_ORDERS[format]
     return tuple(Column(name, column.type) for name, column in order_fields(order, columns).items())
+
+
+def has_eras(order: OrderConfig, format: str) -> bool:
+    """True if the numbers of orders can start again, so that `BESIDE` is stored with them."""
+    return order.by == "auto" and format == "debezium-json"
 
 
 def check_sequence(order: OrderConfig, columns: Mapping[str, ColumnConfig], format: str) -> None:

@@ -17,6 +17,7 @@ from persist_core.errors import (
     SourceChanged,
     TooManyErrors,
     TooManyUpdates,
+    UnclearOrder,
 )
 
 HOPELESS = (
@@ -25,6 +26,7 @@ HOPELESS = (
     TooManyErrors,
     TooManyUpdates,
     SourceChanged,
+    UnclearOrder,
 )  # the next try would fail in the same way
 
 

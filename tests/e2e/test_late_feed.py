@@ -50,7 +50,7 @@ if only_dag_id() == "{IDS["shuffled"]}":
     install(Path(__file__).parents[1] / "points")
 globals().update(build_dags(Path(__file__).parent / "collections"{QUICK_RETRIES}))
 """
-LSN = "by3"  # the field of `ORDER` that has it, as `AUTO_ORDERS` says
+LSN = "by1"  # the field of `ORDER` that has it, as `AUTO_ORDERS` says
 Order = tuple[int, str]  # the LSN of a record, and the natural key of its file
 
 
@@ -63,7 +63,7 @@ def airflow(tmp_path: Path, home: Path, persist_seed: int) -> Iterator[LocalAirf
     shutil.copytree(ROOT / "dags" / "feed" / "customers", tmp_path / "feed" / "customers")
     text = (ROOT / "dags" / "collections" / "customers.yaml").read_text().replace("../feed", f"{tmp_path}/feed")
     (dags / "collections" / "customers.yaml").write_text(text)
-    late = text.replace("/feed/customers/", "/feed/shuffled/") + "order: {mode: sequence}\n"
+    late = text.replace("/feed/customers/", "/feed/shuffled/")
     (dags / "collections" / "shuffled.yaml").write_text(late)
     deliver_late(tmp_path / "feed", random.Random(persist_seed))
     location = PersistLocation(f"file://{tmp_path}/blob", f"sqlite:///{tmp_path}/consensus.db")

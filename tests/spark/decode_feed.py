@@ -46,10 +46,8 @@ class Feed:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text.encode() if isinstance(text, str) else text)
 
-    def frame(
-        self, kind: str, columns: dict[str, Any], files: Sequence[InputFile] | None = None, **changes: Any
-    ) -> DataFrame:
-        """The records frame of all files (or these), read as `kind`. `changes` are more of the collection's file."""
+    def config(self, kind: str, columns: dict[str, Any], **changes: Any) -> CollectionConfig:
+        """A collection of all files, of this format. `changes` are more of its file."""
         body: dict[str, Any] = {
             "name": "t",
             "source": {"path": "**/*", "format": kind, **changes.pop("source", {})},
@@ -58,7 +56,13 @@ class Feed:
             "base_dir": str(self.folder),
             **({"delete": "none"} if kind in ("csv", "parquet", "json") else {}),
         }
-        config = CollectionConfig.model_validate(body | changes)
+        return CollectionConfig.model_validate(body | changes)
+
+    def frame(
+        self, kind: str, columns: dict[str, Any], files: Sequence[InputFile] | None = None, **changes: Any
+    ) -> DataFrame:
+        """The records frame of all files (or these), read as `kind`."""
+        config = self.config(kind, columns, **changes)
         if files is None:
             files = FileSource(config, MemBlob()).freeze(None, until=None).frozen.files
         return decode(self.spark, config, files, copies=copies_beside(self.folder))

@@ -213,29 +213,6 @@ def test_damaged_envelopes_are_errs_of_their_key(feed: Feed) -> None:
     assert "'x'" in rows[2][ERR_MESSAGE]
 
 
-def test_order_auto_of_postgres_mysql_and_sqlserver(feed: Feed) -> None:
-    def mysql(file: str, pos: int, row: int) -> dict[str, Any]:
-        return {"connector": "mysql", "file": file, "pos": pos, "row": row, "gtid": "x"}
-
-    sources: dict[str, list[dict[str, Any]]] = {
-        "postgres": [{"lsn": None}, {"lsn": 9}, {"lsn": 10}, {"lsn": 10}, {"lsn": 2**62}],
-        "mysql": [mysql("b.000009", 5, 0), mysql("b.000010", 4, 0), mysql("b.000010", 4, 1), mysql("b.1000000", 1, 0)],
-        "sqlserver": [
-            {"commit_lsn": "00000025:00000d98:00a2", "change_lsn": "00000025:00000d98:00a0", "event_serial_no": 1},
-            {"commit_lsn": "00000025:00000d98:00a2", "change_lsn": "00000025:00000d98:00a0", "event_serial_no": 2},
-            {"commit_lsn": "00000025:00000d98:00a2", "change_lsn": "00000025:00000d98:00a1", "event_serial_no": 1},
-            {"commit_lsn": "00000025:00000d99:0001", "change_lsn": None, "event_serial_no": None},
-        ],
-        "oracle": [{"scn": "5"}, {"scn": "4"}],
-    }
-    for name, ascending in sources.items():
-        last_first = list(enumerate(ascending))[::-1] if name != "oracle" else list(enumerate(ascending))
-        rows = read(feed, [envelope("c", None, {"id": i}, **s) for i, s in last_first], order="auto")
-        ids = [row["id"] for row in rows]
-        wanted = [0, 1, 3, 2, 4] if name == "postgres" else list(range(len(ascending)))  # equal lsn: the line decides
-        assert ids == wanted, name
-
-
 def test_time_from_the_source_skips_tombstones_and_keeps_truncates(feed: Feed) -> None:
     messages = [
         envelope("c", None, {"id": 1}, ts_ms=1000),
@@ -253,10 +230,10 @@ def test_time_from_the_source_skips_tombstones_and_keeps_truncates(feed: Feed) -
 
 def test_paths_of_order_and_time_start_at_the_envelope(feed: Feed) -> None:
     messages = [envelope("c", None, {"id": i, "version": v}, ts_ms=v) for i, v in ((0, 10), (1, 9), (2, None))]
-    rows = read(feed, messages, order=["after.version"], time={"field": "source.ts_ms"})
+    rows = read(feed, messages, order={"mode": "log", "by": ["after.version"]}, time={"field": "source.ts_ms"})
     assert [row["id"] for row in rows] == [2, 1, 0]
     with pytest.raises(InvalidInput, match=r"source\.ts_ms"):
-        read(feed, messages, order=["source"])
+        read(feed, messages, order={"mode": "log", "by": ["source"]})
 
 
 def test_columns_named_like_parts_of_the_format(feed: Feed) -> None:

@@ -298,7 +298,7 @@ def test_order_by_fields_compares_numbers_as_numbers_and_missing_as_lowest(feed:
     orders = ["9", "10", '"10.5"', '"b"', '"a"', "null", "12345678901234567890"]
     lines = [f'{{"id":{index},"o":{order}}}' for index, order in enumerate(orders)]
     feed.write("1.jsonl", "\n".join(lines))
-    rows = feed.records("json", {"id": "int"}, order=["o"])
+    rows = feed.records("json", {"id": "int"}, order={"mode": "log", "by": ["o"]})
     assert [row["id"] for row in rows] == [5, 4, 3, 0, 1, 2, 6]
-    typed = feed.records("json", {"id": "int", "o": "string"}, order=["o"])
+    typed = feed.records("json", {"id": "int", "o": "string"}, order={"mode": "log", "by": ["o"]})
     assert [row["id"] for row in typed] == [5, 1, 2, 6, 0, 4, 3]

@@ -48,7 +48,7 @@ def seconds(feed: Feed, kind: str, names: list[str], size: int, copies: int) -> 
     known = hostile.texts(size)
     found = [line for name in names for line in hostile.lines(kind, known[name])] * copies
     feed.write("lines.txt", head + "\n".join(found) + "\n")
-    changes: dict[str, Any] = {"order": "auto" if kind == "debezium-json" else ["c2", "other"]}
+    changes: dict[str, Any] = {"order": "auto" if kind == "debezium-json" else {"mode": "log", "by": ["c2", "other"]}}
     use(feed.spark, stage_settings(1))
     frame = feed.frame(kind, columns(kind), **changes)
     start = time.monotonic()

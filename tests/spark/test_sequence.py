@@ -150,8 +150,8 @@ def test_orders_are_typed_and_a_tombstone_message_repeats_its_delete(spark: Spar
     feed = Feed(spark, tmp_path / "feed")
     delete = {"before": {"id": 1}, "source": {"connector": "postgresql", "lsn": 12}, "op": "d"}
     feed.write("a", "\n".join([json.dumps({"key": {"id": 1}, "value": value}) for value in (delete, None)]))
-    (tombstone, found) = feed.records("debezium-json", COLUMNS, order={"mode": "sequence"})
-    assert (found[OP], found[ORDER]["by3"], found[BAD_KEY]) == (DELETE, 12, None)
+    (tombstone, found) = feed.records("debezium-json", COLUMNS)
+    assert (found[OP], found[ORDER]["by1"], found[BAD_KEY]) == (DELETE, 12, None)
     assert (tombstone[OP], tombstone[ERR_KIND]) == (SKIP, None)
     by = {"source.ts_ms": {"type": "timestamp", "unit": "ms"}}
     (row,) = Feed(spark, tmp_path / "typed").lines(
@@ -211,10 +211,9 @@ def test_a_sample_in_any_order_of_arrival_ends_as_the_ordered_one(
 ) -> None:
     lines = (samples / sample).read_text().splitlines()
     dice = random.Random(f"{persist_seed}/{sample}")
-    order = {"mode": "sequence"}
-    ordered = Collection(spark, tmp_path / "ordered", columns, "debezium-json", order=order)
+    ordered = Collection(spark, tmp_path / "ordered", columns, "debezium-json")
     ordered.deliver({"all": "\n".join(lines)})
-    shuffled = Collection(spark, tmp_path / "shuffled", columns, "debezium-json", order=order)
+    shuffled = Collection(spark, tmp_path / "shuffled", columns, "debezium-json")
     again = [*lines, *dice.sample(lines, len(lines) // 2)]
     dice.shuffle(again)
     cut = dice.randint(1, len(again) - 1)

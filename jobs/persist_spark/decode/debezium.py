@@ -8,10 +8,9 @@ A line is one of
 
 1. op c, r, u: upsert of `after`; d: delete; t: truncate; m, transaction marks, heartbeats, schema changes: skip.
 2. The key is the message key's, else the key columns of `after`, else of `before`.
-3. Order `auto` is Postgres `lsn`, MySQL (number of the binlog file, `pos`, `row`), SQL Server (`commit_lsn`,
-   `change_lsn`, `event_serial_no`), else the position; `gtid` and `ts_ms` are not looked at. A missing field is the
-   lowest: a tombstone, which has no source, never wins over the delete before it. In `sequence` order a record without
-   one of the first three is an err `missing_order`, and a tombstone is skipped unless the order is the position.
+3. Order `auto`: see `persist_spark.decode.debezium_order`. A missing field is the lowest: a tombstone, which has no
+   source, never wins over the delete before it. In `sequence` order a tombstone is skipped, unless the order is the
+   position.
 4. With `time: {field: ..}` a tombstone is skipped: it has no time, and repeats the delete event before it. A topic
    that deletes only by tombstones needs `order: position` and another `time`.
 5. Paths in `order` and `time` start at the envelope (`source.ts_ms`, `after.version`), or are names of columns.
@@ -27,12 +26,11 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.config.collection import CollectionConfig
-from persist_core.config.order import AUTO_ORDERS
+from persist_core.config.order import AUTO_ORDERS, BESIDE
 from persist_core.errors import InvalidInput
 from persist_core.schema import Column, decimal_of
-from persist_spark.compat import try_cast
+from persist_spark.decode.debezium_order import SOURCE_FIELDS, UNORDERED, auto_order, with_order_texts
 from persist_spark.decode.encoding import Encoding, Field
-from persist_spark.decode.exact import bounded
 from persist_spark.decode.files import LINE
 from persist_spark.decode.json import (
     MARK,
@@ -43,7 +41,6 @@ from persist_spark.decode.json import (
     parse_text,
     parsed,
     unmarked,
-    without_mark,
 )
 from persist_spark.decode.plain import NOT_JSON, ODD_JSON
 from persist_spark.decode.records import (
@@ -67,9 +64,6 @@ from persist_spark.frame import DELETE, SKIP, TRUNCATE, UPSERT
 _STRUCTURE = ("before", "after", "source", "payload", "schema")  # objects of the format itself
 _BODY_OBJECTS = ("payload", "before", "after")
 _CONTROL = ("status", "ddl", "tableChanges", "databaseName", "ts_ms")
-_AUTO = ("lsn", "file", "pos", "row", "commit_lsn", "change_lsn", "event_serial_no")  # of `source`
-_AUTO_FLAT = tuple(f"__{start}{name}" for name in ("lsn", "file", "pos", "row") for start in ("", "source_"))
-_UNORDERED = "unordered"  # boolean: the source says no place in a log, or none that can be read
 _UNWRAPPED = ("__op", "__deleted")
 _UPSERTS = ("c", "r", "u")
 _OPS = (*_UPSERTS, "d", "t", "m")
@@ -134,11 +128,11 @@ def _wanted(config: CollectionConfig) -> _Wanted:
     row.need_all(paths.values())
     key_row.need_all([paths[key.raw] for key in fields.keys])
     is_auto = config.order.by == "auto"
-    source.need_all([("connector",), *([(name,) for name in _AUTO] if is_auto else [])])
+    source.need_all([(name,) for name in (SOURCE_FIELDS if is_auto else ("connector",))])
     body.put("before", key_row)
     body.put("after", row)
     body.put("source", source)
-    body.need_all([(name,) for name in ("op", *_CONTROL, *_UNWRAPPED, *(_AUTO_FLAT if is_auto else ()))])
+    body.need_all([(name,) for name in ("op", *_CONTROL, *_UNWRAPPED)])
     body.need_all([paths[raw] for raw in sorted(flat)])
     body.need_all(list(free.values()))
 
@@ -169,9 +163,9 @@ def debezium_records(config: CollectionConfig, lines: DataFrame) -> RawRecords:
     order = field_orders(config, wanted.fields)
     is_unordered = None
     if config.order.by == "auto":
-        names = [column.name for column in AUTO_ORDERS["debezium-json"]]
-        order = tuple(OrderField(name, F.col(name)) for name in names)
-        is_unordered = F.col(_UNORDERED) if is_sequence(config) else None
+        cells = (*AUTO_ORDERS["debezium-json"], *BESIDE)
+        order = tuple(OrderField(f"by{i}", F.col(each.name), each not in BESIDE) for i, each in enumerate(cells))
+        is_unordered = F.col(UNORDERED) if is_sequence(config) else None
     lacking = unsent(config, wanted.fields.values, wanted.paths)
     return RawRecords(frame, wanted.fields, F.col(LINE), encoding, order, is_unordered=is_unordered, unsent=lacking)
 
@@ -217,6 +211,8 @@ def _with_body(wanted: _Wanted, opened: DataFrame) -> DataFrame:
     """The envelope of each document, in a `payload` or not, and what its schema says of the row's fields."""
     names = ("op", "before", "after", "source", *_CONTROL, *_UNWRAPPED)
     found = opened.select("*", *[_body(wanted, (name,)).alias(name) for name in names])
+    if wanted.config.order.by == "auto":
+        found = with_order_texts(found, wanted.source, is_flat=_is_flat())
     if not wanted.is_hinted:
         return found
     fields = wanted.document.object(F.col("document"), "schema").getField("fields")
@@ -279,7 +275,7 @@ def _raw(wanted: _Wanted, opened: DataFrame) -> DataFrame:
         texts[RAW_TIME] = texts[time_field.raw]
     texts |= {f"h{field.raw}": _hint(wanted, field) for field in wanted.fields.all if field.is_hinted}
     if wanted.config.order.by == "auto":
-        texts |= _auto_values(wanted)
+        texts |= auto_order()
     if wanted.config.source.missing_field == "unchanged":
         body = F.coalesce(fields_in(F.col("text"))["payload"], F.col("text"))
         texts[ROW_FIELDS] = fields_in(F.when(_is_envelope(), fields_in(body)["after"]).otherwise(body))
@@ -363,32 +359,3 @@ def _hint(wanted: _Wanted, field: Field) -> SparkColumn:
     name = wanted.paths[field.raw][0]
     of_row = _pick(F.col("row_schema"), name)
     return F.coalesce(_pick(F.col("key_schema"), name), of_row) if field in wanted.fields.keys else of_row
-
-
-def _auto_values(wanted: _Wanted) -> dict[str, SparkColumn]:
-    """The order `auto`, field by field, most significant first."""
-
-    def text(name: str) -> SparkColumn:
-        found = without_mark(wanted.source.get(F.col("source"), (name,)))
-        if f"__{name}" not in _AUTO_FLAT:
-            return found
-        flat = [without_mark(_body(wanted, (f"__{start}{name}",))) for start in ("", "source_")]
-        return F.when(_is_flat(), F.coalesce(*flat)).otherwise(found)
-
-    binlog = try_cast(F.regexp_extract(bounded(text("file")), r"(\d{1,18})$", 1), "bigint")
-    found = {
-        "commit_lsn": text("commit_lsn"),
-        "change_lsn": text("change_lsn"),
-        "event_serial_no": try_cast(text("event_serial_no"), "bigint"),
-        "lsn_or_file": F.coalesce(try_cast(text("lsn"), "bigint"), binlog),
-        "pos": try_cast(text("pos"), "bigint"),
-        "binlog_row": try_cast(text("row"), "bigint"),
-    }
-    if is_sequence(wanted.config):
-        is_bad = F.lit(False)
-        for name in ("lsn", "pos", "row", "event_serial_no"):
-            is_bad = is_bad | (text(name).isNotNull() & try_cast(text(name), "bigint").isNull())
-        has_binlog = binlog.isNotNull() & found["pos"].isNotNull()
-        has_one = text("lsn").isNotNull() | text("commit_lsn").isNotNull() | has_binlog
-        found[_UNORDERED] = is_bad | ~has_one
-    return found

@@ -67,10 +67,11 @@ _TEXT_DAMAGE = "[\ufffd?]"  # what undecodable bytes and lone surrogates become
 
 @dataclass(frozen=True)
 class OrderField:
-    """One field of the order struct: a typed column expression over the raw frame."""
+    """One field of the order struct: a typed column expression over the raw frame. It may only stand beside it."""
 
     name: str
     value: SparkColumn
+    decides: bool = True
 
 
 @dataclass(frozen=True)
@@ -181,12 +182,13 @@ def decoded(config: CollectionConfig, raw: RawRecords) -> DataFrame:
 def _order(config: CollectionConfig, raw: RawRecords) -> list[SparkColumn]:
     """The fields of the order struct. In `sequence` order they are those of `persist_spark.frame.order_type`."""
     place = [F.col(f"p{i}").cast(spark_type(c.type)).alias(c.name) for i, c in enumerate(config.source.position)]
-    columns = config.collection_schema().order
-    if columns is None:
-        return [*[field.value.alias(field.name) for field in raw.order], *place]
-    typed = zip(raw.order, columns, strict=True)
-    own = [f.value.cast(spark_type(column.type)).alias(f"by{i}") for i, (f, column) in enumerate(typed)]
-    return [*own, *place]
+    schema = config.collection_schema()
+    named = [field.value.alias(field.name) for field in raw.order]
+    if schema.order is not None:
+        typed = zip(raw.order, (*schema.order, *schema.beside), strict=True)
+        named = [f.value.cast(spark_type(column.type)).alias(f"by{i}") for i, (f, column) in enumerate(typed)]
+    count = sum(field.decides for field in raw.order)
+    return [*named[:count], *place, *named[count:]]
 
 
 def _ordered(config: CollectionConfig, raw: RawRecords, judged: DataFrame, order: Sequence[SparkColumn]) -> DataFrame:

@@ -49,6 +49,7 @@ from persist_core.schema import (
 )
 from persist_spark.frame import BAD_KEY, OP, ORDER, quoted
 from persist_spark.order_memory import NOTHING, Memory
+from persist_spark.upsert.eras import Eras
 
 ERR_CELLS = {"kind": ERR_KIND, "message": ERR_MESSAGE, "key": ERR_KEY, "payload": ERR_PAYLOAD}  # by plain name
 SAME_VALUE = " AND ".join(
@@ -83,6 +84,7 @@ class Arguments:
     """The arguments of `persistent_upsert` that its stages share. `floor`: the least time of an update (ms).
 
     `seen`: in `sequence` order; `None`: in `log` order, where a batch has seen nothing, so nothing beats a record.
+    `eras`: of orders that may not be comparable; `None`: they always are.
     """
 
     schema: CollectionSchema
@@ -93,6 +95,7 @@ class Arguments:
     may_stash: bool
     is_thorough: bool
     seen: SeenBefore | None
+    eras: Eras | None
 
     @property
     def keys(self) -> list[str]:
@@ -135,6 +138,12 @@ class Arguments:
         if self.seen is not None:
             return _STATE_COLUMNS | _SEQUENCE_COLUMNS | inherited
         return (_STATE_COLUMNS if self.may_stash else {}) | inherited
+
+    def placed(self, order: str) -> str:
+        """SQL: the stored order, with its era as the user declares it now."""
+        if self.eras is None:
+            return order
+        return self.eras.placed(order, self.schema.position)
 
     @property
     def decides(self) -> list[str]:

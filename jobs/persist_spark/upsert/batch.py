@@ -32,11 +32,13 @@ from persist_spark.frame import OP, ORDER, named, slot_names
 from persist_spark.read.damage import check_sizes, named_damage, part_sizes
 from persist_spark.session import ONE_TASK_BYTES, stage_settings, use
 from persist_spark.stage import stage
+from persist_spark.upsert.eras import Eras
 from persist_spark.upsert.inherited import placed
 from persist_spark.upsert.look import MAX_LOOK_BYTES, Look, cuts_of, look_at
 from persist_spark.upsert.lookup import committed_updates, expects_few_files
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
+from persist_spark.upsert.questions import incomparable_orders, no_order
 from persist_spark.upsert.rejected import rejected_records, show_samples
 from persist_spark.upsert.stash import NO_STASH, StashBefore, may_look
 from persist_spark.upsert.state_before import StateBefore
@@ -56,7 +58,8 @@ class UpsertRequest:
     """All that the write stage needs to know, once the input is a records frame.
 
     `may_stash=False` promises that no record's time lies at or after the batch's upper. `is_columnar`: the input's keys
-    can be read without the rest, so reading them twice costs less than keeping all records in memory.
+    can be read without the rest, so reading them twice costs less than keeping all records in memory. `eras`: see
+    `persistent_upsert`. `is_auto_order`: the format says the order, so it is a question if no record has one.
     """
 
     description: BatchDescription
@@ -67,6 +70,8 @@ class UpsertRequest:
     may_stash: bool = True
     is_columnar: bool = False
     keep_deleted_ms: int | None = None
+    eras: Eras | None = None
+    is_auto_order: bool = False
 
 
 def stage_upserts(
@@ -122,6 +127,10 @@ def stage_upserts(
         def check(outcome: Outcome) -> None:
             check_input()
             _check_history(plans[-1], outcome, description)
+            if outcome.counted.get("incomparable"):
+                raise incomparable_orders(plans[-1], outcome, description)
+            if request.is_auto_order and outcome.counted.get("unplaced") and not outcome.counted["placed"]:
+                raise no_order(rejected_records(spark, client.blob, description, schema, request.attempt, records))
             if _has_too_many_errors(outcome, request.max_errors):
                 samples = rejected_records(spark, client.blob, description, schema, request.attempt, records)
                 raise _too_many_errors(outcome, request, samples)
@@ -218,6 +227,7 @@ class _Batch:
             is_thorough=plan.is_thorough,
             in_one_task=slots is None and plan.moved_bytes <= ONE_TASK_BYTES,
             seen=self.before.seen(None if plan.is_thorough else plan.ranges, slots),
+            eras=request.eras,
         )
 
     def _waiting(self, *more: str) -> DataFrame:

@@ -32,6 +32,7 @@ from persist_spark.decode.formats import decode
 from persist_spark.feed_access import changed_first, feed_access
 from persist_spark.session import OUR_PLANS, listing, own_session, use
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
+from persist_spark.upsert.eras import eras_of
 from persist_spark.upsert.set_aside import find_killers, with_files
 
 
@@ -52,6 +53,8 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
         may_stash=config.time.source == "field",  # a file dated at or after the upper is not yet due
         is_columnar="parquet" in config.source.format,
         keep_deleted_ms=config.order.keep_deleted_ms,
+        eras=eras_of(config),
+        is_auto_order=config.order.by == "auto",
     )
     state = client.state(description.shard)
     check_not_outdated(state, description)

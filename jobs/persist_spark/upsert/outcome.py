@@ -12,6 +12,7 @@ from typing import Any
 
 from persist_core.errors import InvariantViolation
 from persist_core.row_text import show_row
+from persist_core.schema import MISSING_ORDER
 from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchCounts, PartKind
 from persist_core.shard.stats import DrainStats
 from persist_spark.counted import HASHES, limb_sums, tally, whole_sum
@@ -33,12 +34,16 @@ _READ = {
     "errors": f"wins AND {ACTS} AND err IS NOT NULL AND op = 'u'",
     "broken": "is_broken",
 }
+_UNPLACED = f"coalesce(err.kind = '{MISSING_ORDER}', false)"
 _READ_OF_SEQUENCE = {
+    "unplaced": f"own_time IS NOT NULL AND {_UNPLACED}",
+    "placed": f"own_time IS NOT NULL AND op != 's' AND NOT expanded AND NOT {_UNPLACED}",
     "errors": f"{_READ['errors']} AND NOT is_beaten",
     "order_ties": f"({_READ['order_ties']}) OR is_tied_before",
     "late": "is_beaten AND NOT is_tied_before",
     "late_beyond_memory": "is_beyond",
 }
+_READ_OF_ERAS = {"incomparable": "rival IS NOT NULL"}
 _EMITTED = {
     "inserts": "diff > 0 AND NOT had",
     "updates": "diff > 0 AND had",
@@ -57,9 +62,10 @@ _EMITTED_OF_SEQUENCE = {
 }
 
 
-def read_counts(*, is_sequence: bool) -> dict[str, str]:
+def read_counts(*, is_sequence: bool, has_eras: bool) -> dict[str, str]:
     """Aggregates over every row after the exchange, by name."""
-    return tally(_READ | (_READ_OF_SEQUENCE if is_sequence else {}))
+    of_sequence = _READ_OF_SEQUENCE if is_sequence else {}
+    return tally(_READ | of_sequence | (_READ_OF_ERAS if has_eras else {}))
 
 
 def emitted_counts(*, is_sequence: bool) -> dict[str, str]:

@@ -74,7 +74,8 @@ from persist_spark.frame import (
     shown_time,
 )
 from persist_spark.upsert import inherited, rules, sequence
-from persist_spark.upsert.arguments import ERR_CELLS, SAME_VALUE, Arguments, SeenBefore
+from persist_spark.upsert.arguments import ACTS, ERR_CELLS, SAME_VALUE, Arguments, SeenBefore
+from persist_spark.upsert.eras import Eras, incomparable
 from persist_spark.upsert.outcome import Outcome, emitted_counts, read_counts
 from persist_spark.upsert.seen import remembered
 from persist_spark.upsert.thorough import with_canonical, with_truncates
@@ -131,6 +132,14 @@ class PlannedUpsert:
         )
         return committed.where("is_broken").drop("is_broken")
 
+    def incomparable(self) -> DataFrame:
+        """One row `slot, ord, rival` per record whose order cannot be compared with another one of its slot.
+
+        Run it only if `outcome().counted["incomparable"]` is not zero, for the error message.
+        """
+        found = _ranked(self._chain, self._arguments).where("rival IS NOT NULL")
+        return found.selectExpr(f"to_json(struct({', '.join(self._arguments.slot)})) AS slot", "ord", "rival")
+
 
 def persistent_upsert(
     records: DataFrame,
@@ -148,6 +157,7 @@ def persistent_upsert(
     is_thorough: bool = False,
     in_one_task: bool = False,
     seen: SeenBefore | None = None,
+    eras: Eras | None = None,
 ) -> PlannedUpsert:
     """The updates that `records` (the records frame) make of `state`, for the batch `[lower, upper)`.
 
@@ -160,7 +170,7 @@ def persistent_upsert(
     after `upper`, and leaves out the columns that only the stash has. `is_thorough`:
     expand truncates and break ties; `state` then has to hold *all* slots. `in_one_task`: all of this is so little that
     one task does it, without an exchange. `seen`: drain in `sequence` order, after this; `state` then has the column
-    `ORDER`.
+    `ORDER`. `eras`: the orders are those of `order: auto` of Debezium, of which two may not be comparable.
 
     Raises `BadBounds` if `as_of_frontier` is not before `upper`.
     """
@@ -170,13 +180,14 @@ def persistent_upsert(
             f"times cannot advance to {show_time(floor)} in a batch {show_interval(lower, upper)}; expected less than"
             " its upper"
         )
-    arguments = Arguments(schema, lower, upper, floor, late, may_stash, is_thorough, seen)
+    arguments = Arguments(schema, lower, upper, floor, late, may_stash, is_thorough, seen, eras)
     is_sequence = seen is not None
     chain = _chain(records, stash, lower if stash_frontier is None else stash_frontier, state, arguments)
     if in_one_task:
         chain = chain.coalesce(1)
     read, emitted = Observation(), Observation()
-    ranked = _ranked(chain, arguments).observe(read, as_json(read_counts(is_sequence=is_sequence)))
+    counts = read_counts(is_sequence=is_sequence, has_eras=eras is not None)
+    ranked = _ranked(chain, arguments).observe(read, as_json(counts))
     written = _written(_compared(ranked, arguments), arguments)
     written = written.observe(emitted, as_json(emitted_counts(is_sequence=is_sequence)))
     return PlannedUpsert(_published(written, arguments), is_thorough, arguments, chain, (read, emitted), stash_rows)
@@ -229,7 +240,7 @@ def _arrivals(records: DataFrame, arguments: Arguments, *, stashed: bool = False
         f"{str(stashed).lower()} AS stashed",
         "false AS expanded",
         f"{OP} AS op",
-        f"{ORDER} AS ord",
+        f"{arguments.placed(ORDER)} AS ord",
         f"CASE WHEN {OP} = 'u' AND {ERR_KIND} IS NULL THEN {arguments.value_struct} END AS value",
         _ERR,
         *([f"{INHERITED} AS inherited"] if arguments.schema.inherits else []),
@@ -277,7 +288,8 @@ def _history(state: DataFrame, order_type: str, arguments: Arguments) -> DataFra
     value = f"CASE WHEN {DIFF} > 0 AND {ERR_KIND} IS NULL THEN {arguments.value_struct} END"
     if arguments.schema.inherits:
         state, value = inherited.with_known(state, value, arguments)
-    order = f"CASE WHEN {DIFF} > 0 THEN {ORDER} END" if arguments.seen else f"CAST(NULL AS {order_type})"
+    known = f"CASE WHEN {DIFF} > 0 THEN {arguments.placed(ORDER)} END"
+    order = known if arguments.seen else f"CAST(NULL AS {order_type})"
     return state.selectExpr(
         *arguments.key_columns,
         f"{BAD_KEY} AS bad_key",
@@ -312,7 +324,10 @@ def _ranked(chain: DataFrame, arguments: Arguments) -> DataFrame:
     if arguments.seen is None and arguments.schema.inherits:
         return inherited.completed(chain.selectExpr("*", *marks), arguments)
     if arguments.seen is None:
-        return chain.selectExpr(*arguments.columns, *marks)
+        rival = f"lag(ord) {window}"
+        compared = f"own_time = lag(own_time) {window} AND {ACTS} AND {incomparable('ord', rival)}"
+        rivals = [f"CASE WHEN {compared} THEN {rival} END AS rival"] if arguments.eras else []
+        return chain.selectExpr(*arguments.columns, *marks, *rivals)
     return sequence.judged(chain, marks, arguments)
 
 

@@ -84,7 +84,7 @@ def remembered(arrivals: DataFrame, seen: SeenBefore, stash: DataFrame | None, a
     """
     order = arrivals.schema["ord"].dataType
     assert isinstance(order, T.StructType)
-    floor = literal(seen.memory.floor[0] if seen.memory.floor else None, order)
+    floor = _literal(seen.memory.floor[0] if seen.memory.floor else None, order, arguments)
     given = {
         "entry": f"CAST(NULL AS STRUCT<kind: STRING, acted: BIGINT, ord: {order.simpleString()}, is_old: BOOLEAN>)",
         "truncated_by": f"CASE WHEN ord < floor_before AND NOT {IS_UNORDERED} THEN floor_before END",
@@ -108,8 +108,8 @@ def _with_memory(
 ) -> DataFrame:
     """Arrivals with the highest order forgotten, which the thorough plan finds exactly."""
     if seen.index is None or not arguments.is_thorough:
-        return arrivals.withColumn("forgotten", literal(seen.memory.forgotten, order))
-    marked = literal(seen.memory.marked[0] if seen.memory.marked else None, order)
+        return arrivals.withColumn("forgotten", _literal(seen.memory.forgotten, order, arguments))
+    marked = _literal(seen.memory.marked[0] if seen.memory.marked else None, order, arguments)
     old = _forgotten_of_slots(_entries(seen.index.where(_OF_SLOTS), arguments), stash, arguments)
     return arrivals.crossJoin(F.broadcast(old.select(F.greatest(marked, F.col("ord")).alias("forgotten"))))
 
@@ -126,12 +126,17 @@ def literal(order: Order | None, order_type: T.StructType) -> Column:
     return F.struct(*[F.lit(value).cast(field.dataType).alias(field.name) for value, field in given])
 
 
+def _literal(order: Order | None, order_type: T.StructType, arguments: Arguments) -> Column:
+    """`literal` of an order with its era as the user declares it now."""
+    return literal(order if order is None or arguments.eras is None else arguments.eras.ranked(order), order_type)
+
+
 def _entries(index: DataFrame, arguments: Arguments) -> DataFrame:
     """Rows of the index under plain names. `is_old`: a tombstone that is forgotten, unless a record of its slot is
     stashed."""
     before = arguments.seen.forgets_before if arguments.seen else None
     is_old = "false" if before is None else f"{INDEX_KIND} = 'deleted' AND {TIME} < {passed(before)[0]}"
-    named = [f"{BAD_KEY} AS bad_key", f"{INDEX_KIND} AS kind", f"{TIME} AS acted", f"{ORDER} AS ord"]
+    named = [f"{BAD_KEY} AS bad_key", f"{INDEX_KIND} AS kind", f"{TIME} AS acted", f"{arguments.placed(ORDER)} AS ord"]
     return index.selectExpr(*arguments.key_columns, *named, f"{is_old} AS is_old")
 
 

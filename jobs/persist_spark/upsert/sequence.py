@@ -16,9 +16,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from persist_core.schema import UNORDERED
 from persist_spark.upsert.arguments import ACTS, Arguments
+from persist_spark.upsert.eras import incomparable
 
 ACCEPTED = f"({ACTS} AND NOT is_beaten)"
 ACCEPTED_OR_COMMITTED = f"diff IS NOT NULL OR {ACCEPTED}"
@@ -100,10 +102,13 @@ def judged(chain: DataFrame, marks: Sequence[str], arguments: Arguments) -> Data
     )
     seen = known.selectExpr("*", f"{_seen(arguments)} AS seen")
     compared = seen.selectExpr("*", "greatest(seen, highest) AS higher", f"wins AND {ACTS} AS is_judged")
+    if arguments.eras:
+        compared = compared.withColumn("highest_order", F.expr("greatest(higher.o, truncated_by)"))
     is_equal = "higher.o <=> ord AND truncated_by IS NULL"
     is_below = f"(truncated_by IS NOT NULL OR coalesce({own} < higher, false))"
     # Without canonical bytes, an equal order may be the same record again: the thorough plan finds out.
     tied_before = f"is_judged AND {is_equal}" + (f" AND {is_below}" if arguments.is_thorough else "")
+    compares = f"own_time IS NOT NULL AND {ACTS} AND {incomparable('ord', 'highest_order')}"
     beyond = f"is_judged AND NOT {is_below} AND seen IS NULL AND first_time = time AND is_beyond"
     return compared.selectExpr(
         *[name for name in arguments.columns if name != "is_beyond"],
@@ -113,4 +118,5 @@ def judged(chain: DataFrame, marks: Sequence[str], arguments: Arguments) -> Data
         f"{tied_before} AS is_tied_before",
         f"{beyond} AS is_beyond",
         f"IF(is_judged AND {is_below} AND NOT ({is_equal}), greatest(higher.o, truncated_by), NULL) AS beaten_by",
+        *([f"CASE WHEN {compares} THEN highest_order END AS rival"] if arguments.eras else []),
     )

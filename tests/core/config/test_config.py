@@ -21,7 +21,7 @@ from persist_core.config.collection import (
     load_collections,
 )
 from persist_core.config.column import ColumnConfig
-from persist_core.config.order import OrderConfig
+from persist_core.config.order import AUTO_ORDERS, OrderConfig
 from persist_core.config.yaml_text import MAX_BYTES, YamlError, parse_yaml
 from persist_core.errors import ConfigError
 from persist_core.schema import Column
@@ -44,7 +44,7 @@ def test_the_least_file(tmp_path: Path) -> None:
     assert config.name == "orders"
     assert config.key == ("id",)
     assert config.base_dir == str(tmp_path)
-    assert config.order == OrderConfig(by="auto")
+    assert config.order == OrderConfig(by="auto", mode="sequence")
     assert config.time == TimeConfig(source="description")
     assert config.source_pattern().root == f"{tmp_path}/in"
 
@@ -56,7 +56,7 @@ def test_shorthands_say_what_the_long_forms_say(tmp_path: Path) -> None:
 source: {path: "in/date={date:%Y-%m-%d}/*.csv", format: csv}
 key: id
 columns: {id: bigint, price: "DECIMAL(12, 2)"}
-order: [lsn, seq]
+order: {mode: log, by: [lsn, seq]}
 time: path
 delete: {column: op, values: D}
 """,
@@ -67,7 +67,7 @@ delete: {column: op, values: D}
 source: {path: "in/date={date:%Y-%m-%d}/*.csv", format: csv, delimiter: ",", header: true}
 key: [id]
 columns: {id: {type: bigint}, price: {type: "decimal(12,2)", nullable: true}}
-order: {by: fields, fields: [lsn, seq]}
+order: {by: fields, fields: [lsn, seq], mode: log}
 time: {source: path}
 delete: {column: op, values: [D]}
 """,
@@ -78,9 +78,12 @@ delete: {column: op, values: [D]}
 @pytest.mark.parametrize(
     ("shorthand", "wanted"),
     [
-        ("order: position", {"order": OrderConfig(by="position")}),
-        ("order: {fields: [lsn]}", {"order": OrderConfig(by="fields", fields=("lsn",))}),
-        ("order: {by: [lsn]}", {"order": OrderConfig(by="fields", fields=("lsn",))}),
+        ("order: position", {"order": OrderConfig(by="position", mode="log")}),
+        ("order: log", {"order": OrderConfig(mode="log")}),
+        ("order: {fields: [id]}", {"order": OrderConfig(by="fields", fields=("id",), mode="sequence")}),
+        ("order: {by: [id]}", {"order": OrderConfig(by="fields", fields=("id",), mode="sequence")}),
+        ("order: {servers: [184, 185]}", {"order": OrderConfig(mode="sequence", servers=("184", "185"))}),
+        ("order: {restarts: [2026-03-01]}", {"order": OrderConfig(mode="sequence", restarts=("2026-03-01",))}),
         ("order: {mode: sequence, by: position}", {"order": OrderConfig(mode="sequence", by="position")}),
         (
             "order: {mode: sequence, by: {lsn: BIGINT, id: bigint}, keep_deleted: all}",
@@ -224,8 +227,11 @@ def test_base_dir(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("order", "columns"),
     [
-        (None, None),
-        (["lsn", "id"], None),
+        (None, AUTO_ORDERS["debezium-json"]),
+        ("log", None),
+        ("position", None),
+        ({"mode": "log", "by": ["lsn", "id"]}, None),
+        (["name", "id"], (Column("name", "string"), Column("id", "bigint"))),
         ({"mode": "sequence", "by": "position"}, ()),
         ({"mode": "sequence", "by": ["name", "id"]}, (Column("name", "string"), Column("id", "bigint"))),
         ({"mode": "sequence", "by": {"lsn": "bigint"}}, (Column("lsn", "bigint"),)),
@@ -241,7 +247,7 @@ def test_what_orders_the_records_is_of_known_types(tmp_path: Path, order: Any, c
 @pytest.mark.parametrize("format", ["debezium-json", "dms-csv", "dms-parquet", "dms-json"])
 def test_a_format_with_an_order_of_its_own(tmp_path: Path, format: str) -> None:
     source = {"path": "in/*", "format": format}
-    config = load(tmp_path, {**LEAST, "source": source, "order": {"mode": "sequence"}})
+    config = load(tmp_path, {**LEAST, "source": source})
     assert config.order_columns()
     assert config.order.keep_deleted_ms == 30 * 86_400_000
 
@@ -253,7 +259,7 @@ def test_how_long_the_order_of_a_deleted_key_is_kept(tmp_path: Path, given: obje
 
 
 def test_a_loaded_collection_travels_as_json(tmp_path: Path) -> None:
-    config = load(tmp_path, {**LEAST, "order": ["lsn"], "time": {"field": "ts"}, "schedule": None})
+    config = load(tmp_path, {**LEAST, "order": ["id"], "time": {"field": "ts"}, "schedule": None})
     assert CollectionConfig.model_validate_json(config.model_dump_json()) == config
     assert CollectionConfig.model_validate(config.model_dump(mode="json")) == config
 

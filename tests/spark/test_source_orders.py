@@ -1,0 +1,205 @@
+"""`order: auto` of Debezium: what each connector delivers, and what starts its numbers again."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from persist_core.config.collection import CollectionConfig
+from persist_core.errors import UnclearOrder
+from persist_core.schema import ERR_KIND, MISSING_ORDER
+from persist_spark.frame import BAD_KEY
+from persist_spark.upsert.arguments import SeenBefore
+from persist_spark.upsert.eras import Eras, eras_of
+from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
+from tests.spark.decode_feed import Feed
+from tests.spark.test_sequence import Collection
+
+COLUMNS = {"id": "bigint", "name": "string"}
+HOUR = 3_600_000
+LSN = "00000027:00000758:000"
+
+
+def change(key: int, name: str, source: dict[str, Any], *, op: str = "u", seen: int | None = None) -> str:
+    """An envelope. `seen`: the connector's clock (ms); by default a second after the database's."""
+    at = source.get("ts_ms", 0) + 1000 if seen is None else seen
+    row = {"id": key, "name": name}
+    image = {"before": row, "after": None} if op == "d" else {"before": None, "after": row}
+    return json.dumps({**image, "source": source, "op": op, "ts_ms": at})
+
+
+def mysql(file: int, pos: int, at: int, *, server: int = 184, row: int = 0) -> dict[str, Any]:
+    place = {"file": f"mysql-bin.{file:06}", "pos": pos, "row": row, "server_id": server, "gtid": None}
+    return {"connector": "mysql", "ts_ms": at, **place}
+
+
+def mariadb(sequence: int | None, file: int, pos: int, at: int, *, domain: int = 0) -> dict[str, Any]:
+    gtid = None if sequence is None else f"{domain}-{file}-{sequence}"
+    return {**mysql(file, pos, at), "connector": "mariadb", "gtid": gtid}
+
+
+def postgres(lsn: int | None, at: int) -> dict[str, Any]:
+    return {"connector": "postgresql", "ts_ms": at, "lsn": lsn}
+
+
+def oracle(scn: int, at: int, redo: str = "0x000048.00000139.0010") -> dict[str, Any]:
+    return {"connector": "oracle", "ts_ms": at, "scn": str(scn), "commit_scn": str(scn + 2), "rs_id": redo, "ssn": 0}
+
+
+def sqlserver(commit: int, at: int, change_lsn: str | None = f"{LSN}1", serial: int | None = 1) -> dict[str, Any]:
+    place = {"commit_lsn": f"{LSN}{commit}", "change_lsn": change_lsn, "event_serial_no": serial}
+    return {"connector": "sqlserver", "ts_ms": at, **place}
+
+
+def mongodb(second: int, ord: int) -> dict[str, Any]:
+    return {"connector": "mongodb", "ts_ms": second * 1000, "ord": ord}
+
+
+LOGS: dict[str, list[tuple[str, dict[str, Any]]]] = {  # the records of each connector, oldest first
+    "postgresql": [
+        ("r", postgres(None, 50)),
+        ("r", postgres(9, 50)),
+        ("u", postgres(10, 10)),
+        ("u", postgres(2**62, 10)),
+    ],
+    "mysql": [
+        ("r", {**mysql(9, 5, 90), "server_id": 0}),
+        ("u", mysql(9, 10, 1)),
+        ("u", mysql(10, 4, 1)),
+        ("u", mysql(10, 4, 1, row=1)),
+        ("u", mysql(1_000_000, 1, 1)),
+    ],
+    "mariadb": [("r", mariadb(None, 1000, 5, 90)), ("u", mariadb(9, 19, 9000, 1)), ("u", mariadb(10, 1, 4, 2))],
+    "sqlserver": [
+        ("r", {"connector": "sqlserver", "ts_ms": 90, "commit_lsn": None}),
+        ("r", sqlserver(1, 50, None, None)),
+        ("u", sqlserver(1, 9)),
+        ("u", sqlserver(1, 9, serial=2)),
+        ("u", sqlserver(1, 9, f"{LSN}2")),
+        ("u", sqlserver(2, 9)),
+    ],
+    "db2": [
+        ("u", {"connector": "db2", "commit_lsn": "00000000:0000150f:0000000000048fca", "change_lsn": f"{LSN}1"}),
+        ("u", {"connector": "db2", "commit_lsn": "00000000:0000150f:0000000000048fcb", "change_lsn": f"{LSN}0"}),
+    ],
+    "oracle": [
+        ("r", oracle(9, 50)),
+        ("u", oracle(10, 1, "0x000048.00000139.0010")),
+        ("u", oracle(10, 1, "0x000048.00000139.0190")),
+        ("u", oracle(100, 1)),
+    ],
+    "mongodb": [("r", mongodb(1, 29)), ("u", mongodb(1, 30)), ("u", mongodb(2, 1))],
+}
+NO_PLACE: list[tuple[str, dict[str, Any]]] = [
+    ("u", {"connector": "vitess", "vgtid": '[{"keyspace":"k","shard":"-80","gtid":"MySQL56/a:1-9"}]'}),
+    ("r", {"connector": "vitess"}),
+    ("u", {"connector": "informix", "commit_lsn": "91029442584", "change_lsn": "91029442580"}),
+    ("u", {"connector": "postgresql", "ts_ms": 5}),
+    ("u", {"connector": "postgresql", "lsn": "5x"}),
+    ("u", {"connector": "mysql", "file": "mysql-bin.000001"}),
+]
+
+
+def test_the_order_of_each_connector(spark: SparkSession, tmp_path: Path) -> None:
+    lines = [change(i, name, source, op=op) for name, log in LOGS.items() for i, (op, source) in enumerate(log)]
+    lines += [change(99, "nowhere", odd, op=op) for op, odd in NO_PLACE]
+    lines += ['{"id": 7, "name": "flat", "__op": "u", "__deleted": "false", "__lsn": 5}']
+    lines += ['{"id": 6, "name": "flat", "__op": "r", "__deleted": "false", "__source_lsn": 4}']
+    lines += ['{"id": 99, "name": "nowhere", "__op": "r", "__deleted": "false"}']
+    found = Feed(spark, tmp_path / "in").lines("debezium-json", lines[::-1], COLUMNS, order="auto")
+    for name, log in LOGS.items():
+        assert [row["id"] for row in found if row["name"] == name] == [*range(len(log))], name
+    assert [row["id"] for row in found if row["name"] == "flat"] == [6, 7]
+    errs = [row for row in found if row[ERR_KIND]]
+    assert [row[ERR_KIND] for row in errs] == [MISSING_ORDER] * (len(NO_PLACE) + 1)
+    assert all(row[BAD_KEY].startswith(MISSING_ORDER.encode()) for row in errs)
+
+
+# Two records of a key each, in the order in which the database made them.
+INCOMPARABLE = {
+    "MySQL, failover": (mysql(19, 9000, HOUR), mysql(20, 4, HOUR + 1, server=185)),
+    "MySQL, RESET MASTER": (mysql(19, 9000, HOUR), mysql(1, 4, 2 * HOUR)),
+    "MySQL, the connector reads a replica's log": (mysql(19, 9000, HOUR), mysql(19, 8000, HOUR + 1)),
+    "MariaDB, two domains": (mariadb(9, 1, 4, HOUR), mariadb(10, 1, 5, 2 * HOUR, domain=1)),
+    "MariaDB, RESET MASTER": (mariadb(900, 1, 4, HOUR), mariadb(1, 1, 4, 2 * HOUR)),
+    "PostgreSQL, restored": (postgres(900, HOUR), postgres(850, 2 * HOUR)),
+    "Oracle, RESETLOGS": (oracle(900, HOUR), oracle(850, 2 * HOUR)),
+    "SQL Server, restored": (sqlserver(9, HOUR), sqlserver(5, 2 * HOUR)),
+}
+HEALTHY = {
+    "a statement of an hour": ((mysql(9, 1, 2 * HOUR), None), (mysql(9, 2, HOUR), 3 * HOUR)),
+    "read again by the connector": ((postgres(8, HOUR), 9 * HOUR), (postgres(9, 2 * HOUR), 3 * HOUR)),
+    "changed during the snapshot": ((postgres(8, 2 * HOUR), None), (postgres(9, HOUR), 3 * HOUR)),
+    "MariaDB, failover": ((mariadb(9, 19, 9000, HOUR), None), (mariadb(10, 1, 4, 2 * HOUR), None)),
+    "MongoDB, restored": ((mongodb(3600, 900), None), (mongodb(7200, 1), None)),
+    "PostgreSQL, promoted": ((postgres(900, HOUR), None), (postgres(901, 2 * HOUR), None)),
+}
+
+
+@pytest.mark.parametrize("mode", ["sequence", "log"])
+def test_what_starts_the_numbers_again_is_found(spark: SparkSession, tmp_path: Path, mode: str) -> None:
+    lines: list[str] = []
+    names = [*INCOMPARABLE, *HEALTHY]
+    for key, pair in enumerate(INCOMPARABLE.values()):
+        lines += [change(key, name, its_source) for name, its_source in zip("ab", pair, strict=True)]
+    for key, healthy in enumerate(HEALTHY.values(), start=len(INCOMPARABLE)):
+        lines += [change(key, name, source, seen=seen) for name, (source, seen) in zip("ab", healthy, strict=True)]
+    random.Random(mode).shuffle(lines)
+    feed = Feed(spark, tmp_path / "in")
+    feed.write("a", "\n".join(lines))
+
+    def planned(eras: Eras) -> PlannedUpsert:
+        schema = feed.config("debezium-json", COLUMNS, order=mode).collection_schema()
+        records, seen = feed.frame("debezium-json", COLUMNS, order=mode), SeenBefore() if mode == "sequence" else None
+        return persistent_upsert(records, None, schema=schema, lower=0, upper=9, seen=seen, eras=eras)
+
+    found = {names[json.loads(row["slot"])["k0"]] for row in planned(Eras()).incomparable().collect()}
+    assert found == set(INCOMPARABLE)
+    assert planned(Eras(restarts_ms=(HOUR + 1,))).incomparable().collect() == []
+
+
+ASKS: dict[str, Any] = {"eras": Eras(), "is_auto_order": True}
+
+
+def test_a_failover_of_mysql_is_a_question_with_an_answer(
+    spark: SparkSession, tmp_path: Path, persist_seed: int
+) -> None:
+    old = [change(1, "old", mysql(19, 9000, HOUR)), change(2, "kept", mysql(19, 9100, HOUR))]
+    new = [change(1, "new", mysql(1, 400, 2 * HOUR, server=185)), change(3, "first", mysql(1, 500, HOUR, server=185))]
+    first, then = random.Random(persist_seed).sample((old, new), 2)
+    shard = Collection(spark, tmp_path, COLUMNS, "debezium-json")
+    shard.deliver({"a": "\n".join(first)}, **ASKS)
+    with pytest.raises(UnclearOrder, match=r"order: \{servers: \[184, 185\]\}"):
+        shard.deliver({"b": "\n".join(then)}, **ASKS)
+    body = shard.config.model_dump(mode="json") | {"order": {"servers": [184, 185]}}
+    shard.deliver({"b": "\n".join(then)}, eras=eras_of(CollectionConfig.model_validate(body)))
+    assert [(row["id"], row["name"]) for row in shard.rows()] == [(1, "new"), (2, "kept"), (3, "first")]
+
+
+def test_a_feed_that_says_no_place_is_a_question(spark: SparkSession, tmp_path: Path) -> None:
+    shard = Collection(spark, tmp_path, COLUMNS, "debezium-json")
+    lines = [change(1, "x", {"connector": "vitess", "vgtid": "[]"}), '{"id": 7, "__op": "u", "name": "flat"}']
+    with pytest.raises(UnclearOrder, match=r"(?s)order: log.*vgtid"):
+        shard.deliver({"a": lines[0]}, **ASKS)
+    placed = change(2, "y", postgres(5, HOUR))
+    manifest = shard.deliver({"a": "\n".join([*lines, placed])}, **ASKS)
+    assert (manifest.stats["errors"], manifest.stats["inserts"]) == (2, 3), "one odd record does not stop a feed"
+
+
+def test_a_failover_of_mariadb_is_right_in_any_delivery(spark: SparkSession, tmp_path: Path, persist_seed: int) -> None:
+    dice, lines, wanted = random.Random(persist_seed), list[str](), dict[int, str]()
+    for sequence in range(1, 41):
+        file, pos = (19, 9000 + sequence) if sequence <= 20 else (1, sequence)
+        key = dice.randrange(8)
+        wanted[key] = f"v{sequence}"
+        lines.append(change(key, wanted[key], mariadb(sequence, file, pos, sequence * HOUR)))
+    dice.shuffle(lines)
+    shard = Collection(spark, tmp_path, COLUMNS, "debezium-json")
+    for start in (0, 20):
+        shard.deliver({f"{start}": "\n".join([*lines[start : start + 20], lines[0]])}, **ASKS)
+    assert {row["id"]: row["name"] for row in shard.rows()} == wanted
