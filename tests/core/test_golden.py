@@ -62,6 +62,7 @@ OLDER = CollectionSchema(
     (Column("lsn", "bigint"),),
     1,
     FILE_POSITION,
+    (Column("server", "string"),),
 )
 NEWEST = replace(OLDER, values=(Column("name", "string", id=2), Column("age", "int", id=3)), version=2)
 MANIFEST = BatchManifest(

@@ -34,7 +34,7 @@ _ERA, _SERVER, _SOURCE_MS, _SEEN_MS = (FIELDS[name] for name in (ERA, SERVER, SO
 
 @dataclass(frozen=True)
 class Eras:
-    """What the user has declared: the servers that wrote the log, first to last, or the times (ms) of its restarts."""
+    """The answer of the user: the servers that wrote the log, first to last, or the times (ms) of its restarts."""
 
     servers: tuple[str, ...] = ()
     restarts_ms: tuple[int, ...] = ()
@@ -63,7 +63,7 @@ class Eras:
 
 
 def eras_of(config: CollectionConfig) -> Eras | None:
-    """What the collection declares; `None` if its orders can always be compared."""
+    """The declarations of a collection; `None` if its orders can always be compared."""
     if not has_eras(config.order, config.source.format):
         return None
     return Eras(config.order.servers, config.order.restarts_ms)

@@ -1,4 +1,4 @@
-"""What a run asks the user, instead of committing, if the feed leaves open which record of a key is the newest."""
+"""The questions of a run that does not commit, because the feed leaves open which record of a key is the newest."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def incomparable_orders(planned: PlannedUpsert, outcome: Outcome, description: B
         f"the log of the feed of {description.shard} {description.interval} is not one run of numbers:"
         f" {outcome.counted['incomparable']} records cannot be compared with others of their keys. The first, of slot"
         f" {first['slot']}: {_shown(older)} and {_shown(newer)}. Numbers start again after a failover, a restored"
-        f" backup or RESET MASTER. Nothing has been committed. In the collection file, {answer}; or, in a collection that"
-        " begins, `order: position` if the files have the records of each key in order"
+        f" backup or RESET MASTER. Nothing has been committed. In the collection file, {answer}; or, in a collection"
+        " that begins, `order: position` if the files have the records of each key in order"
     )
 
 
