@@ -316,19 +316,20 @@ def _ranked(chain: DataFrame, arguments: Arguments) -> DataFrame:
     if arguments.is_thorough:  # the same record twice is not a tie
         tied.append(f"NOT lead(canonical) {window} <=> canonical")
     diff_before = arguments.latest("diff", window, where="diff IS NOT NULL")
-    marks = (
+    marks: tuple[str, ...] = (
         f"{wins} AS wins",
         f"{' AND '.join(tied)} AS is_tied",
         f"diff IS NOT NULL AND NOT (diff IN (1, -1) AND diff = -coalesce({diff_before}, -1L)) AS is_broken",
     )
-    if arguments.seen is None and arguments.schema.inherits:
-        return inherited.completed(chain.selectExpr("*", *marks), arguments)
-    if arguments.seen is None:
+    if arguments.seen is not None:
+        return sequence.judged(chain, marks, arguments)
+    if arguments.eras:
         rival = f"lag(ord) {window}"
         compared = f"own_time = lag(own_time) {window} AND {ACTS} AND {incomparable('ord', rival)}"
-        rivals = [f"CASE WHEN {compared} THEN {rival} END AS rival"] if arguments.eras else []
-        return chain.selectExpr(*arguments.columns, *marks, *rivals)
-    return sequence.judged(chain, marks, arguments)
+        marks = (*marks, f"CASE WHEN {compared} THEN {rival} END AS rival")
+    if arguments.schema.inherits:
+        return inherited.completed(chain.selectExpr("*", *marks), arguments)
+    return chain.selectExpr(*arguments.columns, *marks)
 
 
 def _compared(ranked: DataFrame, arguments: Arguments) -> DataFrame:
