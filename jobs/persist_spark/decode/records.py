@@ -67,7 +67,7 @@ _TEXT_DAMAGE = "[\ufffd?]"  # what undecodable bytes and lone surrogates become
 
 @dataclass(frozen=True)
 class OrderField:
-    """One field of the order struct: a typed column expression over the raw frame. It may only stand beside it."""
+    """One field of the order struct: a typed column expression over the raw frame. It may stand beside the order."""
 
     name: str
     value: SparkColumn
@@ -185,8 +185,8 @@ def _order(config: CollectionConfig, raw: RawRecords) -> list[SparkColumn]:
     schema = config.collection_schema()
     named = [field.value.alias(field.name) for field in raw.order]
     if schema.order is not None:
-        typed = zip(raw.order, (*schema.order, *schema.beside), strict=True)
-        named = [f.value.cast(spark_type(column.type)).alias(f"by{i}") for i, (f, column) in enumerate(typed)]
+        types = [spark_type(column.type) for column in (*schema.order, *schema.beside)]
+        named = [f.value.cast(types[i]).alias(f"by{i}") for i, f in enumerate(raw.order)]
     count = sum(field.decides for field in raw.order)
     return [*named[:count], *place, *named[count:]]
 
@@ -214,12 +214,10 @@ def _ordered(config: CollectionConfig, raw: RawRecords, judged: DataFrame, order
 def _order_message(config: CollectionConfig, raw: RawRecords) -> SparkColumn:
     """The fault of the first bad field of the order."""
     message = F.lit("the record does not say its place in the log (order: auto)")
-    columns = config.collection_schema().order or ()
     if config.order.by != "fields":
         return message
-    for index, (field, name, column) in reversed(
-        list(enumerate(zip(raw.order, config.order.fields, columns, strict=True)))
-    ):
+    fields = zip(raw.order, config.order.fields, config.collection_schema().order or (), strict=True)
+    for index, (field, name, column) in reversed([*enumerate(fields)]):
         known = raw.fields.named(name)
         text = F.coalesce(_shown(known.raw if known else f"o{index}"), F.lit("missing or null"))
         wrong = F.concat(F.lit(f"order field {name!r} is "), text, F.lit(f"; expected {column.type}"))
