@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
 
-from persist_core.errors import PersistError, SourceChanged
+from persist_core.errors import PersistError, RunFailed
 from persist_core.location.open import OpenLocation
 from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
@@ -43,12 +43,15 @@ class FeedAccess:
         return f"s3a://{file.path.removeprefix('s3://')}" if isinstance(self.feed, S3Feed) else file.path
 
     def check_after(self, files: Sequence[InputFile]) -> None:
-        """Raise `SourceChanged` if Spark may have read other bytes than the frozen ones, or a file is gone."""
+        """Raise `SourceChanged` if Spark may have read other bytes than the frozen ones, or a file is gone.
+
+        If the frozen version is still there, `RunFailed`: the next try reads a copy of it.
+        """
         self.feed.check(files)
         newer = _superseded(self.feed, files) - self.superseded if self.is_direct else ()
         for file in newer:
-            raise SourceChanged(
-                f"input file {file.path}: a newer version came while Spark read it. Nothing was committed: another try"
+            raise RunFailed(
+                f"input file {file.path}: a newer version came while Spark read it. Nothing was committed: the next try"
                 f" reads the frozen version {file.version_id}"
             )
 

@@ -13,10 +13,13 @@ import pytest
 from persist_airflow import hook
 from persist_airflow.hook import PersistHook
 from persist_airflow.provider import get_provider_info
+from persist_core.config.collection import CollectionConfig
 from persist_core.errors import ConfigError
 from persist_core.handles.client import PersistClient
 from persist_core.location import S3Blob, S3Consensus
+from persist_core.location.s3.uri import S3Settings
 from persist_core.location.settings import ENV_BLOB_URI, ENV_CONSENSUS_URI, PersistLocation
+from tests.airflow.amazon import ENDPOINTS
 from tests.airflow.fruit import NAME
 
 pytestmark = pytest.mark.airflow_2_11
@@ -216,6 +219,34 @@ def test_an_aws_connection_without_the_provider(monkeypatch: pytest.MonkeyPatch)
     ok, message = PersistHook().test_connection()
     assert not ok
     assert "apache-airflow-providers-amazon" in message
+
+
+@pytest.mark.usefixtures("amazon")
+def test_a_sources_connection_is_the_aws_connection_of_that_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its keys, region and endpoint, for the source's bucket; a variable of that name goes over it."""
+    masked: list[str] = []
+    monkeypatch.setattr(hook, "mask_secret", masked.append)
+    monkeypatch.setitem(ENDPOINTS, "role", "http://127.0.0.1:7070")
+    connect(monkeypatch, blob_uri="file:///blob", consensus_uri="sqlite:////c.db")
+    body = {"name": "orders", "key": "id", "columns": {"id": "bigint"}, "delete": "none"}
+    source = {"path": "s3://vendor/feed/*.json", "format": "json", "connection": "role"}
+    config = CollectionConfig.model_validate({**body, "source": source})
+    assert PersistHook().get_location().connections == {}
+    client = PersistHook(config=config).get_conn()
+    settings = client.location.feed_settings("s3://vendor/feed", "role")
+    assert settings == S3Settings(
+        "vendor", "", "http://127.0.0.1:7070", "eu-west-1", None, None, "AKIA1", "hunter2", "t0k3n"
+    )
+    assert "hunter2" in masked
+    assert "hunter2" not in repr(client.location)
+    client.location.close()
+    monkeypatch.setenv("PERSIST_CONNECTION_ROLE", "s3://vendor?profile=own")
+    assert PersistHook(config=config).get_location().connections == {
+        "PERSIST_CONNECTION_ROLE": "s3://vendor?profile=own"
+    }
+    broken = config.model_copy(update={"source": config.source.model_copy(update={"connection": "broken"})})
+    with pytest.raises(ConfigError, match=r"'broken' .* gives no credentials"):
+        PersistHook(config=broken).get_location()
 
 
 PROBE = """

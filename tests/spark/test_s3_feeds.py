@@ -18,7 +18,7 @@ import zstandard
 from pyspark.sql import SparkSession
 
 from persist_core.config.collection import CollectionConfig
-from persist_core.errors import SourceChanged
+from persist_core.errors import RunFailed, SourceChanged
 from persist_core.handles.client import PersistClient
 from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemBlob
@@ -172,7 +172,7 @@ def test_a_version_that_is_frozen_is_read_whatever_comes_later(
     description = made.mint(10)
     bucket.delete("b.jsonl")
     meanwhile(monkeypatch, lambda: bucket.put("a.jsonl", lines(97, v="later")))
-    with pytest.raises(SourceChanged, match=r"a\.jsonl: a newer version came while Spark read it"):
+    with pytest.raises(RunFailed, match=r"a\.jsonl: a newer version came while Spark read it"):
         made.write(description)
     assert made.write(description) == {97: "first", 98: "first", 99: "first"}
     assert not [entry.key for entry in made.client.blob.list_keys_and_metadata("orders/jobs/")]

@@ -12,13 +12,17 @@ import pytest
 from persist_core.clock import SystemClock
 from persist_core.errors import StorageError
 from persist_core.location import S3Blob, S3Consensus, VersionedData, open_blob, open_consensus
+from persist_core.location.mem import MemBlob
 from persist_core.location.s3 import blob as s3
 from persist_core.location.s3.client import BLOB_TRIES
 from persist_core.location.s3.log import S3Logs
+from persist_core.sources.files import FileSource
 from tests.core.location.s3_wire import Answer, Wire
+from tests.core.sources.bucket import Bucket
 from tests.servers.s3 import S3Server
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "locations-s3.md"
+FEEDS = DOCUMENT.with_name("feeds-on-s3.md")
 MIB = 1 << 20
 
 # The right that each request needs (AWS service authorization reference, "Actions, resources, and condition keys for
@@ -41,21 +45,21 @@ RIGHT_OF = {
 }
 
 
-def policy(name: str) -> dict[str, Any]:
+def policy(name: str, document: Path = DOCUMENT) -> dict[str, Any]:
     """The policy with this mark in the document."""
-    found = re.search(rf"<!-- policy: {name} -->\n```json\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    found = re.search(rf"<!-- policy: {name} -->\n```json\n(.*?)```", document.read_text(), re.DOTALL)
     assert found is not None
     body: dict[str, Any] = json.loads(found[1])
     return body
 
 
-def rights(name: str) -> set[str]:
-    return {action for statement in policy(name)["Statement"] for action in statement["Action"]}
+def rights(name: str, document: Path = DOCUMENT) -> set[str]:
+    return {action for statement in policy(name, document)["Statement"] for action in statement["Action"]}
 
 
-@pytest.mark.parametrize("name", ["least", "doctor"])
-def test_policies_are_well_formed(name: str) -> None:
-    body = policy(name)
+@pytest.mark.parametrize(("name", "document"), [("least", DOCUMENT), ("doctor", DOCUMENT), ("feed", FEEDS)])
+def test_policies_are_well_formed(name: str, document: Path) -> None:
+    body = policy(name, document)
     assert body.keys() == {"Version", "Statement"}
     assert body["Version"] == "2012-10-17"
     for statement in body["Statement"]:
@@ -108,3 +112,26 @@ def use_consensus(consensus: S3Consensus, monkeypatch: pytest.MonkeyPatch) -> No
     sweep = S3Logs.sweep
     monkeypatch.setattr(S3Logs, "sweep", lambda logs, key, first, _: sweep(logs, key, first, -10_000))
     assert consensus.truncate("a key", 2) == 2
+
+
+def test_the_policy_of_a_feed_allows_what_is_read_of_it(versitygw: S3Server) -> None:
+    """Of both kinds of bucket. A request for a version needs another right than one for an object."""
+    done: set[str] = set()
+
+    def look(request: Any, event_name: str, **_: Any) -> None:
+        right = RIGHT_OF[event_name.rpartition(".")[2]]
+        done.add(f"{right}Version" if "versionId=" in request.url else right)
+
+    for is_versioned in (False, True):
+        bucket = Bucket(versitygw, is_versioned=is_versioned)
+        bucket.put("a.jsonl")
+        config = bucket.collection()
+        feed = bucket.feed(config)
+        feed.objects._client.api.meta.events.register("before-send.s3", look)
+        (file,) = FileSource(config, MemBlob(), feed).freeze(None, until=None).frozen.files
+        feed.check([file])
+        feed.superseded([file])
+        with feed.opened(file) as source:
+            source.read()
+        assert ("s3:GetObjectVersion" in done) == is_versioned
+    assert done == rights("feed", FEEDS)

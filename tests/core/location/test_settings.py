@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from persist_core.errors import ConfigError, InvalidUri
-from persist_core.location import PersistLocation, SqliteConsensus, location_from, open_consensus
+from persist_core.location import PersistLocation, SqliteConsensus, location_from, open_consensus, open_location
 
 BLOB, CONSENSUS = "file:///blobs", "sqlite:////consensus.db"
 
@@ -92,6 +92,8 @@ def test_half_a_location_is_refused(
         (b"[location]\nblob_uri = 'x'\n", "unknown key location"),
         (b"blob_uri = 3\nconsensus_uri = 'mem:'\n", "blob_uri: found int; expected a URI"),
         (b"blob_uri = ''\nconsensus_uri = 'mem:'\n", "blob_uri: found"),
+        (b"connections = 3\n", "connections: expected a table of URIs"),
+        (b"[connections]\nvendor = 3\n", "connections: expected a table of URIs"),
         (b"blob_uri = \n", "cannot be read as TOML"),
         (b"blob_uri = '\xff'\n", "cannot be read as TOML"),
     ],
@@ -121,3 +123,33 @@ def test_relative_databases_become_absolute(home: Path) -> None:
     assert consensus.path.resolve() == home / "sub/state/c.db"
     with pytest.raises(InvalidUri, match="relative"):
         location_from("mem:", "sqlite:x.db")
+
+
+def test_connections_come_from_the_file_and_the_environment(home: Path) -> None:
+    """The environment's go over the file's; they reach a job with the location, and show nowhere."""
+    text = (
+        "[connections]\nvendor = 's3://a?profile=x'\n'other-one' = 's3://bbb?secret_access_key=hush&access_key_id=me'\n"
+    )
+    (home / "work/persist.toml").write_text(f"blob_uri = 'mem:'\nconsensus_uri = 'mem:'\n{text}")
+    found = location_from(env={"PERSIST_CONNECTION_VENDOR": "s3://c"})
+    other = "s3://bbb?secret_access_key=hush&access_key_id=me"
+    assert found.connections == {"PERSIST_CONNECTION_VENDOR": "s3://c", "PERSIST_CONNECTION_OTHER_ONE": other}
+    assert found.to_env()["PERSIST_CONNECTION_OTHER_ONE"] == other
+    assert location_from(env={**found.to_env()}) == found
+    assert hash(found) == hash(location_from("mem:", "mem:"))
+    with open_location(found) as opened:
+        assert "hush" not in f"{found} {found!r} {opened!r}"
+        assert opened.feed_settings("s3://bbb/x", "other-one").secret_access_key == "hush"
+
+
+def test_a_source_without_a_connection_has_the_locations_credentials() -> None:
+    uri = "s3://lake/p?access_key_id=me&secret_access_key=hush"
+    for location, expected in (
+        (uri, ("me", None)),
+        ("s3://lake/p?profile=team", (None, "team")),
+        ("mem:", (None, None)),
+    ):
+        with open_location(PersistLocation(location, "mem:")) as opened:
+            settings = opened.feed_settings("s3://vendor/feed", None)
+        assert (settings.access_key_id, settings.profile) == expected
+        assert (settings.bucket, settings.prefix) == ("vendor", "feed")

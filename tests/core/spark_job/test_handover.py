@@ -11,7 +11,8 @@ import pytest
 from persist_core.clock import SystemClock
 from persist_core.errors import InvalidInput
 from persist_core.location.credentials import secrets_of, with_login
-from persist_core.spark_job.handover import hand_over, properties_file, remove_leftovers
+from persist_core.location.settings import PersistLocation
+from persist_core.spark_job.handover import hand_over, location_environment, properties_file, remove_leftovers
 
 LOCATION = {"PERSIST_BLOB_URI": "s3://b/p", "PERSIST_CONSENSUS_URI": "postgresql://me:hush@db/x"}
 CLUSTER = {"spark.submit.deployMode": "cluster"}
@@ -38,6 +39,20 @@ def test_kubernetes_in_cluster_mode_gets_no_secret() -> None:
     conf = {"spark.kubernetes.driver.secretKeyRef.PERSIST_CONSENSUS_URI": "persist:uri"}
     given = hand_over(LOCATION, master="k8s://https://h", deploy_mode="cluster", conf=conf)
     assert given.properties == {"spark.kubernetes.driverEnv.PERSIST_BLOB_URI": "s3://b/p"}
+
+
+def test_the_connection_of_a_source_is_handed_over_like_a_location() -> None:
+    name, uri = "PERSIST_CONNECTION_VENDOR", "s3://vendor?access_key_id=me&secret_access_key=hush"
+    variables = location_environment(PersistLocation("mem:", "mem:", {name: uri}))
+    assert variables[name] == uri
+    given = hand_over(variables, master="yarn", deploy_mode=None, conf=CLUSTER)
+    assert given.properties[f"spark.yarn.appMasterEnv.{name}"] == uri
+    assert "PERSIST_CONNECTION_" in given.conf["spark.redaction.regex"]
+    with pytest.raises(InvalidInput, match=rf"secretKeyRef\.{name}=<secret>:<key>") as caught:
+        hand_over(variables, master="k8s://https://h", deploy_mode="cluster", conf={})
+    assert "hush" not in str(caught.value) + repr(given)
+    without = location_environment(PersistLocation("mem:", "mem:", {name: "s3://vendor?region=eu-west-1"}))
+    assert hand_over(without, master="k8s://https://h", deploy_mode="cluster", conf={}).properties
 
 
 @pytest.mark.parametrize("master", ["spark://h:7077", "mesos://h"])
