@@ -1,86 +1,103 @@
-"""The spark-submit entry point: `--spec-key KEY --spec-sha256 HEX`, the location in the environment.
+"""The spark-submit entry point: `--spec-key KEY --spec-sha256 HEX` for each item, the location in the environment.
 
-Exit code 0: the manifest is staged. Anything else: it is not, and `failure.json` of the attempt says why, if the
-location could still be reached.
+    item -> a session of its own -> manifest.json (of a dry run its report), or failure.json, which says why
+
+An item that fails leaves the others alone. Exit code 0: all are staged. Anything else: some are not.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.view import ViewConfig
-from persist_core.errors import PersistError, RejectedRecord, StorageError, TooManyErrors
+from persist_core.errors import PersistError, StorageError, TooManyErrors
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import location_from
-from persist_core.shard.keys import dry_run_key, manifest_key
 from persist_core.spark_job.answer import record_failure
+from persist_core.spark_job.process import ENV_LOG_FIELDS, LogFields, name_of
 from persist_core.spark_job.spec import JobSpec, MergeInputs, load_spec
-from persist_core.spark_job.submit import LOG_FORMAT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from persist_core.shard.batch import BatchManifest
-
 
 def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
-    """Run the write job that `argv` describes in the location that `env` names; the process's exit code."""
+    """Run the items that `argv` names in the location that `env` names; the process's exit code."""
     with open_location(location_from(env=env)) as location:
-        spec = load_spec(location.blob, argv)
-        try:
-            _run(spec, location)
-        except PersistError as error:
-            samples = error.samples if isinstance(error, TooManyErrors) else ()
-            _record_failure(location, spec, error.kind, str(error), samples)
-            sys.stderr.write(f"{error.kind}: {error}\n")
-            return 1
-        except Exception as error:
-            _record_failure(location, spec, "unexpected", f"{type(error).__name__}: {error}")
-            raise
-    return 0
+        named = [argv[first : first + 4] for first in range(0, len(argv) or 1, 4)]
+        items = [item for each in named if (item := _loaded(location, each)) is not None]
+        done = _run_all(location, items) if items else 0
+    return 0 if done == len(named) else 1
 
 
-def _run(spec: JobSpec, location: OpenLocation) -> None:
-    from persist_spark.merge.job import run_merge_job
+def _loaded(location: OpenLocation, argv: Sequence[str]) -> JobSpec | None:
+    """The item that these arguments name; `None` if it cannot be read."""
+    try:
+        return load_spec(location.blob, argv)
+    except Exception as error:  # noqa: BLE001 - the others are done
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return None
+
+
+def _run_all(location: OpenLocation, items: Sequence[JobSpec]) -> int:
+    """Run the items in one Spark; how many are done."""
     from persist_spark.session import build_session
+
+    try:
+        spark = build_session(name_of(items))
+    except Exception as error:  # noqa: BLE001 - each item records it
+        for item in items:
+            _failed(location, item, error)
+        return 0
+    try:
+        return sum(run_item(spark, item, location) for item in items)
+    finally:
+        spark.stop()
+
+
+def run_item(spark: SparkSession, item: JobSpec, location: OpenLocation) -> bool:
+    """Run one item beside others in the context or the server of `spark`; False if it failed, which it records."""
+    from persist_spark.merge.job import run_merge_job
     from persist_spark.upsert.job import run_write_job
     from persist_spark.view.job import run_view_job
 
-    description = spec.description
-    spark = build_session(f"persist {description.shard} {description.interval}")
+    jobs: dict[type, Callable[[SparkSession, JobSpec, OpenLocation], object]] = {
+        CollectionConfig: run_write_job,
+        ViewConfig: run_view_job,
+        MergeInputs: run_merge_job,
+    }
     try:
-        jobs: dict[type, Callable[[SparkSession, JobSpec, OpenLocation], BatchManifest | None]] = {
-            CollectionConfig: run_write_job,
-            ViewConfig: run_view_job,
-            MergeInputs: run_merge_job,
-        }
-        manifest = jobs[type(spec.config)](spark, spec, location)
-    finally:
-        spark.stop()
-    if manifest is None:
-        summary: dict[str, object] = {"dry_run": dry_run_key(description.shard, spec.attempt)}
+        jobs[type(item.config)](spark, item, location)
+    except Exception as error:  # noqa: BLE001 - its starter raises it
+        _failed(location, item, error)
+        return False
+    return True
+
+
+def _failed(location: OpenLocation, item: JobSpec, error: Exception) -> None:
+    """Record why an item failed: best effort, since the store itself may have failed."""
+    samples = error.samples if isinstance(error, TooManyErrors) else ()
+    if isinstance(error, PersistError):
+        kind, message = error.kind, str(error)
+        sys.stderr.write(f"{kind}: {message}\n")
     else:
-        summary = {"manifest": manifest_key(description.shard, spec.attempt), "stats": dict(manifest.stats)}
-    sys.stdout.write(json.dumps(summary) + "\n")
-
-
-def _record_failure(
-    location: OpenLocation, spec: JobSpec, kind: str, message: str, samples: Sequence[RejectedRecord] = ()
-) -> None:
-    """Best effort: the store itself may have failed, and the first error is the one to report."""
+        kind, message = "unexpected", f"{type(error).__name__}: {error}"
+        traceback.print_exception(error)
     try:
-        record_failure(location.blob, spec, kind, message, samples)
-    except StorageError as error:
-        sys.stderr.write(f"the failure could not be recorded: {error}\n")
+        record_failure(location.blob, item, kind, message, samples)
+    except StorageError as unreachable:
+        sys.stderr.write(f"the failure could not be recorded: {unreachable}\n")
 
 
 if __name__ == "__main__":
-    logging.basicConfig(format=LOG_FORMAT)  # on stderr, as the log of the process that waits for this one expects it
+    handler = logging.StreamHandler()  # on stderr
+    handler.setFormatter(LogFields() if ENV_LOG_FIELDS in os.environ else logging.Formatter(logging.BASIC_FORMAT))
+    logging.basicConfig(handlers=[handler])
     logging.getLogger("persist_spark").setLevel(logging.INFO)
     sys.exit(main(sys.argv[1:], os.environ))

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import InvalidInput, RunFailed
-from persist_core.spark_job.submit import ENV_CONNECT_TIMEOUT, FIXED_BY_SERVER
+from persist_core.spark_job.process import ENV_CONNECT_TIMEOUT
 from persist_spark.compat import ENGINE_ERRORS, HAS_NEW_SESSION, SPARK_VERSION, is_connect
 
 CONNECT_TIMEOUT_S = 60.0  # as long as a server needs to start on a busy machine
@@ -137,14 +137,18 @@ def release(own: SparkSession) -> None:
 
 
 def apply_conf(session: SparkSession, conf: Mapping[str, str]) -> None:
-    """Set these settings in a session of a server; one warning names all that are fixed since the server started."""
+    """Set these settings in a session; one warning names all that have been fixed since Spark started."""
     fixed = []
     for name, value in conf.items():
         try:
-            session.conf.set(name, value)
+            if session.conf.get(name, None) != value:
+                session.conf.set(name, value)
         except AnalysisException as error:  # with the condition CANNOT_MODIFY_CONFIG or CANNOT_MODIFY_STATIC_CONFIG
             if "CANNOT_MODIFY" not in str(error):
                 raise
             fixed.append(name)
     if fixed:
-        log.warning("spark_conf: %s %s", ", ".join(fixed), FIXED_BY_SERVER)
+        log.warning(
+            "spark_conf: %s ignored, because it is fixed when Spark (or its Connect server) starts; set it there",
+            ", ".join(fixed),
+        )

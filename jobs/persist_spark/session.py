@@ -111,14 +111,14 @@ def own_session(spark: SparkSession, spec: JobSpec) -> Iterator[SparkSession]:
     """A session for one job alone, in the context or the server of `spark`, with our settings.
 
     What is set, registered or run in `spark` changes nothing here, and nothing done here shows there. DataFrames of
-    the two can't be joined. The file's `spark_conf` comes with `spark-submit`; a server's session gets it here. Where
-    Spark has tags, what the job runs has one that names its shard. A long job says what it does (`progress`).
+    the two can't be joined. What of the file's `spark_conf` did not come with `spark-submit` is set here. Where Spark
+    has tags, what the job runs has one that names its shard. A long job says what it does (`progress`).
     """
     own = new_session(spark)
     try:
         if is_connect(own):
             limit_retries(own, connect_timeout_s(os.environ))
-            apply_conf(own, spec.spark_conf)
+        apply_conf(own, spec.spark_conf)
         _forget(own)
         use(own, {**FASTER, **REQUIRED})
         title = f"{spec.description.shard} {spec.description.interval}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict
 
 import click
@@ -9,8 +10,8 @@ import click
 from persist_core.cli import output
 from persist_core.cli.session import Session, with_session
 from persist_core.maintenance.maintain import MAX_MERGES, MAX_ROWS, maintain
-from persist_core.spark_job.merging import SparkMerger
-from persist_core.spark_job.submit import SparkSettings
+from persist_core.spark_job.merging import merge_by_job
+from persist_core.spark_job.process import SparkProcess
 
 
 @click.command("maintain")
@@ -30,7 +31,8 @@ def maintain_command(
     much. The output says what is still due. `persist gc` has more options for garbage.
     """
     done, tries = [], output.Tries()
-    by_spark = SparkMerger(session.client, session.location, SparkSettings(master)) if master else None
+    spark = SparkProcess(session.location, master) if master else None
+    by_spark = functools.partial(merge_by_job, session.client, spark) if spark else None
     for name in names or session.client.shards():
         with tries.one():
             done.append(

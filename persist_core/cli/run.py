@@ -23,7 +23,8 @@ from persist_core.shard.batch import BatchDescription
 from persist_core.shard.keys import check_shard_name
 from persist_core.shard.stats import DryRun
 from persist_core.sources.shards import check_closable
-from persist_core.spark_job.submit import LOCAL_MASTER, SparkSettings, dry_run_view, write_batch
+from persist_core.spark_job.launch import dry_run_view, write_batch
+from persist_core.spark_job.process import LOCAL_MASTER, SparkProcess
 from persist_core.time_text import parse_time, show_time
 
 ENV_COLLECTIONS = "PERSIST_COLLECTIONS"
@@ -67,11 +68,11 @@ def run(
         raise InvalidInput("--close and --until exclude each other: after --close the shard takes no later times")
     config = find_config(name, collections, views)
     frontier = None if until is None else parse_time(until, what="--until")
-    settings = _settings(master, conf, logs)
+    spark = _spark(session, master, conf, logs)
     if read_only or (isinstance(config, ViewConfig) and config.read_only):
         if not isinstance(config, ViewConfig):
             raise InvalidInput(f"--read-only: {config.name} is a collection; expected a view")
-        _print_dry_run(session, config, _dry_run(session, config, frontier, settings))
+        _print_dry_run(session, config, _dry_run(session, config, frontier, spark))
         return
     if recreate:
         create_again(session.client, config.name)
@@ -79,7 +80,7 @@ def run(
         check_closable(session.client, config)
     if frontier is None and not close:
         frontier = default_until(config, session.client.clock.now_ms())
-    write = functools.partial(_write, session, config, settings)
+    write = functools.partial(_write, session, config, spark)
     report = bring_up_to_date(
         session.client,
         config,
@@ -92,25 +93,24 @@ def run(
     _print_run(session, config, report)
 
 
-def _write(session: Session, config: ShardConfig, settings: SparkSettings, description: BatchDescription) -> str:
-    session.say(f"writing {description.interval} with Spark ({settings.shown_master})")
-    return write_batch(session.client, session.location, config, settings, description)
+def _write(session: Session, config: ShardConfig, spark: SparkProcess, description: BatchDescription) -> str:
+    session.say(f"writing {description.interval} with Spark ({spark.shown_master})")
+    return write_batch(session.client, spark, config, description)
 
 
-def _dry_run(session: Session, config: ViewConfig, until: int | None, settings: SparkSettings) -> DryRun:
+def _dry_run(session: Session, config: ViewConfig, until: int | None, spark: SparkProcess) -> DryRun:
     as_of, description = describe_dry_run(session.client, config, until)
-    session.say(
-        f"trying {config.name} as of {show_time(as_of)} with Spark ({settings.shown_master}); nothing is written"
-    )
-    return dry_run_view(session.client, session.location, config, settings, description, as_of)
+    session.say(f"trying {config.name} as of {show_time(as_of)} with Spark ({spark.shown_master}); nothing is written")
+    return dry_run_view(session.client, spark, config, description, as_of)
 
 
-def _settings(master: str | None, conf: tuple[str, ...], logs: Path | None) -> SparkSettings:
+def _spark(session: Session, master: str | None, conf: tuple[str, ...], logs: Path | None) -> SparkProcess:
     pairs = [pair.partition("=") for pair in conf]
     bad = next((name for name, equals, _ in pairs if not (name and equals)), None)
     if bad is not None:
         raise InvalidInput(f"--conf {bad}: expected NAME=VALUE")
-    return SparkSettings(
+    return SparkProcess(
+        session.location,
         master=master or os.environ.get(ENV_SPARK_MASTER) or LOCAL_MASTER,
         conf={name: value for name, _, value in pairs},
         log_folder=logs,

@@ -17,7 +17,6 @@ from persist_core.ids import time_of_uuid7
 from persist_core.location.blob import Blob
 from persist_core.shard.keys import attempt_of_failure, batches_prefix, check_shard_name, failure_key
 from persist_core.shard.sealed import seal, unseal
-from persist_core.shard.stats import DryRun
 from persist_core.spark_job.causes import STOPPED, Cause, find_cause
 from persist_core.spark_job.deaths import record_death
 from persist_core.spark_job.spec import JobSpec
@@ -116,9 +115,3 @@ def error_of_kind(kind: str, message: str) -> PersistError:
             return candidate(message)
         pending += candidate.__subclasses__()
     return RunFailed(f"{kind}: {message}")
-
-
-def take_dry_run(client: PersistClient, key: str, data: bytes) -> DryRun:
-    """Decode a dry run's report and delete it from blob storage."""
-    client.blob.delete(key)
-    return DryRun.decode(data)

@@ -22,7 +22,7 @@ from persist_core.config.view import ViewConfig
 from persist_core.errors import CorruptArtifact, InvalidInput, StorageError
 from persist_core.location.blob import Blob
 from persist_core.shard.batch import BatchDescription
-from persist_core.shard.keys import job_key
+from persist_core.shard.keys import dry_run_key, job_key, manifest_key
 from persist_core.shard.sealed import seal, sealed_digest, unseal
 
 SPEC_VERSION = 1
@@ -51,7 +51,7 @@ _KINDS: dict[str, type[ShardConfig] | type[MergeInputs]] = {
 
 @dataclass(frozen=True)
 class JobSpec:
-    """One attempt: which description, of which collection or view, under which attempt id (a UUIDv7).
+    """One item of a job, and one attempt: which description, of which collection or view, under which id (a UUIDv7).
 
     Of a merge, the description says the bounds and the bytes of its inputs.
 
@@ -68,6 +68,12 @@ class JobSpec:
     def key(self) -> str:
         """Where the spec is stored while its job runs."""
         return self.key_of(SPEC)
+
+    @property
+    def answer_key(self) -> str:
+        """Where the job leaves its answer: the manifest, or the report of a dry run."""
+        key = manifest_key if self.dry_run_as_of is None else dry_run_key
+        return key(self.description.shard, self.attempt)
 
     def key_of(self, name: str) -> str:
         """Where the job, or its starter, stores what is called `name`."""

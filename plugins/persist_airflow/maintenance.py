@@ -139,9 +139,7 @@ class MaintainShardOperator(SparkJobOperator):
                 self.shard,
                 max_rows=self.max_rows,
                 max_merges=self.max_merges,
-                merge_elsewhere=lambda merge: merge_by_job(
-                    client, merge, lambda spec, key: self.run_job(client, context, spec, key)
-                ),
+                merge_elsewhere=lambda merge: self.run_jobs(context, lambda start: merge_by_job(client, start, merge)),
                 grace_ms=self.grace_ms,
                 intent_ms=self.intent_ms,
             )

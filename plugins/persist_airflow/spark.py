@@ -15,10 +15,10 @@ import functools
 import inspect
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
@@ -30,23 +30,24 @@ from persist_airflow.failures import airflow_error
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.lineage import ReportsLineage, of_inputs
 from persist_airflow.metrics import measured
-from persist_airflow.spark_connect import connect_environment_of, run_connected
+from persist_airflow.spark_connect import connect_environment_of, in_environment, run_connected
 from persist_core.config.shard import ShardConfig
-from persist_core.errors import OutdatedDescription
+from persist_core.config.view import ViewConfig
+from persist_core.errors import OutdatedDescription, PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.protocol import run
 from persist_core.row_text import show_row
 from persist_core.shard.batch import BatchDescription
-from persist_core.shard.keys import dry_run_key, manifest_key
-from persist_core.spark_job.answer import job_failure, take_dry_run
 from persist_core.spark_job.causes import STOPPED, CauseFinder, find_cause
 from persist_core.spark_job.handover import hand_over, location_environment, properties_file, spark_defaults
 from persist_core.spark_job.installation import job_path, local_environment, spark_home
 from persist_core.spark_job.jars import with_s3a_jars
-from persist_core.spark_job.spec import JobSpec, stored
-from persist_core.spark_job.submit import ENV_CONNECT_TIMEOUT, LOCAL_MASTER, tuned_conf
+from persist_core.spark_job.launch import Ended, Start, dry_run_view, write_batch
+from persist_core.spark_job.process import ENV_CONNECT_TIMEOUT, LOCAL_MASTER, is_local, tuned_conf
+from persist_core.spark_job.spec import JobSpec
 from persist_core.time_text import show_time
 
+_Result = TypeVar("_Result")
 RETRIES = 3
 RETRY_DELAY = timedelta(seconds=10)
 
@@ -54,12 +55,11 @@ RETRY_DELAY = timedelta(seconds=10)
 class SparkJobOperator(SparkSubmitOperator):
     """Runs jobs for one shard, where and as the Spark connection says.
 
-    All arguments of the provider's SparkSubmitOperator may be given, `conf` goes over `spark_conf`, and that over the
-    tuned defaults. Without a Spark connection of that id jobs run in `local[*]`. A Spark Connect server has its own
-    settings: there `conf` and similar arguments are ignored, with a warning.
+    All arguments of the provider's SparkSubmitOperator may be given; `conf` goes over what the shard's file says, and
+    that over the tuned defaults. Without a Spark connection of that id jobs run in `local[*]`. A Spark Connect server
+    has its own settings: there `conf` and similar arguments are ignored, with a warning.
 
     :param shard: its name (templated)
-    :param spark_conf: Spark settings
     :param persist_conn_id: the location (templated)
     :param spark_conn_id: the Spark connection (templated)
     """
@@ -70,7 +70,6 @@ class SparkJobOperator(SparkSubmitOperator):
         self,
         *,
         shard: str,
-        spark_conf: Mapping[str, str] | None = None,
         persist_conn_id: str = PersistHook.default_conn_name,
         spark_conn_id: str = "spark_default",
         retries: int = RETRIES,
@@ -83,64 +82,62 @@ class SparkJobOperator(SparkSubmitOperator):
         self._submit_arguments = sorted(
             kwargs.keys() & inspect.signature(SparkSubmitOperator.__init__).parameters.keys()
         )
-        self._environment: dict[str, str] = {}
-        self.spark_conf = dict(spark_conf or {})
         self.persist_conn_id = persist_conn_id
         self.spark_conn_id = spark_conn_id
         self.shard = shard
         self._causes = CauseFinder()
         self._is_stopped = False
 
-    def run_job(self, client: PersistClient, context: Context, spec: JobSpec, answer_key: str) -> bytes:
-        """Run one job to its end; the bytes of its answer, which the job writes last.
+    def run_jobs(self, context: Context, run: Callable[[Start], _Result]) -> _Result:
+        """The result of `run`, which gets how this task starts jobs (`persist_core.spark_job.launch`).
 
         Raises `OutdatedDescription`, and for other failures what Airflow is to see.
         """
-        failed: AirflowException | None = None
+        try:
+            return run(functools.partial(self._start, context))
+        except OutdatedDescription:
+            raise
+        except PersistError as failure:  # a long command line must not come after the cause
+            raise airflow_error(failure, SparkJobFailed) from None
+
+    def _start(self, context: Context, items: Sequence[JobSpec], arguments: Sequence[str]) -> Ended:
+        """Run one job to its end in the Spark that the connection names."""
         self._causes = CauseFinder()
-        with stored(client.blob, spec) as arguments:
-            try:
-                self._submit(spec, arguments, context)
-            except AirflowException as error:
-                failed = error
-        answer = client.blob.get(answer_key)
-        if answer is not None:
-            if failed is not None:
-                self.log.warning("the job wrote %s and failed only while it ended: %s", answer_key, failed)
-            return answer
-        exit_status = _exit_status(self._hook)
-        cause = self._causes.cause(exit_status) or find_cause(str(failed or "").splitlines())
-        seen = str(failed or f"The job ended with success, but there is no {answer_key}.")
+        exit_status: int | None
+        try:
+            exit_status = self._submit(context, items, arguments)
+            seen = "Its output is above." if exit_status else "It ended with success, but left no answer."
+        except AirflowException as error:
+            seen, exit_status = str(error), _exit_status(self._hook)
         if self._is_stopped:
             exit_status = STOPPED[0]  # whichever way the provider ends it
-        failure = job_failure(client, spec, seen if cause is None else "Its log is above.", cause, exit_status)
-        if isinstance(failure, OutdatedDescription):
-            raise failure
-        # Not `from failed`: what that says is in `failure`, and a long command line must not come after the cause.
-        raise airflow_error(failure, SparkJobFailed) from None
+        cause = self._causes.cause(exit_status) or find_cause(seen.splitlines())
+        return Ended(seen if cause is None else "Its log is above.", cause, exit_status)
 
-    def _submit(self, spec: JobSpec, arguments: Sequence[str], context: Context) -> None:
-        """Run the job to its end in the Spark that the connection names. Raises `AirflowException` if it fails."""
+    def _submit(self, context: Context, items: Sequence[JobSpec], arguments: Sequence[str]) -> int:
+        """Run the job in this process, and its plan in a Spark Connect server; or by the provider. Its exit status.
+
+        Raises `AirflowException` if the provider says that it failed.
+        """
         remote = connect_environment_of(self.spark_conn_id)
         if remote is None:
             # What is left of a job that was killed may still write there, and ends by itself.
             with tempfile.TemporaryDirectory(prefix="persist-", ignore_cleanup_errors=True) as scratch:
-                self._submit_to_master(spec, arguments, context, scratch)
-        else:
-            self._run_connected(spec, arguments, remote)
-
-    def _run_connected(self, spec: JobSpec, arguments: Sequence[str], remote: Mapping[str, str]) -> None:
-        """Run the job in this process, and its plan in the Spark Connect server that `remote` leads to."""
+                self._submit_to_master(context, items, arguments, scratch)
+            return 0
         ignored = [name for name in self._submit_arguments if name != "env_vars"]
         if ignored:
             self.log.warning("%s: for spark-submit only, ignored with Spark Connect", ", ".join(ignored))
-        variables = self._variables(PersistHook(self.persist_conn_id, spec.config))
+        variables = self._variables(items)
         timeout = {name: text for name, text in (self.env_vars or {}).items() if name == ENV_CONNECT_TIMEOUT}
-        run_connected(arguments, {**variables, **remote, **timeout})  # of a task's own, before the connection's
+        return run_connected(arguments, {**variables, **remote, **timeout})  # of a task's own, before the connection's
 
-    def _variables(self, hook: PersistHook) -> dict[str, str]:
-        """The location, its credentials, and the user's own environment variables, for the job's driver."""
-        return {**hook.get_environment(), **location_environment(hook.get_location()), **(self.env_vars or {})}
+    def _variables(self, items: Sequence[JobSpec]) -> dict[str, str]:
+        """The location, its and the sources' credentials, and the user's own environment variables, for the driver."""
+        found: dict[str, str] = {}
+        for hook in (PersistHook(self.persist_conn_id, item.config) for item in items):
+            found |= {**hook.get_environment(), **location_environment(hook.get_location())}
+        return {**found, **(self.env_vars or {})}
 
     def on_kill(self) -> None:
         """End what `spark-submit` started; what it has staged so far is garbage that no reader sees.
@@ -151,37 +148,38 @@ class SparkJobOperator(SparkSubmitOperator):
         if self._hook is not None:
             super().on_kill()
 
-    def _submit_to_master(self, spec: JobSpec, arguments: Sequence[str], context: Context, scratch: str) -> None:
+    def _submit_to_master(
+        self, context: Context, items: Sequence[JobSpec], arguments: Sequence[str], scratch: str
+    ) -> None:
         """Run the provider's operator for one job; the operator's own attributes stay as the user gave them."""
         given = (self.conf, self.env_vars, self.properties_file)
         master, deploy_mode = self._master_of_connection()
-        is_local = master == "local" or master.startswith("local[")  # "localhost" is a host
-        hook = PersistHook(self.persist_conn_id, spec.config)
-        quiet = {"spark.log.level": "WARN"} if is_local else {}  # on a cluster the provider reads ids in the log
-        tuned = tuned_conf(master, spec.description.input_bytes, scratch)
-        conf = {**quiet, **tuned, **self.spark_conf, **(self.conf or {})}
+        quiet = {"spark.log.level": "WARN"} if is_local(master) else {}  # on a cluster the provider reads ids there
+        conf = {**quiet, **tuned_conf(master, items, scratch), **(self.conf or {})}
         if not self._brings_jars:
-            home = spark_home(os.environ) if is_local else None
-            conf = with_s3a_jars(conf, [hook.get_location().blob_uri, *spec.input_uris], os.environ, home)
-        handed = hand_over(self._variables(hook), master=master, deploy_mode=deploy_mode, conf=conf)
-        local = local_environment(os.environ) if is_local else {}
+            home = spark_home(os.environ) if is_local(master) else None
+            blob_uri = PersistHook(self.persist_conn_id).get_location().blob_uri
+            conf = with_s3a_jars(
+                conf, [blob_uri, *(uri for item in items for uri in item.input_uris)], os.environ, home
+            )
+        handed = hand_over(self._variables(items), master=master, deploy_mode=deploy_mode, conf=conf)
+        local = local_environment(os.environ) if is_local(master) else {}
+        archive = class_data({**conf, **handed.conf}, os.environ if is_local(master) else {}, items[0].attempt)
         try:
             self._hook = None
-            self._environment = {**os.environ, **local, **handed.environment}
             self.application, self.application_args = str(job_path()), list(arguments)
             self.env_vars = None  # the provider would put them on the command line
-            with (
-                properties_file(handed.properties, self._properties_base(handed.properties)) as file,
-                class_data({**conf, **handed.conf}, os.environ if is_local else {}, spec.attempt) as self.conf,
-            ):
+            base = self._properties_base(handed.properties)
+            with properties_file(handed.properties, base) as file, archive as self.conf:
                 if file is not None:
                     self.properties_file = str(file)
-                # The undecorated method: Airflow warns if `execute` is called by anything but its task runner, and
-                # takes `super().execute()` (2.11) and a call by another task (3.x) for that.
-                inspect.unwrap(SparkSubmitOperator.execute)(self, context)
+                # The provider gives `spark-submit` the environment of this process.
+                with in_environment({**local, **handed.environment}):
+                    # The undecorated method: Airflow warns if `execute` is called by anything but its task runner, and
+                    # takes `super().execute()` (2.11) and a call by another task (3.x) for that.
+                    inspect.unwrap(SparkSubmitOperator.execute)(self, context)
         finally:
             self.conf, self.env_vars, self.properties_file = given
-            self._environment = {}
             _close_pipe(self._hook)
 
     def _properties_base(self, properties: Mapping[str, str]) -> Path | None:
@@ -191,11 +189,9 @@ class SparkJobOperator(SparkSubmitOperator):
         return Path(self.properties_file) if self.properties_file else spark_defaults(os.environ)
 
     def _get_hook(self) -> SparkSubmitHook:
-        """The provider's hook, which starts `spark-submit` in the environment of the current job."""
+        """The provider's hook, with its log watched: it has no public means for that."""
         self._conn_id = self.spark_conn_id  # the provider reads it under this name, and renders no template in it
         hook = super()._get_hook()
-        if self._environment:
-            vars(hook)["submit"] = functools.partial(hook.submit, env=self._environment)
         process_log = hook._process_spark_submit_log
         vars(hook)["_process_spark_submit_log"] = lambda lines: process_log(self._watched(lines))
         return hook
@@ -258,7 +254,7 @@ class WriteBatchesOperator(ReportsLineage, SparkJobOperator):
     ui_color = "#f7d7a8"
 
     def __init__(self, *, config: ShardConfig, description: Any, **kwargs: Any) -> None:
-        super().__init__(shard=config.name, spark_conf=config.spark_conf, **kwargs)
+        super().__init__(shard=config.name, **kwargs)
         self.config = config
         self.description = description
 
@@ -286,18 +282,16 @@ class WriteBatchesOperator(ReportsLineage, SparkJobOperator):
         return functools.partial(self._write, client, context)
 
     def _write(self, client: PersistClient, context: Context, description: BatchDescription) -> str:
-        spec = JobSpec(description, self.config, client.ids.uuid7())
-        key = manifest_key(description.shard, spec.attempt)
-        self.run_job(client, context, spec, key)
-        return key
+        return self.run_jobs(context, lambda start: write_batch(client, start, self.config, description))
 
     def _dry_run(self, client: PersistClient, context: Context) -> dict[str, Any]:
         """A read-only view: report what its refresh would write. Nothing is staged."""
-        asked = self.description
+        asked, config = self.description, self.config
+        assert isinstance(config, ViewConfig)
         description = BatchDescription.from_json(asked["description"])
-        spec = JobSpec(description, self.config, client.ids.uuid7(), dry_run_as_of=asked["dry_run_as_of"])
-        key = dry_run_key(description.shard, spec.attempt)
-        dry_run = take_dry_run(client, key, self.run_job(client, context, spec, key))
+        dry_run = self.run_jobs(
+            context, lambda start: dry_run_view(client, start, config, description, asked["dry_run_as_of"])
+        )
         counts = {name: count for name, count in dry_run.stats.items() if not name.startswith("contents_")}
         self.log.info(
             "read-only: a refresh of %s as of %s would write: %s",

@@ -9,12 +9,13 @@ about 1.5 s of processor time. A worker that imports them before it forks its ta
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from airflow.providers.apache.spark.hooks.spark_connect import SparkConnectHook
 
-from persist_airflow.compat import AirflowException, AirflowNotFoundException, BaseHook
-from persist_core.spark_job.submit import ENV_CONNECT_TIMEOUT, connect_environment
+from persist_airflow.compat import AirflowNotFoundException, BaseHook
+from persist_core.spark_job.process import ENV_CONNECT_TIMEOUT, connect_environment
 
 TIMEOUT_FIELD = "connect_timeout_s"  # an extra field: seconds until a server that does not answer is given up
 
@@ -41,23 +42,28 @@ def connect_url(conn_id: str) -> str | None:
     return url
 
 
-def run_connected(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Run one job to its end in this process, whose environment holds `environment` meanwhile.
+@contextmanager
+def in_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Run the body with `variables` in the environment of this process, which is afterwards as it was.
 
-    Raises `AirflowException` if it fails. A signal that ends the task ends the job too: the session's release stops
-    what the server still does for it. Not thread-safe: a process has one environment.
+    Not thread-safe: a process has one environment.
     """
-    from persist_spark.__main__ import main  # imports Spark, which only a task with such a job needs
-
     before = dict(os.environ)
-    os.environ.update(environment)
+    os.environ.update(variables)
     try:
-        exit_status = main(arguments, os.environ)
-    except Exception as error:
-        raise AirflowException(f"the job failed: {type(error).__name__}: {error}") from error
+        yield
     finally:
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
         os.environ.update(before)
-    if exit_status:
-        raise AirflowException("the job failed; its output is above")
+
+
+def run_connected(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run one job to its end in this process, in `environment`; its exit status.
+
+    A signal that ends the task ends the job too: the session's release stops what the server still does for it.
+    """
+    from persist_spark.__main__ import main  # imports Spark, which only a task with such a job needs
+
+    with in_environment(environment):
+        return main(arguments, os.environ)

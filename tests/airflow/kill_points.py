@@ -78,14 +78,14 @@ def install(folder: Path) -> None:
 def _install_submit(folder: Path) -> None:
     inner = WriteBatchesOperator._submit
 
-    def submit(self: Any, spec: Any, arguments: Any, context: Any) -> None:
+    def submit(self: Any, context: Any, items: Any, arguments: Any) -> int:
         point = folder / "write.during"
         if point.exists():
             point.unlink()
             timer = threading.Timer(DURING_S, os.kill, (os.getpid(), signal.SIGKILL))
             timer.daemon = True
             timer.start()
-        inner(self, spec, arguments, context)
+        return inner(self, context, items, arguments)
 
     WriteBatchesOperator._submit = submit  # type: ignore[method-assign] # that is what a fault point is
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,8 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.debt import debt_of
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.keys import manifest_key
+from persist_core.spark_job.answer import record_failure
+from persist_core.spark_job.launch import Ended
 from persist_core.spark_job.spec import JobSpec, MergeInputs
 from tests.airflow.airflow_process import run
 from tests.plain_commit import commit
@@ -120,12 +122,12 @@ def test_a_large_merge_is_a_spark_job(client: PersistClient, monkeypatch: pytest
     fill(client, "fruit", 12)
     specs: list[JobSpec] = []
 
-    def job(_self: Any, _client: PersistClient, _context: Any, spec: JobSpec, answer_key: str) -> bytes:
-        specs.append(spec)
-        assert answer_key == manifest_key("fruit", spec.attempt)
-        raise OutdatedDescription("another merge was faster")
+    def start(_self: Any, _context: Any, items: Sequence[JobSpec], _arguments: Sequence[str]) -> Ended:
+        specs.extend(items)
+        record_failure(client.blob, items[0], OutdatedDescription.kind, "another merge was faster")
+        return Ended("")
 
-    monkeypatch.setattr(MaintainShardOperator, "run_job", job)
+    monkeypatch.setattr(MaintainShardOperator, "_start", start)
     done = execute(MaintainShardOperator(task_id="maintain", shard="fruit", max_rows=11, max_merges=1))
     assert (done["merges"], done["lost_merges"], done["owed"]["merge"]["rows"]) == (0, 1, 12)
     ((inputs, bounds),) = [(spec.config, spec.description) for spec in specs]

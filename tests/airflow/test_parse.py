@@ -166,7 +166,7 @@ spark_conf: {spark.sql.shuffle.partitions: 8, spark.sql.adaptive.enabled: false}
     assert [task.priority_weight for task in each] == [1, 1, 1, 5]
     assert tasks.write.execution_timeout == timedelta(hours=1)
     assert tasks.write.executor_config == {"KubernetesExecutor": {"image": "big"}}
-    assert tasks.write.spark_conf == {"spark.sql.shuffle.partitions": "8", "spark.sql.adaptive.enabled": "false"}
+    assert tasks.write.config.spark_conf == {"spark.sql.shuffle.partitions": "8", "spark.sql.adaptive.enabled": "false"}
     assert tasks.checkpoint.retry_delay == timedelta(minutes=1)
 
 

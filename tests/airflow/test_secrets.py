@@ -17,7 +17,7 @@ from airflow.providers.apache.spark.hooks import spark_submit
 from persist_airflow.compat import AirflowException, AirflowFailException
 from persist_airflow.factory import build_upsert_dag
 from persist_core.location.credentials import secrets_of
-from persist_core.location.settings import ENV_BLOB_URI, ENV_CONSENSUS_URI, PersistLocation
+from persist_core.location.settings import ENV_BLOB_URI, ENV_CONNECTION, ENV_CONSENSUS_URI, PersistLocation
 from tests.airflow.amazon import SECRET_KEY, TOKEN
 from tests.airflow.fruit import Fruit, end_of
 from tests.airflow.task_driver import DagRunDriver
@@ -159,7 +159,8 @@ def test_a_job_gets_its_location_and_nobody_else_sees_it(
     else:
         assert not private, "its administrators say"
     if master == YARN and deploy_mode == "cluster":
-        assert f"spark.redaction.regex=mine|{ENV_BLOB_URI}|{ENV_CONSENSUS_URI}|AWS_ACCESS_KEY_ID" in noted["argv"]
+        hidden = "|".join((ENV_BLOB_URI, ENV_CONSENSUS_URI, ENV_CONNECTION, "AWS_ACCESS_KEY_ID"))
+        assert f"spark.redaction.regex=mine|{hidden}" in noted["argv"]
     if master == KUBERNETES and deploy_mode == "cluster":
         assert not any(secret in noted["text"] for secret in submit.secrets), "Spark copies it into a ConfigMap"
 

@@ -24,10 +24,12 @@ DESCRIPTION = BatchDescription(NAME, 0, 1, "token", "checkpoint", 1, None, "test
 def submitted(fruit: Fruit, monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Configuration and environment of a job that is not run."""
     found: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    monkeypatch.setattr(SparkSubmitOperator, "execute", lambda self, _: found.append((self.conf, self._environment)))
+    monkeypatch.setattr(SparkSubmitOperator, "execute", lambda self, _: found.append((self.conf, dict(os.environ))))
     operator = WriteBatchesOperator(task_id="write", config=fruit.config(), description=None, **arguments)
-    operator._submit(JobSpec(DESCRIPTION, fruit.config(), "attempt"), [], {})
-    assert not operator._environment, "what one job was told stays in the task"
+    operator._master_of_connection()
+    before = dict(os.environ)
+    operator._submit({}, [JobSpec(DESCRIPTION, fruit.config(), "attempt")], [])
+    assert dict(os.environ) == before, "what one job was told stays in the task"
     ((conf, environment),) = found
     return conf, environment
 

@@ -13,7 +13,6 @@ from persist_airflow.operators import MintBatchDescriptionsOperator
 from persist_airflow.spark import WriteBatchesOperator
 from persist_core.handles.client import PersistClient
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.keys import dry_run_key
 from persist_core.shard.stats import DryRun
 from tests.airflow.fruit import NAME, Fruit, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
@@ -35,14 +34,15 @@ def waits_for(dag: Any) -> set[str]:
     return {asset.uri for asset in condition.objects}
 
 
-def staged(self: Any, spec: Any, *_: Any) -> None:
+def staged(self: Any, _context: Any, items: Any, _arguments: Any) -> int:
     """Stands for the Spark job: stages an empty batch, or leaves a dry run's report."""
-    client = self.test_client
+    client, (spec,) = self.test_client, items
     if spec.dry_run_as_of is not None:
         dry_run = DryRun(spec.dry_run_as_of, {"inserted": 3, "updates": 3}, ({"_persist_diff": 1, "name": "fig"},))
-        client.blob.set(dry_run_key(spec.config.name, spec.attempt), dry_run.encode())
-        return
-    client.open_writer(spec.config.name).stage(spec.description, ROWS, spec.attempt)
+        client.blob.set(spec.answer_key, dry_run.encode())
+    else:
+        client.open_writer(spec.config.name).stage(spec.description, ROWS, spec.attempt)
+    return 0
 
 
 @pytest.fixture

@@ -63,8 +63,10 @@ def test_a_write_that_is_cleared_after_its_input_was_archived_finds_its_commit(
     """The task asks the shard before it starts a job."""
     fruit.write_days(range(1))
 
-    def submit(_self: Any, spec: Any, *_: Any) -> None:
+    def submit(_self: Any, _context: Any, items: Any, _arguments: Any) -> int:
+        (spec,) = items
         client.open_writer(NAME).stage(spec.description, spec.collection.collection_schema(), spec.attempt)
+        return 0
 
     run = DagRunDriver(dag, end_of(0))
     with monkeypatch.context() as without_spark:
@@ -116,7 +118,8 @@ def test_a_job_that_fails_after_it_has_staged_is_no_failure(
 ) -> None:
     fruit.write_days(range(1))
 
-    def submit(_self: Any, spec: Any, *_: Any) -> None:
+    def submit(_self: Any, _context: Any, items: Any, _arguments: Any) -> int:
+        (spec,) = items
         client.open_writer(NAME).stage(spec.description, spec.collection.collection_schema(), spec.attempt)
         raise AirflowException("exit code 134")
 
@@ -148,7 +151,8 @@ def test_without_a_spark_connection_jobs_run_on_this_machine(
 def _fail_submit(monkeypatch: pytest.MonkeyPatch, client: PersistClient, kind: str | None) -> None:
     """Let spark-submit fail, with a failure record of `kind` or none."""
 
-    def submit(_self: Any, spec: Any, *_: Any) -> None:
+    def submit(_self: Any, _context: Any, items: Any, _arguments: Any) -> int:
+        (spec,) = items
         if kind is not None:
             record_failure(client.blob, spec, kind, "the reason")
         raise AirflowException("exit code 137")

@@ -23,7 +23,8 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.protocol.run import bring_up_to_date
-from persist_core.spark_job.submit import SparkSettings, write_batch
+from persist_core.spark_job.launch import write_batch
+from persist_core.spark_job.process import SparkProcess
 from persist_core.time_text import parse_time
 from tests.servers import s3
 
@@ -35,11 +36,11 @@ COLLECTION = Path(__file__).resolve().parents[2] / "dags" / "collections" / "cus
 def run(location: PersistLocation) -> tuple[float, float]:
     """One `persist run customers` into a new location: seconds by the clock, and of processor."""
     config = load_collection(COLLECTION)
-    until, settings = parse_time("2026-01-08", what="until"), SparkSettings(MASTER)
+    until = parse_time("2026-01-08", what="until")
     with open_location(location) as opened:
         client = PersistClient(opened)
         began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        write = functools.partial(write_batch, client, location, config, settings)
+        write = functools.partial(write_batch, client, SparkProcess(location, MASTER), config)
         bring_up_to_date(client, config, until=until, write=write, say=lambda _: None)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from persist_core.location.settings import ENV_BLOB_URI, ENV_CONSENSUS_URI
 from persist_core.location.uri import parse_uri
-from persist_core.spark_job.submit import connect_environment
+from persist_core.spark_job.process import connect_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"

@@ -19,7 +19,8 @@ from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.run import RunReport, bring_up_to_date
-from persist_core.spark_job.submit import SparkSettings, write_batch
+from persist_core.spark_job.launch import write_batch
+from persist_core.spark_job.process import SparkProcess
 from persist_core.time_text import parse_time
 from tests.core.feed_replay import check_days
 from tests.core.make_feed import DAYS
@@ -43,23 +44,23 @@ def server(request: pytest.FixtureRequest) -> S3Server:
     return s3_server(request)
 
 
-def run(location: PersistLocation, settings: SparkSettings) -> RunReport:
+def run(location: PersistLocation, *settings: Any, **more: Any) -> RunReport:
     """`persist run customers`, in this process but for Spark."""
     config = load_collection(ROOT / "dags" / "collections" / f"{SHARD}.yaml")
     with open_location(location) as opened:
         client = PersistClient(opened)
-        write = functools.partial(write_batch, client, location, config, settings)
+        write = functools.partial(write_batch, client, SparkProcess(location, *settings, **more), config)
         return bring_up_to_date(client, config, until=UNTIL_MS, write=write, say=lambda _: None)
 
 
-def run_view(location: PersistLocation, folder: Path, settings: SparkSettings) -> RunReport:
+def run_view(location: PersistLocation, folder: Path, *settings: Any, **more: Any) -> RunReport:
     """`persist run by_city`, a view of that collection."""
     path = folder / f"{VIEW}.yaml"
     path.write_text(f"query: SELECT city, count(*) AS n, sum(balance) AS balance FROM {SHARD} GROUP BY city\n")
     config = load_view(path, collections=ROOT / "dags" / "collections")
     with open_location(location) as opened:
         client = PersistClient(opened)
-        write = functools.partial(write_batch, client, location, config, settings)
+        write = functools.partial(write_batch, client, SparkProcess(location, *settings, **more), config)
         return bring_up_to_date(client, config, until=None, write=write, say=lambda _: None)
 
 
@@ -118,10 +119,9 @@ def test_seven_days_on_s3_are_the_same_and_no_secret_shows(tls_server: S3Server,
     logs, events = tmp_path / "logs", tmp_path / "events"
     events.mkdir()
     conf = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": str(events), "spark.log.level": "INFO"}
-    settings = SparkSettings(LOCAL, conf, log_folder=logs)
-    report = run(location, settings)
+    report = run(location, LOCAL, conf, log_folder=logs)
     check_contents(location)
-    refreshed = run_view(location, tmp_path, settings)
+    refreshed = run_view(location, tmp_path, LOCAL, conf, log_folder=logs)
     assert [each.commit.upper for each in refreshed.rounds] == [UNTIL_MS]
     with open_location(location) as opened:
         client = PersistClient(opened)
@@ -140,7 +140,7 @@ def test_seven_days_by_a_spark_cluster_are_the_same(
 ) -> None:
     """Executors on hosts of their own, which have no credentials but those that the driver gives them."""
     location = PersistLocation(server.new_uri(), f"sqlite:///{tmp_path}/consensus.db")
-    run(location, SparkSettings(spark_cluster.master, CONF))
+    run(location, spark_cluster.master, CONF)
     check_contents(location)
 
 
@@ -148,11 +148,11 @@ def test_seven_days_by_a_spark_cluster_are_the_same(
 def test_a_job_without_the_jars_says_how_to_get_them(
     server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persist_core.spark_job.submit.with_s3a_jars", lambda conf, *_: dict(conf))
+    monkeypatch.setattr("persist_core.spark_job.process.with_s3a_jars", lambda conf, *_: dict(conf))
     location = PersistLocation(server.new_uri(), f"sqlite:///{tmp_path}/consensus.db")
     with pytest.raises(
         InvalidInput, match=r"S3AFileSystem is not on its class path.*make spark-jars.*PERSIST_SPARK_JARS"
     ):
-        run(location, SparkSettings(LOCAL))
+        run(location, LOCAL)
     with open_location(location) as opened:
         assert PersistClient(opened).state(SHARD).batches == ()

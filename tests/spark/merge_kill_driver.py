@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from persist_core.clock import SystemClock
 from persist_core.compaction.merge import Merge
 from persist_core.handles.client import PersistClient
 from persist_core.shard.keys import attempt_prefix
+from persist_core.spark_job.launch import Ended
 from persist_core.spark_job.merging import merge_by_job
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.merge import job
@@ -104,9 +105,10 @@ if __name__ == "__main__":
     spark = local_spark("merge", folder / "spark", "local[1]") if point == OF_JVM else connected()
     begin = install(point, client, spark)
 
-    def run(spec: JobSpec, _: str) -> None:
-        begin(spec)
-        job.run_merge_job(spark, spec, client.location)
+    def start(items: Sequence[JobSpec], _: Sequence[str]) -> Ended:
+        begin(items[0])
+        job.run_merge_job(spark, items[0], client.location)
+        return Ended("")
 
     state = client.state(SHARD)
-    merge_by_job(client, Merge.of(client, state, state.batches), run)
+    merge_by_job(client, start, Merge.of(client, state, state.batches))

@@ -9,7 +9,7 @@ import datetime
 import gzip
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from persist_core.protocol.stages import Minted
 from persist_core.shard.keys import manifest_key
 from persist_core.shard.replace import Replaced
 from persist_core.shard.state import Committed
+from persist_core.spark_job.launch import Ended
 from persist_core.spark_job.merging import merge_by_job
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.merge.job import run_merge_job
@@ -122,11 +123,12 @@ class Work:
             self.run(best, until)
             self.run(counts, until)
         state = self.client.state("log")
-        merged = merge_by_job(
-            self.client,
-            Merge.of(self.client, state, state.batches),
-            lambda spec, _: run_merge_job(self.spark, spec, self.location),
-        )
+
+        def start(items: Sequence[JobSpec], _: Sequence[str]) -> Ended:
+            run_merge_job(self.spark, items[0], self.location)
+            return Ended("")
+
+        merged = merge_by_job(self.client, start, Merge.of(self.client, state, state.batches))
         assert isinstance(merged, Replaced)
 
     def json_lines(self, config: CollectionConfig, day: int) -> None:

@@ -18,7 +18,8 @@ from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted
 from persist_core.spark_job.causes import find_cause
 from persist_core.spark_job.installation import spark_home
-from persist_core.spark_job.submit import SparkSettings, write_batch
+from persist_core.spark_job.launch import write_batch
+from persist_core.spark_job.process import SparkProcess
 from tests.sampling import is_long
 
 if TYPE_CHECKING:
@@ -46,9 +47,9 @@ def death(folder: Path, master: str = "local[1]", **conf: str) -> str:
         client = PersistClient(location)
         minted = stages.mint(client, config, until=1_000, writer="test")
         assert isinstance(minted, Minted)
-        settings = SparkSettings(master, {name.replace("_", "."): value for name, value in conf.items()})
+        start = SparkProcess(uris, master, {name.replace("_", "."): value for name, value in conf.items()})
         with pytest.raises(RunFailed) as failed:
-            write_batch(client, uris, config, settings, minted.description)
+            write_batch(client, start, config, minted.description)
     return str(failed.value)
 
 

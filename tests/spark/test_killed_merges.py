@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,9 @@ from persist_core.handles.client import PersistClient
 from persist_core.ids import SeededIds
 from persist_core.maintenance.maintain import maintain
 from persist_core.shard.replace import NotReplaced, Replaced
+from persist_core.spark_job.launch import Ended
 from persist_core.spark_job.merging import merge_by_job
+from persist_core.spark_job.spec import JobSpec
 from persist_spark.merge.job import run_merge_job
 from tests.core.compaction.histories import KEYED, History
 from tests.core.compaction.kill_driver import SHARD, opened
@@ -86,7 +89,11 @@ def check_recovery(spark: SparkSession, history: History, folder: Path, point: s
 
 
 def merged_by(spark: SparkSession, client: PersistClient, merge: Merge) -> Replaced | NotReplaced:
-    return merge_by_job(client, merge, lambda spec, _: run_merge_job(spark, spec, client.location))
+    def start(items: Sequence[JobSpec], _: Sequence[str]) -> Ended:
+        run_merge_job(spark, items[0], client.location)
+        return Ended("")
+
+    return merge_by_job(client, start, merge)
 
 
 def killed(spark: SparkSession, folder: Path, point: str) -> int:

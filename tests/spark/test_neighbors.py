@@ -12,7 +12,7 @@ from pathlib import Path
 from subprocess import PIPE
 
 from persist_core.spark_job.installation import spark_environment
-from persist_core.spark_job.submit import tuned_conf
+from persist_core.spark_job.process import tuned_conf
 
 # The driver's port; then, for each port that is given, the driver there is asked for its block manager.
 DRIVER = """
@@ -66,7 +66,7 @@ def a_driver(conf: dict[str, str], log: Path) -> Iterator[tuple[str, Callable[[s
 
 
 def test_only_who_has_the_secret_talks_to_the_driver_of_a_job(tmp_path: Path) -> None:
-    ours = tuned_conf("local[1]", 0, tmp_path)
+    ours = tuned_conf("local[1]", (), tmp_path)
     theirs = {name: ours[name] for name in ("spark.driver.host", "spark.driver.bindAddress")}
     with a_driver(ours, tmp_path / "ours") as (port, _), a_driver(theirs, tmp_path / "theirs") as (open_port, ask):
         assert ask(open_port) == "answered", "the question is right"

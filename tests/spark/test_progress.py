@@ -15,8 +15,9 @@ from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted
+from persist_core.spark_job.launch import write_batch
+from persist_core.spark_job.process import SparkProcess
 from persist_core.spark_job.spec import JobSpec
-from persist_core.spark_job.submit import SparkSettings, write_batch
 from persist_spark import progress
 from persist_spark.decode.formats import decode
 from persist_spark.upsert import job
@@ -116,6 +117,6 @@ def test_persist_run_repeats_what_its_job_says(tmp_path: Path, caplog: pytest.Lo
         pytest.skip("takes half a minute: at night")
     long = Job(tmp_path, LINES)
     with caplog.at_level(logging.INFO, "persist_core.spark_job"):
-        write_batch(long.client, long.uris, long.config, SparkSettings("local[1]"), long.description)
+        write_batch(long.client, SparkProcess(long.uris, "local[1]"), long.config, long.description)
     write = rf"{long.of_job}: \d0 s, write; 2 files, 1\d\d\.\d MiB; 0 updates before; \d of \d tasks"
     assert [line for line in caplog.messages if re.fullmatch(write, line)], caplog.messages

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,10 +27,11 @@ from persist_core.shard.batch import BatchDescription, BatchManifest, HollowBatc
 from persist_core.shard.keys import manifest_key
 from persist_core.shard.parts import history_schema, part_schema
 from persist_core.shard.replace import NotReplaced, Replaced
-from persist_core.spark_job.merging import SparkMerger
+from persist_core.spark_job.launch import Ended
+from persist_core.spark_job.merging import merge_by_job
 from persist_core.spark_job.spec import JobSpec
-from persist_core.spark_job.submit import SparkSettings
-from persist_spark.merge.job import run_merge_job, stage_merge
+from persist_spark.__main__ import run_item
+from persist_spark.merge.job import stage_merge
 from tests.core.compaction.histories import KEYED, MULTISET, History
 from tests.spark.staged_shard import SHARD, StagedShard
 from tests.spark.upsert_cases import MANY_KEYS_DOMAIN, Feed
@@ -98,20 +101,16 @@ def test_a_job_merges_as_one_process_does(
     assert not schema.key or any(each.merges for each in history.forks)
 
 
-def test_a_merger_stages_by_a_job_and_puts_in_place(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_merger_stages_by_a_job_and_puts_in_place(spark: SparkSession, tmp_path: Path) -> None:
     history = History(OpenLocation(FileBlob(tmp_path), MemConsensus()), KEYED, seed=5)
     while len(history.state.batches) < 6:
         history.append()
 
-    def job(client: PersistClient, location: PersistLocation, spec: JobSpec, key: str, _: SparkSettings) -> bytes:
-        assert location == LOCATION
-        run_merge_job(spark, JobSpec.decode(spec.encode()), client.location)
-        return client.blob.get(key) or b""
+    def start(items: Sequence[JobSpec], _arguments: Sequence[str]) -> Ended:
+        (spec,) = (JobSpec.decode(item.encode()) for item in items)
+        return Ended("", exit_status=0 if run_item(spark, spec, history.client.location) else 1)
 
-    monkeypatch.setattr("persist_core.spark_job.merging.run_job", job)
-    merger = SparkMerger(history.client, LOCATION, SparkSettings())
+    merger = functools.partial(merge_by_job, history.client, start)
     before = history.state
     assert isinstance(merger(Merge.of(history.client, before, before.batches[1:4])), Replaced)
     assert [batch.lower for batch in history.state.batches] == [

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from persist_core.config.collection import CollectionConfig
-from persist_core.errors import CorruptArtifact, OutdatedDescription, SourceChanged
+from persist_core.errors import CorruptArtifact, OutdatedDescription, RunFailed, SourceChanged
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
@@ -19,11 +20,12 @@ from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.protocol.stages import Minted
-from persist_core.shard.batch import BatchDescription
+from persist_core.shard.batch import BatchDescription, BatchManifest
 from persist_core.shard.keys import attempt_prefix, failure_key, manifest_key
 from persist_core.shard.sealed import unseal
 from persist_core.shard.state import Committed
 from persist_core.spark_job.answer import FAILURE_VERSION, newest_rejected
+from persist_core.spark_job.launch import Ended, run_items
 from persist_core.spark_job.spec import JobSpec, stored
 from persist_spark import __main__ as job
 from persist_spark import session
@@ -134,6 +136,34 @@ def test_outdated_description_stages_nothing(spark: SparkSession, collection: Co
         run_write_job(spark, spec, collection.location)
     staged = collection.location.blob.list_keys_and_metadata(attempt_prefix("things", spec.attempt))
     assert list(staged) == []
+
+
+def test_one_job_does_several_items_and_a_failing_one_leaves_the_others_alone(
+    spark: SparkSession, collection: Collection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four items one has settings of its own, one fails, and one has no spec any more."""
+    collection.drop("a.jsonl", *({"id": number, "name": "a", "at": 5} for number in range(2)))
+    description = collection.mint(DAY_MS)
+    split = {"spark.sql.files.maxRecordsPerFile": "1", "spark.driver.memory": "1g"}
+    items = [collection.spec(description) for _ in range(4)]
+    items[0] = replace(items[0], config=collection.config.model_copy(update={"spark_conf": split}))
+    items[1] = replace(items[1], description=replace(description, input_key=f"{description.input_key}x"))
+    monkeypatch.setattr(session, "build_session", lambda _name: spark)
+    monkeypatch.setattr(type(spark), "stop", lambda _self: None)
+    statuses = []
+
+    def start(given: Sequence[JobSpec], arguments: Sequence[str]) -> Ended:
+        collection.location.blob.delete(given[2].key)
+        statuses.append(job.main(arguments, collection.uris.to_env()))
+        return Ended("", exit_status=statuses[0])
+
+    split_up, broken, lost, whole = run_items(collection.client, items, start)
+    assert statuses == [1]
+    assert isinstance(broken, CorruptArtifact)
+    assert isinstance(lost, RunFailed)
+    manifests = [BatchManifest.decode(each) for each in (split_up, whole) if isinstance(each, bytes)]
+    assert [[part.rows for part in manifest.parts] for manifest in manifests] == [[1, 1], [2]]
+    assert spark.conf.get("spark.sql.files.maxRecordsPerFile") == "0"
 
 
 def test_failed_job_says_why(

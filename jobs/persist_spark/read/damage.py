@@ -12,6 +12,7 @@ and another file of the same size. Plain reads and `persist fsck` compare digest
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from urllib.parse import unquote
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from persist_core.errors import CorruptArtifact, InvariantViolation, ReadTooSlow
+from persist_core.errors import CorruptArtifact, InvariantViolation, PersistError, ReadTooSlow
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import MAX_COPIES
 from persist_core.handles.side_by_side import side_by_side
@@ -33,6 +34,7 @@ from persist_core.schema import DIFF, PART
 from persist_core.shard.batch import BatchManifest, Part
 from persist_core.shard.keys import MANIFEST, owner_of
 from persist_core.shard.operator_state import StateArtifact
+from persist_core.spark_job.answer import error_of_kind
 from persist_spark.compat import ENGINE_ERRORS
 from persist_spark.digests import THREADS, digests_of
 
@@ -49,7 +51,7 @@ READ_OPTIONS = {
 }
 _NAMED_FILE = re.compile(r"(?:reading file:?|File) (\S.{0,4096}?\.parquet)")
 _MAX_ROW_CHARS = 500
-_IMPOSSIBLE_COUNT = re.compile(r"shard \S+: a row is there -?\d+ times, .*?\. Run `persist fsck \S+`")
+_RAISED = "persist_error"  # the first field of what a plan of ours raises, as JSON: the kind of an error
 REMEDY = "nothing was committed; `persist fsck` lists all damage, then copy the object back from a backup or restore"
 
 
@@ -99,7 +101,17 @@ def possible_counts(counted: DataFrame, shard: str, row: Sequence[Column]) -> Da
         F.lit(f". Run `persist fsck {shard}`"),
     )
     is_possible = F.col(DIFF).between(0, MAX_COPIES)
-    return counted.withColumn(DIFF, F.when(is_possible, F.col(DIFF)).otherwise(F.raise_error(message).cast("bigint")))
+    raised = F.to_json(F.struct(F.lit(InvariantViolation.kind).alias(_RAISED), message.alias("message")))
+    return counted.withColumn(DIFF, F.when(is_possible, F.col(DIFF)).otherwise(F.raise_error(raised).cast("bigint")))
+
+
+def _raised(text: str) -> PersistError | None:
+    """The error that a plan of ours has raised, in what Spark says of it."""
+    begin = text.find(f'{{"{_RAISED}":')
+    if begin < 0:
+        return None
+    found, _ = json.JSONDecoder().raw_decode(text, begin)
+    return error_of_kind(found[_RAISED], found["message"])
 
 
 @contextmanager
@@ -115,9 +127,9 @@ def named_damage(
     try:
         yield
     except ENGINE_ERRORS as error:
-        impossible = _IMPOSSIBLE_COUNT.search(str(error))
-        if impossible is not None:
-            raise InvariantViolation(impossible[0]) from error
+        raised = _raised(str(error))
+        if raised is not None:
+            raise raised from error
         key = _named_key(str(error), blob)
         if key is None:
             raise

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from persist_airflow.embedded.postgres import secret_of
 from persist_core.spark_job.installation import find_spark_submit, local_environment
-from persist_core.spark_job.submit import LOCAL_MASTER, tuned_conf
+from persist_core.spark_job.process import LOCAL_MASTER, tuned_conf
 
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _TOKEN_BYTES = 32
@@ -34,7 +34,7 @@ class LocalSpark:
     def command(self) -> list[str]:
         """The server's command line."""
         conf = {
-            **tuned_conf(LOCAL_MASTER, 0, self._scratch()),
+            **tuned_conf(LOCAL_MASTER, (), self._scratch()),
             "spark.log.level": "ERROR",  # jobs show their own
             "spark.python.sql.dataFrameDebugging.enabled": "false",  # see persist_spark.session
             "spark.connect.grpc.binding.address": "127.0.0.1",

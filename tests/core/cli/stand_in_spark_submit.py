@@ -34,10 +34,12 @@ def main() -> int:
         sys.stderr.write("java.lang.OutOfMemoryError: Java heap space\n")
         return 3
     if what == "long":
-        from persist_core.spark_job.submit import LOG_FORMAT
+        from persist_core.spark_job.process import LogFields
 
         sys.stderr.write("26/01/01 00:00:00 INFO SparkContext: not ours\n")
-        logging.basicConfig(format=LOG_FORMAT, level=logging.INFO)
+        handler = logging.StreamHandler()
+        handler.setFormatter(LogFields())
+        logging.basicConfig(handlers=[handler], level=logging.INFO)
         logging.getLogger("persist_spark.progress").info("orders: 10 s, \x1b[31mwrite; 1 of 4 tasks")
     if what == "quiet":
         return 0

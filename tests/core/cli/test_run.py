@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,13 @@ from persist_core.protocol.conflicts import list_conflicts
 from persist_core.protocol.run import bring_up_to_date, default_until
 from persist_core.spark_job.answer import error_of_kind
 from persist_core.spark_job.installation import find_spark_submit, job_path, spark_environment
-from persist_core.spark_job.submit import SparkSettings, tuned_conf, write_batch
+from persist_core.spark_job.launch import write_batch
+from persist_core.spark_job.process import SparkProcess, tuned_conf
+from persist_core.spark_job.spec import JobSpec
 from persist_core.time_text import parse_time
 from tests.core.cli.world import UNTIL, World
 from tests.core.cli.world import world as world  # the fixture
+from tests.core.spark_job.test_job_spec import CONFIG, DESCRIPTION
 from tests.servers.backends import on_each_consensus
 
 
@@ -179,10 +183,12 @@ def test_the_command_line_of_a_job(world: World) -> None:
 
 
 def test_start_up_is_tuned_for_small_local_jobs_only() -> None:
-    small, large = tuned_conf("local[2]", 10, "/s"), tuned_conf("local[2]", 1 << 40, "/s")
+    sizes = (10, 1 << 40)
+    items = [JobSpec(replace(DESCRIPTION, input_bytes=each), CONFIG, "attempt") for each in sizes]
+    small, large = (tuned_conf("local[2]", [item], "/s") for item in items)
     assert "TieredStopAtLevel=1" in small["spark.driver.extraJavaOptions"]
     assert "TieredStopAtLevel" not in large["spark.driver.extraJavaOptions"]
-    assert "spark.driver.extraJavaOptions" not in tuned_conf("yarn", 10, "/s")
+    assert "spark.driver.extraJavaOptions" not in tuned_conf("yarn", items[:1], "/s")
 
 
 @on_each_consensus
@@ -228,8 +234,8 @@ def test_two_runs_at_once_end_in_the_same_contents(world: World) -> None:
     def run_one() -> None:
         try:
             with open_location(world.location) as opened:
-                client, settings = PersistClient(opened), SparkSettings(master="local[1]")
-                write = functools.partial(write_batch, client, world.location, config, settings)
+                client, spark = PersistClient(opened), SparkProcess(world.location, "local[1]")
+                write = functools.partial(write_batch, client, spark, config)
                 bring_up_to_date(client, config, until=UNTIL, write=write, say=said.append)
         except BaseException as error:  # noqa: BLE001 - handed to the test's own thread
             errors.append(error)
@@ -344,5 +350,5 @@ def test_the_token_of_a_connect_server_is_printed_nowhere(
     printed = "".join(capfd.readouterr())
     (log,) = (tmp_path / "logs").iterdir()
     assert "sc://127.0.0.1:1/;user_id=me;token=***" in printed
-    assert "sesame" not in printed + log.read_text() + repr(SparkSettings(master))
+    assert "sesame" not in printed + log.read_text() + repr(SparkProcess(world.location, master))
     world.client.location.close()

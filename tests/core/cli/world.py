@@ -16,7 +16,8 @@ from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.protocol.run import bring_up_to_date
-from persist_core.spark_job.submit import SparkSettings, write_batch
+from persist_core.spark_job.launch import write_batch
+from persist_core.spark_job.process import SparkProcess
 from tests.servers.backends import blob_uri_beside
 
 UNTIL = 1_000
@@ -62,9 +63,9 @@ class World:
         return load_collection(self.write_config(**fields))
 
     def run(self, config: CollectionConfig, until: int | None = UNTIL, **settings: Any) -> Any:
-        spark = SparkSettings(master="local[1]", **settings)
+        spark = SparkProcess(self.location, "local[1]", **settings)
         said: list[str] = []
-        write = functools.partial(write_batch, self.client, self.location, config, spark)
+        write = functools.partial(write_batch, self.client, spark, config)
         return bring_up_to_date(self.client, config, until=until, write=write, say=said.append)
 
     def ids(self, as_of: int | None = None) -> list[int]:

@@ -1,0 +1,88 @@
+"""Runs Spark jobs: stores what a job is to do, has it started, and reads what it left.
+
+    items: JobSpec.. --stored--> start(items, arguments) --Ended--> of each item <attempt>/manifest.json (of a dry run
+        its report), or <attempt>/failure.json, raised as the error that it names
+
+How a job is started is a strategy: a process of its own (`spark_job.process`), or whatever an Airflow connection says
+(`persist_airflow.spark`). One job does a list of items, each in a session of its own and with an answer of its own; an
+item that fails leaves the others alone. The job only stages: it changes nothing that a reader sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from persist_core.config.shard import ShardConfig
+from persist_core.config.view import ViewConfig
+from persist_core.errors import PersistError
+from persist_core.handles.client import PersistClient
+from persist_core.shard.batch import BatchDescription
+from persist_core.shard.stats import DryRun
+from persist_core.spark_job.answer import job_failure
+from persist_core.spark_job.causes import Cause
+from persist_core.spark_job.spec import JobSpec, stored
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a job. `seen` is what its starter saw, for people; `exit_status` is `None` if it is not known."""
+
+    seen: str
+    cause: Cause | None = None
+    exit_status: int | None = None
+
+
+Start = Callable[[Sequence[JobSpec], Sequence[str]], Ended]
+"""Runs one job for these items, with these arguments, to its end. Raises what says that the job could not be run."""
+
+
+def run_items(client: PersistClient, items: Sequence[JobSpec], start: Start) -> list[bytes | PersistError]:
+    """Run one job for all items: of each its answer, or the error that it ended with.
+
+    `OutdatedDescription`, `TooManyErrors` ... if the item left a failure record; `RunFailed` if it did not, or what
+    `start` raised.
+    """
+    failed: PersistError | None = None
+    with ExitStack() as stack:
+        arguments = [part for item in items for part in stack.enter_context(stored(client.blob, item))]
+        try:
+            ended = start(items, arguments)
+        except PersistError as error:
+            failed = error
+    found: list[bytes | PersistError] = []
+    for item in items:
+        answer = client.blob.get(item.answer_key)  # the job writes it last
+        if answer is not None:
+            found.append(answer)
+        elif failed is not None:
+            found.append(failed)
+        else:
+            found.append(job_failure(client, item, ended.seen, ended.cause, ended.exit_status))
+    return found
+
+
+def run_job(client: PersistClient, item: JobSpec, start: Start) -> bytes:
+    """Run one job for one item. Raises its error: see `run_items`."""
+    (found,) = run_items(client, [item], start)
+    if isinstance(found, PersistError):
+        raise found
+    return found
+
+
+def write_batch(client: PersistClient, start: Start, config: ShardConfig, description: BatchDescription) -> str:
+    """Stage the batch of `description` with one Spark job and return its manifest's key. Raises as `run_job`."""
+    item = JobSpec(description, config, client.ids.uuid7())
+    run_job(client, item, start)
+    return item.answer_key
+
+
+def dry_run_view(
+    client: PersistClient, start: Start, config: ViewConfig, description: BatchDescription, as_of: int
+) -> DryRun:
+    """The updates of a refresh of the view at `as_of`. Mints and stages nothing; raises as `run_job`."""
+    item = JobSpec(description, config, client.ids.uuid7(), dry_run_as_of=as_of)
+    data = run_job(client, item, start)
+    client.blob.delete(item.answer_key)
+    return DryRun.decode(data)

@@ -1,0 +1,69 @@
+"""One job does a list of items: each is answered by itself, and one that fails leaves the others alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from persist_core.errors import OutdatedDescription, RunFailed
+from persist_core.handles.client import PersistClient
+from persist_core.location.mem import MemBlob, MemConsensus
+from persist_core.location.open import OpenLocation
+from persist_core.spark_job.answer import record_failure
+from persist_core.spark_job.deaths import deaths_at_lower
+from persist_core.spark_job.launch import Ended, run_items
+from persist_core.spark_job.process import tuned_conf
+from persist_core.spark_job.spec import JobSpec, load_spec
+from tests.core.spark_job.test_job_spec import CONFIG, DESCRIPTION
+
+NAMES = ("a", "b", "c")
+
+
+@pytest.fixture
+def client() -> PersistClient:
+    return PersistClient(OpenLocation(MemBlob(), MemConsensus()))
+
+
+def items(client: PersistClient) -> list[JobSpec]:
+    return [JobSpec(replace(DESCRIPTION, shard=name), CONFIG, client.ids.uuid7()) for name in NAMES]
+
+
+def test_each_item_of_a_job_has_its_own_answer(client: PersistClient) -> None:
+    """One is staged, one says why it failed, and over one the job dies."""
+
+    def start(given: Sequence[JobSpec], arguments: Sequence[str]) -> Ended:
+        assert [load_spec(client.blob, arguments[4 * n : 4 * n + 4]) for n in range(3)] == list(given)
+        client.blob.set(given[0].answer_key, b"manifest")
+        record_failure(client.blob, given[1], OutdatedDescription.kind, "the upper is 7")
+        return Ended("exit code 137", exit_status=137)
+
+    specs = items(client)
+    staged, outdated, died = run_items(client, specs, start)
+    assert staged == b"manifest"
+    assert (type(outdated), str(outdated)) == (OutdatedDescription, "the upper is 7")
+    assert isinstance(died, RunFailed)
+    assert "shard c" in str(died)
+    assert not any(client.blob.get(spec.key) for spec in specs)
+    later = [replace(spec, attempt=client.ids.uuid7()) for spec in specs]
+    found = [len(deaths_at_lower(client.blob, spec, client.clock.now_ms())) for spec in later]
+    assert found == [0, 0, 1]
+
+
+def test_what_was_staged_counts_though_the_job_was_stopped(client: PersistClient) -> None:
+    def start(given: Sequence[JobSpec], _: Sequence[str]) -> Ended:
+        client.blob.set(given[1].answer_key, b"manifest")
+        raise RunFailed("took too long")
+
+    failed, staged, _ = run_items(client, items(client), start)
+    assert isinstance(failed, RunFailed)
+    assert (str(failed), staged) == ("took too long", b"manifest")
+
+
+def test_a_job_gets_the_settings_that_all_of_its_items_ask_for() -> None:
+    both, one = {"spark.executor.memory": "2g"}, {"spark.executor.memory": "2g", "spark.sql.shuffle.partitions": "8"}
+    specs = [JobSpec(DESCRIPTION, CONFIG.model_copy(update={"spark_conf": conf}), "x") for conf in (both, one)]
+    asked = {**both, **one}
+    assert {name: tuned_conf("yarn", specs[1:], "/s").get(name) for name in asked} == one
+    assert {name: tuned_conf("yarn", specs, "/s").get(name) for name in asked} == {**dict.fromkeys(one), **both}
