@@ -41,6 +41,7 @@ class SourceColumn:
     sql: str
     column: dict[str, Any]
     kind: Kind
+    default: str = ""
 
     def value(self, text: str | None) -> Any:
         """The value of the text that the database shows, comparable with one of ours."""
@@ -65,7 +66,7 @@ class SourceTable:
 
     def create(self) -> str:
         """The statement that creates it."""
-        columns = [f"{column.name} {column.sql}" for column in self.columns]
+        columns = [f"{column.name} {column.sql} {column.default}" for column in self.columns]
         return f"CREATE TABLE {self.name} ({', '.join(columns)}, PRIMARY KEY ({', '.join(self.key_names)}))"
 
     def select(self) -> str:
@@ -102,12 +103,13 @@ class SourceTable:
         pairs = zip(self.key_names, self.key(number), strict=True)
         return " AND ".join(f"{name} = {literal}" for name, literal in pairs)
 
-    def change(self, chance: Random, number: int) -> str:
-        """An update of some columns; it leaves large ones alone more often than not."""
+    def change(self, chance: Random, *numbers: int) -> str:
+        """An update of some columns of some rows; it leaves large values alone more often than not."""
         free = self.columns[self.keys :]
         chosen = chance.sample(free, chance.randint(1, min(3, len(free))))
         sets = [f"{column.name} = {_drawn(chance, column)}" for column in chosen]
-        return f"UPDATE {self.name} SET {', '.join(sets)} WHERE {self.where(number)}"
+        where = " OR ".join(f"({self.where(number)})" for number in numbers)
+        return f"UPDATE {self.name} SET {', '.join(sets)} WHERE {where}"
 
     def move(self, old: int, new: int) -> str:
         """A change of the key, unless a row has the new one."""
@@ -122,17 +124,22 @@ def changes(table: SourceTable, chance: Random, parity: int, insert: str) -> Ite
     for _ in range(chance.randint(1, 6)):
         number, other = (chance.randrange(KEYS) * 2 + parity for _ in range(2))
         into = insert.format(table=table.name, values=f"({', '.join(table.row(chance, number))})")
+        both = insert.format(
+            table=table.name, values=", ".join(f"({', '.join(table.row(chance, each))})" for each in (number, other))
+        )
         undo = [into, table.change(chance, number), f"DELETE FROM {table.name} WHERE {table.where(other)}"]
         yield from chance.choices(
             [
                 [into],
+                [both],
                 [table.change(chance, number)],
+                [table.change(chance, number, other)],
                 [f"DELETE FROM {table.name} WHERE {table.where(number)}"],
                 [table.move(number, other)],
                 [f"DELETE FROM {table.name} WHERE {table.where(number)}", into],
                 ["SAVEPOINT here", *undo, "ROLLBACK TO SAVEPOINT here"],
             ],
-            weights=[6, 6, 2, 2, 1, 1],
+            weights=[6, 1, 6, 1, 2, 2, 1, 1],
         )[0]
     yield chance.choices(["COMMIT", "ROLLBACK"], weights=[6, 1])[0]
 

@@ -1,6 +1,6 @@
 """Days of random changes in a real database, through a real Debezium, end each day with the database's own rows.
 
-    transactions --PostgreSQL--> WAL --Debezium, killed now and then--> feed by day --our job--> table as of each day
+    transactions --database--> log --Debezium, killed now and then--> feed by day --our job--> table as of each day
 
 The columns have every type that docs/debezium.md lists, and the types that it says for them.
 """
@@ -8,178 +8,25 @@ The columns have every type that docs/debezium.md lists, and the types that it s
 from __future__ import annotations
 
 import random
-import re
-from collections.abc import Iterator, Mapping
-from datetime import date, timedelta
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from persist_core.config.collection import CollectionConfig
-from persist_core.config.yaml_text import parse_yaml
-from persist_core.handles.client import PersistClient
-from persist_core.location.file.blob import FileBlob
-from persist_core.location.mem import MemConsensus
-from persist_core.location.open import OpenLocation
-from persist_core.protocol.run import bring_up_to_date
-from persist_core.shard.batch import BatchDescription
-from persist_core.shard.keys import manifest_key
-from persist_core.spark_job.spec import JobSpec
-from persist_core.time_text import parse_time
-from tests.e2e.postgres_source import KINDS, PostgresSource
-from tests.e2e.source_tables import Kind, Row, SourceColumn, SourceTable, changes
+from tests.e2e import mariadb_source, postgres_source
+from tests.e2e.debezium_world import SOURCES, Loader, World, check, columns_of, compare, tables_of
 from tests.sampling import is_long
-from tests.servers.debezium import VARIANTS, Debezium, compiled
-from tests.servers.lifeline import wait_until
+from tests.servers.debezium import VARIANTS, compiled
+from tests.servers.mariadb import start_mariadb
 from tests.servers.postgres import PostgresServer, start_postgres
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-HANDBOOK = Path(__file__).resolve().parents[2] / "docs" / "debezium.md"
-FIRST = date(2026, 1, 1)
-# What the collection file has to say of each variant, with Debezium's own settings.
-SOURCES: dict[str, dict[str, str]] = {
-    "plain": {"decimals": "precise", "binary": "base64"},
-    "schema": {},
-    "bare": {"binary": "base64"},
-}
-
-
-def columns_of(database: str, kinds: Mapping[str, Kind]) -> list[SourceColumn]:
-    """A column of each type in the handbook's table of a database, as that table says."""
-    section = HANDBOOK.read_text().partition(f"### Types of {database}\n")[2].partition("\n#")[0]
-    found: list[SourceColumn] = []
-    for types, column in re.findall(r"^\| (`.*?) \| `(.*?)` \|", section, re.MULTILINE):
-        said = parse_yaml(f"column: {column}".encode())["column"]
-        for sql in re.findall("`(.*?)`", types):
-            config = {"type": said} if isinstance(said, str) else said
-            found.append(SourceColumn(f"c{len(found)}", sql, config, kinds[sql]))
-    assert {column.sql for column in found} == set(kinds), "the handbook lists what is tried, and nothing else"
-    return found
-
-
-def tables_of(columns: list[SourceColumn], kinds: Mapping[str, Kind], names: Mapping[str, str]) -> list[SourceTable]:
-    """All types behind a number as the key; large values behind a key of two columns; a key that often changes."""
-    integer, big, text = names["int"], names["bigint"], names["string"]
-
-    def column(name: str, sql: str, type_name: str) -> SourceColumn:
-        return SourceColumn(name, sql, {"type": type_name}, kinds[sql])
-
-    large = [each for each in columns if each.sql in names["large"].split()]
-    return [
-        SourceTable("everything", (column("id", big, "bigint"), *columns), 1, lambda n: (str(n * 1_000_003),)),
-        SourceTable(
-            "large",
-            (column("word", text, "string"), column("number", integer, "int"), *large),
-            2,
-            lambda n: (f"'é{n // 3}'", str(n % 3)),
-        ),
-        SourceTable(
-            "moving",
-            (column("code", text, "string"), column("v", integer, "int"), column("w", text, "string")),
-            1,
-            lambda n: (f"'{n:05}'",),
-        ),
-    ]
-
-
-class World:
-    """A source, the engine that lands its changes, and collections of its tables, each of one variant of the feed."""
-
-    def __init__(self, source: PostgresSource, tables: list[SourceTable], engine: Debezium, feed: Path) -> None:
-        self.source, self.tables, self.engine, self.feed = source, tables, engine, feed
-        self.days: dict[str, dict[str, list[Row]]] = {}  # the rows of each table at the end of each day
-
-    def day(self, chance: random.Random, transactions: int, *, kills: int = 0) -> str:
-        """A day of changes; the engine dies meanwhile. Returns the next day, which has begun."""
-        deaths = {chance.randrange(transactions) for _ in range(kills)}
-        for number in range(transactions):
-            table, other = chance.choice(self.tables), chance.choice(self.tables)
-            if chance.random() < 0.02:
-                self.source.query(f"TRUNCATE {table.name}")
-            self.source.run(*(changes(each, chance, parity, self.source.insert)
-                              for parity, each in enumerate((table, other))))  # fmt: skip
-            if number in deaths:
-                self.restart()
-        return self.end()
-
-    def begin(self) -> str:
-        """Start the engine, which takes a snapshot of what is there, and end the first day."""
-        self.engine.start()
-        self.source.mark(str(FIRST))
-        self.engine.wait_for(str(FIRST))  # so the mark of the next day is not part of the snapshot
-        return self.end()
-
-    def restart(self) -> None:
-        """Kill the engine and start it again."""
-        self.engine.kill()
-        wait_until(self.source.is_free, what="the end of the killed engine's session")
-        self.engine.start()
-
-    def end(self) -> str:
-        """End the day: note the rows, and wait until all of the day is landed."""
-        today = self.engine.day
-        self.days[today] = {table.name: self.source.rows(table) for table in self.tables}
-        tomorrow = str(date.fromisoformat(today) + timedelta(1))
-        self.source.mark(tomorrow)
-        self.engine.wait_for(tomorrow)
-        return tomorrow
-
-
-class Loader:
-    """Brings collections up to date in the session's Spark."""
-
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self.spark = spark
-        self.client = PersistClient(OpenLocation(FileBlob(folder), MemConsensus()))
-
-    def load(self, name: str, body: Mapping[str, Any], base: Path, until: str) -> None:
-        """Bring it up to date."""
-        from persist_spark.upsert.job import run_write_job
-
-        config = CollectionConfig.model_validate({"name": name, "base_dir": str(base), **body})
-
-        def write(description: BatchDescription) -> str:
-            attempt = self.client.ids.uuid7()
-            run_write_job(self.spark, JobSpec(description, config, attempt), self.client.location)
-            return manifest_key(name, attempt)
-
-        said: list[str] = []
-        bring_up_to_date(self.client, config, until=parse_time(until), write=write, say=said.append)
-
-    def rows(self, name: str, day: str) -> list[dict[str, Any]]:
-        """The rows at the end of a day. Raises `AssertionError` if there are errs."""
-        reader, at = self.client.open_reader(name), parse_time(day)
-        errs = reader.errors(at).to_pylist()
-        assert not errs, [(err["_persist_err_kind"], err["_persist_err_message"]) for err in errs[:5]]
-        found: list[dict[str, Any]] = reader.snapshot(at).to_pylist()
-        return found
-
-
-def check(world: World, loader: Loader, chosen: list[tuple[SourceTable, str]], order: str) -> None:
-    """Load what has been landed into a collection of each table and variant, and compare each day that is new."""
-    for table, variant in chosen:
-        name = f"{table.name}-{variant}-{order}"
-        path = f"{variant}/{table.name}/dt={{date:%Y-%m-%d}}/*.jsonl"
-        body = table.collection(path, SOURCES[variant], order={"mode": order})
-        loader.load(name, body, world.feed, world.engine.day)
-        for day, rows in world.days.items():
-            found = table.ours(loader.rows(name, day))
-            assert found == rows[table.name], (
-                f"{name} at the end of {day}: {differences(table, found, rows[table.name])}"
-            )
-
-
-def differences(table: SourceTable, found: list[Row], wanted: list[Row]) -> list[str]:
-    """The first values that differ, for a message."""
-    ours, theirs = ({row[: table.keys]: row for row in rows} for rows in (found, wanted))
-    told = [f"{key}: only in one" for key in ours.keys() ^ theirs.keys()]
-    for key in ours.keys() & theirs.keys():
-        pairs = zip(table.columns, ours[key], theirs[key], strict=True)
-        told += [f"{key} {column.sql}: {one!r:.80} != {two!r:.80}" for column, one, two in pairs if one != two]
-    return told[:8]
+POSTGRES_NAMES = {"int": "integer", "bigint": "bigint", "string": "text", "large": "text json jsonb bytea text[]"}
+MARIADB_NAMES = {"int": "int", "bigint": "bigint", "string": "varchar(20)", "large": "text longtext json blob"}
 
 
 @pytest.fixture(scope="module")
@@ -197,39 +44,85 @@ def logical() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def postgres_world(
-    request: pytest.FixtureRequest, logical: PostgresServer, consumer: Path, tmp_path: Path
-) -> Iterator[World]:
-    """Tables with the replica identity of `request.param`; nothing has been changed, and the engine does not run."""
+def world(request: pytest.FixtureRequest, consumer: Path, logical: PostgresServer, tmp_path: Path) -> Iterator[World]:
+    """Tables of PostgreSQL with the replica identity of `request.param`; the engine does not run."""
     identity = str(request.param)
-    source = PostgresSource(logical, f"identity_{identity}")
-    names = {"int": "integer", "bigint": "bigint", "string": "text", "large": "text json jsonb bytea text[]"}
-    tables = tables_of(columns_of("PostgreSQL", KINDS), KINDS, names)
+    source = postgres_source.PostgresSource(logical, f"identity_{identity}")
+    kinds = postgres_source.KINDS
+    tables = tables_of(columns_of("PostgreSQL", kinds), kinds, POSTGRES_NAMES)
     for table in tables:
         source.query(table.create(), f"ALTER TABLE {table.name} REPLICA IDENTITY {identity}")
-    (tmp_path / "feed").mkdir()
-    engine = Debezium(consumer, source.settings, tmp_path / "feed", str(FIRST))
-    yield World(source, tables, engine, tmp_path / "feed")
-    engine.remove()
+    found = World(source, tables, consumer, tmp_path / "feed")
+    yield found
+    found.engine.remove()
 
 
-IDENTITIES = ["full"]
-
-
-@pytest.mark.parametrize("postgres_world", IDENTITIES, indirect=True)
-def test_each_day_is_the_databases(
-    spark: SparkSession, postgres_world: World, tmp_path: Path, persist_seed: int
-) -> None:
-    chance, world = random.Random(persist_seed), postgres_world
-    loader = Loader(spark, tmp_path / "blobs")
+@pytest.mark.parametrize("world", ["full"], indirect=True)
+def test_each_day_is_postgresqls(spark: SparkSession, world: World, tmp_path: Path, persist_seed: int) -> None:
+    chance, loader = random.Random(persist_seed), Loader(spark, tmp_path / "blobs")
     every = [(table, variant) for table in world.tables for variant in VARIANTS]
     variants = chance.sample(list(VARIANTS), len(world.tables))
     chosen = every if is_long() else list(zip(world.tables, variants, strict=True))
-    for number in range(20):
-        world.source.run(*(changes(world.tables[number % 3], chance, parity, world.source.insert) for parity in (0, 1)))
+    world.fill(chance)
     world.begin()
     days = 8 if is_long() else 2
     for day in range(days):
         world.day(chance, 40 if is_long() else 20, kills=day % 2)
         if is_long() or day == days - 1:
-            check(world, loader, chosen, "log")
+            check(world, loader, chosen, {"mode": "log"})
+    if is_long():
+        check_late(world, loader, chance)
+
+
+@pytest.mark.skipif(not is_long(), reason="takes minutes (PERSIST_PROFILE=nightly)")
+def test_each_day_is_mariadbs_and_a_replica_takes_over(
+    spark: SparkSession, consumer: Path, tmp_path: Path, persist_seed: int
+) -> None:
+    """The binlog's numbers pass 999999; then a replica takes over, whose numbers are others."""
+    chance, loader = random.Random(persist_seed), Loader(spark, tmp_path / "blobs")
+    server = start_mariadb(184)
+    replica = server.replica(185)
+    source = mariadb_source.MariaDbSource(server)
+    kinds = mariadb_source.KINDS
+    tables = tables_of(columns_of("MariaDB", kinds), kinds, MARIADB_NAMES)
+    source.query(*(table.create() for table in tables))
+    world = World(source, tables, consumer, tmp_path / "feed")
+    try:
+        world.fill(chance)
+        world.begin()
+        for day in range(4):
+            world.day(chance, 30, kills=day % 2)
+            check(world, loader, [(table, variant) for table in tables for variant in VARIANTS], {"mode": "log"})
+        check_late(world, loader, chance)
+        replica.take_over(server)
+        source.server = replica
+        world.engine.move_to(replica.port)
+        world.restart()
+        for _ in range(2):
+            world.day(chance, 30)
+        after = Loader(spark, tmp_path / "after")
+        check(world, after, [(table, "plain") for table in tables], {"mode": "log", "by": "position"})
+    finally:
+        world.engine.remove()
+        for each in (server, replica):
+            each.remove()
+
+
+def check_late(world: World, loader: Loader, chance: random.Random) -> None:
+    """The feed, delivered on any later day and half of it twice, ends with the same rows in `sequence` order."""
+    days = sorted(world.days)
+    for table in world.tables:
+        for folder in (world.feed / "plain" / table.name).iterdir():
+            later = days[days.index(folder.name.removeprefix("dt=")) :]
+            for number, path in enumerate(sorted(folder.iterdir())):
+                for day in chance.sample(later, min(len(later), 1 + number % 2)):
+                    to = world.feed / "late" / table.name / f"dt={day}" / f"{chance.randrange(10**6)}-{path.name}"
+                    to.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(path, to)
+        body = table.collection(
+            f"late/{table.name}/dt={{date:%Y-%m-%d}}/*.jsonl", SOURCES["plain"], order={"mode": "sequence"}
+        )
+        for until in (*days[1:], world.engine.day):
+            loader.load(f"{table.name}-late", body, world.feed, until)
+        found = table.ours(loader.rows(f"{table.name}-late", days[-1]))
+        compare(table, found, world.days[days[-1]][table.name], f"{table.name}, delivered late")

@@ -26,7 +26,7 @@ import org.apache.kafka.connect.source.SourceRecord;
 public class LandFeed {
     private final Path feed;
     private final Map<String, JsonConverter[]> variants = new TreeMap<>();
-    private final String run = Long.toString(ProcessHandle.current().pid());
+    private final String run = Long.toString(System.currentTimeMillis());  // files sort by name as they were written
     private String day;
     private int part;
 
@@ -58,7 +58,9 @@ public class LandFeed {
                 }
                 if (table.equals("marks") && record.value() != null) {
                     write(files);
-                    String begun = ((Struct) record.value()).getStruct("after").getString("day");
+                    Struct value = (Struct) record.value();
+                    Struct row = value.schema().field("after") == null ? value : value.getStruct("after");
+                    String begun = row.getString("day");
                     day = begun.compareTo(day) > 0 ? begun : day;
                     Files.writeString(feed.resolve("_begun-" + begun), "");
                 }

@@ -26,9 +26,9 @@ _FAST_START = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _TIMEOUT_MS = 120_000  # of seconds of work, on a machine that does other things too
 # How the lines of each variant are written: settings of Kafka's JSON converter.
 VARIANTS = {
-    "plain": {"schemas.enable": "false"},
-    "schema": {"schemas.enable": "true"},
-    "bare": {"schemas.enable": "false", "decimal.format": "NUMERIC"},
+    "plain": {"schemas.enable": "false", "replace.null.with.default": "false"},
+    "schema": {"schemas.enable": "true", "replace.null.with.default": "false"},
+    "bare": {"schemas.enable": "false", "decimal.format": "NUMERIC", "replace.null.with.default": "false"},
 }
 
 
@@ -39,6 +39,7 @@ class Debezium:
     """
 
     def __init__(self, classes: Path, settings: Mapping[str, str], feed: Path, day: str) -> None:
+        feed.mkdir(parents=True, exist_ok=True)
         self._classes = classes
         self._folder = ServerFolder("debezium")
         self._feed = feed
@@ -77,6 +78,10 @@ class Debezium:
                 start_new_session=True,
             )
         (path / "engine.pid").write_text(str(self._process.pid))
+
+    def move_to(self, port: int) -> None:
+        """Read from another server from the next start on."""
+        self._settings["database.port"] = str(port)
 
     def kill(self) -> None:
         """End it with SIGKILL."""
