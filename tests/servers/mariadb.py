@@ -1,4 +1,4 @@
-"""A real MariaDB for tests: Debian's package, if it is installed. It writes a binlog; a replica of it can take over."""
+"""A real MariaDB for tests: Debian's package, if it is installed. It has a binlog, and replicas that can take over."""
 
 from __future__ import annotations
 
