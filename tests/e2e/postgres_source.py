@@ -16,8 +16,8 @@ from tests.servers.debezium import MARKS, postgres_settings
 from tests.servers.postgres import PASSWORD, SUPERUSER, PostgresServer
 
 
-def _of(draw: Any, shown: str = "{}::text", read: Any = None) -> Kind:
-    return Kind(draw, shown, read)
+def _of(draw: Any, shown: str = "{}::text", read: Any = None, *, is_large: bool = False) -> Kind:
+    return Kind(draw, shown, read, is_large)
 
 
 def _either(*literals: str) -> Kind:
@@ -57,7 +57,7 @@ KINDS = {
     "numeric(12,2)": _of(number(-(10**12) + 1, 10**12 - 1, 2)),
     "numeric": _of(lambda chance: number(-(10**28), 10**28, chance.randint(0, 9))(chance)),
     "money": _of(number(-(10**13), 10**13, 2), "{}::numeric::text"),
-    "text": _of(large),
+    "text": _of(large, is_large=True),
     "varchar(20)": _of(text),
     "char(5)": _of(lambda chance: chance.choice(["'ab'", "''", "'12345'"]), "rpad({}::text, 5)"),
     "uuid": _of(lambda chance: f"'{chance.randbytes(16).hex()}'"),
@@ -67,11 +67,15 @@ KINDS = {
     "tsvector": _either("fat cat", "a:1 b:2"),
     "int4range": _either("[1,5)", "empty", "(,7)"),
     "mood": _either("happy", "sad, or not", "é"),
-    "json": _of(json_text),
-    "jsonb": _of(json_text),
+    "json": _of(json_text, is_large=True),
+    "jsonb": _of(json_text, is_large=True),
     "integer[]": _of(_integers, "array_to_json({})::text"),
     "text[]": Kind(_either('{a,"b c","é"}', "{}").draw, "array_to_json({})::text"),
-    "bytea": _of(lambda chance: f"'\\x{chance.randbytes(chance.choice([0, 1, 5, 5_000])).hex()}'", "encode({}, 'hex')"),
+    "bytea": _of(
+        lambda chance: f"'\\x{chance.randbytes(chance.choice([0, 1, 5, 5_000])).hex()}'",
+        "encode({}, 'hex')",
+        is_large=True,
+    ),
     "bit(12)": _bits(12, varying=False),
     "bit varying(20)": _bits(20, varying=True),
     "date": _of(moment("'%Y-%m-%d'")),

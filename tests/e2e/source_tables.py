@@ -31,6 +31,7 @@ class Kind:
     draw: Callable[[Random], str]
     shown: str = "{}"
     read: Callable[[str], Any] | None = None
+    is_large: bool = False  # so that PostgreSQL may store a value apart from its row
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,17 @@ class SourceColumn:
 
 @dataclass(frozen=True)
 class SourceTable:
-    """A table; the first `keys` columns are its key, and `key` gives the literals of the key with a number."""
+    """A table; the first `keys` columns are its key, and `key` gives the literals of the key with a number.
+
+    `sends_all`: Debezium gets all values of a row that changes. If not, a row under a new key has no value to keep, and
+    a change of the key sets the large ones too.
+    """
 
     name: str
     columns: tuple[SourceColumn, ...]
     keys: int
     key: Callable[[int], tuple[str, ...]]
+    sends_all: bool = True
 
     @property
     def key_names(self) -> list[str]:
@@ -111,10 +117,12 @@ class SourceTable:
         where = " OR ".join(f"({self.where(number)})" for number in numbers)
         return f"UPDATE {self.name} SET {', '.join(sets)} WHERE {where}"
 
-    def move(self, old: int, new: int) -> str:
+    def move(self, chance: Random, old: int, new: int) -> str:
         """A change of the key, unless a row has the new one."""
-        pairs = zip(self.key_names, self.key(new), strict=True)
-        sets = ", ".join(f"{name} = {literal}" for name, literal in pairs)
+        changed = list(zip(self.key_names, self.key(new), strict=True))
+        if not self.sends_all:
+            changed += [(c.name, _drawn(chance, c)) for c in self.columns[self.keys :] if c.kind.is_large]
+        sets = ", ".join(f"{name} = {literal}" for name, literal in changed)
         taken = f"EXISTS (SELECT 1 FROM (SELECT * FROM {self.name}) AS other WHERE {self.where(new)})"
         return f"UPDATE {self.name} SET {sets} WHERE {self.where(old)} AND NOT {taken}"
 
@@ -135,7 +143,7 @@ def changes(table: SourceTable, chance: Random, parity: int, insert: str) -> Ite
                 [table.change(chance, number)],
                 [table.change(chance, number, other)],
                 [f"DELETE FROM {table.name} WHERE {table.where(number)}"],
-                [table.move(number, other)],
+                [table.move(chance, number, other)],
                 [f"DELETE FROM {table.name} WHERE {table.where(number)}", into],
                 ["SAVEPOINT here", *undo, "ROLLBACK TO SAVEPOINT here"],
             ],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ import pytest
 
 from tests.e2e import mariadb_source, postgres_source
 from tests.e2e.debezium_world import SOURCES, Loader, World, check, columns_of, compare, tables_of
-from tests.sampling import is_long
+from tests.sampling import is_long, sample
 from tests.servers.debezium import VARIANTS, compiled
 from tests.servers.mariadb import start_mariadb
 from tests.servers.postgres import PostgresServer, start_postgres
@@ -50,6 +51,7 @@ def world(request: pytest.FixtureRequest, consumer: Path, logical: PostgresServe
     source = postgres_source.PostgresSource(logical, f"identity_{identity}")
     kinds = postgres_source.KINDS
     tables = tables_of(columns_of("PostgreSQL", kinds), kinds, POSTGRES_NAMES)
+    tables = [replace(table, sends_all=identity == "full") for table in tables]
     for table in tables:
         source.query(table.create(), f"ALTER TABLE {table.name} REPLICA IDENTITY {identity}")
     found = World(source, tables, consumer, tmp_path / "feed")
@@ -57,7 +59,7 @@ def world(request: pytest.FixtureRequest, consumer: Path, logical: PostgresServe
     found.engine.remove()
 
 
-@pytest.mark.parametrize("world", ["full"], indirect=True)
+@pytest.mark.parametrize("world", sample(["full", "default"], 1, "replica identity"), indirect=True)
 def test_each_day_is_postgresqls(spark: SparkSession, world: World, tmp_path: Path, persist_seed: int) -> None:
     chance, loader = random.Random(persist_seed), Loader(spark, tmp_path / "blobs")
     every = [(table, variant) for table in world.tables for variant in VARIANTS]
