@@ -188,12 +188,12 @@ class Loader:
         return found
 
 
-def check(world: World, loader: Loader, chosen: Iterable[tuple[SourceTable, str]], order: Any) -> None:
-    """Bring a collection of each table and variant up to date, and compare each day."""
+def check(world: World, loader: Loader, chosen: Iterable[tuple[SourceTable, str]], **fields: Any) -> None:
+    """Bring a collection of each table and variant up to date, and compare each day. `fields` are more of its file."""
     for table, variant in chosen:
         name = f"{table.name}-{variant}"
         path = f"{variant}/{table.name}/dt={{date:%Y-%m-%d}}/*.jsonl"
-        loader.load(name, table.collection(path, SOURCES[variant], order=order), world.feed, world.engine.day)
+        loader.load(name, table.collection(path, SOURCES[variant], **fields), world.feed, world.engine.day)
         for day, rows in world.days.items():
             compare(table, table.ours(loader.rows(name, day)), rows[table.name], f"{name} at the end of {day}")
 

@@ -164,7 +164,7 @@ def test_values_as_text(
     assert [each["after"]["n"] for each in messages(world, "odd")] == ["NAN"]
     loader = Loader(spark, tmp_path / "blobs")
     for variant, said in (("plain", {"decimals": "string", "binary": "hex"}), ("schema", {"binary": "hex"})):
-        body = table.collection(f"{variant}/everything/dt={{date:%Y-%m-%d}}/*.jsonl", said, order={"mode": "log"})
+        body = table.collection(f"{variant}/everything/dt={{date:%Y-%m-%d}}/*.jsonl", said)
         loader.load(f"everything-{variant}", body, world.feed, world.engine.day)
         for day, rows in world.days.items():
             found = table.ours(loader.rows(f"everything-{variant}", day))
@@ -199,7 +199,7 @@ def test_unwrapped_records(
             "transforms": "unwrap",
             "transforms.unwrap.type": "io.debezium.transforms.ExtractNewRecordState",
             "transforms.unwrap.delete.tombstone.handling.mode": "rewrite",
-            "transforms.unwrap.add.fields": "op,source.lsn",
+            "transforms.unwrap.add.fields": "op,lsn,source.ts_ms,ts_ms",
         },
     )  # fmt: skip
     chance = random.Random(persist_seed)
@@ -214,7 +214,7 @@ def test_unwrapped_records(
     finally:
         world.engine.remove()
     loader = Loader(spark, tmp_path / "blobs")
-    body = table.collection("plain/flat/dt={date:%Y-%m-%d}/*.jsonl", {}, order={"mode": "sequence"})
+    body = table.collection("plain/flat/dt={date:%Y-%m-%d}/*.jsonl", {})
     loader.load("flat", body, world.feed, world.engine.day)
     *days, last = sorted(world.days)
     for day in days:

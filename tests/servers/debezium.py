@@ -22,7 +22,8 @@ from tests.servers.lifeline import ServerFolder, wait_until
 PREFIX = "persist"  # of Debezium's names for topics
 MARKS = "marks"  # the table in which a row begins a day
 _CONSUMER = Path(__file__).with_name("LandFeed.java")
-_FAST_START = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+# A small JVM that starts fast, and (-Xrs) ends at the signal by which a killed session ends its servers.
+_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xrs")
 _TIMEOUT_MS = 120_000  # of seconds of work, on a machine that does other things too
 # How the lines of each variant are written: settings of Kafka's JSON converter.
 VARIANTS = {
@@ -70,7 +71,7 @@ class Debezium:
         (path / "settings").write_text(escaped)
         with (path / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [_java("java"), *_FAST_START, "-cp", f"{self._classes}:{JARS}/debezium/*", _CONSUMER.stem, "settings"],
+                [_java("java"), *_OPTIONS, "-cp", f"{self._classes}:{JARS}/debezium/*", _CONSUMER.stem, "settings"],
                 cwd=path,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
