@@ -159,7 +159,7 @@ def test_what_starts_the_numbers_again_is_found(spark: SparkSession, tmp_path: P
         records, seen = feed.frame("debezium-json", KEYS, order=mode), SeenBefore() if mode == "sequence" else None
         return persistent_upsert(records, None, schema=schema, lower=0, upper=9, seen=seen, eras=eras)
 
-    found = {names[json.loads(row["slot"])["k0"]] for row in planned(Eras()).incomparable().collect()}
+    found = {names[json.loads(row["slot"])["id"]] for row in planned(Eras()).incomparable().collect()}
     assert found == set(INCOMPARABLE)
     assert planned(Eras(restarts_ms=(HOUR + 1,))).incomparable().collect() == []
 
@@ -175,7 +175,7 @@ def test_a_failover_of_mysql_is_a_question_with_an_answer(
     first, then = random.Random(persist_seed).sample((old, new), 2)
     shard = Collection(spark, tmp_path, COLUMNS, "debezium-json")
     shard.deliver({"a": "\n".join(first)}, **ASKS)
-    with pytest.raises(UnclearOrder, match=r"order: \{servers: \[184, 185\]\}"):
+    with pytest.raises(UnclearOrder, match=r"""slot \{"id":1\}: server 184 .*order: \{servers: \[184, 185\]\}"""):
         shard.deliver({"b": "\n".join(then)}, **ASKS)
     body = shard.config.model_dump(mode="json") | {"order": {"servers": [184, 185]}}
     shard.deliver({"b": "\n".join(then)}, eras=eras_of(CollectionConfig.model_validate(body)))

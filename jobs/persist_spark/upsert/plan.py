@@ -137,8 +137,10 @@ class PlannedUpsert:
 
         Run it only if `outcome().counted["incomparable"]` is not zero, for the error message.
         """
+        keys = zip(self._arguments.keys, self._arguments.schema.key, strict=True)
+        slot = [*(f"{plain} AS {quoted(column.name)}" for plain, column in keys), "bad_key"]
         found = _ranked(self._chain, self._arguments).where("rival IS NOT NULL")
-        return found.selectExpr(f"to_json(struct({', '.join(self._arguments.slot)})) AS slot", "ord", "rival")
+        return found.selectExpr(f"to_json(struct({', '.join(slot)})) AS slot", "ord", "rival")
 
 
 def persistent_upsert(

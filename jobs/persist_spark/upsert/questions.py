@@ -47,8 +47,8 @@ def incomparable_orders(planned: PlannedUpsert, outcome: Outcome, description: B
         )
     return UnclearOrder(
         f"the log of the feed of {description.shard} {description.interval} is not one run of numbers:"
-        f" {outcome.counted['incomparable']} records cannot be compared with others of their keys. The first, of slot"
-        f" {first['slot']}: {_shown(older)} and {_shown(newer)}. Numbers start again after a failover, a restored"
+        f" records that cannot be compared with others of their keys: {outcome.counted['incomparable']}. The first, of"
+        f" slot {first['slot']}: {_shown(older)} and {_shown(newer)}. Numbers start again after a failover, a restored"
         f" backup or RESET MASTER. Nothing has been committed. In the collection file, {answer}; or, in a collection"
         " that begins, `order: position` if the files have the records of each key in order"
     )
