@@ -7,7 +7,9 @@
 S3A opens what a name leads to now, and knows no version; each stream that it opens stays with one ETag, but a file is
 read by several. So objects are checked before and after, and Spark does not read what is no longer the newest version.
 It does not read by itself either where S3A would need two settings for one bucket, of which a JVM keeps the first: in a
-Spark Connect server, which serves others too, and in the location's own bucket under other credentials.
+Spark Connect server, which serves others too; in the location's own bucket under other credentials; and in a bucket
+that this process has read with other settings. Nor does it read names that Hadoop would take for patterns: Spark would
+list all that is below the root for them, and read other files twice.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ from persist_core.sources.s3_feed import S3Feed
 from persist_spark import s3a
 from persist_spark.compat import is_connect
 
+_PATTERN = frozenset("*?[]{}")  # what Hadoop's globs are made of, besides the backslash, which no name may have
+_settings: dict[str, Mapping[str, str]] = {}  # by bucket: the options that this process's JVM has read it with
+
 
 @dataclass(frozen=True)
 class FeedAccess:
@@ -40,7 +45,9 @@ class FeedAccess:
         """The path that Spark reads `file` under as it is, if it may."""
         if not self.is_direct or file in self.superseded:
             return None
-        return f"s3a://{file.path.removeprefix('s3://')}" if isinstance(self.feed, S3Feed) else file.path
+        if not isinstance(self.feed, S3Feed):
+            return file.path
+        return None if _PATTERN & set(file.path) else f"s3a://{file.path.removeprefix('s3://')}"
 
     def check_after(self, files: Sequence[InputFile]) -> None:
         """Raise `SourceChanged` if Spark may have read other bytes than the frozen ones, or a file is gone.
@@ -75,6 +82,8 @@ def feed_access(spark: SparkSession, location: OpenLocation, feed: Feed, files: 
         return FeedAccess(feed)
     options = s3a.feed_options(feed.objects)
     if is_connect(spark) or s3a.disagree(options, location.blob.uri):
+        return FeedAccess(feed, is_direct=False)
+    if _settings.setdefault(feed.objects.settings.bucket, options) != options:
         return FeedAccess(feed, is_direct=False)
     return FeedAccess(feed, options, superseded=_superseded(feed, files))
 

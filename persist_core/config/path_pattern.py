@@ -75,9 +75,9 @@ class PathPattern:
 
     @property
     def loose(self) -> re.Pattern[str]:
-        """The whole path relative to `root`, with anything in place of the date."""
+        """The whole path relative to `root`, with anything in place of the date. Names of folders may be empty."""
         parts = [s.loose.pattern for s in self.segments]
-        folders = ["(?:[^/]+/)*" if s.any_depth else f"{part}/" for s, part in zip(self.segments, parts, strict=True)]
+        folders = ["(?:[^/]*/)*" if s.any_depth else f"{part}/" for s, part in zip(self.segments, parts, strict=True)]
         return re.compile("".join(folders[:-1]) + parts[-1])
 
     def date_ms(self, below_root: str) -> int | None:

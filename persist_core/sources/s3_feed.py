@@ -99,6 +99,8 @@ class S3Feed:
             pass  # some tools mark a folder by an object whose name ends in a slash
         elif set(folders) & {"", ".", ".."}:
             scan.reject(below_root, "its name has an empty, '.' or '..' part, which a path can't have")
+        elif "\ufffd" in below_root:  # in place of what the server can't write in a listing
+            scan.reject(below_root, "its name holds a character that can't be listed")
         else:
             scan.look(self._pattern, FoundFile(below_root, each.size_bytes, each.mtime_ms, 0, None, each.etag))
 

@@ -83,7 +83,8 @@ class PersistHook(BaseHook):
                 f"Airflow connection {self.persist_conn_id!r} (type {CONNECTION_TYPE}; extra: blob_uri, consensus_uri):"
                 f" {error}"
             ) from error
-        _mask(*secrets_of(location.blob_uri), *secrets_of(location.consensus_uri))
+        for uri in (location.blob_uri, location.consensus_uri, *location.connections.values()):
+            _mask(*secrets_of(uri))
         return replace(location, connections={**location.connections, **self._source_connection()})
 
     def get_environment(self) -> dict[str, str]:

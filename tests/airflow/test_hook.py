@@ -125,9 +125,10 @@ def test_login_and_password_go_into_the_consensus_uri_and_are_masked(monkeypatch
     monkeypatch.setattr(hook, "mask_secret", masked.append)
     uri = "postgresql://db.example.org:5433/x?sslmode=verify-full"
     connect(monkeypatch, login="me", password="p/w@1", blob_uri="file:///blob", consensus_uri=uri)
+    monkeypatch.setenv("PERSIST_CONNECTION_VENDOR", "s3://vendor?access_key_id=a&secret_access_key=s3%2Bk")
     location = PersistHook().get_location()
     assert location.consensus_uri == "postgresql://me:p%2Fw%401@db.example.org:5433/x?sslmode=verify-full"
-    assert set(masked) == {"p/w@1", "p%2Fw%401"}
+    assert set(masked) == {"p/w@1", "p%2Fw%401", "s3+k", "s3%2Bk"}
     connect(monkeypatch, password="hunter2", blob_uri="file:///blob", consensus_uri="postgresql://me@db/x")
     assert PersistHook().get_location().consensus_uri == "postgresql://me:hunter2@db/x"
 

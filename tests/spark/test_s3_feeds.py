@@ -83,11 +83,12 @@ def test_every_format_is_read_from_a_bucket(
         "4.jsonl.zst": zstandard.compress(lines(5)),
         "5.jsonl": lines(6) + long + b"\n" + lines(7),
         "6.jsonl": b"",
+        "7 q?[a]{b}*.jsonl": lines(8),
     }.items():
         bucket.put(name, data)
     config = bucket.collection("*.jsonl*", limits={"max_record_bytes": 1 << 20})
     rows = decoded(spark, bucket, config, tmp_path, is_direct=is_direct)
-    assert [row["id"] for row in rows if row["_persist_err_kind"] is None] == [1, 2, 3, 4, 5, 6, 7]
+    assert [row["id"] for row in rows if row["_persist_err_kind"] is None] == [1, 2, 3, 4, 5, 6, 7, 8]
     (err,) = [row for row in rows if row["_persist_err_kind"] is not None]
     assert err["_persist_err_message"].startswith("line 2 of file '5.jsonl'")
     bucket.put("csv/a.csv", b"id,v\n1,one\n2,two\n")
@@ -195,8 +196,11 @@ def test_source_and_location_have_settings_of_their_own(
     assert not feed_access(spark, same, feed, ()).is_direct
     assert made.write(made.mint(10)) == {1: "x", 2: "x"}
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.endpoint)
-    bare = open_location(PersistLocation(f"s3://{bucket.name}/parts", "mem:"))
-    feed = feed_of(bare, bucket.collection(source={"connection": None}))
+    feed = feed_of(location, bucket.collection(source={"connection": None}))
+    assert not feed_access(spark, location, feed, ()).is_direct, "this JVM has read it by the connection"
+    other = Bucket(server)
+    bare = open_location(PersistLocation(f"s3://{other.name}/parts", "mem:"))
+    feed = feed_of(bare, other.collection(source={"connection": None}))
     assert feed_access(spark, bare, feed, ()).is_direct, "the same settings for both"
     for opened in (location, same, bare):
         opened.close()

@@ -40,9 +40,15 @@ def test_the_names_that_a_folder_would_give(bucket: Bucket) -> None:
         bucket.put(name)
     bucket.put("deep/z.jsonl", b"")
     bucket.put("deep/bad\\name.jsonl")
+    bucket.put("no\x01way.jsonl")  # this server lists another name
     found = bucket.files(bucket.collection("**/*.jsonl*")).freeze(None, until=None)
     assert names(found) == ["a b%?é.jsonl", "deep/z.jsonl", "p-9.jsonl", "p-10.jsonl"]
-    assert (found.unfinished, [each.path for each in found.unmatched]) == (2, ["deep/bad\\name.jsonl"])
+    assert (found.unfinished, [each.path for each in found.unmatched]) == (
+        2,
+        ["deep/bad\\name.jsonl", "no\ufffdway.jsonl"],
+    )
+    pattern = bucket.collection("**/*.jsonl").source_pattern()
+    assert pattern.loose.fullmatch("a//x.jsonl"), "reported, as a path can't name it"
     file = found.frozen.files[0]
     assert file.path == f"s3://{bucket.name}/feed/a b%?é.jsonl"
     assert re.fullmatch("[0-9a-f]{32}", file.etag)
