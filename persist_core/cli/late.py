@@ -38,10 +38,11 @@ def late_command(session: Session, shard: str, limit: int | None) -> None:
             record.position or "",
             _fields(record.beaten_by),
             record.beaten_by_position or "",
+            ", ".join(record.gave),
         )
         for record in found[:shown]
     ]
-    columns = ("key", "op", "time", "order", "read from", "beaten by", "read from")
+    columns = ("key", "op", "time", "order", "read from", "beaten by", "read from", "gave its value of")
     output.print_table(columns, rows, empty="no late records")
     if len(found) > shown:
         output.print_line("there are older ones; --limit shows more, --json all")

@@ -18,7 +18,7 @@ from persist_core.checkpoint.recovery import recover_newest
 from persist_core.checkpoint.state_rows import state_rows
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.values import json_value
-from persist_core.schema import ACTED, BAD_KEY, BEATEN_BY, OP, ORDER, TIME, CollectionSchema
+from persist_core.schema import ACTED, BAD_KEY, BEATEN_BY, INHERITED, OP, ORDER, TIME, CollectionSchema
 from persist_core.shard.batch import LATE_OPERATOR, SourceFrontier
 from persist_core.shard.operator_state import StateArtifact
 from persist_core.shard.parts import late_schema
@@ -34,7 +34,8 @@ class LateRecord:
 
     `op` is `upsert` or `delete`. `time` is the record's own (`None`: its description gave it), `acted` the time at
     which it would have changed something. `order` and `beaten_by` have the order fields by name; `position`, and that
-    of the record that beat it, say where they were read, as the source shows it.
+    of the record that beat it, say where they were read, as the source shows it. `gave` names the columns in which it
+    changed the slot's row all the same, because the row's own record did not have them.
     """
 
     key: Mapping[str, Any] | None
@@ -46,6 +47,7 @@ class LateRecord:
     position: str | None
     beaten_by: Mapping[str, Any]
     beaten_by_position: str | None
+    gave: tuple[str, ...] = ()
 
 
 def late_records(client: PersistClient, shard: str, *, limit: int | None = None) -> list[LateRecord]:
@@ -71,7 +73,7 @@ def _newest_first(client: PersistClient, chain: tuple[StateArtifact, ...], state
 
 
 def _late_record(row: Mapping[str, Any], schema: CollectionSchema, sources: Mapping[str, SourceFrontier]) -> LateRecord:
-    bad_key = row[BAD_KEY]
+    bad_key, names = row[BAD_KEY], {column.id: column.name for column in schema.values}
     order, position = _split(row[ORDER], schema, sources)
     beaten_by, beaten_by_position = _split(row[BEATEN_BY], schema, sources)
     return LateRecord(
@@ -84,6 +86,7 @@ def _late_record(row: Mapping[str, Any], schema: CollectionSchema, sources: Mapp
         position=position,
         beaten_by=beaten_by,
         beaten_by_position=beaten_by_position,
+        gave=tuple(names[each["id"]] for each in row.get(INHERITED) or () if each["ord"] == row[ORDER]),
     )
 
 

@@ -32,7 +32,6 @@ from persist_core.schema import (
     ERR_MESSAGE,
     ERR_PAYLOAD,
     MISSING_ORDER,
-    ORDER,
     TIME,
     system_field,
 )
@@ -81,9 +80,9 @@ def plan_resolve(client: PersistClient, shard: str, *, at: str = "*") -> Resolve
     given = {
         TIME: pa.repeat(state.upper.time, len(errs)),
         DIFF: pa.repeat(-1, len(errs)),
-        ORDER: pa.nulls(len(errs), columns.field(ORDER).type),
     }
-    cells = [given.get(name, errs[name] if name in errs.column_names else None) for name in columns.names]
+    given |= {name: errs[name] for name in errs.column_names if name not in given}
+    cells = [given.get(field.name, pa.nulls(len(errs), field.type)) for field in columns]
     return ResolvePlan(state, tuple(records[number] for number in chosen), pa.table(cells, schema=columns))
 
 

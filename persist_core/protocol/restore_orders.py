@@ -16,13 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_core.handles.read import ReadHandle
-from persist_core.schema import DIFF, ORDER, TIME, CollectionSchema
+from persist_core.schema import DIFF, INHERITED, ORDER, TIME, CollectionSchema
 from persist_core.shard import pieces
 from persist_core.shard.key_range import KeyRange, key_at
 from persist_core.shard.parts import ERR_IDENTITY, errs_schema, updates_schema
 from persist_core.shard.state import ShardState
 
 _FLAT = "_persist_order_"  # columns within a restore only: the fields of the order
+_INHERITED = f"{_FLAT}inherited"
 
 
 def with_orders_of_oks(oks: pa.Table, reader: ReadHandle, state: ShardState, after: int) -> pa.Table:
@@ -35,7 +36,7 @@ def with_orders_of_oks(oks: pa.Table, reader: ReadHandle, state: ShardState, aft
     if not len(lacking):
         return oks
     keys, ranges = lacking.select(list(schema.key_names)), _range_of(lacking, schema)
-    names = [*schema.key_names, TIME, DIFF, ORDER]
+    names = [*schema.key_names, TIME, DIFF, ORDER, INHERITED]
     columns = pa.schema([field for field in updates_schema(schema) if field.name in names])
     before = reader.read(
         [batch for batch in state.batches if batch.lower <= after],
@@ -61,7 +62,8 @@ def with_orders_of_errs(errs: pa.Table, reader: ReadHandle, state: ShardState, a
 
 
 def flattened(updates: pa.Table) -> tuple[pa.Table, list[str]]:
-    """`updates` with a column for each field of their orders, by which they can be grouped; and these columns' names.
+    """`updates` with columns for their orders and for what they have inherited, by which they can be grouped; and these
+    names.
 
     Nothing is added in `log` order.
     """
@@ -71,6 +73,9 @@ def flattened(updates: pa.Table) -> tuple[pa.Table, list[str]]:
     names = [f"{_FLAT}{place}" for place in range(order.type.num_fields)]
     for name, values in zip(names, order.flatten(), strict=True):
         updates = updates.append_column(name, values)
+    if INHERITED in updates.column_names:  # Arrow groups by no lists
+        texts = [None if entries is None else repr(entries) for entries in updates[INHERITED].to_pylist()]
+        updates, names = updates.append_column(_INHERITED, pa.array(texts, pa.string())), [*names, _INHERITED]
     return updates, names
 
 
@@ -96,9 +101,11 @@ def _filled(updates: pa.Table, slot: Sequence[str], before: pa.Table | None = No
     places = pa.array(range(-1, len(both) - 1), pa.int64())
     before_it = pc.if_else(_same_as_before(both.select(list(slot))), places, pa.scalar(None, pa.int64()))
     own = pa.array(range(len(both)), pa.int64())
-    order = both[ORDER].combine_chunks()
-    filled = order.take(pc.if_else(order.is_valid(), own, before_it))
-    done = both.set_column(both.column_names.index(ORDER), ORDER, filled)
+    source = pc.if_else(both[ORDER].combine_chunks().is_valid(), own, before_it)
+    done = both
+    for name in (ORDER, INHERITED):
+        if name in both.column_names:
+            done = done.set_column(both.column_names.index(name), both.field(name), both[name].take(source))
     return done.filter(pc.greater(done[TIME], after)).select(updates.column_names)
 
 

@@ -57,6 +57,7 @@ def errs_schema(schema: CollectionSchema, *, orders: bool = True) -> pa.Schema:
 def late_schema(schema: CollectionSchema) -> pa.Schema:
     """The columns of late records, operator state of a shard in `sequence` order."""
     orders = [system_field(name, order_type(schema)) for name in (ORDER, BEATEN_BY)]
+    orders += [system_field(INHERITED, inherited_type(schema))] if schema.inherits else []
     return pa.schema([*_slot_keys(schema), *map(system_field, (BAD_KEY, OP, TIME)), *orders, system_field(ACTED)])
 
 

@@ -33,7 +33,7 @@ from persist_core.schema import (
     order_type,
 )
 from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, PartKind
-from persist_spark.frame import part_type
+from persist_spark.frame import inherited_fields, part_type
 from persist_spark.order_memory import Memory, facts_of
 from persist_spark.upsert.arguments import SeenBefore
 from persist_spark.upsert.outcome import Outcome
@@ -41,9 +41,10 @@ from persist_spark.upsert.plan import persistent_upsert
 from persist_spark.upsert.seen import index_type
 from tests.oracle.consolidate import Err, Slot, UpsertDiff, as_of, check_collection
 from tests.oracle.sequence import OrderMemory
-from tests.oracle.upsert import TOMBSTONE, Record, drain_sealed_input
+from tests.oracle.upsert import TOMBSTONE, TRUNCATE, Record, drain_sealed_input
 from tests.sampling import is_long
 from tests.spark.upsert_cases import (
+    INHERITING_DOMAIN,
     MANY_KEYS_DOMAIN,
     ONE_KEY_DOMAIN,
     Domain,
@@ -170,7 +171,8 @@ class SequenceShard:
 
     def _entries(self) -> pa.Table:
         """The index as its files hold it."""
-        order = pa.struct([("seq", pa.int64()), *order_type(self.domain.schema)])
+        own = [("seq", pa.int64())] if self.domain.schema.order is None else []
+        order = pa.struct([*own, *order_type(self.domain.schema)])
         schema = pa.schema([(INDEX_KIND, pa.string()), (TIME, pa.int64()), (ORDER, order), (BAD_KEY, pa.binary())])
         rows = [{**row.asDict(), ORDER: row[ORDER].asDict()} for row in self.index]
         return pa.Table.from_pylist([{name: row[name] for name in schema.names} for row in rows], schema)
@@ -179,6 +181,7 @@ class SequenceShard:
         """What a look-up finds: values of retracted oks are not read."""
         schema = self.domain.schema
         columns = part_type(schema).add(ORDER, order_struct(schema)).add(BAD_KEY, T.BinaryType())
+        columns = T.StructType([*columns.fields, *inherited_fields(schema)])
         values = {column.name for column in schema.values}
         rows = []
         for row in self.parts:
@@ -293,6 +296,35 @@ def _drain_all(shard: SequenceShard, feed: Feed, batches: Batches, *, has_trunca
 def test_random_history_is_the_oracles(spark: SparkSession, dice: random.Random) -> None:
     feed, shard = Feed(ONE_KEY_DOMAIN, dice, 12), SequenceShard(spark, ONE_KEY_DOMAIN, 4)
     assert _drain_all(shard, feed, SHORT, has_truncates=True) > 0
+
+
+def drain_inheriting(spark: SparkSession, dice: random.Random, keep: int | None, batches: Batches, worlds: int) -> None:
+    """Drain records that leave out values; in every other batch some that came before come again, and a truncate."""
+    order = (Column("seq", "bigint"),)
+    domain = replace(INHERITING_DOMAIN, schema=replace(INHERITING_DOMAIN.schema, order=order))
+    feed, shard = Feed(domain, dice, worlds), SequenceShard(spark, domain, keep)
+    came: list[Record] = []
+    for number, (lower, upper) in enumerate(batches):
+        is_odd = bool(number % 2)
+        records = feed.records(15 * worlds, lower, upper or lower + 4, truncates=int(is_odd))
+        again = dice.sample(came, len(came) // 4) if is_odd else []
+        came += [record for record in records if record.value is not TRUNCATE]
+        shard.drain([*records, *again], lower, upper, is_restricted=not is_odd)
+    check_collection(shard.updates)
+    assert any(isinstance(update.value, Err) and update.value.cells for update in shard.updates)
+
+
+def test_values_that_were_not_sent_are_the_oracles(spark: SparkSession, dice: random.Random) -> None:
+    drain_inheriting(spark, dice, 4, SHORT, 8)
+
+
+@pytest.mark.skipif(not IS_LONG, reason="takes minutes (PERSIST_PROFILE=nightly)")
+@pytest.mark.parametrize("keep", [None, 0, 4])
+@pytest.mark.parametrize("worlds", [1, 12])
+def test_in_long_histories_values_that_were_not_sent_are_the_oracles(
+    spark: SparkSession, dice: random.Random, keep: int | None, worlds: int
+) -> None:
+    drain_inheriting(spark, dice, keep, LONG, worlds)
 
 
 @pytest.mark.skipif(not IS_LONG, reason="takes minutes (PERSIST_PROFILE=nightly)")

@@ -260,7 +260,8 @@ def _inherited_cells(schema: CollectionSchema, value: Value | Mark) -> dict[str,
     cells = value.cells if isinstance(value, Err) else value if isinstance(value, tuple) else None
     known = False if isinstance(value, Err) else None
     pairs = zip(schema.values, cells or (), strict=False)
-    entries = [(column.id, known) for column, cell in pairs if cell is NOT_SENT]
+    ordered = () if schema.order is None else (None,)
+    entries = [(column.id, known, *ordered) for column, cell in pairs if cell is NOT_SENT]
     return {INHERITED: entries or None} if schema.inherits else {}
 
 

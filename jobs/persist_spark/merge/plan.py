@@ -26,7 +26,7 @@ from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ENDED, PART, TIME, CollectionSchema
 from persist_core.shard.batch import BatchCounts, PartKind
 from persist_spark.counted import as_json
-from persist_spark.frame import ERR_COLUMNS, ORDER, order_type, part_type, quoted
+from persist_spark.frame import ERR_COLUMNS, ORDER, inherited_fields, order_type, part_type, quoted
 from persist_spark.read.parts import File, scan, scan_pieces
 from persist_spark.stage import StateRows
 
@@ -158,11 +158,16 @@ def _history(spark: SparkSession, blob: Blob, merge: Merge, kept: Collection[str
 def _columns(schema: CollectionSchema) -> T.StructType:
     """The columns of a part without those of errs; in `sequence` order with the orders of rows."""
     plain = [field for field in part_type(schema).fields if field.name not in ERR_COLUMNS]
-    return T.StructType([*plain, *(T.StructField(ORDER, order_type(schema)) for _ in _orders(schema))])
+    return T.StructType([*plain, *_beside(schema)])
 
 
 def _orders(schema: CollectionSchema) -> list[str]:
-    return [] if schema.order is None else [ORDER]
+    return [field.name for field in _beside(schema)]
+
+
+def _beside(schema: CollectionSchema) -> list[T.StructField]:
+    """What a row in `sequence` order remembers of its record."""
+    return [] if schema.order is None else [T.StructField(ORDER, order_type(schema)), *inherited_fields(schema)]
 
 
 def _user_columns(schema: CollectionSchema) -> list[str]:

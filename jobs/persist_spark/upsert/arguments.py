@@ -52,9 +52,11 @@ from persist_spark.order_memory import NOTHING, Memory
 from persist_spark.upsert.eras import Eras
 
 ERR_CELLS = {"kind": ERR_KIND, "message": ERR_MESSAGE, "key": ERR_KEY, "payload": ERR_PAYLOAD}  # by plain name
+# An err's message is for people. One that could not be completed has what is known beside it: its payload shows it.
 SAME_VALUE = " AND ".join(
-    f"{cell} <=> before.{cell}" for cell in ("value", "err.kind", "err.key", "err.payload")
-)  # an err's message is for people
+    ["(err IS NOT NULL OR value <=> before.value)"]
+    + [f"{cell} <=> before.{cell}" for cell in ("err.kind", "err.key", "err.payload")]
+)
 ACTS = "is_due AND op != 't'"  # the row may change its slot
 _NO_CELLS = "'is_there', true"  # a collection may have a key and nothing else; Spark has no empty structs
 _STATE_COLUMNS = {"op": OP, "ord": ORDER, "bad_key": BAD_KEY}
@@ -144,6 +146,14 @@ class Arguments:
         if self.eras is None:
             return order
         return self.eras.placed(order, self.schema.position)
+
+    @property
+    def placed_inherited(self) -> str:
+        """SQL: `INHERITED` as it is stored, with the eras of its orders."""
+        placed = self.placed("e.ord")
+        if self.seen is None or placed == "e.ord":
+            return INHERITED
+        return f"transform({INHERITED}, e -> named_struct('id', e.id, 'known', e.known, 'ord', {placed}))"
 
     @property
     def decides(self) -> list[str]:

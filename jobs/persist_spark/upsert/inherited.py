@@ -23,7 +23,12 @@ from persist_spark.frame import canonical_json, inherited_fields, json_without, 
 from persist_spark.upsert.arguments import ACTS, Arguments
 
 _KNOWN = "_persist_known"  # what an err knows, within a look-up: text by column
-_SAYS = f"(diff IS NOT NULL OR {ACTS})"  # the row says what its slot holds
+# In `sequence` order, of the slot's row, where an equal value may have come after it:
+_IS_RAISED = "coalesce(known.kind = 'raised', false)"
+INHERITED_NOW = f"IF({_IS_RAISED}, known.inherited, committed.inherited)"
+ORDER_NOW = f"IF({_IS_RAISED}, known.ord, committed.p.o)"
+CANONICAL_NOW = f"IF({_IS_RAISED}, raised_canonical, committed.p.c)"  # of what its record carries; see `with_raised`
+REMEMBERED = "known.kind = 'deleted' AND NOT (known.is_old AND NOT is_awaited)"  # the slot's tombstone counts
 
 
 def placed(records: DataFrame, schema: CollectionSchema) -> DataFrame:
@@ -79,15 +84,29 @@ def _sql_type(column: Column) -> str:
 
 def completed(ranked: DataFrame, arguments: Arguments) -> DataFrame:
     """In `log` order: the rows of a slot, ranked, where each record that acts is whole, or an err."""
-    window = f"{arguments.by_rank[:-1]} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
-    columns = _inheriting(arguments.schema)
-    registers = [f"last({_said(plain, column)}, true) {window} AS register_{plain}" for plain, column in columns]
+    registers = [f"{sql} AS {name}" for name, sql in registers_of(arguments, arguments.by_rank).items()]
     marks = [name for name in ranked.columns if name not in (*arguments.columns, "canonical")]
     found = ranked.selectExpr(*arguments.columns, *marks, *registers)
-    resolved = with_registers(found, arguments, "own_time IS NOT NULL AND " + ACTS)
-    # An err is compared by its payload, and needs no more of what is known.
-    cells = {"value": "IF(err IS NULL, value, NULL)", "inherited": "IF(err IS NULL AND NOT waits, NULL, inherited)"}
+    resolved = with_registers(found, arguments, f"own_time IS NOT NULL AND {ACTS}")
+    cells = {"inherited": "IF(err IS NULL AND NOT waits, NULL, inherited)"}  # of a row nothing is remembered
     return resolved.selectExpr(*[f"{cells.get(name, name)} AS {name}" for name in (*arguments.columns, *marks)])
+
+
+def registers_of(arguments: Arguments, window: str, frame: str = "ROWS", end: str = "CURRENT ROW") -> dict[str, str]:
+    """The registers of the columns that inherit, after each row of a window over a slot: SQL by name.
+
+    In `sequence` order they need `committed` and `known`, what the shard knows of the slot.
+    """
+    so_far = f"{window[:-1]} {frame} BETWEEN UNBOUNDED PRECEDING AND {end})"
+    found = {}
+    for plain, column in _inheriting(arguments.schema):
+        said = _said(plain, column, arguments)
+        found[f"register_{plain}"] = (
+            f"last({said}, true) {so_far}"
+            if arguments.seen is None
+            else f"greatest({_committed(plain, column, arguments)}, max({said}) {so_far})"
+        )
+    return found
 
 
 def _entry(column: Column, inherited: str = "inherited") -> str:
@@ -95,20 +114,40 @@ def _entry(column: Column, inherited: str = "inherited") -> str:
     return f"get(filter({inherited}, e -> e.id = {column.id}), 0)"
 
 
-def _said(plain: str, column: Column) -> str:
-    """SQL: what a row says of a column, a struct; null if nothing."""
-    sent = f"named_struct('known', true, 'value', value.{plain})"
-    nothing = f"named_struct('known', false, 'value', CAST(NULL AS {_sql_type(column)}))"
+def _cell(column: Column, arguments: Arguments, order: str, known: str, value: str | None = None) -> str:
+    """SQL: a state of a register. In `sequence` order the highest order counts."""
+    typed = f"CAST({value or 'NULL'} AS {_sql_type(column)})"
+    ordered = "" if arguments.seen is None else f"'ord', {order}, "
+    return f"named_struct({ordered}'known', {known}, 'value', {typed})"
+
+
+def _said(plain: str, column: Column, arguments: Arguments) -> str:
+    """SQL: what a row says of a column; null if nothing. In `sequence` order, only what records say."""
+    sent, nothing = _cell(column, arguments, "ord", "true", f"value.{plain}"), _cell(column, arguments, "ord", "false")
     entry = _entry(column)
-    own = f"""CASE WHEN {entry} IS NULL THEN {sent} WHEN {entry}.known THEN {sent} WHEN NOT {entry}.known THEN {nothing}
-        END"""
-    return f"""CASE WHEN NOT {_SAYS} THEN NULL
-        WHEN inherited IS NOT NULL THEN {own}
+    if arguments.seen is None:
+        says, known = f"(diff IS NOT NULL OR {ACTS})", f"coalesce({entry}.known, false)"
+        unknown = f"WHEN NOT {entry}.known THEN {nothing}"
+    else:
+        says, known, unknown = f"({ACTS} AND truncated_by IS NULL)", "false", ""
+    return f"""CASE WHEN NOT {says} THEN NULL
+        WHEN inherited IS NOT NULL THEN CASE WHEN {entry} IS NULL OR {known} THEN {sent} {unknown} END
         WHEN op = 'u' AND err IS NULL THEN {sent} ELSE {nothing} END"""
 
 
-def with_registers(found: DataFrame, arguments: Arguments, where: str) -> DataFrame:
-    """The rows without their registers; those that inherit and for which `where` is true are whole, or errs."""
+def _committed(plain: str, column: Column, arguments: Arguments) -> str:
+    """SQL: the register as the shard has it, null if nothing is known: of the slot's row, or of its tombstone."""
+    entry, value = _entry(column, INHERITED_NOW), f"committed.value.{plain}"
+    return f"""CASE
+        WHEN committed.holds THEN CASE
+            WHEN {INHERITED_NOW} IS NULL AND committed.is_err THEN {_cell(column, arguments, ORDER_NOW, "false")}
+            WHEN {entry} IS NULL THEN {_cell(column, arguments, ORDER_NOW, "true", value)}
+            ELSE {_cell(column, arguments, f"{entry}.ord", f"{entry}.known", value)} END
+        WHEN {REMEMBERED} THEN {_cell(column, arguments, "known.ord", "false")} END"""
+
+
+def with_registers(found: DataFrame, arguments: Arguments, where: str, *, keep: bool = False) -> DataFrame:
+    """The rows; those that inherit and for which `where` is true are whole, or errs. `keep`: the registers too."""
     schema, columns = arguments.schema, _inheriting(arguments.schema)
     is_partial = f"inherited IS NOT NULL AND {where}"
     registers = {plain: f"register_{plain}" for plain, _ in columns}
@@ -129,7 +168,7 @@ def with_registers(found: DataFrame, arguments: Arguments, where: str) -> DataFr
         "inherited": f"""CASE WHEN {is_partial} THEN transform(inherited, e -> named_struct({", ".join(entry)}))
             ELSE inherited END""",
     }
-    kept = [name for name in found.columns if name not in registers.values()]
+    kept = [name for name in found.columns if keep or name not in registers.values()]
     resolved = found.selectExpr(*[f"{given.get(name, name)} AS {name}" for name in kept])
     return with_errs(resolved, arguments, is_partial)
 
@@ -155,3 +194,34 @@ def with_errs(resolved: DataFrame, arguments: Arguments, is_partial: str) -> Dat
     )
     is_lost = F.expr(f"{is_partial} AND exists(inherited, e -> NOT e.known)")
     return resolved.withColumn("err", F.when(is_lost, err).otherwise(F.col("err")))
+
+
+def with_cuts(found: DataFrame, arguments: Arguments, counts: str, window: str) -> tuple[DataFrame, str]:
+    """Rows of the thorough plan with what their slot holds before their time, and SQL: the row, a tombstone, is above a
+    value that the slot's row has inherited. `counts`: the precedence of a record that acts, else null."""
+    ids = "transform({}, e -> e.id)"
+    own = f"CASE WHEN {counts} IS NOT NULL THEN named_struct('p', {counts}, 'ids', {ids.format('inherited')}) END"
+    stored = (
+        f"named_struct('p', named_struct('o', {ORDER_NOW}, 'c', {CANONICAL_NOW}), 'ids', {ids.format(INHERITED_NOW)})"
+    )
+    registers = registers_of(arguments, arguments.over("time"), "RANGE", "1 PRECEDING")
+    found = found.selectExpr(
+        "*",
+        f"greatest(CASE WHEN committed.holds THEN {stored} END, max({own}) {window} 1 PRECEDING)) AS holder",
+        *[f"{sql} AS {name}" for name, sql in registers.items()],
+    )
+    below = [
+        f"(array_contains(holder.ids, {column.id}) AND register_{plain}.known AND register_{plain}.ord < ord)"
+        for plain, column in _inheriting(arguments.schema)
+    ]
+    return found, f"coalesce({' OR '.join(below)}, false)"
+
+
+def with_raised(known: DataFrame, arguments: Arguments) -> DataFrame:
+    """Add `raised_canonical` to rows with `committed` and `known`, for the thorough plan."""
+    if not (arguments.is_thorough and arguments.schema.inherits):
+        return known
+    cells = [F.col("committed.value").getField(name) for name in arguments.values]
+    sent = sent_json(arguments.schema, cells, "known.inherited")
+    is_err = F.expr("committed.is_err AND known.inherited IS NULL")
+    return known.withColumn("raised_canonical", F.when(is_err, F.col("committed.p.c")).otherwise(sent))

@@ -40,7 +40,7 @@ _READ_OF_SEQUENCE = {
     "placed": f"own_time IS NOT NULL AND op != 's' AND NOT expanded AND NOT {_UNPLACED}",
     "errors": f"{_READ['errors']} AND NOT is_beaten",
     "order_ties": f"({_READ['order_ties']}) OR is_tied_before",
-    "late": "is_beaten AND NOT is_tied_before",
+    "late": "is_beaten AND NOT is_tied_before AND NOT expanded",
     "late_beyond_memory": "is_beyond",
 }
 _READ_OF_ERAS = {"incomparable": "rival IS NOT NULL"}

@@ -303,7 +303,11 @@ def _history(state: DataFrame, order_type: str, arguments: Arguments) -> DataFra
         f"{order} AS ord",
         f"{value} AS value",
         _ERR,
-        *([f"CASE WHEN {DIFF} > 0 THEN {INHERITED} END AS inherited"] if arguments.schema.inherits else []),
+        *(
+            [f"CASE WHEN {DIFF} > 0 THEN {arguments.placed_inherited} END AS inherited"]
+            if arguments.schema.inherits
+            else []
+        ),
     )
 
 
@@ -335,21 +339,27 @@ def _ranked(chain: DataFrame, arguments: Arguments) -> DataFrame:
 
 
 def _compared(ranked: DataFrame, arguments: Arguments) -> DataFrame:
-    """The winners of the batch with what their slot held just before."""
+    """The winners of the batch with what their slot held just before, and what it holds after them."""
     window = arguments.over("time")
     is_sequence = arguments.seen is not None
-    more = ", 'ord', CASE WHEN diff IS NOT NULL THEN ord END, 'is_new', diff IS NULL" if is_sequence else ""
-    held = f"named_struct('holds', op = 'u', 'value', value, 'err', err{more})"
-    counts = sequence.ACCEPTED_OR_COMMITTED if is_sequence else "true"
-    linked = ranked.where("wins AND time >= 0").selectExpr(
-        "*",
-        f"{arguments.latest(held, window, where=counts)} AS before",
-        *([sequence.is_newest(window)] if is_sequence else []),
-    )
+    winners = ranked.where("wins AND time >= 0")
+    if is_sequence and arguments.schema.inherits:
+        linked = sequence.given(winners, window, arguments)
+    else:
+        more = ", 'ord', CASE WHEN diff IS NOT NULL THEN ord END, 'is_new', diff IS NULL" if is_sequence else ""
+        more += ", 'inherited', inherited" if arguments.schema.inherits else ""
+        held = f"named_struct('holds', op = 'u', 'value', value, 'err', err{more})"
+        counts = sequence.ACCEPTED_OR_COMMITTED if is_sequence else "true"
+        linked = winners.selectExpr(
+            "*",
+            "op = 'u' AS holds",
+            f"{arguments.latest(held, window, where=counts)} AS before",
+            *([sequence.is_newest(window), "ord AS row_ord", "false AS gives"] if is_sequence else []),
+        )
     return linked.where("own_time IS NOT NULL").selectExpr(
         "*",
         "coalesce(before.holds, false) AS had",
-        f"coalesce(before.holds, false) AND op = 'u' AND {SAME_VALUE} AS is_same",
+        f"coalesce(before.holds, false) AND holds AND {SAME_VALUE} AS is_same",
         *([sequence.SETTLES] if is_sequence else []),
     )
 
@@ -359,9 +369,9 @@ def _written(compared: DataFrame, arguments: Arguments) -> DataFrame:
     is_sequence = arguments.seen is not None
     effects = compared.selectExpr("*", f"explode({rules.effects_sql(is_sequence=is_sequence)}) AS effect")
     cells = rules.written_sql(arguments.slot, is_sequence=is_sequence, inherits=arguments.schema.inherits)
-    chosen = effects.selectExpr(
-        "effect", "had", "op = 'u' AS holds", *[f"{sql} AS {name}" for name, sql in cells.items()]
-    )
+    chosen = effects.selectExpr("effect", "had", "holds", *[f"{sql} AS {name}" for name, sql in cells.items()])
+    if arguments.schema.inherits:  # what is known of an err stays in its payload
+        chosen = chosen.withColumn("value", F.expr("IF(err IS NULL, value, NULL)"))
     values = [f"value.{name}" for name in arguments.values]
     return chosen.selectExpr(
         *["had", "holds", *arguments.keys, "time", "diff"],

@@ -3,9 +3,11 @@
 docs/semantics.md, section 4, shows both, and a test compares them. Conditions and values are SQL over the columns of a
 row (`persist_spark.upsert.arguments`) and over what the plan knows about it:
 
-    before        a struct: what the slot held just before the row: `value`, `err`, `ord`
+    before        a struct: what the slot held just before the row: `value`, `err`, and as stored `ord`, `inherited`
     had           boolean: it held something
-    is_same       boolean: and the row would leave an equal value
+    holds         boolean: the row leaves something there: `value` and `err`, by the order `row_ord`
+    is_same       boolean: both, and they are equal
+    gives         boolean: the row is beaten, and the slot's row inherits a value from it
     is_beaten     boolean: an order seen before is higher, or the same with greater bytes
     beaten_by     the order that is higher
     settles       boolean: nothing else that the batch does to the slot comes after the row
@@ -51,11 +53,11 @@ def _columns(*names: str, **others: str) -> dict[str, str]:
 CASES = (
     Case("waits", "waits", ("stash", "revive", "forget")),
     Case("truncate", "op = 't'", ("floor",)),
-    Case("late", "is_beaten", ("keep", "late")),
-    Case("same", "is_same", ("keep", "raise", "forget")),
-    Case("update", "had AND op = 'u'", ("retract", "insert", "clear", "forget")),
+    Case("late", "is_beaten AND NOT gives", ("keep", "late")),
+    Case("same", "is_same", ("keep", "late", "raise", "forget")),
+    Case("update", "had AND holds", ("retract", "insert", "late", "clear", "forget")),
     Case("delete", "had", ("retract", "bury", "clear", "forget")),
-    Case("insert", "op = 'u'", ("insert", "clear", "forget")),
+    Case("insert", "holds", ("insert", "clear", "forget")),
     Case("absent", "true", ("bury", "forget")),
 )
 
@@ -72,18 +74,23 @@ EFFECTS = (
     Effect(
         "retract",
         PartKind.RETRACTIONS,
-        _columns("key", "time", value="before.value", err="before.err", ord="before.ord"),
+        _columns("key", "time", value="before.value", err="before.err", ord="before.ord", inherited="before.inherited"),
         diff=-1,
     ),
-    Effect("insert", PartKind.INSERTIONS, _columns("key", "time", "value", "err", "ord", "inherited"), diff=1),
+    Effect("insert", PartKind.INSERTIONS, _columns("key", "time", "value", "err", "inherited", ord="row_ord"), diff=1),
     Effect(
         "late",
         LATE_OPERATOR,
-        _columns("slot", "op", "ord", "beaten_by", time="own_time", acted="time"),
-        condition="beaten_by IS NOT NULL",
+        _columns("slot", "op", "ord", "beaten_by", "inherited", time="own_time", acted="time"),
+        condition="beaten_by IS NOT NULL AND NOT expanded",
     ),
     Effect("floor", ORDER_INDEX_OPERATOR, _columns("time", "ord", kind="'floor'")),
-    Effect("raise", ORDER_INDEX_OPERATOR, _columns("slot", "time", "ord", kind="'raised'"), condition="settles"),
+    Effect(
+        "raise",
+        ORDER_INDEX_OPERATOR,
+        _columns("slot", "time", "inherited", ord="row_ord", kind="'raised'"),
+        condition="settles",
+    ),
     Effect(
         "bury",
         ORDER_INDEX_OPERATOR,
@@ -94,7 +101,7 @@ EFFECTS = (
         "clear",
         ORDER_INDEX_OPERATOR,
         _columns("slot", "time", "ord", kind="'in_row'"),
-        condition="settles AND known.kind != 'in_row' AND (op = 'u' OR expanded)",
+        condition="settles AND known.kind != 'in_row' AND (holds OR expanded)",
     ),
     # From now on the slot is awaited, and what was forgotten must stay so.
     Effect(
@@ -128,7 +135,7 @@ def effects(*, is_sequence: bool, inherits: bool) -> list[Effect]:
 def effects_sql(*, is_sequence: bool) -> str:
     """SQL: the names of the effects of a row, as an array; null or empty if it has none."""
     known = effects(is_sequence=is_sequence, inherits=True)
-    cases = [case for case in CASES if is_sequence or case.name != "late"]
+    cases = [case for case in CASES if is_sequence or case.name != "late"]  # in `log` order `gives` is unknown too
     arrays = [(case.condition, _array([each for each in known if each.name in case.effects])) for case in cases]
     return "CASE " + " ".join(f"WHEN {condition} THEN {array or 'NULL'}" for condition, array in arrays) + " END"
 

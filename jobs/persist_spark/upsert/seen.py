@@ -36,7 +36,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.schema import ACTED, BEATEN_BY, FLOOR, FORGOTTEN, INDEX_KIND, TIME, CollectionSchema
-from persist_spark.frame import BAD_KEY, OP, ORDER, passed, user_fields
+from persist_spark.frame import BAD_KEY, OP, ORDER, inherited_fields, passed, user_fields
 from persist_spark.order_memory import Order
 from persist_spark.upsert.arguments import Arguments, SeenBefore
 from persist_spark.upsert.lookup import of_slots
@@ -48,7 +48,8 @@ _OF_SLOTS = f"{INDEX_KIND} NOT IN ('{FLOOR}', '{FORGOTTEN}')"
 def index_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:
     """The columns of the order index: the slot, its order, when it acted (ms), and an `IndexKind`."""
     keys = user_fields(CollectionSchema(schema.key))
-    return T.StructType([*keys, T.StructField(BAD_KEY, T.BinaryType()), *_entry_fields(order)])
+    entry = [*_entry_fields(order), *inherited_fields(schema)]
+    return T.StructType([*keys, T.StructField(BAD_KEY, T.BinaryType()), *entry])
 
 
 def _entry_fields(order: T.DataType) -> list[T.StructField]:
@@ -73,6 +74,7 @@ def late_type(schema: CollectionSchema, order: T.DataType) -> T.StructType:
             T.StructField(ORDER, order),
             T.StructField(BEATEN_BY, order),
             T.StructField(ACTED, T.LongType()),
+            *inherited_fields(schema),
         ]
     )
 
@@ -85,8 +87,11 @@ def remembered(arrivals: DataFrame, seen: SeenBefore, stash: DataFrame | None, a
     order = arrivals.schema["ord"].dataType
     assert isinstance(order, T.StructType)
     floor = _literal(seen.memory.floor[0] if seen.memory.floor else None, order, arguments)
+    entry = {"kind": "STRING", "acted": "BIGINT", "ord": order.simpleString(), "is_old": "BOOLEAN"}
+    for field in inherited_fields(arguments.schema):
+        entry["inherited"] = field.dataType.simpleString()
     given = {
-        "entry": f"CAST(NULL AS STRUCT<kind: STRING, acted: BIGINT, ord: {order.simpleString()}, is_old: BOOLEAN>)",
+        "entry": f"CAST(NULL AS STRUCT<{', '.join(f'{name}: {kind}' for name, kind in entry.items())}>)",
         "truncated_by": f"CASE WHEN ord < floor_before AND NOT {IS_UNORDERED} THEN floor_before END",
         "is_beyond": f"coalesce(ord < forgotten AND NOT {IS_UNORDERED}, false)",
     }
@@ -137,7 +142,8 @@ def _entries(index: DataFrame, arguments: Arguments) -> DataFrame:
     before = arguments.seen.forgets_before if arguments.seen else None
     is_old = "false" if before is None else f"{INDEX_KIND} = 'deleted' AND {TIME} < {passed(before)[0]}"
     named = [f"{BAD_KEY} AS bad_key", f"{INDEX_KIND} AS kind", f"{TIME} AS acted", f"{arguments.placed(ORDER)} AS ord"]
-    return index.selectExpr(*arguments.key_columns, *named, f"{is_old} AS is_old")
+    inherited = [f"{arguments.placed_inherited} AS inherited"] if arguments.schema.inherits else []
+    return index.selectExpr(*arguments.key_columns, *named, f"{is_old} AS is_old", *inherited)
 
 
 def _forgotten_of_slots(entries: DataFrame, stash: DataFrame | None, arguments: Arguments) -> DataFrame:
@@ -157,9 +163,10 @@ def _as_rows(chain: DataFrame, arguments: Arguments) -> list[str]:
         "time": f"acted - {(1 << 63) - 1}L",  # not the least bigint: a window subtracts 1
         **dict.fromkeys(("is_due", "waits", "is_late", "stashed", "expanded"), "false"),
         "op": "'d'",
-        "entry": "struct(kind, acted, ord, is_old)",
+        "entry": f"struct(kind, acted, ord, is_old{', inherited' if arguments.schema.inherits else ''})",
         "is_beyond": "false",
     }
-    empty = ("own_time", "diff", "ord", "value", "err", "truncated_by")
+    inherited = ["inherited"] if arguments.schema.inherits else []
+    empty = ("own_time", "diff", "ord", "value", "err", "truncated_by", *inherited)
     given |= {name: f"CAST(NULL AS {chain.schema[name].dataType.simpleString()})" for name in empty}
     return [f"{given.get(name, name)} AS {name}" for name in arguments.columns]

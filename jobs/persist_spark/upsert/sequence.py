@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from persist_core.schema import UNORDERED
+from persist_spark.upsert import inherited
 from persist_spark.upsert.arguments import ACTS, Arguments
 from persist_spark.upsert.eras import incomparable
 
@@ -31,9 +32,46 @@ IS_UNORDERED = f"coalesce(err.kind IN {UNORDERED}, false)"
 SETTLES = "IF(waits, NOT coalesce(before.is_new, false), is_newest) AS settles"
 
 
-def is_newest(window: str) -> str:
-    """SQL: no record after the row in the window is accepted."""
-    return f"lead(CASE WHEN {ACCEPTED} THEN true END) IGNORE NULLS {window} IS NULL AS is_newest"
+def is_newest(window: str, acts: str = ACCEPTED) -> str:
+    """SQL: no record after the row in the window is accepted, or gives a value."""
+    return f"lead(CASE WHEN {acts} THEN true END) IGNORE NULLS {window} IS NULL AS is_newest"
+
+
+def given(winners: DataFrame, window: str, arguments: Arguments) -> DataFrame:
+    """The winners with what their slot held before them and holds after them, where columns inherit.
+
+    A beaten record may give a value to the row of its slot: the row of the last record that was accepted (`holder`).
+    Then `value`, `err` and `inherited` are those of the row.
+    """
+    order = f"IF(diff IS NULL, ord, {_of_raised('known.ord', 'ord')})"
+    entries = f"IF(diff IS NULL, inherited, {_of_raised('known.inherited', 'inherited')})"
+    held = f"named_struct('holds', op = 'u', 'value', value, 'err', err, 'ord', {order}, 'inherited', {entries})"
+    linked = winners.selectExpr("*", f"{arguments.latest(held, window, where=ACCEPTED_OR_COMMITTED)} AS holder")
+    hears = f"own_time IS NOT NULL AND {ACTS} AND is_beaten AND coalesce(holder.inherited IS NOT NULL, false)"
+    changed = {
+        "value": "IF(hears, holder.value, value)",
+        "err": "IF(hears, NULL, err)",
+        "inherited": f"IF(hears, holder.inherited, {entries})",
+    }
+    columns = [name for name in linked.columns if name != "holder"]
+    rows = linked.selectExpr("*", f"{hears} AS hears", "inherited AS stored").selectExpr(
+        *[f"{changed.get(name, name)} AS {name}" for name in columns],
+        f"IF(hears, holder.ord, {order}) AS row_ord",
+        "hears OR op = 'u' AS holds",
+        *["hears", "stored"],
+    )
+    rows = inherited.with_registers(rows, arguments, "hears")
+    after = """named_struct('holds', holds, 'value', value, 'err', err, 'ord', CASE WHEN diff IS NOT NULL THEN ord END,
+        'inherited', CASE WHEN diff IS NOT NULL THEN stored END, 'is_new', diff IS NULL, 'now', inherited)"""
+    before = arguments.latest(after, window, where=f"hears OR {ACCEPTED_OR_COMMITTED}")
+    gives = "hears AND NOT (value <=> before.value AND inherited <=> before.now) AS gives"
+    found = rows.selectExpr("*", f"{before} AS before").selectExpr("*", gives)
+    return found.selectExpr("*", is_newest(window, f"gives OR {ACCEPTED}"))
+
+
+def _of_raised(raised: str, stored: str) -> str:
+    """SQL, of a committed row: what an equal value that came after it has brought, or what is stored with it."""
+    return f"IF(coalesce(known.kind = 'raised', false), {raised}, {stored})"
 
 
 def expanded(both: DataFrame, arguments: Arguments) -> DataFrame:
@@ -46,9 +84,14 @@ def expanded(both: DataFrame, arguments: Arguments) -> DataFrame:
         f"max({counts}) {window} 1 PRECEDING) AS highest",
         f"max(CASE WHEN expanded THEN ord END) {window} CURRENT ROW) AS floor_now",
     )
+    found = inherited.with_raised(found, arguments)
     newest = f"greatest({_seen(arguments)}, highest)"
     tombstone = _precedence(arguments, canonical="CAST(NULL AS BINARY)")
-    ends = f"truncated_by IS NULL AND {newest}.c IS NOT NULL AND {newest} < {tombstone}"
+    ends = f"{newest} < {tombstone}"
+    if arguments.schema.inherits:  # or a value that the slot's row has inherited
+        found, cuts = inherited.with_cuts(found, arguments, counts, window)
+        ends = f"({ends} OR {cuts})"
+    ends = f"truncated_by IS NULL AND {newest}.c IS NOT NULL AND {ends}"
     floor = """CASE WHEN NOT expanded THEN
         greatest(truncated_by, CASE WHEN ord < floor_now THEN floor_now END) END AS truncated_by"""
     cells = [floor if name == "truncated_by" else name for name in arguments.columns]
@@ -67,7 +110,10 @@ def _known_of_slot(arguments: Arguments) -> list[str]:
     was stashed before this batch.
     """
     before = arguments.so_far(arguments.by_rank)
-    update = f"CASE WHEN diff IS NOT NULL THEN named_struct('holds', diff > 0, 'p', {_precedence(arguments)}) END"
+    more = ""
+    if arguments.schema.inherits:
+        more = ", 'value', value, 'inherited', inherited, 'is_err', err IS NOT NULL"
+    update = f"CASE WHEN diff IS NOT NULL THEN named_struct('holds', diff > 0, 'p', {_precedence(arguments)}{more}) END"
     awaited = f"coalesce(max(stashed) OVER (PARTITION BY {', '.join(arguments.slot)}), false)"
     return [
         f"last(entry, true) {before} AS known",
@@ -78,11 +124,14 @@ def _known_of_slot(arguments: Arguments) -> list[str]:
 
 def _seen(arguments: Arguments) -> str:
     """SQL: the order that the shard has seen of the slot, or null."""
-    raised = _precedence(arguments, "known.ord", "committed.p.c")
+    canonical = "committed.p.c"
+    if arguments.schema.inherits and arguments.is_thorough:
+        canonical = inherited.CANONICAL_NOW
+    raised = _precedence(arguments, "known.ord", canonical)
     deleted = _precedence(arguments, "known.ord", "CAST(NULL AS BINARY)")
     return f"""CASE
         WHEN committed.holds THEN greatest(committed.p, CASE WHEN known.kind = 'raised' THEN {raised} END)
-        WHEN known.kind = 'deleted' AND NOT (known.is_old AND NOT is_awaited) THEN {deleted} END"""
+        WHEN {inherited.REMEMBERED} THEN {deleted} END"""
 
 
 def judged(chain: DataFrame, marks: Sequence[str], arguments: Arguments) -> DataFrame:
@@ -100,7 +149,12 @@ def judged(chain: DataFrame, marks: Sequence[str], arguments: Arguments) -> Data
         f"max(CASE WHEN {ACTS} THEN {own} END) {before} AS highest",
         f"coalesce(min({above}) {before}, {above}) AS first_time",  # of a record at or above the floor
     )
-    seen = known.selectExpr("*", f"{_seen(arguments)} AS seen")
+    registers: dict[str, str] = {}
+    if arguments.schema.inherits:
+        registers = inherited.registers_of(arguments, arguments.by_rank)
+    seen = inherited.with_raised(known, arguments).selectExpr(
+        "*", f"{_seen(arguments)} AS seen", *[f"{sql} AS {name}" for name, sql in registers.items()]
+    )
     compared = seen.selectExpr("*", "greatest(seen, highest) AS higher", f"wins AND {ACTS} AS is_judged")
     if arguments.eras:
         compared = compared.withColumn("highest_order", F.expr("greatest(higher.o, truncated_by)"))
@@ -110,7 +164,7 @@ def judged(chain: DataFrame, marks: Sequence[str], arguments: Arguments) -> Data
     tied_before = f"is_judged AND {is_equal}" + (f" AND {is_below}" if arguments.is_thorough else "")
     compares = f"own_time IS NOT NULL AND {ACTS} AND {incomparable('ord', 'highest_order')}"
     beyond = f"is_judged AND NOT {is_below} AND seen IS NULL AND first_time = time AND is_beyond"
-    return compared.selectExpr(
+    found = compared.selectExpr(
         *[name for name in arguments.columns if name != "is_beyond"],
         *["wins", "is_tied", "is_broken", "known"],
         "known.is_old AND NOT is_awaited AS is_forgotten",
@@ -119,4 +173,8 @@ def judged(chain: DataFrame, marks: Sequence[str], arguments: Arguments) -> Data
         f"{beyond} AS is_beyond",
         f"IF(is_judged AND {is_below} AND NOT ({is_equal}), greatest(higher.o, truncated_by), NULL) AS beaten_by",
         *([f"CASE WHEN {compares} THEN highest_order END AS rival"] if arguments.eras else []),
+        *registers,
     )
+    if not registers:
+        return found
+    return inherited.with_registers(found, arguments, f"own_time IS NOT NULL AND wins AND {ACCEPTED}", keep=True)
