@@ -35,7 +35,7 @@ class LateRecord:
     `op` is `upsert` or `delete`. `time` is the record's own (`None`: its description gave it), `acted` the time at
     which it would have changed something. `order` and `beaten_by` have the order fields by name; `position`, and that
     of the record that beat it, say where they were read, as the source shows it. `gave` names the columns in which it
-    changed the slot's row all the same, because the row's own record did not have them.
+    still changed the slot's row, because the row's own record did not have them.
     """
 
     key: Mapping[str, Any] | None

@@ -1,4 +1,4 @@
-"""What rows have inherited goes through merges, restores and forks: a late record gives its value as it did before."""
+"""Inherited values go through merges, restores and forks: a late record gives its value as it did before."""
 
 from __future__ import annotations
 
