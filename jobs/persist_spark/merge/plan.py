@@ -166,7 +166,7 @@ def _orders(schema: CollectionSchema) -> list[str]:
 
 
 def _beside(schema: CollectionSchema) -> list[T.StructField]:
-    """What a row in `sequence` order remembers of its record."""
+    """The columns that say which record made a row in `sequence` order."""
     return [] if schema.order is None else [T.StructField(ORDER, order_type(schema)), *inherited_fields(schema)]
 
 
