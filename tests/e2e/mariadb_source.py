@@ -47,7 +47,7 @@ KINDS = {
     "json": _text(json_text),
     "enum('small','large')": _either("small", "large"),
     "set('a','b','c')": _either("a", "a,c", "", "a,b,c"),
-    "uuid": Kind(lambda chance: f"'{chance.randbytes(15).hex()}01'"),
+    "uuid": Kind(lambda chance: f"'{chance.randbytes(6).hex()}4abc8abc{chance.randbytes(5).hex()}01'"),
     "binary(5)": _bytes(5),
     "varbinary(20)": _bytes(0, 1, 20),
     "blob": _bytes(0, 1, 5, 5_000),
