@@ -21,6 +21,7 @@ from tests.e2e import mariadb_source, postgres_source
 from tests.e2e.debezium_world import SOURCES, Loader, World, check, columns_of, compare, tables_of
 from tests.sampling import is_long, sample
 from tests.servers.debezium import VARIANTS, compiled
+from tests.servers.lifeline import wait_until
 from tests.servers.mariadb import start_mariadb
 from tests.servers.postgres import PostgresServer, start_postgres
 
@@ -104,6 +105,8 @@ def test_each_day_is_mariadbs_and_a_replica_takes_over(
         source.server = replica
         world.engine.move_to(replica.port)
         world.restart()
+        # The connector stops at a server that has written events of its own.
+        wait_until(replica.is_read, what="the engine's session on the replica", timeout_ms=120_000)
         world.day(chance, 30)
         check(world, loader, product(tables, VARIANTS))
         check_late(world, loader, chance)

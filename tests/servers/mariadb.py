@@ -84,6 +84,10 @@ class MariaDbServer:
         primary.remove()
         self.query("STOP SLAVE; RESET SLAVE ALL")
 
+    def is_read(self) -> bool:
+        """True while a session reads its binlog."""
+        return any("Binlog Dump" in row for row in self.query("SHOW PROCESSLIST"))
+
     def remove(self) -> None:
         """Stop it and remove its folder."""
         end(self._process, signal.SIGTERM)
