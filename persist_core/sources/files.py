@@ -34,9 +34,9 @@ from persist_core.sources.input_file import FrozenInput, InputFile
 from persist_core.sources.ledger import Consumed, Ledger, place_of
 from persist_core.sources.natural_order import natural_key, path_of
 from persist_core.sources.root import Place, join, place_after, relative_to
-from persist_core.time_text import DAY_MS, format_time
+from persist_core.time_text import DAY_MS, format_time, parse_time
 
-UNREAD_FROM = "unread_from"  # in the progress, if files were left over
+UNREAD_FROM = "unread_from"  # in the progress, if files were left over; as text, because it may go back and vanish
 _MAX_NOTICES = 20  # of one kind; the rest are counted
 
 
@@ -159,7 +159,7 @@ class FileSource:
         dates, look_back_ms = None, self._config.source.look_back_ms
         midnight = -(-lower // DAY_MS) * DAY_MS  # the first one that no commit has passed
         if consumed is not None and look_back_ms is not None and until is not None and until <= midnight:
-            unread_from = consumed.offsets.get(UNREAD_FROM)
+            unread_from = unread_from_of(consumed)
             dates = max(min(lower, lower if unread_from is None else unread_from) - look_back_ms, 0), until
         names = sorted(known) if naming.is_base and dates is None else ()
         return Wanted(dates, is_known, names)
@@ -190,7 +190,9 @@ class FileSource:
         if len(added) != len(frozen.files):
             raise InvalidInput("a frozen input names a file twice; mint again")
         after = self._ledger.extend(self._ledger.replaced(consumed, known, era=era), added, place=place, era=era)
-        return after if unread_from is None else replace(after, offsets={**after.offsets, UNREAD_FROM: unread_from})
+        if unread_from is None:
+            return after
+        return replace(after, offsets={**after.offsets, UNREAD_FROM: format_time(max(unread_from, 0))})
 
     def has_other_place(self, consumed: SourceFrontier | None) -> bool:
         """True if `source.path` starts at another folder than when `consumed` was committed."""
@@ -243,6 +245,12 @@ class FileSource:
             return until
         first_left = min(max(file.date_ms or 0, lower) for file in left)
         return first_left if until is None else min(until, first_left)
+
+
+def unread_from_of(progress: SourceFrontier) -> int | None:
+    """The earliest date (ms) in the paths of files that limits left over, or `None`."""
+    text = progress.offsets.get(UNREAD_FROM)
+    return None if text is None else parse_time(text)
 
 
 def show_position(position: Mapping[str, Any]) -> str:

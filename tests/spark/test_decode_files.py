@@ -127,7 +127,7 @@ def test_orders_compare_alike_by_operator_sort_and_aggregate(feed: Feed) -> None
     sources = [{"lsn": 5}, {}, {"lsn": 7}, {"lsn": None}, {"lsn": 6}]
     messages = [{"op": "c", "after": {"id": i}, "source": source} for i, source in enumerate(sources)]
     feed.write("1.json", "\n".join(map(json.dumps, messages)))
-    frame = feed.frame("debezium-json", COLUMNS)
+    frame = feed.frame("debezium-json", COLUMNS, order="log")
     ascending = [row["id"] for row in frame.orderBy(ORDER).collect()]
     assert ascending == [1, 3, 0, 4, 2]
     assert frame.selectExpr(f"max_by(id, {ORDER})", f"min_by(id, {ORDER})").first() == (2, 1)

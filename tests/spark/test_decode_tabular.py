@@ -200,7 +200,7 @@ def test_dms_json(feed: Feed) -> None:
         '{"data":{"id":4',
     ]
     feed.write("1.jsonl", "\n".join(lines))
-    rows = records(feed, "dms-json")
+    rows = records(feed, "dms-json", order="log")
     assert [(row[OP], row["id"], row[ERR_KIND]) for row in rows] == [
         ("u", 1, None),
         ("u", 1, None),

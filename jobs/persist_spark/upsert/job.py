@@ -21,7 +21,7 @@ from persist_core.protocol.stages import check_not_outdated, outdated_first
 from persist_core.shard.batch import BatchManifest
 from persist_core.shard.stats import show_bytes
 from persist_core.sources.feeds import feed_of
-from persist_core.sources.files import UNREAD_FROM, FileSource
+from persist_core.sources.files import FileSource, unread_from_of
 from persist_core.sources.frozen import load_frozen
 from persist_core.sources.input_file import FrozenInput
 from persist_core.spark_job.deaths import deaths_at_lower
@@ -74,7 +74,7 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
         aside = {each.file for each in killers}
         if aside:  # in the source progress too: a corrected file is then read
             source, era = FileSource(config, client.blob), description.era or 0
-            unread_from = description.sources[FILES].offsets.get(UNREAD_FROM)
+            unread_from = unread_from_of(description.sources[FILES])
             after = source.advance(state.sources.get(FILES), frozen, era=era, unread_from=unread_from, set_aside=aside)
             described = replace(description, sources={**description.sources, FILES: after})
             request = replace(request, description=described)

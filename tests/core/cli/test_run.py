@@ -57,7 +57,7 @@ def test_an_interval_without_input_needs_no_spark(world: World) -> None:
 def test_dated_input_within_limits_takes_as_many_rounds_as_dates(world: World) -> None:
     for day in (1, 2):
         world.drop(f"2026-01-0{day}.txt", day)
-    source = {"path": "in/{date:%Y-%m-%d}.txt", "format": "debezium-json"}
+    source = {"path": "in/{date:%Y-%m-%d}.txt", "format": "json"}
     config = world.config(source=source, time="path", limits={"max_files": 1})
     report = world.run(config, parse_time("2026-01-03"))
     assert [r.commit.upper for r in report.rounds] == [parse_time(f"2026-01-0{day}") for day in (2, 3)]

@@ -54,7 +54,8 @@ class World:
         (self.drops / name).write_text("".join(f"{i}\n" for i in ids))
 
     def write_config(self, **fields: Any) -> Path:
-        body = {"source": {"path": "in/*.txt", "format": "debezium-json"}, "key": "id", "columns": {"id": "bigint"}}
+        source = {"path": "in/*.txt", "format": "json"}
+        body = {"source": source, "key": "id", "columns": {"id": "bigint"}, "delete": "none"}
         path = self.folder / "orders.yaml"
         path.write_text(json.dumps({**body, **fields}))
         return path

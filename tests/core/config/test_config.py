@@ -128,7 +128,7 @@ def test_schema_has_key_columns_first_in_the_order_of_the_key(tmp_path: Path) ->
     )
     schema = config.collection_schema()
     assert schema.key == (Column("b", "date", nullable=False), Column("a", "int", nullable=False))
-    assert schema.values == (Column("x", "json"), Column("y", "date"))
+    assert schema.values == (Column("x", "json", inherits=True), Column("y", "date"))
 
 
 def test_anchors_and_merge_keys_are_expanded(tmp_path: Path) -> None:

@@ -298,7 +298,7 @@ def test_a_reader_of_the_target_sees_the_old_state_or_the_new_one() -> None:
     old = shown(target)
     make_garbage(source, 2)
     seen: list[list[str]] = []
-    target.counted.at(range(100), lambda: seen.append(shown(target)))
+    target.counted.at(range(10_000), lambda: seen.append(shown(target)))
     copy_all(source, target)
     target.counted.at(set())
     new = shown(source)
