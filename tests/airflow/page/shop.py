@@ -116,7 +116,8 @@ def fill_customers(client: PersistClient, days: int) -> None:
         updates += [(rows[key], time, 1) for key in (*new, *(set(changed) - set(deleted)))]
         if day % 9 == 0:
             payload = f'{{"id": {day}, "balance": "ten"}}'.encode()
-            errs = [(kind, None, payload, time, 1) for kind in ("value", MISSING_ORDER)]
+            slot = f'{MISSING_ORDER} {{"file":"customers.jsonl","block":0,"row":{day}}}'.encode()
+            errs = [("value", None, payload, time, 1), (MISSING_ORDER, slot, payload, time, 1)]
         stats = {
             "inserts": len(new),
             "updates": len(changed) - len(deleted),
