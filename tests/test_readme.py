@@ -35,7 +35,7 @@ DOCUMENTS = {
 MAX_README_LINES = 150  # five minutes; what is looked up is in docs/reference
 PERSIST = str(Path(sys.executable).with_name("persist"))
 CHECKPOINT = "CHECKPOINT_ID"  # stands in the documents for an id that `persist checkpoints` prints
-IN_THE_HANDBOOK = {"ack", "copy", "drop", "release"}  # shown in the handbook; tests/core/cli runs them
+IN_THE_HANDBOOK = {"ack", "copy", "drop", "preview", "release"}  # shown in the handbook; tests/core/cli runs them
 MAY_PRINT_NOTHING = {"alerts", "conflicts", "late"}  # as JSON lines
 FEED = ROOT / "dags" / "feed"
 

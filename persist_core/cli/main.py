@@ -2,7 +2,7 @@
 
 persist shards | describe | snapshot | changes | errors | late | checkpoints | pin | unpin | restore | conflicts |
         fsck | doctor | run | metrics | maintain | gc | drop | holds | release | copy | alerts | ack |
-        init | demo
+        preview | init | demo
 
 Every command takes the location from its options, the environment or a config file, prints tables for people or JSON
 for programs (`--json`), and ends with an exit code that says what to do next (`persist_core.cli.output`).
@@ -29,6 +29,7 @@ from persist_core.cli.holds import holds_command, release_command
 from persist_core.cli.late import late_command
 from persist_core.cli.maintain import maintain_command
 from persist_core.cli.metrics import metrics
+from persist_core.cli.preview import preview_command
 from persist_core.cli.project import demo, init
 from persist_core.cli.rejected import print_rejected
 from persist_core.cli.restore import pin_command, resolve_command, restore_command, unpin_command
@@ -194,7 +195,7 @@ def _time(text: str | None, what: str) -> int | None:
 for _command in (
     shards, describe, commits, checkpoints, pin_command, unpin_command, restore_command, conflicts, late_command,
     resolve_command, check, doctor, run, metrics, maintain_command, gc_command, drop_command, holds_command,
-    release_command, copy_command, alerts_command, ack_command, init, demo,
+    release_command, copy_command, alerts_command, ack_command, preview_command, init, demo,
 ):  # fmt: skip
     persist.add_command(_command)
 

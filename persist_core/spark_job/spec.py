@@ -28,7 +28,7 @@ from persist_core.shard.sealed import seal, sealed_digest, unseal
 SPEC_VERSION = 1
 _SEAL = "job_spec"
 KEY_OPTION, DIGEST_OPTION = "--spec-key", "--spec-sha256"
-SPEC = "spec.json"
+SPEC, RECORDS = "spec.json", "records.jsonl"
 
 
 class MergeInputs(BaseModel):
@@ -56,13 +56,15 @@ class JobSpec:
     Of a merge, the description says the bounds and the bytes of its inputs.
 
     `dry_run_as_of` is set for a read-only refresh of a view: the job reports what a refresh at that time would write,
-    in `keys.dry_run_key`, and stages nothing.
+    in `keys.dry_run_key`, and stages nothing. `is_sample`: the job also leaves what it has decoded, as lines of JSON
+    under `key_of(RECORDS)` (`persist preview`).
     """
 
     description: BatchDescription
     config: ShardConfig | MergeInputs
     attempt: str
     dry_run_as_of: int | None = None
+    is_sample: bool = False
 
     @property
     def key(self) -> str:
@@ -103,6 +105,7 @@ class JobSpec:
             _kind_of(self.config): self.config.model_dump(mode="json"),
             "attempt": self.attempt,
             "dry_run_as_of": self.dry_run_as_of,
+            "is_sample": self.is_sample,
         }
         return seal(_SEAL, SPEC_VERSION, body, sort_keys=False)
 
@@ -115,6 +118,7 @@ class JobSpec:
             config=next(model.model_validate(body[kind]) for kind, model in _KINDS.items() if kind in body),
             attempt=body["attempt"],
             dry_run_as_of=body["dry_run_as_of"],
+            is_sample=body["is_sample"],
         )
 
 

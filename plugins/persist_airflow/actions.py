@@ -38,6 +38,7 @@ from persist_core.maintenance.actions import Done
 from persist_core.sources.registry import kind_of
 
 DAG_ID = "persist_actions"
+LOOK = "To see first what a run would make of new input, and what does not fit: persist preview SHARD (command line)"
 DOCUMENT = """Actions on one shard, by hand: trigger this DAG with an action and a shard.
 
 | action | what it does | needs | takes |
@@ -330,7 +331,8 @@ def build_actions_dag(
 def _params(names: Sequence[str]) -> dict[str, Any]:
     """The fields of the trigger form, and the JSON schema by which Airflow checks a conf."""
     action = Param(type="string", enum=list(names), title="Action")
-    shard = Param(type="string", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", maxLength=128, title="Shard")
+    name = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+    shard = Param(type="string", pattern=name, maxLength=128, title="Shard", description=LOOK)
     used = {field for name in names for field in ACTIONS[name].needs + ACTIONS[name].takes}
     texts = {
         name: Param(None, type=["null", "string"], description=about) for name, about in _TEXTS.items() if name in used

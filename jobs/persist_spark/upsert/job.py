@@ -25,11 +25,12 @@ from persist_core.sources.files import FileSource, unread_from_of
 from persist_core.sources.frozen import load_frozen
 from persist_core.sources.input_file import FrozenInput
 from persist_core.spark_job.deaths import deaths_at_lower
-from persist_core.spark_job.spec import JobSpec
+from persist_core.spark_job.spec import RECORDS, JobSpec
 from persist_spark import progress
 from persist_spark.decode.files import copies_in
 from persist_spark.decode.formats import decode
 from persist_spark.feed_access import changed_first, feed_access
+from persist_spark.preview import as_json_lines
 from persist_spark.session import OUR_PLANS, listing, own_session, use
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 from persist_spark.upsert.eras import eras_of
@@ -81,5 +82,7 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
         taken = [file for file in frozen.files if file not in aside]
         records = decode(own, config, taken, copies=copies)
         records = with_files(own, records, config, description.lower, killers, frozen.files)
+        if spec.is_sample:
+            client.blob.set(spec.key_of(RECORDS), as_json_lines(records, request.schema))
         use(own, {**OUR_PLANS, **listing(client.blob)})
         return stage_upserts(own, client, state, request, records, lambda: access.check_after(frozen.files))

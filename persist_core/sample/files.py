@@ -1,0 +1,134 @@
+"""A bounded sample of files: the first records of the oldest and of the newest ones, as they lie there.
+
+A text file gives whole lines from its start, a Parquet file rows. All of it fits in memory (`MAX_BYTES`). The copy of a
+file has its relative path and its compression, so that the date in its path and its position stay what they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from persist_core.config.collection import CollectionConfig
+from persist_core.sources.feed import Feed
+from persist_core.sources.input_file import InputFile
+from persist_core.sources.root import relative_to
+
+MAX_FILES = 20
+MAX_BYTES = 32 << 20  # of text, decompressed
+_CODECS = {".gz": "gzip", ".gzip": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd"}
+_DAMAGED = (OSError, EOFError, zlib.error, pa.ArrowException)
+
+
+@dataclass(frozen=True)
+class SampledFile:
+    """The start of a file: its `lines` (with line ends), or the `table` of a Parquet file. `problem`: why it ends."""
+
+    file: InputFile
+    lines: tuple[bytes, ...] = ()
+    table: pa.Table | None = None
+    is_whole: bool = False
+    problem: str | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Of what was taken, decompressed."""
+        return sum(map(len, self.lines)) if self.table is None else int(self.table.nbytes)
+
+    @property
+    def records(self) -> int:
+        """How many lines that are not blank, or rows."""
+        return sum(bool(line.strip()) for line in self.lines) if self.table is None else len(self.table)
+
+
+def take(feed: Feed, files: Sequence[InputFile], limit: int, *, header: bool = False) -> tuple[SampledFile, ...]:
+    """At most `limit` records: of the first file, of the newest, of the second, and so on inwards.
+
+    One file gives at most half of them, if there are others. `header`: text files have a line more.
+    """
+    inwards = [each for pair in zip(files, reversed(files), strict=True) for each in pair][: len(files)]
+    share, left, bytes_left = limit if len(files) < 2 else -(-limit // 2), limit, MAX_BYTES
+    found = []
+    for file in inwards[:MAX_FILES]:
+        if left <= 0 or bytes_left <= 0:
+            break
+        taken = _start_of(feed, file, min(share, left), header, bytes_left)
+        left, bytes_left = left - max(taken.records - header, 0), bytes_left - taken.size_bytes
+        found.append(taken)
+    return tuple(sorted(found, key=lambda each: each.file.order))
+
+
+def _start_of(feed: Feed, file: InputFile, limit: int, header: bool, max_bytes: int) -> SampledFile:
+    empty = SampledFile(file)
+    try:
+        with feed.opened(file) as source:
+            if source.read(4) == b"PAR1":
+                return _rows(file, pq.ParquetFile(source), limit)
+            source.seek(0)
+            codec = _CODECS.get(Path(file.path).suffix.lower())
+            opened = pa.PythonFile(source, "r") if codec is None else pa.CompressedInputStream(source, codec)
+            return _lines(empty, opened, limit + header, max_bytes)
+    except _DAMAGED as error:
+        return replace(empty, problem=f"it cannot be read: {error}")
+
+
+def _rows(file: InputFile, parquet: Any, limit: int) -> SampledFile:
+    batches = list(itertools.islice(parquet.iter_batches(batch_size=limit), 1))
+    table = pa.Table.from_batches(batches, parquet.schema_arrow).slice(0, limit)
+    return SampledFile(file, table=table, is_whole=parquet.metadata.num_rows <= limit)
+
+
+def _lines(empty: SampledFile, opened: Any, limit: int, max_bytes: int) -> SampledFile:
+    text, problem, chunk = b"", None, b"\n"
+    try:
+        while chunk and text.count(b"\n") <= limit and len(text) < max_bytes:  # bounded: by `max_bytes`
+            chunk = opened.read(1 << 20)
+            text += chunk
+    except _DAMAGED as error:
+        problem, chunk = f"it is damaged or incomplete: {error}", b"\n"
+    lines = [line + b"\n" for line in text.split(b"\n")]
+    last = lines.pop().removesuffix(b"\n")
+    if last and not chunk:
+        lines.append(last)
+    return replace(empty, lines=tuple(lines[:limit]), is_whole=not chunk and len(lines) <= limit, problem=problem)
+
+
+def copied(config: CollectionConfig, found: Sequence[SampledFile], folder: Path) -> CollectionConfig:
+    """Write the sample below `folder`: the collection with it as its source, and without limits."""
+    source, root = config.source, config.source_pattern().root
+    for each in found:
+        path = folder / relative_to(each.file.path, root)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if each.table is not None:
+            pq.write_table(each.table, path)
+        else:
+            _write(path, each.lines)
+    fixed = re.split(r"[*?\[{]", source.path)[0].rpartition("/")[0]
+    below = source.path[len(fixed) :].lstrip("/")
+    changed: dict[str, Any] = {
+        "path": f"{folder}/{below}",
+        "connection": None,
+        "look_back": None,
+        "requester_pays": False,
+    }
+    changed |= {"moved_from": (), "replaces": ()}
+    limits = config.limits.model_copy(update={"max_errors": None, "max_files": MAX_FILES, "max_bytes": None})
+    return config.model_copy(update={"source": source.model_copy(update=changed), "limits": limits})
+
+
+def _write(path: Path, lines: Sequence[bytes]) -> None:
+    codec = _CODECS.get(path.suffix.lower())
+    with path.open("wb") as file:
+        if codec is None:
+            file.writelines(lines)
+        else:
+            with pa.CompressedOutputStream(file, codec) as stream:
+                stream.write(b"".join(lines))

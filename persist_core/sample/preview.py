@@ -1,0 +1,279 @@
+"""`persist preview`: what a run would make of a sample of the real input. Nothing is written to the user's location.
+
+    config, location --next_run--> the files that the next run takes --take--> Sample
+    Sample --copied--> a folder --mint, job, append, in a location beside it--> rows, counts, decoded records
+    Sample --rows_of--> fields that no column takes, types that would fit better
+
+The rows are those of a real run, of a new shard that takes in the sample alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from persist_core.config.collection import FILES, CollectionConfig
+from persist_core.errors import PersistError
+from persist_core.handles.client import PersistClient
+from persist_core.inspection.rows import in_key_order
+from persist_core.inspection.values import rows_of as json_rows
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
+from persist_core.protocol import stages
+from persist_core.protocol.run import default_until
+from persist_core.sample.files import SampledFile, copied, take
+from persist_core.sample.guess import better
+from persist_core.sample.rows import DMS_OP, RawRow, rows_of, value_at
+from persist_core.shard.state import Committed, ShardState
+from persist_core.sources.feeds import feed_of
+from persist_core.sources.files import FileSource, show_position
+from persist_core.spark_job.launch import Start, run_job
+from persist_core.spark_job.spec import RECORDS, JobSpec
+from persist_core.time_text import show_interval
+
+MAX_EXAMPLES = 5
+OPERATIONS = {"u": "upserts", "d": "deletes", "t": "truncates", "s": "skipped"}
+
+
+@dataclass(frozen=True)
+class NextRun:
+    """The input that mint would freeze now. `stops`: why it would not."""
+
+    lower: int
+    upper: int | None
+    files: int = 0
+    size_bytes: int = 0
+    not_due: int = 0
+    notices: tuple[str, ...] = ()
+    stops: str | None = None
+
+    @property
+    def text(self) -> str:
+        """In one line, for people."""
+        if self.stops is not None:
+            return self.stops
+        later = f"; {self.not_due} are dated later" if self.not_due else ""
+        interval = show_interval(self.lower, self.upper)
+        return f"{self.files} files, {self.size_bytes} bytes, for {interval}{later}"
+
+
+@dataclass(frozen=True)
+class Preview:
+    """The findings. `stops`: the error that would end a run of the sample; then there are no rows."""
+
+    shard: str
+    next_run: NextRun
+    files: tuple[SampledFile, ...]
+    stops: str | None = None
+    rows: tuple[Mapping[str, Any], ...] = ()
+    row_count: int = 0
+    stats: Mapping[str, int] = field(default_factory=dict)
+    records: Mapping[str, Any] = field(default_factory=dict)
+    unread: tuple[Mapping[str, Any], ...] = ()
+    hints: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        run = self.next_run
+        return {
+            "shard": self.shard,
+            "next_run": {
+                "lower": run.lower,
+                "upper": run.upper,
+                "files": run.files,
+                "bytes": run.size_bytes,
+                "not_due": run.not_due,
+                "notices": list(run.notices),
+                "stops": run.stops,
+            },
+            "sample": [
+                {"path": each.file.path, "records": each.records, "is_whole": each.is_whole, "problem": each.problem}
+                for each in self.files
+            ],
+            "stops": self.stops,
+            "rows": [dict(row) for row in self.rows],
+            "row_count": self.row_count,
+            "stats": dict(self.stats),
+            **self.records,
+            "unread_fields": [dict(each) for each in self.unread],
+            "hints": list(self.hints),
+        }
+
+
+def preview(
+    client: PersistClient,
+    config: CollectionConfig,
+    start: Callable[[PersistLocation], Start],
+    *,
+    limit: int,
+    rows: int,
+    is_other_input: bool = False,
+) -> Preview:
+    """A look at `limit` records of the input. `start` makes the starter of a local Spark job, for a location.
+
+    `is_other_input`: the files are not those that the shard consumes, so it is looked at as a new one.
+
+    Raises `InvalidInput` for a folder that is not there, and `StorageError` if the files cannot be listed.
+    """
+    state = None if is_other_input else client.machine.fetch(config.name)
+    source = FileSource(config, client.blob, feed := feed_of(client.location, config))
+    until = default_until(config, client.clock.now_ms())
+    run, files = _next_run(source, config, state, until)
+    found = take(feed, files, limit, header="csv" in config.source.format and config.source.header)
+    empty = Preview(config.name, run, found, **_raw_findings(config, found))
+    if not any(each.records for each in found):
+        return empty
+    with tempfile.TemporaryDirectory(prefix="persist-preview-") as scratch:
+        sampled = copied(config, [each for each in found if each.records], Path(scratch, "in"))
+        location = PersistLocation(f"file://{scratch}/blob", f"sqlite:///{scratch}/consensus.db")
+        with open_location(location) as opened:
+            return _tried(PersistClient(opened, client.clock), sampled, start(location), until, empty, rows)
+
+
+def _next_run(source: FileSource, config: CollectionConfig, state: ShardState | None, until: int | None) -> Any:
+    """The next run, and the files to sample: its own, else all."""
+    state = state or ShardState(config.name)
+    lower, consumed = state.upper.time or 0, state.sources.get(FILES)
+    stops = None
+    try:
+        if state.is_dropped or state.upper.is_closed:
+            stops = f"shard {config.name} is {'dropped' if state.is_dropped else 'closed'}: it takes no input"
+        state.schemas.placed(config.collection_schema())
+        freeze = source.freeze(consumed, until=until, lower=lower)
+    except PersistError as error:
+        if consumed is None:
+            raise
+        stops, freeze = f"a run would stop: {error}", source.freeze(None, until=until)
+    files = freeze.frozen.files or source.freeze(None, until=None).frozen.files
+    size_bytes = freeze.frozen.size_bytes
+    run = NextRun(lower, freeze.upper, len(freeze.frozen.files), size_bytes, freeze.not_due, freeze.notices(), stops)
+    return run, files
+
+
+def _tried(
+    client: PersistClient, config: CollectionConfig, start: Start, until: int | None, empty: Preview, rows: int
+) -> Preview:
+    """The sample in a shard of its own."""
+    minted = stages.mint(client, config, until=until, writer="preview", is_forced=True)
+    if not isinstance(minted, stages.Minted) or minted.description.input_key is None:
+        return replace(empty, stops="none of the files is due yet")
+    spec = JobSpec(minted.description, config, client.ids.uuid7(), is_sample=True)
+    stops, table = None, None
+    stats: Mapping[str, int] = {}
+    try:
+        run_job(client, spec, start)
+        result = stages.append(client, minted.description, spec.answer_key)
+        assert isinstance(result, Committed)  # this process is the only writer
+        stats = client.manifest(result.commit).stats
+        table = in_key_order(client.state(config.name), client.open_reader(config.name).snapshot())
+    except PersistError as error:
+        stops = str(error)
+    lines = client.blob.get(spec.key_of(RECORDS)) or b""
+    position = tuple(column.name for column in config.collection_schema().position)
+    return replace(
+        empty,
+        stops=stops,
+        stats=stats,
+        rows=() if table is None else tuple(json_rows(table.slice(0, rows))),
+        row_count=0 if table is None else len(table),
+        records=_findings([json.loads(line) for line in lines.splitlines()], position),
+    )
+
+
+def _findings(records: list[dict[str, Any]], position: Sequence[str]) -> dict[str, Any]:
+    """Counts over the decoded records, in the order in which they lie in the files."""
+    records.sort(key=lambda each: [each["order"][name] for name in position])
+    keys = Counter(json.dumps(each["key"]) for each in records if each["op"] in "ud" and _has_key(each))
+    repeated = [(key, count) for key, count in keys.most_common() if count > 1]
+    return {
+        "operations": {name: sum(each["op"] == op for each in records) for op, name in OPERATIONS.items()},
+        "errors": _grouped([each for each in records if each["kind"] is not None], position),
+        "keys": {
+            "distinct": len(keys),
+            "repeated": len(repeated),
+            "most": [{"key": json.loads(key), "records": count} for key, count in repeated[:MAX_EXAMPLES]],
+        },
+        "times": _times([each["time"] for each in records if each["time"] is not None]),
+        "orders": _orders(records, position),
+    }
+
+
+def _has_key(record: Mapping[str, Any]) -> bool:
+    return None not in record["key"].values()
+
+
+def _grouped(errors: Sequence[Mapping[str, Any]], position: Sequence[str]) -> list[dict[str, Any]]:
+    """The errors by kind and message, the most frequent first, each with one record."""
+    counts = Counter((each["kind"], each["message"]) for each in errors)
+    first = {(each["kind"], each["message"]): each for each in reversed(errors)}
+    return [
+        {
+            "kind": kind,
+            "message": message,
+            "records": count,
+            "position": show_position({name: first[kind, message]["order"][name] for name in position}),
+            "payload": base64.b64decode(first[kind, message]["payload"] or "").decode("utf-8", "replace"),
+        }
+        for (kind, message), count in counts.most_common()
+    ]
+
+
+def _times(times: Sequence[int]) -> dict[str, Any]:
+    """First and last time, and how many records are earlier than one before them."""
+    newest = late = 0
+    for time in times:
+        late += time < newest
+        newest = max(newest, time)
+    return {"first": min(times, default=None), "last": max(times, default=None), "late": late, "of": len(times)}
+
+
+def _orders(records: Sequence[Mapping[str, Any]], position: Sequence[str]) -> dict[str, Any]:
+    """First and last order, and how many records have a lower one than a record of the same key before them."""
+    newest: dict[str, list[Any]] = {}
+    found: list[list[Any]] = []
+    backwards = 0
+    for each in records:
+        cells = list(each["order"].items())
+        deciding = cells[: [name for name, _ in cells].index(position[0])]
+        order = [(value is not None, value) for _, value in deciding]
+        if not order or each["op"] not in "ud" or not _has_key(each):
+            continue
+        found.append(order)
+        key = json.dumps(each["key"])
+        backwards += order < newest.get(key, order)
+        newest[key] = max(order, newest.get(key, order))
+    first, last = ([value for _, value in each(found)] if found else None for each in (min, max))
+    return {"first": first, "last": last, "out_of_order": backwards, "of": len(found)}
+
+
+def _raw_findings(config: CollectionConfig, files: Sequence[SampledFile]) -> dict[str, Any]:
+    """`unread` and `hints` of a preview: what the raw records show."""
+    source, names = config.source, None
+    if "csv" in source.format and not source.header:
+        names = [column.field or name for name, column in config.columns.items()]
+        names = [DMS_OP, *names] if source.format == "dms-csv" else names
+    raw = rows_of(files, source.format, delimiter=source.delimiter, names=names)
+    hints = []
+    for name, column in config.columns.items():
+        path = tuple(column.field.split(".")) if column.field else (name,)
+        values = [value_at(each.row, path) for each in raw]
+        in_schema = any(each.has_schema for each in raw)
+        hints.append(better(name, column, values, is_text=source.format.endswith("csv"), in_schema=in_schema))
+    return {"unread": _unread(config, raw), "hints": tuple(hint for hint in hints if hint is not None)}
+
+
+def _unread(config: CollectionConfig, raw: Sequence[RawRow]) -> tuple[Mapping[str, Any], ...]:
+    """The fields of rows that nothing in the collection file names."""
+    order = (config.order.types.get(name) for name in config.order.fields)
+    named = [column.field or name for name, column in config.columns.items()]
+    named += [*config.order.fields, *(each.field for each in order if each and each.field), config.time.field or ""]
+    known = {DMS_OP, config.delete.column, *(name.partition(".")[0] for name in named), *named}
+    counts = Counter(name for each in raw for name in each.row if name not in known)
+    example = {name: str(value)[:80] for each in raw for name, value in each.row.items() if value is not None}
+    return tuple({"field": name, "records": count, "example": example.get(name)} for name, count in counts.items())

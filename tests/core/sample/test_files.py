@@ -1,0 +1,112 @@
+"""A sample of files: whole lines from their start, whatever their compression, and a copy that Spark reads alike."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from persist_core.config.collection import CollectionConfig
+from persist_core.location.mem import MemBlob
+from persist_core.sample.files import SampledFile, copied, take
+from persist_core.sources.feed import LocalFeed
+from persist_core.sources.files import FileSource
+
+LINES = tuple(f'{{"id": {number}}}\n'.encode() for number in range(10))
+TEXT = b"".join(LINES)
+
+
+def config_of(folder: Path, path: str, format: str = "json") -> CollectionConfig:
+    body = {"name": "things", "source": {"path": path, "format": format}, "key": "id", "columns": {"id": "bigint"}}
+    return CollectionConfig.model_validate({**body, "delete": "none", "base_dir": str(folder)})
+
+
+def sample(config: CollectionConfig, limit: int, *, header: bool = False) -> tuple[SampledFile, ...]:
+    files = FileSource(config, MemBlob()).freeze(None, until=None).frozen.files
+    return take(LocalFeed(config.source_pattern()), files, limit, header=header)
+
+
+@pytest.mark.parametrize(
+    ("name", "compress"),
+    [
+        ("a.jsonl", bytes),
+        ("a.jsonl.gz", gzip.compress),
+        ("a.jsonl.gz", lambda text: gzip.compress(text[:20]) + gzip.compress(text[20:])),
+        ("a.jsonl.bz2", bz2.compress),
+        ("a.jsonl.zst", zstandard.compress),
+    ],
+    ids=["plain", "gzip", "gzip of two members", "bzip2", "zstd"],
+)
+def test_lines_and_their_copy_are_those_of_the_file(
+    name: str, compress: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    (tmp_path / "in" / "2026-01-01").mkdir(parents=True)
+    (tmp_path / "in" / "2026-01-01" / name).write_bytes(compress(TEXT))
+    config = config_of(tmp_path, "in/{date:%Y-%m-%d}/*")
+    (some,) = sample(config, 3)
+    assert (some.lines, some.is_whole, some.problem) == (LINES[:3], False, None)
+    (found,) = sample(config, 10)
+    assert (found.lines, found.is_whole, found.records) == (LINES, True, 10)
+    again = sample(copied(config, [found], tmp_path / "copy"), 100)
+    assert [(each.lines, each.file.relative, each.file.date_ms, each.file.order) for each in again] == [
+        (LINES, found.file.relative, found.file.date_ms, found.file.order)
+    ]
+
+
+def test_the_oldest_and_the_newest_files_share_the_limit(tmp_path: Path) -> None:
+    for number in range(12):
+        (tmp_path / f"part-{number}.jsonl").write_bytes(TEXT)
+    found = sample(config_of(tmp_path, "*.jsonl"), 16)
+    assert [(each.file.relative, each.records) for each in found] == [("part-0.jsonl", 8), ("part-11.jsonl", 8)]
+    found = sample(config_of(tmp_path, "*.jsonl"), 36)
+    assert [each.file.relative for each in found] == [f"part-{number}.jsonl" for number in (0, 1, 10, 11)]
+
+
+def test_a_header_is_no_record(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id\n1\n2\n3\n")
+    (found,) = sample(config_of(tmp_path, "*.csv", "csv"), 2, header=True)
+    assert found.lines == (b"id\n", b"1\n", b"2\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "lines", "is_whole"),
+    [(b"", (), True), (b"1\n2", (b"1\n", b"2"), True), (b"1\r\n\n2\n", (b"1\r\n", b"\n", b"2\n"), True)],
+    ids=["empty", "no line end", "blank line"],
+)
+def test_odd_ends(text: bytes, lines: tuple[bytes, ...], is_whole: bool, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(text)
+    (found,) = sample(config_of(tmp_path, "*"), 9)
+    assert (found.lines, found.is_whole) == (lines, is_whole)
+
+
+def test_a_truncated_file_gives_its_whole_lines_and_says_so(tmp_path: Path) -> None:
+    whole = b"".join(f'{{"id": {number * 7919 % 10007}}}\n'.encode() for number in range(20_000))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(whole)[:-2_000])
+    (found,) = sample(config_of(tmp_path, "*"), 10_000_000)
+    assert whole.startswith(b"".join(found.lines))
+    assert not found.is_whole
+    (tmp_path / "a.jsonl.gz").write_bytes(b"no gzip")
+    (found,) = sample(config_of(tmp_path, "*"), 10)
+    assert found.lines == ()
+    assert found.problem is not None
+    assert "damaged or incomplete" in found.problem
+
+
+def test_parquet_gives_its_first_rows(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": list(range(100))}), tmp_path / "a.parquet", row_group_size=7)
+    config = config_of(tmp_path, "*.parquet", "parquet")
+    (found,) = sample(config, 5)
+    assert (found.records, found.is_whole) == (5, False)
+    assert pq.read_table(next(Path(tmp_path / "c").rglob("*.parquet"), tmp_path / "a.parquet")).num_rows == 100
+    copied(config, [found], tmp_path / "c")
+    assert pq.read_table(tmp_path / "c" / "a.parquet")["id"].to_pylist() == [0, 1, 2, 3, 4]
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 and nothing else")
+    (found,) = sample(config, 5)
+    assert found.problem is not None
+    assert "cannot be read" in found.problem

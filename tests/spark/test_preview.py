@@ -1,0 +1,175 @@
+"""`persist preview`: what a run of the sample gives, mistakes as a user sees them, and nothing written."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from persist_core.config.collection import CollectionConfig, load_collection
+from persist_core.errors import StorageError
+from persist_core.handles.client import PersistClient
+from persist_core.inspection.rows import in_key_order
+from persist_core.inspection.values import rows_of
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
+from persist_core.protocol.run import bring_up_to_date, default_until
+from persist_core.sample.preview import Preview, preview
+from persist_core.sample.show import lines_of
+from persist_core.spark_job.launch import Ended, Start, write_batch
+from persist_spark import __main__ as job
+
+ROOT = Path(__file__).parents[2]
+US = 1_767_225_600_000_000  # 2026-01-01
+Look = Callable[..., Preview]
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> PersistClient:
+    location = PersistLocation(f"file://{tmp_path}/blobs", f"sqlite:///{tmp_path}/consensus.db")
+    return PersistClient(open_location(location))
+
+
+def starter(spark: SparkSession) -> Callable[[PersistLocation], Start]:
+    """Runs jobs in this process's Spark."""
+
+    def of(location: PersistLocation) -> Start:
+        def start(items: Any, _: Any) -> Ended:
+            with open_location(location) as opened:
+                for item in items:
+                    job.run_item(spark, item, opened)
+            return Ended("it ran here")
+
+        return start
+
+    return of
+
+
+@pytest.fixture
+def look(spark: SparkSession, client: PersistClient) -> Look:
+    def look(config: CollectionConfig, limit: int = 1_000, rows: int = 1_000) -> Preview:
+        before = stored(client)
+        found = preview(client, config, starter(spark), limit=limit, rows=rows)
+        assert stored(client) == before
+        return found
+
+    return look
+
+
+def stored(client: PersistClient) -> tuple[list[str], list[str]]:
+    return client.shards(), sorted(each.key for each in client.blob.list_keys_and_metadata(""))
+
+
+def orders(folder: Path, lines: list[Any], **fields: Any) -> CollectionConfig:
+    """A collection of changes in one file."""
+    (folder / "in").mkdir(exist_ok=True)
+    (folder / "in" / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    body = {
+        "name": "orders",
+        "source": {"path": "in/*.jsonl*", "format": "json"},
+        "key": "id",
+        "columns": {"id": "bigint", "status": "string", "at": {"type": "timestamp", "unit": "us"}},
+        "order": {"by": {"no": "bigint"}},
+        "delete": {"column": "op", "values": ["D"]},
+        "base_dir": str(folder),
+    }
+    return CollectionConfig.model_validate({**body, **fields})
+
+
+def order(no: int, id_: int, op: str = "U", **more: Any) -> dict[str, Any]:
+    return {"no": no, "id": id_, "op": op, "status": ["open", "paid"][no % 2], "at": US + no, **more}
+
+
+CHANGES = [order(1, 1), order(2, 2), order(4, 1), order(3, 1, "D"), order(5, 3, note="new"), order(6, 2, "D")]
+
+
+@pytest.mark.parametrize("name", ["customers", "cities"])
+def test_the_rows_of_a_preview_are_those_of_a_run(
+    name: str, look: Look, spark: SparkSession, client: PersistClient
+) -> None:
+    config = load_collection(ROOT / "dags" / "collections" / f"{name}.yaml")
+    found = look(config, limit=100_000)
+    start = starter(spark)(PersistLocation(client.blob.uri, client.location.consensus.uri))
+    until = default_until(config, client.clock.now_ms())
+    run = bring_up_to_date(
+        client, config, until=until, write=lambda each: write_batch(client, start, config, each), say=lambda _: None
+    )
+    (done,) = run.rounds
+    table = in_key_order(client.state(name), client.open_reader(name).snapshot())
+    assert [dict(row) for row in found.rows] == list(rows_of(table))
+    assert found.stats == done.stats
+    assert sum(found.records["operations"].values()) == done.stats["records_read"]
+    assert (found.next_run.files, found.next_run.size_bytes) == (done.input_files, done.input_bytes)
+    assert (found.next_run.lower, found.next_run.upper) == (done.commit.lower, done.commit.upper)
+    again = look(config, limit=20)
+    assert (again.next_run.files, again.next_run.lower) == (0, done.commit.upper)
+    assert sum(each.records for each in again.files) == (20 if name == "customers" else 14)
+
+
+def test_what_the_records_do_and_where_they_are_out_of_order(look: Look, tmp_path: Path) -> None:
+    found = look(orders(tmp_path, CHANGES))
+    assert found.stops is None
+    assert [row["id"] for row in found.rows] == [1, 3]
+    assert found.records["operations"] == {"upserts": 4, "deletes": 2, "truncates": 0, "skipped": 0}
+    assert found.records["keys"]["most"] == [{"key": {"id": 1}, "records": 3}, {"key": {"id": 2}, "records": 2}]
+    assert found.records["orders"] == {"first": [1], "last": [6], "out_of_order": 1, "of": 6}
+    assert found.unread == ({"field": "note", "records": 1, "example": "new"},)
+    text = "\n".join(lines_of(found))
+    assert "keys: 3 distinct, 2 in several records: id=1 in 3, id=2 in 2" in text
+    assert "no column takes field note: 1 records have it, such as new" in text
+    json.dumps(found.to_json())
+
+
+def test_a_forgotten_unit(look: Look, tmp_path: Path) -> None:
+    columns = {"id": "bigint", "status": "string", "at": "timestamp"}
+    found = look(orders(tmp_path, CHANGES, columns=columns))
+    text = "\n".join(lines_of(found))
+    assert "set the column's unit" in text
+    assert "did you mean `timestamp`, `unit: us`?" in text
+    assert sum(each["records"] for each in found.records["errors"]) == 4
+    assert found.records["errors"][0]["position"].startswith("a.jsonl, ")
+    assert json.loads(found.records["errors"][0]["payload"]) == CHANGES[0]
+
+
+def test_a_wrong_key(look: Look, tmp_path: Path) -> None:
+    text = "\n".join(lines_of(look(orders(tmp_path, CHANGES, key="status"))))
+    assert 'keys: 2 distinct, 2 in several records: status="paid" in 3, status="open" in 3' in text
+
+
+def test_a_wrong_type(look: Look, tmp_path: Path) -> None:
+    columns = {"id": "bigint", "status": "bigint", "at": "bigint"}
+    text = "\n".join(lines_of(look(orders(tmp_path, CHANGES, columns=columns))))
+    assert "column 'status' is 'paid'; expected bigint" in text
+    assert "`at` is always a whole number between 2000 and 2036 in us since 1970" in text
+
+
+def test_times_that_go_back(look: Look, tmp_path: Path) -> None:
+    config = orders(tmp_path, CHANGES, time={"field": "at", "unit": "us"}, order={"by": ["no"], "mode": "log"})
+    times = look(config).records["times"]
+    assert (times["late"], times["of"]) == (0, 6)  # less than a millisecond apart
+    lines = [order(1, 1, at=US), order(2, 1, at=US - 5_000), order(3, 2, at=US + 5_000)]
+    config = orders(tmp_path, lines, time={"field": "at", "unit": "us"}, order={"by": ["no"], "mode": "log"})
+    times = look(config).records["times"]
+    assert times == {"first": US // 1000 - 5, "last": US // 1000 + 5, "late": 1, "of": 3}
+
+
+def test_a_damaged_file_is_named_and_the_others_are_shown(look: Look, tmp_path: Path) -> None:
+    config = orders(tmp_path, CHANGES)
+    (tmp_path / "in" / "b.jsonl.gz").write_bytes(gzip.compress(b"{}\n" * 1_000)[:15])
+    found = look(config)
+    assert found.row_count == 2
+    assert any(line.startswith("problem: b.jsonl.gz: it is damaged or incomplete") for line in lines_of(found))
+
+
+def test_no_file_and_no_folder(look: Look, tmp_path: Path) -> None:
+    config = orders(tmp_path, CHANGES)
+    (tmp_path / "in" / "a.jsonl").unlink()
+    assert lines_of(look(config))[1:] == ["sample: no file matches source.path"]
+    (tmp_path / "in").rmdir()
+    with pytest.raises(StorageError, match="in"):
+        look(config)
