@@ -20,7 +20,6 @@ from pyspark.sql import functions as F
 SPARK_VERSION = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
 HAS_TRY_CAST = SPARK_VERSION >= (4, 0)
 HAS_TRIM_CHARACTERS = SPARK_VERSION >= (4, 0)  # `F.ltrim(text, characters)`
-HAS_TAGS = SPARK_VERSION >= (4, 0)  # `SparkSession.addTag` without Spark Connect
 HAS_NEW_SESSION = SPARK_VERSION >= (4, 3)  # `SparkSession.newSession` in Spark Connect
 READS_ARROW = SPARK_VERSION >= (4, 0)  # `createDataFrame` of an Arrow table
 READS_ZSTD_TEXT = SPARK_VERSION >= (4, 3)

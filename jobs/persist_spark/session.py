@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
 
 from pyspark.sql import SparkSession
 
 from persist_core.location.blob import Blob
 from persist_core.spark_job.spec import JobSpec
 from persist_spark import progress, s3a
-from persist_spark.compat import HAS_TAGS, SPARK_VERSION, is_connect
+from persist_spark.compat import SPARK_VERSION, is_connect
 from persist_spark.connect import (
     apply_conf,
     connect_timeout_s,
@@ -111,8 +112,9 @@ def own_session(spark: SparkSession, spec: JobSpec) -> Iterator[SparkSession]:
     """A session for one job alone, in the context or the server of `spark`, with our settings.
 
     What is set, registered or run in `spark` changes nothing here, and nothing done here shows there. DataFrames of
-    the two can't be joined. What of the file's `spark_conf` did not come with `spark-submit` is set here. Where Spark
-    has tags, what the job runs has one that names its shard. A long job says what it does (`progress`).
+    the two can't be joined. What of the file's `spark_conf` did not come with `spark-submit` is set here. Spark's UI
+    names the shard: in the description of each job, or in a tag if a server runs them, which has no description. A
+    long job says what it does (`progress`).
     """
     own = new_session(spark)
     try:
@@ -122,12 +124,25 @@ def own_session(spark: SparkSession, spec: JobSpec) -> Iterator[SparkSession]:
         _forget(own)
         use(own, {**FASTER, **REQUIRED})
         title = f"{spec.description.shard} {spec.description.interval}"
-        if HAS_TAGS or is_connect(own):
+        if is_connect(own):
             own.addTag(f"persist {title}".replace(",", " "))
-        with progress.told(own, title):
+        with nullcontext() if is_connect(own) else _described(own, f"persist {title}"), progress.told(own, title):
             yield own
     finally:
         release(own)
+
+
+@contextmanager
+def _described(own: SparkSession, text: str) -> Iterator[None]:
+    """The description of all jobs that this thread starts. It belongs to the context, so the user's comes back."""
+    context: Any = own.sparkContext  # its stubs refuse to set no description
+    before = context.getLocalProperty("spark.job.description")
+    context.setJobDescription(text)
+    try:
+        yield
+    finally:
+        with suppress(Exception):  # a driver that has died; the job's own error reports why
+            context.setJobDescription(before)
 
 
 def _forget(own: SparkSession) -> None:

@@ -54,12 +54,14 @@ class ShardActionOperator(ReportsLineage, MaintainShardOperator):
     """One action on one shard, as the dag run's conf asks: `{"action": ..., "shard": ..., ...}`.
 
     Returns the action's JSON, with `action` and `by`, the user who triggered the dag run. Further arguments are those
-    of `MaintainShardOperator`.
+    of `MaintainShardOperator`. The page for shards reads from the template fields what the DAG may do.
 
     :param actions: names of the actions that are allowed; default: all
     :param shards: names or patterns (`sales_*`) of the shards that are allowed; default: all
     :param dags: ids of DAGs that may be started, beside those that the factories make for the shard
     """
+
+    template_fields: Sequence[str] = (*MaintainShardOperator.template_fields, "actions", "shards")
 
     def __init__(
         self, *, actions: Sequence[str] = (), shards: Sequence[str] = ("*",), dags: Sequence[str] = (), **kwargs: Any

@@ -19,7 +19,6 @@ from persist_core.protocol.stages import Minted
 from persist_core.shard.keys import manifest_key
 from persist_core.shard.state import Committed
 from persist_core.spark_job.spec import JobSpec
-from persist_spark.compat import HAS_TAGS
 from persist_spark.connect import quiet_client
 from persist_spark.decode.formats import decode
 from persist_spark.upsert import job
@@ -109,20 +108,28 @@ def test_a_view_reads_its_input_and_not_a_temporary_view_of_the_user_which_stays
     assert of_user.table("items").count() == 3
 
 
-@pytest.mark.skipif(not HAS_TAGS, reason="without Spark Connect, Spark 3.5 has no tags")
-def test_a_job_is_tagged_with_its_shard(of_user: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_description_of_a_job_names_its_shard_and_that_of_the_user_comes_back(
+    of_user: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = Collections(tmp_path)
-    spec = found.spec("tagged")
-    tags: list[set[str]] = []
+    spec = found.spec("described")
+    context: Any = of_user.sparkContext
+    context.setJobDescription("the user's")
 
-    def ask(own: SparkSession, *rest: Any, **named: Any) -> Any:
-        tags.append(own.getTags())
+    def run_one(own: SparkSession, *rest: Any, **named: Any) -> Any:
+        own.range(3).count()
         return decode(own, *rest, **named)
 
-    monkeypatch.setattr(job, "decode", ask)
-    run_write_job(of_user, spec, found.location)
-    assert tags == [{f"persist tagged {spec.description.interval}"}]
-    assert of_user.getTags() == set()
+    monkeypatch.setattr(job, "decode", run_one)
+    before = max(context.statusTracker().getJobIdsForGroup(None), default=-1)
+    try:
+        run_write_job(of_user, spec, found.location)
+        assert context.getLocalProperty("spark.job.description") == "the user's"
+    finally:
+        context.setJobDescription(None)
+    store = context._jsc.sc().statusStore()
+    started = [store.job(number) for number in context.statusTracker().getJobIdsForGroup(None) if number > before]
+    assert {each.description().get() for each in started} == {f"persist described {spec.description.interval}"}
 
 
 def test_sparks_client_stays_quiet_after_logging_was_set_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from typing import Any
 
 import yaml
 from airflow.models.connection import Connection
-from airflow.models.dag import DagModel
+from airflow.models.dag import DagModel, DagTag
 from airflow.models.dagrun import DagRun
 from airflow.models.serialized_dag import SerializedDagModel
 from airflow.models.xcom import XComModel
@@ -31,6 +32,7 @@ _SHARD_URI = re.compile(r"persist://([^/?#]+)/([A-Za-z0-9][A-Za-z0-9._-]*)")
 MAX_RUNS = 5_000  # dag runs of one shard that the calendar looks at
 MAX_ASSETS = 20_000  # rows that are read; more shards than that need more than one page
 MAX_DOCUMENT_CHARS = 20_000
+ACTIONS_TAG, MAX_ACTION_DAGS = "actions", 100  # the tag that `build_actions_dag` gives
 
 
 @dataclass(frozen=True)
@@ -144,14 +146,37 @@ def failed_days(session: Any, dag_ids: Collection[str], *, after_ms: int) -> dic
 
 def document(session: Any, dag_id: str) -> str | None:
     """The DAG's own documentation, which holds the definition of a collection or view."""
+    text = _serialized(session, dag_id).get("doc_md")
+    return str(text)[:MAX_DOCUMENT_CHARS] if text else None
+
+
+def action_dags(session: Any, readable: Collection[str], conn_id: str, shard: str) -> list[dict[str, Any]]:
+    """The DAGs that may do actions on the shard (`build_actions_dag`), by id, each with the names of these actions."""
+    statement = (
+        select(DagTag.dag_id)
+        .join(DagModel, DagModel.dag_id == DagTag.dag_id)
+        .where(DagTag.name == ACTIONS_TAG, ~DagModel.is_stale)
+    )
+    found = []
+    for dag_id in sorted(set(session.scalars(statement)).intersection(readable))[:MAX_ACTION_DAGS]:
+        for task in _serialized(session, dag_id).get("tasks", ()):
+            given = task.get("__var", {})
+            may_act = any(fnmatchcase(shard, pattern) for pattern in given.get("shards", ()))
+            if may_act and given.get("persist_conn_id") == conn_id:
+                found.append({"dag_id": dag_id, "actions": given["actions"]})
+    return found
+
+
+def _serialized(session: Any, dag_id: str) -> dict[str, Any]:
+    """The newest version of the DAG, as Airflow stores it."""
     stored = session.scalar(
         select(SerializedDagModel)
         .where(SerializedDagModel.dag_id == dag_id)
         .order_by(SerializedDagModel.last_updated.desc())
         .limit(1)
     )
-    text = ((stored.data if stored is not None else None) or {}).get("dag", {}).get("doc_md")
-    return str(text)[:MAX_DOCUMENT_CHARS] if text else None
+    found: dict[str, Any] = ((stored.data if stored is not None else None) or {}).get("dag", {})
+    return found
 
 
 def limits(text: str | None) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from persist_core.watch.facts import AlertFacts
 
 FRESH_MS = 2_000  # a list of summaries is this old at most
 REOPEN_MS = 600_000  # a location is opened again: a changed connection, or credentials that expire
-ACTION_DAGS = ("persist_actions", "persist_maintenance", "persist_watch")  # shown where they exist
+LOCATION_DAGS = ("persist_maintenance", "persist_watch")  # shown where they exist
 
 Summary = TypeVar("Summary", bound=ShardSummary)
 log = logging.getLogger(__name__)
@@ -139,7 +139,8 @@ class Site:
             known = metadata.dags(session, ids)
             documents = (metadata.document(session, dag_id) for dag_id in ids if dag_id in readable)
             document = next(filter(None, documents), None)
-            actions = metadata.known_dags(session, [*ids, *ACTION_DAGS])
+            actions = metadata.action_dags(session, readable, conn_id, shard)
+            others = readable.intersection(metadata.known_dags(session, [*ids, *LOCATION_DAGS]))
         inspector = self._inspector(conn_id)
         description = _without_address(inspector.description(shard), is_seen=access.reads_connection(conn_id))
         alerts = _open_alerts(inspector)
@@ -154,7 +155,7 @@ class Site:
             | {
                 "document": document,
                 "limits": metadata.limits(document),
-                "action_dags": [dag_id for dag_id in actions if dag_id in readable],
+                "action_dags": [*actions, *({"dag_id": dag_id, "actions": []} for dag_id in sorted(others))],
             },
         }
 

@@ -52,6 +52,10 @@ from pathlib import Path
 from persist_airflow.actions import build_actions_dag
 from persist_airflow.factory import build_dags
 actions = build_actions_dag()
+others = [
+    build_actions_dag(dag_args={"dag_id": "team_actions"}, shards=["just-*"], actions=["fsck", "pin"]),
+    build_actions_dag(dag_args={"dag_id": "elsewhere_actions"}, persist_conn_id="elsewhere"),
+]
 globals().update(build_dags(Path(__file__).parent / "collections"))
 """
 

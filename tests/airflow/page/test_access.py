@@ -95,7 +95,9 @@ def test_a_viewer_sees_the_shards_of_readable_dags(browse: Browse) -> None:
     assert body["locations"][0]["location"] is None  # the address of a store is for those who may read the connection
     assert viewer.get("/persist/").status_code == 200
     shard = viewer.get("/persist/api/shard", params=CUSTOMERS).json()
-    assert shard["airflow"]["action_dags"] == ["persist_actions", "persist_upsert__customers"]
+    everything, own = shard["airflow"]["action_dags"]
+    assert own == {"dag_id": "persist_upsert__customers", "actions": []}
+    assert (everything["dag_id"], {"run", "ack"} - {*everything["actions"]}) == ("persist_actions", set())
     assert "| key | `id` |" in shard["airflow"]["document"]
     for endpoint in ENDPOINTS:
         answer = viewer.get(f"/persist/api/{endpoint}", params={**CUSTOMERS, "after": "0"})
@@ -123,6 +125,13 @@ def test_the_place_of_a_moved_shard_is_for_those_who_may_read_the_connection(
             assert ("s3://elsewhere" in answer.text + listed.text) == (role == "ADMIN")
     (place,) = browse("ADMIN").get("/persist/api/shards").json()["locations"]  # opens the location again
     assert {shard["moved_to"] for shard in place["shards"]} == {None}
+
+
+def test_a_teams_dag_of_actions_is_named_for_its_shards_with_what_it_may_do(browse: Browse) -> None:
+    shard = browse("ADMIN").get("/persist/api/shard", params={**CUSTOMERS, "shard": "just-made"}).json()
+    everything, team = shard["airflow"]["action_dags"]
+    assert everything["dag_id"] == "persist_actions"
+    assert team == {"dag_id": "team_actions", "actions": ["fsck", "pin"]}
 
 
 def test_an_admin_sees_everything(browse: Browse) -> None:

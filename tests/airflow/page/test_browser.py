@@ -127,8 +127,11 @@ def test_open_alerts_are_on_the_list_and_on_the_shard(page: Page, url: str) -> N
     said = row.inner_text()
     for expected in ("late", "persist describe customers", "persist ack customers freshness --reason TEXT"):
         assert expected in said
-    assert '{"action":"ack","shard":"customers","alert":"freshness","reason":"TEXT"}' in said
-    assert row.get_by_role("link", name="persist_actions").count() == 1
+    row.get_by_role("button", name="Acknowledge").click()
+    dialog, conf = conf_of(page, "Acknowledge")
+    assert conf == {"action": "ack", "shard": "customers", "alert": "freshness", "reason": "TEXT"}
+    assert dialog.get_by_role("link").all_inner_texts() == ["persist_actions"]
+    dialog.get_by_role("button", name="Close").click()
     assert page.locator("#alerts tbody tr").nth(1).locator(".badge").inner_text() == "warn"
     page.evaluate("document.documentElement.dataset.theme = 'dark'")
     shoot(page, "shard-alerts-dark", full_page=True)
@@ -174,18 +177,30 @@ def test_errors_that_no_record_removes_say_what_does(page: Page, url: str) -> No
     page.goto(f"{url}{BASE}/{SHARD}customers#errors")
     errors = page.locator("#errors")
     errors.get_by_text("persist resolve customers --all").wait_for()
-    assert '{"action":"resolve","shard":"customers","at":"*"}' in errors.inner_text()
-    assert errors.get_by_role("link", name="persist_actions").count() == 1
     shoot(page, "errors")
     errors.get_by_role("button", name="Resolve").click()
-    dialog = page.get_by_role("dialog", name="Resolve")
-    conf = json.loads(dialog.get_by_label("Configuration JSON").input_value())
+    dialog, conf = conf_of(page, "Resolve")
     assert conf == {"action": "resolve", "shard": "customers", "at": "*", "dry_run": True}
     shoot(page, "action")
     dialog.get_by_role("button", name="Close").click()
     page.get_by_role("tab", name="Rows").click()
     page.locator("#rows").get_by_role("status").filter(has_text=" rows as of").wait_for()
     assert "persist resolve" not in page.locator("#rows").inner_text()
+
+
+def test_a_button_leads_to_the_dags_that_may_do_it(page: Page, url: str) -> None:
+    page.goto(f"{url}{BASE}/{SHARD}just-made")
+    for name, dags in (("Check (fsck)", ["persist_actions", "team_actions"]), ("Maintain", ["persist_actions"])):
+        page.get_by_role("button", name=name).click()
+        dialog, _ = conf_of(page, name)
+        assert dialog.get_by_role("link").all_inner_texts() == dags
+        dialog.get_by_role("button", name="Close").click()
+
+
+def conf_of(page: Page, title: str) -> tuple[Any, Any]:
+    """The open dialog of an action, and the conf that it offers."""
+    dialog = page.get_by_role("dialog", name=title)
+    return dialog, json.loads(dialog.get_by_label("Configuration JSON").input_value())
 
 
 def test_dark_mode_follows_airflow(page: Page, url: str) -> None:

@@ -1,6 +1,7 @@
 // What is wrong with a shard: its problems as badges, and tables of open alerts (of persist_watch).
+import { actionButton } from "./actions.js";
 import { badge, h, table } from "./dom.js";
-import { actionWays, shardLink } from "./links.js";
+import { shardLink } from "./links.js";
 import { alertValue, timeElement } from "./words.js";
 
 export const DAMAGED = "The record of alerts is damaged, so no alert is shown. The next dag run of persist_watch replaces it.";
@@ -41,6 +42,8 @@ function what(alert) {
 
 function silence(shard, alert) {
   if (alert.acknowledged_by !== null) return "it is silent";
-  const conf = { action: "ack", shard: alert.shard, alert: alert.alert, reason: "TEXT" };
-  return actionWays(shard, `persist ack ${alert.shard} ${alert.alert} --reason TEXT`, conf);
+  return [
+    h("code", {}, `persist ack ${alert.shard} ${alert.alert} --reason TEXT`), " ",
+    actionButton(shard, "Acknowledge", "ack", { alert: alert.alert, reason: "TEXT" }, "Say why instead of TEXT: others read it."),
+  ];
 }

@@ -1,8 +1,6 @@
 // Links to this page and to Airflow's pages. All are relative to this page, which lies one level below Airflow's UI.
 import { h } from "./dom.js";
 
-const ACTIONS = "persist_actions";
-
 export function shardHref(connId, shard) {
   return `?${new URLSearchParams({ conn_id: connId, shard })}`;
 }
@@ -13,15 +11,6 @@ export function shardLink(connId, shard) {
 
 export function dagLink(dagId, text = dagId) {
   return h("a", { href: `../dags/${encodeURIComponent(dagId)}`, "data-airflow": true, target: "_top" }, text);
-}
-
-// A command, or what to trigger instead: the DAG of actions with a conf, if the user sees it.
-export function actionWays(shard, command, conf) {
-  const canAct = shard.airflow.action_dags.includes(ACTIONS);
-  return [
-    h("code", {}, command),
-    canAct && h("div", {}, "or trigger ", dagLink(ACTIONS), " with ", h("code", {}, JSON.stringify(conf))),
-  ];
 }
 
 // The list of assets, filtered by the shard's: its own page has a number that only Airflow knows.

@@ -1,5 +1,5 @@
 // The overview of a shard: facts, charts over its commits, the calendar of days, actions.
-import { actionButton, canAct } from "./actions.js";
+import { actionButton } from "./actions.js";
 import { calendar } from "./calendar.js";
 import { chart, chartGroup } from "./chart.js";
 import { h, orAlert, section } from "./dom.js";
@@ -87,12 +87,12 @@ function charts(shard, page, pick) {
 }
 
 function actions(shard) {
-  const ids = shard.airflow.action_dags;
-  if (!ids.length) return h("p", { class: "muted" }, "No DAG of actions that you may see.");
+  const dags = shard.airflow.action_dags;
+  if (!dags.length) return h("p", { class: "muted" }, "No DAG of actions that you may see.");
   return [
-    canAct(shard) && h("div", { class: "controls" },
+    h("div", { class: "controls" },
       actionButton(shard, "Run", "run"), actionButton(shard, "Maintain", "maintain"), actionButton(shard, "Check (fsck)", "fsck"),
       actionButton(shard, "Check and repair", "fsck", { repair: true }, "Repairs derived objects. Data is never changed.")),
-    h("p", { class: "muted" }, "Pin, restore and fork are at each checkpoint under History. Airflow starts every action, with its roles and its audit log: ", ids.map((id, i) => [i > 0 && ", ", dagLink(id)])),
+    h("p", { class: "muted" }, "Pin, restore and fork are at each checkpoint under History. Airflow starts every action, with its roles and its audit log: ", dags.map(({ dag_id }, i) => [i > 0 && ", ", dagLink(dag_id)])),
   ];
 }

@@ -2,7 +2,6 @@
 import { get } from "./api.js";
 import { actionButton } from "./actions.js";
 import { h, table } from "./dom.js";
-import { actionWays } from "./links.js";
 import { count, time } from "./words.js";
 
 const LIMIT = 50;
@@ -83,7 +82,7 @@ function pageOf(shard, page, what, turn) {
     h("p", { role: "status", class: "muted" }, `${range} ${what} ${when}`),
     rows.length > 0 && table(`${what} ${when}`, columns, rows, { hasCaption: false }),
     what === "errors" && hasUnordered(page) && h("div", {}, `No record removes errors of kind ${UNORDERED}. If the records count, deliver them again with an order. Then remove the errors: `,
-      actionWays(shard, `persist resolve ${shard.shard} --all`, { action: "resolve", shard: shard.shard, at: "*" }), actionButton(shard, "Resolve", "resolve", { at: "*", dry_run: true })),
+      h("code", {}, `persist resolve ${shard.shard} --all`), " ", actionButton(shard, "Resolve", "resolve", { at: "*", dry_run: true })),
     h("div", { class: "controls" },
       h("button", { type: "button", disabled: page.offset === 0, onclick: () => turn(Math.max(page.offset - LIMIT, 0)) }, "Previous page"),
       h("button", { type: "button", disabled: last >= page.total, onclick: () => turn(last) }, "Next page")));
