@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from persist_airflow.compat import AirflowException, AirflowFailException
-from persist_airflow.exceptions import PersistStepFailed
 from persist_core.errors import (
     Corruption,
     InvalidInput,
@@ -19,6 +18,27 @@ from persist_core.errors import (
     TooManyUpdates,
     UnclearOrder,
 )
+from persist_core.protocol.conflicts import ConflictRecord
+
+
+class PersistCasConflict(AirflowException):
+    """The append lost to another writer. Nothing is lost or doubled; the next try mints again from the new upper.
+
+    `record` has both sides: expected upper, found upper, who won.
+    """
+
+    def __init__(self, record: ConflictRecord) -> None:
+        super().__init__(str(record))
+        self.record = record
+
+
+class PersistStepFailed(AirflowException):
+    """A task could not do its step, and another try may succeed. The message starts with the kind of the error."""
+
+
+class SparkJobFailed(PersistStepFailed):
+    """The write stage failed, and another try may succeed. Nothing that a reader sees was changed."""
+
 
 HOPELESS = (
     InvalidInput,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from persist_airflow.exceptions import PersistCasConflict
+from persist_airflow.failures import PersistCasConflict
 from persist_core.config.shard import ShardConfig
 from persist_core.handles.client import PersistClient
 from persist_core.protocol.run import Round, Step, Write, rounds

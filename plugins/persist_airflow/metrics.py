@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from persist_airflow.compat import AirflowSkipException, Context, Stats, conf, puts_off
-from persist_airflow.exceptions import PersistCasConflict
+from persist_airflow.failures import PersistCasConflict
 from persist_core.clock import SystemClock
 from persist_core.handles.client import PersistClient
 from persist_core.inspection import metrics

@@ -28,7 +28,7 @@ from persist_airflow.compat import (
     make_asset,
     set_event_extra,
 )
-from persist_airflow.exceptions import PersistCasConflict
+from persist_airflow.failures import PersistCasConflict
 from persist_airflow.healing import heal
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.links import ShardLink, shard_page, shard_uri

@@ -23,10 +23,8 @@ from typing import Any, TypeVar
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
-from persist_airflow.class_data import class_data
 from persist_airflow.compat import AirflowException, AirflowNotFoundException, BaseHook, Context, submit_once
-from persist_airflow.exceptions import SparkJobFailed
-from persist_airflow.failures import airflow_error
+from persist_airflow.failures import SparkJobFailed, airflow_error
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.lineage import ReportsLineage, of_inputs
 from persist_airflow.metrics import measured
@@ -164,13 +162,13 @@ class SparkJobOperator(SparkSubmitOperator):
             )
         handed = hand_over(self._variables(items), master=master, deploy_mode=deploy_mode, conf=conf)
         local = local_environment(os.environ) if is_local(master) else {}
-        archive = class_data({**conf, **handed.conf}, os.environ if is_local(master) else {}, items[0].attempt)
         try:
             self._hook = None
             self.application, self.application_args = str(job_path()), list(arguments)
             self.env_vars = None  # the provider would put them on the command line
             base = self._properties_base(handed.properties)
-            with properties_file(handed.properties, base) as file, archive as self.conf:
+            self.conf = {**conf, **handed.conf}
+            with properties_file(handed.properties, base) as file:
                 if file is not None:
                     self.properties_file = str(file)
                 # The provider gives `spark-submit` the environment of this process.

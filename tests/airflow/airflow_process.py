@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 from persist_core.location.settings import PersistLocation
-from tests.class_data import made_class_data
 
 
 def migrate(home: Path) -> None:
@@ -33,7 +32,7 @@ def environment(home: Path, dags: Path, location: PersistLocation | None = None)
         "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
         "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
-        **({**location.to_env(), **made_class_data(location)} if location else {}),
+        **(location.to_env() if location else {}),
     }
 
 

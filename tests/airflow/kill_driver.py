@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from persist_airflow.compat import AirflowSkipException
-from persist_airflow.exceptions import PersistCasConflict
+from persist_airflow.failures import PersistCasConflict
 from tests.airflow import kill_points
 from tests.airflow.fruit import end_of
 from tests.airflow.task_driver import DagRunDriver

@@ -16,7 +16,7 @@ import pyarrow as pa
 from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_0_PLUS
 
 from persist_airflow.compat import DAG, AirflowSkipException
-from persist_airflow.exceptions import PersistCasConflict
+from persist_airflow.failures import PersistCasConflict
 from persist_airflow.maintenance import MaintainShardOperator, build_maintenance_dag
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location

@@ -18,7 +18,7 @@ from persist_airflow.actions import (
     check_conf,
 )
 from persist_airflow.compat import AirflowFailException
-from persist_airflow.exceptions import PersistStepFailed
+from persist_airflow.failures import PersistStepFailed
 from persist_airflow.shard_operators import FsckShardOperator, RebuildShardOperator, RestoreShardOperator
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.errors import InvalidInput

@@ -29,7 +29,6 @@ from tests.airflow.fruit import DAY_MS, HISTORY, NAME, START_MS, Fruit, check_hi
 from tests.airflow.kill_in_job import JOB
 from tests.airflow.task_driver import DagRunDriver
 from tests.airflow.view_files import DAG_MODULE, Views
-from tests.class_data import made_class_data
 from tests.plain_commit import commit
 from tests.sampling import is_long, sample
 from tests.servers.backends import on_postgresql, on_servers, on_sqlite_and_s3
@@ -77,7 +76,7 @@ class Worker:
         self.process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "tests.airflow.kill_driver", str(folder / "plan.json")],
             cwd=ROOT,
-            env={**os.environ, **location.to_env(), **made_class_data(location)},
+            env={**os.environ, **location.to_env()},
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,

@@ -15,8 +15,8 @@ from openlineage.client.generated.schema_dataset import SchemaDatasetFacet
 from openlineage.client.serde import Serde
 
 from persist_airflow import lineage
-from persist_airflow.exceptions import SparkJobFailed
 from persist_airflow.factory import build_upsert_dag, build_view_dag
+from persist_airflow.failures import SparkJobFailed
 from persist_airflow.lineage import name_of
 from persist_airflow.shard_operators import RestoreShardOperator
 from persist_airflow.spark import WriteBatchesOperator

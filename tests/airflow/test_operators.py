@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from persist_airflow.compat import AirflowFailException, AirflowSkipException
-from persist_airflow.exceptions import PersistCasConflict
 from persist_airflow.factory import build_upsert_dag
+from persist_airflow.failures import PersistCasConflict
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.protocol import run, stages

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from persist_airflow.exceptions import SparkJobFailed
 from persist_airflow.factory import build_upsert_dag
+from persist_airflow.failures import SparkJobFailed
 from persist_airflow.spark import RETRIES
 from persist_core.config.collection import load_collection
 from persist_core.handles.client import PersistClient

@@ -20,8 +20,8 @@ import pytest
 
 from persist_airflow.compat import AirflowFailException
 from persist_airflow.embedded.spark_connect import LocalSpark
-from persist_airflow.exceptions import SparkJobFailed
 from persist_airflow.factory import build_upsert_dag
+from persist_airflow.failures import SparkJobFailed
 from persist_airflow.spark_connect import TIMEOUT_FIELD, connect_url, run_connected
 from persist_core.config.view import load_view
 from persist_core.errors import InvalidInput

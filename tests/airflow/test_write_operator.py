@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from persist_airflow.compat import AirflowException, AirflowFailException
-from persist_airflow.exceptions import SparkJobFailed
 from persist_airflow.factory import build_upsert_dag
+from persist_airflow.failures import SparkJobFailed
 from persist_airflow.spark import WriteBatchesOperator
 from persist_core.errors import OutdatedDescription, TooManyErrors
 from persist_core.handles.client import PersistClient

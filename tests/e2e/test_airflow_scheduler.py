@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from persist_airflow.class_data import FOLDER_ENV
 from persist_airflow.embedded import EmbeddedAirflowError
 from persist_airflow.embedded.home import LocalAirflow
 from persist_core.handles.client import PersistClient
@@ -27,7 +26,6 @@ from tests import real_parts
 from tests.airflow import kill_points
 from tests.airflow.fruit import DAY_MS, HISTORY, NAME, START_MS, Fruit, check_history
 from tests.airflow.statsd_sink import statsd_sink
-from tests.class_data import class_data, made_class_data
 from tests.e2e import operation
 from tests.sampling import is_long
 from tests.servers.backends import blob_uri_beside, on_postgresql, on_s3
@@ -53,7 +51,6 @@ def airflow(request: pytest.FixtureRequest, tmp_path: Path, home: Path, consensu
         "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",
         "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "1",  # looking five times as often takes processor time
         "PYTHONPATH": str(ROOT),
-        **({FOLDER_ENV: "", **made_class_data(location)} if is_on_s3 else class_data(location)),
     }
     airflow = LocalAirflow(home, fruit.dags, location, settings)
     real_parts.used("Airflow scheduler", f"{importlib.metadata.version('apache-airflow')}, PostgreSQL, LocalExecutor")

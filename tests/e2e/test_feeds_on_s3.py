@@ -20,7 +20,6 @@ from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.time_text import parse_time
-from tests.class_data import class_data
 from tests.core.sources.bucket import Bucket
 from tests.e2e.test_airflow_scheduler import QUICK_RETRIES, ROOT, follow
 from tests.sampling import is_long
@@ -84,7 +83,6 @@ class Vendors:
             "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
             "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",
             "PYTHONPATH": str(ROOT),
-            **class_data(location),
         }
         for name, bucket in self.buckets.items():
             settings[f"PERSIST_CONNECTION_{name.upper()}"] = bucket.connection

@@ -30,7 +30,6 @@ from persist_core.shard.batch import ORDER_INDEX_OPERATOR
 from persist_core.sources.natural_order import natural_key
 from tests.airflow import kill_points
 from tests.airflow.kill_in_job import JOB
-from tests.class_data import class_data
 from tests.core.feed_replay import change_of
 from tests.e2e.test_airflow_scheduler import QUICK_RETRIES, ROOT, follow
 from tests.sampling import is_long
@@ -71,7 +70,6 @@ def airflow(tmp_path: Path, home: Path, persist_seed: int) -> Iterator[LocalAirf
         "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
         "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",
         "PYTHONPATH": str(ROOT),
-        **class_data(location),
     }
     airflow = LocalAirflow(home, dags, location, settings)
     yield airflow

@@ -95,7 +95,7 @@ def test_airflow_and_spark_run_a_project_and_the_demo(wheel: Path, tmp_path: Pat
     rows = run([persist, "snapshot", "orders", "--json"], shop).splitlines()
     assert len(rows) == 2
     results = run([persist, "demo", "demo"], tmp_path, timeout_s=1500)
-    assert "5 rows" in results
+    assert "$ persist snapshot customers --as-of 2026-01-03" in results
     assert "python -m persist_airflow.embedded.run up" in results
 
 

@@ -45,7 +45,7 @@ WRAPPER
 fi
 
 # A Java that Spark would not find by JAVA_HOME or PATH is named beside Spark, so that it is found however Spark is started
-# (Spark's launcher looks past a wrapper on PATH). Else that folder stays empty: a JVM's class-data archive needs that.
+# (Spark's launcher looks past a wrapper on PATH).
 conf=$("$venv/bin/python" -c 'import importlib.util as u, pathlib; print(pathlib.Path(u.find_spec("pyspark").origin).parent / "conf")')
 rm -f "$conf/spark-env.sh"
 if [ "$java" = "$PWD/$venv/bin/java" ] || { [ -n "${JAVA_HOME:-}" ] && ! good_java "$JAVA_HOME/bin/java"; }; then

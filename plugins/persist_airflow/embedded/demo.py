@@ -1,7 +1,6 @@
-"""`make demo`: the whole path on this machine, and what it made, printed.
+"""`make demo`: the whole path on this machine.
 
-seven days of a change feed -> a real scheduler runs one dag run per day -> the table as of two days, the changelog
-between them, the errors, frontiers, checkpoints, how the last day flowed into a view, and what to try next
+seven days of a change feed -> a real scheduler runs one dag run per day -> `persist` commands show the results
 
     backfill customers, days 1 to 6 -> backfill cities -> refresh the view -> customers, day 7 -> refresh the view
 """
@@ -11,23 +10,20 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pyarrow as pa
 from rich.console import Console
-from rich.table import Table
 
 from persist_airflow.embedded import EmbeddedAirflowError
 from persist_airflow.embedded.backfill import ENDED, FOLLOW_TIMEOUT_MS, POLL_MS, create, follow, open_backfill
-from persist_airflow.embedded.commands import embedded_command, is_clone
 from persist_airflow.embedded.home import LocalAirflow, project_airflow
-from persist_core.checkpoint.checkpointer import BlobCheckpointer
-from persist_core.config.collection import CollectionConfig, load_collection
+from persist_airflow.embedded.ports import embedded_command, is_clone
+from persist_core.cli.main import run_command
+from persist_core.config.collection import load_collection
 from persist_core.errors import ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
-from persist_core.schema import DIFF, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME
+from persist_core.location.settings import PersistLocation
 from persist_core.time_text import format_time, parse_time
 
 COLLECTION = "customers"
@@ -36,8 +32,7 @@ VIEW = "regions"
 UPSERT, VIEWS = "persist_upsert__", "persist_view__"  # of DAG ids; the factory has them, and would import Airflow here
 DAYS = 7
 DAY_MS = 24 * 3_600_000
-MAX_ROWS = 12  # of a table that is printed
-MAX_CELL_CHARS = 32
+FEW = ("--limit", "12")
 _FAILED_TASKS = "select run_id, task_id from task_instance where state = 'failed' order by run_id limit 20"
 SCHEDULE_OFF = {"AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False"}  # the demo starts what runs: the feed ends in January
 
@@ -78,10 +73,9 @@ def run_demo(root: Path) -> int:
             console.print(f"[green]all is up to date:[/] {', '.join(shards)} hold everything before {_day(end_ms)}")
         elif not _run_steps(console, airflow, steps_from(first_ms)):
             return 1
-        _print_results(console, client, config, first_ms, end_ms)
-        _print_view(console, client, end_ms)
+    failed = _print_results(console, airflow.location, first_ms)
     _print_next(console, airflow)
-    return 0
+    return failed
 
 
 def _upper(client: PersistClient, shard: str) -> int:
@@ -171,73 +165,31 @@ def _run_once(console: Console, airflow: LocalAirflow, dag_id: str) -> bool:
     return bool(state == "success")
 
 
-def _print_results(
-    console: Console, client: PersistClient, config: CollectionConfig, first_ms: int, end_ms: int
-) -> None:
-    reader = client.open_reader(config.name)
-    early, late = first_ms + 3 * DAY_MS - 1, end_ms - 1
-    for as_of in (early, late):
-        _print_table(console, f"the table as of {format_time(as_of)}", reader.snapshot(as_of))
-    changes = reader.changes(late - DAY_MS, late)
-    _print_table(console, f"changelog of the last day: {format_time(late - DAY_MS)} to {format_time(late)}", changes)
-    errors = reader.errors(late).select([*config.key, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD])
-    _print_table(console, "errors (bad input is kept, never lost, and fails no run)", errors)
-    state = client.state(config.name)
-    console.print(
-        f"shard [bold]{config.name}[/]: since {state.since}, upper {state.upper},"
-        f" version {state.seqno}, {len(state.batches)} batches",
-        soft_wrap=True,
+def looks(first_ms: int) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The commands that show the results, each with its title."""
+    early, before, last = (_day(first_ms + days * DAY_MS) for days in (2, DAYS - 2, DAYS - 1))
+    between = ("--after", before, "--through", last)
+    return (
+        (f"the table as of {early}", ("snapshot", COLLECTION, "--as-of", early, *FEW)),
+        (f"the table as of {last}", ("snapshot", COLLECTION, "--as-of", last, *FEW)),
+        ("the changes of the last day", ("changes", COLLECTION, *between)),
+        ("errors: bad input is kept, never lost, and fails no run", ("errors", COLLECTION)),
+        ("the shard", ("describe", COLLECTION)),
+        ("its checkpoints", ("checkpoints", COLLECTION)),
+        (f"the view {VIEW}: a query over {COLLECTION} and {DIMENSION}, kept as a shard", ("snapshot", VIEW)),
+        ("how the last day's changes flowed into it", ("changes", VIEW, *between)),
+        ("a view shows the errors of its inputs", ("errors", VIEW)),
     )
-    checkpoints = BlobCheckpointer(client.blob, config.name).list_checkpoints()
-    console.print(f"checkpoints: {len(checkpoints)}, the newest {checkpoints[-1] if checkpoints else 'none'}")
 
 
-def _print_view(console: Console, client: PersistClient, end_ms: int) -> None:
-    """The view's rows, and what the last day's changes came to in it."""
-    reader, late = client.open_reader(VIEW), end_ms - 1
-    _print_table(
-        console, f"view {VIEW}: a query over {COLLECTION} and {DIMENSION}, kept as a shard", reader.snapshot(late)
-    )
-    _print_table(console, "how the last day's changes flowed into it", reader.changes(late - DAY_MS, late))
-    errors = len(reader.errors(late))
-    console.print(f"it shows its inputs' errors too ({errors} now): a view never hides that its input is broken")
-
-
-def _print_table(console: Console, title: str, rows: pa.Table) -> None:
-    """At most `MAX_ROWS` rows, by time and then by key; as many columns as the terminal has room for."""
-    marks = [name for name in (TIME, DIFF) if name in rows.column_names]
-    names = [*marks, *(name for name in rows.column_names if name not in marks)]
-    key = names[len(marks)]
-    order = [(name, "ascending") for name in (*marks[:1], key, *marks[1:])]
-    shown = rows.sort_by(order).slice(0, MAX_ROWS).to_pylist()
-    columns = {name: [_cell(name, row[name]) for row in shown] for name in names}
-    table = Table()
-    room = console.width - 1
-    for name, cells in columns.items():
-        header = name.removeprefix("_persist_")
-        room -= max(map(len, (header, *cells))) + 3
-        if room < 0:
-            break
-        table.add_column(header, no_wrap=True)
-    for number in range(len(shown)):
-        table.add_row(*(cells[number] for cells in list(columns.values())[: len(table.columns)]))
-    console.print(f"\n[bold]{title}[/] ({rows.num_rows} rows)", highlight=False, soft_wrap=True)
-    console.print(table)
-    if len(table.columns) < len(names):
-        console.print(f"[dim]and {', '.join(names[len(table.columns) :])}[/]", soft_wrap=True)
-
-
-def _cell(name: str, value: object) -> str:
-    if isinstance(value, int) and name == TIME:
-        return format_time(value)
-    if isinstance(value, int) and name == DIFF:
-        return f"{value:+d}"
-    if isinstance(value, datetime):
-        return f"{value:%Y-%m-%d %H:%M:%S}"
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "replace")
-    text = "" if value is None else str(value)
-    return text if len(text) <= MAX_CELL_CHARS else f"{text[: MAX_CELL_CHARS - 1]}…"
+def _print_results(console: Console, location: PersistLocation, first_ms: int) -> int:
+    """Run `looks` in this process; the first exit code that is not 0."""
+    options = ("--blob-uri", location.blob_uri, "--consensus-uri", location.consensus_uri)
+    for title, command in looks(first_ms):
+        console.print(f"\n[bold]{title}[/]\n$ persist {' '.join(command)}", highlight=False, soft_wrap=True)
+        if code := run_command([*command, *options]):
+            return code
+    return 0
 
 
 def _print_next(console: Console, airflow: LocalAirflow) -> None:
@@ -260,9 +212,5 @@ def _print_next(console: Console, airflow: LocalAirflow) -> None:
     console.print("A table of your own: write dags/collections/<name>.yaml", highlight=False, markup=False)
 
 
-def _moment(time_ms: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)
-
-
 def _day(time_ms: int) -> str:
-    return f"{_moment(time_ms):%Y-%m-%d}"
+    return format_time(time_ms)[:10]

@@ -29,7 +29,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from persist_airflow.class_data import FOLDER_ENV
 from persist_airflow.embedded import EmbeddedAirflowError, keeper
 from persist_airflow.embedded.keeper import Program, write_private
 from persist_airflow.embedded.kept import KeptProcesses
@@ -133,7 +132,6 @@ class LocalAirflow:
             "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "10",
             "NO_PROXY": loopback,
             "no_proxy": loopback,
-            FOLDER_ENV: str(self.home / "class-data"),
             **self._spark_connection(),
             **self.location.to_env(),
             **self.settings,
@@ -347,5 +345,4 @@ def project_airflow(root: Path, *, port: int = 0, settings: Mapping[str, str] | 
     """The embedded Airflow of a clone: home `.airflow`, DAGs `dags`, location `.persist`, the rest in `.cache`."""
     data, root = root.absolute() / ".persist", root.absolute()
     location = PersistLocation(f"file://{data / 'blob'}", f"sqlite:///{data / 'consensus.db'}")
-    cache = {FOLDER_ENV: str(root / ".cache" / "class-data")}
-    return LocalAirflow(root / ".airflow", root / "dags", location, {**cache, **(settings or {})}, port, has_spark=True)
+    return LocalAirflow(root / ".airflow", root / "dags", location, settings or {}, port, has_spark=True)

@@ -1,10 +1,11 @@
-"""Ports of 127.0.0.1: one that is free, or who has the one that is needed."""
+"""The places that a user meets: ports of 127.0.0.1, and the commands (`make` targets, or Python modules)."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import socket
+from pathlib import Path
 from typing import Any
 
 from persist_airflow.embedded import EmbeddedAirflowError
@@ -47,3 +48,15 @@ def listener(port: int) -> str:
                 process = psutil.Process(found.pid)
                 return f"{process.name()} (pid {found.pid}: {' '.join(process.cmdline())[:_COMMAND_CHARS]})"
     return ""
+
+
+def embedded_command(root: Path, name: str, arguments: str = "") -> str:
+    """The command line for `up`, `down`, `demo` or `airflow`, in the folder `root`."""
+    if is_clone(root):
+        return f"make {name}" + (f" ARGS='{arguments}'" if arguments else "")
+    return f"python -m persist_airflow.embedded.run {name} {arguments}".strip()
+
+
+def is_clone(root: Path) -> bool:
+    """True for the top folder of a clone; elsewhere the package is installed."""
+    return (root / "Makefile").is_file() and (root / "persist_core").is_dir()

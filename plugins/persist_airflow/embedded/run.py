@@ -18,9 +18,8 @@ from pathlib import Path
 from rich.console import Console
 
 from persist_airflow.embedded import EmbeddedAirflowError
-from persist_airflow.embedded.commands import embedded_command
 from persist_airflow.embedded.home import WITH_UI, LocalAirflow, project_airflow
-from persist_airflow.embedded.ports import require_free
+from persist_airflow.embedded.ports import embedded_command, require_free
 
 USAGE = "usage: python -m persist_airflow.embedded.run up|down|demo, or airflow ARGUMENTS...\n"
 PORT_ENV, UI_PORT = "AIRFLOW__API__PORT", 8080  # Airflow's name for it, and its default
