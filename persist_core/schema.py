@@ -26,6 +26,7 @@ ERR_KIND = "_persist_err_kind"  # string
 ERR_KEY = "_persist_err_key"  # binary, null if no key could be read
 ERR_PAYLOAD = "_persist_err_payload"  # binary: the raw record
 ERR_MESSAGE = "_persist_err_message"  # string, for users; never compared
+ERR_POSITION = "_persist_err_position"  # string, for users: where its source has the record; never compared
 ORDER = "_persist_order"  # struct, in `sequence` order: what orders a record, then its position in its source
 BAD_KEY = "_persist_bad_key"  # binary, of records and operator state: the slot if the key columns are not known
 OP = "_persist_op"  # string, of records and operator state: what the record does
@@ -64,6 +65,7 @@ SYSTEM_IDS = {
             BEATEN_BY,
             ACTED,
             INHERITED,
+            ERR_POSITION,
         )
     )
 }
@@ -73,7 +75,7 @@ PART = "_persist_part"  # which kind of part a row belongs to: a folder's name o
 _FIELD_ID = "PARQUET:field_id"  # of a field's metadata in Arrow
 _SYSTEM_TYPES = {
     **dict.fromkeys((TIME, DIFF, ENDED, ACTED), pa.int64()),
-    **dict.fromkeys((ERR_KIND, ERR_MESSAGE, OP, INDEX_KIND), pa.string()),
+    **dict.fromkeys((ERR_KIND, ERR_MESSAGE, ERR_POSITION, OP, INDEX_KIND), pa.string()),
     **dict.fromkeys((ERR_KEY, ERR_PAYLOAD, BAD_KEY), pa.binary()),
 }
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from persist_core.handles.client import PersistClient
-from persist_core.schema import CollectionSchema
+from persist_core.schema import ERR_POSITION, CollectionSchema
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.state import Committed
@@ -45,7 +45,7 @@ def commit(
     rows = [dict(zip(wide.names, (*row, time, diff), strict=True)) for row, time, diff in updates]
     bad = [
         dict.fromkeys(schema.key_names)
-        | dict(zip(narrow.names[len(schema.key) :], (kind, f"message of {kind}", *rest), strict=True))
+        | dict(zip(without_position(narrow)[len(schema.key) :], (kind, f"message of {kind}", *rest), strict=True))
         for kind, *rest in errs
     ]
     handle = client.open_writer(shard)
@@ -58,3 +58,14 @@ def commit(
         stats=stats,
     )
     assert isinstance(handle.compare_and_append(client.staged_manifest(key), key), Committed)
+
+
+def table_of(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.Table:
+    """Rows as tuples, of errs without a position."""
+    names = without_position(schema)
+    return pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows], schema=schema)
+
+
+def without_position(schema: pa.Schema) -> list[str]:
+    """The names of its columns, of errs without that of their position."""
+    return [name for name in schema.names if name != ERR_POSITION]

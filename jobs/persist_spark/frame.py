@@ -23,6 +23,7 @@ from persist_core.schema import (
     ERR_KIND,
     ERR_MESSAGE,
     ERR_PAYLOAD,
+    ERR_POSITION,
     INHERITED,
     TIME,
     CollectionSchema,
@@ -37,12 +38,13 @@ UPSERT, DELETE, TRUNCATE, SKIP = "u", "d", "t", "s"  # what `OP` may hold
 
 FIELD_ID = "parquet.field.id"  # of a column's metadata: Spark writes it as the field id of the Parquet column
 
-ERR_COLUMNS = (ERR_KIND, ERR_MESSAGE, ERR_KEY, ERR_PAYLOAD)
+ERR_COLUMNS = (ERR_KIND, ERR_MESSAGE, ERR_KEY, ERR_PAYLOAD, ERR_POSITION)
 _ERR_TYPES: dict[str, T.DataType] = {
     ERR_KIND: T.StringType(),
     ERR_MESSAGE: T.StringType(),
     ERR_KEY: T.BinaryType(),
     ERR_PAYLOAD: T.BinaryType(),
+    ERR_POSITION: T.StringType(),
 }
 _SIMPLE: dict[str, T.DataType] = {
     "boolean": T.BooleanType(),

@@ -20,11 +20,10 @@ from persist_core.handles.limited import LimitedReader, ReadBudget
 from persist_core.handles.read import check_as_of, schema_of
 from persist_core.inspection.facts import ColumnFacts, RowsPage
 from persist_core.inspection.values import rows_of
-from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, MISSING_ORDER, TIME
+from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, MISSING_ORDER, TIME
 from persist_core.shard.batch import HollowBatch
 from persist_core.shard.key_range import KeyRange, exactly, meets_any, parse_key
 from persist_core.shard.state import ShardState
-from persist_core.sources.registry import show_unordered
 
 MAX_ROWS_READ = 2_000_000
 MAX_BYTES_READ = 256 << 20  # of Parquet
@@ -32,7 +31,7 @@ MAX_BYTES_HELD = 128 << 20  # decoded, of one page
 MAX_LIMIT = 1_000  # rows of one page
 MAX_CELL_CHARS = 2_000
 _ROWS_AT_ONCE = 20  # of a page as Python objects, before their texts are cut
-ERR_COLUMNS = (TIME, ERR_KIND, ERR_KEY, ERR_MESSAGE, ERR_PAYLOAD)  # in the order in which errors are shown
+ERR_COLUMNS = (TIME, ERR_KIND, ERR_POSITION, ERR_KEY, ERR_MESSAGE, ERR_PAYLOAD)  # in the order in which they are shown
 
 
 @dataclass(frozen=True)
@@ -159,18 +158,15 @@ def errors_in_order(state: ShardState, table: pa.Table) -> pa.Table:
 def _for_users(state: ShardState, table: pa.Table) -> pa.Table:
     """Without the digests by which a view knows its inputs' errs: they could confirm a guess of the record.
 
-    The key of a record without an order is its position, as its source shows it.
+    The key of a record without an order is its position.
     """
     if not schema_of(state).key:
-        return table.drop_columns([name for name in (ERR_KEY, ERR_PAYLOAD) if name in table.column_names])
+        return table.drop_columns([name for name in (ERR_KEY, ERR_PAYLOAD, ERR_POSITION) if name in table.column_names])
     if ERR_KIND not in table.column_names or not pc.any(pc.equal(table[ERR_KIND], MISSING_ORDER)).as_py():
         return table
-    place, cells = table.column_names.index(ERR_KEY), zip(table[ERR_KIND], table[ERR_KEY], strict=True)
-    shown = [
-        show_unordered(state.sources, key.as_py()).encode() if kind.as_py() == MISSING_ORDER else key.as_py()
-        for kind, key in cells
-    ]
-    return table.set_column(place, table.schema.field(place), pa.array(shown, pa.binary()))
+    place, is_unordered = table.column_names.index(ERR_KEY), pc.equal(table[ERR_KIND], MISSING_ORDER)
+    shown = pc.if_else(is_unordered, table[ERR_POSITION].cast(pa.binary()), table[ERR_KEY])
+    return table.set_column(place, table.schema.field(place), shown)
 
 
 def key_of(state: ShardState, texts: Sequence[str]) -> list[KeyRange] | None:

@@ -15,7 +15,17 @@ from persist_core.handles.side_by_side import side_by_side
 from persist_core.maintenance.check_state import Examined
 from persist_core.maintenance.violations import MAX_SHOWN, Violations
 from persist_core.row_text import show_row
-from persist_core.schema import DIFF, ENDED, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
+from persist_core.schema import (
+    DIFF,
+    ENDED,
+    ERR_KEY,
+    ERR_KIND,
+    ERR_MESSAGE,
+    ERR_PAYLOAD,
+    ERR_POSITION,
+    TIME,
+    CollectionSchema,
+)
 from persist_core.shard import pieces
 from persist_core.shard.batch import BatchCounts, BatchManifest, HollowBatch, Part, PartKind
 from persist_core.shard.key_range import range_of
@@ -171,7 +181,7 @@ def check_updates(oks: pa.Table, errs: pa.Table, schema: CollectionSchema, since
     value that it retracts. `oks` and `errs` as `ReadHandle.all_updates` gives them.
     """
     if not schema.key:
-        for updates in (oks, errs.drop_columns([ERR_MESSAGE])):
+        for updates in (oks, errs.drop_columns([ERR_MESSAGE, ERR_POSITION])):
             _check_counts_not_negative(not_before(updates, since), found)
         return
     slot = [*schema.key_names, _BAD_SLOT]

@@ -27,10 +27,10 @@ from persist_core.protocol.restore_point import restore_token
 from persist_core.protocol.stages import Conflict, append
 from persist_core.schema import (
     DIFF,
-    ERR_KEY,
     ERR_KIND,
     ERR_MESSAGE,
     ERR_PAYLOAD,
+    ERR_POSITION,
     MISSING_ORDER,
     TIME,
     system_field,
@@ -39,7 +39,6 @@ from persist_core.shard.batch import STASH_OPERATOR, BatchDescription
 from persist_core.shard.operator_state import OperatorState, StateArtifact
 from persist_core.shard.parts import errs_schema
 from persist_core.shard.state import Committed, ShardState
-from persist_core.sources.registry import show_unordered
 from persist_core.time_text import MAX_TIME, show_time
 
 
@@ -74,7 +73,8 @@ def plan_resolve(client: PersistClient, shard: str, *, at: str = "*") -> Resolve
     columns = errs_schema(state.schema)
     errs = client.open_reader(shard).errors(state.upper.time - 1)
     errs = errs.filter(pc.equal(errs[ERR_KIND], MISSING_ORDER))
-    records = [_unordered(state, row) for row in errs.select([ERR_KEY, ERR_MESSAGE, ERR_PAYLOAD]).to_pylist()]
+    shown = errs.select([ERR_POSITION, ERR_MESSAGE, ERR_PAYLOAD]).to_pylist()
+    records = [Unordered(row[ERR_POSITION] or "", row[ERR_MESSAGE], row[ERR_PAYLOAD]) for row in shown]
     chosen = [number for number, record in enumerate(records) if fnmatchcase(record.position, at)]
     errs = errs.take(pa.array(chosen, pa.int64()))
     given = {
@@ -84,13 +84,6 @@ def plan_resolve(client: PersistClient, shard: str, *, at: str = "*") -> Resolve
     given |= {name: errs[name] for name in errs.column_names if name not in given}
     cells = [given.get(field.name, pa.nulls(len(errs), field.type)) for field in columns]
     return ResolvePlan(state, tuple(records[number] for number in chosen), pa.table(cells, schema=columns))
-
-
-def _unordered(state: ShardState, row: dict[str, object]) -> Unordered:
-    key, payload = row[ERR_KEY], row[ERR_PAYLOAD]
-    assert isinstance(key, bytes)
-    assert isinstance(payload, bytes)
-    return Unordered(show_unordered(state.sources, key), str(row[ERR_MESSAGE]), payload)
 
 
 def resolve(client: PersistClient, plan: ResolvePlan, *, writer: str) -> Committed | Conflict:

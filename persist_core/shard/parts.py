@@ -21,6 +21,7 @@ from persist_core.schema import (
     ERR_KIND,
     ERR_MESSAGE,
     ERR_PAYLOAD,
+    ERR_POSITION,
     INHERITED,
     OP,
     ORDER,
@@ -33,14 +34,14 @@ from persist_core.schema import (
     system_field,
 )
 
-ERR_IDENTITY = (ERR_KIND, ERR_KEY, ERR_PAYLOAD)  # what makes two errs equal: the message is for people
+ERR_IDENTITY = (ERR_KIND, ERR_KEY, ERR_PAYLOAD)  # what makes two errs equal: all else is for people
 
 _DIGESTED_AT_ONCE = 10_000  # rows as Python objects: some 20 times what they take in Arrow
 _DICTIONARY_BYTES = 64 << 10  # keys and measures hardly repeat: their dictionaries would cost time and save nothing
 PACKED_BYTES = 8 << 20  # of a packed batch, as stored: what a limited read takes at a time
 _SMALL_PART_BYTES = 1 << 20  # is decoded by its caller: handing it to other threads costs more than it saves
 
-_ERR_FIELDS = tuple(map(system_field, (ERR_KIND, ERR_MESSAGE, ERR_KEY, ERR_PAYLOAD)))
+_ERR_FIELDS = tuple(map(system_field, (ERR_KIND, ERR_MESSAGE, ERR_KEY, ERR_PAYLOAD, ERR_POSITION)))
 
 
 def updates_schema(schema: CollectionSchema, *, orders: bool = True) -> pa.Schema:
@@ -220,10 +221,10 @@ PARQUET = ParquetParts()
 def rows_digest(oks: pa.Table, errs: pa.Table) -> str:
     """Order-independent: the sum, modulo 2**256, of every update's SHA-256.
 
-    Messages, orders and `INHERITED` do not enter.
+    Messages, positions, orders and `INHERITED` do not enter.
     """
     total = 0
-    for tag, found in (("ok", oks), ("err", errs.drop_columns([ERR_MESSAGE]))):
+    for tag, found in (("ok", oks), ("err", errs.drop_columns([ERR_MESSAGE, ERR_POSITION]))):
         table = found.drop_columns([name for name in (ORDER, INHERITED) if name in found.column_names])
         for batch in table.to_batches(max_chunksize=_DIGESTED_AT_ONCE):
             for row in batch.to_pylist():

@@ -5,7 +5,6 @@ A reader of a shard finds the kind of its source here by the `source_type` of it
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,6 @@ from persist_core.config.view import SHARDS
 from persist_core.errors import UnknownVersion
 from persist_core.handles.client import PersistClient
 from persist_core.location.blob import Blob
-from persist_core.schema import MISSING_ORDER
 from persist_core.shard.batch import SourceFrontier
 from persist_core.sources.collection import CollectionSource
 from persist_core.sources.files import show_position as show_file_position
@@ -71,11 +69,6 @@ def show_position(sources: Mapping[str, SourceFrontier], position: Mapping[str, 
     `sources` is the progress of its shard.
     """
     return next((kind.show_position for kind in _kinds(sources)), _by_name)(position)
-
-
-def show_unordered(sources: Mapping[str, SourceFrontier], slot: bytes) -> str:
-    """The position of a record without an order, by the slot of its err (`MISSING_ORDER`), likewise."""
-    return show_position(sources, json.loads(slot.decode().removeprefix(MISSING_ORDER)))
 
 
 def _kinds(sources: Mapping[str, SourceFrontier]) -> list[Kind]:

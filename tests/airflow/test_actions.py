@@ -176,7 +176,7 @@ def test_errors_without_an_order_are_removed_by_position(tmp_path: Path, client:
     done = act(action="resolve", shard=shard, at="day=2/*", dry_run=True)
     assert (done["status"], [record["position"] for record in done["records"]]) == (
         "dry_run",
-        ["day=2/2.txt, row 10", "day=2/2.txt, row 11"],
+        ["day=2/2.txt, line 10", "day=2/2.txt, line 11"],
     )
     assert client.state(shard) == before
     done = act(action="resolve", shard=shard, at="day=2/*")
@@ -185,7 +185,7 @@ def test_errors_without_an_order_are_removed_by_position(tmp_path: Path, client:
     newest = client.state(shard).newest_commit
     assert newest is not None
     assert (newest.writer, newest.checkpoint_id) == ("persist_actions/manual__1", done["checkpoint_id"])
-    assert [record.position for record in plan_resolve(client, shard).records] == ["day=1/1.txt, row 3"]
+    assert [record.position for record in plan_resolve(client, shard).records] == ["day=1/1.txt, line 3"]
     assert act(action="resolve", shard=shard, at="day=2/*")["status"] == "up_to_date"
 
 

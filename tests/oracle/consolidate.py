@@ -33,7 +33,7 @@ NOT_SENT = Sent.NOT
 
 @dataclass(frozen=True)
 class Err:
-    """An error as a value. Two are equal by kind, key bytes and payload; the message is for users.
+    """An error as a value. Two are equal by kind, key bytes and payload; message and position are for users.
 
     `cells`: of a record that did not carry all values, and had none before it to keep: those that are known.
     """
@@ -43,6 +43,7 @@ class Err:
     payload: bytes
     message: str = field(default="", compare=False)
     cells: tuple[Any, ...] | None = field(default=None, compare=False)
+    position: str | None = field(default=None, compare=False)
 
     @property
     def is_unordered(self) -> bool:

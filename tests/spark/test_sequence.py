@@ -15,17 +15,28 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from persist_core.compaction.merge import Merge, merge_here, replace_inputs
 from persist_core.config.collection import FILES, CollectionConfig
 from persist_core.location.mem import MemBlob
 from persist_core.protocol.resolve import plan_resolve, resolve
-from persist_core.schema import ACTED, BEATEN_BY, ERR_KIND, ERR_MESSAGE, INDEX_KIND, MISSING_ORDER, ORDER, order_type
+from persist_core.schema import (
+    ACTED,
+    BEATEN_BY,
+    ERR_KIND,
+    ERR_MESSAGE,
+    ERR_POSITION,
+    INDEX_KIND,
+    MISSING_ORDER,
+    ORDER,
+    order_type,
+)
 from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, BatchManifest, PartKind, SourceFrontier
 from persist_core.shard.keys import manifest_key
 from persist_core.shard.state import Committed
 from persist_core.sources.files import FileSource
-from persist_spark.decode.files import BROKEN, DATE_MS, LINE
+from persist_spark.decode.files import BROKEN, DATE_MS, LINE, NAME
 from persist_spark.decode.formats import decode
 from persist_spark.decode.plain import json_records
 from persist_spark.decode.records import decoded
@@ -143,7 +154,7 @@ def test_a_record_without_an_order_is_an_err_of_its_own(plain: Collection) -> No
     last = plain.deliver({"b": "\n".join([put(1, 4, "late"), put(1, None, "lost", op="d")]), "d": put(1, None)})
     assert (last.stats["late"], last.stats["errors"], last.counts.err_insertions) == (1, 2, 2)
     places = sorted(each.position for each in plan_resolve(plain.shard.client, SHARD).records)
-    assert places == ["b, row 1", "c, row 0", "d, row 0"]
+    assert places == ["b, line 2", "c, line 1", "d, line 1"]
 
 
 def test_orders_are_typed_and_a_tombstone_message_repeats_its_delete(spark: SparkSession, tmp_path: Path) -> None:
@@ -229,9 +240,11 @@ def test_a_record_of_another_source_has_the_position_of_that_source(spark: Spark
     """Records with partition and offset, as a reader of a log gives them: their orders, and the errs without one."""
     body = {"name": "t", "source": {"path": "*", "format": "json"}, "key": "id", "columns": COLUMNS, "delete": "none"}
     config = of_log(CollectionConfig.model_validate({**body, "order": SEQUENCE, "base_dir": str(tmp_path)}))
-    lines = [(put(1, 5), None, False, 3, 17), (put(1, None), None, False, 3, 18)]
-    frame = spark.createDataFrame(lines, f"{LINE} string, {DATE_MS} bigint, {BROKEN} boolean, p0 bigint, p1 bigint")
-    good, bad = decoded(config, json_records(config, frame)).orderBy(f"{ORDER}.offset").collect()
+    lines = [(put(1, 5), None, "log", False, 3, 17), (put(1, None), None, "log", False, 3, 18)]
+    given = f"{LINE} string, {DATE_MS} bigint, {NAME} string, {BROKEN} boolean, p0 bigint, p1 bigint"
+    raw, at = json_records(config, spark.createDataFrame(lines, given)), F.format_string("%s, offset %d", NAME, "p1")
+    good, bad = decoded(config, raw, at).orderBy(f"{ORDER}.offset").collect()
     assert good[ORDER].asDict() == {"by0": 5, "partition": 3, "offset": 17}
     assert (good[ERR_KIND], bad[ERR_KIND]) == (None, MISSING_ORDER)
+    assert (good[ERR_POSITION], bad[ERR_POSITION]) == (None, "log, offset 18")
     assert bad[BAD_KEY] == b'missing_order {"partition":3,"offset":18}'

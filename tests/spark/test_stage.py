@@ -30,7 +30,7 @@ from persist_core.shard.parts import updates_schema
 from persist_core.shard.schema_versions import SchemaVersions
 from persist_spark import stage
 from persist_spark.footers import Footer, footers_of
-from persist_spark.frame import part_type, with_field_ids
+from persist_spark.frame import ERR_COLUMNS, part_type, with_field_ids
 from persist_spark.upsert.outcome import Outcome
 from tests.oracle.upsert import (
     TOMBSTONE,
@@ -230,7 +230,7 @@ def test_footers_of_spark_bound_keys_as_arrow_sorts_them(spark: SparkSession, tm
     blob = FileBlob(tmp_path)
     for number, (type_name, values) in enumerate(KEYS.items()):
         schema = SchemaVersions().placed(CollectionSchema((Column("the.key", type_name, nullable=False),)))
-        rows = [(value, 0, 1, None, None, None, None) for value in values]
+        rows = [(value, 0, 1, *[None] * len(ERR_COLUMNS)) for value in values]
         for name, found in ((f"{number}-full", rows), (f"{number}-none", [])):
             frame = with_field_ids(spark.createDataFrame(found, part_type(schema)), schema).coalesce(1)
             frame.write.parquet(f"file://{tmp_path}/{name}")

@@ -181,7 +181,7 @@ def test_failed_job_says_why(
     assert failure["error"] == "too_many_errors"
     assert "limits.max_errors" in failure["message"]
     samples = [(each["kind"], each["payload"], each["position"]) for each in failure["samples"]]
-    assert samples == [("key", "bad", "a.jsonl, row 0"), ("key", "worse", "a.jsonl, row 1")]
+    assert samples == [("key", "bad", "a.jsonl, line 1"), ("key", "worse", "a.jsonl, line 2")]
     assert all(f"payload '{payload}'; from {source}" in failure["message"] for _, payload, source in samples)
     refused = newest_rejected(collection.client, "things")
     assert refused is not None

@@ -24,6 +24,7 @@ from persist_core.schema import (
     ERR_KIND,
     ERR_MESSAGE,
     ERR_PAYLOAD,
+    ERR_POSITION,
     INHERITED,
     PART,
     TIME,
@@ -43,7 +44,7 @@ from tests.oracle.upsert import (
     Record,
 )
 
-_ERR_FIELDS = (ERR_KIND, ERR_MESSAGE, ERR_KEY, ERR_PAYLOAD)
+_ERR_FIELDS = (ERR_KIND, ERR_MESSAGE, ERR_KEY, ERR_PAYLOAD, ERR_POSITION)
 
 ONE_KEY = CollectionSchema(
     key=(Column("id", "bigint", nullable=False),),
@@ -250,7 +251,8 @@ def _slot_cells(schema: CollectionSchema, slot: Slot | None) -> dict[str, Any]:
 
 def _value_cells(schema: CollectionSchema, value: Value) -> dict[str, Any]:
     if isinstance(value, Err):
-        return dict(zip(_ERR_FIELDS, (value.kind, value.message, value.key_bytes, value.payload), strict=True))
+        cells = (value.kind, value.message, value.key_bytes, value.payload, value.position)
+        return dict(zip(_ERR_FIELDS, cells, strict=True))
     names = [column.name for column in schema.values]
     return {name: None if cell is NOT_SENT else cell for name, cell in zip(names, value, strict=True)}
 
@@ -304,7 +306,7 @@ def _value_of(schema: CollectionSchema, row: Row) -> Value:
     if row[ERR_KIND] is not None:
         key_bytes = None if row[ERR_KEY] is None else bytes(row[ERR_KEY])
         cells = _known(schema, bytes(row[ERR_PAYLOAD])) if unsent else None
-        return Err(row[ERR_KIND], key_bytes, bytes(row[ERR_PAYLOAD]), row[ERR_MESSAGE], cells)
+        return Err(row[ERR_KIND], key_bytes, bytes(row[ERR_PAYLOAD]), row[ERR_MESSAGE], cells, row[ERR_POSITION])
     is_record = row[PART] == STASH_OPERATOR
     return tuple(NOT_SENT if is_record and c.id in unsent else _python(row[c.name]) for c in schema.values)
 

@@ -4,9 +4,10 @@
                    '-- foreign compression and records that are too long: a copy in the blob store
 
 Position. Comparing (FILE, BLOCK, ROW) is the order of lines in a file, since lines of one block are read by one task,
-one after the other, and blocks of a file start at ascending offsets. ROW counts records within a task. Records of
-different files are compared by FILE alone, so it does not matter there. A redelivered description gives the same
-comparisons.
+one after the other, and blocks of a file start at ascending offsets. ROW counts lines within a task, blank ones too.
+Records of different files are compared by FILE alone, so it does not matter there. A redelivered description gives the
+same comparisons. A task reads one block of one file if the batch has few files (`kept_apart`): then ROW is the number
+of a line, from 0 on.
 """
 
 from __future__ import annotations
@@ -36,13 +37,16 @@ from persist_spark.compat import READS_ZSTD_TEXT, is_valid_utf8
 from persist_spark.decode.long_records import TooLong, copy_without
 from persist_spark.feed_access import FeedAccess
 from persist_spark.read.damage import LOUD_OPTIONS
+from persist_spark.session import use
 
-LINE, DATE_MS = "line", "date_ms"
+LINE, DATE_MS, NAME = "line", "date_ms", "file_name"
 BROKEN = "broken"  # boolean: the record is not well-formed UTF-8
 FILE, BLOCK, ROW = (f"p{place}" for place in range(3))  # the position
 
 _BLANK_BYTES = 256  # a longer line is parsed without a check whether it is blank
 _FOLDED_FILES = 8  # up to this many, a literal costs less than a broadcast join
+_APART_FILES = 64  # up to this many, each is read by tasks of its own
+_APART_BYTES = 16 << 20  # of a file, by one task, if they are
 _ROW_BITS = 33  # of monotonically_increasing_id: below these, the number of the task
 _ZSTD = (".zst", ".zstd")
 _CHUNK_BYTES = 4 << 20
@@ -56,13 +60,19 @@ INPUT_OPTIONS = {
 }
 _URI_PLAIN = frozenset("_-!.~'()*/;:@&=+$,")  # what java.net.URI does not escape in a path, besides letters and digits
 _LINE_FACTS = T.StructType(
-    [T.StructField("path", T.StringType()), T.StructField(FILE, T.StringType()), T.StructField(DATE_MS, T.LongType())]
+    [
+        T.StructField("path", T.StringType()),
+        T.StructField(FILE, T.StringType()),
+        T.StructField(DATE_MS, T.LongType()),
+        T.StructField(NAME, T.StringType()),
+    ]
 )
 NO_LINES = T.StructType(
     [
         T.StructField(LINE, T.StringType()),
         T.StructField(FILE, T.StringType()),
         T.StructField(DATE_MS, T.LongType()),
+        T.StructField(NAME, T.StringType()),
         T.StructField(BLOCK, T.LongType()),
         T.StructField(ROW, T.LongType()),
         T.StructField(BROKEN, T.BooleanType()),
@@ -155,24 +165,24 @@ def readable(
 
 
 def text_lines(spark: SparkSession, files: Sequence[ReadableFile], options: Mapping[str, str]) -> DataFrame:
-    """One row per line that is not blank: `LINE`, `DATE_MS`, `BROKEN`, and its position.
+    """One row per line that is not blank: `LINE`, `DATE_MS`, `NAME`, `BROKEN`, and its position.
 
     `LINE` is a string of exactly the line's bytes without the line end, LF or CRLF. `options` lead to paths on S3.
     """
     if not files:
         return spark.createDataFrame([], NO_LINES)
     value, frames = F.col("value"), []
+    row = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << _ROW_BITS) - 1)).alias(ROW)
     for paths, how in by_store(files, options):
         found = spark.read.options(lineSep="\n", **how).text(paths)
         path, block = F.col("_metadata.file_path").alias("path"), F.col("_metadata.file_block_start").alias(BLOCK)
         frames.append(found.select(value, path, block))
-    lines = functools.reduce(DataFrame.union, frames)
+    lines = functools.reduce(DataFrame.union, frames).select("*", row)
     lines = lines.where((F.octet_length(value) > _BLANK_BYTES) | value.rlike(r"\S"))
     line = F.when(value.endswith("\r"), value.substr(F.lit(1), F.length(value) - 1)).otherwise(value)
     known = placed(spark, lines, files)
-    row = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << _ROW_BITS) - 1))
     broken = (~is_valid_utf8(value)).alias(BROKEN)
-    return known.select(line.alias(LINE), DATE_MS, broken, FILE, BLOCK, row.alias(ROW))
+    return known.select(line.alias(LINE), DATE_MS, NAME, broken, FILE, BLOCK, ROW)
 
 
 def by_store(files: Sequence[ReadableFile], options: Mapping[str, str]) -> Iterator[tuple[list[str], dict[str, str]]]:
@@ -184,25 +194,57 @@ def by_store(files: Sequence[ReadableFile], options: Mapping[str, str]) -> Itera
 
 
 def placed(spark: SparkSession, rows: DataFrame, files: Sequence[ReadableFile]) -> DataFrame:
-    """Add `FILE` and `DATE_MS` by the column `path`. A path that is not among `files` fails the job."""
+    """Add `FILE`, `DATE_MS` and `NAME` by the column `path`. A path that is not among `files` fails the job."""
     if len(files) == 1:
-        only = files[0].file
-        return rows.withColumn(FILE, F.lit(only.order)).withColumn(DATE_MS, F.lit(only.date_ms).cast("bigint"))
+        return rows.withColumns(_facts(files[0].file))
     if len(files) <= _FOLDED_FILES:
         pairs: list[SparkColumn] = []
         for file in files:
-            facts = F.struct(F.lit(file.file.order).alias(FILE), F.lit(file.file.date_ms).cast("bigint").alias(DATE_MS))
+            facts = F.struct(*[fact.alias(name) for name, fact in _facts(file.file).items()])
             for uri in _uris(file.path):
                 pairs += [F.lit(uri), facts]
         found = rows.withColumn("facts", F.create_map(*pairs)[F.col("path")])
-        named = found.withColumn(FILE, F.col("facts").getField(FILE))
-        named = named.withColumn(DATE_MS, F.col("facts").getField(DATE_MS))
+        named = found.withColumns({name: F.col("facts").getField(name) for name in (FILE, DATE_MS, NAME)})
     else:
-        known = [(uri, file.file.order, file.file.date_ms) for file in files for uri in _uris(file.path)]
+        known = [
+            (uri, file.file.order, file.file.date_ms, file.file.relative) for file in files for uri in _uris(file.path)
+        ]
         table = F.broadcast(spark.createDataFrame(known, _LINE_FACTS))
         named = rows.join(table, "path", "left")
     lost = F.raise_error(F.concat(F.lit("Spark read a file that was not frozen: "), F.col("path")))
     return named.withColumn(FILE, F.coalesce(F.col(FILE), lost.cast("string")))
+
+
+def _facts(file: InputFile) -> dict[str, SparkColumn]:
+    date_ms = F.lit(file.date_ms).cast("bigint")
+    return {FILE: F.lit(file.order), DATE_MS: date_ms, NAME: F.lit(file.relative)}
+
+
+def kept_apart(spark: SparkSession, files: Sequence[InputFile]) -> bool:
+    """Have each file of a batch of few files read by tasks of its own, so that lines can be counted; true if so.
+
+    Spark closes a task's share of files when the next one does not fit. A single file, or block, needs nothing.
+    """
+    if 1 < len(files) <= _APART_FILES:
+        sizes = ("spark.sql.files.maxPartitionBytes", "spark.sql.files.openCostInBytes")
+        use(spark, dict.fromkeys(sizes, str(_APART_BYTES)))
+    return len(files) <= _APART_FILES
+
+
+def shown_position(*, is_text: bool, has_lines: bool) -> SparkColumn:
+    """The text of a record's place: `orders/2026-01-02.jsonl, line 7`, or `row 7` of Parquet, where rows count from 0.
+
+    In a file that Spark reads in blocks, the lines of the later ones count from the first line end after a byte. What
+    is not known is left out.
+    """
+    if not is_text:
+        return F.concat(NAME, F.lit(", row "), F.col(ROW).cast("string"))
+    if not has_lines:
+        return F.col(NAME)
+    line = F.concat(NAME, F.lit(", line "), (F.col(ROW) + 1).cast("string"))
+    after = F.concat(line, F.lit(" after byte "), F.col(BLOCK).cast("string"))
+    is_packed = F.lower(NAME).endswith(".bz2")  # its blocks are of compressed bytes
+    return F.when(F.col(BLOCK) == 0, line).when(is_packed, F.col(NAME)).otherwise(after)
 
 
 def _uris(path: str) -> tuple[str, ...]:

@@ -23,7 +23,16 @@ from persist_spark.compat import HAS_TRY_CAST
 from persist_spark.decode.csv import csv_records, layouts
 from persist_spark.decode.debezium import debezium_records
 from persist_spark.decode.dms import dms_json_records
-from persist_spark.decode.files import BROKEN, LINE, Copies, ReadableFile, readable, text_lines
+from persist_spark.decode.files import (
+    BROKEN,
+    LINE,
+    Copies,
+    ReadableFile,
+    kept_apart,
+    readable,
+    shown_position,
+    text_lines,
+)
 from persist_spark.decode.json import has_half_surrogates
 from persist_spark.decode.long_records import long_records, long_records_frame
 from persist_spark.decode.parquet import long_rows, parquet_records, schemas
@@ -52,11 +61,13 @@ def decode(spark: SparkSession, config: CollectionConfig, files: Sequence[InputF
         raise InvalidInput("spark.sql.ansi.enabled is true; set it to false on this release of Spark, or use Spark 4")
     limit, is_text = config.limits.max_record_bytes, "parquet" not in config.source.format
     lost = long_records(copies.feed, files, limit) if is_text else long_rows(copies.feed, files, limit)
+    has_lines = kept_apart(spark, files)
     has_header = "csv" in config.source.format and config.source.header
     with s3a.jars_present():
         readables = readable(files, copies, lost, keeps_header=has_header, is_text=is_text)
         found = _raw_records(spark, config, readables, copies)
-    parts = [decoded(config, raw) for raw in found]
+    at = shown_position(is_text=is_text, has_lines=has_lines)
+    parts = [decoded(config, raw, at) for raw in found]
     if lost:
         order = parts[0].schema[ORDER].dataType
         parts.append(long_records_frame(spark, config, [each for lines in lost.values() for each in lines], order))

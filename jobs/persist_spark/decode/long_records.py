@@ -32,7 +32,7 @@ from pyspark.sql import DataFrame, SparkSession
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import SourceChanged
 from persist_core.handles.side_by_side import side_by_side
-from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, MISSING_ORDER, TIME
+from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, MISSING_ORDER, TIME
 from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
 from persist_spark.frame import BAD_KEY, OP, ORDER, UPSERT, known_records
@@ -48,13 +48,14 @@ UNREADABLE = (OSError, EOFError, zlib.error, zstandard.ZstdError)
 
 @dataclass(frozen=True)
 class TooLong:
-    """A record, or a whole file, that is not read: where it starts, in decompressed bytes, and its first bytes."""
+    """A record, or a whole file, that is not read: where it starts, in decompressed bytes, its first bytes and line."""
 
     file: InputFile
     message: str
     offset: int = 0
     size_bytes: int = 0
     start: bytes = b""
+    line: int = 0  # from 1 on
 
 
 @contextmanager
@@ -135,6 +136,7 @@ def long_records_frame(spark: SparkSession, config: CollectionConfig, lost: Sequ
             ERR_MESSAGE: each.message,
             ERR_KEY: slot,
             ERR_PAYLOAD: each.start,
+            ERR_POSITION: f"{each.file.relative}, line {each.line}" if each.line else each.file.relative,
         }
         rows.append(row)
     return known_records(spark, schema, order, rows)
@@ -198,4 +200,4 @@ def _too_long(file: InputFile, number: int, offset: int, size_bytes: int, start:
         f"line {number} of file {file.relative!r}, at byte {offset} of its text, has {size_bytes} bytes; expected at"
         f" most {limit} (limits.max_record_bytes). Its first bytes are kept"
     )
-    return TooLong(file, message, offset, size_bytes, start)
+    return TooLong(file, message, offset, size_bytes, start, number)

@@ -26,19 +26,11 @@ from pyspark.sql import functions as F
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.order import order_fields
-from persist_core.schema import (
-    ERR_KEY,
-    ERR_KIND,
-    ERR_MESSAGE,
-    ERR_PAYLOAD,
-    MISSING_ORDER,
-    TIME,
-    Column,
-)
+from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, MISSING_ORDER, TIME, Column
 from persist_spark.compat import try_cast
 from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.exact import bounded
-from persist_spark.decode.files import BROKEN, DATE_MS, LINE
+from persist_spark.decode.files import BROKEN, DATE_MS, LINE, NAME
 from persist_spark.decode.json import MARK
 from persist_spark.decode.times import time_ms
 from persist_spark.decode.unsent import inherited_column, is_sent
@@ -130,8 +122,8 @@ def fields_of(config: CollectionConfig, is_hinted: Callable[[Column], bool] = la
 
 
 def line_columns(config: CollectionConfig) -> list[str]:
-    """The columns that the source gives each record: its text, date and damage, and `p0..`, its position."""
-    return [LINE, DATE_MS, BROKEN, *(f"p{place}" for place in range(len(config.source.position)))]
+    """The columns that the source gives each record: text, date, file's name, damage, and `p0..`, its position."""
+    return [LINE, DATE_MS, NAME, BROKEN, *(f"p{place}" for place in range(len(config.source.position)))]
 
 
 def is_sequence(config: CollectionConfig) -> bool:
@@ -153,8 +145,8 @@ def record_path(config: CollectionConfig, column: Column) -> tuple[str, ...]:
     return tuple(field.split(".")) if field else (column.name,)
 
 
-def decoded(config: CollectionConfig, raw: RawRecords) -> DataFrame:
-    """The records frame (docs/architecture.md)."""
+def decoded(config: CollectionConfig, raw: RawRecords, position: SparkColumn) -> DataFrame:
+    """The records frame (docs/architecture.md). `position`: the text of a record's place in its source."""
     keys, values = raw.fields.keys, raw.fields.values
     judged = _judge(config, raw, _typed(config, raw))
     order = _order(config, raw)
@@ -163,6 +155,7 @@ def decoded(config: CollectionConfig, raw: RawRecords) -> DataFrame:
         order = [F.col(f"{_PLACE}.{field.name}") for field in order_type(config.collection_schema())]
     is_good = F.col(ERR_KIND).isNull()
     is_kept = is_good & (F.col(OP) == UPSERT)
+    may_be_err = F.lit(True) if config.time.late == "error" else ~is_good  # it turns out later
     is_row = F.col(BAD_KEY).isNull() & F.col(OP).isin(UPSERT, DELETE)
     return judged.select(
         *[F.when(is_row, _final(field)).alias(field.column.name) for field in keys],
@@ -175,6 +168,7 @@ def decoded(config: CollectionConfig, raw: RawRecords) -> DataFrame:
         F.when(~is_good, F.col(FAULT)).alias(ERR_MESSAGE),
         F.when(~is_good, F.coalesce(BAD_KEY, _canonical(keys))).alias(ERR_KEY),
         F.when(~is_good, raw.payload.cast("binary")).alias(ERR_PAYLOAD),
+        F.when(may_be_err, position).alias(ERR_POSITION),
         *inherited_column(config.collection_schema(), raw.fields.values, is_kept),
     )
 

@@ -39,7 +39,7 @@ from persist_core.handles.side_by_side import side_by_side
 from persist_core.handles.slow_reads import named_if_slow
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
-from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema
+from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, TIME, CollectionSchema
 from persist_core.shard.batch import BatchManifest, HollowBatch, PartKind
 from persist_core.shard.parts import updates_schema
 from persist_core.shard.pieces import Piece, Take, errs_between, oks_as_of, oks_between
@@ -111,7 +111,7 @@ def errors(spark: SparkSession, location: Location, shard: str, as_of: int | Non
     inserted_at = F.when(F.col(DIFF) > 0, F.col(TIME))
     counted = updates.groupBy(*identity).agg(
         F.sum(DIFF).alias(DIFF),
-        F.max_by(ERR_MESSAGE, inserted_at).alias(ERR_MESSAGE),
+        *[F.max_by(name, inserted_at).alias(name) for name in (ERR_MESSAGE, ERR_POSITION)],
         F.max(inserted_at).alias(TIME),
     )
     live = possible_counts(counted, shard, identity).where(F.col(DIFF) > 0)

@@ -42,6 +42,7 @@ from persist_core.schema import (
     ERR_KIND,
     ERR_MESSAGE,
     ERR_PAYLOAD,
+    ERR_POSITION,
     INDEX_KIND,
     INHERITED,
     CollectionSchema,
@@ -51,8 +52,14 @@ from persist_spark.frame import BAD_KEY, OP, ORDER, quoted
 from persist_spark.order_memory import NOTHING, Memory
 from persist_spark.upsert.eras import Eras
 
-ERR_CELLS = {"kind": ERR_KIND, "message": ERR_MESSAGE, "key": ERR_KEY, "payload": ERR_PAYLOAD}  # by plain name
-# An err's message is for people. One that could not be completed has what is known beside it: its payload shows it.
+ERR_CELLS = {  # by plain name
+    "kind": ERR_KIND,
+    "message": ERR_MESSAGE,
+    "key": ERR_KEY,
+    "payload": ERR_PAYLOAD,
+    "position": ERR_POSITION,
+}
+# An err's message and position are for people. The payload of one that could not be completed shows what is known.
 SAME_VALUE = " AND ".join(
     ["(err IS NOT NULL OR value <=> before.value)"]
     + [f"{cell} <=> before.{cell}" for cell in ("err.kind", "err.key", "err.payload")]

@@ -130,9 +130,9 @@ def stage_upserts(
             if outcome.counted.get("incomparable"):
                 raise incomparable_orders(plans[-1], outcome, description)
             if request.is_auto_order and outcome.counted.get("unplaced") and not outcome.counted["placed"]:
-                raise no_order(rejected_records(spark, client.blob, description, schema, request.attempt, records))
+                raise no_order(rejected_records(spark, client.blob, description, schema, request.attempt))
             if _has_too_many_errors(outcome, request.max_errors):
-                samples = rejected_records(spark, client.blob, description, schema, request.attempt, records)
+                samples = rejected_records(spark, client.blob, description, schema, request.attempt)
                 raise _too_many_errors(outcome, request, samples)
 
         return stage(client.blob, description, schema, request.attempt, drain, check=check, kept=batch.before.kept)

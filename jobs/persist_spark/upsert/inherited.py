@@ -191,6 +191,7 @@ def with_errs(resolved: DataFrame, arguments: Arguments, is_partial: str) -> Dat
         message.alias("message"),
         canonical_json(schema.key, arguments.keys).alias("key"),
         json_without(schema.values, cells, unknown).alias("payload"),
+        F.lit(None).cast("string").alias("position"),
     )
     is_lost = F.expr(f"{is_partial} AND exists(inherited, e -> NOT e.known)")
     return resolved.withColumn("err", F.when(is_lost, err).otherwise(F.col("err")))

@@ -1,34 +1,38 @@
 """Samples of the errors of a batch that is refused for having too many of them.
 
-staged errs ─> a few of them ─┬─> RejectedRecord..
-records ─> the same payloads ─┘   with the position of each
-
-It costs two small Spark jobs, and only if the batch is refused.
+It costs one small Spark job, and only if the batch is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from pyspark.sql import Column as SparkColumn
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from persist_core.errors import RejectedRecord
 from persist_core.location.blob import Blob
-from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, PART, TIME, CollectionSchema
+from persist_core.schema import (
+    DIFF,
+    ERR_KEY,
+    ERR_KIND,
+    ERR_MESSAGE,
+    ERR_PAYLOAD,
+    ERR_POSITION,
+    PART,
+    TIME,
+    CollectionSchema,
+)
 from persist_core.shard.batch import BatchDescription, PartKind
 from persist_core.shard.keys import attempt_prefix
-from persist_core.sources.registry import show_position
-from persist_spark.frame import ORDER, part_type
+from persist_spark.frame import part_type
 from persist_spark.read.parts import scan
 
 MAX_SAMPLES = 20  # as many as help a person; the record of the failure holds them
 MAX_SHOWN = 3  # in the message itself
 MAX_CHARS = 200  # of a payload or a key in the message
 MAX_BYTES = 2_000  # of a payload or a key
-_MAX_FOUND = 10 * MAX_SAMPLES  # a payload may be at many positions
 
 
 def rejected_records(
@@ -37,7 +41,6 @@ def rejected_records(
     description: BatchDescription,
     schema: CollectionSchema,
     attempt: str,
-    records: DataFrame,
 ) -> tuple[RejectedRecord, ...]:
     """At most `MAX_SAMPLES` errors that the attempt has staged, by kind and time."""
     prefix = f"{attempt_prefix(description.shard, attempt)}/{PART}={PartKind.ERRS}/"
@@ -46,9 +49,7 @@ def rejected_records(
         return ()
     staged = scan(spark, blob, [(key, schema) for key in keys], part_type(schema)).where(F.col(DIFF) > 0)
     shown = [_start(name) for name in (ERR_KEY, ERR_PAYLOAD)]
-    samples = staged.select(ERR_KIND, ERR_MESSAGE, TIME, *shown, _digest()).limit(MAX_SAMPLES).collect()
-    positions = _positions(records, schema, [row["digest"] for row in samples if row["digest"] is not None])
-    shown_at = {digest: show_position(description.sources, each) for digest, each in positions.items()}
+    samples = staged.select(ERR_KIND, ERR_MESSAGE, ERR_POSITION, TIME, *shown).limit(MAX_SAMPLES).collect()
     found = [
         RejectedRecord(
             kind=row[ERR_KIND],
@@ -56,7 +57,7 @@ def rejected_records(
             time=row[TIME],
             key=_text(row[ERR_KEY]),
             payload=_text(row[ERR_PAYLOAD]),
-            position=shown_at.get(row["digest"]),
+            position=row[ERR_POSITION],
         )
         for row in samples
     ]
@@ -67,7 +68,7 @@ def show_samples(samples: Sequence[RejectedRecord]) -> str:
     """The first of them, for a message: kind, reason, key, payload and position of each on a line of its own."""
     lines = [
         f"{each.kind}: {each.message}; key {_shown(each.key)}; payload {_shown(each.payload)};"
-        f" from {each.position or 'the stash, or a record that came too late'}"
+        f" from {each.position or 'a record that was good by itself'}"
         for each in samples[:MAX_SHOWN]
     ]
     return "\n".join(["The first:", *(f"  {line}" for line in lines)]) if lines else ""
@@ -80,22 +81,8 @@ def _shown(text: str | None) -> str:
     return repr(text) if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]!r}..."
 
 
-def _digest() -> SparkColumn:
-    return F.when(F.col(ERR_PAYLOAD).isNotNull(), F.xxhash64(ERR_PAYLOAD)).alias("digest")
-
-
 def _start(name: str) -> SparkColumn:
     return F.substring(F.col(name), 1, MAX_BYTES).alias(name)
-
-
-def _positions(records: DataFrame, schema: CollectionSchema, digests: list[int]) -> dict[int, dict[str, Any]]:
-    """A position of each payload. None is known of a record from the stash, or of one that became an error by its
-    time."""
-    if not digests:
-        return {}
-    fields = [F.col(ORDER).getField(column.name).alias(column.name) for column in schema.position]
-    found = records.select(_digest(), *fields).where(F.col("digest").isin(digests)).limit(_MAX_FOUND).collect()
-    return {row["digest"]: {column.name: row[column.name] for column in schema.position} for row in found}
 
 
 def _text(value: bytearray | None) -> str | None:

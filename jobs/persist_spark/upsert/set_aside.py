@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.errors import PersistError
-from persist_core.schema import BAD_FILE, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME
+from persist_core.schema import BAD_FILE, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, TIME
 from persist_core.sources.input_file import InputFile
 from persist_core.spark_job.causes import DRIVER_MEMORY, EXECUTOR_MEMORY, find_cause
 from persist_core.spark_job.deaths import Death, blamed, identity, reading
@@ -136,4 +136,5 @@ def _err(each: SetAside) -> dict[str, Any]:
         " run reads it; to have it read again as it is, touch it"
     )
     log.warning("%s", message)
-    return {ERR_MESSAGE: message, ERR_PAYLOAD: json.dumps(facts, separators=(",", ":")).encode()}
+    payload = json.dumps(facts, separators=(",", ":")).encode()
+    return {ERR_MESSAGE: message, ERR_PAYLOAD: payload, ERR_POSITION: file.relative}

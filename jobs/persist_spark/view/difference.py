@@ -37,6 +37,7 @@ from persist_core.schema import (
     ERR_KIND_SEPARATOR,
     ERR_MESSAGE,
     ERR_PAYLOAD,
+    ERR_POSITION,
     PART,
     TIME,
     CollectionSchema,
@@ -51,7 +52,7 @@ from persist_spark.stage import StateRows
 
 _63_BITS = (1 << 63) - 1
 _IDENTITY = ("kind", "key", "payload")  # what makes two errs equal
-_ERR_CELLS = dict(zip(("kind", "message", "key", "payload"), ERR_COLUMNS, strict=True))
+_ERR_CELLS = {"kind": ERR_KIND, "message": ERR_MESSAGE, "key": ERR_KEY, "payload": ERR_PAYLOAD}
 
 
 @dataclass(frozen=True)
@@ -158,12 +159,13 @@ def install_desired_into_persist(
         f"CAST(NULL AS {spark_type(column.type).simpleString()}) AS {quoted(column.name)}" for column in schema.columns
     ]
     cells = [f"{name} AS {column}" for name, column in _ERR_CELLS.items()]
+    cells.append(f"CAST(NULL AS STRING) AS {ERR_POSITION}")  # a view has none: its records are in its inputs
     err_updates = changed_errs.selectExpr(*no_values, *system, *cells, f"part AS {PART}")
     return Installed(updates.union(err_updates), (observed, observed_errs))
 
 
 def inherited(name: str) -> list[str]:
-    """The err columns of an input's err as the view has them: no byte of its message, key or payload.
+    """The err columns of an input's err as the view has them: no byte of its message, position, key or payload.
 
     `tests/oracle/view.py` makes the same digest. The message follows from the kind: it names the
     collection where the record is.

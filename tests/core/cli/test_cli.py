@@ -14,7 +14,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from persist_core.cli.main import run_command
@@ -33,6 +32,7 @@ from persist_core.shard.schema_versions import SchemaVersions
 from persist_core.shard.state import Committed
 from persist_core.shard.stats import show_bytes
 from persist_core.time_text import format_time, parse_time, show_time
+from tests.plain_commit import table_of
 from tests.servers.backends import blob_uri_beside, on_each_consensus
 
 SCHEMA = CollectionSchema(
@@ -92,15 +92,10 @@ class Persist:
             description,
             SCHEMA,
             self.client.ids.uuid7(),
-            _table(oks, updates_schema(SCHEMA)),
-            _table(errs, errs_schema(SCHEMA)),
+            table_of(oks, updates_schema(SCHEMA)),
+            table_of(errs, errs_schema(SCHEMA)),
         )
         return stages.append(self.client, description, key)
-
-
-def _table(rows: list[Any], schema: pa.Schema) -> pa.Table:
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
-    return pa.table([pa.array(column, f.type) for column, f in zip(columns, schema, strict=True)], schema=schema)
 
 
 COLLECTION = CollectionConfig.model_validate(

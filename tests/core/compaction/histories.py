@@ -31,6 +31,7 @@ from persist_core.shard.parts import PARQUET, errs_schema, updates_schema
 from persist_core.shard.replace import Replaced
 from persist_core.shard.state import Committed, ShardState, expire_leases
 from tests.core.compaction.expected import Contents, Expected, Row
+from tests.plain_commit import table_of
 from tests.sim.simulator.write_stage import ArrowParts
 
 KEYED = CollectionSchema(
@@ -114,7 +115,7 @@ class History:
             inserted = ((row, at) for row, at, diff in (*oks, *errs) if diff > 0)
             self.expected.orders.update((each, self.chance.randrange(100)) for each in inserted)
         tables = [
-            _table([(*row, at, diff, *self._order(row, at, diff)) for row, at, diff in updates], columns)
+            table_of([(*row, at, diff, *self._order(row, at, diff)) for row, at, diff in updates], columns)
             for updates, columns in ((oks, updates_schema(self.schema)), (errs, errs_schema(self.schema)))
         ]
         writer = self.client.open_writer(self.shard)
@@ -360,11 +361,6 @@ def _multiset_updates(chance: random.Random, expected: Expected, times: range) -
                 bad[err] += diff
                 errs.append((err, time, diff))
     return oks, errs
-
-
-def _table(rows: list[Row], schema: pa.Schema) -> pa.Table:
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
-    return pa.table([pa.array(column, f.type) for column, f in zip(columns, schema, strict=True)], schema=schema)
 
 
 def _rows(table: pa.Table) -> Contents:

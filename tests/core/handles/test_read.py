@@ -34,6 +34,7 @@ from persist_core.shard.history import advance_since, set_history
 from persist_core.shard.key_range import KeyRange, exactly
 from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.state import Committed
+from tests.plain_commit import table_of
 
 SCHEMA = CollectionSchema(
     key=(Column("id", "bigint", nullable=False), Column("region", "string", nullable=False)),
@@ -79,18 +80,13 @@ class Shard:
             description,
             schema,
             self.ids.uuid7(),
-            table(oks, updates_schema(schema)),
-            table(errs or [], errs_schema(schema)),
+            table_of(oks, updates_schema(schema)),
+            table_of(errs or [], errs_schema(schema)),
         )
         data = self.blob.get(key)
         assert data is not None
         result = self.writer.compare_and_append(BatchManifest.decode(data), key)
         assert isinstance(result, Committed)
-
-
-def table(rows: list[Row], schema: pa.Schema) -> pa.Table:
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
-    return pa.table([pa.array(column, f.type) for column, f in zip(columns, schema, strict=True)], schema=schema)
 
 
 def rows(found: pa.Table) -> Counter[Row]:

@@ -81,7 +81,7 @@ def test_changes(client: PersistClient) -> None:
 
 def test_errors_stand_newest_first(client: PersistClient) -> None:
     page = errors_as_of(client, "orders", None, Cut(cell_chars=6))
-    assert [(row[0], row[1], row[4]) for row in page.rows] == [
+    assert [(row[0], row[1], row[5]) for row in page.rows] == [
         (2, "key", f"<img s... ({len(HOSTILE)} characters)"),
         (1, "value", {"hex": "ffffff... (8 characters)"}),
     ]

@@ -24,8 +24,9 @@ from persist_core.protocol.fork_records import list_forks
 from persist_core.schema import CollectionSchema
 from persist_core.shard.batch import BatchDescription, SourceFrontier
 from persist_core.shard.parts import PARQUET, errs_schema, updates_schema
-from tests.core.handles.test_read import SCHEMA, history, table
+from tests.core.handles.test_read import SCHEMA, history
 from tests.core.protocol.restored_shard import SHARD, Collection
+from tests.plain_commit import table_of
 from tests.sim.simulator.write_stage import ArrowParts
 
 Row = tuple[Any, ...]
@@ -76,8 +77,8 @@ class Location:
             description,
             SCHEMA,
             self.client.ids.uuid7(),
-            table(oks, updates_schema(SCHEMA)),
-            table(errs or [], errs_schema(SCHEMA)),
+            table_of(oks, updates_schema(SCHEMA)),
+            table_of(errs or [], errs_schema(SCHEMA)),
         )
         writer.compare_and_append(self.client.staged_manifest(key), key)
 

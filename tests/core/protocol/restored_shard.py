@@ -29,6 +29,7 @@ from persist_core.schema import (
     ERR_KIND,
     ERR_MESSAGE,
     ERR_PAYLOAD,
+    ERR_POSITION,
     OP,
     TIME,
     CollectionSchema,
@@ -241,6 +242,7 @@ def as_tables(updates: Iterable[UpsertDiff]) -> tuple[pa.Table, pa.Table]:
                 ERR_MESSAGE: u.value.message,
                 ERR_KEY: u.value.key_bytes,
                 ERR_PAYLOAD: u.value.payload,
+                ERR_POSITION: u.value.position,
             }
             errs.append({**dict(zip(keys, slot, strict=True)), **err, **at})
         else:
@@ -260,7 +262,7 @@ def from_oks(table: pa.Table) -> Iterator[UpsertDiff]:
 
 def from_errs(table: pa.Table) -> Iterator[UpsertDiff]:
     for row in table.to_pylist():
-        err = Err(row[ERR_KIND], row[ERR_KEY], row[ERR_PAYLOAD], row[ERR_MESSAGE])
+        err = Err(row[ERR_KIND], row[ERR_KEY], row[ERR_PAYLOAD], row[ERR_MESSAGE], position=row[ERR_POSITION])
         key = tuple(row[name] for name in SCHEMA.key_names)
         slot = key if key[0] is not None else row[ERR_KEY] if row[ERR_KEY] is not None else row[ERR_PAYLOAD]
         yield UpsertDiff(slot, err, row[TIME], row[DIFF])

@@ -30,7 +30,8 @@ def unordered(file: str, row: int) -> Record:
     """As the Spark job decodes a record without an order: an err under its position."""
     place = json.dumps({"file": natural_key(file), "block": 0, "row": row})
     slot = f"{MISSING_ORDER} {place}".encode()
-    err = Err(MISSING_ORDER, slot, b'{"lsn":null}', "order field 'lsn' is missing or null")
+    where = f"{file}, line {row}"
+    err = Err(MISSING_ORDER, slot, b'{"lsn":null}', "order field 'lsn' is missing or null", position=where)
     return Record(slot, err, None, (None, natural_key(file), 0, row))
 
 
@@ -76,7 +77,7 @@ def test_a_user_removes_them_and_late_records_are_decided_as_before(tmp_path: Pa
         assert run_command(["resolve", SHARD, "--at", "day=2/*", *options]) == 0
         assert shard.client.state(SHARD).operators == operators
         assert shard.client.state(SHARD).upper.time == 31
-        assert places(shard) == ["day=1/1.txt, row 3"]
+        assert places(shard) == ["day=1/1.txt, line 3"]
         assert len(shard.client.open_reader(SHARD).errors(29)) == 3
         assert {A, B} < shard.contents(30).keys()
         shard.drop("4.txt", [put(4, "late", B), put(2, "late")])
@@ -111,7 +112,8 @@ def test_positions_are_shown_as_their_source_shows_them(tmp_path: Path, capsys: 
         shard = OrderedCollection(tmp_path, location, is_log=True)
         shard.client.part_format = PARQUET
         slot = b'missing_order {"partition":3,"offset":17}'
-        err = Err(MISSING_ORDER, slot, b"{}", "order field 'lsn' is missing or null")
+        where = "partition 3, offset 17"
+        err = Err(MISSING_ORDER, slot, b"{}", "order field 'lsn' is missing or null", position=where)
         shard.drop("1", [put(5, "new"), Record(slot, err, None, (None, "day-3", 0, 17))])
         shard.run(10)
         shard.drop("2", [put(2, "late")])
@@ -135,9 +137,9 @@ def test_a_restore_brings_them_back_and_the_same_record_again_too(shard: Ordered
     assert places(shard) == []
     shard.drop("3.txt", [unordered("day=1/1.txt", 3)])
     shard.run(30)
-    assert places(shard) == ["day=1/1.txt, row 3"]
+    assert places(shard) == ["day=1/1.txt, line 3"]
     shard.go_back(second)
-    assert places(shard) == ["day=1/1.txt, row 3", "day=2/2.txt, row 10", "day=2/2.txt, row 11"]
+    assert places(shard) == ["day=1/1.txt, line 3", "day=2/2.txt, line 10", "day=2/2.txt, line 11"]
     shard.check()
 
 

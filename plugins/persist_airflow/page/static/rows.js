@@ -6,7 +6,7 @@ import { count, time } from "./words.js";
 
 const LIMIT = 50;
 const UNORDERED = "missing_order"; // the kind of errors that only `persist resolve` removes
-const SHORT = { _persist_time: "time", _persist_diff: "diff", _persist_err_kind: "kind", _persist_err_key: "key", _persist_err_message: "message", _persist_err_payload: "payload" };
+const SHORT = { _persist_time: "time", _persist_diff: "diff", _persist_err_kind: "kind", _persist_err_position: "position", _persist_err_key: "key", _persist_err_message: "message", _persist_err_payload: "payload" };
 
 // The panel of "rows", "changes" or "errors".
 export function rowsPanel(shard, commits, what) {
