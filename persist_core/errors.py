@@ -14,6 +14,7 @@ found, the value expected and what to do next. Nothing in a message may be a sec
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -215,6 +216,19 @@ class SourceChanged(RunFailed):
     """A frozen input file was deleted or changed between minting and reading."""
 
     kind: ClassVar[str] = "source_changed"
+
+
+class UnreadableFiles(RunFailed):
+    """Input files that are not what their format says, by their bytes alone: cut off, damaged, of another format.
+
+    `reasons`: what is wrong with each, by its path.
+    """
+
+    kind: ClassVar[str] = "unreadable_files"
+
+    def __init__(self, message: str, reasons: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.reasons = reasons or {}
 
 
 class StorageError(PersistError):

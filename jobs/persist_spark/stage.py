@@ -197,13 +197,13 @@ def _write(
     """Run the action of the plan that turns out to be enough."""
     options = {**_WRITE_OPTIONS, **s3a.access_options(blob.uri, os.environ), **s3a.commit_options(blob.uri)}
     outcome: W | None = None
-    for mode in ("error", "append"):  # a plan, then at most once another
+    for _ in range(2):  # a plan, then at most once another
         progress.enter("plan")
         planned = plan(outcome)
         updates = with_field_ids(planned.updates, schema)
         progress.enter("write")
         with s3a.jars_present(), named_damage(blob):
-            updates.write.partitionBy(PART).mode(mode).options(**options).parquet(blob.uri_of(prefix))
+            updates.write.partitionBy(PART).mode("append").options(**options).parquet(blob.uri_of(prefix))
         outcome = planned.outcome()
         if not outcome.needs_thorough_plan:
             return planned, outcome

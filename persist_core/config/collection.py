@@ -52,7 +52,8 @@ class SourceConfig(ConfigModel):
     without a schema (`precise`: base64 of the unscaled integer, `string`: its digits), `binary` how text formats write
     bytes. If they are not set, a value that can be read in two ways is an err. `missing_field` defines a column's field
     that a JSON record does not have: null, or (`unchanged`) the value that the row has. `unavailable_value` is
-    Debezium's `unavailable.value.placeholder`.
+    Debezium's `unavailable.value.placeholder`. `on_bad_file`: a file that cannot be read as its format is set aside as
+    an err of kind `file` (`quarantine`), or stops the run (`fail`).
     """
 
     path: str
@@ -65,6 +66,7 @@ class SourceConfig(ConfigModel):
     decimals: Decimals | None = None
     binary: Binary | None = None
     missing_field: Literal["null", "unchanged"] = "null"
+    on_bad_file: Literal["quarantine", "fail"] = "quarantine"
     unavailable_value: str = UNAVAILABLE_VALUE
     delimiter: str = ","
     header: bool = True

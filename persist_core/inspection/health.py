@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from persist_core.config.collection import FILES
 from persist_core.errors import Corruption, ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.handles.side_by_side import side_by_side
@@ -19,8 +20,9 @@ from persist_core.inspection.summaries import needs_counts, summary_of
 from persist_core.shard.batch import BatchManifest
 from persist_core.shard.keys import conflicts_prefix
 from persist_core.shard.state import ShardState
+from persist_core.sources.files import SET_ASIDE
 from persist_core.watch.board import WatchBoard
-from persist_core.watch.conditions import CONFLICTS_MS, FSCK, Health
+from persist_core.watch.conditions import CONFLICTS_MS, ERRORS, FSCK, Health
 from persist_core.watch.facts import AlertFacts, alerts_at
 from persist_core.watch.record import LastCheck, WatchRecord
 
@@ -87,12 +89,21 @@ def _health(client: PersistClient, shard: str, check: LastCheck | None) -> Healt
         conflicts=_recent_conflicts(client, shard),
         committed_ms=newest.committed_ms if newest else None,
         writer=newest.writer if newest else None,
+        notes=_files_aside(state),
     )
     return _with(health, known)
 
 
 def _with(health: Health, found: _Found) -> Health:
-    return replace(health, findings=found.count, notes={FSCK: found.first} if found.first else None)
+    notes = {**(health.notes or {}), **({FSCK: found.first} if found.first else {})}
+    return replace(health, findings=found.count, notes=notes or None)
+
+
+def _files_aside(state: ShardState) -> dict[str, str]:
+    """The note of the errors alive that says which files are set aside."""
+    progress = state.sources.get(FILES)
+    names = progress.offsets.get(SET_ASIDE, []) if progress else []
+    return {ERRORS: f"file {names[0]!r} could not be read; {len(names)} such files"} if names else {}
 
 
 def _errors(client: PersistClient, state: ShardState) -> tuple[int | None, str]:

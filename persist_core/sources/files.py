@@ -36,6 +36,7 @@ from persist_core.sources.natural_order import natural_key, path_of
 from persist_core.sources.root import Place, join, place_after, relative_to
 from persist_core.time_text import DAY_MS, format_time, parse_time
 
+SET_ASIDE = "set_aside"  # in the progress, if files are: the first of their names
 UNREAD_FROM = "unread_from"  # in the progress, if files were left over; as text, because it may go back and vanish
 _MAX_NOTICES = 20  # of one kind; the rest are counted
 
@@ -190,9 +191,10 @@ class FileSource:
         if len(added) != len(frozen.files):
             raise InvalidInput("a frozen input names a file twice; mint again")
         after = self._ledger.extend(self._ledger.replaced(consumed, known, era=era), added, place=place, era=era)
-        if unread_from is None:
-            return after
-        return replace(after, offsets={**after.offsets, UNREAD_FROM: format_time(max(unread_from, 0))})
+        more: dict[str, Any] = {} if unread_from is None else {UNREAD_FROM: format_time(max(unread_from, 0))}
+        if aside := sorted(name for name, facts in {**known, **added}.items() if facts[3]):
+            more[SET_ASIDE] = aside[:_MAX_NOTICES]
+        return replace(after, offsets={**after.offsets, **more}) if more else after
 
     def has_other_place(self, consumed: SourceFrontier | None) -> bool:
         """True if `source.path` starts at another folder than when `consumed` was committed."""

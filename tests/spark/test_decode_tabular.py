@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from persist_core.errors import SourceChanged
+from persist_core.errors import UnreadableFiles
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD
 from persist_spark.frame import BAD_KEY, OP
 from tests.spark.decode_feed import Feed, Record
@@ -181,11 +181,11 @@ def test_dms_parquet(feed: Feed) -> None:
 
 def test_files_that_are_no_parquet_or_no_gzip_stop_the_run_by_name(feed: Feed) -> None:
     feed.write("1.parquet", b"PAR1 and no more")
-    with pytest.raises(SourceChanged, match=r"1\.parquet"):
+    with pytest.raises(UnreadableFiles, match=r"1\.parquet"):
         records(feed, "parquet")
     (feed.folder / "1.parquet").unlink()
     feed.write("1.csv.gz", gzip.compress(b"id,name\n" + b"1,a\n" * 100_000)[:50])
-    with pytest.raises(SourceChanged, match=r"1\.csv\.gz"):
+    with pytest.raises(UnreadableFiles, match=r"1\.csv\.gz"):
         records(feed, "csv")
 
 
@@ -325,7 +325,7 @@ def test_parquet_without_the_key_or_with_names_that_clash(feed: Feed) -> None:
     assert "ID, name" in row[ERR_MESSAGE]
     assert bytes(row[BAD_KEY]) == b'{"ID":1,"name":"a"}'
     pq.write_table(pa.table({"id": [1], "ID": [2]}), feed.folder / "1.parquet")
-    with pytest.raises(SourceChanged, match="twice"):
+    with pytest.raises(UnreadableFiles, match="twice"):
         records(feed, "parquet")
 
 

@@ -17,7 +17,7 @@ import pytest
 import zstandard
 
 from persist_core.config.collection import CollectionConfig
-from persist_core.errors import SourceChanged
+from persist_core.errors import UnreadableFiles
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.resolve import plan_resolve, resolve
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, MISSING_ORDER
@@ -135,7 +135,16 @@ def test_a_bomb_is_scanned_in_bounded_memory(tmp_path: Path) -> None:
 def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(random.Random(1).randbytes(MIB))[:-100])
-    with pytest.raises(SourceChanged, match=r"a\.jsonl\.gz cannot be read"):
+    with pytest.raises(UnreadableFiles, match=r"a\.jsonl\.gz: Compressed file ended"):
+        long_records(access_to(tmp_path).feed, [input_file(path)], MIB)
+
+
+@pytest.mark.parametrize("cut", [1, 3, 100])
+def test_a_zstd_file_that_is_cut_off_is_named(tmp_path: Path, cut: int) -> None:
+    """The library ends without an error there: half of the file would be copied for Spark before 4.3."""
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(PACKERS[".zst"](b'{"id": 1}\n' * 100_000)[:-cut])
+    with pytest.raises(UnreadableFiles, match=r"a\.jsonl\.zst: .*zstd"):
         long_records(access_to(tmp_path).feed, [input_file(path)], MIB)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import persist_spark
-from persist_core.errors import SourceChanged
+from persist_core.errors import UnreadableFiles
 from persist_spark.compat import ENGINE_ERRORS
 from tests.sampling import is_long
 from tests.spark.platform_work import CHANGED_RESULTS, DAY_MS, Work, oracle, rows_of
@@ -65,8 +65,9 @@ def test_half_of_a_file_is_an_error_whatever_the_settings(
         lines = "".join(json.dumps({"id": number, "name": f"{number * number}"}) + "\n" for number in range(20_000))
         packed, source = gzip.compress(lines.encode()), tmp_path / "log" / "1.json.gz"
         source.write_bytes(packed[: len(packed) // 2])
-        with pytest.raises(SourceChanged, match=r"1\.json\.gz cannot be read"):  # found before Spark opens it
-            work.run(log, DAY_MS)
+        stopping = log.model_copy(update={"source": log.source.model_copy(update={"on_bad_file": "fail"})})
+        with pytest.raises(UnreadableFiles, match=r"1\.json\.gz: Compressed file ended"):  # before Spark opens it
+            work.run(stopping, DAY_MS)
         source.write_bytes(packed)
         work.run(log, DAY_MS)
         (part,) = (tmp_path / "blobs").rglob("part-*.parquet")

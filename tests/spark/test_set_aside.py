@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from persist_core.config.collection import CollectionConfig
-from persist_core.errors import TokenReuse
+from persist_core.errors import TokenReuse, UnreadableFiles
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD
@@ -177,7 +177,7 @@ def test_files_that_jobs_died_over_are_read_first(
     things.die(description, "c.jsonl")
     read: list[list[str]] = []
     monkeypatch.setattr(
-        "persist_spark.upsert.set_aside._read",
+        "persist_spark.upsert.set_aside.read_files",
         lambda _spark, _config, files, _copies: read.append([file.relative for file in files]),
     )
     things.write(spark, description)
@@ -188,8 +188,8 @@ def test_files_that_jobs_died_over_are_read_first(
     assert read[4:] == [["a.jsonl", "b.jsonl"], ["c.jsonl", "d.jsonl"]]
 
 
-def test_an_error_of_a_living_spark_names_no_file(spark: SparkSession, tmp_path: Path) -> None:
-    source = {"path": "in/*.parquet", "format": "parquet"}
+def test_an_error_of_a_living_spark_is_no_death_over_the_file(spark: SparkSession, tmp_path: Path) -> None:
+    source = {"path": "in/*.parquet", "format": "parquet", "on_bad_file": "fail"}
     things = Dying(tmp_path, source=source)
     path = tmp_path / "in" / "a.parquet"
     pq.write_table(pa.table({"id": [1, 2], "name": ["x" * 100, "y" * 100]}), path, compression="none")
@@ -198,7 +198,7 @@ def test_an_error_of_a_living_spark_names_no_file(spark: SparkSession, tmp_path:
     path.write_bytes(bytes(data))
     description = things.mint(UNTIL)
     things.die(description)
-    with pytest.raises(Exception, match="parquet"):
+    with pytest.raises(UnreadableFiles, match=r"a\.parquet"):
         things.write(spark, description)
     assert [death.files for death in things.deaths(description)] == [()]
     left = [entry.key for entry in things.client.blob.list_keys_and_metadata(jobs_prefix("things", 0))]

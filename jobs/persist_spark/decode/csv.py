@@ -27,9 +27,10 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.sources.feed import Feed
 from persist_spark.decode.encoding import Encoding
 from persist_spark.decode.files import LINE, ReadableFile
-from persist_spark.decode.long_records import UNREADABLE, text_without, unreadable
+from persist_spark.decode.long_records import text_without
 from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, order_of, row_op
 from persist_spark.decode.records import FAULT, FAULT_KIND, RawRecords, fields_of, line_columns, record_path
+from persist_spark.decode.unreadable import of_each
 
 _FIRST_LINE_BYTES = 1 << 20  # of a file, in which its first line must end
 _NO_NULL = "\ufdd2"  # a text that no field has: only an empty field is null
@@ -52,10 +53,14 @@ class Layout:
 def layouts(
     config: CollectionConfig, feed: Feed, files: Sequence[ReadableFile]
 ) -> list[tuple[Layout, list[ReadableFile]]]:
-    """Files of equal layout together, at least one group. Reads the first line of each file."""
+    """Files of equal layout together, at least one group. Reads the first line of each file.
+
+    Raises `UnreadableFiles` for those of which it cannot be read.
+    """
     found: dict[tuple[str, ...], tuple[set[str], list[ReadableFile]]] = {}
-    for file in files:
-        line = first_line(feed, file, keeps_long=config.source.header)
+    by_file = {each.file: each for each in files}
+    lines = of_each(lambda file: first_line(feed, by_file[file], keeps_long=config.source.header), list(by_file))
+    for file, line in zip(files, lines, strict=True):
         if line is None:
             continue
         names = tuple(next(csv.reader([line.replace("\r", " ")], delimiter=config.source.delimiter)))
@@ -76,13 +81,10 @@ def first_line(feed: Feed, file: ReadableFile, *, keeps_long: bool) -> str | Non
     `keeps_long`: the start of one that is too long is taken, as `readable` has it.
     """
     start = b""
-    try:
-        for piece in text_without(feed, file.file, file.lost, keeps_first=keeps_long):
-            start += piece
-            if len(start) >= _FIRST_LINE_BYTES:
-                break
-    except UNREADABLE as error:
-        raise unreadable(file.file, error) from error
+    for piece in text_without(feed, file.file, file.lost, keeps_first=keeps_long):
+        start += piece
+        if len(start) >= _FIRST_LINE_BYTES:
+            break
     for line in start.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
         if line.strip():
             return line.removesuffix(b"\r").decode("utf-8", "replace")

@@ -201,13 +201,13 @@ def placed(spark: SparkSession, rows: DataFrame, files: Sequence[ReadableFile]) 
         pairs: list[SparkColumn] = []
         for file in files:
             facts = F.struct(*[fact.alias(name) for name, fact in _facts(file.file).items()])
-            for uri in _uris(file.path):
+            for uri in uris(file.path):
                 pairs += [F.lit(uri), facts]
         found = rows.withColumn("facts", F.create_map(*pairs)[F.col("path")])
         named = found.withColumns({name: F.col("facts").getField(name) for name in (FILE, DATE_MS, NAME)})
     else:
         known = [
-            (uri, file.file.order, file.file.date_ms, file.file.relative) for file in files for uri in _uris(file.path)
+            (uri, file.file.order, file.file.date_ms, file.file.relative) for file in files for uri in uris(file.path)
         ]
         table = F.broadcast(spark.createDataFrame(known, _LINE_FACTS))
         named = rows.join(table, "path", "left")
@@ -247,7 +247,7 @@ def shown_position(*, is_text: bool, has_lines: bool) -> SparkColumn:
     return F.when(F.col(BLOCK) == 0, line).when(is_packed, F.col(NAME)).otherwise(after)
 
 
-def _uris(path: str) -> tuple[str, ...]:
+def uris(path: str) -> tuple[str, ...]:
     """The names that Spark may give this path in `_metadata.file_path`: a URI as java.net.URI writes it."""
     quoted = "".join(_quoted(char) for char in path)
     return (f"file:{quoted}", f"file://{quoted}") if path.startswith("/") else (quoted,)

@@ -19,22 +19,19 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-import zstandard
 from pyspark.sql import DataFrame, SparkSession
 
 from persist_core.config.collection import CollectionConfig
-from persist_core.errors import SourceChanged
-from persist_core.handles.side_by_side import side_by_side
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, MISSING_ORDER, TIME
 from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
+from persist_spark.decode.unreadable import WholeZstd, of_each
 from persist_spark.frame import BAD_KEY, OP, ORDER, UPSERT, known_records
 
 START_BYTES = 1_000  # of a record that is too long, kept as the payload of its err
@@ -43,7 +40,6 @@ _PEEK_BYTES = 1 << 14
 _DEFLATE_RATIO = 1_032  # the most that deflate can do
 _THREADS = 4  # the libraries decompress without Python's lock
 _GZIP, _BZIP2, _ZSTD, _OTHER = (".gz", ".gzip"), (".bz2",), (".zst", ".zstd"), (".lz4", ".snappy", ".deflate")
-UNREADABLE = (OSError, EOFError, zlib.error, zstandard.ZstdError)
 
 
 @dataclass(frozen=True)
@@ -69,22 +65,13 @@ def opened(feed: Feed, file: InputFile) -> Iterator[IO[bytes]]:
         elif suffix in _BZIP2:
             found = stack.enter_context(bz2.BZ2File(found))
         elif suffix in _ZSTD:
-            reader = zstandard.ZstdDecompressor().stream_reader(found, read_across_frames=True)
-            found = stack.enter_context(cast(IO[bytes], reader))
+            found = cast(IO[bytes], WholeZstd(found))
         yield found
 
 
-def unreadable(file: InputFile, error: Exception) -> SourceChanged:
-    """The error for a file that is damaged or incomplete."""
-    return SourceChanged(
-        f"file {file.path} cannot be read: {error}. Nothing was committed: replace it with a complete file, or"
-        " remove it"
-    )
-
-
 def long_records(feed: Feed, files: Sequence[InputFile], limit: int) -> dict[InputFile, list[TooLong]]:
-    """The lines above `limit` bytes, of the files that have some. Raises `SourceChanged` for a file that is damaged."""
-    found = side_by_side(lambda file: _of_file(feed, file, limit), files, threads=_THREADS)
+    """The lines above `limit` bytes, of the files that have some. Raises `UnreadableFiles` for damaged ones."""
+    found = of_each(lambda file: _of_file(feed, file, limit), files, threads=_THREADS)
     return {file: lines for file, lines in zip(files, found, strict=True) if lines}
 
 
@@ -150,13 +137,10 @@ def _of_file(feed: Feed, file: InputFile, limit: int) -> list[TooLong]:
     ratio = _DEFLATE_RATIO if suffix in _GZIP else 1
     if suffix not in (*_BZIP2, *_ZSTD) and file.size_bytes * ratio <= limit:
         return []
-    try:
-        if ratio == 1 and suffix not in (*_BZIP2, *_ZSTD) and not _may_hold(feed, file, limit):
-            return []
-        with opened(feed, file) as source:
-            return list(_scan(file, source, limit))
-    except UNREADABLE as error:
-        raise unreadable(file, error) from error
+    if ratio == 1 and suffix not in (*_BZIP2, *_ZSTD) and not _may_hold(feed, file, limit):
+        return []
+    with opened(feed, file) as source:
+        return list(_scan(file, source, limit))
 
 
 def _may_hold(feed: Feed, file: InputFile, limit: int) -> bool:

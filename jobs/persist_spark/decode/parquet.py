@@ -23,7 +23,6 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.config.collection import CollectionConfig
-from persist_core.errors import InvalidInput
 from persist_core.schema import Column
 from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
@@ -31,7 +30,7 @@ from persist_spark.compat import is_valid_utf8
 from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.files import BLOCK, BROKEN, LINE, NO_LINES, ROW, ReadableFile, by_store, placed
 from persist_spark.decode.json import MARK, Path
-from persist_spark.decode.long_records import TooLong, unreadable
+from persist_spark.decode.long_records import TooLong
 from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, named_path, order_of, row_op
 from persist_spark.decode.records import (
     FAULT,
@@ -41,6 +40,7 @@ from persist_spark.decode.records import (
     fields_of,
     record_path,
 )
+from persist_spark.decode.unreadable import of_each
 from persist_spark.frame import named, spark_type
 
 # Dates before 1582 are read as they were written, unless a file's own metadata says that an old Spark wrote it.
@@ -97,14 +97,11 @@ class FileSchema:
 def schemas(feed: Feed, files: Sequence[ReadableFile]) -> list[tuple[FileSchema, list[ReadableFile]]]:
     """Files of equal schema together, at least one group. Reads the footers.
 
-    Raises `SourceChanged` for a file without one, and for names that Spark cannot distinguish.
+    Raises `UnreadableFiles` for files without one, and for names that Spark cannot distinguish.
     """
     found: dict[str, tuple[FileSchema, list[ReadableFile]]] = {}
-    for file in files:
-        try:
-            schema = file_schema(_footer(feed, file.file))
-        except (OSError, pa.ArrowException, InvalidInput) as error:
-            raise unreadable(file.file, error) from error
+    known = of_each(lambda file: file_schema(_footer(feed, file)), [each.file for each in files])
+    for file, schema in zip(files, known, strict=True):
         found.setdefault(repr(schema), (schema, []))[1].append(file)
     return list(found.values()) or [(FileSchema(()), [])]
 
@@ -116,13 +113,8 @@ def long_rows(feed: Feed, files: Sequence[InputFile], limit: int) -> dict[InputF
     them has is known only if all are long.
     """
     lost = {}
-    for file in files:
-        if file.size_bytes == 0:
-            continue
-        try:
-            footer = _footer(feed, file)
-        except (OSError, pa.ArrowException) as error:
-            raise unreadable(file, error) from error
+    read = [file for file in files if file.size_bytes]
+    for file, footer in zip(read, of_each(lambda file: _footer(feed, file), read), strict=True):
         groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
         chunks = [
             group.column(place)
@@ -148,14 +140,16 @@ def _footer(feed: Feed, file: InputFile) -> pq.FileMetaData:
 
 
 def file_schema(footer: pq.FileMetaData) -> FileSchema:
-    """Spark's columns of a file with this footer. Raises `InvalidInput` for names that it cannot distinguish."""
+    """Spark's columns of a file with this footer. Raises `ValueError` for names that it cannot distinguish."""
     arrow = footer.schema.to_arrow_schema()
     lowered = [name.lower() for name in arrow.names]
     twice = next((name for name in arrow.names if lowered.count(name.lower()) > 1), None)
     if twice is not None:
-        raise InvalidInput(f"it has the column {twice!r} twice (case does not count); give its columns different names")
+        raise pa.ArrowInvalid(
+            f"it has the column {twice!r} twice (case does not count); give its columns different names"
+        )
     if "_metadata" in lowered:
-        raise InvalidInput("it has a column '_metadata', a name that Spark keeps for itself; rename it")
+        raise pa.ArrowInvalid("it has a column '_metadata', a name that Spark keeps for itself; rename it")
     leaves = [footer.schema.column(index) for index in range(len(footer.schema))]
     int96 = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
     columns: list[tuple[str, T.DataType]] = []

@@ -1,7 +1,7 @@
 """The write stage: a description and its frozen input become a staged batch (docs/semantics.md, section 5).
 
     JobSpec -> still valid? -> frozen input unchanged? -> decode -> upsert -> stage -> still unchanged? -> manifest
-                                      '-- jobs died here before: files are read apart first, and may be set aside
+       jobs died here before: files are read apart first --'        '-- a file cannot be read: again, without it
 
 May run any number of times, at the same time, anywhere, and may die at any point: it changes nothing that a reader
 sees. The result depends only on the description, the frozen input and the shard's batches below `lower`.
@@ -9,6 +9,7 @@ sees. The result depends only on the description, the frozen input and the shard
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -32,9 +33,10 @@ from persist_spark.decode.formats import decode
 from persist_spark.feed_access import changed_first, feed_access
 from persist_spark.preview import as_json_lines
 from persist_spark.session import OUR_PLANS, listing, own_session, use
+from persist_spark.upsert.bad_files import stage_without_bad_files
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 from persist_spark.upsert.eras import eras_of
-from persist_spark.upsert.set_aside import find_killers, with_files
+from persist_spark.upsert.set_aside import SetAside, find_killers, with_files
 
 
 def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> BatchManifest:
@@ -72,17 +74,22 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
         progress.enter("decode", f"{len(frozen.files)} files, {show_bytes(description.input_bytes)}")
         deaths = deaths_at_lower(client.blob, spec, client.clock.now_ms()) if frozen.files else []
         killers = find_killers(own, spec, frozen.files, deaths, copies) if deaths else ()
-        aside = {each.file for each in killers}
-        if aside:  # in the source progress too: a corrected file is then read
-            source, era = FileSource(config, client.blob), description.era or 0
-            unread_from = unread_from_of(description.sources[FILES])
-            after = source.advance(state.sources.get(FILES), frozen, era=era, unread_from=unread_from, set_aside=aside)
-            described = replace(description, sources={**description.sources, FILES: after})
-            request = replace(request, description=described)
-        taken = [file for file in frozen.files if file not in aside]
-        records = decode(own, config, taken, copies=copies)
-        records = with_files(own, records, config, description.lower, killers, frozen.files)
-        if spec.is_sample:
-            client.blob.set(spec.key_of(RECORDS), as_json_lines(records, request.schema))
-        use(own, {**OUR_PLANS, **listing(client.blob)})
-        return stage_upserts(own, client, state, request, records, lambda: access.check_after(frozen.files))
+
+        def stage(aside: Sequence[SetAside]) -> BatchManifest:
+            names = {each.file for each in aside}
+            described = description
+            if names:  # in the source progress too: a corrected file is then read
+                source, era = FileSource(config, client.blob), description.era or 0
+                unread_from = unread_from_of(description.sources[FILES])
+                before = state.sources.get(FILES)
+                after = source.advance(before, frozen, era=era, unread_from=unread_from, set_aside=names)
+                described = replace(description, sources={**description.sources, FILES: after})
+            records = decode(own, config, [file for file in frozen.files if file not in names], copies=copies)
+            records = with_files(own, records, config, description.lower, aside, frozen.files)
+            if spec.is_sample:
+                client.blob.set(spec.key_of(RECORDS), as_json_lines(records, request.schema))
+            use(own, {**OUR_PLANS, **listing(client.blob)})
+            asked = replace(request, description=described)
+            return stage_upserts(own, client, state, asked, records, lambda: access.check_after(frozen.files))
+
+        return stage_without_bad_files(own, spec, frozen.files, killers, copies, stage)

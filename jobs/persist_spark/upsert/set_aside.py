@@ -1,6 +1,7 @@
 """Files that are set aside: found after jobs died, and what their shard holds in their place.
 
     jobs died at this lower ─> each file is read apart from the others, named before ─> two deaths over it: set aside
+    a file cannot be read for its bytes (`bad_files`) ────────────────────────────────────────────────────> set aside
     set aside ─> one err of kind `file` in the file's slot ─> a corrected file of its name ─> a tombstone for the slot
 
 The slot of a file is unlike any other: a newline ends it, which no line of a feed has.
@@ -17,13 +18,14 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from persist_core.config.collection import CollectionConfig
-from persist_core.errors import PersistError
+from persist_core.errors import PersistError, UnreadableFiles
 from persist_core.schema import BAD_FILE, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, TIME
 from persist_core.sources.input_file import InputFile
 from persist_core.spark_job.causes import DRIVER_MEMORY, EXECUTOR_MEMORY, find_cause
 from persist_core.spark_job.deaths import Death, blamed, identity, reading
 from persist_core.spark_job.spec import JobSpec
 from persist_core.time_text import format_time
+from persist_spark.compat import ENGINE_ERRORS
 from persist_spark.decode.files import Copies
 from persist_spark.decode.formats import decode
 from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, UPSERT, known_records
@@ -34,10 +36,19 @@ MAX_READS = 256  # apart from each other, in one go; each costs some tenths of a
 
 @dataclass(frozen=True)
 class SetAside:
-    """A file of which no record is taken, and why."""
+    """A file of which no record is taken, and why. `sha256`: of its bytes, if they were read."""
 
     file: InputFile
     reason: str
+    sha256: str | None = None
+
+    def __str__(self) -> str:
+        file = self.file
+        return (
+            f"file {file.relative!r} ({file.size_bytes} bytes, changed at {format_time(file.mtime_ms)}) is set aside:"
+            f" {self.reason}. None of its records is taken. Put a corrected file of this name in its place, and the"
+            " next run reads it; to have it read again as it is, touch it"
+        )
 
 
 def find_killers(
@@ -61,20 +72,25 @@ def find_killers(
         size = -(-len(suspects) // MAX_READS)
         for first in range(0, len(suspects), size or 1):
             group = suspects[first : first + size]
-            with reading(copies.blob, spec, number, group, lambda error: _is_death(spark, error)):
-                _read(spark, spec.collection, group, copies)
+            try:
+                with reading(copies.blob, spec, number, group, lambda error: is_death(spark, error)):
+                    read_files(spark, spec.collection, group, copies)
+            except Exception as error:
+                if not isinstance(error, (UnreadableFiles, *ENGINE_ERRORS)) or is_death(spark, error):
+                    raise
+                log.info("a file that was read apart cannot be read: staging the batch finds it again")
             number += 1
         if death is not None and death.key is not None and not counts.keys() & set(death.files):
             copies.blob.delete(death.key)  # it was not one of these
     return killers
 
 
-def _read(spark: SparkSession, config: CollectionConfig, files: Sequence[InputFile], copies: Copies) -> None:
+def read_files(spark: SparkSession, config: CollectionConfig, files: Sequence[InputFile], copies: Copies) -> None:
     """Decode files whole, and keep nothing of them."""
     decode(spark, config, files, copies=copies).write.format("noop").mode("overwrite").save()
 
 
-def _is_death(spark: SparkSession, error: Exception) -> bool:
+def is_death(spark: SparkSession, error: Exception) -> bool:
     """True if an error says that Spark died, or had too little memory; not that it could not read a file."""
     if isinstance(error, PersistError):
         return False
@@ -128,13 +144,8 @@ def _err(each: SetAside) -> dict[str, Any]:
         "file": file.relative,
         "size_bytes": file.size_bytes,
         "mtime_ms": file.mtime_ms,
+        **({"sha256": each.sha256} if each.sha256 else {}),
         "reason": each.reason,
     }
-    message = (
-        f"file {file.relative!r} ({file.size_bytes} bytes, changed at {format_time(file.mtime_ms)}) is set aside:"
-        f" {each.reason}. None of its records is taken. Put a corrected file of this name in its place, and the next"
-        " run reads it; to have it read again as it is, touch it"
-    )
-    log.warning("%s", message)
     payload = json.dumps(facts, separators=(",", ":")).encode()
-    return {ERR_MESSAGE: message, ERR_PAYLOAD: payload, ERR_POSITION: file.relative}
+    return {ERR_MESSAGE: str(each), ERR_PAYLOAD: payload, ERR_POSITION: file.relative}

@@ -1,0 +1,179 @@
+"""Files whose bytes are not what their format says: the rest of the batch commits, or one clear line stops the run."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from persist_core.errors import SourceChanged, UnreadableFiles
+from persist_core.inspection.health import healths
+from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD
+from persist_core.shard.keys import attempt_prefix
+from persist_core.watch.conditions import ERRORS
+from persist_spark.upsert import bad_files
+from persist_spark.upsert.job import run_write_job
+from tests.spark.test_long_records import PACKERS
+from tests.spark.test_set_aside import UNTIL, Dying, persist_run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def lines(first: int, count: int = 2) -> bytes:
+    return b"".join(b'{"id": %d, "name": "n%d"}\n' % (number, number) for number in range(first, first + count))
+
+
+def noisy(size: int) -> bytes:
+    """A line that no compression shortens."""
+    return b'{"id": 99, "name": "' + os.urandom(size).hex().encode() + b'"}\n'
+
+
+def parquet(path: Path, *, is_damaged: bool = False) -> None:
+    pq.write_table(pa.table({"id": [1, 2], "name": ["x" * 100, "y" * 100]}), path, compression="none")
+    if is_damaged:
+        data = bytearray(path.read_bytes())
+        data[4:40] = b"\xff" * 36  # the first page's header
+        path.write_bytes(bytes(data))
+
+
+BAD: dict[str, Callable[[], bytes]] = {
+    "cut, found by Spark.json.gz": lambda: gzip.compress(noisy(2_000))[:-100],
+    "cut, found by the job.json.gz": lambda: gzip.compress(noisy(100_000))[:-100],
+    "no gzip.json.gz": lambda: lines(50),
+    "damaged inside.json.gz": lambda: (data := gzip.compress(lines(50, 500)))[:900] + b"\0" * 50 + data[950:],
+    "no bzip2.json.bz2": lambda: lines(50),
+    "cut.json.bz2": lambda: bz2.compress(lines(50, 500))[:-20],
+    "no zstd.json.zst": lambda: lines(50),
+    "cut.json.zst": lambda: zstandard.compress(lines(50, 500))[:-20],
+}
+
+
+def test_one_commit_without_bad_files_of_each_kind_and_they_heal(spark: SparkSession, tmp_path: Path) -> None:
+    things = Dying(tmp_path)
+    for number in range(30):
+        (tmp_path / "in" / f"{number}.json.gz").write_bytes(gzip.compress(lines(1_000 + 2 * number)))
+    for name, data in BAD.items():
+        (tmp_path / "in" / name).write_bytes(data())
+    stats = things.commit(spark, things.mint(UNTIL))
+    assert (stats["inserts"], stats["errors"], stats["records_read"]) == (60 + len(BAD), len(BAD), 60 + len(BAD))
+    assert len(things.names()) == 60, "no record of a bad file is taken"
+    errs = {json.loads(err[ERR_PAYLOAD])["file"]: err for err in things.errors()}
+    assert errs.keys() == BAD.keys()
+    for name, err in errs.items():
+        facts, path = json.loads(err[ERR_PAYLOAD]), tmp_path / "in" / name
+        assert (err[ERR_KIND], facts["size_bytes"]) == ("file", path.stat().st_size)
+        assert facts["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+        assert facts["reason"] in err[ERR_MESSAGE]
+        assert "None of its records is taken. Put a corrected file of this name in its place" in err[ERR_MESSAGE]
+    reasons = {name: json.loads(err[ERR_PAYLOAD])["reason"] for name, err in errs.items()}
+    ended = "Compressed file ended before the end-of-stream marker was reached"
+    assert reasons["cut, found by Spark.json.gz"] == reasons["cut, found by the job.json.gz"] == ended
+    assert reasons["no gzip.json.gz"].startswith("Not a gzipped file")
+    assert reasons["cut.json.zst"] == "the zstd data end before their last frame does"
+    (health,) = healths(things.client, ["things"]).values()
+    assert health.notes is not None
+    assert health.notes[ERRORS] == f"file 'cut, found by Spark.json.gz' could not be read; {len(BAD)} such files"
+    assert things.mint(2 * UNTIL).input_key is None, "they are not read again as they are"
+    for number, name in enumerate(BAD):
+        (tmp_path / "in" / name).unlink()
+        (tmp_path / "in" / name).write_bytes(_packed(name, lines(2_000 + 2 * number)))
+    things.commit(spark, things.mint(2 * UNTIL))
+    assert (len(things.names()), things.errors()) == (60 + 2 * len(BAD), [])
+    assert healths(things.client, ["things"])["things"].notes is None
+
+
+def _packed(name: str, data: bytes) -> bytes:
+    return PACKERS[Path(name).suffix](data)
+
+
+@pytest.mark.parametrize("format_name", ["parquet", "csv"])
+def test_files_of_other_formats(spark: SparkSession, tmp_path: Path, format_name: str) -> None:
+    things = Dying(tmp_path, source={"path": "in/*", "format": format_name})
+    folder = tmp_path / "in"
+    if format_name == "parquet":
+        parquet(folder / "a.parquet")
+        parquet(folder / "b.parquet", is_damaged=True)
+        (folder / "c.parquet").write_bytes(b"PAR1 and no more")
+    else:
+        (folder / "a.csv.gz").write_bytes(gzip.compress(b"id,name\n1,a\n2,b\n"))
+        (folder / "b.csv.gz").write_bytes(gzip.compress(b"id,name\n3," + os.urandom(3_000).hex().encode())[:-100])
+        (folder / "c.csv.gz").write_bytes(b"id,name\n4,a\n")
+    stats = things.commit(spark, things.mint(UNTIL))
+    assert (stats["inserts"], stats["errors"]) == (4, 2)
+    assert sorted(json.loads(err[ERR_PAYLOAD])["file"][0] for err in things.errors()) == ["b", "c"]
+
+
+def test_what_a_user_sees_of_a_bad_file_that_stops_the_run(tmp_path: Path) -> None:
+    things = Dying(tmp_path, source={"path": "in/*", "format": "json", "on_bad_file": "fail"})
+    things.drop("a.json", {"id": 1, "name": "a"})
+    bad = tmp_path / "in" / "b.json.gz"
+    bad.write_bytes(gzip.compress(noisy(2_000))[:-100])
+    status, output = persist_run(things)
+    assert status != 0
+    (line,) = [line for line in output.splitlines() if "b.json.gz" in line]
+    assert (
+        f"persist: an input file cannot be read: {bad}: Compressed file ended before the end-of-stream marker was"
+        " reached. Nothing was committed: put a complete file in its place, or remove it; with source.on_bad_file:"
+        " quarantine the run goes on without it" == line
+    )
+    assert "\tat " not in output
+    assert things.client.state("things").newest_commit is None
+
+
+def test_too_many_bad_files_stop_the_run_and_are_named(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bad_files, "MAX_BAD_FILES", 3)
+    things = Dying(tmp_path)
+    things.drop("good.json", {"id": 1, "name": "a"})
+    for number in range(8):
+        (tmp_path / "in" / f"{number}.json.gz").write_bytes(lines(number))
+    spec = things.spec(things.mint(UNTIL))
+    with pytest.raises(UnreadableFiles) as stopped:
+        run_write_job(spark, spec, things.location)
+    assert "5 input files cannot be read" in str(stopped.value)
+    assert "At most 3 files of a batch are set aside" in str(stopped.value)
+    staged = things.client.blob.list_keys_and_metadata(attempt_prefix("things", spec.attempt))
+    assert list(staged) == []
+
+
+def test_a_failure_that_a_file_does_not_repeat_alone_sets_nothing_aside(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    things = Dying(tmp_path)
+    for name in "ab":
+        (tmp_path / "in" / f"{name}.json.gz").write_bytes(gzip.compress(noisy(2_000))[:-100])
+    description = things.mint(UNTIL)
+    monkeypatch.setattr(bad_files, "read_files", lambda *_: None)  # as after an executor was lost, or a store was away
+    with pytest.raises(Exception, match=r"EOFException|end of input"):
+        things.write(spark, description)
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_bad(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    things = Dying(tmp_path)
+    path = tmp_path / "in" / "a.json.gz"
+    path.write_bytes(gzip.compress(noisy(2_000))[:-100])
+    description = things.mint(UNTIL)
+    whole = gzip.compress(lines(1))
+
+    def changed(*arguments: Any, **options: Any) -> Any:
+        path.write_bytes(whole)
+        return found(*arguments, **options)
+
+    found = bad_files._bad_files
+    monkeypatch.setattr(bad_files, "_bad_files", changed)
+    with pytest.raises(SourceChanged, match=r"a\.json\.gz"):
+        things.write(spark, description)
