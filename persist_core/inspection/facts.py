@@ -114,8 +114,8 @@ class CommitFacts:
 
     `inserts`, `updates`, `deletes` and `errors` count keys of a collection (`errors`: records that became errors), or
     rows of a view (an update is then a delete and an insert). `stats` is what the run reported, as its manifest has it.
-    `lag_ms` is the time from the upper to the commit. `rows` and `living_errors` are what the shard held after it.
-    `error` says why counts are missing.
+    `lag_ms` is the time from the upper to the commit. `rows` and `living_errors` are what the shard held after it, and
+    `state_bytes` the size of its batches then. `error` says why counts are missing.
     """
 
     seqno: int
@@ -127,6 +127,7 @@ class CommitFacts:
     writer: str
     checkpoint_id: str
     restored_from: str | None
+    state_bytes: int | None = None
     inserts: int | None = None
     updates: int | None = None
     deletes: int | None = None

@@ -148,6 +148,7 @@ def commit_facts(commit: Commit, manifest: BatchManifest | None, error: str | No
         writer=commit.writer,
         checkpoint_id=commit.checkpoint_id,
         restored_from=commit.restored_from,
+        state_bytes=commit.state_bytes,
         error=error,
     )
     if manifest is None:

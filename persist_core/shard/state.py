@@ -32,8 +32,8 @@ MAX_HOLDERS = 10_000  # leases, and as many holds: more is a leak in the caller
 class Commit:
     """One append that happened: what binds its token, what it appended, and its writer (for people).
 
-    `seqno` is that of the version that this commit made, `since` the shard's at that moment. `restored_from` is the
-    checkpoint that it went back to, if it was a restore; a fork starts with one such commit.
+    `seqno` is the version's that this commit made; `since` and `state_bytes` (of all batches) are the shard's then.
+    `restored_from` is the checkpoint that it went back to, if it was a restore; a fork starts with one such commit.
     """
 
     token: str
@@ -48,6 +48,7 @@ class Commit:
     committed_ms: int
     seqno: int
     since: int | None
+    state_bytes: int
     restored_from: str | None = None
 
 
@@ -188,22 +189,21 @@ def compare_and_append(
         return state, upper_mismatch(state, manifest)
     schemas = state.schemas.with_batch_of(manifest.schema, seqno=state.seqno + 1)
     _check_operators_read(state, manifest)
-    commit = _commit(state, manifest, manifest_key, state.since, now_ms)
-    commits = (*state.commits, commit)
-    if len(commits) > MAX_COMMITS_KEPT:
-        commits = commits[-MIN_COMMITS_KEPT:]
     after = replace(
         state,
         upper=Frontier(manifest.upper),
         schemas=schemas,
         batches=_with_batch(state, manifest, manifest_key),
-        commits=commits,
         # A restore replaces all progress: what was first consumed after its checkpoint no longer counts as consumed.
         sources=manifest.sources if manifest.restored else {**state.sources, **manifest.sources},
         operators=manifest.operators_after(),
         origin=state.origin.appended(state.shard, manifest_key, manifest.epoch),
     )
-    return after, Committed(commit, is_new=True)
+    commit = _commit(after, manifest, manifest_key, now_ms)
+    commits = (*state.commits, commit)
+    if len(commits) > MAX_COMMITS_KEPT:
+        commits = commits[-MIN_COMMITS_KEPT:]
+    return replace(after, commits=commits), Committed(commit, is_new=True)
 
 
 def start_fork(
@@ -227,19 +227,18 @@ def start_fork(
     check_can_be_fork(state, since)
     if manifest.era < state.oldest_era:
         raise RunFailed(f"fork {state.shard}: GC may have deleted files that it shares; it was not made. Try again")
-    commit = _commit(state, manifest, manifest_key, since, now_ms)
     after = replace(
         state,
         since=since,
         upper=Frontier(manifest.upper),
         schemas=schemas.in_fork(state.seqno + 1),
         batches=batches,
-        commits=(commit,),
         sources=manifest.sources,
         operators=manifest.operators_after(),
         origin=state.origin.appended(state.shard, manifest_key, manifest.epoch),
     )
-    return after, Committed(commit, is_new=True)
+    commit = _commit(after, manifest, manifest_key, now_ms)
+    return replace(after, commits=(commit,)), Committed(commit, is_new=True)
 
 
 def check_can_be_fork(state: ShardState, since: Frontier) -> None:
@@ -293,7 +292,7 @@ def _check_operators_read(state: ShardState, manifest: BatchManifest) -> None:
     )
 
 
-def _commit(state: ShardState, manifest: BatchManifest, manifest_key: str, since: Frontier, now_ms: int) -> Commit:
+def _commit(after: ShardState, manifest: BatchManifest, manifest_key: str, now_ms: int) -> Commit:
     return Commit(
         token=manifest.token,
         contents_digest=manifest.contents_digest,
@@ -305,8 +304,9 @@ def _commit(state: ShardState, manifest: BatchManifest, manifest_key: str, since
         epoch=manifest.epoch,
         writer=manifest.writer,
         committed_ms=now_ms,
-        seqno=state.seqno + 1,
-        since=since.time,
+        seqno=after.seqno + 1,
+        since=after.since.time,
+        state_bytes=sum(batch.size_bytes for batch in after.batches),
         restored_from=manifest.restored.checkpoint_id if manifest.restored else None,
     )
 

@@ -36,6 +36,7 @@ from persist_airflow.watch import notify_of_project
 from persist_airflow.wrong_files import stand_ins
 from persist_core.config.collection import CollectionConfig, load_collections
 from persist_core.config.files import config_files
+from persist_core.config.order import AUTO_ORDERS
 from persist_core.config.shard import ShardConfig
 from persist_core.config.tasks import AirflowConfig, TaskConfig
 from persist_core.config.view import ON_INPUT, ViewConfig, load_views
@@ -310,21 +311,38 @@ def _face(config: ShardConfig) -> _Face:
 
 
 def _collection_face(config: CollectionConfig) -> _Face:
-    key, columns = ", ".join(config.key), ", ".join(config.columns)
+    plan = "\n".join(f"| {name} | {text} |" for name, text in _plan_of(config).items())
     document = f"""{config.description}
 
 | | |
 | --- | --- |
-| shard | `{config.name}` |
-| source | `{config.source.path}` ({config.source.format}) |
-| key | `{key}` |
-| columns | `{columns}` |
+{plan}
 
 `persist describe {config.name}` prints its frontiers, `persist snapshot {config.name}` the table.
 
 {_definition(config)}
 """
     return _Face(UPSERT_PREFIX, "upsert", f"Change feed {config.source.path} -> shard {config.name}", document)
+
+
+def _plan_of(config: CollectionConfig) -> dict[str, str]:
+    """The plan of a collection in words, by what it is about. The page shows it too."""
+    order, limits = config.order, config.limits
+    known = "the order of the format" if config.source.format in AUTO_ORDERS else "file and row"
+    by = {"auto": known, "position": "file and row"}.get(order.by, f"`{', '.join(order.fields)}`")
+    wins = "the last batch wins" if order.mode == "log" else "the highest order ever seen wins"
+    errors = "any number of errors" if limits.max_errors is None else f"at most {limits.max_errors} errors"
+    times = {"description": "the run's interval", "path": "the date in the path", "field": f"`{config.time.field}`"}
+    return {
+        "shard": f"`{config.name}`",
+        "source": f"`{config.source.path}` ({config.source.format})",
+        "key": f"`{', '.join(config.key)}`",
+        "columns": f"`{', '.join(config.columns)}`",
+        "order": f"{by}; {wins}",
+        "time": times[config.time.source],
+        "schedule": f"`{config.schedule}`" if config.schedule else "none: users or other DAGs start a run",
+        "limits": f"a run reads at most {limits.max_files} files and accepts {errors}",
+    }
 
 
 def _definition(config: ShardConfig) -> str:

@@ -73,6 +73,7 @@ def test_batches_and_checkpoints_are_drawn_and_listed(page: Page, url: str) -> N
     chart = page.get_by_role("img", name="Bytes of batches and runs: 7 points")
     chart.locator("canvas").wait_for()
     assert "batches" in page.locator("#stored tbody").inner_text()
+    page.get_by_role("img", name="Bytes in the state after each commit: 12 points").locator("canvas").wait_for()
     shoot(page, "shard-storage", full_page=True)
     page.get_by_role("tab", name="History").click()
     checkpoints = page.locator("#checkpoints table")
@@ -80,6 +81,16 @@ def test_batches_and_checkpoints_are_drawn_and_listed(page: Page, url: str) -> N
     assert "a newer one is made" in (checkpoints.locator("tbody tr").first.text_content() or "")
     assert page.locator("#commits tbody tr").count() == 12
     shoot(page, "shard-history", full_page=True)
+
+
+def test_the_plan_is_told_in_words(page: Page, url: str) -> None:
+    page.goto(f"{url}{BASE}/{SHARD}customers#definition")
+    page.locator("#plan tbody").wait_for()
+    rows = page.locator("#plan tbody tr").all_inner_texts()
+    plan = dict(row.split("\t", 1) for row in rows)
+    assert list(plan) == ["shard", "source", "key", "columns", "order", "time", "schedule", "limits"]
+    assert (plan["key"], plan["order"]) == ("id", "file and row; the last batch wins")
+    assert plan["limits"] == "a run reads at most 100000 files and accepts at most 1000 errors"
 
 
 def test_a_shard_without_a_commit_says_so(page: Page, url: str) -> None:

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 import uvicorn
+from fastapi.testclient import TestClient
 from starlette.requests import Request
 
-from persist_airflow.page import site
+from persist_airflow.page import app, site
+from persist_airflow.page.answers import answer
 from persist_airflow.page.lanes import Busy, ClientGone, Lane, Stop, Stopping, TooSlow
 from persist_core.clock import SystemClock
 from persist_core.errors import Indeterminate
@@ -116,6 +118,34 @@ def test_a_client_that_leaves_ends_its_read(ask: Any, server: int, browse: Brows
         assert slow.begun.wait(20)
     assert slow.stopped.wait(READ_S), "the read went on for no one"
     assert ask(ROWS)[0] == 200
+
+
+@pytest.mark.parametrize("endpoint", ["days", "storage"])
+def test_days_and_storage_end_at_their_deadline(
+    airflow_api: Any, browse: Browse, monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
+    """The work itself ends, and not only the wait for it."""
+    real_state, stopped = Inspector.state, threading.Event()
+
+    def slow_state(inspector: Inspector, shard: str) -> Any:
+        CLOCK.sleep_ms(600)
+        return real_state(inspector, shard)
+
+    def watched(*args: Any) -> Any:
+        try:
+            return answer(*args)
+        except Stop:
+            stopped.set()
+            raise
+
+    assert airflow_api  # its auth manager knows the user
+    monkeypatch.setattr(Inspector, "state", slow_state)
+    monkeypatch.setattr(app, "answer", watched)
+    monkeypatch.setattr(app, "Lane", lambda name, **options: Lane(name, **{**options, "seconds": 0.2}))
+    with TestClient(app.make_app(), cookies=browse("VIEWER").cookies) as client:
+        found = client.get(f"/api/{endpoint}?conn_id=persist_default&shard=customers")
+    assert (found.status_code, found.json()["error"]["kind"]) == (503, "too_slow")
+    assert stopped.wait(20)
 
 
 class Client(Request):

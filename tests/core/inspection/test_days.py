@@ -160,6 +160,9 @@ def test_rows_after_each_commit_are_those_of_a_read_as_of_it(client: PersistClie
         errs: list[ErrUpdate] = [("value", None, b"x%d" % number, time, 1)] if number % 2 else []
         commit(client, "keyed", KEYED, day(number + 1), updates, errs)
     inspector, reader = Inspector(client), client.open_reader("keyed")
+    sizes = [batch.size_bytes for batch in client.state("keyed").batches]
+    found = [each.state_bytes for each in inspector.commits("keyed").commits]
+    assert found == [sum(sizes[: number + 1]) for number in range(8)]
 
     def check(before: int | None) -> int | None:
         page = inspector.commits("keyed", before=before, limit=3)

@@ -46,8 +46,10 @@ FULL = StateVersion(
             HollowBatch(20, 30, "orders/batches/b/manifest.json", "bb", BatchCounts(5, history=2), 100, 27),
         ),
         commits=(
-            Commit("t", "c", 0, 20, KEY, "aa", "id", 1, "dag/run", 3, 6, 0),
-            Commit("u", "d", 20, 30, "orders/batches/b/manifest.json", "bb", "id2", 2, "cli/me", 4, 7, None, "older"),
+            Commit("t", "c", 0, 20, KEY, "aa", "id", 1, "dag/run", 3, 6, 0, 99),
+            Commit(
+                "u", "d", 20, 30, "orders/batches/b/manifest.json", "bb", "id2", 2, "cli/me", 4, 7, None, 199, "older"
+            ),
         ),
         leases={"r": Lease(Frontier(6), 1, 2)},
         holds={"h": Hold(CLOSED, "o")},

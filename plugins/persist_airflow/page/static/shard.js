@@ -46,7 +46,7 @@ export async function showShard(connId, name) {
     { id: "changes", name: "Changes", make: () => showRows("changes") },
     { id: "errors", name: "Errors", note: facts.shard.errors ? count(facts.shard.errors) : null, make: () => showRows("errors") },
     { id: "history", name: "History", make: () => historyParts(facts, ask, canRead ? pick : null) },
-    { id: "storage", name: "Storage", make: () => storageParts(facts.shard, ask) },
+    { id: "storage", name: "Storage", make: () => storageParts(facts, ask) },
     { id: "definition", name: "Definition", make: () => definition(facts.shard) },
   ]);
   drawHeader(header, facts.shard);

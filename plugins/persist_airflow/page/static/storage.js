@@ -3,11 +3,12 @@ import { chart } from "./chart.js";
 import { folded, h, orAlert, section, table } from "./dom.js";
 import { bytes, count, time } from "./words.js";
 
-export async function storageParts(shard, ask) {
+export async function storageParts({ shard, commits }, ask) {
   const failure = (error) => ({ failed: error.message });
   const [batches, storage] = await Promise.all(["batches", "storage"].map((what) => ask(what).catch(failure)));
   return [
     section("stored", "In the store", orAlert(storage, storedTable)),
+    section("state", "In the state", orAlert(commits, stateChart)),
     section("batches", "Batches", orAlert(batches, (page) => batchesPart(shard, page))),
     holders(shard),
   ];
@@ -21,6 +22,14 @@ function storedTable(page) {
     h("p", {}, `${page.is_partial ? "At least " : ""}${bytes(page.size_bytes)} in ${count(page.objects)} objects. What the newest state does not need is kept for older states, checkpoints and forks, or waits for GC.`),
     table("Bytes by folder, counted in the store", columns, rows, { empty: "Nothing is stored." }),
   ];
+}
+
+// The newest state by the commits that led to it. A merge shows in the next commit.
+function stateChart(page) {
+  const known = page.commits.filter((c) => c.upper !== null);
+  if (!known.length) return h("p", { class: "muted" }, "Nothing has been committed yet.");
+  const series = [{ name: "bytes", color: "--c2", values: known.map((c) => c.state_bytes) }];
+  return h("div", { class: "charts" }, chart("Bytes in the state after each commit", known.map((c) => c.upper), series, { shape: "line", show: bytes }));
 }
 
 function batchesPart(shard, page) {
