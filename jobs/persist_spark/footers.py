@@ -1,22 +1,31 @@
-"""How many rows a Parquet file holds, between which keys and until when, by its footer: a few kilobytes at its end."""
+"""Facts about files that Spark has written: by its footer how many rows one holds, between which keys and until when;
+and its SHA-256, without holding the file in memory.
+
+In a file system files are read from the page cache, where they were just written. S3 has no such digest: the magic
+committer uploads in several parts, and of such an object S3 knows a digest of the parts' digests only. So there each
+byte is read back once, `THREADS` files at a time (figures: docs/benchmarks.md).
+"""
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from persist_core.errors import CorruptArtifact
 from persist_core.handles.side_by_side import side_by_side
-from persist_core.location.blob import Blob, BlobMetadata, RangeReader
+from persist_core.location.blob import Blob, BlobMetadata, RangeFile, RangeReader
 from persist_core.schema import ENDED, TIME, CollectionSchema, Column
 from persist_core.shard.key_range import EVERYTHING, KeyRange, range_of_statistics, spanning
 from persist_core.shard.parts import check_field_ids
 
 THREADS = 16  # a batch may have thousands of files, and each costs one round trip to the store
+_CHUNK_BYTES = 8 << 20
 _FOOTER_BYTES = 64 << 10  # the first read of a Parquet reader; nearly every footer is shorter
 
 
@@ -41,7 +50,7 @@ def footers_of(blob: Blob, files: Sequence[BlobMetadata], schema: CollectionSche
     if not isinstance(blob, RangeReader):
         return [Footer()] * len(files)
     ends: RangeReader = blob
-    return side_by_side(lambda file: _footer(file, lambda file: _Tail(ends, file), schema), files, threads=THREADS)
+    return side_by_side(lambda file: _footer(file, lambda file: _opened(ends, file), schema), files, threads=THREADS)
 
 
 def rows_of(blob: Blob, file: BlobMetadata, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
@@ -50,7 +59,7 @@ def rows_of(blob: Blob, file: BlobMetadata, columns: Sequence[str], rows: int) -
     if blob.uri.startswith("file:"):
         source = blob.uri_of(file.key).removeprefix("file://")
     else:
-        source = _Tail(blob, file) if isinstance(blob, RangeReader) else io.BytesIO(blob.get(file.key) or b"")
+        source = _opened(blob, file) if isinstance(blob, RangeReader) else io.BytesIO(blob.get(file.key) or b"")
     with pq.ParquetFile(source) as opened:
         for batch in opened.iter_batches(rows, columns=list(columns)):
             yield pa.Table.from_batches([batch])
@@ -108,40 +117,59 @@ def _first_time(metadata: pq.FileMetaData) -> int | None:
     return min((int(each.min_raw) for each in found), default=None)
 
 
-class _Tail(io.RawIOBase):
+def _opened(blob: RangeReader, file: BlobMetadata) -> RangeFile:
     """A file for a Parquet reader. Its end is fetched first, and the rest only if it is read."""
 
-    def __init__(self, blob: RangeReader, file: BlobMetadata) -> None:
-        super().__init__()
-        self._blob, self._file = blob, file
-        self._position = 0
-        self._start = max(0, file.size_bytes - _FOOTER_BYTES)
-        self._data = self._fetch(self._start, file.size_bytes - self._start)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = (
-            offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size_bytes}[whence]
-        )
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        end = self._file.size_bytes if size < 0 else min(self._position + size, self._file.size_bytes)
-        start, self._position = self._position, max(end, self._position)
-        if start >= self._start:
-            return self._data[start - self._start : end - self._start]
-        return self._fetch(start, end - start)
-
-    def _fetch(self, start: int, size_bytes: int) -> bytes:
-        data = self._blob.get_range(self._file.key, start, size_bytes) if size_bytes > 0 else b""
-        if data is None or len(data) != max(size_bytes, 0):
-            raise OSError(f"{0 if data is None else len(data)} of {size_bytes} bytes at {start} are stored")
+    def fetch(start: int, size_bytes: int) -> bytes:
+        data = blob.get_range(file.key, start, size_bytes) or b""
+        if len(data) != size_bytes:
+            raise OSError(f"{len(data)} of {size_bytes} bytes at {start} are stored")
         return data
+
+    tail_start = max(0, file.size_bytes - _FOOTER_BYTES)
+    tail = fetch(tail_start, file.size_bytes - tail_start) if file.size_bytes else b""
+
+    def read(start: int, size_bytes: int) -> bytes:
+        start_in_tail = start - tail_start
+        return tail[start_in_tail : start_in_tail + size_bytes] if start_in_tail >= 0 else fetch(start, size_bytes)
+
+    return RangeFile(file.size_bytes, read)
+
+
+def digests_of(blob: Blob, files: Sequence[BlobMetadata]) -> list[str]:
+    """The SHA-256 (hex) of each file, in their order.
+
+    Raises `CorruptArtifact` for a file that is gone or has another size than was listed.
+    """
+    return side_by_side(lambda file: _digest(blob, file), files, threads=THREADS)
+
+
+def _digest(blob: Blob, file: BlobMetadata) -> str:
+    digest, size_bytes = hashlib.sha256(), 0
+    for chunk in _chunks(blob, file):
+        digest.update(chunk)
+        size_bytes += len(chunk)
+    if size_bytes != file.size_bytes:
+        raise CorruptArtifact(
+            f"{file.key}: found {size_bytes} bytes, expected {file.size_bytes}; if it was just staged, stage again"
+        )
+    return digest.hexdigest()
+
+
+def _chunks(blob: Blob, file: BlobMetadata) -> Iterator[bytes]:
+    """The bytes of a file, to its listed size at most; nothing for a file that is gone."""
+    if blob.uri.startswith("file:"):
+        try:
+            with Path(blob.uri_of(file.key).removeprefix("file://")).open("rb") as source:
+                while chunk := source.read(_CHUNK_BYTES):
+                    yield chunk
+        except FileNotFoundError:
+            return
+    elif isinstance(blob, RangeReader):
+        for start in range(0, file.size_bytes, _CHUNK_BYTES):
+            chunk = blob.get_range(file.key, start, min(_CHUNK_BYTES, file.size_bytes - start)) or b""
+            yield chunk
+            if not chunk:
+                return
+    else:
+        yield blob.get(file.key) or b""

@@ -237,3 +237,24 @@ def shown_time(time: str) -> str:
         f" (', {time}, ')')"
     )
     return f"CASE WHEN {time} BETWEEN {DAY_MS}L AND {LAST_ISO_MS}L THEN {iso} ELSE string({time}) END"
+
+
+# Memory decides which keys may be broadcast; compressed bytes say nothing about it. The driver collects them, builds a
+# hash table, and sends it to each executor. By default a driver has 1 GB; 20 million keys, 14 MB in Parquet, ended it.
+# This is the limit of one hash table. Up to three are built of the same keys, and the driver holds a copy of each.
+MAX_BROADCAST_BYTES = 192 << 20
+_ROW_BYTES, _CELL_BYTES = 64, 16  # of a row, and of each of its columns, once as a key and once as a value
+_LONG_DECIMAL = 18  # digits; one with more takes two cells
+
+
+def fits(rows: int, columns: Sequence[T.StructField], text_bytes: int) -> bool:
+    """True if so many rows of these columns may be broadcast; `text_bytes`: of all that has no fixed width."""
+    types = [column.dataType for column in columns]
+    cells = len(types) + sum(isinstance(each, T.DecimalType) and each.precision > _LONG_DECIMAL for each in types)
+    return rows * (_ROW_BYTES + _CELL_BYTES * cells) + 2 * text_bytes <= MAX_BROADCAST_BYTES
+
+
+def text_bytes(columns: Sequence[T.StructField]) -> str | None:
+    """SQL: the bytes of what has no fixed width in a row's columns; `None` if all have one."""
+    texts = [column.name for column in columns if isinstance(column.dataType, T.StringType | T.BinaryType)]
+    return " + ".join(f"CAST(coalesce(octet_length({quoted(name)}), 0) AS BIGINT)" for name in texts) or None

@@ -32,8 +32,7 @@ from persist_core.shard.key_range import EVERYTHING
 from persist_core.shard.keys import attempt_prefix
 from persist_core.shard.operator_state import OperatorState, StateArtifact
 from persist_spark import progress, s3a
-from persist_spark.digests import digests_of
-from persist_spark.footers import Footer, footers_of, rows_of
+from persist_spark.footers import Footer, digests_of, footers_of, rows_of
 from persist_spark.frame import with_field_ids
 from persist_spark.order_memory import MEMORY_COLUMNS, facts_of
 from persist_spark.read.damage import named_damage

@@ -15,7 +15,7 @@ from persist_core.errors import NotReadable, OutsideFrontiers, PersistError, Run
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.shard.batch import last_time
-from persist_core.shard.holds import PIN
+from persist_core.shard.history import PIN
 
 MAX_TRIES = 10  # each but the first because another process has unpinned the checkpoint in between
 

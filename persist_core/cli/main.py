@@ -21,21 +21,23 @@ import pyarrow as pa
 from click.exceptions import NoArgsIsHelpError
 
 from persist_core.cli import output
-from persist_core.cli.alerts import ack_command, alerts_command
-from persist_core.cli.copy import copy_command
 from persist_core.cli.doctor import doctor
-from persist_core.cli.gc import drop_command, gc_command
-from persist_core.cli.holds import holds_command, release_command
-from persist_core.cli.late import late_command
-from persist_core.cli.maintain import maintain_command
-from persist_core.cli.metrics import metrics
+from persist_core.cli.maintain import copy_command, drop_command, gc_command, maintain_command
 from persist_core.cli.preview import preview_command
 from persist_core.cli.project import demo, init
 from persist_core.cli.rejected import print_rejected
-from persist_core.cli.restore import pin_command, resolve_command, restore_command, unpin_command
+from persist_core.cli.restore import (
+    holds_command,
+    pin_command,
+    release_command,
+    resolve_command,
+    restore_command,
+    unpin_command,
+)
 from persist_core.cli.run import run
 from persist_core.cli.session import Session, with_session
-from persist_core.cli.shards import check, checkpoints, commits, conflicts, describe, shards
+from persist_core.cli.shards import check, checkpoints, commits, conflicts, describe, late_command, shards
+from persist_core.cli.watch import ack_command, alerts_command, metrics
 from persist_core.errors import InvalidInput, PersistError
 from persist_core.handles.limited import LimitedReader, ReadBudget
 from persist_core.handles.read import check_as_of

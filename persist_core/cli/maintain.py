@@ -1,17 +1,57 @@
-"""`persist maintain`: all that is due, in the one order of `persist_core.maintenance.maintain`."""
+"""Commands for a whole location: `persist maintain`, `gc`, `drop`, and `copy`: a backup, a move, or data for a test."""
 
 from __future__ import annotations
 
 import functools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 
 import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
 
 from persist_core.cli import output
+from persist_core.cli.output import Columns
 from persist_core.cli.session import Session, with_session
-from persist_core.maintenance.maintain import MAX_MERGES, MAX_ROWS, maintain
-from persist_core.spark_job.merging import merge_by_job
+from persist_core.gc.collect import GRACE_MS, INTENT_MS, MAX_KEYS, Collected, collect, garbage
+from persist_core.gc.drop import drop
+from persist_core.gc.sweep import unfinished_uploads
+from persist_core.handles.client import PersistClient
+from persist_core.location.open import open_location
+from persist_core.location.settings import location_from
+from persist_core.maintenance.copy import THREADS, Copied, Copier, Progress
+from persist_core.maintenance.maintain import MAX_MERGES, MAX_ROWS, Maintained, maintain
+from persist_core.shard.stats import show_bytes
+from persist_core.spark_job.launch import merge_by_job
 from persist_core.spark_job.process import SparkProcess
+from persist_core.time_text import show_time
+
+_HOUR_MS = 3_600_000
+_UPLOAD = "its upload was not completed"
+_MAINTAINED: Columns[Maintained] = (
+    ("shard", lambda m: m.shard),
+    ("done", lambda m: m.did or "nothing to do"),
+    ("still due", lambda m: str(m.owed)),
+)
+_COLLECTED: Columns[Collected] = (
+    ("shard", lambda c: c.shard),
+    ("found", lambda c: f"{c.marked} ({show_bytes(c.marked_bytes)})"),
+    ("deleted", lambda c: f"{c.deleted} ({show_bytes(c.deleted_bytes)})"),
+    ("listed, to be deleted later", lambda c: f"{c.waiting} ({show_bytes(c.waiting_bytes)})"),
+    ("uploads aborted", lambda c: str(c.aborted_uploads or "")),
+    ("not done", lambda c: "" if c.is_done else "run it again"),
+)
+_COPIED: Columns[Copied] = (
+    ("shard", lambda c: c.shard),
+    ("upper", lambda c: show_time(c.upper)),
+    ("state", lambda c: "copied" if c.is_new else "up to date"),
+    ("objects copied", lambda c: c.objects),
+    ("bytes", lambda c: show_bytes(c.size_bytes)),
+    ("there already", lambda c: c.known),
+)
 
 
 @click.command("maintain")
@@ -38,11 +78,136 @@ def maintain_command(
             done.append(
                 maintain(session.client, name, max_rows=max_rows, max_merges=max_merges, merge_elsewhere=by_spark)
             )
-    if session.as_json:
-        output.print_ndjson([asdict(each) for each in done])
-    else:
-        rows = [(each.shard, each.did or "nothing to do", str(each.owed)) for each in done]
-        output.print_table(
-            ("shard", "done", "still due"), rows, empty=f"no shards in {session.client.location.consensus.uri}"
-        )
+    output.print_records(done, _MAINTAINED, as_json=session.as_json, empty=session.no_shards)
     tries.end()
+
+
+@click.command("gc")
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option("--dry-run", is_flag=True, help="Print what nothing needs now, and delete nothing.")
+@click.option(
+    "--grace-hours", type=float, default=GRACE_MS / _HOUR_MS, show_default=True, help="Time for readers without lease."
+)
+@click.option(
+    "--intent-hours", type=float, default=INTENT_MS / _HOUR_MS, show_default=True, help="Time for the longest dag run."
+)
+@click.option("--max-keys", type=click.IntRange(min=1), default=MAX_KEYS, show_default=True, help="Keys of each shard.")
+@with_session
+def gc_command(
+    session: Session, names: tuple[str, ...], dry_run: bool, grace_hours: float, intent_hours: float, max_keys: int
+) -> None:
+    """Delete files of the shards NAME (default: of all) that nothing needs any more.
+
+    You can run it at any time, also while DAGs run. A file is first listed, and deleted only when the grace and the
+    staging intent have passed and nothing needs it then. Run it every day (`persist maintain` does).
+    """
+    done, tries = [], output.Tries()
+    for name in names or session.client.shards():
+        with tries.one():
+            if dry_run:
+                _print_garbage(session, name)
+                continue
+            collected = collect(
+                session.client,
+                name,
+                grace_ms=int(grace_hours * _HOUR_MS),
+                intent_ms=int(intent_hours * _HOUR_MS),
+                max_keys=max_keys,
+            )
+            done.append(collected)
+    if not dry_run:
+        output.print_records(done, _COLLECTED, as_json=session.as_json, empty=session.no_shards)
+    tries.end()
+
+
+@click.command("drop")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--force", is_flag=True, help="Drop even if views, readers or forks use it.")
+@with_session
+def drop_command(session: Session, name: str, yes: bool, force: bool) -> None:
+    """Drop the shard NAME, permanently: nothing of it can be read or restored afterwards.
+
+    `persist gc` deletes its files; what a fork shares stays. The name can be used again with `persist run --recreate`.
+    """
+    session.client.state(name)  # raises if it does not exist
+    if not yes:
+        click.confirm(
+            f"Drop {name} in {session.client.location.consensus.uri}? This cannot be undone", abort=True, err=True
+        )
+    is_new = drop(session.client, name, is_forced=force)
+    if session.as_json:
+        output.print_json({"shard": name, "dropped": True, "is_new": is_new})
+    else:
+        said = f"is dropped; `persist gc {name}` deletes its files in some days" if is_new else "was dropped before"
+        output.print_line(f"{name} {said}")
+
+
+def _print_garbage(session: Session, name: str) -> None:
+    found, uploads = garbage(session.client, name), unfinished_uploads(session.client.blob, name)
+    if session.as_json:
+        output.print_ndjson({"shard": name, **asdict(each), "reason": each.reason} for each in found)
+        output.print_ndjson({"shard": name, **asdict(each), "reason": _UPLOAD} for each in uploads.found)
+        return
+    rows = [(each.key, show_bytes(each.size_bytes), each.reason) for each in found]
+    rows += [(each.key, f"begun {show_time(each.begun_ms)}", _UPLOAD) for each in uploads.found]
+    if uploads.skipped:
+        output.print_line(f"{name}: unfinished uploads are not looked for: {uploads.skipped}")
+    output.print_table(("key", "size", "why it is not needed"), rows, empty=f"{name}: everything is needed")
+
+
+@click.command("copy")
+@click.argument("names", metavar="[SHARD]...", nargs=-1)
+@click.option("--to-blob-uri", required=True, help="The blob store of the copy.")
+@click.option("--to-consensus-uri", required=True, help="The consensus store of the copy.")
+@click.option("--together", is_flag=True, help="Copy all shards as of one moment, so that views agree with inputs.")
+@click.option("--move", is_flag=True, help="Then accept no more commits here: the shards go on in the other location.")
+@click.option("--verify", is_flag=True, help="Read what is there already, and copy again what has another digest.")
+@click.option(
+    "--threads", type=click.IntRange(1, 64), default=THREADS, show_default=True, help="Objects copied at a time."
+)
+@with_session
+def copy_command(
+    session: Session,
+    names: tuple[str, ...],
+    to_blob_uri: str,
+    to_consensus_uri: str,
+    together: bool,
+    move: bool,
+    verify: bool,
+    threads: int,
+) -> None:
+    """Copy the shards SHARD (default: all) to another location of any kind, or bring an earlier copy up to date.
+
+    You can run it at any time, also while DAGs run. It moves only objects that the copy does not have, and may be
+    stopped and started again. A copy to which something was appended is never replaced. With --move, the source can
+    still be read, and refuses commits with the name of the new place.
+    """
+    done, tries = [], output.Tries()
+    with open_location(location_from(to_blob_uri, to_consensus_uri, env={})) as opened, _bar(session) as progress:
+        copier = Copier(session.client, PersistClient(opened), threads=threads, progress=progress, verifies=verify)
+        for group in copier.groups(names, is_together=together):
+            with tries.one():
+                done += copier.copy(group, is_move=move)
+    output.print_records(done, _COPIED, as_json=session.as_json, empty=session.no_shards)
+    if not session.as_json:
+        for each in done:
+            for note in each.notes:
+                output.print_line(f"{each.shard}: {note}")
+    tries.end()
+
+
+@contextmanager
+def _bar(session: Session) -> Iterator[Progress]:
+    """A bar for each shard on stderr, if that is a terminal."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[size]}")
+    console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+    bars: dict[str, TaskID] = {}
+    with Bar(*columns, TimeElapsedColumn(), console=console, disable=session.as_json or not sys.stderr.isatty()) as bar:
+
+        def show(shard: str, moved: int, to_move: int, size_bytes: int) -> None:
+            if shard not in bars:
+                bars[shard] = bar.add_task(output.printable(shard), size="")
+            bar.update(bars[shard], completed=moved, total=to_move, size=show_bytes(size_bytes))
+
+        yield show

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from decimal import Decimal
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +23,12 @@ from persist_core.errors import Corruption, InvalidInput, NotReadable, PersistEr
 from persist_core.inspection.values import json_value
 from persist_core.maintenance.actions import Done
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Record = TypeVar("_Record", bound="DataclassInstance")
+Columns: TypeAlias = Sequence[tuple[str, Callable[[_Record], Any]]]
+"""Of a table for people: the title of each column, and its value of a record."""
 EXIT_CODES: tuple[tuple[type[PersistError], int], ...] = (
     (InvalidInput, 2),
     (NotReadable, 3),
@@ -117,6 +124,15 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title:
         print_line(empty)
     else:
         console().print(drawn)
+
+
+def print_records(found: Iterable[_Record], columns: Columns[_Record], *, as_json: bool, empty: str = "") -> None:
+    """Dataclasses: all their fields as NDJSON, or for people a table of `columns`, each a title and how to read it."""
+    if as_json:
+        print_ndjson(asdict(each) for each in found)
+        return
+    rows = ([read(each) for _, read in columns] for each in found)
+    print_table([title for title, _ in columns], rows, empty=empty)
 
 
 def _cell(value: Any) -> Text:

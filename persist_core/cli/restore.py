@@ -1,18 +1,32 @@
-"""`persist restore`, `pin`, `unpin`, `resolve`: going back to a checkpoint, keeping checkpoints to go back to, and
-removing errs that no record can remove."""
+"""Going back, and what keeps history for it: `persist restore`, `pin`, `unpin`, `holds`, `release`; and `resolve`, which
+removes errs that no record can remove."""
 
 from __future__ import annotations
+
+from dataclasses import asdict
 
 import click
 
 from persist_core.cli import output
-from persist_core.cli.session import Session, with_session
+from persist_core.cli.session import Session, this_user, with_session
 from persist_core.errors import InvalidInput
 from persist_core.maintenance import actions
+from persist_core.maintenance.holders import Held, Holders, list_holders
 from persist_core.protocol.restore import MAX_UPDATES
+from persist_core.time_text import format_time, show_time
 
 WRITER = "cli/restore"
 RESOLVER = "cli/resolve"
+_HELD: output.Columns[Held] = (
+    ("holder", lambda h: h.holder),
+    ("kind", lambda h: h.kind),
+    ("holds since", lambda h: "" if h.kind == "fork" else show_time(h.since)),
+    ("from", lambda h: "" if h.from_ms is None else format_time(h.from_ms)),
+    ("expires", lambda h: "" if h.expires_ms is None else format_time(h.expires_ms)),
+    ("blocks", lambda h: "yes" if h.blocks else ""),
+    ("what it is", lambda h: h.about),
+    ("what ends it", lambda h: h.remedy),
+)
 
 
 @click.command("restore")
@@ -83,4 +97,56 @@ def resolve_command(session: Session, shard: str, is_all: bool, at: str | None, 
     if is_all == (at is not None):
         raise InvalidInput("expected either --all or --at GLOB: which errors you have looked at; --dry-run lists them")
     done = actions.resolve(session.client, shard, at=at or "*", writer=RESOLVER, is_dry_run=dry_run)
+    output.print_done(done, as_json=session.as_json)
+
+
+@click.command("holds")
+@click.argument("shard")
+@with_session
+def holds_command(session: Session, shard: str) -> None:
+    """Who holds the history of SHARD, since when, and what ends it. The first that blocks `since` is the first row.
+
+    Also lists the forks that share files with SHARD, and the holders that users have ended.
+    """
+    found = list_holders(session.client, session.client.state(shard))
+    if session.as_json:
+        output.print_json(asdict(found))
+        return
+    output.print_facts(
+        [
+            ("shard", shard),
+            ("since", show_time(found.since)),
+            ("upper", show_time(found.upper)),
+            ("history", found.history),
+            ("held back by", _first(found)),
+        ]
+    )
+    output.print_records(found.held, _HELD, as_json=False)
+    for each in found.released:
+        output.print_line(
+            f"released: {each.holder}, since {show_time(each.since)}, by {each.by} at"
+            f" {format_time(each.released_ms)}: {each.reason}"
+        )
+
+
+def _first(found: Holders) -> str:
+    first = found.held[0]
+    if not first.blocks:
+        return "nothing"
+    return f"{first.kind} {first.holder}; without it since could be {show_time(found.held[1].since)}"
+
+
+@click.command("release")
+@click.argument("shard")
+@click.argument("holder")
+@click.option("--reason", required=True, help="Why: it is kept with your name, and shown to the reader.")
+@click.option("--force", is_flag=True, help="Also end the hold of a view that still reads SHARD.")
+@with_session
+def release_command(session: Session, shard: str, holder: str, reason: str, force: bool) -> None:
+    """End the lease or hold of HOLDER (one of `persist holds`) on SHARD, because its owner is gone.
+
+    A reader whose lease was ended gets an error and opens a new one. `since` moves with the next `persist maintain`.
+    Pins are ended by `persist unpin`.
+    """
+    done = actions.release(session.client, shard, holder, by=this_user(), reason=reason, is_forced=force)
     output.print_done(done, as_json=session.as_json)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import getpass
 import os
+import platform
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +27,11 @@ class Session:
     client: PersistClient
     location: PersistLocation
     as_json: bool
+
+    @property
+    def no_shards(self) -> str:
+        """Printed instead of an empty table of shards."""
+        return f"no shards in {self.client.location.consensus.uri}"
 
     def say(self, line: str) -> None:
         """Progress: always on stderr, so that stdout holds the result alone."""
@@ -61,3 +68,12 @@ def location_options(command: Callable[..., None]) -> Callable[..., None]:
     for option in options:
         command = option(command)
     return command
+
+
+def this_user() -> str:
+    """The user of this process and its machine. A container may run with a user id that has no name."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid-{os.getuid()}"
+    return f"{user}@{platform.node()}"

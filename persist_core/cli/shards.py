@@ -12,11 +12,12 @@ from typing import Any
 import click
 
 from persist_core.cli import output
-from persist_core.cli.holds import history_facts
 from persist_core.cli.session import Session, with_session
 from persist_core.inspection.facts import LastCommit, ShardDescription
 from persist_core.inspection.inspector import DEFAULT_COMMITS, MAX_COMMITS, Inspector
+from persist_core.inspection.late import LateRecord, late_records
 from persist_core.maintenance import actions
+from persist_core.protocol.conflicts import ConflictRecord
 from persist_core.schema import CollectionSchema, show_order
 from persist_core.shard.history import HISTORY
 from persist_core.shard.keys import check_shard_name
@@ -24,6 +25,13 @@ from persist_core.shard.stats import show_bytes
 from persist_core.time_text import format_time, show_time
 
 UNREADABLE = "the manifest can't be read"
+_CONFLICTS: output.Columns[ConflictRecord] = (
+    ("detected", lambda r: format_time(r.detected_ms)),
+    ("expected upper", lambda r: show_time(r.expected_upper)),
+    ("found upper", lambda r: show_time(r.found_upper)),
+    ("lost", lambda r: r.loser),
+    ("won", lambda r: r.winner),
+)
 
 
 @click.command()
@@ -52,7 +60,7 @@ def shards(session: Session) -> None:
         for s in found
     ]
     columns = ("shard", "kind", "upper", "rows", "errors", "stash", "batches", "size", "last commit", "attention")
-    output.print_table(columns, rows, empty=f"no shards in {session.client.location.consensus.uri}")
+    output.print_table(columns, rows, empty=session.no_shards)
 
 
 @click.command()
@@ -78,7 +86,11 @@ def _facts(found: ShardDescription) -> Iterable[tuple[str, str]]:
         yield "moved to", f"{found.moved_to}; it accepts no commits here"
     yield "since", show_time(found.since)
     yield "upper", show_time(found.upper)
-    yield from history_facts(found)
+    grows = " (every change is kept, so stored bytes grow; `history: 30 days` in its file limits that)"
+    yield "history", found.history + (grows if found.history_ms is None else "")
+    if found.held_back_by is not None:
+        start = show_time(found.history_start)
+        yield "held back by", f"{found.held_back_by} (the history starts at {start}): `persist holds {found.shard}`"
     if found.schema is not None and found.schema["key"]:
         schema = CollectionSchema.from_json(dict(found.schema))
         arrival = "" if schema.order is not None else ": the records of a key must arrive in order, a later run wins"
@@ -192,20 +204,7 @@ def checkpoints(session: Session, shard: str) -> None:
 def conflicts(session: Session, shard: str) -> None:
     """The lost appends of SHARD, oldest first: both writers, the expected upper and the upper that was found."""
     records = Inspector(session.client).conflicts(shard)
-    if session.as_json:
-        output.print_ndjson(asdict(record) for record in records)
-        return
-    rows = [
-        (
-            format_time(r.detected_ms),
-            show_time(r.expected_upper),
-            show_time(r.found_upper),
-            r.loser,
-            r.winner,
-        )
-        for r in records
-    ]
-    output.print_table(("detected", "expected upper", "found upper", "lost", "won"), rows, empty="no conflicts")
+    output.print_records(records, _CONFLICTS, as_json=session.as_json, empty="no conflicts")
 
 
 @click.command("fsck")
@@ -230,3 +229,41 @@ def check(session: Session, shard: str | None, with_repair: bool) -> None:
         output.print_done(done, as_json=session.as_json)
     if not is_clean:
         raise SystemExit(4)
+
+
+DEFAULT_ROWS = 100  # of a table printed for people without --limit; JSON has all
+
+
+@click.command("late")
+@click.argument("shard")
+@click.option(
+    "--limit", type=click.IntRange(min=0), help=f"Records to print (default: {DEFAULT_ROWS}; with --json all)."
+)
+@with_session
+def late_command(session: Session, shard: str, limit: int | None) -> None:
+    """The late records of SHARD, a collection in sequence order, newest first: what lost, and to which order."""
+    if session.as_json:
+        output.print_records(late_records(session.client, shard, limit=limit), _LATE, as_json=True)
+        return
+    shown = DEFAULT_ROWS if limit is None else limit
+    found = late_records(session.client, shard, limit=shown + 1)
+    output.print_records(found[:shown], _LATE, as_json=False, empty="no late records")
+    if len(found) > shown:
+        output.print_line("there are older ones; --limit shows more, --json all")
+
+
+def _fields(values: Mapping[str, Any]) -> str:
+    """`id 5, region eu`; of an order without fields, its position says all."""
+    return ", ".join(f"{name} {'null' if value is None else value}" for name, value in values.items())
+
+
+_LATE: output.Columns[LateRecord] = (
+    ("key", lambda r: f"(raw) {r.bad_key}" if r.key is None else _fields(r.key)),
+    ("op", lambda r: r.op),
+    ("time", lambda r: show_time(r.acted)),
+    ("order", lambda r: _fields(r.order)),
+    ("read from", lambda r: r.position or ""),
+    ("beaten by", lambda r: _fields(r.beaten_by)),
+    ("read from", lambda r: r.beaten_by_position or ""),
+    ("gave its value of", lambda r: ", ".join(r.gave)),
+)

@@ -17,10 +17,8 @@ from dataclasses import dataclass, replace
 from persist_core.checkpoint.publish import VERSIONS_KEPT
 from persist_core.errors import CorruptArtifact, InvalidInput
 from persist_core.gc.garbage_list import Garbage, GarbageList
-from persist_core.gc.mark import find_garbage, store
 from persist_core.gc.needs import Needs
-from persist_core.gc.sweep import Swept, sweep
-from persist_core.gc.uploads import abort_uploads
+from persist_core.gc.sweep import Swept, abort_uploads, find_garbage, store, sweep
 from persist_core.handles.client import PersistClient
 from persist_core.location.blob import Blob
 from persist_core.shard.eras import begin_era

@@ -1,14 +1,57 @@
-"""The second phase of GC: delete what lists name, if it is still unneeded and nothing can need it any more."""
+"""The two phases of GC. Mark: list what nothing needs now, page by page, and store the lists; it deletes nothing.
+Sweep: delete what lists name, if it is still unneeded and nothing can need it any more.
+
+Uploads that killed writers have left are pieces of objects that no listing of keys shows, and that cost money. One is
+aborted when it is older than the staging intent, by the store's own clock. By then a batch that it could belong to is
+refused. If its writer is still at work, completing the upload fails, and with it that try of the task.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from persist_core.errors import InvalidInput
-from persist_core.gc.garbage_list import GarbageList
+from persist_core.gc.garbage_list import Garbage, GarbageList
 from persist_core.gc.needs import Needs
 from persist_core.handles.client import PersistClient
+from persist_core.location.blob import Blob, BlobMetadata, UnfinishedUpload, UnfinishedUploads, UploadStore
+from persist_core.shard.keys import collectable_prefixes, garbage_list_key
+
+PAGE_KEYS = 10_000  # of one list: a few megabytes
+
+
+def find_garbage(client: PersistClient, shard: str, needs: Needs, known: Collection[str]) -> Iterator[GarbageList]:
+    """Lists of what nothing needs and is not `known` yet, each of at most `PAGE_KEYS` keys; without empty ones.
+
+    The state is read after the keys were listed. So every batch that an attempt on the list may be appended with was
+    described in the list's era or before: a later description makes attempts that were not there yet.
+    """
+    seqno, needed = -1, frozenset[str]()
+    for page in _pages(client, shard):
+        state = client.state(shard)
+        if state.seqno != seqno:
+            seqno, needed = state.seqno, frozenset(needs.of(state))
+        unneeded = (entry for entry in page if entry.key not in needed and entry.key not in known)
+        garbage = tuple(Garbage(entry.key, entry.size_bytes) for entry in unneeded)
+        if garbage:
+            yield GarbageList(shard, state.era, state.seqno, client.clock.now_ms(), garbage)
+
+
+def store(client: PersistClient, listed: GarbageList) -> str:
+    """Store a list; its key."""
+    key = garbage_list_key(listed.shard, listed.era, client.ids.uuid7())
+    client.blob.set(key, listed.encode())
+    return key
+
+
+def _pages(client: PersistClient, shard: str) -> Iterator[tuple[BlobMetadata, ...]]:
+    entries = itertools.chain.from_iterable(
+        client.blob.list_keys_and_metadata(prefix) for prefix in collectable_prefixes(shard)
+    )
+    while page := tuple(itertools.islice(entries, PAGE_KEYS)):  # bounded by the keys of the shard
+        yield page
 
 
 @dataclass(frozen=True)
@@ -44,3 +87,19 @@ def sweep(client: PersistClient, shard: str, lists: Sequence[GarbageList], needs
             elif (found := client.blob.delete(each.key)) is not None:
                 deleted, size_bytes = deleted + 1, size_bytes + found
     return Swept(deleted, size_bytes, kept, len(lists))
+
+
+def unfinished_uploads(blob: Blob, shard: str) -> UnfinishedUploads:
+    """Of all keys that GC may delete; none if the store has no such thing."""
+    if not isinstance(blob, UploadStore):
+        return UnfinishedUploads()
+    uploads = blob.unfinished_uploads(f"{shard}/")
+    known = collectable_prefixes(shard)
+    return UnfinishedUploads(tuple(each for each in uploads.found if each.key.startswith(known)), uploads.skipped)
+
+
+def abort_uploads(blob: Blob, shard: str, *, begun_before_ms: int) -> Iterator[UnfinishedUpload]:
+    """Abort those that were begun at that time or before; yields each that was."""
+    for each in unfinished_uploads(blob, shard).found:
+        if each.begun_ms <= begun_before_ms and isinstance(blob, UploadStore) and blob.abort_upload(each):
+            yield each

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from persist_core.frontier import Frontier
 from persist_core.ids import Ids
-from persist_core.shard import holds as transitions
+from persist_core.shard import history as transitions
 from persist_core.shard.machine import Machine
 from persist_core.shard.state import Hold, HoldMismatch
 

@@ -6,11 +6,12 @@ the old or the new value, never a mixture. Callers write other bytes only under 
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from persist_core.errors import InvalidInput, InvalidName
 
@@ -114,6 +115,41 @@ class UploadStore(Protocol):
     def abort_upload(self, upload: UnfinishedUpload) -> bool:
         """Delete its pieces, so that its writer can no longer complete it. False if it has ended already."""
         ...
+
+
+class RangeFile(io.RawIOBase):
+    """A file of `size_bytes` bytes to read and to seek in. `fetch(start, size_bytes)` gives those within it."""
+
+    def __init__(self, size_bytes: int, fetch: Callable[[int, int], bytes]) -> None:
+        self._size_bytes, self._fetch, self._position = size_bytes, fetch, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size_bytes}[whence]
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._next(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def readall(self) -> bytes:
+        return self._next(self._size_bytes)
+
+    def _next(self, size_bytes: int) -> bytes:
+        expected = min(size_bytes, self._size_bytes - self._position)
+        data = self._fetch(self._position, expected) if expected > 0 else b""
+        self._position += len(data)
+        return data
 
 
 def check_blob_key(key: str) -> str:

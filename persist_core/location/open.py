@@ -24,8 +24,8 @@ from persist_core.errors import ConfigError
 from persist_core.location.blob import Blob
 from persist_core.location.consensus import Consensus
 from persist_core.location.file.blob import FileBlob
-from persist_core.location.file.uri import PARAMETERS as FILE_PARAMETERS
-from persist_core.location.file.uri import parse_file_uri
+from persist_core.location.file.folder import PARAMETERS as FILE_PARAMETERS
+from persist_core.location.file.folder import parse_file_uri
 from persist_core.location.mem import PARAMETERS as MEM_PARAMETERS
 from persist_core.location.mem import MemBlob, MemConsensus, parse_mem_uri
 from persist_core.location.postgres.uri import PARAMETERS as POSTGRES_PARAMETERS
@@ -36,8 +36,8 @@ from persist_core.location.s3.uri import PARAMETERS as S3_PARAMETERS
 from persist_core.location.s3.uri import S3Settings, parse_s3_uri
 from persist_core.location.settings import PersistLocation, connection_variable
 from persist_core.location.sqlite.consensus import SqliteConsensus
-from persist_core.location.sqlite.uri import PARAMETERS as SQLITE_PARAMETERS
-from persist_core.location.sqlite.uri import parse_sqlite_uri
+from persist_core.location.sqlite.database import PARAMETERS as SQLITE_PARAMETERS
+from persist_core.location.sqlite.database import parse_sqlite_uri
 from persist_core.location.uri import LocationUri, parse_uri
 
 Environment = Mapping[str, str]

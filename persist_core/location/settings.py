@@ -18,8 +18,8 @@ from typing import Any
 from urllib.parse import quote
 
 from persist_core.errors import ConfigError
-from persist_core.location.sqlite.uri import PARAMETERS as SQLITE_PARAMETERS
-from persist_core.location.sqlite.uri import parse_sqlite_uri
+from persist_core.location.sqlite.database import PARAMETERS as SQLITE_PARAMETERS
+from persist_core.location.sqlite.database import parse_sqlite_uri
 from persist_core.location.uri import parse_uri, redact_uri
 
 ENV_BLOB_URI = "PERSIST_BLOB_URI"

@@ -17,8 +17,7 @@ from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.ids import time_of_uuid7
 from persist_core.protocol.fork_records import readable_forks
-from persist_core.shard.history import HISTORY, Holder, history_start, holders, show_history
-from persist_core.shard.holds import PIN, VIEW, end_holder
+from persist_core.shard.history import HISTORY, PIN, VIEW, Holder, end_holder, history_start, holders, show_history
 from persist_core.shard.keys import fork_in
 from persist_core.shard.state import Released, ShardState
 from persist_core.sources.shards import Refreshed

@@ -1,4 +1,4 @@
-"""Eras: how GC knows that nothing can name a file any more, without trusting any clock.
+"""Eras: how GC knows that nothing can name a file any more, without trusting any clock; and a shard's end and new life.
 
     era 4 ─────────────── era 5 ─────────────── era 6 ───────────        state.era, moved by GC only
       │ mint reads era 4     │                     │ oldest_era = 5
@@ -14,12 +14,16 @@
 
 Eras are counted, not timed. GC waits between two of them, so a clock that is wrong makes GC early or late for readers
 without a lease and for slow writers; it never makes a committed file disappear.
+
+    [since, upper) ──drop──> both closed, no batches ──create_again──> [0, 0), in an era of its own
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from persist_core.errors import InvalidInput
+from persist_core.frontier import CLOSED, Frontier
 from persist_core.shard.state import ShardState
 
 
@@ -37,3 +41,37 @@ def begin_era(state: ShardState, *, after: int, kept: int) -> tuple[ShardState, 
 def refuse_earlier(state: ShardState) -> tuple[ShardState, int]:
     """Begin an era and refuse all batches of earlier ones; the new era."""
     return begin_era(state, after=state.era, kept=0)
+
+
+def drop(state: ShardState) -> tuple[ShardState, ShardState]:
+    """Close both frontiers and forget everything else. Returns what there was; a second call changes nothing.
+
+    Batches that were described before are refused, also by a shard of the same name that is created later.
+    """
+    if state.is_dropped:
+        return state, state
+    return _bare(state, CLOSED), state
+
+
+def create_again(state: ShardState) -> tuple[ShardState, None]:
+    """Make the shard as empty as a new one. Raises `InvalidInput` unless it is dropped."""
+    if not state.is_dropped:
+        raise InvalidInput(f"shard {state.shard} is not dropped (since {state.since}, upper {state.upper})")
+    return _bare(state, Frontier(0)), None
+
+
+def is_end_or_beginning(before: ShardState, after: ShardState) -> bool:
+    """True if `after` is what one of these transitions makes of `before`."""
+    return before.is_dropped != after.is_dropped and after == _bare(before, after.upper, seqno=after.seqno)
+
+
+def _bare(state: ShardState, frontier: Frontier, *, seqno: int | None = None) -> ShardState:
+    era = state.era + 1
+    return ShardState(
+        state.shard,
+        seqno=state.seqno if seqno is None else seqno,
+        since=frontier,
+        upper=frontier,
+        era=era,
+        oldest_era=era,
+    )

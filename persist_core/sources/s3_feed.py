@@ -4,7 +4,7 @@
    each of these days alone. A long listing of names that are mostly known is cut into pieces that run side by side.
 2. An object is frozen with its size and ETag, and in a bucket with versions with its version: that version can be read
    even if another one is the newest now.
-3. Only exactly the frozen bytes are read (`ObjectBytes`), or `SourceChanged` is raised.
+3. Only exactly the frozen bytes are read (`S3Objects.read`), or `SourceChanged` is raised.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import IO
 from persist_core.config.path_pattern import HIDDEN, S3, PathPattern
 from persist_core.errors import SourceChanged
 from persist_core.handles.side_by_side import side_by_side
-from persist_core.location.s3.objects import ObjectBytes, ObjectFacts, S3Objects
+from persist_core.location.s3.objects import ObjectFacts, S3Objects
 from persist_core.sources.feed import Wanted
 from persist_core.sources.file_scan import FoundFile, Scan, is_unfinished
 from persist_core.sources.input_file import InputFile
@@ -66,7 +66,7 @@ class S3Feed:
 
     def opened(self, file: InputFile) -> IO[bytes]:
         """See `Feed`."""
-        return ObjectBytes(self.objects, _facts(file), _changed(file, "another object has its name now")).buffered()
+        return self.objects.opened(_facts(file), _changed(file, "another object has its name now"))
 
     def _pieces(self, wanted: Wanted) -> list[tuple[str, str, str | None]]:
         """The listings to make: prefix, and the names after which and up to which."""

@@ -33,8 +33,7 @@ from persist_core.handles.since import SinceHandle
 from persist_core.location.blob import Blob
 from persist_core.schema import CollectionSchema
 from persist_core.shard.batch import SourceFrontier
-from persist_core.shard.history import history_start
-from persist_core.shard.holds import VIEW
+from persist_core.shard.history import VIEW, history_start
 from persist_core.shard.sealed import seal, unseal
 from persist_core.shard.state import ShardState
 from persist_core.sources.frozen import load_frozen, stage_frozen

@@ -6,6 +6,8 @@
 How a job is started is a strategy: a process of its own (`spark_job.process`), or whatever an Airflow connection says
 (`persist_airflow.spark`). One job does a list of items, each in a session of its own and with an answer of its own; an
 item that fails leaves the others alone. The job only stages: it changes nothing that a reader sees.
+
+    Merge ──merge_spec──> JobSpec ──> the job ──> manifest ──replace_inputs──> Replaced
 """
 
 from __future__ import annotations
@@ -14,15 +16,17 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from persist_core.compaction.merge import Merge, replace_inputs
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
-from persist_core.errors import PersistError
+from persist_core.errors import OutdatedDescription, PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.shard.batch import BatchDescription
+from persist_core.shard.replace import NotReplaced, Replaced
 from persist_core.shard.stats import DryRun
 from persist_core.spark_job.answer import job_failure
 from persist_core.spark_job.causes import Cause
-from persist_core.spark_job.spec import JobSpec, stored
+from persist_core.spark_job.spec import JobSpec, MergeInputs, stored
 
 
 @dataclass(frozen=True)
@@ -86,3 +90,32 @@ def dry_run_view(
     data = run_job(client, item, start)
     client.blob.delete(item.answer_key)
     return DryRun.decode(data)
+
+
+def merge_spec(merge: Merge, attempt: str) -> JobSpec:
+    """The job that stages the run of this merge. `attempt` is a fresh UUIDv7."""
+    digests = tuple(batch.manifest_sha256 for batch in merge.inputs)
+    newest = merge.manifests[-1]
+    description = BatchDescription(
+        shard=merge.shard,
+        lower=merge.inputs[0].lower,
+        upper=merge.inputs[-1].upper,
+        token=newest.token,
+        checkpoint_id=newest.checkpoint_id,
+        epoch=newest.epoch,
+        parent_id=None,
+        writer="compaction",
+        input_files=sum(len(manifest.parts) for manifest in merge.manifests),
+        input_bytes=sum(batch.size_bytes for batch in merge.inputs),
+    )
+    return JobSpec(description, MergeInputs(name=merge.shard, inputs=digests), attempt)
+
+
+def merge_by_job(client: PersistClient, start: Start, merge: Merge) -> Replaced | NotReplaced:
+    """Stage the run of the merge with a job, and put it in place. Raises as `run_job`."""
+    spec = merge_spec(merge, client.ids.uuid7())
+    try:
+        run_job(client, spec, start)
+    except OutdatedDescription as error:
+        return NotReplaced(str(error))
+    return replace_inputs(client, client.staged_manifest(spec.answer_key), spec.answer_key)

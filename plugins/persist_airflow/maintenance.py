@@ -29,7 +29,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.inspection.metrics import MERGES
 from persist_core.maintenance.debt import whole_debt_of
 from persist_core.maintenance.maintain import MAX_MERGES, MAX_ROWS, maintain
-from persist_core.spark_job.merging import merge_by_job
+from persist_core.spark_job.launch import merge_by_job
 
 DAG_ID = "persist_maintenance"
 LOWEST_PRIORITY = 0  # Airflow's default is 1, and more for tasks that others wait for

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
@@ -29,7 +29,6 @@ from persist_airflow.compat import (
     set_event_extra,
 )
 from persist_airflow.failures import PersistCasConflict
-from persist_airflow.healing import heal
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.links import ShardLink, shard_page, shard_uri
 from persist_airflow.metrics import count, measured, report_commit, report_shards
@@ -44,6 +43,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.inspection.metrics import CONFLICTS, HEALS
 from persist_core.maintenance.maintain import maintain_inline
 from persist_core.protocol import run, stages
+from persist_core.protocol.run import Round, Step, Write, rounds
 from persist_core.protocol.stages import Conflict, Minted, NothingToDo
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.state import Commit, Committed
@@ -325,3 +325,36 @@ def _report(client: PersistClient, result: str, commit: Commit | None) -> dict[s
         "writer": commit.writer,
         "stats": dict(manifest.stats),
     }
+
+
+MAX_HEALS = 5  # per try: each costs a Spark job; Airflow tries a run again, later, that loses more often
+
+
+def heal(
+    client: PersistClient,
+    config: ShardConfig,
+    lost: BatchDescription,
+    *,
+    write: Write,
+    on_step: Callable[[Step], None],
+) -> Round | NothingToDo:
+    """Commit what is still missing of `lost`'s interval; `NothingToDo` if others have committed all of it.
+
+    `on_step` sees each step first. Raises `PersistCasConflict` after `MAX_HEALS` lost appends.
+    """
+    steps = rounds(
+        client,
+        config,
+        until=lost.upper,
+        writer=lost.writer,
+        write=write,
+        max_conflicts=MAX_HEALS,
+        is_forced=True,  # the mint that made `lost` has checked its end
+    )
+    for step in steps:
+        on_step(step)
+        if isinstance(step, Round | NothingToDo):
+            return step
+        if isinstance(step, Conflict):
+            conflict = step
+    raise PersistCasConflict(conflict.record)

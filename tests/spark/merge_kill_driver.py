@@ -23,8 +23,7 @@ from persist_core.clock import SystemClock
 from persist_core.compaction.merge import Merge
 from persist_core.handles.client import PersistClient
 from persist_core.shard.keys import attempt_prefix
-from persist_core.spark_job.launch import Ended
-from persist_core.spark_job.merging import merge_by_job
+from persist_core.spark_job.launch import Ended, merge_by_job
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.merge import job
 from tests.core.compaction.kill_driver import SHARD, opened

@@ -29,8 +29,7 @@ from persist_core.protocol.stages import Minted
 from persist_core.shard.keys import manifest_key
 from persist_core.shard.replace import Replaced
 from persist_core.shard.state import Committed
-from persist_core.spark_job.launch import Ended
-from persist_core.spark_job.merging import merge_by_job
+from persist_core.spark_job.launch import Ended, merge_by_job
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.merge.job import run_merge_job
 from persist_spark.upsert.job import run_write_job

@@ -20,7 +20,7 @@ from persist_core.schema import TIME
 from persist_core.shard.batch import STASH_OPERATOR, BatchManifest, PartKind
 from persist_core.shard.parts import updates_schema
 from persist_spark.compat import ENGINE_ERRORS
-from persist_spark.digests import digests_of
+from persist_spark.footers import digests_of
 from persist_spark.read import damage, frames
 from persist_spark.read.frames import named_failures, snapshot
 from tests.oracle.upsert import Record
@@ -202,7 +202,7 @@ def test_a_carried_file_is_found_damaged_without_the_manifest_of_its_attempt(sha
 
 
 def test_digests_of_files_in_chunks(shard: StagedShard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist_spark.digests._CHUNK_BYTES", 1000)
+    monkeypatch.setattr("persist_spark.footers._CHUNK_BYTES", 1000)
     manifest = shard.write([_record(key, f"name {key}", key) for key in range(500)], shard.description(10))
     files = [file for file in shard.blob.list_keys_and_metadata("") if file.key.endswith(".parquet")]
     by_key = dict(zip([file.key for file in files], digests_of(shard.blob, files), strict=True))

@@ -23,8 +23,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.ids import SeededIds
 from persist_core.maintenance.maintain import maintain
 from persist_core.shard.replace import NotReplaced, Replaced
-from persist_core.spark_job.launch import Ended
-from persist_core.spark_job.merging import merge_by_job
+from persist_core.spark_job.launch import Ended, merge_by_job
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.merge.job import run_merge_job
 from tests.core.compaction.histories import KEYED, History

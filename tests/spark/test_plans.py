@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchCounts, BatchManifest, Part, PartKind, Run
 from persist_core.shard.key_range import KeyRange, exactly, key_at
-from persist_spark import broadcasts, session
+from persist_spark import frame, session
 from persist_spark.upsert import batch as upsert_batch
 from persist_spark.upsert import lookup
 from persist_spark.upsert.look import MAX_CUTS, cuts_of, look_at
@@ -108,7 +108,7 @@ def test_keys_that_do_not_fit_a_broadcast_are_not_broadcast(
     shard: StagedShard, plans: _Plans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard.commit([_record(key, _ok("a"), key) for key in range(50)], 10)
-    monkeypatch.setattr(broadcasts, "MAX_BROADCAST_BYTES", 1000)
+    monkeypatch.setattr(frame, "MAX_BROADCAST_BYTES", 1000)
     shard.commit([_record(key, _ok("b"), 50 + key) for key in range(20)], 20)
     shard.commit([_record(key, _ok("b"), 50 + key) for key in range(9)], 30)
     assert plans.keyed == [False, False, True]

@@ -21,7 +21,7 @@ from persist_core.location.settings import PersistLocation
 from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.keys import manifest_key
 from persist_core.shard.parts import updates_schema
-from persist_spark import broadcasts
+from persist_spark import frame
 from persist_spark.read import frames as read
 from persist_spark.read.damage import named_damage
 from tests.oracle.consolidate import canonical_bytes
@@ -79,7 +79,7 @@ def test_snapshot_is_the_same_however_its_retractions_are_read(
     wanted = _spark_rows(persist_spark.snapshot(spark, shard.location, SHARD))
     monkeypatch.setattr(read, "MANIFESTS_KEPT", 1)
     # The retractions alone are small; nothing is, and they are broadcast; nothing is, and they are not.
-    limits = ((read, "MAX_LOCAL_BYTES"), (read, "MAX_LOCAL_RETRACTION_BYTES"), (broadcasts, "MAX_BROADCAST_BYTES"))
+    limits = ((read, "MAX_LOCAL_BYTES"), (read, "MAX_LOCAL_RETRACTION_BYTES"), (frame, "MAX_BROADCAST_BYTES"))
     for module, limit in limits:
         monkeypatch.setattr(module, limit, 0)
         assert _spark_rows(persist_spark.snapshot(spark, shard.location, SHARD)) == wanted
@@ -92,9 +92,7 @@ def test_retractions_with_wide_keys_are_not_broadcast(
 ) -> None:
     for limit in ("MAX_LOCAL_BYTES", "MAX_LOCAL_RETRACTION_BYTES"):
         monkeypatch.setattr(read, limit, 0)
-    monkeypatch.setattr(
-        broadcasts, "MAX_BROADCAST_BYTES", 2000
-    )  # nine rows of two columns take 864, and twice their texts
+    monkeypatch.setattr(frame, "MAX_BROADCAST_BYTES", 2000)  # nine rows of two columns take 864, and twice their texts
     key, values = (Column("id", "string", nullable=False),), (Column("n", "bigint"),)
     schema = CollectionSchema(key, values, position=FILE_POSITION)
     for width, is_broadcast in ((1, True), (100, False)):

@@ -27,8 +27,7 @@ from persist_core.shard.batch import BatchDescription, BatchManifest, HollowBatc
 from persist_core.shard.keys import manifest_key
 from persist_core.shard.parts import history_schema, part_schema
 from persist_core.shard.replace import NotReplaced, Replaced
-from persist_core.spark_job.launch import Ended
-from persist_core.spark_job.merging import merge_by_job
+from persist_core.spark_job.launch import Ended, merge_by_job
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.__main__ import run_item
 from persist_spark.merge.job import stage_merge

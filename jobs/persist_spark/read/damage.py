@@ -36,7 +36,7 @@ from persist_core.shard.keys import MANIFEST, owner_of
 from persist_core.shard.operator_state import StateArtifact
 from persist_core.spark_job.answer import error_of_kind
 from persist_spark.compat import ENGINE_ERRORS
-from persist_spark.digests import THREADS, digests_of
+from persist_spark.footers import THREADS, digests_of
 
 LOUD_OPTIONS = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}  # of every read: a session may say true
 READ_OPTIONS = {

@@ -44,9 +44,8 @@ from persist_core.shard.batch import BatchManifest, HollowBatch, PartKind
 from persist_core.shard.parts import updates_schema
 from persist_core.shard.pieces import Piece, Take, errs_between, oks_as_of, oks_between
 from persist_core.shard.state import ShardState
-from persist_spark.broadcasts import fits, text_bytes
 from persist_spark.compat import READS_ARROW
-from persist_spark.frame import ERR_COLUMNS, named, part_type, quoted, user_fields
+from persist_spark.frame import ERR_COLUMNS, fits, named, part_type, quoted, text_bytes, user_fields
 from persist_spark.read.damage import check_sizes, named_damage, part_sizes, possible_counts
 from persist_spark.read.parts import scan_pieces
 

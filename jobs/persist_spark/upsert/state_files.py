@@ -18,7 +18,7 @@ from persist_core.errors import CorruptArtifact
 from persist_core.handles.client import PersistClient
 from persist_core.location.blob import BlobMetadata
 from persist_core.shard.operator_state import StateArtifact
-from persist_spark.digests import digests_of
+from persist_spark.footers import digests_of
 
 log = logging.getLogger(__name__)
 

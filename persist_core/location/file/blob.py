@@ -33,8 +33,7 @@ from persist_core.clock import Clock, SystemClock
 from persist_core.errors import Determinate, Indeterminate, InvalidName, InvalidUri
 from persist_core.ids import Ids, RandomIds
 from persist_core.location.blob import BlobMetadata, check_blob_data, check_blob_key, check_blob_prefix
-from persist_core.location.file.diagnosis import diagnose_file_system
-from persist_core.location.file.durable import create_directory, sync_directory
+from persist_core.location.file.folder import create_directory, diagnose_file_system, sync_directory
 from persist_core.location.finding import Finding
 
 TEMPORARY = ".persist-tmp"

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
+from persist_core.location.blob import RangeFile
 from persist_core.location.s3.client import (
     BLOB_TRIES,
     S3Client,
@@ -107,49 +108,19 @@ class S3Objects:
                     raise self._client.determinate(f"read {wanted.name!r}", error) from error
         raise AssertionError("unreachable: the last try returns or raises")
 
+    def opened(self, wanted: ObjectFacts, changed: Exception) -> io.BufferedReader:
+        """A buffered file with the bytes of exactly that object. Raises `changed` if the object is another one now."""
+
+        def fetch(start: int, size_bytes: int) -> bytes:
+            data = self.read(wanted, start, size_bytes)
+            if data is None:
+                raise changed
+            return data
+
+        return io.BufferedReader(RangeFile(wanted.size_bytes, fetch), _BUFFER_BYTES)
+
     def close(self) -> None:
         self._client.close()
-
-
-class ObjectBytes(io.RawIOBase):
-    """A file with the bytes of one object. Raises `changed` if the object is another one now."""
-
-    def __init__(self, objects: S3Objects, facts: ObjectFacts, changed: Exception) -> None:
-        self._objects, self._facts, self._changed, self._position = objects, facts, changed, 0
-
-    def buffered(self) -> io.BufferedReader:
-        """Return this file with a buffer, so that it takes few requests."""
-        return io.BufferedReader(self, _BUFFER_BYTES)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._facts.size_bytes}[whence]
-        self._position = base + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._next(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def readall(self) -> bytes:
-        return self._next(self._facts.size_bytes)
-
-    def _next(self, size_bytes: int) -> bytes:
-        wanted = min(size_bytes, self._facts.size_bytes - self._position)
-        data = self._objects.read(self._facts, self._position, wanted) if wanted > 0 else b""
-        if data is None:
-            raise self._changed
-        self._position += len(data)
-        return data
 
 
 def _take_entries(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: Any) -> None:

@@ -37,9 +37,9 @@ from persist_core.location.consensus import (
     check_seqno,
     check_truncate,
 )
-from persist_core.location.file.durable import create_directory
+from persist_core.location.file.folder import create_directory
 from persist_core.location.finding import Finding
-from persist_core.location.sqlite.diagnosis import diagnose
+from persist_core.location.sqlite.database import diagnose
 
 # How long a call waits for another process's transaction, in seconds. A transaction takes milliseconds; this leaves
 # room for a disk that stalls, and is still well below any task's own timeout.

@@ -11,7 +11,7 @@ import pytest
 from persist_core.cli.main import run_command
 from persist_core.gc import collect as collecting
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, Collected, collect
-from persist_core.gc.uploads import unfinished_uploads
+from persist_core.gc.sweep import unfinished_uploads
 from persist_core.handles.client import PersistClient
 from persist_core.location import S3Blob
 from persist_core.location.open import open_location

@@ -25,7 +25,7 @@ from persist_core.location import (
     open_blob,
     open_consensus,
 )
-from persist_core.location.file.diagnosis import file_system_of
+from persist_core.location.file.folder import file_system_of
 from persist_core.location.finding import Finding, Grade, clock_offset
 from persist_core.maintenance.doctor import Examiner, quantile
 from tests.servers.postgres import PgBouncer, PostgresServer, start_postgres

@@ -10,13 +10,18 @@ from hypothesis import strategies as st
 
 from persist_core.errors import InvalidInput, InvariantViolation, LeaseExpired, NotReadable
 from persist_core.frontier import CLOSED, ZERO, Frontier
-from persist_core.shard.history import Advance, Holder, advance_since, holders, set_history, show_history
-from persist_core.shard.holds import (
+from persist_core.shard.history import (
     MAX_RELEASED,
+    Advance,
+    Holder,
+    advance_since,
     compare_and_downgrade_hold,
     end_holder,
+    holders,
     register_hold,
     release_hold,
+    set_history,
+    show_history,
 )
 from persist_core.shard.invariants import check_step
 from persist_core.shard.state import (

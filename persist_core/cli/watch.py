@@ -1,4 +1,4 @@
-"""`persist metrics`: the facts of shards in Prometheus' text format, for shards that Airflow does not run."""
+"""`persist metrics`, `alerts`, `ack`: the facts of shards in Prometheus' text format, and which alerts are open."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from pathlib import Path
 import click
 
 from persist_core.cli import output as printed
-from persist_core.cli.session import Session, with_session
+from persist_core.cli.session import Session, this_user, with_session
 from persist_core.errors import StorageError
 from persist_core.ids import RandomIds
+from persist_core.inspection.health import open_alerts
 from persist_core.inspection.inspector import MAX_STATES, Inspector
 from persist_core.inspection.metrics import labeled_samples, prometheus_text
+from persist_core.maintenance import actions
+from persist_core.shard.keys import check_shard_name
+from persist_core.time_text import format_time
+from persist_core.watch.facts import AlertFacts
+from persist_core.watch.words import show_value
 
 DEFAULT_LOCATION = "persist_default"
 
@@ -59,3 +65,41 @@ def _replace(path: Path, text: str) -> None:
     except OSError as error:
         part.unlink(missing_ok=True)
         raise StorageError(f"{path} can't be written: {error.strerror}; give a file in a folder that exists") from error
+
+
+@click.command("alerts")
+@click.argument("shard", required=False)
+@with_session
+def alerts_command(session: Session, shard: str | None) -> None:
+    """The open alerts of SHARD, or of all shards, the most urgent first. The DAG persist_watch opens and ends them."""
+    found = open_alerts(session.client, None if shard is None else check_shard_name(shard))
+    printed.print_records(found, _ALERTS, as_json=session.as_json, empty="no open alerts")
+
+
+def _acknowledged(alert: AlertFacts) -> str:
+    if alert.acknowledged_by is None:
+        return ""
+    return f"{alert.acknowledged_by} at {format_time(alert.acknowledged_ms or 0)}: {alert.reason}"
+
+
+_ALERTS: printed.Columns[AlertFacts] = (
+    ("level", lambda a: a.level),
+    ("shard", lambda a: a.shard),
+    ("alert", lambda a: a.alert),
+    ("value", lambda a: show_value(a.alert, a.value)),
+    ("limit", lambda a: show_value(a.alert, a.limit)),
+    ("since", lambda a: format_time(a.since_ms)),
+    ("acknowledged", _acknowledged),
+    ("unsent", lambda a: a.unsent or ""),
+)
+
+
+@click.command("ack")
+@click.argument("shard")
+@click.argument("alert")
+@click.option("--reason", required=True, help="Why: it is kept with your name until the alert is resolved.")
+@with_session
+def ack_command(session: Session, shard: str, alert: str, reason: str) -> None:
+    """Keep ALERT of SHARD (one of `persist alerts`) silent until it is resolved. Its end is still sent."""
+    done = actions.acknowledge(session.client, shard, alert, by=this_user(), reason=reason)
+    printed.print_done(done, as_json=session.as_json)
