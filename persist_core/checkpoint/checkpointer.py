@@ -1,4 +1,4 @@
-"""`Checkpointer`: the contract, and its implementation on any `Blob`.
+"""`Checkpointer`: checkpoints of a shard in a blob store (docs/semantics.md, section 7).
 
 Invariants, for any callers in any order:
 
@@ -22,7 +22,6 @@ import hashlib
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from persist_core.checkpoint.chains import walk
 from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState
@@ -40,56 +39,6 @@ from persist_core.shard.sealed import check_in_place
 from persist_core.shard.state import Commit
 
 _MAX_DELETIONS = 10  # of one folder: each but the first because a publisher has written into it meanwhile
-
-
-class Checkpointer(Protocol):
-    """Stores checkpoints. `testing.checkpoint_conformance` is its conformance suite."""
-
-    def save_manifest(self, manifest: CheckpointManifest) -> None:
-        """Write the manifest. Saving the same facts again succeeds; other facts raise `InvalidInput`.
-
-        Keeps fields that this release does not know. Replaces bytes that cannot be read as a manifest: it is derived
-        data.
-        """
-        ...
-
-    def load_manifest(self, checkpoint_id: str) -> CheckpointManifest:
-        """The manifest. Raises `CorruptArtifact` naming it if it is missing or unreadable."""
-        ...
-
-    def save_snapshot(self, checkpoint_id: str, operator: str, partition_id: int, data: bytes) -> str:
-        """Write an operator's whole state and return the SHA-256 (hex) of the bytes."""
-        ...
-
-    def save_delta(self, checkpoint_id: str, operator: str, partition_id: int, data: bytes) -> str:
-        """Write what changed in an operator's state since the parent; returns the SHA-256 (hex) of the bytes."""
-        ...
-
-    def load_artifact(self, checkpoint_id: str, artifact: PartitionState) -> bytes:
-        """The artifact's bytes, with the digest verified. Raises `CorruptArtifact` naming it and both digests."""
-        ...
-
-    def update_latest(self, checkpoint_id: str) -> bool:
-        """Move `_latest` forward to this checkpoint. False if it already names this one or a newer one.
-
-        Raises `CorruptArtifact` if an artifact of the checkpoint or of its delta chains is missing or altered.
-        """
-        ...
-
-    def read_latest(self) -> str | None:
-        """The id that `_latest` names, or `None` before the first."""
-        ...
-
-    def list_checkpoints(self) -> list[str]:
-        """Ids of all checkpoints with a readable manifest, oldest first by (epoch, id)."""
-        ...
-
-    def delete_checkpoint(self, checkpoint_id: str) -> bool:
-        """Delete a checkpoint, manifest first. False if it did not exist.
-
-        Raises `InvalidInput` if it is pinned or `_latest` names it, or if a delta chain of such a checkpoint needs it.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -120,7 +69,7 @@ class OfAnotherLife(CorruptArtifact):
     """The checkpoint is of a dropped shard of the same name, whose checkpoint task went on after the drop."""
 
 
-class BlobCheckpointer:
+class Checkpointer:
     """Checkpoints of one shard in a blob store; with `life` (`Origin.life`), those of that life only."""
 
     def __init__(self, blob: Blob, shard: str, life: str | None = None) -> None:
@@ -135,6 +84,11 @@ class BlobCheckpointer:
         return self._blob
 
     def save_manifest(self, manifest: CheckpointManifest) -> None:
+        """Write the manifest. Saving the same facts again succeeds; other facts raise `InvalidInput`.
+
+        Keeps fields that this release does not know. Replaces bytes that cannot be read as a manifest: it is derived
+        data.
+        """
         known = self.find_readable(manifest.checkpoint_id)
         if known is not None:
             others = manifest.differences(known)
@@ -149,6 +103,7 @@ class BlobCheckpointer:
         self._blob.set(self.layout.manifest(manifest.checkpoint_id), manifest.encode())
 
     def load_manifest(self, checkpoint_id: str) -> CheckpointManifest:
+        """The manifest. Raises `CorruptArtifact` naming it if it is missing or unreadable."""
         key = self.layout.manifest(checkpoint_id)
         data = self._blob.get(key)
         if data is None:
@@ -165,9 +120,11 @@ class BlobCheckpointer:
         return manifest
 
     def save_snapshot(self, checkpoint_id: str, operator: str, partition_id: int, data: bytes) -> str:
+        """Write an operator's whole state and return the SHA-256 (hex) of the bytes."""
         return self._save(checkpoint_id, state_path(operator, partition_id, is_delta=False), data)
 
     def save_delta(self, checkpoint_id: str, operator: str, partition_id: int, data: bytes) -> str:
+        """Write what changed in an operator's state since the parent; returns the SHA-256 (hex) of the bytes."""
         return self._save(checkpoint_id, state_path(operator, partition_id, is_delta=True), data)
 
     def write_derived(self, checkpoint_id: str, path: str, data: bytes) -> bool:
@@ -179,10 +136,15 @@ class BlobCheckpointer:
         return known not in (None, data)
 
     def load_artifact(self, checkpoint_id: str, artifact: PartitionState) -> bytes:
+        """The artifact's bytes, with the digest verified. Raises `CorruptArtifact` naming it and both digests."""
         key = self.layout.artifact(checkpoint_id, artifact.path)
         return load_verified(self._blob, key, artifact.sha256)
 
     def update_latest(self, checkpoint_id: str) -> bool:
+        """Move `_latest` forward to this checkpoint. False if it already names this one or a newer one.
+
+        Raises `CorruptArtifact` if an artifact of the checkpoint or of its delta chains is missing or altered.
+        """
         *ancestors, manifest = manifest_chain(self, checkpoint_id)
         if not self._is_newer_than_latest(manifest):
             return False
@@ -196,6 +158,7 @@ class BlobCheckpointer:
         return True
 
     def read_latest(self) -> str | None:
+        """The id that `_latest` names, or `None` before the first."""
         data = self._blob.get(self.layout.latest)
         if data is None:
             return None
@@ -205,6 +168,7 @@ class BlobCheckpointer:
             raise CorruptArtifact(f"{self.layout.latest} holds {data[:80]!r}; expected a checkpoint id") from error
 
     def list_checkpoints(self) -> list[str]:
+        """Ids of all checkpoints with a readable manifest, oldest first by (epoch, id)."""
         return [manifest.checkpoint_id for manifest in self.listing().manifests]
 
     def listing(self) -> Listing:
@@ -236,6 +200,10 @@ class BlobCheckpointer:
         )
 
     def delete_checkpoint(self, checkpoint_id: str) -> bool:
+        """Delete a checkpoint, manifest first. False if it did not exist.
+
+        Raises `InvalidInput` if it is pinned or `_latest` names it, or if a delta chain of such a checkpoint needs it.
+        """
         key = self.layout.manifest(checkpoint_id)
         latest = self.read_latest()
         if latest is not None and checkpoint_id in self.needed_by(latest):

@@ -10,7 +10,7 @@ dies between the two, the same call again completes it; a hold that is left alon
 
 from __future__ import annotations
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.errors import NotReadable, OutsideFrontiers, PersistError, RunFailed
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
@@ -26,7 +26,7 @@ def pin(client: PersistClient, shard: str, checkpoint_id: str) -> None:
     Raises `CorruptArtifact` if it does not exist or is damaged, and `OutsideFrontiers` if the shard's history no longer
     reaches back to it. Then it is not pinned.
     """
-    checkpointer = BlobCheckpointer(client.blob, shard, client.state(shard).origin.life)
+    checkpointer = Checkpointer(client.blob, shard, client.state(shard).origin.life)
     needed = Frontier(last_time(checkpointer.load_manifest(checkpoint_id).upper))
     for _ in range(MAX_TRIES):
         try:
@@ -53,4 +53,4 @@ def unpin(client: PersistClient, shard: str, checkpoint_id: str) -> bool:
     """Leave the checkpoint to retention and the history again. False if it was not pinned."""
     holder = f"{PIN}{checkpoint_id}"
     was_held = holder in client.state(shard).holds and client.open_since(shard, holder).release()
-    return BlobCheckpointer(client.blob, shard).unpin(checkpoint_id) or was_held
+    return Checkpointer(client.blob, shard).unpin(checkpoint_id) or was_held

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from persist_core.checkpoint.chains import walk
-from persist_core.checkpoint.checkpointer import BlobCheckpointer, Listing, load_verified
+from persist_core.checkpoint.checkpointer import Checkpointer, Listing, load_verified
 from persist_core.checkpoint.manifest import (
     CheckpointManifest,
     PartitionState,
@@ -126,7 +126,7 @@ def publish(blob: Blob, manifest: BatchManifest, commit: Commit, life: str | Non
     changes for readers of checkpoints. Raises `InvalidInput` if the checkpoint was deleted meanwhile and pinned after
     that.
     """
-    checkpointer = BlobCheckpointer(blob, manifest.shard, life)
+    checkpointer = Checkpointer(blob, manifest.shard, life)
     checkpoint_id, expected = commit.checkpoint_id, manifest_of(manifest, commit, life)
     replaced = []
     for name, state in manifest.operators.items():
@@ -175,7 +175,7 @@ def settle_latest(client: PersistClient, shard: str) -> None:
     """
     for _ in range(MAX_POINTER_ROUNDS):
         state = client.state(shard)
-        checkpointer = BlobCheckpointer(client.blob, shard, state.origin.life)
+        checkpointer = Checkpointer(client.blob, shard, state.origin.life)
         ids = (commit.checkpoint_id for commit in reversed(state.commits))
         newest = next((each for each in ids if checkpointer.find_readable(each) is not None), None)
         if newest is None or _latest_or_none(checkpointer) == newest:
@@ -252,7 +252,7 @@ class _Publication:
         self._client = client
         self._state = state
         self._commits = {commit.checkpoint_id: commit for commit in state.commits}
-        self.checkpointer = BlobCheckpointer(client.blob, state.shard, state.origin.life)
+        self.checkpointer = Checkpointer(client.blob, state.shard, state.origin.life)
         self._quarantine = Quarantine(client.blob, self.checkpointer.layout)
         self.published: list[str] = []
         self.repaired: list[str] = []
@@ -387,7 +387,7 @@ class _Publication:
         return True
 
 
-def _latest_or_none(checkpointer: BlobCheckpointer) -> str | None:
+def _latest_or_none(checkpointer: Checkpointer) -> str | None:
     try:
         return checkpointer.read_latest()
     except CorruptArtifact:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from persist_core.checkpoint.chains import walk
-from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified
+from persist_core.checkpoint.checkpointer import Checkpointer, load_verified
 from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.errors import CorruptArtifact, Corruption, StorageError
 from persist_core.handles.client import PersistClient
@@ -88,7 +88,7 @@ class _Recovery:
         self._client = client
         self._unread = verified_bytes
         self._sizes: dict[str, dict[str, int]] = {}
-        self._checkpointer = BlobCheckpointer(client.blob, state.shard, state.origin.life)
+        self._checkpointer = Checkpointer(client.blob, state.shard, state.origin.life)
         self._commits = {commit.checkpoint_id: commit for commit in state.commits}
         self._notices: list[str] = []
 
@@ -197,7 +197,7 @@ def _naming_the_way_back(client: PersistClient, state: ShardState, checkpoint_id
 
 def newest_whole(client: PersistClient, state: ShardState, *, except_for: str) -> CheckpointManifest | None:
     """The newest other checkpoint whose manifest can be read and whose operator state is complete."""
-    for manifest in reversed(BlobCheckpointer(client.blob, state.shard, state.origin.life).listing().manifests):
+    for manifest in reversed(Checkpointer(client.blob, state.shard, state.origin.life).listing().manifests):
         if manifest.checkpoint_id != except_for:
             try:
                 recover(client, state, manifest.checkpoint_id)

@@ -1,5 +1,5 @@
-"""Going back, and what keeps history for it: `persist restore`, `pin`, `unpin`, `holds`, `release`; and `resolve`, which
-removes errs that no record can remove."""
+"""Going back, and what keeps history for it: `persist restore`, `pin`, `unpin`, `holds`, `release`; and `resolve`,
+which removes errs that no record can remove."""
 
 from __future__ import annotations
 

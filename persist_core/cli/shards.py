@@ -1,4 +1,4 @@
-"""Commands that look at shards from outside: `shards`, `describe`, `commits`, `checkpoints`, `conflicts`, `fsck`.
+"""Commands that look at shards: `shards`, `describe`, `commits`, `checkpoints`, `conflicts`, `late`, `fsck`.
 
 The facts are those of `persist_core.inspection`: with `--json` its objects, for people a table of some of them.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer, Listing
+from persist_core.checkpoint.checkpointer import Checkpointer, Listing
 from persist_core.checkpoint.quarantine import Quarantine
 from persist_core.errors import CorruptArtifact, Corruption, UnknownVersion
 from persist_core.handles.client import PersistClient
@@ -51,7 +51,7 @@ class Needs:
         return {key for key in needed if owner_of(key) == self._shard}
 
     def _of_live(self, state: ShardState) -> set[str]:
-        listing = BlobCheckpointer(self._client.blob, state.shard, state.origin.life).listing()
+        listing = Checkpointer(self._client.blob, state.shard, state.origin.life).listing()
         return {
             *self.of_batches(state),
             *self.of_commits(state),
@@ -177,7 +177,7 @@ class Needs:
     def _names_any_of(self, fork: ShardState, keys: Iterable[str]) -> bool:
         others = Needs(self._client, fork.shard)
         try:
-            listing = BlobCheckpointer(self._client.blob, fork.shard, fork.origin.life).listing()
+            listing = Checkpointer(self._client.blob, fork.shard, fork.origin.life).listing()
             named = {
                 *fork.manifest_keys,
                 *others.of_commits(fork),

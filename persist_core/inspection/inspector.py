@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import islice
 from threading import Lock
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.errors import CorruptArtifact, Corruption, ShardNotFound
 from persist_core.handles.client import PersistClient
@@ -213,7 +213,7 @@ class Inspector:
     def checkpoints(self, shard: str) -> list[CheckpointFacts]:
         """Every checkpoint, oldest first; those that can't be read come last. Raises `ShardNotFound`."""
         state = self.state(shard)
-        checkpointer = BlobCheckpointer(self.client.blob, shard, state.origin.life)
+        checkpointer = Checkpointer(self.client.blob, shard, state.origin.life)
         listing = checkpointer.listing()
         try:
             latest = checkpointer.read_latest()
@@ -227,7 +227,7 @@ class Inspector:
     def latest_problem(self, shard: str) -> str | None:
         """Why `_latest` can't be read, if it can't."""
         try:
-            BlobCheckpointer(self.client.blob, shard).read_latest()
+            Checkpointer(self.client.blob, shard).read_latest()
         except CorruptArtifact as error:
             return str(error)
         return None

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 
 from persist_core.checkpoint.chains import walk
-from persist_core.checkpoint.checkpointer import BlobCheckpointer, Listing
+from persist_core.checkpoint.checkpointer import Checkpointer, Listing
 from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.checkpoint.publish import manifest_of
 from persist_core.checkpoint.quarantine import Quarantine
@@ -22,7 +22,7 @@ _MAX_LOOKS = 3  # at `_latest`, which publishers may move while retention delete
 def check_checkpoints(examined: Examined, found: Violations) -> None:
     """Compare every checkpoint with the commit that it derives from, and every file in it with its manifest."""
     state = examined.state
-    checkpointer = BlobCheckpointer(examined.client.blob, state.shard, state.origin.life)
+    checkpointer = Checkpointer(examined.client.blob, state.shard, state.origin.life)
     with found.checking("checkpoint", checkpointer.layout.root):
         listing = checkpointer.listing()
         commits = {commit.checkpoint_id: (commit, manifest) for commit, manifest in examined.committed()}
@@ -60,7 +60,7 @@ def check_checkpoints(examined: Examined, found: Violations) -> None:
             _check_latest(checkpointer, listing, examined, found, {manifest.checkpoint_id for manifest in undone})
 
 
-def _left_behind(examined: Examined, checkpointer: BlobCheckpointer, listing: Listing) -> list[str]:
+def _left_behind(examined: Examined, checkpointer: Checkpointer, listing: Listing) -> list[str]:
     """Checkpoints that a deletion has left behind; without those that are complete or gone after a second look."""
     if not listing.unfinished:
         return []
@@ -71,7 +71,7 @@ def _left_behind(examined: Examined, checkpointer: BlobCheckpointer, listing: Li
 
 
 def _differences(
-    checkpointer: BlobCheckpointer, manifest: CheckpointManifest, expected: CheckpointManifest | None
+    checkpointer: Checkpointer, manifest: CheckpointManifest, expected: CheckpointManifest | None
 ) -> Iterator[str]:
     checkpoint_id, layout = manifest.checkpoint_id, checkpointer.layout
     if expected is not None:
@@ -90,7 +90,7 @@ def _differences(
             yield f"{key}: found {'nothing' if data is None else data[:80]!r}; expected {offsets.encode()[:80]!r}"
 
 
-def _chains(checkpointer: BlobCheckpointer, listing: Listing) -> tuple[set[str], dict[str, Corruption]]:
+def _chains(checkpointer: Checkpointer, listing: Listing) -> tuple[set[str], dict[str, Corruption]]:
     """Checkpoints that a newer one builds on, and those whose own chain of some operator is broken, with the reason.
 
     Retention may keep a checkpoint only because a newer one needs one operator of it. Then the chains of its other
@@ -114,7 +114,7 @@ def _chains(checkpointer: BlobCheckpointer, listing: Listing) -> tuple[set[str],
 
 
 def _check_latest(
-    checkpointer: BlobCheckpointer, listing: Listing, examined: Examined, found: Violations, undone: set[str]
+    checkpointer: Checkpointer, listing: Listing, examined: Examined, found: Violations, undone: set[str]
 ) -> None:
     """Check that `_latest` names a checkpoint that exists, is not undone, and not older than the newest published one.
 

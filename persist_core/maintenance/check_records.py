@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from contextlib import suppress
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.errors import InvalidInput
 from persist_core.gc.garbage_list import GarbageList
 from persist_core.location.blob import Blob
@@ -64,7 +64,7 @@ def _earlier_needs(examined: Examined, found: Violations) -> set[str]:
     """Blob keys that the progress in older commits and in checkpoints names, if a shard can be restored to it."""
     client, state = examined.client, examined.state
     earlier = {commit.checkpoint_id: manifest.sources for commit, manifest in examined.committed()}
-    for checkpoint in BlobCheckpointer(client.blob, state.shard, state.origin.life).listing().manifests:
+    for checkpoint in Checkpointer(client.blob, state.shard, state.origin.life).listing().manifests:
         earlier.setdefault(
             checkpoint.checkpoint_id,
             {name: SourceFrontier(each.source_type, each.offsets) for name, each in checkpoint.source_offsets.items()},

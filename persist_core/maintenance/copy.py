@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.publish import settle_latest
 from persist_core.errors import CorruptArtifact, Corruption, InvalidInput, LeaseExpired, PersistError, RunFailed
 from persist_core.gc.collect import collect
@@ -233,7 +233,7 @@ class Copier:
         owners = self._record_forks(shard, {owner_of(each.key) for each in inventory.needed} - {shard})
         there = self.target.machine.fetch(shard)
         mover = Mover(self.source.blob, self.target.blob, self._threads, self._verifies)
-        old = BlobCheckpointer(self.target.blob, shard).listing()
+        old = Checkpointer(self.target.blob, shard).listing()
         checkpoints = (*old.unfinished, *(manifest.checkpoint_id for manifest in old.manifests))
         task = _Task(state, lease, inventory, mover, there.era if there else -1, owners, checkpoints)
         mover.look(self._prefixes(task))
@@ -311,7 +311,7 @@ class Copier:
     def _derive(self, task: _Task) -> None:
         """Checkpoints, pins, the pointer, and records of lost appends, as the source has them."""
         shard, mover, inventory = task.shard, task.mover, task.inventory
-        checkpointer = BlobCheckpointer(self.target.blob, shard)
+        checkpointer = Checkpointer(self.target.blob, shard)
         mover.move([*inventory.records, *(file for each in inventory.checkpoints.values() for file in each.files)])
         whole = [each for each in inventory.checkpoints.values() if all(file.is_in(mover.found) for file in each.files)]
         mover.move(each.manifest for each in whole)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.errors import CorruptArtifact
 from persist_core.handles.client import PersistClient
@@ -97,7 +97,7 @@ def inventory_of(client: PersistClient, state: ShardState) -> Inventory:
             progress.append(manifest.sources)
             for operator in manifest.operators.values():
                 needed += (Named(file.key, file.size_bytes, file.sha256) for file in operator.artifacts)
-    listing = BlobCheckpointer(client.blob, state.shard, state.origin.life).listing()
+    listing = Checkpointer(client.blob, state.shard, state.origin.life).listing()
     newest = state.newest_commit
     past = [each for each in listing.manifests if newest is not None and each.epoch <= newest.epoch]
     needed += (Named(key, None, digest_in(key)) for sources in progress for key in _named_by(client, state, sources))

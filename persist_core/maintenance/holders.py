@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.ids import time_of_uuid7
@@ -109,7 +109,7 @@ def _described_hold(client: PersistClient, shard: str, holder: str, release: str
     """Kind, description and remedy of a critical hold."""
     if holder.startswith(PIN):
         checkpoint_id = holder.removeprefix(PIN)
-        if checkpoint_id in BlobCheckpointer(client.blob, shard).pinned():
+        if checkpoint_id in Checkpointer(client.blob, shard).pinned():
             return "pin", "a restore to this pinned checkpoint", f"persist unpin {shard} {checkpoint_id}"
         return "pin", "left by a pin that was not completed", release
     if holder.startswith(VIEW):
@@ -144,7 +144,7 @@ def release(
     state = client.state(shard)
     if holder in state.holds and holder.startswith(PIN):
         checkpoint_id = holder.removeprefix(PIN)
-        if checkpoint_id in BlobCheckpointer(client.blob, shard).pinned():
+        if checkpoint_id in Checkpointer(client.blob, shard).pinned():
             raise InvalidInput(
                 f"{holder} is a pinned checkpoint of shard {shard}: end it with `persist unpin {shard} {checkpoint_id}`"
             )

@@ -14,7 +14,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified
+from persist_core.checkpoint.checkpointer import Checkpointer, load_verified
 from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.checkpoint.recovery import recover
 from persist_core.errors import CheckpointNotFound, CorruptArtifact, InvalidInput, OutsideFrontiers
@@ -57,7 +57,7 @@ def point_of(client: PersistClient, state: ShardState, checkpoint_id: str) -> Re
         progress.check_restorable()
     if state.schema is not None and not state.schema.key:
         raise InvalidInput(f"shard {state.shard} has no key; only a shard with a key can be restored or forked")
-    checkpointer = BlobCheckpointer(client.blob, state.shard, state.origin.life)
+    checkpointer = Checkpointer(client.blob, state.shard, state.origin.life)
     if client.blob.get(checkpointer.layout.manifest(checkpoint_id)) is None:
         raise CheckpointNotFound(
             f"shard {state.shard} has no checkpoint {checkpoint_id}; `persist checkpoints {state.shard}` lists them"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain
 from persist_core.checkpoint.recovery import recover
 from persist_core.clock import ManualClock
@@ -137,8 +137,8 @@ class Shard:
         return report
 
     @property
-    def checkpointer(self) -> BlobCheckpointer:
-        return BlobCheckpointer(self.blob, "s")
+    def checkpointer(self) -> Checkpointer:
+        return Checkpointer(self.blob, "s")
 
     def operators(self, checkpoint_id: str) -> Mapping[str, tuple[StateArtifact, ...]]:
         """The chain of each operator as of a checkpoint."""

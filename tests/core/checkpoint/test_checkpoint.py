@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer, Checkpointer
+from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.manifest import CheckpointManifest, SavedOperator
 from persist_core.checkpoint.publish import publish_and_retain
 from persist_core.checkpoint.retention import plan_retention
@@ -29,11 +29,11 @@ from tests.suites.checkpoint_conformance import CheckpointerConformance, checkpo
 
 class OnBlob(CheckpointerConformance):
     def blob_of(self, checkpointer: Checkpointer) -> Blob:
-        assert isinstance(checkpointer, BlobCheckpointer)
+        assert isinstance(checkpointer, Checkpointer)
         return checkpointer._blob
 
     def key(self, checkpointer: Checkpointer, checkpoint_id: str, path: str) -> str:
-        assert isinstance(checkpointer, BlobCheckpointer)
+        assert isinstance(checkpointer, Checkpointer)
         return checkpointer.layout.artifact(checkpoint_id, path)
 
     def damage(self, checkpointer: Checkpointer, checkpoint_id: str, path: str) -> None:
@@ -46,21 +46,21 @@ class OnBlob(CheckpointerConformance):
 class TestOnMemBlob(OnBlob):
     @pytest.fixture
     def checkpointer(self) -> Checkpointer:
-        return BlobCheckpointer(MemBlob(), "customers")
+        return Checkpointer(MemBlob(), "customers")
 
 
 class TestOnS3Blob(OnBlob):
     @pytest.fixture
     def checkpointer(self, versitygw: S3Server) -> Iterator[Checkpointer]:
         blob = open_blob(versitygw.new_uri("p"))
-        yield BlobCheckpointer(blob, "customers")
+        yield Checkpointer(blob, "customers")
         blob.close()
 
 
 class TestOnFileBlob(OnBlob):
     @pytest.fixture
     def checkpointer(self, tmp_path: Path) -> Checkpointer:
-        return BlobCheckpointer(FileBlob(tmp_path), "customers")
+        return Checkpointer(FileBlob(tmp_path), "customers")
 
 
 def test_nothing_to_publish_before_the_first_commit() -> None:
@@ -284,7 +284,7 @@ def test_pins_outlast_races_with_retention() -> None:
         get, set, list_keys_and_metadata = shard.blob.get, shard.blob.set, shard.blob.list_keys_and_metadata
 
     with pytest.raises(InvalidInput, match="pinned"):
-        BlobCheckpointer(PinsMeanwhile(), "s").delete_checkpoint(first)
+        Checkpointer(PinsMeanwhile(), "s").delete_checkpoint(first)
     assert shard.stash(first) == [b"stash-1"]
     with pytest.raises(InvalidInput, match="pinned"):
         shard.checkpointer.delete_checkpoint(first)
@@ -310,7 +310,7 @@ def test_unknown_fields_are_kept_and_optional_ones_filled_in_at_every_level() ->
     assert manifest.total_size_bytes == manifest.operators["x"].total_bytes == 3
     assert not manifest.artifacts[0].is_delta
     assert (manifest.source_offsets["files"].epoch, manifest.source_offsets["files"].offsets) == (4, {})
-    checkpointer = BlobCheckpointer(MemBlob(), "s")
+    checkpointer = Checkpointer(MemBlob(), "s")
     checkpointer.blob.set(f"s/checkpoints/{b}/manifest.json", json.dumps(body).encode())
     bare = CheckpointManifest.decode(json.dumps(manifest.facts()).encode())
     assert bare != manifest

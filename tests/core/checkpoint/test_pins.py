@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.pins import pin, unpin
 from persist_core.errors import CorruptArtifact, Indeterminate, OutsideFrontiers
 from persist_core.handles.history import advance_since, set_history
@@ -89,16 +89,16 @@ def test_an_unpin_between_the_steps_of_a_pin_does_not_leave_a_mark_without_a_hol
 ) -> None:
     shard, ids = shard_of(3)
     shard.publish()
-    marked, times = BlobCheckpointer.pin, 0
+    marked, times = Checkpointer.pin, 0
 
-    def mark(checkpointer: BlobCheckpointer, checkpoint_id: str) -> None:
+    def mark(checkpointer: Checkpointer, checkpoint_id: str) -> None:
         nonlocal times
         times += 1
         if times <= 2:
             assert unpin(shard.client, "s", checkpoint_id)
         marked(checkpointer, checkpoint_id)
 
-    monkeypatch.setattr(BlobCheckpointer, "pin", mark)
+    monkeypatch.setattr(Checkpointer, "pin", mark)
     pin(shard.client, "s", ids[1])
     assert times == 3
     assert shard.checkpointer.pinned() == {ids[1]}

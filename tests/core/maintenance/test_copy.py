@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.pins import pin, unpin
 from persist_core.errors import CorruptArtifact, RunFailed
 from persist_core.gc.collect import collect
@@ -67,8 +67,8 @@ def test_a_copy_answers_as_its_source(pair: str, tmp_path: Path, request: pytest
             copy.clock = source.clock
             for shard in SHARDS:
                 check_equal(source, copy, shard)
-                listed = BlobCheckpointer(copy.blob, shard).listing()
-                theirs = BlobCheckpointer(source.blob, shard).listing()
+                listed = Checkpointer(copy.blob, shard).listing()
+                theirs = Checkpointer(source.blob, shard).listing()
                 assert (listed.manifests, listed.pinned) == (theirs.manifests, theirs.pinned)
                 assert set(keys_of(copy, shard)) == reachable(copy.blob, copy.location.consensus, shard)
             answers = _answers(complete)
@@ -273,13 +273,13 @@ def test_checkpoints_and_pins_follow_the_source(tmp_path: Path) -> None:
     kept = complete.commits[1].checkpoint_id
     pin(source, SHARD, kept)
     copy_all(source, target, SHARD)
-    assert BlobCheckpointer(target.blob, SHARD).pinned() == {kept}
+    assert Checkpointer(target.blob, SHARD).pinned() == {kept}
     unpin(source, SHARD, kept)
-    BlobCheckpointer(source.blob, SHARD).delete_checkpoint(complete.commits[0].checkpoint_id)
-    damaged = BlobCheckpointer(source.blob, SHARD).layout.manifest(complete.commits[2].checkpoint_id)
+    Checkpointer(source.blob, SHARD).delete_checkpoint(complete.commits[0].checkpoint_id)
+    damaged = Checkpointer(source.blob, SHARD).layout.manifest(complete.commits[2].checkpoint_id)
     source.blob.set(damaged, b"not a manifest")
     copy_all(source, target, SHARD)
-    ours, theirs = BlobCheckpointer(target.blob, SHARD), BlobCheckpointer(source.blob, SHARD)
+    ours, theirs = Checkpointer(target.blob, SHARD), Checkpointer(source.blob, SHARD)
     assert ours.pinned() == frozenset()
     assert set(ours.list_checkpoints()) == {*theirs.list_checkpoints(), complete.commits[2].checkpoint_id}
     assert ours.read_latest() == theirs.read_latest()

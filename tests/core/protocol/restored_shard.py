@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.clock import ManualClock
 from persist_core.config.collection import CollectionConfig
 from persist_core.handles.client import PersistClient
@@ -210,8 +210,8 @@ class Collection:
         return {update.slot: shown(update.value) for update in found}
 
     @property
-    def checkpointer(self) -> BlobCheckpointer:
-        return BlobCheckpointer(self.client.blob, self.shard)
+    def checkpointer(self) -> Checkpointer:
+        return Checkpointer(self.client.blob, self.shard)
 
     def check(self) -> None:
         """`fsck` finds nothing."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.errors import (
     CheckpointNotFound,
@@ -93,7 +93,7 @@ def restore_some(world: World, name: str, times: int) -> None:
 
 
 def _restore(world: World, client: PersistClient, name: str) -> None:
-    checkpointer = BlobCheckpointer(client.blob, SHARD)
+    checkpointer = Checkpointer(client.blob, SHARD)
     there = checkpointer.list_checkpoints()
     if not there:
         return
@@ -155,7 +155,7 @@ def fork_some(world: World, name: str, times: int) -> None:
 
 
 def _fork(world: World, client: PersistClient, fork_name: str) -> None:
-    there = BlobCheckpointer(client.blob, SHARD).list_checkpoints()
+    there = Checkpointer(client.blob, SHARD).list_checkpoints()
     if not there:
         return
     checkpoint_id = there[int(client.ids.jitter() * len(there))]

@@ -6,7 +6,7 @@ says, before and after batches were merged at the new `since`.
 
 from __future__ import annotations
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.pins import pin, unpin
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.errors import (
@@ -81,7 +81,7 @@ def _check_reads(world: World, client: PersistClient) -> None:
 
 def _pin(world: World, client: PersistClient, name: str) -> None:
     """What is pinned can be restored, whatever the others do; after it is unpinned, that is over."""
-    there = BlobCheckpointer(client.blob, SHARD).list_checkpoints()
+    there = Checkpointer(client.blob, SHARD).list_checkpoints()
     if not there:
         return
     checkpoint_id = there[int(client.ids.jitter() * len(there))]

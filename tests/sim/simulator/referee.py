@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer, load_verified, manifest_chain
+from persist_core.checkpoint.checkpointer import Checkpointer, load_verified, manifest_chain
 from persist_core.errors import PersistError
 from persist_core.handles.load import load_manifest
 from persist_core.location.blob import Blob
@@ -57,7 +57,7 @@ class Referee:
         self._feed = feed
         self._fail = fail
         self._who = who
-        self._checkpointer = BlobCheckpointer(blob, SHARD)
+        self._checkpointer = Checkpointer(blob, SHARD)
         self._furthest = (0, "")  # the epoch and id to which `_latest` was moved furthest
         self._moved_back: tuple[str, tuple[int, str]] | None = None  # who has moved it back, and to what
         self._epochs: dict[str, int] = {}  # of checkpoints, by id

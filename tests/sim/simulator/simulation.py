@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from persist_core.checkpoint.checkpointer import BlobCheckpointer
+from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.clock import Clock, ManualClock
 from persist_core.errors import OutdatedDescription
 from persist_core.frontier import Frontier
@@ -247,7 +247,7 @@ class _Simulation:
         if state.upper < Frontier(CLOSING_ENDS[0]) or self.referee.consumed != self.feed.known.keys():
             self.fail("unfinished", f"upper {state.upper}, consumed {sorted(self.referee.consumed)}")
         newest = state.newest_commit
-        latest = BlobCheckpointer(self._real_blob, SHARD).read_latest()
+        latest = Checkpointer(self._real_blob, SHARD).read_latest()
         if newest is None or latest != newest.checkpoint_id:
             self.fail("latest", f"in the end _latest is {latest}; the newest commit is {newest}")
         report = fsck(client, SHARD)
