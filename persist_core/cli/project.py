@@ -3,20 +3,27 @@
     persist init FOLDER   persist.toml, a collection with two days of changes, a view, the bundled DAG files, a README
     persist demo FOLDER   seven bundled days through an Airflow and a Spark that it starts on this machine
 
-Neither changes a file that exists.
+Neither changes a file that exists. `persist init --from` proposes a collection file instead.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import click
 
 from persist_core.cli import output
+from persist_core.cli.run import DEFAULT_COLLECTIONS, ENV_COLLECTIONS
+from persist_core.config.collection import Format
 from persist_core.errors import InvalidInput
+from persist_core.sample.propose import found_by, propose
+from persist_core.shard.keys import check_shard_name
 
 DAG_FILES = tuple(f"persist_{name}.py" for name in ("actions", "collections", "maintenance", "views", "watch"))
 _CONFIG = """\
@@ -118,9 +125,44 @@ def project_files(folder: Path) -> dict[str, str]:
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-def init(folder: Path) -> None:
-    """Create a project in FOLDER: a collection with two days of changes, a view, a config file, a README."""
+@click.argument("folder", nargs=-1)
+@click.option("--from", "feed", metavar="FILES", help="Propose a collection file for these files: a path, or a glob.")
+@click.option("--format", "format_", type=click.Choice(get_args(Format)), help="Their format (default: found out).")
+@click.option("--name", help="Write it as the collection file NAME.yaml (default: print it).")
+@click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files, for --name.")
+def init(
+    folder: tuple[str, ...], feed: str | None, format_: Format | None, name: str | None, collections: Path | None
+) -> None:
+    """Create a project in FOLDER: a collection with two days of changes, a view, a config file, a README.
+
+    With --from, propose a collection file for a feed that is there: format, key, columns, order, deletes, each with the
+    reason for it. Read it, then look with `persist preview`. No file that exists is changed.
+    """
+    if feed is not None:
+        _propose([feed, *folder], format_, name, collections)
+        return
+    if len(folder) != 1 or (format_, name, collections) != (None, None, None):
+        raise InvalidInput("persist init: expected one FOLDER; or --from FILES, with --format and --name")
+    _create(Path(folder[0]))
+
+
+def _propose(globs: Sequence[str], format_: Format | None, name: str | None, collections: Path | None) -> None:
+    where = collections or Path(os.environ.get(ENV_COLLECTIONS) or DEFAULT_COLLECTIONS)
+    text = propose(found_by(globs), folder=None if name is None else where, format=format_)
+    if name is None:
+        sys.stdout.write(text)
+        return
+    path = where / f"{check_shard_name(name)}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise InvalidInput(f"{path}: exists already; nothing was written. Choose another --name") from None
+    output.print_line(f"wrote {path}; read it, then look: persist preview {name}")
+
+
+def _create(folder: Path) -> None:
     files = {folder / name: text for name, text in project_files(folder).items()}
     existing = sorted(str(path) for path in files if path.exists())
     if existing:

@@ -24,7 +24,7 @@ from persist_core.sources.root import relative_to
 
 MAX_FILES = 20
 MAX_BYTES = 32 << 20  # of text, decompressed
-_CODECS = {".gz": "gzip", ".gzip": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd"}
+CODECS = {".gz": "gzip", ".gzip": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd"}
 _DAMAGED = (OSError, EOFError, zlib.error, pa.ArrowException)
 
 
@@ -73,7 +73,7 @@ def _start_of(feed: Feed, file: InputFile, limit: int, header: bool, max_bytes: 
             if source.read(4) == b"PAR1":
                 return _rows(file, pq.ParquetFile(source), limit)
             source.seek(0)
-            codec = _CODECS.get(Path(file.path).suffix.lower())
+            codec = CODECS.get(Path(file.path).suffix.lower())
             opened = pa.PythonFile(source, "r") if codec is None else pa.CompressedInputStream(source, codec)
             return _lines(empty, opened, limit + header, max_bytes)
     except _DAMAGED as error:
@@ -125,7 +125,7 @@ def copied(config: CollectionConfig, found: Sequence[SampledFile], folder: Path)
 
 
 def _write(path: Path, lines: Sequence[bytes]) -> None:
-    codec = _CODECS.get(path.suffix.lower())
+    codec = CODECS.get(path.suffix.lower())
     with path.open("wb") as file:
         if codec is None:
             file.writelines(lines)

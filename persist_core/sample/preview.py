@@ -32,7 +32,7 @@ from persist_core.sample.guess import better
 from persist_core.sample.rows import DMS_OP, RawRow, rows_of, value_at
 from persist_core.shard.state import Committed, ShardState
 from persist_core.sources.feeds import feed_of
-from persist_core.sources.files import FileSource, show_position
+from persist_core.sources.files import FileSource
 from persist_core.spark_job.launch import Start, run_job
 from persist_core.spark_job.spec import RECORDS, JobSpec
 from persist_core.time_text import show_interval
@@ -193,7 +193,7 @@ def _findings(records: list[dict[str, Any]], position: Sequence[str]) -> dict[st
     repeated = [(key, count) for key, count in keys.most_common() if count > 1]
     return {
         "operations": {name: sum(each["op"] == op for each in records) for op, name in OPERATIONS.items()},
-        "errors": _grouped([each for each in records if each["kind"] is not None], position),
+        "errors": _grouped([each for each in records if each["kind"] is not None]),
         "keys": {
             "distinct": len(keys),
             "repeated": len(repeated),
@@ -208,7 +208,7 @@ def _has_key(record: Mapping[str, Any]) -> bool:
     return None not in record["key"].values()
 
 
-def _grouped(errors: Sequence[Mapping[str, Any]], position: Sequence[str]) -> list[dict[str, Any]]:
+def _grouped(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The errors by kind and message, the most frequent first, each with one record."""
     counts = Counter((each["kind"], each["message"]) for each in errors)
     first = {(each["kind"], each["message"]): each for each in reversed(errors)}
@@ -217,7 +217,7 @@ def _grouped(errors: Sequence[Mapping[str, Any]], position: Sequence[str]) -> li
             "kind": kind,
             "message": message,
             "records": count,
-            "position": show_position({name: first[kind, message]["order"][name] for name in position}),
+            "position": first[kind, message]["position"],
             "payload": base64.b64decode(first[kind, message]["payload"] or "").decode("utf-8", "replace"),
         }
         for (kind, message), count in counts.most_common()

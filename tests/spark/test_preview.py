@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.protocol.run import bring_up_to_date, default_until
 from persist_core.sample.preview import Preview, preview
+from persist_core.sample.propose import found_by, propose
 from persist_core.sample.show import lines_of
 from persist_core.spark_job.launch import Ended, Start, write_batch
 from persist_spark import __main__ as job
@@ -132,7 +134,7 @@ def test_a_forgotten_unit(look: Look, tmp_path: Path) -> None:
     assert "set the column's unit" in text
     assert "did you mean `timestamp`, `unit: us`?" in text
     assert sum(each["records"] for each in found.records["errors"]) == 4
-    assert found.records["errors"][0]["position"].startswith("a.jsonl, ")
+    assert found.records["errors"][0]["position"] == "a.jsonl, line 1"
     assert json.loads(found.records["errors"][0]["payload"]) == CHANGES[0]
 
 
@@ -164,6 +166,43 @@ def test_a_damaged_file_is_named_and_the_others_are_shown(look: Look, tmp_path: 
     found = look(config)
     assert found.row_count == 2
     assert any(line.startswith("problem: b.jsonl.gz: it is damaged or incomplete") for line in lines_of(found))
+
+
+SAMPLES = {  # of real feeds: the errors that a proposed file leaves
+    "aws_dms_kafka_json": 0,
+    "debezium_mysql_schema_alltypes": 0,
+    "debezium_mysql_schema_lifecycle": 0,
+    "debezium_postgres_docs_c_u_d_t_m": 0,
+    "debezium_postgres_no_schema": 0,
+    "debezium_postgres_replica_identity_default": 1,
+    "debezium_postgres_schema": 0,
+    "debezium_unwrapped_op_deleted_schema": 0,
+}
+
+
+@pytest.mark.parametrize(("name", "errors"), SAMPLES.items())
+def test_a_proposed_file_runs_on_a_real_feed(name: str, errors: int, look: Look, samples: Path, tmp_path: Path) -> None:
+    (tmp_path / "feed").mkdir()
+    shutil.copy(samples / f"{name}.jsonl", tmp_path / "feed")
+    found = look(proposed(tmp_path, tmp_path / "feed" / "*"))
+    assert found.stops is None
+    assert sum(each["records"] for each in found.records["errors"]) == errors, found.records["errors"]
+    assert found.records["operations"]["upserts"] > 0
+    assert found.hints == ()
+
+
+@pytest.mark.parametrize(("name", "errors"), [("customers", 2), ("cities", 0)])
+def test_a_proposed_file_runs_on_the_demo(name: str, errors: int, look: Look, tmp_path: Path) -> None:
+    found = look(proposed(tmp_path, ROOT / "dags" / "feed" / name / "*" / "*"))
+    assert found.stops is None
+    assert sum(each["records"] for each in found.records["errors"]) == errors, found.records["errors"]
+
+
+def proposed(folder: Path, feed: Path) -> CollectionConfig:
+    """The collection that `persist init --from` proposes."""
+    file = folder / "things.yaml"
+    file.write_text(propose(found_by([str(feed)]), folder=folder))
+    return load_collection(file)
 
 
 def test_no_file_and_no_folder(look: Look, tmp_path: Path) -> None:

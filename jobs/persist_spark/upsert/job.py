@@ -87,6 +87,7 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
             records = decode(own, config, [file for file in frozen.files if file not in names], copies=copies)
             records = with_files(own, records, config, description.lower, aside, frozen.files)
             if spec.is_sample:
+                records = records.persist()  # small; its code is compiled once
                 client.blob.set(spec.key_of(RECORDS), as_json_lines(records, request.schema))
             use(own, {**OUR_PLANS, **listing(client.blob)})
             asked = replace(request, description=described)

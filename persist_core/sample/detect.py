@@ -1,0 +1,182 @@
+"""Find out about files: the glob that names them, their format, and the types that Debezium's schema states."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from persist_core.config.collection import Format
+from persist_core.config.column import Unit
+from persist_core.sample.files import CODECS, SampledFile
+from persist_core.sample.guess import Guess
+from persist_core.sample.rows import DMS_OP, messages
+
+_DATES = tuple(
+    (re.compile(found), text)
+    for found, text in (
+        (r"year=20\d\d/month=\d\d/day=\d\d/hour=\d\d", "year=%Y/month=%m/day=%d/hour=%H"),
+        (r"year=20\d\d/month=\d\d/day=\d\d", "year=%Y/month=%m/day=%d"),
+        (r"20\d\d/\d\d/\d\d/\d\d(?=/)", "%Y/%m/%d/%H"),
+        (r"20\d\d/\d\d/\d\d", "%Y/%m/%d"),
+        (r"20\d\d-\d\d-\d\d", "%Y-%m-%d"),
+        (r"(?<!\d)20\d\d[01]\d[0-3]\d(?!\d)", "%Y%m%d"),
+        (r"(?<![\d-])20\d\d-\d\d(?![\d-])", "%Y-%m"),
+    )
+)
+_DATE = "\0"  # in place of a date
+_OPS = {"c", "u", "d", "r", "t", "m"}
+_NAME = re.compile(r"[^\W\d][\w .$-]*")
+_CONNECT: dict[str, str] = {
+    "boolean": "boolean",
+    **dict.fromkeys(("int8", "int16", "int32"), "int"),
+    "int64": "bigint",
+    **dict.fromkeys(("float", "float32"), "float"),
+    **dict.fromkeys(("double", "float64"), "double"),
+    "string": "string",
+    "bytes": "binary",
+}
+_LOGICAL: dict[str, tuple[str, Unit | None]] = {
+    "io.debezium.data.Json": ("json", None),
+    "io.debezium.data.Bits": ("bigint", None),
+    "io.debezium.time.Date": ("date", "days"),
+    "io.debezium.time.Timestamp": ("timestamp", "ms"),
+    "io.debezium.time.MicroTimestamp": ("timestamp", "us"),
+    "io.debezium.time.NanoTimestamp": ("timestamp", "ns"),
+    "io.debezium.time.ZonedTimestamp": ("timestamp", None),
+    "org.apache.kafka.connect.data.Date": ("date", "days"),
+    "org.apache.kafka.connect.data.Timestamp": ("timestamp", "ms"),
+}
+_DECIMAL = "org.apache.kafka.connect.data.Decimal"
+
+
+def path_of(paths: Sequence[str]) -> str:
+    """A `source.path` for these absolute paths: dates as `{date:...}`, what differs as `*`."""
+    below = len("/".join(_shared([path.split("/")[:-1] for path in paths])))
+    dated, text = _dated(paths, below) or _dated(paths, 0) or (list(paths), "")
+    split = [path.split("/") for path in dated]
+    folders = [parts[:-1] for parts in split]
+    if len({len(parts) for parts in folders}) > 1:
+        common = _shared(folders)
+        if text and _DATE not in "".join(common):
+            dated, text, split = list(paths), "", [path.split("/") for path in paths]
+            common = _shared([parts[:-1] for parts in split])
+        same = [*map(_escaped, common), "**"]
+    else:
+        same = [_escaped(each[0]) if len({*each}) == 1 else _differing(each) for each in zip(*folders, strict=True)]
+    names = [parts[-1] for parts in split]
+    return "/".join([*same, _differing(names)]).replace(_DATE, f"{{date:{text}}}")
+
+
+def _shared(texts: Sequence[Sequence[str]]) -> list[str]:
+    """The parts with which all of them start."""
+    return [parts[0] for parts in itertools.takewhile(lambda parts: len({*parts}) == 1, zip(*texts, strict=False))]
+
+
+def _dated(paths: Sequence[str], start: int) -> tuple[list[str], str] | None:
+    """The paths with a mark in place of the first date behind `start`, and its format."""
+    for regex, text in _DATES:
+        found = [regex.search(path, start) for path in paths]
+        if all(found):
+            pairs = zip(paths, found, strict=True)
+            return [f"{path[: date.start()]}{_DATE}{path[date.end() :]}" for path, date in pairs if date], text
+    return None
+
+
+def _differing(names: Sequence[str]) -> str:
+    """`*`, with the ending and the date that all of the names have."""
+    if all(_DATE in name for name in names):
+        before, after = zip(*(name.split(_DATE, 1) for name in names), strict=True)
+        start = _escaped(before[0]) if len(set(before)) == 1 else "*"
+        return f"{start}{_DATE}{_escaped(after[0]) if len(set(after)) == 1 else _differing(after)}"
+    endings = {_ending(name) for name in names}
+    ending = "".join(_shared(sorted(endings)))
+    return f"*{_escaped(ending)}{'*' if len(endings) > 1 and ending else ''}"
+
+
+def _ending(name: str) -> str:
+    suffixes = PurePosixPath(name).suffixes
+    return "".join(suffixes[-2:] if suffixes and suffixes[-1].lower() in CODECS else suffixes[-1:])
+
+
+def _escaped(name: str) -> str:
+    return re.sub(r"[*?\[]", lambda found: f"[{found[0]}]", name)
+
+
+@dataclass(frozen=True)
+class Detected:
+    """A format, why, and the settings of `source:` that it needs. `prefix`: where a JSON record has its row."""
+
+    format: Format
+    reason: str
+    delimiter: str = ","
+    header: bool = True
+    prefix: str = ""
+
+
+def detect(files: Sequence[SampledFile], format: Format | None) -> Detected:
+    """The format of a sample that has records; `format` if it is known."""
+    table = next((each.table for each in files if each.table is not None), None)
+    lines = [line for each in files for line in each.lines if line.strip()]
+    if table is not None:
+        is_dms = table.column_names[:1] == [DMS_OP]
+        found = Detected("dms-parquet" if is_dms else "parquet", f"Parquet files{', with a first column Op' * is_dms}")
+    elif sample := list(messages(lines[:100])):
+        found = _of_json(sample)
+    else:
+        found = _of_csv([line.decode("utf-8-sig", "replace").rstrip("\r\n") for line in lines[:100]])
+    if format is None or format == found.format:
+        return found
+    return Detected(format, "as --format says", found.delimiter, found.header)
+
+
+def _of_json(sample: Sequence[Mapping[str, Any]]) -> Detected:
+    payloads = [each["payload"] if isinstance(each.get("payload"), dict) else each for each in sample]
+    if any(each.get("op") in _OPS and {"before", "after", "source"} & {*each} for each in payloads):
+        return Detected("debezium-json", "messages with op, before and after")
+    if any("data" in each and isinstance(each.get("metadata"), dict) for each in sample):
+        return Detected("dms-json", "messages with data and metadata")
+    if all({*each} == {"schema", "payload"} and isinstance(each["payload"], dict) for each in sample):
+        return Detected("json", "JSON objects with their rows in payload", prefix="payload.")
+    return Detected("json", "one JSON object a line")
+
+
+def _of_csv(lines: Sequence[str]) -> Detected:
+    first = lines[0] if lines else ""
+    delimiter = max(",;\t|", key=lambda char: first.count(char))
+    rows = list(csv.reader(lines, delimiter=delimiter))
+    names = rows[0] if rows else []
+    header = all(map(_NAME.fullmatch, names)) and len({*names}) == len(names) and names[:1] not in (["I"], ["U"], ["D"])
+    is_dms = names[:1] == [DMS_OP] if header else {row[0] for row in rows if row} <= {"I", "U", "D"}
+    told = "a header line" if header else "no header line"
+    if is_dms:
+        return Detected("dms-csv", f"CSV with an operation (I, U, D) first; {told}", delimiter, header)
+    return Detected("csv", f"no JSON and no Parquet; {told}", delimiter, header)
+
+
+def stated_types(message: Mapping[str, Any], at: str | None) -> dict[str, Guess]:
+    """The types of a row's fields, as the schema in a message states them. `at`: the part of it that is the row."""
+    schema = message.get("schema")
+    fields = schema.get("fields") if isinstance(schema, dict) else None
+    if at is not None:
+        fields = next((each.get("fields") for each in fields or () if each.get("field") == at), None)
+    return {each["field"]: _stated(each) for each in fields or () if "field" in each}
+
+
+def _stated(field: Mapping[str, Any]) -> Guess:
+    name, type_, parameters = field.get("name"), str(field.get("type")), field.get("parameters") or {}
+    reason = f"the messages' schema: {name or type_}"
+    if name == _DECIMAL and "scale" in parameters:
+        scale = min(int(parameters["scale"]), 38)
+        precision = min(int(parameters.get("connect.decimal.precision", 38)), 38)
+        return Guess(f"decimal({max(precision, scale, 1)},{scale})", reason)
+    if name == "io.debezium.data.VariableScaleDecimal":
+        return Guess("decimal(38,9)", reason)
+    if name == "io.debezium.data.Bits" and int(parameters.get("length", 64)) > 63:
+        return Guess("binary", reason)
+    found, unit = _LOGICAL.get(str(name)) or (_CONNECT.get(type_, "json"), None)
+    return Guess(found, reason, unit)

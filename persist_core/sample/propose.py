@@ -1,0 +1,298 @@
+"""`persist init --from FILES`: a collection file for files that are there, each guess with its reason as a comment.
+
+    files --take--> Sample --detect--> format --rows_of--> fields --guess--> key, columns, order, deletes --> YAML text
+
+What could not be known is a commented line with a question. Nothing of this is used by a run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from persist_core.config.collection import NEVER_KEYS, PLAIN_FORMATS, Format
+from persist_core.config.path_pattern import S3, parse_pattern
+from persist_core.errors import InvalidInput
+from persist_core.sample.detect import Detected, detect, path_of, stated_types
+from persist_core.sample.files import take
+from persist_core.sample.guess import Guess, guess
+from persist_core.sample.rows import DMS_OP, RawRow, rows_of, value_at
+from persist_core.schema import MAX_COLUMNS, RESERVED_PREFIX
+from persist_core.sources.feed import LocalFeed, Wanted
+from persist_core.sources.input_file import InputFile
+from persist_core.sources.natural_order import natural_key
+from persist_core.sources.root import join
+
+MAX_RECORDS = 10_000
+_MARKERS = re.compile(r"(?:__)?(?:op|op_type|operation|change_type|deleted|is_deleted|_action)", re.IGNORECASE)
+_DELETES = ("d", "delete", "deleted", "del", "true", "1")
+_SEQUENCES = re.compile(r"(?:^|_)(?:lsn|scn|seq|sequence|change_no|version|revision|offset|position)$", re.IGNORECASE)
+_CHANGED = re.compile(r"(?:^|_)(?:updated|modified|changed)(?:_at|_on|_ts)?$", re.IGNORECASE)
+_IDS = tuple(re.compile(text, re.IGNORECASE) for text in (r"_?id", r".*_id|.*Id", r".*uuid|.*key|.*code|.*_no"))
+_PLAIN = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
+_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
+_MOST = 0.9
+_WORDS = {"true", "false", "null"}
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column, the field that it is read from, its values, and their type."""
+
+    name: str
+    field: str
+    values: tuple[Any, ...]
+    guess: Guess
+
+    @property
+    def can_be_key(self) -> bool:
+        return self.guess.type not in (*NEVER_KEYS, "boolean")
+
+    @property
+    def nulls(self) -> int:
+        return self.values.count(None)
+
+    @property
+    def is_unique(self) -> bool:
+        return len({json.dumps(value, default=str) for value in self.values}) == len(self.values)
+
+
+@dataclass(frozen=True)
+class _Feed:
+    """All that is known of a sample."""
+
+    detected: Detected
+    rows: Sequence[RawRow]
+    columns: Sequence[_Column]
+    others: Mapping[str, str]
+    marker: str | None
+    order: _Column | None
+
+    @property
+    def is_plain(self) -> bool:
+        return self.detected.format in PLAIN_FORMATS
+
+
+def found_by(globs: Sequence[str]) -> list[str]:
+    """The files that these globs name, with the rules of `source.path`. Raises `InvalidInput`, `StorageError`."""
+    paths = []
+    for text in globs:
+        if text.startswith(S3):
+            raise InvalidInput(f"--from {text}: expected files on this machine; copy some of them from the bucket")
+        pattern = parse_pattern(text, str(Path.cwd()))
+        paths += [join(pattern.root, each.below_root) for each in LocalFeed(pattern).scan(Wanted()).found]
+    return sorted(dict.fromkeys(paths), key=natural_key)
+
+
+def propose(paths: Sequence[str], *, folder: Path | None, format: Format | None = None) -> str:
+    """The text of a collection file for the files at `paths`. It is written to `folder`; `None`: it is only shown.
+
+    Raises `InvalidInput` if there are no files, or no record is found in them.
+    """
+    if not paths:
+        raise InvalidInput("--from: found no file; expected a path, or a glob in quotes")
+    files, pattern = [_input_file(path) for path in paths], path_of(paths)
+    found = take(LocalFeed(parse_pattern(pattern, "/")), files, MAX_RECORDS, header=True)
+    problems = [f"{each.file.path}: {each.problem}" for each in found if each.problem]
+    if not any(each.records for each in found):
+        raise InvalidInput(f"--from: found no record in {len(files)} files. {' '.join(problems[:1])}".strip())
+    detected = detect(found, format)
+    raw = rows_of(found, detected.format, delimiter=detected.delimiter, names=_names(detected, found))
+    feed, shown = _feed(detected, raw), _relative(pattern, folder)
+    head = [
+        f"# Proposed by `persist init --from`, from {len(raw)} records of {len(found)} of {len(files)} files. Read each"
+        " line:",
+        "# a guess says why, and a QUESTION is for you. `persist preview` tries it.",
+        *[f"# {_one_line(problem)}" for problem in problems],
+    ]
+    return "\n".join([*head, *_source(feed, shown), *_key(feed), *_columns(feed), *_rest(feed, shown)]) + "\n"
+
+
+def _input_file(path: str) -> InputFile:
+    try:
+        facts = Path(path).stat()
+    except OSError as error:
+        raise InvalidInput(f"--from {path}: {error.strerror}; name files that are there") from error
+    return InputFile(path, path[1:], facts.st_size, facts.st_mtime_ns // 10**6, 0, None, natural_key(path[1:]))
+
+
+def _relative(pattern: str, folder: Path | None) -> str:
+    """Relative to the collection file, if the feed is not far from it."""
+    if folder is None:
+        return pattern
+    relative = os.path.relpath(pattern, folder.absolute())
+    return pattern if relative.startswith("../../../") else relative
+
+
+def _names(detected: Detected, found: Sequence[Any]) -> list[str] | None:
+    """Names for the fields of a CSV without a header line."""
+    if detected.header or not detected.format.endswith("csv"):
+        return None
+    first = next(line for each in found for line in each.lines if line.strip())
+    count = first.count(detected.delimiter.encode()) + 1
+    is_dms = detected.format == "dms-csv"
+    return [DMS_OP] * is_dms + [f"column_{number + 1}" for number in range(count - is_dms)]
+
+
+def _feed(detected: Detected, raw: Sequence[RawRow]) -> _Feed:
+    rows = [value_at(each.row, ("payload",)) or {} for each in raw] if detected.prefix else [each.row for each in raw]
+    rows = [row for row in rows if row]  # the others are truncates and heartbeats
+    is_debezium = detected.format == "debezium-json"
+    stated: dict[str, Guess] = {}
+    for each in raw[:100] if is_debezium or detected.prefix else ():
+        stated |= stated_types(each.message, "after" if is_debezium else None)
+    names = list(dict.fromkeys([*stated, *(name for row in rows for name in row)]))
+    marker = (
+        next((name for name in names if _MARKERS.fullmatch(name)), None) if detected.format in PLAIN_FORMATS else None
+    )
+    marker = "__deleted" if "__deleted" in names else marker
+    columns: list[_Column] = []
+    others: dict[str, str] = {}
+    order = None
+    for name in names:
+        values = tuple(row.get(name) for row in rows)
+        found = guess(name, values, is_text=detected.format.endswith("csv"))
+        if name in stated and (is_debezium or stated[name].unit):  # plain JSON has no decimals in base64
+            found = stated[name]
+        if name in (marker, DMS_OP):
+            continue
+        if found is None:
+            others[name] = "always null in the sample: which type?"
+            continue
+        column = _Column(name, detected.prefix + name, values, _asked(found, values) if is_debezium else found)
+        if order is None and detected.format in PLAIN_FORMATS and _SEQUENCES.search(name) and _grows(column):
+            order = column
+        elif name.startswith(("__", "BI_", RESERVED_PREFIX)) or not name.isprintable() or len(columns) >= MAX_COLUMNS:
+            others[name] = f"not taken, by its name; it looks like {found.type}"
+        elif name.lower() in {each.name.lower() for each in columns}:
+            others[name] = "another column has this name, ignoring case: rename one, with field:"
+        else:
+            columns.append(column)
+    if order is None and detected.format in PLAIN_FORMATS:
+        order = next((each for each in columns if _CHANGED.search(each.name) and _grows(each)), None)
+    if not any(each.can_be_key for each in columns):
+        raise InvalidInput(f"--from: found no field that could be a key in {len(raw)} records of {detected.format}")
+    return _Feed(detected, raw, columns, others, marker, order)
+
+
+def _grows(column: _Column) -> bool:
+    return column.guess.type in ("bigint", "int", "timestamp") and not column.nulls
+
+
+def _asked(found: Guess, values: Sequence[Any]) -> Guess:
+    """The guess, with a question if texts may be the decimals of Debezium."""
+    texts = [value for value in values if isinstance(value, str)]
+    share = sum(_BASE64.fullmatch(text) is not None for text in texts) / max(len(texts), 1)
+    if found.type != "string" or share < _MOST or not any(text.endswith("=") for text in texts):
+        return found
+    return Guess("string", "QUESTION: texts that may be base64. A decimal(p,s), with decimals: precise?")
+
+
+def _source(feed: _Feed, pattern: str) -> Iterator[str]:
+    found = feed.detected
+    yield "source:"
+    yield f"  path: {_scalar(pattern)}"
+    yield f"  format: {found.format} # {found.reason}"
+    if found.format.endswith("csv"):
+        if found.delimiter != ",":
+            yield f"  delimiter: {json.dumps(found.delimiter)}"
+        if not found.header:
+            yield "  header: false # the columns below are named by their place"
+    elif found.format == "debezium-json" and not all(each.has_schema for each in feed.rows):
+        yield "  # decimals: precise # QUESTION: messages without a schema; how are decimals written (or: string)?"
+
+
+def _key(feed: _Feed) -> Iterator[str]:
+    candidates = [column for column in feed.columns if column.can_be_key and column is not feed.order]
+    is_changes = not feed.is_plain or feed.marker is not None or feed.order is not None
+    unique = [column for column in candidates if not column.nulls and (is_changes or column.is_unique)]
+    if not unique:
+        best = min(candidates or feed.columns, key=lambda column: (_rank(column), column.nulls))
+        nulls = f"null in {best.nulls} of {len(best.values)} records" if best.nulls else "not unique"
+        yield f"key: {_scalar(best.name)} # QUESTION: it is {nulls}. What names a row? Several columns: [a, b]"
+        return
+    best, *others = sorted(unique, key=_rank)
+    more = f"; so are {_one_line(', '.join(column.name for column in others[:5]))}" if others else ""
+    yield f"key: {_scalar(best.name)} # {'' if is_changes else 'unique and '}never null in the sample{more}"
+
+
+def _rank(column: _Column) -> tuple[bool, int]:
+    named = next((place for place, regex in enumerate(_IDS) if regex.fullmatch(column.name)), len(_IDS))
+    return not column.is_unique and named == len(_IDS), named
+
+
+def _columns(feed: _Feed) -> Iterator[str]:
+    yield "columns:"
+    for column in feed.columns:
+        yield f"  {_scalar(column.name)}: {_typed(column)} # {_one_line(column.guess.reason)}"
+    for name, why in feed.others.items():
+        yield f"  # {_one_line(name)}: {why}"
+
+
+def _typed(column: _Column) -> str:
+    found = column.guess
+    more = {"field": column.field} if column.field != column.name else {}
+    more |= {"unit": found.unit} if found.unit else {}
+    if not more:
+        return found.type
+    return (
+        f"{{type: {json.dumps(found.type)}, {', '.join(f'{name}: {_scalar(value)}' for name, value in more.items())}}}"
+    )
+
+
+def _rest(feed: _Feed, pattern: str) -> Iterator[str]:
+    is_dated = "{date:" in pattern
+    times = [column.field for column in feed.columns if column.guess.type == "timestamp"]
+    if is_dated:
+        yield "time: path # the paths have a date; each record counts for the date of its file"
+    else:
+        field = _scalar(times[0] if times else "updated_at")
+        yield f"# time: {{field: {field}}} # QUESTION: when did a change happen? Without a time it counts for its run"
+    yield from _order(feed)
+    yield from _deletes(feed)
+    if is_dated:
+        yield '# schedule: "@daily" # QUESTION: when does Airflow run it, and from which date on?'
+        yield "# start_date: 2026-01-01"
+
+
+def _order(feed: _Feed) -> Iterator[str]:
+    order = feed.order
+    if not feed.is_plain:
+        yield f"# order: auto # the default: {feed.detected.format} has an order of its own"
+    elif order is None:
+        yield "# order: {by: [version]} # QUESTION: which field grows with each change? Else files must come in order"
+    else:
+        is_column, typed = order in feed.columns, order.guess.type if order.field == order.name else _typed(order)
+        by = f"[{_scalar(order.name)}]" if is_column else f"{{{_scalar(order.name)}: {typed}}}"
+        yield f"order: {{by: {by}}} # by its name; of the records of a row the highest one wins"
+
+
+def _deletes(feed: _Feed) -> Iterator[str]:
+    if not feed.is_plain:
+        return
+    if feed.marker is None:
+        yield "delete: none # QUESTION: does the feed mark deletes? Then {column: op, values: [D]}"
+        return
+    field = (feed.detected.prefix or "") + feed.marker
+    values = [value_at(each.row, field.split(".")) for each in feed.rows]
+    texts = sorted({json.dumps(v) if isinstance(v, bool | int) else str(v) for v in values if v is not None})
+    found = [text for text in texts if text.lower() in _DELETES]
+    seen = f"found {_one_line(', '.join(texts[:8]))}"
+    if not found:
+        found, seen = (["true"] if "deleted" in feed.marker else ["D"]), f"QUESTION: {seen}; what marks a delete?"
+    listed = ", ".join(json.dumps(text) for text in found)
+    yield f"delete: {{column: {_scalar(field)}, values: [{listed}]}} # {seen}"
+
+
+def _scalar(text: str) -> str:
+    """`text` as YAML, plain where that is safe."""
+    return text if _PLAIN.fullmatch(text) and text.lower() not in _WORDS else json.dumps(text, ensure_ascii=False)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:200].encode("unicode_escape").decode() if not text.isprintable() else text[:200]

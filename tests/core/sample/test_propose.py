@@ -1,0 +1,190 @@
+"""`persist init --from`: the proposed collection file loads, and says why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from persist_core.cli.main import run_command
+from persist_core.config.collection import CollectionConfig, load_collection
+from persist_core.sample.detect import path_of
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "feed").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PERSIST_COLLECTIONS", raising=False)
+    return tmp_path
+
+
+def proposed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[CollectionConfig, str]:
+    """The collection of the file that is written, and its text; it is also what is printed, its path aside."""
+    assert run_command(["init", "--from", *arguments, "--name", "things"]) == 0, capsys.readouterr().err
+    file = Path("dags/collections/things.yaml")
+    text = file.read_text()
+    assert "wrote dags/collections/things.yaml" in capsys.readouterr().out
+    assert run_command(["init", "--from", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert [line for line in printed.splitlines() if " path:" not in line] == [
+        line for line in text.splitlines() if " path:" not in line
+    ]
+    return load_collection(file), text
+
+
+def lines(path: Path, *rows: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        (["/f/a.jsonl"], "/f/*.jsonl"),
+        (["/f/a.jsonl", "/f/b.jsonl.gz"], "/f/*.jsonl*"),
+        (["/f/a.csv", "/g/a.csv"], "/*/*.csv"),
+        (["/f/2026-01-01/a.csv"], "/f/{date:%Y-%m-%d}/*.csv"),
+        (["/f/date=2026-01-01/a.csv", "/f/date=2026-01-02/b.csv"], "/f/date={date:%Y-%m-%d}/*.csv"),
+        (["/f/2026/01/31/a.csv"], "/f/{date:%Y/%m/%d}/*.csv"),
+        (["/f/2026/01/31/07/a.csv", "/f/2026/01/31/08/a.csv"], "/f/{date:%Y/%m/%d/%H}/*.csv"),
+        (["/f/year=2026/month=01/day=31/a.parquet"], "/f/{date:year=%Y/month=%m/day=%d}/*.parquet"),
+        (["/f/orders-2026-01-01.csv", "/f/orders-2026-01-02.csv"], "/f/orders-{date:%Y-%m-%d}.csv"),
+        (["/f/a-20260101-1.csv", "/f/b-20260102-22.csv"], "/f/*{date:%Y%m%d}*.csv"),
+        (["/b-2026-01-01/x/2026-02-01.csv", "/b-2026-01-01/x/2026-02-02.csv"], "/b-2026-01-01/x/{date:%Y-%m-%d}.csv"),
+        (["/f/a/1.csv", "/f/a/b/2.csv"], "/f/a/**/*.csv"),
+        (["/f/2026-01-01/1.csv", "/f/2026-01-02/b/2.csv"], "/f/{date:%Y-%m-%d}/**/*.csv"),
+        (["/f/a/2026-01-01/1.csv", "/f/a/b/2026-01-02/2.csv"], "/f/a/**/*.csv"),
+        (["/f/LOAD00000001.csv", "/f/20260102-060000000.csv"], "/f/*.csv"),
+        (["/f[1]/a"], "/f[[]1]/*"),
+    ],
+)
+def test_the_path_of_files(paths: list[str], expected: str) -> None:
+    assert path_of(paths) == expected
+
+
+def test_changes_in_json(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines(
+        place / "feed" / "2026-01-01" / "a.jsonl",
+        {"order_id": 1, "no": 1, "op": "I", "total": "20.00", "at": 1_767_225_600_000_000, "note": None, "tags": [1]},
+        {"order_id": 1, "no": 2, "op": "U", "total": "21.5", "at": 1_767_225_600_000_007, "note": None, "tags": []},
+        {"order_id": 1, "change_no": 3, "no": 3, "op": "D"},
+    )
+    config, text = proposed(capsys, "feed/*/*.jsonl")
+    assert config.source.path == "../../feed/{date:%Y-%m-%d}/*.jsonl"
+    assert (config.source.format, config.key, config.time.source) == ("json", ("order_id",), "path")
+    assert {name: (column.type, column.unit) for name, column in config.columns.items()} == {
+        "order_id": ("bigint", None),
+        "no": ("bigint", None),
+        "total": ("decimal(18,2)", None),
+        "at": ("timestamp", "us"),
+        "tags": ("json", None),
+        "change_no": ("bigint", None),
+    }
+    assert (config.delete.column, config.delete.values) == ("op", ("D",))
+    assert "# note: always null in the sample: which type?" in text
+    assert "always a whole number between 2000 and 2036 in us since 1970" in text
+    assert "# order: {by: [version]} # QUESTION" in text, "change_no is not in every record"
+
+
+@pytest.mark.parametrize(
+    ("name", "order"), [("change_no", "fields"), ("lsn", "fields"), ("updated_at", "fields"), ("x", "auto")]
+)
+def test_the_order_is_guessed_by_name(name: str, order: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines(place / "feed" / "a.jsonl", {"id": 1, name: 1_767_225_600_000}, {"id": 2, name: 1_767_225_600_001})
+    config, _ = proposed(capsys, "feed/a.jsonl")
+    assert config.order.by == order
+    assert (name in config.columns) == (name in ("updated_at", "x"))
+    assert config.time.source == "description"
+
+
+def test_a_key_is_unique_in_rows_without_an_order(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines(place / "feed" / "a.csv", "city;code;people", "Oulu;OUL;1", "Cork;ORK;2", "Oulu;OUX;3")
+    config, text = proposed(capsys, "feed/a.csv")
+    assert (config.source.format, config.source.delimiter, config.key) == ("csv", ";", ("code",))
+    assert config.delete.never
+    assert "key: code # unique and never null in the sample; so are people" in text
+    lines(place / "feed" / "b.csv", "a,b", "1,2", "1,2")
+    (place / "dags" / "collections" / "things.yaml").unlink()
+    _, text = proposed(capsys, "feed/b.csv")
+    assert "key: a # QUESTION: it is not unique. What names a row?" in text
+
+
+@pytest.mark.parametrize("header", [True, False])
+def test_dms_files(header: bool, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ["I,1,lamp,2026-01-01 10:00:00", "U,1,desk,2026-01-01 10:00:01", "D,1,,"]
+    lines(place / "feed" / "20260101-1.csv", *(["Op,id,name,at"] if header else []), *rows)
+    config, _ = proposed(capsys, "feed/*.csv")
+    assert (config.source.format, config.source.header) == ("dms-csv", header)
+    names = ("id", "name", "at") if header else ("column_1", "column_2", "column_3")
+    assert tuple(config.columns) == names
+    assert [column.type for column in config.columns.values()] == ["bigint", "string", "timestamp"]
+    assert config.key == names[:1]
+
+
+@pytest.mark.parametrize("first", ["Op", "id"])
+def test_parquet(first: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = pa.table({first: ["I", "U"], "id_2": [1, 2], "price": pa.array(["1.50", "2"], pa.string())})
+    pq.write_table(table, place / "feed" / "a.parquet")
+    config, _ = proposed(capsys, "feed/*")
+    assert config.source.format == ("dms-parquet" if first == "Op" else "parquet")
+    assert config.columns["id_2"].type == "bigint"
+
+
+def test_odd_names_are_quoted_or_left_out(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {
+        "id": 1,
+        "true": "a",
+        "a b": "#",
+        "a: b": 'x"',
+        "ID": 2,
+        "_persist_x": 1,
+        "null": 3,
+        "é": 1,
+        "x\ny": 1,
+        "7": 8,
+    }
+    lines(place / "feed" / "a.jsonl", row)
+    config, text = proposed(capsys, "feed/a.jsonl")
+    assert [*config.columns] == ["id", "true", "a b", "a: b", "null", "é", "7"]
+    assert "# ID: another column has this name" in text
+
+
+@pytest.mark.usefixtures("place")
+def test_a_debezium_decimal_is_a_question(capsys: pytest.CaptureFixture[str]) -> None:
+    config, text = proposed(capsys, str(ROOT / "dags/feed/customers/*/*.jsonl*"))
+    assert (config.source.format, config.key, config.time.source) == ("debezium-json", ("id",), "path")
+    assert "balance: string # QUESTION: texts that may be base64" in text
+    assert "# decimals: precise # QUESTION" in text
+    assert "key: id # QUESTION: it is null in 1 of 208 records" in text
+
+
+def test_nothing_is_overwritten_and_nothing_comes_of_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines(place / "feed" / "a.jsonl", {"id": 1})
+    lines(place / "feed" / "b.jsonl", "")
+    proposed(capsys, "feed/a.jsonl")
+    for arguments, told in (
+        (["--from", "feed/a.jsonl", "--name", "things"], "things.yaml: exists already; nothing was written"),
+        (["--from", "feed/x.jsonl"], "--from: found no file"),
+        (["--from", "feed/b.jsonl"], "--from: found no record in 1 files"),
+        (["--from", "s3://bucket/x"], "expected files on this machine"),
+        (["--from", "feed/a.jsonl", "--name", "a/b"], "a/b"),
+        ([], "expected one FOLDER"),
+        (["a", "b"], "expected one FOLDER"),
+        (["a", "--name", "b"], "expected one FOLDER"),
+    ):
+        assert run_command(["init", *arguments]) == 2, arguments
+        assert told in capsys.readouterr().err
+
+
+def test_files_that_the_shell_has_expanded(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        lines(place / "feed" / f"{name}.jsonl", {"id": name})
+    _, text = proposed(capsys, "feed/a.jsonl", "feed/b.jsonl")
+    assert "from 2 records of 2 of 2 files" in text
