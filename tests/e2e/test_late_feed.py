@@ -179,7 +179,7 @@ def check(client: PersistClient, delivered: Path) -> None:
         (
             record.key["id"],
             datetime.fromtimestamp(record.acted / 1000, UTC).date(),
-            record.order["lsn_or_file"],
+            record.order["number"],
             (record.position or "").split(",")[0],
         )
         for record in late_records(client, "shuffled")

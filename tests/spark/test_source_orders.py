@@ -30,7 +30,7 @@ def change(key: int, name: str, source: dict[str, Any], *, op: str = "u", seen: 
     """An envelope. `seen`: the connector's clock (ms); by default a second after the database's."""
     at = source.get("ts_ms", 0) + 1000 if seen is None else seen
     row = {"id": key, "name": name}
-    image = {"before": row, "after": None} if op == "d" else {"before": None, "after": row}
+    image = {"before": row if op == "d" else None, "after": None if op in "dt" else row}
     return json.dumps({**image, "source": source, "op": op, "ts_ms": at})
 
 
@@ -55,6 +55,11 @@ def oracle(scn: int, at: int, redo: str = "0x000048.00000139.0010") -> dict[str,
 def sqlserver(commit: int, at: int, change_lsn: str | None = f"{LSN}1", serial: int | None = 1) -> dict[str, Any]:
     place = {"commit_lsn": f"{LSN}{commit}", "change_lsn": change_lsn, "event_serial_no": serial}
     return {"connector": "sqlserver", "ts_ms": at, **place}
+
+
+def db2(commit: int, at: int) -> dict[str, Any]:
+    lsn = f"00000000:0000150f:{commit:016x}"
+    return {"connector": "db2", "ts_ms": at, "commit_lsn": lsn, "change_lsn": lsn}
 
 
 def mongodb(second: int, ord: int) -> dict[str, Any]:
@@ -131,6 +136,7 @@ INCOMPARABLE = {
     "PostgreSQL, restored": (postgres(900, HOUR), postgres(850, 2 * HOUR)),
     "Oracle, RESETLOGS": (oracle(900, HOUR), oracle(850, 2 * HOUR)),
     "SQL Server, restored": (sqlserver(9, HOUR), sqlserver(5, 2 * HOUR)),
+    "Db2, restored": (db2(9, HOUR), db2(5, 2 * HOUR)),
 }
 HEALTHY = {
     "a statement of an hour": ((mysql(9, 1, 2 * HOUR), None), (mysql(9, 2, HOUR), 3 * HOUR)),
@@ -180,6 +186,55 @@ def test_a_failover_of_mysql_is_a_question_with_an_answer(
     body = shard.config.model_dump(mode="json") | {"order": {"servers": [184, 185]}}
     shard.deliver({"b": "\n".join(then)}, eras=eras_of(CollectionConfig.model_validate(body)))
     assert [(row["id"], row["name"]) for row in shard.rows()] == [(1, "new"), (2, "kept"), (3, "first")]
+
+
+TRUNCATES = [  # the batches of a delivery: a row before the failover, a truncate after it, and one before it
+    ("MySQL, failover", ["row", "cut"]),
+    ("MySQL, failover", ["cut", "row"]),
+    ("MySQL, failover", ["row cut"]),
+    ("MySQL, failover", ["cut", "before"]),
+    ("PostgreSQL, restored", ["row", "cut"]),
+    ("Oracle, RESETLOGS", ["row", "cut"]),
+]
+
+
+@pytest.mark.parametrize(("name", "batches"), TRUNCATES)
+def test_a_truncate_of_another_run_of_numbers_is_a_question(
+    spark: SparkSession, tmp_path: Path, name: str, batches: list[str]
+) -> None:
+    older, newer = INCOMPARABLE[name]
+    lines = {
+        "row": change(1, "old", older),
+        "cut": change(0, "", newer, op="t"),
+        "before": change(0, "", older, op="t"),
+    }
+    shard = Collection(spark, tmp_path, COLUMNS, "debezium-json")
+    *first, last = ["\n".join(lines[word] for word in batch.split()) for batch in batches]
+    for text in first:
+        shard.deliver({"a": text}, **ASKS)
+    with pytest.raises(UnclearOrder):
+        shard.deliver({"b": last}, **ASKS)
+    shard.deliver({"b": last}, eras=Eras(restarts_ms=(newer["ts_ms"],)))
+    assert shard.rows() == []
+
+
+def test_a_truncate_of_another_run_in_log_order(spark: SparkSession, tmp_path: Path) -> None:
+    older, newer = INCOMPARABLE["MySQL, failover"]
+    shard = Collection(spark, tmp_path, COLUMNS, "debezium-json", order="log")
+    both = f"{change(1, 'old', older)}\n{change(0, '', newer, op='t')}"
+    with pytest.raises(UnclearOrder):
+        shard.deliver({"a": both}, **ASKS)
+    shard.deliver({"a": both}, eras=Eras(restarts_ms=(newer["ts_ms"],)))
+    assert shard.rows() == []
+
+
+def test_what_a_restarted_dms_task_loads_again_loses(spark: SparkSession, tmp_path: Path) -> None:
+    """The documented result: rows that were changed stay, others take the value that was loaded last."""
+    shard = Collection(spark, tmp_path, COLUMNS, "dms-csv")
+    shard.deliver({"LOAD00000001.csv": "Op,id,name\nI,1,a\nI,2,b\n", "20260101-1.csv": "Op,id,name\nU,1,a2\n"})
+    stats = shard.deliver({"LOAD00000002.csv": "Op,id,name\nI,1,again\nI,2,again\n"}).stats
+    assert [(row["id"], row["name"]) for row in shard.rows()] == [(1, "a2"), (2, "again")]
+    assert stats["late"] == 1, "`persist late` lists it"
 
 
 def test_a_feed_that_says_no_place_is_a_question(spark: SparkSession, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ from persist_spark.frame import (
     shown_time,
 )
 from persist_spark.upsert import inherited, rules, sequence
-from persist_spark.upsert.arguments import ACTS, ERR_CELLS, SAME_VALUE, Arguments, SeenBefore
+from persist_spark.upsert.arguments import ERR_CELLS, SAME_VALUE, Arguments, SeenBefore
 from persist_spark.upsert.eras import Eras, incomparable
 from persist_spark.upsert.outcome import Outcome, emitted_counts, read_counts
 from persist_spark.upsert.seen import remembered
@@ -331,7 +331,7 @@ def _ranked(chain: DataFrame, arguments: Arguments) -> DataFrame:
         return sequence.judged(chain, marks, arguments)
     if arguments.eras:
         rival = f"lag(ord) {window}"
-        compared = f"own_time = lag(own_time) {window} AND {ACTS} AND {incomparable('ord', rival)}"
+        compared = f"own_time = lag(own_time) {window} AND is_due AND {incomparable('ord', rival)}"
         marks = (*marks, f"CASE WHEN {compared} THEN {rival} END AS rival")
     if arguments.schema.inherits:
         return inherited.completed(chain.selectExpr("*", *marks), arguments)

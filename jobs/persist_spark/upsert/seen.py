@@ -39,6 +39,7 @@ from persist_core.schema import ACTED, BEATEN_BY, FLOOR, FORGOTTEN, INDEX_KIND, 
 from persist_spark.frame import BAD_KEY, OP, ORDER, inherited_fields, passed, user_fields
 from persist_spark.order_memory import Order
 from persist_spark.upsert.arguments import Arguments, SeenBefore
+from persist_spark.upsert.eras import incomparable
 from persist_spark.upsert.lookup import of_slots
 from persist_spark.upsert.sequence import IS_UNORDERED
 
@@ -90,9 +91,12 @@ def remembered(arrivals: DataFrame, seen: SeenBefore, stash: DataFrame | None, a
     entry = {"kind": "STRING", "acted": "BIGINT", "ord": order.simpleString(), "is_old": "BOOLEAN"}
     for field in inherited_fields(arguments.schema):
         entry["inherited"] = field.dataType.simpleString()
+    below = "ord < floor_before"
+    if arguments.eras:
+        below = f"({below} OR {incomparable('ord', 'floor_before')})"
     given = {
         "entry": f"CAST(NULL AS STRUCT<{', '.join(f'{name}: {kind}' for name, kind in entry.items())}>)",
-        "truncated_by": f"CASE WHEN ord < floor_before AND NOT {IS_UNORDERED} THEN floor_before END",
+        "truncated_by": f"CASE WHEN {below} AND NOT {IS_UNORDERED} THEN floor_before END",
         "is_beyond": f"coalesce(ord < forgotten AND NOT {IS_UNORDERED}, false)",
     }
     marked = _with_memory(arrivals.withColumn("floor_before", floor), seen, stash, order, arguments).selectExpr(

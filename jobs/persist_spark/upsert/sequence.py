@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from persist_core.schema import UNORDERED
 from persist_spark.upsert import inherited
@@ -92,8 +91,12 @@ def expanded(both: DataFrame, arguments: Arguments) -> DataFrame:
         found, cuts = inherited.with_cuts(found, arguments, counts, window)
         ends = f"({ends} OR {cuts})"
     ends = f"truncated_by IS NULL AND {newest}.c IS NOT NULL AND {ends}"
-    floor = """CASE WHEN NOT expanded THEN
-        greatest(truncated_by, CASE WHEN ord < floor_now THEN floor_now END) END AS truncated_by"""
+    below = "ord < floor_now"
+    if arguments.eras:  # the question that a batch with one of these ends with: `judged`
+        ends = f"coalesce({ends}, false) OR coalesce({incomparable('ord', f'{newest}.o')}, false)"
+        below = f"({below} OR {incomparable('ord', 'floor_now')})"
+    floor = f"""CASE WHEN NOT expanded THEN
+        greatest(truncated_by, CASE WHEN {below} THEN floor_now END) END AS truncated_by"""
     cells = [floor if name == "truncated_by" else name for name in arguments.columns]
     return found.where(f"NOT expanded OR ({ends})").selectExpr(*cells, "canonical")
 
@@ -146,7 +149,7 @@ def judged(chain: DataFrame, marks: Sequence[str], arguments: Arguments) -> Data
         "*",
         *marks,
         *_known_of_slot(arguments),
-        f"max(CASE WHEN {ACTS} THEN {own} END) {before} AS highest",
+        f"max(CASE WHEN is_due THEN {own} END) {before} AS highest",  # truncates have a slot of their own
         f"coalesce(min({above}) {before}, {above}) AS first_time",  # of a record at or above the floor
     )
     registers: dict[str, str] = {}
@@ -156,13 +159,11 @@ def judged(chain: DataFrame, marks: Sequence[str], arguments: Arguments) -> Data
         "*", f"{_seen(arguments)} AS seen", *[f"{sql} AS {name}" for name, sql in registers.items()]
     )
     compared = seen.selectExpr("*", "greatest(seen, highest) AS higher", f"wins AND {ACTS} AS is_judged")
-    if arguments.eras:
-        compared = compared.withColumn("highest_order", F.expr("greatest(higher.o, truncated_by)"))
     is_equal = "higher.o <=> ord AND truncated_by IS NULL"
     is_below = f"(truncated_by IS NOT NULL OR coalesce({own} < higher, false))"
     # Without canonical bytes, an equal order may be the same record again: the thorough plan finds out.
     tied_before = f"is_judged AND {is_equal}" + (f" AND {is_below}" if arguments.is_thorough else "")
-    compares = f"own_time IS NOT NULL AND {ACTS} AND {incomparable('ord', 'highest_order')}"
+    rivals = " ".join(f"WHEN {incomparable('ord', name)} THEN {name}" for name in ("truncated_by", "higher.o"))
     beyond = f"is_judged AND NOT {is_below} AND seen IS NULL AND first_time = time AND is_beyond"
     found = compared.selectExpr(
         *[name for name in arguments.columns if name != "is_beyond"],
@@ -172,7 +173,7 @@ def judged(chain: DataFrame, marks: Sequence[str], arguments: Arguments) -> Data
         f"{tied_before} AS is_tied_before",
         f"{beyond} AS is_beyond",
         f"IF(is_judged AND {is_below} AND NOT ({is_equal}), greatest(higher.o, truncated_by), NULL) AS beaten_by",
-        *([f"CASE WHEN {compares} THEN highest_order END AS rival"] if arguments.eras else []),
+        *([f"CASE WHEN own_time IS NULL OR NOT is_due THEN NULL {rivals} END AS rival"] if arguments.eras else []),
         *registers,
     )
     if not registers:

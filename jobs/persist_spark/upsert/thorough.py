@@ -8,6 +8,7 @@ from pyspark.sql import functions as F
 from persist_spark.frame import canonical_json
 from persist_spark.upsert import inherited, sequence
 from persist_spark.upsert.arguments import Arguments
+from persist_spark.upsert.eras import incomparable
 
 
 def with_canonical(chain: DataFrame, arguments: Arguments) -> DataFrame:
@@ -42,5 +43,8 @@ def with_truncates(chain: DataFrame, arguments: Arguments) -> DataFrame:
     both = with_canonical(chain.union(slots.crossJoin(F.broadcast(truncates)).selectExpr(*cells)), arguments)
     if is_sequence:
         return sequence.expanded(both, arguments)
-    had = f"coalesce(lag(op = 'u' AND time >= 0) {arguments.by_rank}, false) AS had"
-    return both.selectExpr("*", had).where("NOT expanded OR had").drop("had")
+    kept = f"lag(op = 'u' AND time >= 0) {arguments.by_rank}"
+    if arguments.eras:
+        after = f"lead({{}}) {arguments.by_rank}".format
+        kept = f"coalesce({kept}, false) OR (own_time = {after('own_time')} AND {incomparable('ord', after('ord'))})"
+    return both.selectExpr("*", f"coalesce({kept}, false) AS kept").where("NOT expanded OR kept").drop("kept")
