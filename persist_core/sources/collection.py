@@ -64,7 +64,9 @@ class CollectionSource:
 
     def pending(self, state: ShardState, *, until: int | None) -> int:
         """Files that no commit has consumed and that are dated before `until`."""
-        freeze = self._files.freeze(state.sources.get(FILES), until=until)
+        upper = state.upper.time or 0
+        lower = upper if until is None or upper < until else 0
+        freeze = self._files.freeze(state.sources.get(FILES), until=until, lower=lower)
         return len(freeze.frozen.files) + freeze.left_over
 
     def inputs(self, input_key: str) -> list[ReadInput]:

@@ -1,7 +1,8 @@
-"""`ShardSensor`: a task that waits until a shard is complete up to a time.
+"""Tasks that wait: until a shard is complete up to a time, or until there is input for a collection.
 
 ShardSensor(task_id="wait", shard="customers")                          up to the end of this run's data interval
 ShardSensor(task_id="wait", shard="customers", upper="2026-01-31")      up to a fixed time
+InputSensor(task_id="files", config=load_collection("customers.yaml"))  dated before the end of the data interval
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from persist_airflow.compat import (
 from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.triggers import ShardUpperTrigger
 from persist_core.clock import SystemClock
+from persist_core.config.collection import CollectionConfig
 from persist_core.config.problems import nearest
 from persist_core.frontier import Frontier
+from persist_core.shard.state import ShardState
+from persist_core.sources.registry import source_of
 from persist_core.time_text import parse_time, show_time
 
 
@@ -100,3 +104,37 @@ class ShardSensor(BaseSensorOperator):
         if self.upper is None:
             return interval_end_ms(context, SystemClock())
         return parse_time(str(self.upper), what=f"upper of {self.task_id}")
+
+
+class InputSensor(BaseSensorOperator):
+    """Wait until mint would take a file in: one that no commit has consumed, dated before the end of the data interval.
+
+    A folder and a bucket are looked at alike, by names. It is also done if the shard covers the interval already: mint
+    then skips. Airflow's `poke_interval`, `timeout`, `mode` and `soft_fail` have their usual meaning; with
+    `mode="reschedule"` the task takes no slot between two looks.
+
+    :param config: the collection
+    :param persist_conn_id: the location (templated)
+    """
+
+    template_fields: Sequence[str] = ("persist_conn_id",)
+    ui_color = ShardSensor.ui_color
+
+    def __init__(
+        self, *, config: CollectionConfig, persist_conn_id: str = PersistHook.default_conn_name, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.config = config
+        self.persist_conn_id = persist_conn_id
+
+    def poke(self, context: Context) -> bool:
+        """True if there is input. Raises `Determinate` if the files cannot be listed."""
+        until = interval_end_ms(context, SystemClock())
+        with task_client(self.persist_conn_id, self.config) as client:
+            state = client.machine.fetch(self.config.name) or ShardState(self.config.name)
+            if state.upper >= Frontier(until):
+                self.log.info("shard %s covers the interval already: upper is %s", self.config.name, state.upper)
+                return True
+            pending = source_of(client, self.config).pending(state, until=until)
+        self.log.info("%s: %d files are due before %s", self.config.source.path, pending, show_time(until))
+        return pending > 0

@@ -1,4 +1,4 @@
-"""`ShardSensor`: when it is done, what it waits for, and how it waits."""
+"""Sensors: when they are done, what they wait for, and how they wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from persist_airflow.compat import AirflowFailException, AirflowSensorTimeout
 from persist_airflow.factory import build_upsert_dag
-from persist_airflow.sensors import ShardSensor
+from persist_airflow.sensors import InputSensor, ShardSensor
 from persist_core.errors import InvalidTime
 from persist_core.handles.client import PersistClient
 from tests.airflow.fruit import NAME, Fruit, end_ms, end_of
@@ -30,6 +30,19 @@ def test_it_is_done_when_the_upper_is_there(fruit: Fruit, client: PersistClient,
     DagRunDriver(build_upsert_dag(fruit.config()), end_of(0)).run_all()
     assert sensor.poke(context(0))
     assert sensor.poke(context(1)) == (upper is not None)
+
+
+def test_there_is_input_if_mint_would_take_a_file(fruit: Fruit, client: PersistClient) -> None:
+    sensor = InputSensor(task_id="files", config=fruit.config())
+    assert not sensor.poke(context(0))
+    fruit.write_days(range(1, 2))
+    assert not sensor.poke(context(0)), "the next day's file is not due"
+    fruit.write_days(range(1))
+    assert sensor.poke(context(0))
+    assert NAME not in client.shards()
+    DagRunDriver(build_upsert_dag(fruit.config()), end_of(1)).run_all()
+    assert sensor.poke(context(0)), "the interval is covered: mint skips"
+    assert not sensor.poke(context(2)), "all files are consumed"
 
 
 def test_it_waits_in_the_triggerer_and_gives_up_after_its_timeout(fruit: Fruit, client: PersistClient) -> None:

@@ -76,7 +76,7 @@ def test_each_day_is_postgresqls(spark: SparkSession, world: World, tmp_path: Pa
     if is_long():
         check(world, loader, product(world.tables, VARIANTS))
         check_late(world, loader, chance)
-        check(world, Loader(spark, tmp_path / "log"), product(world.tables, ["plain"]), order="log")
+        check(world, Loader(spark, tmp_path / "log"), product(world.tables[1:2], ["plain"]), order="log")
 
 
 @pytest.mark.skipif(not is_long(), reason="takes minutes (PERSIST_PROFILE=nightly)")

@@ -264,10 +264,14 @@ def _remedy(error: Exception) -> str:
     return _REMEDIES.get(_code(cause), "")
 
 
+_GRANT = (
+    "; grant the rights that docs/locations-s3.md lists (a feed: docs/feeds-on-s3.md), and kms:Decrypt on the key if"
+    " the objects are encrypted with SSE-KMS"
+)
 _REMEDIES = {
     "NoSuchBucket": "; create the bucket, or correct its name, region or endpoint",
-    "AccessDenied": "; grant the rights that docs/locations-s3.md lists",
-    "403": "; grant the rights that docs/locations-s3.md lists",
+    "AccessDenied": _GRANT,
+    "403": _GRANT,
     "InvalidAccessKeyId": "; check the credentials",
     "SignatureDoesNotMatch": "; check the credentials",
     "InvalidToken": "; check the credentials",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,21 @@ from tests.core.sources.drop_folder import collection, drop, names
 from tests.servers.s3 import S3Server
 
 DAILY = "{date:%Y/%m/%d}/*.jsonl"
+HANDBOOK = Path(__file__).resolve().parents[3] / "docs" / "feeds-on-s3.md"
+# Names as these writers make them. DMS numbers the files of a full load in hexadecimal: no two rows have one key.
+LAYOUTS = {
+    "DMS, changes by date": [f"sales/orders/2026/01/{name}.csv" for name in ("02/20260102-101112345", "10/20260110-1")],
+    "DMS, full load": [f"sales/orders/LOAD{number}.csv" for number in ("0000000A", "00000001")],
+    "Kafka Connect, by hour": [
+        f"topics/orders/year=2026/month=01/day=02/hour={hour:02}/orders+{part}+{offset:010}.json.gz"
+        for hour in (9, 10)
+        for part in (0, 1)
+        for offset in (0, 1000)
+    ],
+    "Kafka Connect, by partition": [
+        f"topics/orders/partition={part}/orders+{part}+{offset:010}.json.gz" for part in (0, 1) for offset in (0, 1000)
+    ],
+}
 
 
 @pytest.fixture
@@ -57,23 +73,22 @@ def test_the_names_that_a_folder_would_give(bucket: Bucket) -> None:
 
 
 def test_the_layouts_of_dms_and_of_kafka_connect(bucket: Bucket) -> None:
-    """DMS: a full load beside changes by date. Kafka Connect: topic, partition and first offset, by hour."""
-    dms = ["LOAD00000001.csv", "LOAD0000000A.csv", "2026/01/02/20260102-101112345.csv", "2026/01/10/20260110-1.csv"]
-    for name in dms:
-        bucket.put(f"dms/sales/orders/{name}")
-    full = bucket.files(bucket.collection("dms/sales/orders/LOAD*.csv")).freeze(None, until=None)
-    assert sorted(names(full)) == dms[:2], "numbers in hexadecimal: of a full load no two rows have one key"
-    changes = bucket.files(bucket.collection("dms/sales/orders/{date:%Y/%m/%d}/*.csv")).freeze(None, until=None)
-    assert names(changes) == ["2026/01/02/20260102-101112345.csv", "2026/01/10/20260110-1.csv"]
-    root = "topics/orders"
-    kafka = [f"year=2026/month=01/day=02/hour={hour:02}/orders+{part}+{offset:010}.json.gz"
-             for hour in (9, 10) for part in (0, 1) for offset in (0, 1000)]  # fmt: skip
-    for name in kafka:
-        bucket.put(f"{root}/{name}")
-    path = f"{root}/{{date:year=%Y/month=%m/day=%d/hour=%H}}/orders+*.json.gz"
-    source = bucket.files(bucket.collection(path, time="path"))
-    due = source.freeze(None, until=at("2026-01-02T10:00:00"))
-    assert (names(due), due.not_due) == (kafka[:4], 4)
+    """The paths in the handbook find what these writers write, and no file twice."""
+    rows = re.findall(r"^\| (.+?) \| `s3://BUCKET/(.+?)` \|$", HANDBOOK.read_text(), re.MULTILINE)
+    assert {writer for writer, _ in rows} == set(LAYOUTS)
+    for written in LAYOUTS.values():
+        for name in written:
+            bucket.put(name)
+    for writer, path in rows:
+        path = path.replace("SCHEMA/TABLE", "sales/orders").replace("TOPIC", "orders")
+        found = bucket.files(bucket.collection(path, time="path" if "{date" in path else "description"))
+        root, wanted = path.partition("/{")[0].partition("/LOAD")[0].partition("/partition")[0], LAYOUTS[writer]
+        assert [f"{root}/{name}" for name in names(found.freeze(None, until=None))] == wanted, writer
+    hourly = bucket.files(
+        bucket.collection("topics/orders/{date:year=%Y/month=%m/day=%d/hour=%H}/*.json.gz", time="path")
+    )
+    due = hourly.freeze(None, until=at("2026-01-02T10:00:00"))
+    assert (len(names(due)), due.not_due) == (4, 4)
     assert due.frozen.files[0].date_ms == at("2026-01-02T09:00:00")
 
 
@@ -238,7 +253,7 @@ def test_errors_of_the_store_name_what_to_do(bucket: Bucket) -> None:
     feed = bucket.feed(config)
     Wire(feed.objects).script("ListObjectsV2", Answer(403))
     with pytest.raises(
-        Determinate, match=r"S3 answered 403 AccessDenied .*grant the rights that docs/locations-s3\.md"
+        Determinate, match=r"S3 answered 403 AccessDenied .*grant the rights .*docs/feeds-on-s3\.md.*kms:Decrypt"
     ):
         FileSource(config, MemBlob(), feed).freeze(None, until=None)
     location = OpenLocation(
