@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,14 @@ from persist_core.sources.feeds import feed_of
 from persist_core.sources.files import FileSource
 from persist_core.spark_job.launch import Start, run_job
 from persist_core.spark_job.spec import RECORDS, JobSpec
-from persist_core.time_text import show_interval
+from persist_core.time_text import show_interval, show_time
 
 MAX_EXAMPLES = 5
+MAX_GROUPS = 20
+_BAD_FILE = {
+    "quarantine": "a run takes no record of it, and keeps it as one err",
+    "fail": "a run would stop at it (source.on_bad_file)",
+}
 OPERATIONS = {"u": "upserts", "d": "deletes", "t": "truncates", "s": "skipped"}
 
 
@@ -80,29 +86,17 @@ class Preview:
 
     def to_json(self) -> dict[str, Any]:
         """For `--json`."""
-        run = self.next_run
+        plain = {name: value for name, value in vars(self).items() if name not in ("files", "records", "unread")}
+        sample = [
+            {"path": each.file.path, "records": each.records, "is_whole": each.is_whole, "problem": each.problem}
+            for each in self.files
+        ]
         return {
-            "shard": self.shard,
-            "next_run": {
-                "lower": run.lower,
-                "upper": run.upper,
-                "files": run.files,
-                "bytes": run.size_bytes,
-                "not_due": run.not_due,
-                "notices": list(run.notices),
-                "stops": run.stops,
-            },
-            "sample": [
-                {"path": each.file.path, "records": each.records, "is_whole": each.is_whole, "problem": each.problem}
-                for each in self.files
-            ],
-            "stops": self.stops,
-            "rows": [dict(row) for row in self.rows],
-            "row_count": self.row_count,
-            "stats": dict(self.stats),
+            **plain,
+            "next_run": asdict(self.next_run),
+            "sample": sample,
             **self.records,
-            "unread_fields": [dict(each) for each in self.unread],
-            "hints": list(self.hints),
+            "unread_fields": self.unread,
         }
 
 
@@ -126,11 +120,14 @@ def preview(
     until = default_until(config, client.clock.now_ms())
     run, files = _next_run(source, config, state, until)
     found = take(feed, files, limit, header="csv" in config.source.format and config.source.header)
-    empty = Preview(config.name, run, found, **_raw_findings(config, found))
-    if not any(each.records for each in found):
+    told = _BAD_FILE[config.source.on_bad_file]
+    shown = tuple(replace(each, problem=each.problem and f"{each.problem}; {told}") for each in found)
+    found = tuple(each for each in found if each.records and each.problem is None)  # as a run takes them
+    empty = Preview(config.name, run, shown, **_raw_findings(config, found))
+    if not found:
         return empty
     with tempfile.TemporaryDirectory(prefix="persist-preview-") as scratch:
-        sampled = copied(config, [each for each in found if each.records], Path(scratch, "in"))
+        sampled = copied(config, found, Path(scratch, "in"))
         location = PersistLocation(f"file://{scratch}/blob", f"sqlite:///{scratch}/consensus.db")
         with open_location(location) as opened:
             return _tried(PersistClient(opened, client.clock), sampled, start(location), until, empty, rows)
@@ -144,6 +141,8 @@ def _next_run(source: FileSource, config: CollectionConfig, state: ShardState | 
     try:
         if state.is_dropped or state.upper.is_closed:
             stops = f"shard {config.name} is {'dropped' if state.is_dropped else 'closed'}: it takes no input"
+        elif until is not None and until <= lower:
+            stops = f"nothing before {show_time(lower)}, which is the upper of shard {config.name}"
         state.schemas.placed(config.collection_schema())
         freeze = source.freeze(consumed, until=until, lower=lower)
     except PersistError as error:
@@ -209,19 +208,22 @@ def _has_key(record: Mapping[str, Any]) -> bool:
 
 
 def _grouped(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The errors by kind and message, the most frequent first, each with one record."""
-    counts = Counter((each["kind"], each["message"]) for each in errors)
-    first = {(each["kind"], each["message"]): each for each in reversed(errors)}
+    """The most frequent errors by kind and message, each with one record. The message is that of the first."""
+    counts = Counter(map(_pattern, errors))
+    first = {_pattern(each): each for each in reversed(errors)}
     return [
         {
-            "kind": kind,
-            "message": message,
+            **{name: first[pattern][name] for name in ("kind", "message", "position")},
             "records": count,
-            "position": first[kind, message]["position"],
-            "payload": base64.b64decode(first[kind, message]["payload"] or "").decode("utf-8", "replace"),
+            "payload": base64.b64decode(first[pattern]["payload"] or "").decode("utf-8", "replace"),
         }
-        for (kind, message), count in counts.most_common()
+        for pattern, count in counts.most_common(MAX_GROUPS)
     ]
+
+
+def _pattern(err: Mapping[str, Any]) -> tuple[str, str]:
+    """The kind and the message without the bad value."""
+    return err["kind"], re.sub(r"(?<= is )'.*'(?=; expected|$)", "...", err["message"], flags=re.DOTALL)
 
 
 def _times(times: Sequence[int]) -> dict[str, Any]:

@@ -110,6 +110,7 @@ def test_the_rows_of_a_preview_are_those_of_a_run(
     assert (found.next_run.lower, found.next_run.upper) == (done.commit.lower, done.commit.upper)
     again = look(config, limit=20)
     assert (again.next_run.files, again.next_run.lower) == (0, done.commit.upper)
+    assert again.next_run.text.startswith("nothing before ")
     assert sum(each.records for each in again.files) == (20 if name == "customers" else 14)
 
 
@@ -133,7 +134,7 @@ def test_a_forgotten_unit(look: Look, tmp_path: Path) -> None:
     text = "\n".join(lines_of(found))
     assert "set the column's unit" in text
     assert "did you mean `timestamp`, `unit: us`?" in text
-    assert sum(each["records"] for each in found.records["errors"]) == 4
+    assert [each["records"] for each in found.records["errors"]] == [4], "one group"
     assert found.records["errors"][0]["position"] == "a.jsonl, line 1"
     assert json.loads(found.records["errors"][0]["payload"]) == CHANGES[0]
 
@@ -162,10 +163,14 @@ def test_times_that_go_back(look: Look, tmp_path: Path) -> None:
 
 def test_a_damaged_file_is_named_and_the_others_are_shown(look: Look, tmp_path: Path) -> None:
     config = orders(tmp_path, CHANGES)
-    (tmp_path / "in" / "b.jsonl.gz").write_bytes(gzip.compress(b"{}\n" * 1_000)[:15])
-    found = look(config)
-    assert found.row_count == 2
-    assert any(line.startswith("problem: b.jsonl.gz: it is damaged or incomplete") for line in lines_of(found))
+    packed = gzip.compress(
+        "".join(f'{{"no": 9, "id": {number * 7919 % 10007}}}\n' for number in range(20_000)).encode()
+    )
+    (tmp_path / "in" / "b.jsonl.gz").write_bytes(packed[:-1_000])
+    found = look(config, limit=100_000)
+    assert found.row_count == 2, "of a damaged file a run takes no record"
+    (line,) = (line for line in lines_of(found) if line.startswith("problem: b.jsonl.gz: it is damaged or incomplete"))
+    assert line.endswith("; a run takes no record of it, and keeps it as one err")
 
 
 SAMPLES = {  # of real feeds: the errors that a proposed file leaves
