@@ -32,7 +32,7 @@ MAX_HOLDERS = 10_000  # leases, and as many holds: more is a leak in the caller
 class Commit:
     """One append that happened: what binds its token, what it appended, and its writer (for people).
 
-    `seqno` is the version's that this commit made; `since` and `state_bytes` (of all batches) are the shard's then.
+    `seqno` is of the version that this commit made; `since` and `state_bytes` (of all batches) are the shard's then.
     `restored_from` is the checkpoint that it went back to, if it was a restore; a fork starts with one such commit.
     """
 

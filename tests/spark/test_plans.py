@@ -84,6 +84,24 @@ def test_a_truncate_of_a_large_shard_is_written_once_by_many_tasks(shard: Staged
     assert [row["name"] for row in shard.snapshot()] == ["b"]
 
 
+def test_a_truncate_in_a_batch_too_large_for_a_look_at_its_keys_is_found_before_it_is_written(
+    shard: StagedShard, plans: _Plans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upsert_batch, "MAX_LOOK_BYTES", -1)  # as if all batches were larger
+    shard.commit([_record(key, _ok("a"), key) for key in range(50)], 10)
+    later = Record(None, TRUNCATE, 25, (None, "f", 0, 51))
+    shard.commit([later, _record(7, _ok("b"), 52, time=16)], 20)  # which is not due
+    assert (plans.thorough, plans.keyed) == ([False, False], [False, False])
+    assert len(shard.snapshot()) == 50
+    shard.commit([], 30)
+    assert (plans.thorough, plans.keyed) == ([False, False, True], [False, False, False])
+    assert shard.snapshot() == []
+    shard.commit([_record(1, _ok("a"), 60, time=31)], 40)
+    shard.commit([Record(None, TRUNCATE, 45, (None, "f", 0, 61))], 50, may_truncate=False)
+    assert plans.thorough == [False, False, True, False, False, True]  # found by the plan that is discarded
+    assert shard.snapshot() == []
+
+
 def test_a_tie_in_a_large_shard_reads_only_the_slots_of_its_batch(shard: StagedShard, plans: _Plans) -> None:
     shard.commit([_record(key, _ok("a"), key) for key in range(50)], 10)
     tied = [Record((4,), _ok(name), None, (None, "f", 0, 60)) for name in ("lesser", "most")]

@@ -34,7 +34,7 @@ from persist_spark.session import ONE_TASK_BYTES, stage_settings, use
 from persist_spark.stage import stage
 from persist_spark.upsert.eras import Eras
 from persist_spark.upsert.inherited import placed
-from persist_spark.upsert.look import MAX_LOOK_BYTES, Look, cuts_of, look_at
+from persist_spark.upsert.look import MAX_LOOK_BYTES, Look, cuts_of, look_at, look_for_truncates
 from persist_spark.upsert.lookup import committed_updates, expects_few_files
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
@@ -58,8 +58,9 @@ class UpsertRequest:
     """All that the write stage needs to know, once the input is a records frame.
 
     `may_stash=False` promises that no record's time lies at or after the batch's upper. `is_columnar`: the input's keys
-    can be read without the rest, so reading them twice costs less than keeping all records in memory. `eras`: see
-    `persistent_upsert`. `is_auto_order`: the format says the order, so it is a question if no record has one.
+    can be read without the rest, so reading them twice costs less than keeping all records in memory.
+    `may_truncate=False` promises that no record is a truncate. `eras`: see `persistent_upsert`. `is_auto_order`: the
+    format says the order, so it is a question if no record has one.
     """
 
     description: BatchDescription
@@ -69,6 +70,7 @@ class UpsertRequest:
     max_errors: int | None = None
     may_stash: bool = True
     is_columnar: bool = False
+    may_truncate: bool = True
     keep_deleted_ms: int | None = None
     eras: Eras | None = None
     is_auto_order: bool = False
@@ -115,7 +117,7 @@ def stage_upserts(
             records.persist(StorageLevel.MEMORY_AND_DISK)
             stack.callback(records.unpersist)
         batch = replace(batch, stash=batch.before.needed_stash(records, may_stash=request.may_stash))
-        look = batch.look() if batch.looks else None
+        look = batch.look()
         plans: list[PlannedUpsert] = []
 
         def drain(before: Outcome | None) -> PlannedUpsert:
@@ -173,19 +175,25 @@ class _Batch:
     @property
     def looks(self) -> bool:
         """True if it pays to look at the keys of the batch first."""
-        known_bytes = self.committed_bytes + self.before.index_bytes
-        return known_bytes > SMALL_STATE_BYTES and self.request.description.input_bytes <= MAX_LOOK_BYTES
+        return self._meets_many and self.request.description.input_bytes <= MAX_LOOK_BYTES
 
-    def look(self) -> Look:
-        """Look at the batch. Runs a small job."""
+    @property
+    def _meets_many(self) -> bool:
+        return self.committed_bytes + self.before.index_bytes > SMALL_STATE_BYTES
+
+    def look(self) -> Look | None:
+        """Look at the batch, if that pays. Runs a small job."""
         schema, upper = self.request.schema, self.request.description.upper
+        if not self.looks:
+            asks = self._meets_many and self.request.may_truncate
+            return look_for_truncates(self._waiting([OP, TIME]), upper) if asks else None
         manifests = [manifest for _, manifest in self.committed]
         files: list[KeyRange] = []
         if self.committed_bytes > LARGE_STATE_BYTES and expects_few_files(manifests):
             files += [part.keys for manifest in manifests for part in manifest.parts if part.kind in OKS]
         if self.before.index_bytes > LARGE_INDEX_BYTES:
             files += [artifact.keys for artifact in self.before.index]
-        waiting = self._waiting(OP, TIME)
+        waiting = self._waiting([*slot_names(schema), OP, TIME])
         if self.request.description.input_bytes + self.stash.size_bytes <= ONE_TASK_BYTES:
             waiting = waiting.coalesce(1)  # one stage instead of two
         return look_at(waiting, schema, upper, cuts_of(files) if files else None)
@@ -206,7 +214,7 @@ class _Batch:
             moved_bytes += self.committed_bytes
         if not is_keyed or is_thorough:
             moved_bytes += self.before.index_bytes
-        slots = self._waiting() if is_keyed else None
+        slots = self._waiting(slot_names(self.request.schema)) if is_keyed else None
         return _Plan(is_thorough, slots, look.ranges if look and is_keyed else None, stash, moved_bytes)
 
     def planned(self, plan: _Plan) -> PlannedUpsert:
@@ -230,9 +238,9 @@ class _Batch:
             eras=request.eras,
         )
 
-    def _waiting(self, *more: str) -> DataFrame:
-        """The slots of records, and of what is needed of the stash, and some more of their columns."""
-        names = [named(name) for name in (*slot_names(self.request.schema), *more)]
+    def _waiting(self, columns: Sequence[str]) -> DataFrame:
+        """These columns of the records, and of what is needed of the stash."""
+        names = [named(name) for name in columns]
         records = self.records.select(*names)
         return records if self.stash.rows is None else records.unionByName(self.stash.rows.select(*names))
 

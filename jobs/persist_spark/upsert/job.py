@@ -55,6 +55,7 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
         max_errors=config.limits.max_errors,
         may_stash=config.time.source == "field",  # a file dated at or after the upper is not yet due
         is_columnar="parquet" in config.source.format,
+        may_truncate="debezium" in config.source.format,
         keep_deleted_ms=config.order.keep_deleted_ms,
         eras=eras_of(config),
         is_auto_order=config.order.by == "auto",

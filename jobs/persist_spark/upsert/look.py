@@ -19,10 +19,12 @@ from persist_core.schema import TIME, CollectionSchema, Column
 from persist_core.shard.key_range import KeyRange, Scalar
 from persist_spark.frame import OP, TRUNCATE, fits, passed, quoted, slot_names, text_bytes
 
-# Above this the keys of a batch rarely fit a broadcast: the whole state goes through the exchange, without a look.
+# Above this the keys of a batch rarely fit a broadcast: the whole state goes through the exchange, without a look at
+# them.
 MAX_LOOK_BYTES = 128 << 20
 MAX_CUTS = 63  # each file is compared with each range
 _PLACE, _CUTS, _EMPTIES = "_persist_place", "_persist_cuts", "_persist_empties"
+_TRUNCATES = f"count(CASE WHEN {_EMPTIES} THEN 1 END)"
 # For each type: SQL for a value as text, what makes a scalar of that text, and SQL that makes a value of a scalar.
 _SCALARS: dict[str, tuple[str, Callable[[str], Scalar], Callable[[Scalar], str]]] = {
     "int": ("CAST({} AS STRING)", int, "{}".format),
@@ -55,13 +57,12 @@ def look_at(waiting: DataFrame, schema: CollectionSchema, upper: int | None, cut
     """Look at records and stash: `OP`, `TIME` and the columns of slots. `cuts` asks for ranges."""
     column = schema.key[0]
     keys = [waiting.schema[name] for name in slot_names(schema)]
-    is_due = "true" if upper is None else f"coalesce({TIME} < {passed(upper)[0]}, true)"
-    waiting = waiting.selectExpr("*", f"{OP} = '{TRUNCATE}' AND {is_due} AS {_EMPTIES}")
+    waiting = _with_empties(waiting, upper)
     counts = {
         "rows": "count(1)",
         "text_bytes": f"sum({text_bytes(keys) or '0L'})",
         "keyless": f"count(CASE WHEN {quoted(column.name)} IS NULL THEN 1 END)",
-        "truncates": f"count(CASE WHEN {_EMPTIES} THEN 1 END)",
+        "truncates": _TRUNCATES,
     }
     grouped = waiting.groupBy()
     if cuts is not None and column.type in _SCALARS:
@@ -73,6 +74,18 @@ def look_at(waiting: DataFrame, schema: CollectionSchema, upper: int | None, cut
     rows, texts, keyless, truncates = (sum(row[name] or 0 for row in found) for name in named)
     ranges = _ranges(found, column) if "min" in counts else None
     return Look(fits(rows, keys, texts), truncates > 0, ranges, rows, keyless)
+
+
+def look_for_truncates(waiting: DataFrame, upper: int | None) -> Look:
+    """Look at `OP` and `TIME` of records and stash, of which there are too many to look at their keys."""
+    found = _with_empties(waiting, upper).groupBy().agg(F.expr(_TRUNCATES)).collect()
+    return Look(fits_a_broadcast=False, has_truncates=found[0][0] > 0, ranges=None, rows=0, keyless=0)
+
+
+def _with_empties(waiting: DataFrame, upper: int | None) -> DataFrame:
+    """With a column more: is the record a truncate that is due?"""
+    is_due = "true" if upper is None else f"coalesce({TIME} < {passed(upper)[0]}, true)"
+    return waiting.selectExpr("*", f"{OP} = '{TRUNCATE}' AND {is_due} AS {_EMPTIES}")
 
 
 def _placed(waiting: DataFrame, column: Column, cuts: Sequence[Scalar]) -> DataFrame:
