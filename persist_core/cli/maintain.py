@@ -162,7 +162,7 @@ def _print_garbage(session: Session, name: str) -> None:
 @click.option("--to-consensus-uri", required=True, help="The consensus store of the copy.")
 @click.option("--together", is_flag=True, help="Copy all shards as of one moment, so that views agree with inputs.")
 @click.option("--move", is_flag=True, help="Then accept no more commits here: the shards go on in the other location.")
-@click.option("--verify", is_flag=True, help="Read what is there already, and copy again what has another digest.")
+@click.option("--verify", is_flag=True, help="Read what the copy has, and copy again what has another digest.")
 @click.option(
     "--threads", type=click.IntRange(1, 64), default=THREADS, show_default=True, help="Objects copied at a time."
 )

@@ -139,7 +139,7 @@ SHARD_METRICS: tuple[Metric, ...] = (
            labels=("reason",), read=lambda s: late_of(s[1]) if s[1] else {}),
 )  # fmt: skip
 
-COMMITS = Metric("commits", "counter", "Commits. Tasks count those that they made; the state counts all.",
+COMMITS = Metric("commits", "counter", "Commits. Tasks count their own; the state counts all.",
                  read=_of(lambda s: s.commits))  # fmt: skip
 CHANGES = Metric("changes", "counter", "What commits changed: rows, and records that became errors.", labels=("kind",))
 RECORDS = Metric("records_read", "counter", "Records that committed runs read from their input.")

@@ -1,6 +1,7 @@
-"""The common part of all backends' URIs: `scheme:path?parameters`, percent-encoding, and what may be printed of them.
+"""The common part of all backends' URIs: `scheme:path?parameters`, percent-encoding, what may be printed of them,
+and their secrets: find them, to mask or refuse them, and insert a password.
 
-Each backend's own `uri` module reads the path and the parameters of its scheme.
+Each backend reads the path and the parameters of its scheme.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import unquote, unquote_to_bytes
+from urllib.parse import quote, unquote, unquote_to_bytes
 
 from persist_core.errors import InvalidUri
 
@@ -108,3 +109,53 @@ def _decoded(text: str, where: str) -> str:
     if any(ord(character) < 32 or ord(character) == 127 for character in decoded):
         raise InvalidUri(f"{where} has a control character")
     return decoded
+
+
+_SECRET_PARAMETERS = frozenset({"password", "sslpassword", "secret_access_key", "session_token"})
+_SCHEME_AND_SLASHES = re.compile(r"[a-z][a-z0-9+.-]*:/{0,2}", re.IGNORECASE)
+_IS_FILE = re.compile(r"(?:file|sqlite|mem):", re.IGNORECASE)  # an @ in a path ends no password
+_POSTGRES = re.compile(r"(postgres(?:ql)?://)(?:([^/?#@]*)@)?(?=[^@]*$)", re.IGNORECASE)
+
+
+def secrets_of(uri: str) -> tuple[str, ...]:
+    """The passwords, secret keys and tokens in `uri`, each as written and percent-decoded.
+
+    A user name, an access key id and the path of a key file are not secrets.
+    """
+    found = []
+    scheme = _SCHEME_AND_SLASHES.match(uri)
+    rest = uri[scheme.end() :] if scheme else uri
+    head, _, query = rest.partition("?")
+    if "@" in head and not _IS_FILE.match(uri):  # a password may hold a raw `/` or `@`: it ends at the last one
+        found.append(head[: head.rfind("@")].partition(":")[2])
+    for parameter in query.split("&"):
+        name, _, value = parameter.partition("=")
+        if unquote(name) in _SECRET_PARAMETERS:
+            found.append(value)
+    found += [value for name, value in matrix_parameters(uri) if unquote(name) in _SECRET_PARAMETERS | {"token"}]
+    return tuple(dict.fromkeys(form for secret in found if secret for form in (secret, unquote(secret))))
+
+
+def with_login(uri: str, user: str | None, password: str | None) -> str:
+    """A `postgresql:` URI with that user and password, percent-encoded. Parts that are `None` or empty change nothing.
+
+    Raises `InvalidUri` if the URI is of another scheme, or names another user or a password of its own.
+    """
+    if not user and not password:
+        return uri
+    address = _POSTGRES.match(uri)
+    if address is None:
+        raise InvalidUri(
+            f"{redact_uri(uri)!r}: a user and a password were given for it; expected postgresql://host:port/database."
+            " For S3 give an AWS connection or AWS's environment variables"
+        )
+    named = unquote(address[2] or "")
+    if secrets_of(uri) or (named and user and named != user):
+        raise InvalidUri(
+            f"{redact_uri(uri)!r}: it names a user or a password, and others were given for it; leave them out of the"
+            " URI"
+        )
+    if not (user or named):
+        raise InvalidUri(f"{redact_uri(uri)!r}: a password was given for it without a user; give both")
+    login = quote(user or named, safe="") + (f":{quote(password, safe='')}" if password else "")
+    return f"{address[1]}{login}@{uri[address.end() :]}"

@@ -76,7 +76,7 @@ def _differences(
     checkpoint_id, layout = manifest.checkpoint_id, checkpointer.layout
     if expected is not None:
         for difference in expected.differences(manifest):
-            yield f"its manifest is not that of its commit: {difference}"
+            yield f"its manifest differs from its commit's: {difference}"
     for name in manifest.operators:
         for artifact in manifest.operators[name].partitions:
             data = checkpointer.blob.get(layout.artifact(checkpoint_id, artifact.path))

@@ -91,7 +91,7 @@ def _check_as_committed(
     commit = next((commit for commit in state.commits if commit.checkpoint_id == checkpoint_id), None)
     if commit is not None and client.manifest(commit).sources != sources:
         raise CorruptArtifact(
-            f"the source progress in checkpoint {checkpoint_id} of shard {state.shard} is not that of its commit"
+            f"the source progress in checkpoint {checkpoint_id} of shard {state.shard} differs from its commit's"
             f" ({commit.manifest_key}); it was altered. Choose another checkpoint"
         )
 

@@ -244,7 +244,7 @@ def start_fork(
 def check_can_be_fork(state: ShardState, since: Frontier) -> None:
     """Raise `InvalidInput` unless the shard is empty and has no lease or hold below `since`."""
     if state.commits or state.batches or state.upper != ZERO:
-        raise InvalidInput(f"shard {state.shard} is there already (upper {state.upper}); fork into another name")
+        raise InvalidInput(f"shard {state.shard} already exists (upper {state.upper}); choose another name")
     held = [lease.since for lease in state.leases.values()] + [hold.since for hold in state.holds.values()]
     if held and min(held) < since:
         raise InvalidInput(

@@ -26,9 +26,9 @@ from pathlib import Path
 
 from persist_core.clock import Clock, SystemClock
 from persist_core.errors import InvalidInput
-from persist_core.location.credentials import secrets_of
 from persist_core.location.open import credentials_of
 from persist_core.location.settings import ENV_BLOB_URI, ENV_CONNECTION, ENV_CONSENSUS_URI, PersistLocation
+from persist_core.location.uri import secrets_of
 from persist_core.spark_job.installation import spark_home
 
 DEPLOY_MODE_CONF = "spark.submit.deployMode"

@@ -26,9 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from persist_core.errors import InvalidInput, RunFailed
-from persist_core.location.credentials import secrets_of
 from persist_core.location.settings import PersistLocation
-from persist_core.location.uri import redact_uri
+from persist_core.location.uri import redact_uri, secrets_of
 from persist_core.spark_job.causes import find_cause
 from persist_core.spark_job.handover import hand_over, location_environment, properties_file, spark_defaults
 from persist_core.spark_job.installation import find_spark_submit, job_path, spark_environment, spark_home

@@ -31,10 +31,9 @@ from persist_core.errors import ConfigError, InvalidUri, PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.ids import RandomIds
 from persist_core.location.consensus import CaSResult, VersionedData
-from persist_core.location.credentials import secrets_of, with_login
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation, connection_variable, location_from
-from persist_core.location.uri import redact_uri
+from persist_core.location.uri import redact_uri, secrets_of, with_login
 
 _TEST_PREFIX = "_connection_test"  # starts with "_", so no shard can have this name
 

@@ -10,7 +10,7 @@ ShardCommitTrigger   for asset watchers (Airflow 3): commits that no append task
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, cast
 
 from asgiref.sync import sync_to_async
@@ -28,6 +28,31 @@ COMMIT_POLL_S = 30.0
 SEEN = "persist_seen"  # in the asset's state: era and epoch of the newest commit that was reported
 OWN_WRITERS = ("persist_upsert__", "persist_view__")  # the DAGs of our factories: their append tasks update the asset
 MAX_STORAGE_ERRORS = 10  # one after the other; then the task fails, and Airflow's retries take over
+
+
+async def _looks(look: Callable[[], ShardState | None], poll_s: float) -> AsyncIterator[ShardState | None]:
+    """What `look` finds, every `poll_s` seconds, `None` while the store fails. In a thread, because it may block.
+
+    Raises the `StorageError` of `MAX_STORAGE_ERRORS` looks in a row.
+    """
+    failures = 0
+    while True:  # until the trigger ends
+        try:
+            found = await sync_to_async(look)()
+            failures = 0
+        except StorageError:
+            failures += 1
+            if failures == MAX_STORAGE_ERRORS:
+                raise
+            found = None
+        yield found
+        await asyncio.sleep(poll_s)
+
+
+def _serialized(trigger: BaseTrigger, *names: str) -> tuple[str, dict[str, Any]]:
+    """The class and its arguments, as the triggerer makes them again."""
+    kind = type(trigger)
+    return f"{kind.__module__}.{kind.__qualname__}", {name: getattr(trigger, name) for name in names}
 
 
 class ShardUpperTrigger(BaseTrigger):
@@ -53,39 +78,21 @@ class ShardUpperTrigger(BaseTrigger):
         self.poll_s, self.timeout_s = poll_s, timeout_s
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The class and its arguments, as the triggerer makes them again."""
-        arguments = {
-            "shard": self.shard,
-            "upper": self.upper,
-            "persist_conn_id": self.persist_conn_id,
-            "poll_s": self.poll_s,
-            "timeout_s": self.timeout_s,
-        }
-        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
+        return _serialized(self, "shard", "upper", "persist_conn_id", "poll_s", "timeout_s")
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look every `poll_s` seconds. Connections are opened and read in a thread: they may block."""
         clock = SystemClock()
         deadline_ms = None if self.timeout_s is None else clock.now_ms() + self.timeout_s * 1000
         client: PersistClient = await sync_to_async(PersistHook(self.persist_conn_id).get_conn)()
-        failures = 0
         try:
-            while True:
-                try:
-                    found = await sync_to_async(client.machine.fetch)(self.shard)
-                    failures = 0
-                except StorageError:
-                    failures += 1
-                    if failures == MAX_STORAGE_ERRORS:
-                        raise
-                    found = None
+            async for found in _looks(lambda: client.machine.fetch(self.shard), self.poll_s):
                 if found is not None and found.upper >= Frontier(self.upper):
                     yield self._event(found.upper.time, reached=True)
                     return
                 if deadline_ms is not None and clock.now_ms() >= deadline_ms:
                     yield self._event(found.upper.time if found is not None else 0, reached=False)
                     return
-                await asyncio.sleep(self.poll_s)
         finally:
             await sync_to_async(client.location.close)()
 
@@ -121,30 +128,15 @@ class ShardCommitTrigger(BaseEventTrigger):
         self.skip_writers = list(skip_writers)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The class and its arguments: Airflow runs one trigger for all watchers with equal ones."""
-        arguments = {
-            "shard": self.shard,
-            "persist_conn_id": self.persist_conn_id,
-            "poll_s": self.poll_s,
-            "skip_writers": self.skip_writers,
-        }
-        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
+        """Airflow runs one trigger for all watchers with equal arguments."""
+        return _serialized(self, "shard", "persist_conn_id", "poll_s", "skip_writers")
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look every `poll_s` seconds, for as long as an asset has this watcher."""
         store: Any = getattr(self, "asset_state_store", None)
         stored = None if store is None else await store.aget(SEEN)
         seen = (int(stored[0]), int(stored[1])) if stored else None
-        failures = 0
-        while True:
-            try:
-                state = await sync_to_async(self._look)()
-                failures = 0
-            except StorageError:
-                failures += 1
-                if failures == MAX_STORAGE_ERRORS:
-                    raise
-                state = None
+        async for state in _looks(self._look, self.poll_s):
             if state is not None and _newest(state) != seen:
                 event = None if seen is None else self._event(state, seen)
                 if event is not None:
@@ -152,7 +144,6 @@ class ShardCommitTrigger(BaseEventTrigger):
                 seen = _newest(state)
                 if store is not None:
                     await store.aset(SEEN, list(seen))
-            await asyncio.sleep(self.poll_s)
 
     def _look(self) -> ShardState | None:
         client = PersistHook(self.persist_conn_id).get_conn()

@@ -25,15 +25,14 @@ from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.location.settings import PersistLocation
 from persist_core.protocol.resolve import plan_resolve
-from persist_core.schema import CollectionSchema, Column
 from tests.airflow.airflow_process import run
 from tests.core.protocol.ordered_shard import OrderedCollection
 from tests.core.protocol.test_resolve import with_unordered
+from tests.core.world import SCHEMA
 from tests.plain_commit import commit
 
 pytestmark = pytest.mark.airflow_2_11
 
-SCHEMA = CollectionSchema((Column("id", "bigint", nullable=False),), (Column("name", "string"),))
 SHARD = "fruit"
 DAG = "persist_upsert__fruit"
 

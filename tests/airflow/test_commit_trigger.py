@@ -15,12 +15,11 @@ from persist_airflow.triggers import SEEN, ShardCommitTrigger
 from persist_core.errors import InvalidInput
 from persist_core.gc.drop import create_again, drop
 from persist_core.handles.client import PersistClient
-from persist_core.schema import CollectionSchema, Column
+from tests.core.world import KEYS as SCHEMA
 from tests.plain_commit import commit
 
 pytestmark = pytest.mark.airflow_2_11
 
-SCHEMA = CollectionSchema((Column("id", "bigint", nullable=False),), ())
 POLL_S = 0.02
 
 

@@ -17,16 +17,15 @@ from persist_core.errors import ConfigError, OutdatedDescription
 from persist_core.handles.client import PersistClient
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.debt import debt_of
-from persist_core.schema import CollectionSchema, Column
 from persist_core.spark_job.answer import record_failure
 from persist_core.spark_job.launch import Ended
 from persist_core.spark_job.spec import JobSpec, MergeInputs
 from tests.airflow.airflow_process import run
+from tests.core.world import SCHEMA
 from tests.plain_commit import commit
 
 pytestmark = pytest.mark.airflow_2_11
 
-SCHEMA = CollectionSchema((Column("id", "bigint", nullable=False),), (Column("name", "string"),))
 DAG_FILE = """
 # airflow DAG
 from pathlib import Path

@@ -16,8 +16,8 @@ from airflow.providers.apache.spark.hooks import spark_submit
 
 from persist_airflow.compat import AirflowException, AirflowFailException
 from persist_airflow.factory import build_upsert_dag
-from persist_core.location.credentials import secrets_of
 from persist_core.location.settings import ENV_BLOB_URI, ENV_CONNECTION, ENV_CONSENSUS_URI, PersistLocation
+from persist_core.location.uri import secrets_of
 from tests.airflow.amazon import SECRET_KEY, TOKEN
 from tests.airflow.fruit import Fruit, end_of
 from tests.airflow.task_driver import DagRunDriver

@@ -16,18 +16,17 @@ from persist_core.config.project import load_project
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.health import open_alerts
 from persist_core.location.settings import PersistLocation
-from persist_core.schema import CollectionSchema, Column
 from persist_core.watch.board import WatchBoard
 from tests.airflow.airflow_process import run
 from tests.airflow.sinks import HttpSink, MailSink, http_sink, mail_sink
 from tests.airflow.task_driver import DagRunDriver
 from tests.airflow.test_actions import act
+from tests.core.world import SCHEMA
 from tests.plain_commit import commit
 from tests.servers.certificates import Authority
 
 pytestmark = pytest.mark.airflow_2_11
 
-SCHEMA = CollectionSchema((Column("id", "bigint", nullable=False),), (Column("name", "string"),))
 HOUR = 3_600_000
 COLLECTION = "source: {path: in/*.jsonl, format: debezium-json}\nkey: id\ncolumns: {id: bigint, name: string}\n"
 SLACK = "{notifier: slack, args: {slack_webhook_conn_id: ops_slack}}"

@@ -17,13 +17,12 @@ from persist_airflow.embedded.home import LocalAirflow
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.metrics import changes_of
 from persist_core.inspection.summaries import commit_facts
-from persist_core.schema import CollectionSchema, Column
 from tests.airflow.sinks import HttpSink
 from tests.airflow.statsd_sink import StatsdSink
+from tests.core.world import SCHEMA
 from tests.plain_commit import commit
 
 SHARD = "fruit"
-SCHEMA = CollectionSchema((Column("id", "bigint", nullable=False),), (Column("name", "string"),))
 DAY_MS = 86_400_000
 FIRST, SECOND = 2 * DAY_MS, 3 * DAY_MS  # uppers of the commits outside of Airflow
 STARTER = "after_outside"  # the DAG that commits outside of Airflow start

@@ -139,7 +139,7 @@ def named_damage(
             raise ReadTooSlow(too_slow(owner_of(key), f"{key} is gone")) from error
         file = named or _named_beside(blob, key)
         if file is not None and _is_damaged(blob, file):
-            raise CorruptArtifact(f"{key} is damaged: its digest is not that of its manifest; {REMEDY}") from error
+            raise CorruptArtifact(f"{key} is damaged: its manifest has another digest; {REMEDY}") from error
         raise
 
 

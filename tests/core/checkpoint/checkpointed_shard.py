@@ -19,12 +19,11 @@ from persist_core.ids import SeededIds
 from persist_core.location.blob import BlobMetadata
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
-from persist_core.schema import CollectionSchema, Column
 from persist_core.shard.batch import BatchDescription, SourceFrontier
 from persist_core.shard.operator_state import OperatorState, StateArtifact
 from persist_core.shard.state import Committed
+from tests.core.world import KEYS as SCHEMA
 
-SCHEMA = CollectionSchema(key=(Column("id", "bigint", nullable=False),))
 KEEP_ALL = RetentionConfig(keep_last=1000)
 KEEP_ONE = RetentionConfig(keep_last=1, keep_daily=0, keep_weekly=0)
 DAY_MS = 86_400_000

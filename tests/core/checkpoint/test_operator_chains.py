@@ -24,7 +24,8 @@ from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.operator_state import OrderFacts, StateArtifact, chain_digest
 from persist_core.shard.state import Committed
-from tests.core.checkpoint.checkpointed_shard import KEEP_ONE, SCHEMA, Shard
+from tests.core.checkpoint.checkpointed_shard import KEEP_ONE, Shard
+from tests.core.world import KEYS
 from tests.suites.checkpoint_conformance import checkpoint_ids
 
 STASH_EVERY, INDEX_EVERY = 2, 5
@@ -114,7 +115,7 @@ def test_a_batch_that_did_not_read_one_of_the_operators_is_refused() -> None:
         "s", 3, 4, token="other", checkpoint_id=shard.client.ids.uuid7(), epoch=4, parent_id=shard.parent, writer="w",
         operators={"upsert": shard.chains["upsert"]},
     )  # fmt: skip
-    key = shard.writer.stage(description, SCHEMA, shard.client.ids.uuid7())
+    key = shard.writer.stage(description, KEYS, shard.client.ids.uuid7())
     with pytest.raises(StateNotRead, match="index"):
         shard.writer.compare_and_append(shard.client.staged_manifest(key), key)
 

@@ -15,7 +15,7 @@ from persist_core.cli.main import run_command
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
-from tests.core.gc.test_kills import SCHEMA
+from tests.core.world import SCHEMA
 from tests.plain_commit import commit
 from tests.servers.postgres import PostgresServer
 from tests.servers.s3 import S3Server

@@ -13,11 +13,10 @@ from persist_core.cli.main import run_command
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
-from persist_core.schema import CollectionSchema, Column
 from persist_core.time_text import parse_time
+from tests.core.world import SCHEMA
 from tests.plain_commit import commit
 
-SCHEMA = CollectionSchema(key=(Column("id", "bigint", nullable=False),), values=(Column("name", "string"),))
 DAY_1 = parse_time("2026-01-01")
 Run = Callable[..., tuple[int, str, str]]
 

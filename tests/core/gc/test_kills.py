@@ -16,7 +16,7 @@ from persist_core.ids import SeededIds
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
-from persist_core.schema import CollectionSchema, Column
+from tests.core.world import SCHEMA
 from tests.dying_store import DyingStore, kill_process
 from tests.plain_commit import commit
 from tests.servers.backends import blob_uri_beside, on_each_consensus
@@ -25,7 +25,6 @@ from tests.sim.simulator.reachable import reachable
 KILLS = {"dev": 4, "ci": 6, "nightly": 400}  # a collector makes some 60 calls in mark and sweep
 MAX_CALLS = 100
 SHARD = "fruit"
-SCHEMA = CollectionSchema(key=(Column("id", "bigint", nullable=False),), values=(Column("name", "string"),))
 
 
 def collect_and_die(location: PersistLocation, at: int, is_late: bool) -> None:

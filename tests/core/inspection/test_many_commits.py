@@ -25,15 +25,14 @@ from persist_core.location.consensus import CaSResult, VersionedData
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.maintain import maintain
-from persist_core.schema import CollectionSchema, Column
 from persist_core.shard import state as transitions
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.codec import StateVersion, encode_state
 from persist_core.shard.parts import updates_schema
+from tests.core.world import SCHEMA
 from tests.sampling import is_long
 
 COMMITS, HOUR_MS, SHARD = 10_000, 3_600_000, "big"
-SCHEMA = CollectionSchema((Column("id", "bigint", nullable=False),), (Column("name", "string"),))
 COUNTS = {"inserts": 3, "updates": 0, "deletes": 0, "errors": 0, "records_read": 3}
 
 

@@ -28,15 +28,14 @@ from persist_core.inspection.metrics import (
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
-from persist_core.schema import CollectionSchema, Column
 from persist_core.time_text import parse_time
 from tests import real_parts
+from tests.core.world import SCHEMA
 from tests.plain_commit import commit
 
 DAY = 86_400_000
 DAY_1 = parse_time("2026-01-01")
 NOW = DAY_1 + 10 * DAY
-SCHEMA = CollectionSchema(key=(Column("id", "bigint", nullable=False),), values=(Column("name", "string"),))
 LATE_STATS = {"inserts": 2, "updates": 0, "deletes": 0, "errors": 1, "stashed": 0, "late_times": 4, "late": 0}
 Labels = tuple[tuple[str, str], ...]
 

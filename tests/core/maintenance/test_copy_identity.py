@@ -24,11 +24,12 @@ from persist_core.protocol import stages
 from persist_core.shard.receive import TOO_LATE, Received, receive
 from persist_core.shard.state import MAX_COMMITS_KEPT
 from persist_core.watch.board import WatchBoard
-from tests.core.gc.test_kills import SCHEMA, make_garbage
 from tests.core.gc.test_kills import SHARD as FRUIT
+from tests.core.gc.test_kills import make_garbage
 from tests.core.maintenance.copies import Client, check_equal, copy_all, keys_of, merge_all, reads_of
 from tests.core.maintenance.damaged_location import Complete, InMemory
 from tests.core.protocol.restored_shard import SHARD
+from tests.core.world import SCHEMA
 from tests.plain_commit import commit
 
 MOVES = {"dev": 8, "ci": 8, "nightly": 200}

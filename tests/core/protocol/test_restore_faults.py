@@ -206,7 +206,7 @@ def test_a_fork_into_a_shard_that_holds_data_is_refused(tmp_path: Path) -> None:
     again = forked(shard.client, first)
     assert isinstance(again, Committed)
     assert (again.is_new, shard.client.state("twin")) == (False, twin)
-    with pytest.raises(InvalidInput, match="twin is there already"):
+    with pytest.raises(InvalidInput, match="twin already exists"):
         fork(shard.client, SHARD, shard.checkpointer.list_checkpoints()[-1], "twin", writer="test")
     with pytest.raises(InvalidInput, match="needs another name"):
         fork(shard.client, SHARD, first, SHARD, writer="test")

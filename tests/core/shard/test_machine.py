@@ -14,7 +14,6 @@ from persist_core.frontier import Frontier
 from persist_core.ids import RandomIds, SeededIds
 from persist_core.location.consensus import CaSResult, VersionedData
 from persist_core.location.mem import MemConsensus
-from persist_core.schema import CollectionSchema, Column
 from persist_core.shard import state as transitions
 from persist_core.shard.batch import BatchCounts, BatchManifest
 from persist_core.shard.history import advance_since, set_history
@@ -22,8 +21,9 @@ from persist_core.shard.machine import Machine
 from persist_core.shard.register import MAX_STORE_TRIES
 from persist_core.shard.schema_versions import SchemaVersions
 from persist_core.shard.state import Committed, ShardState, UpperMismatch
+from tests.core.world import KEYS
 
-SCHEMA = SchemaVersions().placed(CollectionSchema(key=(Column("id", "bigint", nullable=False),)))
+SCHEMA = SchemaVersions().placed(KEYS)
 
 
 Step = Callable[[Callable[[], CaSResult]], CaSResult]

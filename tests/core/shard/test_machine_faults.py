@@ -12,16 +12,16 @@ from persist_core.clock import ManualClock
 from persist_core.errors import StorageError
 from persist_core.ids import SeededIds
 from persist_core.location import MemConsensus
-from persist_core.schema import CollectionSchema, Column
 from persist_core.shard import state as transitions
 from persist_core.shard.batch import BatchCounts, BatchManifest
 from persist_core.shard.machine import Machine
 from persist_core.shard.schema_versions import SchemaVersions
 from persist_core.shard.state import Committed, UpperMismatch
+from tests.core.world import KEYS
 from tests.sim.turns import Pause, SteppedConsensus, take_turns
 from tests.suites.faults import FaultRates, Outcome, SeededFaults, UnreliableConsensus
 
-SCHEMA = SchemaVersions().placed(CollectionSchema(key=(Column("id", "bigint", nullable=False),)))
+SCHEMA = SchemaVersions().placed(KEYS)
 WRITERS = 3
 BATCHES_PER_WRITER = 3
 ROUGH = FaultRates(lost_answer=0.15, lost_request=0.1, refused=0.1, late=0.15)

@@ -294,7 +294,7 @@ def test_a_fork_starts_only_in_a_shard_that_is_empty_and_not_held_below_its_sinc
         again, known = start(after)
         assert again is after
         assert not known.is_new
-    with pytest.raises(InvalidInput, match="is there already"):
+    with pytest.raises(InvalidInput, match="already exists"):
         start(replace(source, shard="f"))
     held, _ = register_hold(ShardState("f"), "view/v", opaque="o")
     with pytest.raises(InvalidInput, match="is held at 0"):

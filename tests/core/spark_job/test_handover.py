@@ -10,8 +10,8 @@ import pytest
 
 from persist_core.clock import SystemClock
 from persist_core.errors import InvalidInput
-from persist_core.location.credentials import secrets_of, with_login
 from persist_core.location.settings import PersistLocation
+from persist_core.location.uri import secrets_of, with_login
 from persist_core.spark_job.handover import hand_over, location_environment, properties_file, remove_leftovers
 
 LOCATION = {"PERSIST_BLOB_URI": "s3://b/p", "PERSIST_CONSENSUS_URI": "postgresql://me:hush@db/x"}
