@@ -22,7 +22,7 @@ from typing import Protocol, TypeVar
 
 from pyspark.sql import DataFrame
 
-from persist_core.checkpoint.state_rows import ROWS_AT_ONCE
+from persist_core.checkpoint.checkpointer import ROWS_AT_ONCE
 from persist_core.errors import InvalidInput, InvariantViolation
 from persist_core.handles.write import manifest_for, stage_manifest
 from persist_core.location.blob import Blob, BlobMetadata

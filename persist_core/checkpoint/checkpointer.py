@@ -23,6 +23,8 @@ import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
+
 from persist_core.checkpoint.chains import walk
 from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState
 from persist_core.errors import CorruptArtifact, Corruption, InvalidInput
@@ -35,6 +37,9 @@ from persist_core.shard.keys import (
     offsets_path,
     state_path,
 )
+from persist_core.shard.operator_state import StateArtifact
+from persist_core.shard.parts import PARQUET, PartFormat, read_as
+from persist_core.shard.schema_versions import SchemaVersions
 from persist_core.shard.sealed import check_in_place
 from persist_core.shard.state import Commit
 
@@ -366,3 +371,27 @@ def manifest_chain(checkpointer: Checkpointer, checkpoint_id: str) -> list[Check
     """
     newest = checkpointer.load_manifest(checkpoint_id)
     return [manifest for manifest, _ in walk(newest, checkpointer.load_manifest)][::-1]
+
+
+ROWS_AT_ONCE = 1 << 16
+
+
+def state_rows(
+    blob: Blob,
+    artifact: StateArtifact,
+    columns: pa.Schema,
+    schemas: SchemaVersions,
+    part_format: PartFormat = PARQUET,
+) -> Iterator[pa.Table]:
+    """These columns of one artifact, at most `ROWS_AT_ONCE` rows at a time. `schemas`: the shard's.
+
+    Raises `CorruptArtifact` naming the artifact if it is missing or damaged.
+    """
+    data = load_verified(blob, artifact.key, artifact.sha256)
+    written = schemas.of(artifact.schema_version, what=f"artifact {artifact.key}")
+    try:
+        yield from read_as(part_format, data, columns, written, rows=ROWS_AT_ONCE)
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise CorruptArtifact(
+            f"artifact {artifact.key} has the bytes that its writer staged, but cannot be read: {error!r}"
+        ) from error

@@ -14,6 +14,7 @@ import logging
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -25,7 +26,6 @@ from persist_core.cli.doctor import doctor
 from persist_core.cli.maintain import copy_command, drop_command, gc_command, maintain_command
 from persist_core.cli.preview import preview_command
 from persist_core.cli.project import demo, init
-from persist_core.cli.rejected import print_rejected
 from persist_core.cli.restore import (
     holds_command,
     pin_command,
@@ -52,7 +52,8 @@ from persist_core.inspection.rows import (
 )
 from persist_core.inspection.values import rows_of
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_PAYLOAD, MISSING_ORDER, RESERVED_PREFIX, TIME
-from persist_core.time_text import parse_time, show_time
+from persist_core.spark_job.answer import newest_rejected
+from persist_core.time_text import format_time, parse_time, show_time
 
 MAX_BYTES_HELD = 512 << 20  # decoded, of a read with a limit
 DEFAULT_ROWS = 100  # rows of a table printed for people without --limit; JSON has all
@@ -237,3 +238,19 @@ def run_command(arguments: Sequence[str]) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     return 0
+
+
+def print_rejected(session: Session, shard: str, limit: int | None) -> None:
+    """Samples of the errors of the refused batch, with the position of each. With `--json` one object a line."""
+    found = newest_rejected(session.client, shard)
+    samples = () if found is None else found.samples[:limit]
+    if session.as_json:
+        output.print_ndjson(asdict(each) for each in samples)
+        return
+    if found is None:
+        output.print_line(f"no batch of {shard} was refused for its errors, or GC has deleted the record of it")
+        return
+    output.print_line(f"refused at {format_time(found.refused_ms)}: {found.message.splitlines()[0]}")
+    columns = ("kind", "key", "message", "payload", "time", "read from")
+    rows = [(s.kind, s.key, s.message, s.payload, show_time(s.time), s.position or "unknown") for s in samples]
+    output.print_table(columns, rows)

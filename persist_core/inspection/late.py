@@ -14,8 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from persist_core.checkpoint.checkpointer import state_rows
 from persist_core.checkpoint.recovery import recover_newest
-from persist_core.checkpoint.state_rows import state_rows
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.values import json_value
 from persist_core.schema import ACTED, BAD_KEY, BEATEN_BY, INHERITED, OP, ORDER, TIME, CollectionSchema

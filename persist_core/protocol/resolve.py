@@ -16,9 +16,9 @@ from fnmatch import fnmatchcase
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_core.checkpoint.checkpointer import state_rows
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.checkpoint.recovery import recover_newest
-from persist_core.checkpoint.state_rows import state_rows
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.ids import uuid7_of

@@ -22,7 +22,12 @@ from persist_airflow.embedded.kept import KeptProcesses
 from persist_airflow.embedded.ports import require_free
 from persist_airflow.embedded.run import main
 from persist_core.clock import ManualClock, SystemClock
+from persist_core.handles.client import PersistClient
+from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
+from persist_core.time_text import parse_time
+from tests.core.world import SCHEMA
+from tests.plain_commit import commit
 
 
 @pytest.fixture
@@ -190,6 +195,22 @@ def test_the_demo_waits_for_a_scheduler_that_starts_slowly(
     else:
         with pytest.raises(EmbeddedAirflowError, match=r"(?s)0 of 6 dag runs of dag.*still importing"):
             demo._run_steps(Console(quiet=True), airflow, steps)
+
+
+def test_the_demo_shows_its_results_by_commands(airflow: LocalAirflow, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command is printed as a user types it, and none fails on the demo's shards."""
+    first_ms = parse_time("2026-01-01")
+    with open_location(airflow.location) as location:
+        for shard in (demo.COLLECTION, demo.VIEW):
+            for at in range(first_ms, first_ms + demo.DAYS * demo.DAY_MS, demo.DAY_MS):
+                error = ("value", None, b"unreadable", at, 1)
+                commit(PersistClient(location), shard, SCHEMA, at + demo.DAY_MS, [((at, "fig"), at, 1)], [error])
+    assert demo._print_results(Console(), airflow.location, first_ms) == 0
+    shown = capsys.readouterr().out
+    assert "$ persist snapshot customers --as-of 2026-01-03 --limit 12" in shown
+    assert "$ persist changes regions --after 2026-01-06 --through 2026-01-07" in shown
+    assert "fig" in shown
+    assert "unreadable" in shown
 
 
 def test_a_home_that_others_could_read_is_closed_to_them(airflow: LocalAirflow) -> None:

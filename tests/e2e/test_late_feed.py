@@ -18,8 +18,8 @@ import pyarrow as pa
 import pytest
 
 from persist_airflow.embedded.home import LocalAirflow
+from persist_core.checkpoint.checkpointer import state_rows
 from persist_core.checkpoint.recovery import recover_newest
-from persist_core.checkpoint.state_rows import state_rows
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.late import late_records
 from persist_core.location.open import open_location
