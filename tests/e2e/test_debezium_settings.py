@@ -1,4 +1,4 @@
-"""What docs/debezium.md says of the connector's settings, each on a real Debezium and a real PostgreSQL.
+"""What docs/debezium.md says of settings, each on a real Debezium, a real PostgreSQL and a real MariaDB.
 
 Every table of settings there is read here: a setting that is listed has a test of its name.
 """
@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.e2e.debezium_world import HANDBOOK, Loader, World, columns_of, compare
+from tests.e2e.mariadb_source import MariaDbSource
 from tests.e2e.postgres_source import KINDS, PostgresSource
 from tests.e2e.source_tables import Kind, SourceColumn, SourceTable, changes
 from tests.sampling import is_long
 from tests.servers.debezium import compiled
+from tests.servers.mariadb import start_mariadb
 from tests.servers.postgres import PostgresServer, start_postgres
 
 if TYPE_CHECKING:
@@ -39,6 +41,14 @@ TRIED = {
     "unavailable.value.placeholder": "test_debeziums_own_settings_lose_values",
     "ExtractNewRecordState": "test_unwrapped_records",
 }
+# The rows of the table of MySQL and MariaDB.
+TRIED_ON_MARIADB = [
+    "bigint.unsigned.handling.mode: precise",
+    "enable.time.adjuster: false",
+    "log_bin_compress = OFF",
+    "ON DELETE CASCADE",
+    "no zero dates",
+]
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +78,9 @@ def test_every_setting_of_the_handbook_is_tried() -> None:
     listed = [re.findall("`(.*?)`", line.split("|")[1]) for line in section.splitlines() if line.startswith("| `")]
     assert [names[0] for names in listed] == list(TRIED)
     assert {name for name in TRIED.values() if "/" not in name} <= {*globals()}
+    rows = HANDBOOK.read_text().partition("| set | otherwise |\n| --- | --- |\n")[2].partition("\n\n")[0].splitlines()
+    assert len(rows) == len(TRIED_ON_MARIADB)
+    assert all(name in row.replace("`", "") for name, row in zip(TRIED_ON_MARIADB, rows, strict=True))
 
 
 def test_debeziums_own_settings_lose_values(logical: PostgresServer, consumer: Path, tmp_path: Path) -> None:
@@ -113,6 +126,41 @@ def test_debeziums_own_settings_lose_values(logical: PostgresServer, consumer: P
     assert (infinite["at"], negative["at"]) == (9223372036825200000, -9223372036832400000)
     assert (infinite["zoned"], negative["zoned"]) == ("infinity", "-infinity")
     assert (inserted["large"], updated["large"]) == (large, "__debezium_unavailable_value")
+
+
+def test_what_mariadb_sends_by_default_loses_values(consumer: Path, tmp_path: Path) -> None:
+    server = start_mariadb(184)
+    source = MariaDbSource(server)
+    row = "'0001-01-01', '0000-00-00', '0000-00-00', 16777215, 'a,b', '123e4567-e89b-42d3-a456-426614170000'"
+    source.query(
+        "CREATE TABLE t (id int PRIMARY KEY, word varchar(400), n bigint unsigned, d date, zero date,"
+        " never_null date NOT NULL, f float, e enum('a,b', 'c'), u uuid)",
+        f"INSERT INTO t VALUES (0, 'snapshot', 18446744073709551615, {row})",
+        "CREATE TABLE parent (id int PRIMARY KEY)",
+        "CREATE TABLE child (id int PRIMARY KEY, p int, FOREIGN KEY (p) REFERENCES parent (id) ON DELETE CASCADE)",
+    )
+    world = World(source, [], consumer, tmp_path / "feed", **{"bigint.unsigned.handling.mode": "long"})
+    try:
+        world.begin()
+        source.query(f"INSERT INTO t VALUES (1, 'stream', 18446744073709551615, {row})")
+        server.query("SET GLOBAL log_bin_compress = ON")
+        source.query(f"INSERT INTO t (id, word, never_null) VALUES (2, '{'x' * 300}', '2026-01-01')")
+        server.query("SET GLOBAL log_bin_compress = OFF")
+        source.query("INSERT INTO parent VALUES (1)", "INSERT INTO child VALUES (1, 1)", "DELETE FROM parent")
+        world.end()
+    finally:
+        world.engine.remove()
+        server.remove()
+    read, inserted = (each["after"] for each in messages(world, "t"))
+    assert (read["id"], inserted["id"]) == (0, 1), "the compressed event is missing"
+    assert inserted["n"] == -1
+    assert inserted["d"] == (datetime(2001, 1, 1, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)).days
+    assert (inserted["zero"], inserted["never_null"]) == (None, 0)
+    assert [each["op"] for each in messages(world, "parent")] == ["c", "d"]
+    assert [each["op"] for each in messages(world, "child")] == ["c"], "the cascade's delete is missing"
+    assert (read["f"], inserted["f"]) == (16777200.0, 16777215.0)
+    assert read["e"] != inserted["e"], "an enum value with a comma"
+    assert inserted["u"].startswith("0000"), "the zeros of the end"
 
 
 _DURATION = (
