@@ -212,6 +212,12 @@ class TooManyUpdates(RunFailed):
     kind: ClassVar[str] = "too_many_updates"
 
 
+class CheckFailed(RunFailed):
+    """A check of rows that must not fail (`on_fail: fail`) is not true for rows of the batch."""
+
+    kind: ClassVar[str] = "check_failed"
+
+
 class SourceChanged(RunFailed):
     """A frozen input file was deleted or changed between minting and reading."""
 

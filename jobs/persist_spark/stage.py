@@ -31,6 +31,7 @@ from persist_core.shard.batch import ORDER_INDEX_OPERATOR, BatchCounts, BatchDes
 from persist_core.shard.key_range import EVERYTHING
 from persist_core.shard.keys import attempt_prefix
 from persist_core.shard.operator_state import OperatorState, StateArtifact
+from persist_core.shard.stats import BatchWarning
 from persist_spark import progress, s3a
 from persist_spark.footers import Footer, digests_of, footers_of, rows_of
 from persist_spark.frame import with_field_ids
@@ -96,6 +97,11 @@ class Counted(Written, Protocol):
         """The report of the run."""
         ...
 
+    @property
+    def warnings(self) -> tuple[BatchWarning, ...]:
+        """Warnings of the run."""
+        ...
+
 
 C = TypeVar("C", bound=Counted)
 W = TypeVar("W", bound=Written)
@@ -159,6 +165,7 @@ def stage(
         manifest_for(description, schema, parts, outcome.counts, rows=outcome.rows_digest),
         operators=dict(_states(blob, description, schema, files, outcome, kept())),
         stats=outcome.stats.to_json(),
+        warnings=outcome.warnings,
     )
     stage_manifest(blob, manifest, attempt)
     return manifest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -174,6 +175,7 @@ def _print_run(session: Session, config: ShardConfig, report: RunReport) -> None
                         "input_files": r.input_files,
                         "input_bytes": r.input_bytes,
                         "stats": dict(r.stats),
+                        "warnings": [asdict(each) for each in r.warnings],
                         "notices": list(r.notices),
                     }
                     for r in report.rounds

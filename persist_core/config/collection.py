@@ -24,6 +24,7 @@ from persist_core.config.model import ConfigModel
 from persist_core.config.order import BESIDE, OrderConfig, check_sequence, has_eras, order_columns, order_fields
 from persist_core.config.path_pattern import S3, PathPattern, parse_pattern
 from persist_core.config.problems import explain, nearest, refuse, show
+from persist_core.config.row_checks import CheckConfig, check_names, parsed_checks
 from persist_core.config.shard import ShardConfig
 from persist_core.errors import ConfigError
 from persist_core.schema import MAX_COLUMNS, CollectionSchema, Column
@@ -225,6 +226,7 @@ class CollectionConfig(ShardConfig):
     order: OrderConfig = Field(default=OrderConfig(), validate_default=True)
     time: TimeConfig = TimeConfig()
     delete: DeleteConfig = DeleteConfig()
+    checks: dict[str, CheckConfig] = {}  # noqa: RUF012 - pydantic copies defaults
     end_of_input: Literal["keep_open", "close"] = "keep_open"
     limits: LimitsConfig = LimitsConfig()
 
@@ -253,6 +255,12 @@ class CollectionConfig(ShardConfig):
                     name, f"each name once, ignoring case ({other!r} is a column too)", "rename one", at=[name]
                 )
         return columns
+
+    @field_validator("checks")
+    @classmethod
+    def _check_checks(cls, found: dict[str, CheckConfig]) -> dict[str, CheckConfig]:
+        check_names(found)
+        return found
 
     @model_validator(mode="after")
     def _check_together(self) -> CollectionConfig:
@@ -283,6 +291,9 @@ class CollectionConfig(ShardConfig):
             raise refuse(self.delete.column, f"no marker: {self.source.format} marks its deletes",
                          "remove it", at=["delete"])  # fmt: skip
         for name, column in self.columns.items():
+            if column.on_error == "null" and (name in self.key or not column.nullable):
+                raise refuse("null", "err for a column that needs a value", "remove it",
+                             at=["columns", name, "on_error"])  # fmt: skip
             if column.decimals is not None and self.source.format != "debezium-json":
                 raise refuse(column.decimals, f"no decimals: {self.source.format} writes numbers as digits",
                              "remove it", at=["columns", name, "decimals"])  # fmt: skip
@@ -347,9 +358,11 @@ def load_collection(path: Path, base_dir: Path | None = None) -> CollectionConfi
     if isinstance(body.get("source"), dict):
         body["source"] = {name: _expanded(path, name, value) for name, value in body["source"].items()}
     try:
-        return CollectionConfig.model_validate(body)
+        config = CollectionConfig.model_validate(body)
     except ValidationError as error:
         raise ConfigError(explain(error, CollectionConfig, str(path))) from None
+    inheriting = {column.name for column in config.collection_schema().values if column.inherits}
+    return config.model_copy(update={"checks": parsed_checks(path, config.checks, tuple(config.columns), inheriting)})
 
 
 def _expanded(file: Path, name: Any, value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import field_validator, model_validator
@@ -18,7 +19,8 @@ Binary = Literal["base64", "hex"]
 class ColumnConfig(ConfigModel):
     """One column: its type, where its value is found in the record (default: under its name), its integer unit.
 
-    `decimals` and `binary` are as those of the source (`SourceConfig`), for this column alone.
+    `decimals` and `binary` are as those of the source (`SourceConfig`), for this column alone. `on_error`: a bad value
+    makes its record an err, or (`null`, for nullable columns) is null, and is counted with a sample.
     """
 
     type: str
@@ -27,10 +29,13 @@ class ColumnConfig(ConfigModel):
     decimals: Decimals | None = None
     binary: Binary | None = None
     nullable: bool = True
+    on_error: Literal["err", "null"] = "err"
 
     @model_validator(mode="before")
     @classmethod
     def _shorthand(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and "on_error" in data and data["on_error"] is None:
+            return {**data, "on_error": "null"}  # YAML's own null
         return {"type": data} if isinstance(data, str) else data
 
     @field_validator("type")

@@ -27,6 +27,7 @@ from persist_core.config.query_rules import DIALECT, BadQuery, place, problems
 MAX_QUERY_CHARS = 100_000  # the parser is recursive
 
 _QUERIES = (exp.Query, exp.Values)
+_NOT_OF_A_ROW = (exp.Query, exp.AggFunc, exp.Window, exp.UDTF, exp.Star, exp.Alias)  # in a condition on one row
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,33 @@ def parse(text: str) -> ParsedQuery:
         raise problem
     inputs = tuple(dict.fromkeys(_inputs(text, tree)))
     return ParsedQuery(text, inputs, _outputs(tree), tree)
+
+
+def parse_condition(text: str, columns: Sequence[str]) -> tuple[str, ...]:
+    """The columns that a condition on one row uses, in the order of `columns`, which are all that it may use.
+
+    Raises `BadQuery` if it is not one expression, or is not made of what a view's query may be made of.
+    """
+    statements = _statements(text)
+    if len(statements) != 1:
+        raise BadQuery(f"{len(statements)} statements", "one condition", "join several by AND")
+    tree = statements[0]
+    whole = next((node for node in tree.walk() if isinstance(node, _NOT_OF_A_ROW)), None)
+    if not isinstance(tree, exp.Condition) or whole is not None:
+        kind = type(whole or tree).__name__
+        raise BadQuery(f"{kind.upper()}{place(text, whole)}", "a condition on one row", "for example balance >= 0")
+    if (comment := _unlike_spark(text)) is not None:
+        raise BadQuery(f"the comment {comment!r}", "comments that end at one place only", "leave it out")
+    for problem in problems(text, tree):
+        raise problem
+    used = set()
+    for column in tree.find_all(exp.Column):
+        found = next((name for name in columns if name.lower() == column.name.lower()), None)
+        if found is not None and not column.table:
+            used.add(found)
+        elif column.find_ancestor(exp.Lambda) is None:
+            raise _no_column(text, column, columns)
+    return tuple(name for name in columns if name in used)
 
 
 def _statements(text: str) -> list[exp.Expr]:

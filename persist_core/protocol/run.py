@@ -23,7 +23,7 @@ from persist_core.protocol import describe, stages
 from persist_core.protocol.stages import Conflict, Minted, NothingToDo
 from persist_core.shard.batch import BatchDescription
 from persist_core.shard.state import Commit, Committed
-from persist_core.shard.stats import correction_notice
+from persist_core.shard.stats import BatchWarning, correction_notice
 from persist_core.sources.shards import ShardSource
 from persist_core.time_text import show_interval
 
@@ -48,6 +48,7 @@ class Round:
     input_bytes: int
     stats: Mapping[str, int]
     notices: tuple[str, ...]
+    warnings: tuple[BatchWarning, ...] = ()
 
     @property
     def interval(self) -> str:
@@ -92,8 +93,9 @@ def rounds(
         description = minted.description
         result = append_staged(client, config, description, write_staged(client, config, description, write))
         if isinstance(result, Committed):
-            stats = client.manifest(result.commit).stats
-            yield Round(result.commit, description.input_files, description.input_bytes, stats, minted.notices)
+            manifest = client.manifest(result.commit)
+            facts = (description.input_files, description.input_bytes, manifest.stats)
+            yield Round(result.commit, *facts, minted.notices, manifest.warnings)
             continue
         yield result
         conflicts += 1
@@ -186,7 +188,8 @@ def _lines(config: ShardConfig, step: Step) -> list[str]:
         ]
     if isinstance(step, Round):
         corrected = correction_notice(config.name, step.stats)
-        return [f"committed {step.interval} to {config.name}", *filter(None, [corrected])]
+        warned = [f"warning: {config.name}: {each}" for each in step.warnings]
+        return [f"committed {step.interval} to {config.name}", *filter(None, [corrected]), *warned]
     if isinstance(step, Conflict):
         return [str(step.record)]
     return [] if step.pending == 0 else [f"warning: {step.reason}"]

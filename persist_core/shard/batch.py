@@ -21,6 +21,7 @@ from persist_core.shard.key_range import Key, KeyRange
 from persist_core.shard.keys import check_shard_name
 from persist_core.shard.operator_state import OperatorState, StateArtifact, chain_digest
 from persist_core.shard.sealed import seal, sealed_digest, unseal
+from persist_core.shard.stats import BatchWarning
 from persist_core.time_text import MAX_TIME, check_time, show_interval
 
 MANIFEST_VERSION = 1
@@ -237,10 +238,11 @@ class BatchManifest:
 
     `contents_digest` binds the token: bounds, consolidated oks and errs (order-independent), source frontier, schema.
     `operators` is the operator state after the batch; `read_operators` are the digests of the chains it started from.
-    `stats` is `DrainStats.to_json()` of the run that wrote it (empty for other writers). `restored` is set if the batch
-    goes back to a checkpoint: `sources` and `operators` then replace whatever was before. `run` is set if it was
-    merged: no commit then, so it has no operator state, and its other facts are its newest input's. Everything that it
-    names was staged in the shard's era `era` or later, or was named by the shard then (`shard.eras`).
+    `stats` is `DrainStats.to_json()` of the run that wrote it (empty for other writers), `warnings` what that says of
+    rows. `restored` is set if the batch goes back to a checkpoint: `sources` and `operators` then replace whatever was
+    before. `run` is set if it was merged: no commit then, so it has no operator state, and its other facts are its
+    newest input's. Everything that it names was staged in the shard's era `era` or later, or was named by the shard
+    then (`shard.eras`).
     """
 
     shard: str
@@ -259,6 +261,7 @@ class BatchManifest:
     operators: Mapping[str, OperatorState] = field(default_factory=dict)
     read_operators: Mapping[str, str] = field(default_factory=dict)
     stats: Mapping[str, int] = field(default_factory=dict)
+    warnings: tuple[BatchWarning, ...] = ()
     restored: Restored | None = None
     run: Run | None = None
     era: int = 0
@@ -330,6 +333,9 @@ class BatchManifest:
                     "counts": BatchCounts(**body["counts"]),
                     "sources": {name: SourceFrontier(**source) for name, source in body["sources"].items()},
                     "operators": {name: OperatorState.from_json(state) for name, state in body["operators"].items()},
+                    "warnings": tuple(
+                        BatchWarning(**{**each, "samples": tuple(each["samples"])}) for each in body.get("warnings", ())
+                    ),
                     "restored": Restored(**body["restored"]) if body["restored"] else None,
                     "run": Run(**{**body["run"], "inputs": tuple(body["run"]["inputs"])}) if body["run"] else None,
                 }

@@ -19,7 +19,24 @@ _REMARKABLE = {
     "late": "beaten by a higher order seen before (persist late lists them)",
     "late_beyond_memory": "that a forgotten delete may have beaten (order.keep_deleted)",
     "skipped": "control records skipped",
+    "warnings": "warnings (persist run and the log of the write task list them)",
 }
+
+
+@dataclass(frozen=True)
+class BatchWarning:
+    """Rows of a batch to look at: `check NAME` is not true for them, or a value of `column NAME` was bad and is null.
+
+    `samples`: keys as JSON, a bad text behind its key; two at most. `fails`: nothing may be committed.
+    """
+
+    name: str
+    count: int
+    samples: tuple[str, ...]
+    fails: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.count}, for example {' and '.join(self.samples)}"
 
 
 @dataclass(frozen=True)
@@ -31,7 +48,7 @@ class DrainStats:
     beat is in `duplicates`, as everywhere. `truncated`: tombstones that truncates expanded to; the truncate itself is
     `skipped`. `stashed`: what the stash holds at the end. `order_ties`: records that lost by canonical bytes alone.
     In `sequence` order, `late`: of the winners, those that lost to an order seen before; `late_beyond_memory`: those
-    that won, though a tombstone that is not remembered any more may be newer.
+    that won, though a tombstone that is not remembered any more may be newer. `warnings`: rows of `BatchWarning`s.
     """
 
     records_read: int = 0
@@ -52,6 +69,7 @@ class DrainStats:
     order_ties: int = 0
     skipped: int = 0
     errors: int = 0
+    warnings: int = 0
 
     def to_json(self) -> dict[str, int]:
         """Plain data, for `BatchManifest.stats`."""

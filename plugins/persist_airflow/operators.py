@@ -204,8 +204,8 @@ class AppendBatchesOperator(lineage.ReportsLineage, _PersistOperator):
             interval = show_interval(report["lower"], report["upper"])
             self.log.info("%s %s: %s", report["result"], interval, in_words(self.shard, report["stats"]))
         corrected = correction_notice(self.shard, report.get("stats", {}))
-        if corrected is not None:
-            self.log.warning("%s", corrected)
+        for warning in (*([] if corrected is None else [corrected]), *report.get("warnings", [])):
+            self.log.warning("%s", warning)
         page = shard_page(self.persist_conn_id, self.shard)
         set_event_extra(context, self.asset, report if page is None else {**report, "page": page})
         return report
@@ -324,6 +324,7 @@ def _report(client: PersistClient, result: str, commit: Commit | None) -> dict[s
         "epoch": commit.epoch,
         "writer": commit.writer,
         "stats": dict(manifest.stats),
+        "warnings": [str(each) for each in manifest.warnings],
     }
 
 

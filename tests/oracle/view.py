@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from persist_core.config.row_checks import KINDS
 from persist_core.schema import ERR_KIND_SEPARATOR
 from tests.oracle.consolidate import Err, canonical_bytes
 
@@ -69,6 +70,8 @@ def inherited(err: Err, name: str) -> Err:
     """
     kind, identity = f"{name}{ERR_KIND_SEPARATOR}{err.kind}", (err.kind.encode(), err.key_bytes, err.payload)
     parts = (b"-:" if part is None else f"{len(part)}:".encode() + part for part in identity)
-    collection = kind.split(ERR_KIND_SEPARATOR)[-2]
+    *_, collection, own = kind.split(ERR_KIND_SEPARATOR)
+    if collection == "check" and own not in KINDS:  # the kind of a check is in two parts
+        collection = kind.split(ERR_KIND_SEPARATOR)[-3]
     digest = hashlib.sha256(b"".join(parts)).digest()
     return Err(kind, digest, b"", f"run `persist errors {collection}`, which shows the record")

@@ -32,6 +32,7 @@ from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.exact import bounded
 from persist_spark.decode.files import BROKEN, DATE_MS, LINE, NAME
 from persist_spark.decode.json import MARK
+from persist_spark.decode.row_checks import has_err_checks, is_strict, marks_of
 from persist_spark.decode.times import time_ms
 from persist_spark.decode.unsent import inherited_column, is_sent
 from persist_spark.decode.values import numbers, remedy, texts, value
@@ -155,7 +156,9 @@ def decoded(config: CollectionConfig, raw: RawRecords, position: SparkColumn) ->
         order = [F.col(f"{_PLACE}.{field.name}") for field in order_type(config.collection_schema())]
     is_good = F.col(ERR_KIND).isNull()
     is_kept = is_good & (F.col(OP) == UPSERT)
-    may_be_err = F.lit(True) if config.time.late == "error" else ~is_good  # it turns out later
+    is_checked = has_err_checks(config)
+    is_kept_whole = F.lit(True) if is_checked else ~is_good  # what becomes an err later needs all of it
+    may_be_err = F.lit(True) if config.time.late == "error" else is_kept_whole
     is_row = F.col(BAD_KEY).isNull() & F.col(OP).isin(UPSERT, DELETE)
     return judged.select(
         *[F.when(is_row, _final(field)).alias(field.column.name) for field in keys],
@@ -167,9 +170,10 @@ def decoded(config: CollectionConfig, raw: RawRecords, position: SparkColumn) ->
         ERR_KIND,
         F.when(~is_good, F.col(FAULT)).alias(ERR_MESSAGE),
         F.when(~is_good, F.coalesce(BAD_KEY, _canonical(keys))).alias(ERR_KEY),
-        F.when(~is_good, raw.payload.cast("binary")).alias(ERR_PAYLOAD),
+        F.when(is_kept_whole, raw.payload.cast("binary")).alias(ERR_PAYLOAD),
         F.when(may_be_err, position).alias(ERR_POSITION),
         *inherited_column(config.collection_schema(), raw.fields.values, is_kept),
+        *marks_of(config, [(field.column, _is_bad(field), _shown(field.raw)) for field in values], is_kept),
     )
 
 
@@ -285,7 +289,7 @@ def _judge(config: CollectionConfig, raw: RawRecords, frame: DataFrame) -> DataF
         .when(~has_key, F.when(~(op.eqNullSafe(DELETE) & has_raw_key), F.lit("key")))
         .when(op == DELETE, _time_kind(config))
         .when(fault_kind.isNotNull() | op.isNull(), F.coalesce(fault_kind, F.lit("op")))
-        .when(broken | _any([_is_bad(field) for field in values]), F.lit("value"))
+        .when(broken | _any([_is_bad(field) for field in values if is_strict(config, field.column)]), F.lit("value"))
         .otherwise(_time_kind(config))
     )
     payload = raw.payload.cast("binary")
@@ -333,7 +337,8 @@ def _first_fault(config: CollectionConfig, raw: RawRecords, fields: Sequence[Fie
         absent = F.lit(f"{start}missing or null; {missing}")
         expected = F.lit(f"; expected {_expected(config, field.column)}")
         wrong = F.concat(F.lit(start), _shown(field.raw), expected, remedy(field, raw.encoding.of_field(field)))
-        fault = F.when(_is_bad(field), F.coalesce(wrong, absent)).otherwise(fault)
+        if is_strict(config, field.column):
+            fault = F.when(_is_bad(field), F.coalesce(wrong, absent)).otherwise(fault)
     return fault
 
 

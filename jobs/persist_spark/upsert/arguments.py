@@ -18,6 +18,10 @@ if a column of the collection inherits
 
     inherited  `INHERITED`: the columns that the record does not carry (`persist_spark.upsert.inherited`)
 
+if bad values of a column become null
+
+    marks  the columns of the record that had bad values, each with the text; null if none had (of the stash too)
+
 and in `sequence` order
 
     entry         a struct: what a row of the order index says of its slot
@@ -64,6 +68,7 @@ SAME_VALUE = " AND ".join(
     ["(err IS NOT NULL OR value <=> before.value)"]
     + [f"{cell} <=> before.{cell}" for cell in ("err.kind", "err.key", "err.payload")]
 )
+MARKS_TYPE = "ARRAY<STRUCT<name: STRING, text: STRING>>"
 ACTS = "is_due AND op != 't'"  # the row may change its slot
 _NO_CELLS = "'is_there', true"  # a collection may have a key and nothing else; Spark has no empty structs
 _STATE_COLUMNS = {"op": OP, "ord": ORDER, "bad_key": BAD_KEY}
@@ -89,6 +94,17 @@ class SeenBefore:
 
 
 @dataclass(frozen=True)
+class Watched:
+    """Something that a batch counts and takes samples of: bad values of a `column`, or rows for which `sql` is not true
+    (`persist_spark.upsert.warnings`). `fails`: then nothing is committed."""
+
+    name: str
+    column: str | None = None
+    sql: str | None = None
+    fails: bool = False
+
+
+@dataclass(frozen=True)
 class Arguments:
     """The arguments of `persistent_upsert` that its stages share. `floor`: the least time of an update (ms).
 
@@ -105,6 +121,7 @@ class Arguments:
     is_thorough: bool
     seen: SeenBefore | None
     eras: Eras | None
+    watched: tuple[Watched, ...] = ()
 
     @property
     def keys(self) -> list[str]:
@@ -125,9 +142,19 @@ class Arguments:
     def columns(self) -> list[str]:
         """The columns of rows of any origin."""
         more = ["inherited"] if self.schema.inherits else []
+        more += ["marks"] if self.has_marks else []
         more += [] if self.seen is None else ["entry", "truncated_by", "is_beyond"]
         booleans = ["is_due", "waits", "is_late", "stashed", "expanded"]
         return [*self.slot, "time", "own_time", "diff", *booleans, "op", "ord", "value", "err", *more]
+
+    @property
+    def has_marks(self) -> bool:
+        """True if records say which of their values were bad."""
+        return any(each.column is not None for each in self.watched)
+
+    def marks(self, found: str = f"CAST(NULL AS {MARKS_TYPE})") -> list[str]:
+        """The column `marks` of rows, if there is one; null by default."""
+        return [f"{found} AS marks"] if self.has_marks else []
 
     @property
     def key_columns(self) -> list[str]:

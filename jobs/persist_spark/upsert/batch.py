@@ -32,6 +32,7 @@ from persist_spark.frame import OP, ORDER, named, slot_names
 from persist_spark.read.damage import check_sizes, named_damage, part_sizes
 from persist_spark.session import ONE_TASK_BYTES, stage_settings, use
 from persist_spark.stage import stage
+from persist_spark.upsert.arguments import Watched
 from persist_spark.upsert.eras import Eras
 from persist_spark.upsert.inherited import placed
 from persist_spark.upsert.look import MAX_LOOK_BYTES, Look, cuts_of, look_at, look_for_truncates
@@ -43,6 +44,7 @@ from persist_spark.upsert.rejected import rejected_records, show_samples
 from persist_spark.upsert.stash import NO_STASH, StashBefore, may_look
 from persist_spark.upsert.state_before import StateBefore
 from persist_spark.upsert.state_files import StateFiles
+from persist_spark.upsert.warnings import refuse_failed
 
 # Reading a small shard whole costs less than the extra job to broadcast the batch's keys. At 5 MB it costs more.
 SMALL_STATE_BYTES = 2 << 20
@@ -74,6 +76,7 @@ class UpsertRequest:
     keep_deleted_ms: int | None = None
     eras: Eras | None = None
     is_auto_order: bool = False
+    watched: tuple[Watched, ...] = ()
 
 
 def stage_upserts(
@@ -129,6 +132,7 @@ def stage_upserts(
         def check(outcome: Outcome) -> None:
             check_input()
             _check_history(plans[-1], outcome, description)
+            refuse_failed(outcome.warnings, request.watched, description)
             if outcome.counted.get("incomparable"):
                 raise incomparable_orders(plans[-1], outcome, description)
             if request.is_auto_order and outcome.counted.get("unplaced") and not outcome.counted["placed"]:
@@ -236,6 +240,7 @@ class _Batch:
             in_one_task=slots is None and plan.moved_bytes <= ONE_TASK_BYTES,
             seen=self.before.seen(None if plan.is_thorough else plan.ranges, slots),
             eras=request.eras,
+            watched=request.watched,
         )
 
     def _waiting(self, columns: Sequence[str]) -> DataFrame:

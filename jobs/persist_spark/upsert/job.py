@@ -30,6 +30,7 @@ from persist_core.spark_job.spec import RECORDS, JobSpec
 from persist_spark import progress
 from persist_spark.decode.files import copies_in
 from persist_spark.decode.formats import decode
+from persist_spark.decode.row_checks import check_texts
 from persist_spark.feed_access import changed_first, feed_access
 from persist_spark.preview import as_json_lines
 from persist_spark.session import OUR_PLANS, listing, own_session, use
@@ -37,6 +38,7 @@ from persist_spark.upsert.bad_files import stage_without_bad_files
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 from persist_spark.upsert.eras import eras_of
 from persist_spark.upsert.set_aside import SetAside, find_killers, with_files
+from persist_spark.upsert.warnings import watched_by
 
 
 def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> BatchManifest:
@@ -59,6 +61,7 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
         keep_deleted_ms=config.order.keep_deleted_ms,
         eras=eras_of(config),
         is_auto_order=config.order.by == "auto",
+        watched=watched_by(config),
     )
     state = client.state(description.shard)
     check_not_outdated(state, description)
@@ -73,6 +76,8 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
         copies = opened.enter_context(copies_in(client.blob, spec.key_of, access))
         opened.enter_context(changed_first(access, frozen.files))
         progress.enter("decode", f"{len(frozen.files)} files, {show_bytes(description.input_bytes)}")
+        if config.checks:
+            check_texts(own, config)
         deaths = deaths_at_lower(client.blob, spec, client.clock.now_ms()) if frozen.files else []
         killers = find_killers(own, spec, frozen.files, deaths, copies) if deaths else ()
 

@@ -14,7 +14,7 @@ from persist_core.errors import InvariantViolation
 from persist_core.row_text import show_row
 from persist_core.schema import MISSING_ORDER
 from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchCounts, PartKind
-from persist_core.shard.stats import DrainStats
+from persist_core.shard.stats import BatchWarning, DrainStats
 from persist_spark.counted import HASHES, limb_sums, tally, whole_sum
 from persist_spark.stage import StateRows
 from persist_spark.upsert.arguments import ACTS, SeenBefore
@@ -83,15 +83,16 @@ class Outcome:
     counted: Mapping[str, int]
     is_thorough: bool
     seen: SeenBefore | None = None
+    warnings: tuple[BatchWarning, ...] = ()
 
     @classmethod
     def observed(
         cls,
         counted: Mapping[str, Any],
-        *,
         is_thorough: bool,
         seen: SeenBefore | None = None,
         stash_rows: int | None = None,
+        warnings: tuple[BatchWarning, ...] = (),
     ) -> Outcome:
         """From the two observations. Raises `InvariantViolation` naming both sides if the counts do not add up.
 
@@ -99,7 +100,8 @@ class Outcome:
         Counts of a plan whose output is discarded (`needs_thorough_plan`) are not checked.
         """
         counts = {name: int(value or 0) for name, value in counted.items()}
-        outcome = cls(counts, is_thorough, seen)
+        counts["warnings"] = sum(each.count for each in warnings)
+        outcome = cls(counts, is_thorough, seen, warnings)
         if outcome.needs_thorough_plan:
             return outcome
         if stash_rows is not None:

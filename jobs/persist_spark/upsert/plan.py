@@ -59,6 +59,7 @@ from persist_core.schema import (
 from persist_core.shard.batch import PartKind
 from persist_core.time_text import show_interval, show_time
 from persist_spark.counted import as_json, hashes
+from persist_spark.decode.row_checks import MARKS
 from persist_spark.frame import (
     BAD_KEY,
     OP,
@@ -73,8 +74,8 @@ from persist_spark.frame import (
     quoted,
     shown_time,
 )
-from persist_spark.upsert import inherited, rules, sequence
-from persist_spark.upsert.arguments import ERR_CELLS, SAME_VALUE, Arguments, SeenBefore
+from persist_spark.upsert import inherited, rules, sequence, warnings
+from persist_spark.upsert.arguments import ERR_CELLS, SAME_VALUE, Arguments, SeenBefore, Watched
 from persist_spark.upsert.eras import Eras, incomparable
 from persist_spark.upsert.outcome import Outcome, emitted_counts, read_counts
 from persist_spark.upsert.seen import remembered
@@ -108,9 +109,8 @@ class PlannedUpsert:
         """
         arguments = self._arguments
         counted = {name: count for each in self._observed for name, count in json.loads(each.get["counts"]).items()}
-        outcome = Outcome.observed(
-            counted, is_thorough=self.is_thorough, seen=arguments.seen, stash_rows=self._stash_rows
-        )
+        counts, found = warnings.split(counted, arguments.watched)
+        outcome = Outcome.observed(counts, self.is_thorough, arguments.seen, self._stash_rows, found)
         if outcome.counted["stash_rows"] and not arguments.may_stash:
             raise InvariantViolation(
                 f"{outcome.counted['stash_rows']} records have times at or after the upper"
@@ -160,6 +160,7 @@ def persistent_upsert(
     in_one_task: bool = False,
     seen: SeenBefore | None = None,
     eras: Eras | None = None,
+    watched: tuple[Watched, ...] = (),
 ) -> PlannedUpsert:
     """The updates that `records` (the records frame) make of `state`, for the batch `[lower, upper)`.
 
@@ -173,6 +174,7 @@ def persistent_upsert(
     expand truncates and break ties; `state` then has to hold *all* slots. `in_one_task`: all of this is so little that
     one task does it, without an exchange. `seen`: drain in `sequence` order, after this; `state` then has the column
     `ORDER`. `eras`: the orders are those of `order: auto` of Debezium, of which two may not be comparable.
+    `watched`: see `persist_spark.upsert.warnings`.
 
     Raises `BadBounds` if `as_of_frontier` is not before `upper`.
     """
@@ -182,14 +184,14 @@ def persistent_upsert(
             f"times cannot advance to {show_time(floor)} in a batch {show_interval(lower, upper)}; expected less than"
             " its upper"
         )
-    arguments = Arguments(schema, lower, upper, floor, late, may_stash, is_thorough, seen, eras)
+    arguments = Arguments(schema, lower, upper, floor, late, may_stash, is_thorough, seen, eras, watched)
     is_sequence = seen is not None
     chain = _chain(records, stash, lower if stash_frontier is None else stash_frontier, state, arguments)
     if in_one_task:
         chain = chain.coalesce(1)
     read, emitted = Observation(), Observation()
     counts = read_counts(is_sequence=is_sequence, has_eras=eras is not None)
-    ranked = _ranked(chain, arguments).observe(read, as_json(counts))
+    ranked = warnings.observed(_ranked(chain, arguments), read, counts, arguments)
     written = _written(_compared(ranked, arguments), arguments)
     written = written.observe(emitted, as_json(emitted_counts(is_sequence=is_sequence)))
     return PlannedUpsert(_published(written, arguments), is_thorough, arguments, chain, (read, emitted), stash_rows)
@@ -246,6 +248,7 @@ def _arrivals(records: DataFrame, arguments: Arguments, *, stashed: bool = False
         f"CASE WHEN {OP} = 'u' AND {ERR_KIND} IS NULL THEN {arguments.value_struct} END AS value",
         _ERR,
         *([f"{INHERITED} AS inherited"] if arguments.schema.inherits else []),
+        *(arguments.marks() if stashed else arguments.marks(MARKS)),
     )
 
 
@@ -308,6 +311,7 @@ def _history(state: DataFrame, order_type: str, arguments: Arguments) -> DataFra
             if arguments.schema.inherits
             else []
         ),
+        *arguments.marks(),
     )
 
 

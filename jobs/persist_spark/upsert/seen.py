@@ -170,7 +170,7 @@ def _as_rows(chain: DataFrame, arguments: Arguments) -> list[str]:
         "entry": f"struct(kind, acted, ord, is_old{', inherited' if arguments.schema.inherits else ''})",
         "is_beyond": "false",
     }
-    inherited = ["inherited"] if arguments.schema.inherits else []
+    inherited = [name for name in ("inherited", "marks") if name in arguments.columns]
     empty = ("own_time", "diff", "ord", "value", "err", "truncated_by", *inherited)
     given |= {name: f"CAST(NULL AS {chain.schema[name].dataType.simpleString()})" for name in empty}
     return [f"{given.get(name, name)} AS {name}" for name in arguments.columns]

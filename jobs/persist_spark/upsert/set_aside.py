@@ -28,6 +28,7 @@ from persist_core.time_text import format_time
 from persist_spark.compat import ENGINE_ERRORS
 from persist_spark.decode.files import Copies
 from persist_spark.decode.formats import decode
+from persist_spark.decode.row_checks import united
 from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, UPSERT, known_records
 
 log = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ def with_files(
     if not rows:
         return records
     order = records.schema[ORDER].dataType
-    return records.unionByName(known_records(spark, config.collection_schema(), order, rows))
+    return united(records, known_records(spark, config.collection_schema(), order, rows))
 
 
 def _row(config: CollectionConfig, lower: int, file: InputFile, err: Mapping[str, Any]) -> Mapping[str, Any]:

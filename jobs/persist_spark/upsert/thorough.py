@@ -35,7 +35,7 @@ def with_truncates(chain: DataFrame, arguments: Arguments) -> DataFrame:
     slots = chain.where(has_values).select(*arguments.slot).distinct()
     given = {
         **{name: f"newest.{name}" for name in compared},
-        **dict.fromkeys(("diff", "value", "err", "inherited", "entry"), "NULL"),
+        **dict.fromkeys(("diff", "value", "err", "inherited", "marks", "entry"), "NULL"),
         **dict.fromkeys(("waits", "is_late", "stashed", "is_beyond"), "false"),
         **{"is_due": "true", "expanded": "true", "op": "'d'"},
     }

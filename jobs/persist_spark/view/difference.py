@@ -30,6 +30,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
+from persist_core.config.row_checks import KINDS
 from persist_core.schema import (
     DIFF,
     ERR_KEY,
@@ -45,7 +46,7 @@ from persist_core.schema import (
 )
 from persist_core.shard.batch import BatchCounts, PartKind
 from persist_core.shard.parts import ERR_IDENTITY
-from persist_core.shard.stats import ViewStats
+from persist_core.shard.stats import BatchWarning, ViewStats
 from persist_spark.counted import HASHES, as_json, hashes, limb_sums, tally, whole_sum
 from persist_spark.frame import ERR_COLUMNS, err_type, passed, quoted, spark_type
 from persist_spark.stage import StateRows
@@ -83,6 +84,7 @@ class Refresh:
     corrections: int = 0
 
     needs_thorough_plan = False
+    warnings: ClassVar[tuple[BatchWarning, ...]] = ()
     state_rows: ClassVar[Mapping[str, StateRows]] = {}  # a view has no operator state
 
     @property
@@ -174,7 +176,9 @@ def inherited(name: str) -> list[str]:
     lengths = {each: f"CAST(coalesce(CAST(octet_length({each}) AS STRING), '-') AS BINARY)" for each in ERR_IDENTITY}
     parts = [f"{size}, X'3A', coalesce(CAST({each} AS BINARY), X'')" for each, size in lengths.items()]
     kind = f"concat('{name}{ERR_KIND_SEPARATOR}', {ERR_KIND})"
-    collection = f"element_at(split({kind}, '{ERR_KIND_SEPARATOR}'), -2)"
+    # The kind of a check is in two parts; an input may be called `check` too.
+    plain = f"regexp_replace({ERR_KIND}, '(^|/)check/(?!({'|'.join(KINDS)})$)[^/]*$', '$1check')"
+    collection = f"element_at(split(concat('{name}{ERR_KIND_SEPARATOR}', {plain}), '{ERR_KIND_SEPARATOR}'), -2)"
     return [
         f"{kind} AS {ERR_KIND}",
         f"concat('run `persist errors ', {collection}, '`, which shows the record') AS {ERR_MESSAGE}",

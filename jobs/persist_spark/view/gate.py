@@ -45,7 +45,7 @@ _OPERATOR_NAMES = """
     Repartition RepartitionByExpression ResolvedHint Sort SubqueryAlias Union UnionLoop UnionLoopRef View Window
     WithCTE
 """
-_OPERATORS = frozenset(_OPERATOR_NAMES.split())
+OPERATORS = frozenset(_OPERATOR_NAMES.split())
 _CALL = re.compile(r"([A-Za-z_][\w.$]*)\(")
 _WRITTEN_CALL = re.compile(r"'([^\s'()\[\],]+)\(")  # in a parsed plan
 _TABLE_FUNCTION = re.compile(r"UnresolvedTableValuedFunction \[([^\]]*)\]")
@@ -93,9 +93,16 @@ def register(inputs: Mapping[str, DataFrame]) -> None:
         frame.createOrReplaceTempView(quoted(name))
 
 
-def check_query(spark: SparkSession, view: str, text: str, inputs: Mapping[str, DataFrame]) -> None:
+def check_query(
+    spark: SparkSession,
+    what: str,
+    text: str,
+    inputs: Mapping[str, DataFrame],
+    operators: frozenset[str] = OPERATORS,
+) -> None:
     """Raise `ConfigError` unless the query only computes with its inputs. Errors of Spark's own analysis pass.
 
+    `what` says in messages where the text is. `operators`: of the plans that it may have.
     `spark` is a session of our own: names of the inputs stand for empty relations after this.
     """
     empty = {
@@ -106,31 +113,31 @@ def check_query(spark: SparkSession, view: str, text: str, inputs: Mapping[str, 
     }
     typed = _CLOCK_LITERAL.search(text)
     if typed is not None:
-        raise ConfigError(
-            f"view {view}: query: found {typed[1]!r} as a time, expected a fixed time; {remedy_for('now')}"
-        )
+        raise ConfigError(f"{what}: found {typed[1]!r} as a time, expected a fixed time; {remedy_for('now')}")
     register(empty)
     use(spark, _WHOLE)
     (row,) = spark.sql(f"EXPLAIN EXTENDED {as_rows(text)}").collect()
     for name in _WHOLE:  # what runs has all rules, and Spark keeps the plans of what runs
         spark.conf.unset(name)
     names = [*inputs, *(name for frame in inputs.values() for name in frame.columns)]
-    problem = next(_problems(row[0], inputs, names), None)
+    problem = next(_problems(row[0], inputs, names, operators), None)
     if problem is None:
         return
     spark.sql(as_rows(text)).schema  # noqa: B018 - asked for its error: Spark's own says more
     found, expected, remedy = problem
-    raise ConfigError(f"view {view}: query: found {found}{_place(text, found)}, expected {expected}; {remedy}")
+    raise ConfigError(f"{what}: found {found}{_place(text, found)}, expected {expected}; {remedy}")
 
 
-def _problems(explained: str, inputs: Iterable[str], names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+def _problems(
+    explained: str, inputs: Iterable[str], names: Iterable[str], operators: frozenset[str]
+) -> Iterator[tuple[str, str, str]]:
     """Found, expected and remedy for what the plans hold that no list has."""
     _, *sections = _HEADINGS.split(explained)
     if sections[::2] != ["Parsed", "Analyzed", "Optimized", "Physical"]:
         yield "a heading of Spark's plans in a text", "other words", "write the text in two parts, by concat"
         return
     parsed, analyzed = sections[1], sections[3]
-    yield from _wrong_operators(analyzed, inputs)
+    yield from _wrong_operators(analyzed, inputs, operators)
     called = [*_WRITTEN_CALL.findall(parsed), *(name.strip() for name in _TABLE_FUNCTION.findall(parsed))]
     beside = {word.lower() for word in _CALL.findall(_WRITTEN_CALL.sub(" ", parsed))}
     if not beside.isdisjoint(_BY_EXPRESSION):
@@ -183,7 +190,7 @@ def _arguments(plan: str, start: int) -> list[str]:
     return found
 
 
-def _wrong_operators(analyzed: str, inputs: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+def _wrong_operators(analyzed: str, inputs: Iterable[str], operators: frozenset[str]) -> Iterator[tuple[str, str, str]]:
     """The analyzed plan's lines that are neither an operator of a query nor one of the inputs."""
     for line in analyzed.split("\n"):
         found = _OPERATOR.match(line)
@@ -192,7 +199,7 @@ def _wrong_operators(analyzed: str, inputs: Iterable[str]) -> Iterator[tuple[str
         operator, relation = found[1], found[2]
         if operator == "View" and relation not in {f"`{name}`" for name in inputs}:
             yield f"the view {relation}", "a query over its inputs only", "read shards only, by their names"
-        elif operator not in _OPERATORS:
+        elif operator not in operators:
             what = f"{operator or line.strip(': +-')[:40]} in the plan"
             yield what, "a query over its inputs only", "write it with SELECT, joins and functions that a view may use"
 

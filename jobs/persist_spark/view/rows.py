@@ -51,7 +51,7 @@ def rows_of(spark: SparkSession, view: str, definition: str, inputs: Mapping[str
         return _called(spark, view, definition.removeprefix("function "), inputs)
     text = definition.strip().rstrip(";")
     with refused(view, "the query"):
-        check_query(spark, view, text, inputs)
+        check_query(spark, f"view {view}: query", text, inputs)
         register(inputs)
         return spark.sql(as_rows(text))
 

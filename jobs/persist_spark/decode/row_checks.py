@@ -1,0 +1,137 @@
+"""Checks of rows and bad values that become null, where records are decoded (`persist_core.config.row_checks`).
+
+    a record that fails a check of `on_fail: err` ─> an err of kind `check/NAME` of its key, with the raw record
+    a bad value of a column with `on_error: null`  ─> null, and a mark in `MARKS`, which goes on with the record
+
+A collection without either has the same plan as if there were none. Checks that warn, or that fail the run, judge the
+rows as they will be, after the exchange (`persist_spark.upsert.warnings`).
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from persist_core.config.collection import CollectionConfig
+from persist_core.errors import ConfigError
+from persist_core.schema import (
+    ERR_KEY,
+    ERR_KIND,
+    ERR_KIND_SEPARATOR,
+    ERR_MESSAGE,
+    ERR_PAYLOAD,
+    ERR_POSITION,
+    INHERITED,
+    Column,
+)
+from persist_spark.compat import ENGINE_ERRORS
+from persist_spark.frame import OP, UPSERT, canonical_key, named, quoted, spark_type
+from persist_spark.view.gate import check_query
+
+MARKS = (
+    "_persist_marks"  # of records: an array of the columns that had bad values, each with the text; null if none had
+)
+CHECK = "check"  # how the kind of an err begins that a check has made
+_RECORD = "record"  # the relation of the columns, for the gate
+_FAILED = "_persist_failed"
+_OPERATORS = frozenset(("Project", "Range", "SubqueryAlias", "View"))
+_MAX_SHOWN_CHARS = 200
+
+
+def failed_sql(sql: str) -> str:
+    """SQL: the condition is false, or cannot be computed. Null is not false, as in a CHECK constraint.
+
+    An error in `try_add` of a date and an interval is null, whatever it came from; other `try_` functions pass on the
+    errors of their arguments.
+    """
+    whole = f"try_add(DATE'1970-01-01', make_dt_interval(CAST(coalesce(({sql}\n), true) AS INT)))"
+    return f"NOT ({whole} <=> CAST(DATE'1970-01-02' AS TIMESTAMP))"
+
+
+def check_texts(spark: SparkSession, config: CollectionConfig) -> None:
+    """Raise `ConfigError` unless each check is one boolean expression that only computes with a row's columns."""
+    columns = [f"CAST(NULL AS {spark_type(c.type).simpleString()}) AS {quoted(n)}" for n, c in config.columns.items()]
+    for name, check in config.checks.items():
+        record, what = spark.range(0).selectExpr(*columns), f"collection {config.name}: checks.{name}.sql"
+        text = f"SELECT ({check.sql}\n) AS ok FROM {_RECORD}"
+        try:
+            check_query(spark, what, text, {_RECORD: record}, _OPERATORS)
+            spark.catalog.dropTempView(_RECORD)  # so that no subquery can name it
+            found = record.select(F.expr(check.sql).alias("ok")).schema["ok"].dataType.simpleString()
+        except ENGINE_ERRORS as error:
+            line = str(error).strip().splitlines()[0][:_MAX_SHOWN_CHARS]
+            raise ConfigError(f"{what}: Spark refuses it: {line}; correct the expression") from error
+        if found != "boolean":
+            raise ConfigError(
+                f"{what}: found an expression of type {found}, expected boolean; for example balance >= 0"
+            )
+
+
+def has_err_checks(config: CollectionConfig) -> bool:
+    """True if a check makes errs."""
+    return any(check.on_fail == "err" for check in config.checks.values())
+
+
+def is_strict(config: CollectionConfig, column: Column) -> bool:
+    """True if a bad value of the column makes its record an err."""
+    return config.columns[column.name].on_error != "null"
+
+
+def marks_of(
+    config: CollectionConfig, values: Sequence[tuple[Column, SparkColumn, SparkColumn]], is_kept: SparkColumn
+) -> list[SparkColumn]:
+    """`MARKS` of a decoded record, if a column's bad values become null. `values`: column, is it bad, its text."""
+    lenient = [(column, is_bad, text) for column, is_bad, text in values if not is_strict(config, column)]
+    if not lenient:
+        return []
+    entries = [
+        F.when(is_bad, F.struct(F.lit(column.name).alias("name"), text.alias("text")))
+        for column, is_bad, text in lenient
+    ]
+    is_marked = functools.reduce(operator.or_, [is_bad for _, is_bad, _ in lenient])
+    return [F.when(is_kept & is_marked, F.array_compact(F.array(*entries))).alias(MARKS)]
+
+
+def with_failed_checks(config: CollectionConfig, records: DataFrame) -> DataFrame:
+    """The records frame, in which each good record that fails a check of `on_fail: err` is an err of its key.
+
+    `records` has payload and position of all records (`decoded`); good ones have none after this.
+    """
+    checks = {name: check for name, check in config.checks.items() if check.on_fail == "err"}
+    if not checks:
+        return records
+    whens = "".join(f" WHEN {failed_sql(check.sql)} THEN '{name}'" for name, check in checks.items())
+    schema = config.collection_schema()
+    judged = records.withColumn(
+        _FAILED, F.expr(f"CASE WHEN {ERR_KIND} IS NULL AND {OP} = '{UPSERT}' THEN CASE{whens} END END")
+    )
+    failed = F.col(_FAILED)
+    is_failed = failed.isNotNull()
+    is_err = F.col(ERR_KIND).isNotNull() | is_failed
+    message = F.lit(None).cast("string")
+    for name, check in checks.items():
+        shown = F.substring(F.to_json(F.struct(*[named(column) for column in check.columns])), 1, _MAX_SHOWN_CHARS)
+        said = [F.lit(f"check {name!r} is not true: {' '.join(check.sql.split())[:_MAX_SHOWN_CHARS]}")]
+        said += [F.lit("; the record has "), shown] if check.columns else []
+        message = F.when(failed == name, F.concat(*said)).otherwise(message)
+    changed = {
+        ERR_KIND: F.coalesce(F.col(ERR_KIND), F.concat(F.lit(f"{CHECK}{ERR_KIND_SEPARATOR}"), failed)),
+        ERR_MESSAGE: F.coalesce(F.col(ERR_MESSAGE), message),
+        ERR_KEY: F.when(is_failed, canonical_key(schema)).otherwise(F.col(ERR_KEY)),
+        ERR_PAYLOAD: F.when(is_err, F.col(ERR_PAYLOAD)),
+        **{column.name: F.when(~is_failed, named(column.name)) for column in schema.values},
+        **{name: F.when(~is_failed, F.col(name)) for name in (INHERITED, MARKS) if name in records.columns},
+    }
+    if config.time.late != "error":
+        changed[ERR_POSITION] = F.when(is_err, F.col(ERR_POSITION))
+    return judged.withColumns(changed).drop(_FAILED)
+
+
+def united(records: DataFrame, more: DataFrame) -> DataFrame:
+    """Two records frames; one made of known rows has no marks."""
+    return records.unionByName(more, allowMissingColumns=True)

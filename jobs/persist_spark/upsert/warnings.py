@@ -1,0 +1,107 @@
+"""Named warnings of a batch: winners that fail a check, and values that were bad and became null, with samples.
+
+    rows of the slots, ranked ─> which checks does the winner fail, which columns does it mark? ─> counted, two samples
+
+They are counted after the exchange, in the stage that writes, so a retried task never counts twice. A check judges
+the row as it will be, inherited values included. Names of the user's columns meet no others: while checks are
+evaluated, all columns of the plan have names that no user's column may have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, Observation
+
+from persist_core.config.collection import CollectionConfig
+from persist_core.errors import CheckFailed
+from persist_core.schema import RESERVED_PREFIX
+from persist_core.shard.batch import BatchDescription
+from persist_core.shard.stats import BatchWarning
+from persist_spark.counted import as_json
+from persist_spark.decode.row_checks import failed_sql
+from persist_spark.frame import quoted
+from persist_spark.upsert.arguments import ACTS, Arguments, Watched
+
+_SAMPLE_CHARS = 500
+
+
+def watched_by(config: CollectionConfig) -> tuple[Watched, ...]:
+    """The warnings to count for a collection: columns whose bad values become null, and checks that make no errs."""
+    columns = [name for name, column in config.columns.items() if column.on_error == "null"]
+    checks = [(name, check) for name, check in config.checks.items() if check.on_fail != "err"]
+    return (
+        *(Watched(f"column {name}", column=name) for name in columns),
+        *(Watched(f"check {name}", sql=check.sql, fails=check.on_fail == "fail") for name, check in checks),
+    )
+
+
+def observed(ranked: DataFrame, read: Observation, counts: Mapping[str, str], arguments: Arguments) -> DataFrame:
+    """`ranked`, with `counts` and the warnings observed in `read`."""
+    if not arguments.watched:
+        return ranked.observe(read, as_json(counts))
+    names = ranked.columns
+    own = "wins AND op = 'u' AND err IS NULL"
+    beaten = " AND NOT is_beaten" if arguments.seen is not None else ""
+    acts, comes = f"{own} AND {ACTS}{beaten}", f"{own} AND (is_due OR waits){beaten}"
+    users = [*zip(arguments.keys, arguments.schema.key, strict=True)]
+    cells = [(f"value.{plain}", c) for plain, c in zip(arguments.values, arguments.schema.values, strict=True)]
+    renamed = ranked.selectExpr(
+        *[f"{name} AS {_hidden(name)}" for name in names],
+        *[f"{plain} AS {quoted(column.name)}" for plain, column in (*users, *cells)],
+        f"{acts} AS {_hidden('acts')}",
+        f"{comes} AS {_hidden('comes')}",
+    )
+    judged = renamed.selectExpr(
+        *[f"{_hidden(name)} AS {name}" for name in names],
+        *[f"{_told(each)} AS told_{number}" for number, each in enumerate(arguments.watched)],
+    )
+    key = f"to_json(struct({', '.join(f'{plain} AS {quoted(column.name)}' for plain, column in users)}))"
+    warned = dict(counts)
+    for number in range(len(arguments.watched)):
+        sample = f"CASE WHEN told_{number} IS NOT NULL THEN struct(substring({key}, 1, {_SAMPLE_CHARS}) AS key,"
+        sample += f" nullif(told_{number}, '') AS text) END"
+        warned[f"warned_{number}"] = f"count(told_{number})"
+        warned[f"samples_{number}"] = f"array_distinct(array(min({sample}), max({sample})))"
+    return judged.observe(read, as_json(warned)).selectExpr(*names)
+
+
+def _hidden(name: str) -> str:
+    return f"{RESERVED_PREFIX}plan_{name}"
+
+
+def _told(each: Watched) -> str:
+    """SQL: a text if the row has the warning: the bad one of a column, an empty one of a check."""
+    if each.sql is not None:
+        return f"CASE WHEN {_hidden('acts')} THEN CASE WHEN {failed_sql(each.sql)} THEN '' END END"
+    name = f"CAST(X'{(each.column or '').encode().hex()}' AS STRING)"
+    entry = f"get(filter({_hidden('marks')}, mark -> mark.name = {name}), 0)"
+    return f"CASE WHEN {_hidden('comes')} THEN {entry}.text END"
+
+
+def split(observed: Mapping[str, Any], watched: Sequence[Watched]) -> tuple[dict[str, int], tuple[BatchWarning, ...]]:
+    """The counts of an observation, and its warnings."""
+    counts, found = dict(observed), []
+    for number, each in enumerate(watched):
+        count, samples = counts.pop(f"warned_{number}") or 0, counts.pop(f"samples_{number}") or []
+        if count:
+            shown = tuple(f"{s['key']}: {s['text']}" if s.get("text") else s["key"] for s in samples if s)
+            found.append(BatchWarning(each.name, count, shown, each.fails))
+    return counts, tuple(found)
+
+
+def refuse_failed(found: Sequence[BatchWarning], watched: Sequence[Watched], description: BatchDescription) -> None:
+    """Raise `CheckFailed` if a check of `on_fail: fail` is not true for a row of the batch."""
+    failed = [each for each in found if each.fails]
+    if failed:
+        texts = {each.name: " ".join((each.sql or "").split()) for each in watched}
+        said = "; ".join(
+            f"{each.name} ({texts[each.name]}) is not true for {each.count} rows, for example"
+            f" {' and '.join(each.samples)}"
+            for each in failed
+        )
+        raise CheckFailed(
+            f"{description.shard} {description.interval}: {said}. Nothing was committed: correct the input, or the"
+            " check, or write on_fail: err or warn"
+        )
