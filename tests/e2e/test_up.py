@@ -134,7 +134,8 @@ def test_up_survives_backfills_and_kill_9(up: Up) -> None:
     """Beside all that runs there; at the end `down` stops it."""
     airflow = up.airflow
     check_who_has_the_port(up.root, airflow)
-    backfill_at_once(up.root, airflow)
+    with load(8 if is_long() else 0):
+        backfill_at_once(up.root, airflow)
     for name in sample((POSTGRES, SPARK, *WITH_UI, KEEPER), 1, "the process that is killed"):
         check_kill(up.root, up.airflow, name)
     airflow = up.airflow
@@ -144,6 +145,18 @@ def test_up_survives_backfills_and_kill_9(up: Up) -> None:
     code, out = embedded(up.root, "down")
     assert (code, out) == (0, f"stopped {', '.join(process.name for process in processes)}\n")
     assert [process.name for process in processes if process.alive()] == []
+
+
+@contextlib.contextmanager
+def load(processes: int) -> Iterator[None]:
+    """So many processes beside it that are always busy."""
+    busy = [subprocess.Popen(["nice", sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
 
 
 def listens_at(pid: int) -> set[str]:

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pyarrow as pa
+import pytest
 
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.health import healths
+from persist_core.location.open import open_location
+from persist_core.location.settings import PersistLocation
+from persist_core.protocol import stages
 from persist_core.protocol.conflicts import record_conflict
 from persist_core.protocol.fork import fork
-from persist_core.schema import MISSING_ORDER, CollectionSchema, Column
+from persist_core.protocol.restore import RestorePlan, plan_restore, restore
+from persist_core.schema import DIFF, MISSING_ORDER, TIME, CollectionSchema, Column
 from persist_core.shard.batch import BatchDescription
+from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.state import UpperMismatch
+from persist_core.time_text import format_time
 from persist_core.watch.board import WatchBoard
 from persist_core.watch.conditions import ERRORS, FRESHNESS, Threshold
+from tests.core.sources.drop_folder import collection, drop
 from tests.plain_commit import ErrUpdate, Update, commit
 
 DAY_MS = 86_400_000
@@ -158,6 +171,38 @@ def fill_menace(client: PersistClient) -> None:
     lose(client, "menace", f"{ATTRIBUTE}/{SCRIPT}")
 
 
+def fill_damaged(client: PersistClient) -> None:
+    """A shard whose second commit of three has a manifest that cannot be read."""
+    today = client.clock.now_ms() // DAY_MS
+    for day in range(today - 3, today):
+        rows: list[Update] = [((day, "customer", "Oslo", "1.00"), day * DAY_MS, 1)]
+        commit(client, "damaged", CUSTOMERS, (day + 1) * DAY_MS, _decimal(rows), [])
+    client.blob.set(client.state("damaged").commits[1].manifest_key, b"damaged")
+
+
+def fill_dated(client: PersistClient, feed: Path) -> None:
+    """A shard of files with dates: one of the first day is late, the third day has none. Then a restore goes back to
+    the third day, and the next commit reads the file of the fourth day again."""
+    config = collection(feed, "date={date:%Y-%m-%d}/*.jsonl", time="path")
+    first, schema = client.clock.now_ms() // DAY_MS * DAY_MS - 5 * DAY_MS, config.collection_schema()
+    for number, days in enumerate(([0], [0, 1], [], [3], [4])):
+        if number == 4:
+            state = client.state("orders")
+            publish_missing(client, state)
+            plan = plan_restore(client, "orders", state.commits[-2].checkpoint_id)
+            assert isinstance(plan, RestorePlan)
+            restore(client, plan, writer="cli/restore")
+        for day in days:
+            drop(feed, f"date={format_time(first + day * DAY_MS)[:10]}/{number}.jsonl")
+        minted = stages.mint(client, config, until=first + (number + 1) * DAY_MS, writer=f"w{number}")
+        assert isinstance(minted, stages.Minted)
+        row = dict.fromkeys(updates_schema(schema).names) | {"id": number, TIME: first + number * DAY_MS + 1, DIFF: 1}
+        rows = pa.Table.from_pylist([row], schema=updates_schema(schema))
+        handle = client.open_writer("orders")
+        staged = handle.stage(minted.description, schema, client.ids.uuid7(), rows, errs_schema(schema).empty_table())
+        handle.compare_and_append(client.staged_manifest(staged), staged)
+
+
 def lose(client: PersistClient, shard: str, writer: str) -> None:
     """Record a lost append."""
     state, token = client.state(shard), client.ids.uuid7()
@@ -171,3 +216,24 @@ def _decimal(updates: list[Update]) -> list[Update]:
     from decimal import Decimal
 
     return [((*row[:3], Decimal(str(row[3]))), time, diff) for row, time, diff in updates]
+
+
+@contextmanager
+def connected(folder: Path, conn_id: str, make: Callable[[PersistClient], None]) -> Iterator[None]:
+    """A location that `make` has filled, under a connection that the page lists."""
+    from airflow.models.connection import Connection
+    from airflow.utils.session import create_session
+
+    location = PersistLocation(f"file://{folder}/blob", f"sqlite:///{folder}/consensus.db")
+    with open_location(location) as opened:
+        make(PersistClient(opened))
+    extra = json.dumps({"blob_uri": location.blob_uri, "consensus_uri": location.consensus_uri})
+    with pytest.MonkeyPatch.context() as environment, create_session() as session:
+        name = f"AIRFLOW_CONN_{conn_id.upper()}"
+        environment.setenv(name, json.dumps({"conn_type": "persist", "extra": extra}))
+        session.add(Connection(conn_id=conn_id, conn_type="persist", extra=extra))
+        session.commit()
+        try:
+            yield
+        finally:
+            session.query(Connection).filter(Connection.conn_id == conn_id).delete()

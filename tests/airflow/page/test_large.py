@@ -5,18 +5,13 @@ The figures of docs/page.md are printed. Screenshots: `.cache/screenshots`.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from persist_core.handles.client import PersistClient
-from persist_core.location.open import open_location
-from persist_core.location.settings import PersistLocation
 from tests.airflow.page import shop
 from tests.airflow.page.conftest import Browse
 from tests.airflow.page.screen import BASE, DRAWN, TABS, shoot
@@ -29,27 +24,6 @@ if TYPE_CHECKING:
 
 MANY = 200
 pytestmark = pytest.mark.skipif(not is_long(), reason="large (PERSIST_PROFILE=nightly)")
-
-
-@contextmanager
-def connected(folder: Path, conn_id: str, make: Callable[[PersistClient], None]) -> Iterator[None]:
-    """A location that `make` has filled, under a connection that the page lists."""
-    from airflow.models.connection import Connection
-    from airflow.utils.session import create_session
-
-    location = PersistLocation(f"file://{folder}/blob", f"sqlite:///{folder}/consensus.db")
-    with open_location(location) as opened:
-        make(PersistClient(opened))
-    extra = json.dumps({"blob_uri": location.blob_uri, "consensus_uri": location.consensus_uri})
-    with pytest.MonkeyPatch.context() as environment, create_session() as session:
-        name = f"AIRFLOW_CONN_{conn_id.upper()}"
-        environment.setenv(name, json.dumps({"conn_type": "persist", "extra": extra}))
-        session.add(Connection(conn_id=conn_id, conn_type="persist", extra=extra))
-        session.commit()
-        try:
-            yield
-        finally:
-            session.query(Connection).filter(Connection.conn_id == conn_id).delete()
 
 
 def spent_s(ask: Callable[[], Any]) -> tuple[float, float]:
@@ -67,7 +41,7 @@ def test_the_list_of_200_shards_is_there_in_a_second(
     page: Page, url: str, browse: Browse, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In processor seconds of the server, so that a busy machine changes nothing."""
-    with connected(tmp_path, "many", lambda client: shop.fill_many(client, shards=MANY, commits=3)):
+    with shop.connected(tmp_path, "many", lambda client: shop.fill_many(client, shards=MANY, commits=3)):
         client = browse("ADMIN")
         spent = [spent_s(lambda: client.get("/persist/api/shards")) for _ in range(2)]
         found = client.get("/persist/api/shards").json()
@@ -92,7 +66,7 @@ def test_a_shard_with_10_000_commits_is_drawn_in_two_seconds(
     page: Page, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every tab, by day, at night and on a phone. At first the server has not read the shard yet."""
-    with connected(tmp_path, "large", fill):
+    with shop.connected(tmp_path, "large", fill):
         place = f"{url}{BASE}/persist/?conn_id=large&shard={BIG}"
 
         def look() -> None:

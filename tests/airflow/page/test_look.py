@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.airflow.page import shop
 from tests.airflow.page.conftest import Browse
 from tests.airflow.page.screen import BASE, DRAWN, SHARD, TABS, shoot
 
@@ -115,6 +117,34 @@ def test_a_phone_shows_cards_and_breaks_no_name(page: Page, url: str) -> None:
     page.locator(DRAWN).first.wait_for()
     shoot(page, "phone-shard", full_page=True)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_damaged_manifest_hides_nothing_but_its_own_counts(page: Page, url: str, tmp_path: Path) -> None:
+    with shop.connected(tmp_path, "troubled", shop.fill_damaged):
+        page.goto(f"{url}{BASE}/persist/?conn_id=troubled&shard=damaged")
+        page.locator(DRAWN).first.wait_for()
+        page.get_by_role("alert").filter(has_text="1 of 3 commits cannot be read").wait_for()
+        shoot(page, "damaged", full_page=True)
+        page.get_by_role("tab", name="History").click()
+        rows = page.locator("#commits tbody tr")
+        rows.first.wait_for()
+        assert ["unreadable" in text for text in rows.all_inner_texts()] == [False, True, False]
+        shoot(page, "damaged-history", full_page=True)
+        page.get_by_role("tab", name="Rows").click()
+        page.locator("#rows").get_by_role("alert").filter(has_text="manifest").wait_for()
+        shoot(page, "damaged-rows", full_page=True)
+
+
+def test_days_that_are_late_missing_or_corrected_look_so(page: Page, url: str, tmp_path: Path) -> None:
+    with shop.connected(tmp_path, "dated", lambda client: shop.fill_dated(client, tmp_path / "feed")):
+        page.goto(f"{url}{BASE}/persist/?conn_id=dated&shard=orders")
+        days = page.locator("#days button.day")
+        days.first.wait_for()
+        states = [each.split(": ")[1].split(",")[0] for each in _labels(days)]
+        assert states == ["late", "loaded", "missing", "late", "corrected", "open"]
+        days.first.click()
+        page.locator("#days .day-detail table").wait_for()
+        shoot(page, "days", full_page=True)
 
 
 def _labels(found: Any) -> list[str]:

@@ -80,7 +80,9 @@ function charts(shard, page, pick) {
     commits.some((c) => c.lag_ms !== null) && ["Freshness: from the upper to the commit", [{ name: "lag", color: "--c3", values: of("lag_ms") }], { shape: "step", show: duration, limits }],
     STAGES.some(([name]) => stageOf(name).some((value) => value !== null)) && ["Seconds by stage, waiting not counted", STAGES.map(([name, color]) => ({ name: name.split("_")[0], color, values: stageOf(name) })), { show: seconds }],
   ].filter(Boolean);
+  const broken = commits.filter((c) => c.error);
   return [
+    broken.length > 0 && h("div", { class: "alert", role: "alert" }, `${count(broken.length)} of ${count(commits.length)} commits cannot be read: ${broken.at(-1).error}`),
     h("p", { class: "muted" }, `${commits.length < shard.commits ? `The newest ${count(commits.length)} of ${count(shard.commits)}` : count(commits.length)} commits. Drag to zoom, double-click to see all${pick ? ", click for the rows of that time" : ""}. The table of the same numbers is under History.`),
     h("div", { class: "charts" }, wanted.map(([title, series, options]) => chart(title, at, series, { ...options, pick: choose, group }))),
   ];
