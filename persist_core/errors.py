@@ -191,7 +191,7 @@ class RejectedRecord:
 
 
 class TooManyErrors(RunFailed):
-    """More than `max_errors` of the processed winners were errors."""
+    """More than `max_errors` of the processed winners were errors, or all of them."""
 
     kind: ClassVar[str] = "too_many_errors"
 

@@ -28,6 +28,7 @@ from persist_core.handles.write import manifest_for, stage_manifest
 from persist_core.location.blob import Blob, BlobMetadata
 from persist_core.schema import PART, CollectionSchema
 from persist_core.shard.batch import ORDER_INDEX_OPERATOR, BatchCounts, BatchDescription, BatchManifest, Part, PartKind
+from persist_core.shard.err_groups import MAX_GROUPS, grouped
 from persist_core.shard.key_range import EVERYTHING
 from persist_core.shard.keys import attempt_prefix
 from persist_core.shard.operator_state import OperatorState, StateArtifact
@@ -37,6 +38,7 @@ from persist_spark.footers import Footer, digests_of, footers_of, rows_of
 from persist_spark.frame import with_field_ids
 from persist_spark.order_memory import MEMORY_COLUMNS, facts_of
 from persist_spark.read.damage import named_damage
+from persist_spark.staged_errs import inserted_errs
 
 _WRITE_OPTIONS = {
     "compression": "zstd",
@@ -160,12 +162,14 @@ def stage(
     """
     files, _, outcome = stage_files(blob, description.shard, attempt, schema, plan, check=check)
     kinds = {kind.value for kind in PartKind}
+    errs = [BlobMetadata(file.key, file.size_bytes) for file in files if file.kind == PartKind.ERRS]
     parts = tuple(file.part() for file in files if file.kind in kinds)
     manifest = replace(
         manifest_for(description, schema, parts, outcome.counts, rows=outcome.rows_digest),
         operators=dict(_states(blob, description, schema, files, outcome, kept())),
         stats=outcome.stats.to_json(),
         warnings=outcome.warnings,
+        err_groups=grouped(inserted_errs(blob, errs), MAX_GROUPS),
     )
     stage_manifest(blob, manifest, attempt)
     return manifest

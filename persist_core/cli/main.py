@@ -52,6 +52,7 @@ from persist_core.inspection.rows import (
 )
 from persist_core.inspection.values import rows_of
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_PAYLOAD, MISSING_ORDER, RESERVED_PREFIX, TIME
+from persist_core.shard.err_groups import grouped, rows_of_errs
 from persist_core.spark_job.answer import newest_rejected
 from persist_core.time_text import format_time, parse_time, show_time
 
@@ -137,8 +138,9 @@ def changes(
 @click.option("--as-of", help="Time to read at (default: the newest).")
 @click.option("--limit", type=click.IntRange(min=0), help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
 @click.option("--rejected", is_flag=True, help="Samples of the newest batch that was refused for too many errors.")
+@click.option("--summary", is_flag=True, help="Group them by kind and message, the most frequent first.")
 @with_session
-def errors(session: Session, shard: str, as_of: str | None, limit: int | None, rejected: bool) -> None:
+def errors(session: Session, shard: str, as_of: str | None, limit: int | None, rejected: bool, summary: bool) -> None:
     """The errors of SHARD as of a time: records that could not be decoded, and why."""
     if rejected:
         if as_of is not None:
@@ -146,8 +148,16 @@ def errors(session: Session, shard: str, as_of: str | None, limit: int | None, r
         print_rejected(session, shard, limit)
         return
     rows = _limit(session, limit)
-    reader = session.client.open_reader(shard) if rows is None else _limited(session, shard)
+    reader = session.client.open_reader(shard) if rows is None or summary else _limited(session, shard)
     table = errors_in_order(session.client.state(shard), reader.errors(_time(as_of, "--as-of")))
+    if summary:
+        bodies = [group.to_json() for group in grouped(rows_of_errs(table))[:rows]]
+        if session.as_json:
+            output.print_ndjson(bodies)
+        else:
+            columns = ("count", "kind", "message", "position", "payload")
+            output.print_table(columns, [[body[name] for name in columns] for body in bodies], empty="no errors")
+        return
     columns = table.column_names if session.as_json else table.column_names[: len(ERR_COLUMNS)]
     _print_rows(session, (table.select(columns).slice(0, rows), len(table)), "no errors")
     if not session.as_json and MISSING_ORDER in table[ERR_KIND].to_pylist():

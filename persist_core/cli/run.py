@@ -21,6 +21,7 @@ from persist_core.gc.drop import create_again
 from persist_core.maintenance.maintain import maintain_inline
 from persist_core.protocol.run import RunReport, bring_up_to_date, default_until, describe_dry_run, input_noun
 from persist_core.shard.batch import BatchDescription
+from persist_core.shard.err_groups import lines_of
 from persist_core.shard.keys import check_shard_name
 from persist_core.shard.stats import DryRun
 from persist_core.sources.shards import check_closable
@@ -176,6 +177,7 @@ def _print_run(session: Session, config: ShardConfig, report: RunReport) -> None
                         "input_bytes": r.input_bytes,
                         "stats": dict(r.stats),
                         "warnings": [asdict(each) for each in r.warnings],
+                        "errors": [group.to_json() for group in r.err_groups],
                         "notices": list(r.notices),
                     }
                     for r in report.rounds
@@ -188,5 +190,7 @@ def _print_run(session: Session, config: ShardConfig, report: RunReport) -> None
         output.print_line(
             f"{report.shard} {done.interval}: {done.input_files} {input_noun(config)}; {counts or 'no records'}"
         )
+        for line in lines_of(done.err_groups):
+            output.print_line(f"  {line}")
     if not report.rounds:
         output.print_line(f"{report.shard} is up to date: {report.reason}")

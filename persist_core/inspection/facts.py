@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from persist_core.maintenance.debt import DueMerge
 from persist_core.maintenance.holders import Held
+from persist_core.shard.err_groups import ErrGroup
 from persist_core.watch.conditions import Urgency
 
 UNREADABLE = "unreadable"
@@ -275,7 +276,7 @@ class RowsPage:
 
     `as_of` is the time read; of changes, `after` and `as_of` bound it: `after < time <= as_of`. `rows` has one list of
     values a row, in the order of `columns`; a long text is cut, and its length follows in the text. `total` counts all
-    rows that match.
+    rows that match. The first page of errors has them in groups too.
     """
 
     shard: str
@@ -287,3 +288,4 @@ class RowsPage:
     rows: tuple[tuple[Any, ...], ...]
     offset: int
     total: int
+    groups: tuple[ErrGroup, ...] = ()

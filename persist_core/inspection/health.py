@@ -18,6 +18,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.inspection.summaries import needs_counts, summary_of
 from persist_core.shard.batch import BatchManifest
+from persist_core.shard.err_groups import lines_of
 from persist_core.shard.keys import conflicts_prefix
 from persist_core.shard.state import ShardState
 from persist_core.sources.files import SET_ASIDE
@@ -89,7 +90,7 @@ def _health(client: PersistClient, shard: str, check: LastCheck | None) -> Healt
         conflicts=_recent_conflicts(client, shard),
         committed_ms=newest.committed_ms if newest else None,
         writer=newest.writer if newest else None,
-        notes=_files_aside(state),
+        notes=_note(client, state) if errors else None,
     )
     return _with(health, known)
 
@@ -99,11 +100,19 @@ def _with(health: Health, found: _Found) -> Health:
     return replace(health, findings=found.count, notes=notes or None)
 
 
-def _files_aside(state: ShardState) -> dict[str, str]:
-    """The note of the errors alive that says which files are set aside."""
+def _note(client: PersistClient, state: ShardState) -> dict[str, str]:
+    """The note of the errors alive: which files are set aside, else the most frequent error of the newest batch that
+    has some."""
     progress = state.sources.get(FILES)
     names = progress.offsets.get(SET_ASIDE, []) if progress else []
-    return {ERRORS: f"file {names[0]!r} could not be read; {len(names)} such files"} if names else {}
+    if names:
+        return {ERRORS: f"file {names[0]!r} could not be read; {len(names)} such files"}
+    newest = [batch for batch in state.batches if batch.counts.err_insertions][-1:]
+    try:
+        groups = [group for manifest in client.manifests(newest) for group in manifest.err_groups]
+    except Corruption:
+        return {}  # found by others, who name it
+    return {ERRORS: f"the most frequent: {lines_of(groups[:1], has_payloads=False)[0]}"} if groups else {}
 
 
 def _errors(client: PersistClient, state: ShardState) -> tuple[int | None, str]:

@@ -8,7 +8,7 @@ more decoded bytes is refused as soon as it does (`handles.limited`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ from persist_core.inspection.facts import ColumnFacts, RowsPage
 from persist_core.inspection.values import rows_of
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, MISSING_ORDER, TIME
 from persist_core.shard.batch import HollowBatch
+from persist_core.shard.err_groups import MAX_GROUPS, MAX_READ, grouped, rows_of_errs
 from persist_core.shard.key_range import KeyRange, exactly, meets_any, parse_key
 from persist_core.shard.state import ShardState
 
@@ -100,7 +101,10 @@ def errors_as_of(
     first = max(0, len(table) - cut.offset - cut.rows)
     shown = table.slice(first, max(0, len(table) - cut.offset - first))
     newest_first = pa.array(range(len(shown) - 1, -1, -1), pa.int64())
-    return _page(state, (shown.take(newest_first), len(table)), None, time, cut)
+    page = _page(state, (shown.take(newest_first), len(table)), None, time, cut)
+    if cut.offset:
+        return page
+    return replace(page, groups=grouped(rows_of_errs(table.slice(max(0, len(table) - MAX_READ))), MAX_GROUPS))
 
 
 def first_rows(

@@ -22,6 +22,7 @@ from persist_core.handles.client import PersistClient
 from persist_core.protocol import describe, stages
 from persist_core.protocol.stages import Conflict, Minted, NothingToDo
 from persist_core.shard.batch import BatchDescription
+from persist_core.shard.err_groups import ErrGroup
 from persist_core.shard.state import Commit, Committed
 from persist_core.shard.stats import BatchWarning, correction_notice
 from persist_core.sources.shards import ShardSource
@@ -41,7 +42,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Round:
-    """One commit, what went into it, and the stats of its manifest."""
+    """One commit, what went into it, and the stats and errors in groups of its manifest."""
 
     commit: Commit
     input_files: int
@@ -49,6 +50,7 @@ class Round:
     stats: Mapping[str, int]
     notices: tuple[str, ...]
     warnings: tuple[BatchWarning, ...] = ()
+    err_groups: tuple[ErrGroup, ...] = ()
 
     @property
     def interval(self) -> str:
@@ -95,7 +97,7 @@ def rounds(
         if isinstance(result, Committed):
             manifest = client.manifest(result.commit)
             facts = (description.input_files, description.input_bytes, manifest.stats)
-            yield Round(result.commit, *facts, minted.notices, manifest.warnings)
+            yield Round(result.commit, *facts, minted.notices, manifest.warnings, manifest.err_groups)
             continue
         yield result
         conflicts += 1

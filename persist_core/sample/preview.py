@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,8 @@ from persist_core.protocol.run import default_until
 from persist_core.sample.files import SampledFile, copied, take
 from persist_core.sample.guess import better
 from persist_core.sample.rows import DMS_OP, RawRow, rows_of, value_at
+from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION
+from persist_core.shard.err_groups import grouped
 from persist_core.shard.state import Committed, ShardState
 from persist_core.sources.feeds import feed_of
 from persist_core.sources.files import FileSource
@@ -209,21 +210,10 @@ def _has_key(record: Mapping[str, Any]) -> bool:
 
 def _grouped(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The most frequent errors by kind and message, each with one record. The message is that of the first."""
-    counts = Counter(map(_pattern, errors))
-    first = {_pattern(each): each for each in reversed(errors)}
-    return [
-        {
-            **{name: first[pattern][name] for name in ("kind", "message", "position")},
-            "records": count,
-            "payload": base64.b64decode(first[pattern]["payload"] or "").decode("utf-8", "replace"),
-        }
-        for pattern, count in counts.most_common(MAX_GROUPS)
-    ]
-
-
-def _pattern(err: Mapping[str, Any]) -> tuple[str, str]:
-    """The kind and the message without the bad value."""
-    return err["kind"], re.sub(r"(?<= is )'.*'(?=; expected|$)", "...", err["message"], flags=re.DOTALL)
+    cells = {ERR_KIND: "kind", ERR_MESSAGE: "message", ERR_POSITION: "position", ERR_PAYLOAD: "payload"}
+    rows = ({name: each[cell] for name, cell in cells.items()} for each in errors)
+    groups = grouped(({**row, ERR_PAYLOAD: base64.b64decode(row[ERR_PAYLOAD] or "")} for row in rows), MAX_GROUPS)
+    return [{**group.to_json(), "message": group.first, "records": group.count} for group in groups]
 
 
 def _times(times: Sequence[int]) -> dict[str, Any]:

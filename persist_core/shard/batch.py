@@ -17,6 +17,7 @@ from typing import Any
 
 from persist_core.errors import BadBounds, CorruptArtifact, InvalidInput
 from persist_core.schema import CollectionSchema
+from persist_core.shard.err_groups import ErrGroup
 from persist_core.shard.key_range import Key, KeyRange
 from persist_core.shard.keys import check_shard_name
 from persist_core.shard.operator_state import OperatorState, StateArtifact, chain_digest
@@ -239,10 +240,10 @@ class BatchManifest:
     `contents_digest` binds the token: bounds, consolidated oks and errs (order-independent), source frontier, schema.
     `operators` is the operator state after the batch; `read_operators` are the digests of the chains it started from.
     `stats` is `DrainStats.to_json()` of the run that wrote it (empty for other writers), `warnings` what that says of
-    rows. `restored` is set if the batch goes back to a checkpoint: `sources` and `operators` then replace whatever was
-    before. `run` is set if it was merged: no commit then, so it has no operator state, and its other facts are its
-    newest input's. Everything that it names was staged in the shard's era `era` or later, or was named by the shard
-    then (`shard.eras`).
+    rows, `err_groups` the most frequent of the errs that it inserts. `restored` is set if the batch goes back to a
+    checkpoint: `sources` and `operators` then replace whatever was before. `run` is set if it was merged: no commit
+    then, so it has no operator state, and its other facts are its newest input's. Everything that it names was staged
+    in the shard's era `era` or later, or was named by the shard then (`shard.eras`).
     """
 
     shard: str
@@ -262,6 +263,7 @@ class BatchManifest:
     read_operators: Mapping[str, str] = field(default_factory=dict)
     stats: Mapping[str, int] = field(default_factory=dict)
     warnings: tuple[BatchWarning, ...] = ()
+    err_groups: tuple[ErrGroup, ...] = ()
     restored: Restored | None = None
     run: Run | None = None
     era: int = 0
@@ -336,6 +338,7 @@ class BatchManifest:
                     "warnings": tuple(
                         BatchWarning(**{**each, "samples": tuple(each["samples"])}) for each in body.get("warnings", ())
                     ),
+                    "err_groups": tuple(ErrGroup(**group) for group in body["err_groups"]),
                     "restored": Restored(**body["restored"]) if body["restored"] else None,
                     "run": Run(**{**body["run"], "inputs": tuple(body["run"]["inputs"])}) if body["run"] else None,
                 }

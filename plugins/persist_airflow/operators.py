@@ -46,6 +46,7 @@ from persist_core.protocol import run, stages
 from persist_core.protocol.run import Round, Step, Write, rounds
 from persist_core.protocol.stages import Conflict, Minted, NothingToDo
 from persist_core.shard.batch import BatchDescription
+from persist_core.shard.err_groups import lines_of
 from persist_core.shard.state import Commit, Committed
 from persist_core.shard.stats import correction_notice, in_words
 from persist_core.time_text import show_interval
@@ -203,6 +204,8 @@ class AppendBatchesOperator(lineage.ReportsLineage, _PersistOperator):
         if "lower" in report:
             interval = show_interval(report["lower"], report["upper"])
             self.log.info("%s %s: %s", report["result"], interval, in_words(self.shard, report["stats"]))
+        for line in report.get("errors", ()):
+            self.log.warning("%s", line)
         corrected = correction_notice(self.shard, report.get("stats", {}))
         for warning in (*([] if corrected is None else [corrected]), *report.get("warnings", [])):
             self.log.warning("%s", warning)
@@ -325,6 +328,7 @@ def _report(client: PersistClient, result: str, commit: Commit | None) -> dict[s
         "writer": commit.writer,
         "stats": dict(manifest.stats),
         "warnings": [str(each) for each in manifest.warnings],
+        "errors": lines_of(manifest.err_groups, has_payloads=False),
     }
 
 

@@ -34,6 +34,7 @@ from persist_core.shard.batch import (
     Restored,
     SourceFrontier,
 )
+from persist_core.shard.err_groups import ErrGroup
 from persist_core.shard.keys import manifest_key, part_key
 from persist_core.shard.operator_state import OperatorState, StateArtifact
 from persist_core.shard.stats import DryRun
@@ -89,6 +90,7 @@ MANIFEST = BatchManifest(
     },
     read_operators={STASH_OPERATOR: "f" * 64},
     stats={"eligible": 1},
+    err_groups=(ErrGroup("value", "column 'n' is '...'; expected int", 2, "", "a.jsonl, line 1", "{}"),),
     restored=Restored("orders", A, 9),
     era=3,
 )

@@ -154,7 +154,7 @@ def test_leftovers_are_not_data(shard: StagedShard) -> None:
     """An attempt that wrote all of its files and then failed: readers and fsck ignore them, and a retry succeeds."""
     bad = Record((9,), Err("value", b"k", b"raw"), None, (None, "f", 0, 9))
     with pytest.raises(TooManyErrors):
-        shard.write([*_records(range(3), "second"), bad], shard.description(20), max_errors=0)
+        shard.write([*_records(range(3), "second"), bad], shard.description(20), max_errors=(0,))
     assert [key for key in shard.staged_keys() if key.endswith(".parquet")]
     assert fsck(shard.client, SHARD).is_clean
     assert [row["name"] for row in shard.snapshot()] == ["first"] * 5

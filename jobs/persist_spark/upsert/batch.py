@@ -14,16 +14,12 @@ from dataclasses import dataclass, replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.storagelevel import StorageLevel
 
-from persist_core.errors import InvariantViolation, RejectedRecord, TooManyErrors
+from persist_core.config.error_limits import ErrorLimits, reached_limit
+from persist_core.errors import InvariantViolation, TooManyErrors
 from persist_core.handles.client import PersistClient
 from persist_core.schema import TIME, CollectionSchema, Late
-from persist_core.shard.batch import (
-    STASH_OPERATOR,
-    BatchDescription,
-    BatchManifest,
-    HollowBatch,
-    PartKind,
-)
+from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchManifest, HollowBatch, PartKind
+from persist_core.shard.err_groups import lines_of
 from persist_core.shard.key_range import KeyRange
 from persist_core.shard.pieces import OKS
 from persist_core.shard.state import ShardState
@@ -40,7 +36,7 @@ from persist_spark.upsert.lookup import committed_updates, expects_few_files
 from persist_spark.upsert.outcome import Outcome
 from persist_spark.upsert.plan import PlannedUpsert, persistent_upsert
 from persist_spark.upsert.questions import incomparable_orders, no_order
-from persist_spark.upsert.rejected import rejected_records, show_samples
+from persist_spark.upsert.rejected import rejected_records
 from persist_spark.upsert.stash import NO_STASH, StashBefore, may_look
 from persist_spark.upsert.state_before import StateBefore
 from persist_spark.upsert.state_files import StateFiles
@@ -69,7 +65,7 @@ class UpsertRequest:
     schema: CollectionSchema
     attempt: str
     late: Late = "lift"
-    max_errors: int | None = None
+    max_errors: ErrorLimits = None
     may_stash: bool = True
     is_columnar: bool = False
     may_truncate: bool = True
@@ -136,10 +132,12 @@ def stage_upserts(
             if outcome.counted.get("incomparable"):
                 raise incomparable_orders(plans[-1], outcome, description)
             if request.is_auto_order and outcome.counted.get("unplaced") and not outcome.counted["placed"]:
-                raise no_order(rejected_records(spark, client.blob, description, schema, request.attempt))
-            if _has_too_many_errors(outcome, request.max_errors):
-                samples = rejected_records(spark, client.blob, description, schema, request.attempt)
-                raise _too_many_errors(outcome, request, samples)
+                raise no_order(rejected_records(client.blob, description, request.attempt)[1])
+            errors, bad_records = outcome.stats.errors, outcome.counted["bad_records"]
+            records = outcome.stats.eligible - (errors - bad_records)
+            limit = reached_limit(request.max_errors, errors=errors, bad_records=bad_records, records=records)
+            if limit is not None:
+                raise _too_many_errors(client, outcome, request, limit)
 
         return stage(client.blob, description, schema, request.attempt, drain, check=check, kept=batch.before.kept)
 
@@ -250,19 +248,16 @@ class _Batch:
         return records if self.stash.rows is None else records.unionByName(self.stash.rows.select(*names))
 
 
-def _has_too_many_errors(outcome: Outcome, max_errors: int | None) -> bool:
-    return max_errors is not None and outcome.stats.errors > max_errors
-
-
-def _too_many_errors(outcome: Outcome, request: UpsertRequest, samples: tuple[RejectedRecord, ...]) -> TooManyErrors:
+def _too_many_errors(client: PersistClient, outcome: Outcome, request: UpsertRequest, limit: str) -> TooManyErrors:
     described = request.description
-    return TooManyErrors(
+    groups, samples = rejected_records(client.blob, described, request.attempt)
+    message = (
         f"{outcome.stats.errors} of {outcome.stats.eligible} processed records of {described.shard}"
-        f" {described.interval} are errors; at most {request.max_errors} are allowed (limits.max_errors). Nothing was"
-        " committed: correct the input or the column types, or raise the limit to keep these errors as data."
-        f" `persist errors {described.shard} --rejected` shows more of them. {show_samples(samples)}",
-        samples,
+        f" {described.interval} are errors; {limit} (limits.max_errors). Nothing was committed: correct the input or"
+        " the column types; or raise the limit to keep these errors as data (max_errors: null for no limit)."
+        f" `persist errors {described.shard} --rejected` shows records. Most frequent:"
     )
+    return TooManyErrors("\n  ".join([message, *lines_of(groups)]), samples)
 
 
 def _check_history(drained: PlannedUpsert, outcome: Outcome, description: BatchDescription) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from persist_core.errors import InvariantViolation
 from persist_core.row_text import show_row
-from persist_core.schema import MISSING_ORDER
+from persist_core.schema import BAD_FILE, LATE_TIME, MISSING_ORDER
 from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchCounts, PartKind
 from persist_core.shard.stats import BatchWarning, DrainStats
 from persist_spark.counted import HASHES, limb_sums, tally, whole_sum
@@ -32,6 +32,7 @@ _READ = {
     "stashed": "wins AND waits",
     "late_times": "wins AND is_due AND is_late",
     "errors": f"wins AND {ACTS} AND err IS NOT NULL AND op = 'u'",
+    "bad_records": f"wins AND {ACTS} AND err.kind NOT IN ('{BAD_FILE}', '{LATE_TIME}') AND op = 'u'",
     "broken": "is_broken",
 }
 _UNPLACED = f"coalesce(err.kind = '{MISSING_ORDER}', false)"
@@ -39,6 +40,7 @@ _READ_OF_SEQUENCE = {
     "unplaced": f"own_time IS NOT NULL AND {_UNPLACED}",
     "placed": f"own_time IS NOT NULL AND op != 's' AND NOT expanded AND NOT {_UNPLACED}",
     "errors": f"{_READ['errors']} AND NOT is_beaten",
+    "bad_records": f"{_READ['bad_records']} AND NOT is_beaten",
     "order_ties": f"({_READ['order_ties']}) OR is_tied_before",
     "late": "is_beaten AND NOT is_tied_before AND NOT expanded",
     "late_beyond_memory": "is_beyond",

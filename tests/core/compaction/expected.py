@@ -14,7 +14,8 @@ Contents = Counter[Row]
 
 @dataclass
 class Expected:
-    """All updates ever committed, with time and diff; an err's row is (key..., kind, message, key bytes, payload).
+    """All updates ever committed, with time and diff; an err's row is (key..., kind, message, key bytes, payload,
+    position).
 
     `orders`: in `sequence` order, of each insertion, by row and time.
     """
@@ -49,7 +50,7 @@ class Expected:
         return Counter({(*newest[each][1], newest[each][0]): count for each, count in sums.items() if count > 0})
 
     def identity(self, err: Row) -> Row:
-        kind, _, key, payload = err[len(self.schema.key) :]
+        kind, _, key, payload, _ = err[len(self.schema.key) :]
         return (kind, key, payload)
 
     def changes(self, updates: list[tuple[Row, int, int]], after: int, through: int) -> Contents:

@@ -31,7 +31,6 @@ from persist_core.shard.parts import PARQUET, errs_schema, updates_schema
 from persist_core.shard.replace import Replaced
 from persist_core.shard.state import Committed, ShardState, expire_leases
 from tests.core.compaction.expected import Contents, Expected, Row
-from tests.plain_commit import table_of
 from tests.sim.simulator.write_stage import ArrowParts
 
 KEYED = CollectionSchema(
@@ -115,7 +114,7 @@ class History:
             inserted = ((row, at) for row, at, diff in (*oks, *errs) if diff > 0)
             self.expected.orders.update((each, self.chance.randrange(100)) for each in inserted)
         tables = [
-            table_of([(*row, at, diff, *self._order(row, at, diff)) for row, at, diff in updates], columns)
+            _table([(*row, at, diff, *self._order(row, at, diff)) for row, at, diff in updates], columns)
             for updates, columns in ((oks, updates_schema(self.schema)), (errs, errs_schema(self.schema)))
         ]
         writer = self.client.open_writer(self.shard)
@@ -327,12 +326,16 @@ def _keyed_updates(chance: random.Random, expected: Expected, times: range) -> t
 def _new_value(chance: random.Random, slot: Row, oks: list[Any], errs: list[Any], time: int) -> Any:
     kind = chance.random()
     if len(slot) == 1:
-        return (errs, (None, None, "key", f"wording {time}", slot[0], b"raw")) if kind < 0.6 else None
+        return (
+            (errs, (None, None, "key", f"wording {time}", slot[0], b"raw", f"feed, line {time}"))
+            if kind < 0.6
+            else None
+        )
     if kind < 0.2:
         return None
     if kind < 0.35:
         key = repr(slot).encode()
-        return (errs, (*slot, "value", f"wording {time}", key, chance.choice([b"x", b"y"])))
+        return (errs, (*slot, "value", f"wording {time}", key, chance.choice([b"x", b"y"]), f"feed, line {time}"))
     return (oks, (*slot, chance.choice([None, 1.5, -0.25]), chance.choice([None, "a", "b"])))
 
 
@@ -354,13 +357,17 @@ def _multiset_updates(chance: random.Random, expected: Expected, times: range) -
                 counts[row] += diff
                 oks.append((row, time, diff))
         if chance.random() < 0.4:
-            err = ("view", f"wording {time}", chance.choice([None, b"k"]), b"p")
+            err = ("view", f"wording {time}", chance.choice([None, b"k"]), b"p", None)
             err = known.setdefault(expected.identity(err), err)
             diff = chance.randrange(-bad[err], 3)
             if diff:
                 bad[err] += diff
                 errs.append((err, time, diff))
     return oks, errs
+
+
+def _table(rows: list[Row], schema: pa.Schema) -> pa.Table:
+    return pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema=schema)
 
 
 def _rows(table: pa.Table) -> Contents:

@@ -202,8 +202,8 @@ def test_keys_beyond_the_bounds_of_their_file_are_found() -> None:
 @pytest.mark.parametrize("first", [0, 1], ids=["with the bottom", "above the bottom"])
 def test_an_err_that_came_again_keeps_its_newest_wording(first: int) -> None:
     made = History(OpenLocation(MemBlob(), MemConsensus()), KEYED, seed=1)
-    err = (None, None, "key", "wording 0", b"k", b"raw")
-    again = (None, None, "key", "wording 3", b"k", b"raw")
+    err = (None, None, "key", "wording 0", b"k", b"raw", "a, line 1")
+    again = (None, None, "key", "wording 3", b"k", b"raw", "b, line 1")
     made.commit(0, 2, [], [(err, 0, 1)])
     made.commit(2, 3, [], [(err, 2, -1)])
     made.commit(3, 5, [], [(again, 3, 1)])

@@ -114,5 +114,5 @@ def test_a_look_at_many_shards_reads_states_and_listings_alone(
             monkeypatch.setattr(store, method, counted)
     rules = dict.fromkeys(names, DEFAULTS)
     WatchBoard(client).turn(rules, lambda: healths(client, rules))
-    assert calls == {"head": 200 + 2, "list_keys_and_metadata": 200}
+    assert calls == {"head": 200 + 2, "list_keys_and_metadata": 200, "get": 9}  # a manifest of each with errors
     assert len(open_alerts(client)) == 9

@@ -8,6 +8,8 @@ const LIMIT = 50;
 const UNORDERED = "missing_order"; // the kind of errors that only `persist resolve` removes
 const SHORT = { _persist_time: "time", _persist_diff: "diff", _persist_err_kind: "kind", _persist_err_position: "position", _persist_err_key: "key", _persist_err_message: "message", _persist_err_payload: "payload" };
 
+const GROUPS = [{ name: "count", number: true }, { name: "kind" }, { name: "message" }, { name: "position", title: "of the first" }];
+
 // The panel of "rows", "changes" or "errors".
 export function rowsPanel(shard, commits, what) {
   const keys = shard.schema.key;
@@ -80,6 +82,7 @@ function pageOf(shard, page, what, turn) {
   const when = page.after === null ? `as of ${time(page.as_of)}` : `after ${time(page.after)} through ${time(page.as_of)}`;
   return h("div", {},
     h("p", { role: "status", class: "muted" }, `${range} ${what} ${when}`),
+    page.groups?.length > 1 && table("errors in groups", GROUPS, page.groups.map((group) => GROUPS.map((column) => group[column.name] ?? "")), {}),
     rows.length > 0 && table(`${what} ${when}`, columns, rows, { hasCaption: false }),
     what === "errors" && hasUnordered(page) && h("div", {}, `No record removes errors of kind ${UNORDERED}. If the records count, deliver them again with an order. Then remove the errors: `,
       h("code", {}, `persist resolve ${shard.shard} --all`), " ", actionButton(shard, "Resolve", "resolve", { at: "*", dry_run: true })),

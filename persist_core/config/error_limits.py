@@ -1,0 +1,51 @@
+"""`limits.max_errors`: how many errors a run may have, as a number, a share of its records, or both."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from persist_core.config.problems import refuse
+
+ErrorLimits = tuple[int | str, ...] | None
+DEFAULT: ErrorLimits = (1000, "5 %")
+SHARE_FROM = 100  # records: a share of fewer says little
+_SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,3})?) ?%")
+
+
+def read_limits(data: Any) -> ErrorLimits:
+    """A number, a share as text (`5 %`), a list of both, or nothing, as a list. For a validator."""
+    if data is None:
+        return None
+    found = tuple(data) if isinstance(data, list | tuple) else (data,)
+    for limit in found:
+        is_share = isinstance(limit, str) and (match := _SHARE.fullmatch(limit)) and float(match[1]) <= 100
+        if not is_share and (not isinstance(limit, int) or isinstance(limit, bool)):
+            raise refuse(limit, "a whole number, or a share of 0 to 100 %", 'write 1000, "5 %" or [1000, "5 %"]')
+        if isinstance(limit, int) and limit < 0:
+            raise refuse(limit, "at least 0", "change the number")
+    if not 1 <= len(found) <= 2 or len({isinstance(limit, str) for limit in found}) < len(found):
+        raise refuse(f"{len(found)} limits", "one number, one share, or one of each", 'write [1000, "5 %"]')
+    return found
+
+
+def reached_limit(limits: ErrorLimits, *, errors: int, bad_records: int, records: int) -> str | None:
+    """Which limit a run reaches, for a message; `None` if it may commit.
+
+    `errors` are all its errs. `bad_records` of its `records` are errs because of what they say; files that were set
+    aside and late times are none of both.
+    """
+    if limits is None:
+        return None
+    for limit in limits:
+        if isinstance(limit, int) and errors > limit:
+            return f"at most {limit} are allowed"
+        if isinstance(limit, str) and records >= SHARE_FROM and bad_records * 100 > _percent(limit) * records:
+            return f"at most {limit} are allowed"
+    if bad_records and bad_records == records:
+        return "a run in which no record is good does not commit"
+    return None
+
+
+def _percent(share: str) -> float:
+    return float(share.rstrip("% "))
