@@ -53,8 +53,9 @@ from persist_core.inspection.rows import (
 from persist_core.inspection.values import rows_of
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_PAYLOAD, MISSING_ORDER, RESERVED_PREFIX, TIME
 from persist_core.shard.err_groups import grouped, rows_of_errs
+from persist_core.sources.ledger import zone_of
 from persist_core.spark_job.answer import newest_rejected
-from persist_core.time_text import format_time, parse_time, show_time
+from persist_core.time_text import format_time, show_time
 
 MAX_BYTES_HELD = 512 << 20  # decoded, of a read with a limit
 DEFAULT_ROWS = 100  # rows of a table printed for people without --limit; JSON has all
@@ -68,8 +69,9 @@ def persist() -> None:
     """Correct, incremental, replayable tables from change feeds.
 
     The location is taken from --blob-uri and --consensus-uri, or PERSIST_BLOB_URI and PERSIST_CONSENSUS_URI, or
-    ./persist.toml. Times are ISO (2026-01-31, 2026-01-31T12:00:00Z; UTC if no offset is given) or integers
-    (milliseconds since 1970).
+    ./persist.toml. Times are ISO (2026-01-31, "2026-01-31 12:00 +01:00", "2026-01-31 12:00 Europe/Berlin"), now, today,
+    yesterday (the start of that day), "2 hours ago", or integers (milliseconds since 1970). Without an offset they are
+    in the time zone of the collection, or UTC.
 
     \b
     Exit codes: 0 done, 1 doctor found a problem, 2 wrong arguments or files, 3 not readable (not there, or outside the
@@ -93,7 +95,7 @@ _key_option = click.option(
 def snapshot(session: Session, shard: str, as_of: str | None, key: tuple[str, ...], limit: int | None) -> None:
     """The rows of SHARD (a collection or view) as of a time, ordered by key; of a view, by all columns."""
     state = session.client.state(shard)
-    time, keys = _time(as_of, "--as-of"), key_of(state, key)
+    time, keys = session.time(as_of, "--as-of", zone_of(state)), key_of(state, key)
     rows = _limit(session, limit)
     if rows is None:
         table = in_key_order(state, session.client.open_reader(shard).snapshot(time, keys=keys))
@@ -122,7 +124,8 @@ def changes(
 ) -> None:
     """The updates of SHARD between two times: what was inserted (diff > 0) and retracted (diff < 0), and when."""
     state = session.client.state(shard)
-    begin, end = parse_time(after, what="--after"), check_as_of(state, _time(through, "--through"))
+    begin = session.time(after, "--after", zone_of(state)) or 0
+    end = check_as_of(state, session.time(through, "--through", zone_of(state)))
     keys, rows = key_of(state, key), _limit(session, limit)
     if rows is None:
         reader = session.client.open_reader(shard)
@@ -149,7 +152,8 @@ def errors(session: Session, shard: str, as_of: str | None, limit: int | None, r
         return
     rows = _limit(session, limit)
     reader = session.client.open_reader(shard) if rows is None or summary else _limited(session, shard)
-    table = errors_in_order(session.client.state(shard), reader.errors(_time(as_of, "--as-of")))
+    state = session.client.state(shard)
+    table = errors_in_order(state, reader.errors(session.time(as_of, "--as-of", zone_of(state))))
     if summary:
         bodies = [group.to_json() for group in grouped(rows_of_errs(table))[:rows]]
         if session.as_json:
@@ -199,10 +203,6 @@ def _short(name: str, others: Sequence[str]) -> str:
     """`_persist_err_kind` -> `kind`, unless a column is called so."""
     short = name.removeprefix("_persist_").removeprefix("err_") if name.startswith(RESERVED_PREFIX) else name
     return name if short != name and short in others else short
-
-
-def _time(text: str | None, what: str) -> int | None:
-    return None if text is None else parse_time(text, what=what)
 
 
 for _command in (

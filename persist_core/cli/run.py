@@ -27,7 +27,7 @@ from persist_core.shard.stats import DryRun
 from persist_core.sources.shards import check_closable
 from persist_core.spark_job.launch import dry_run_view, write_batch
 from persist_core.spark_job.process import LOCAL_MASTER, SparkProcess
-from persist_core.time_text import parse_time, show_time
+from persist_core.time_text import show_time
 
 ENV_COLLECTIONS = "PERSIST_COLLECTIONS"
 ENV_VIEWS = "PERSIST_VIEWS"
@@ -69,7 +69,7 @@ def run(
     if close and until is not None:
         raise InvalidInput("--close and --until exclude each other: after --close the shard takes no later times")
     config = find_config(name, collections, views)
-    frontier = None if until is None else parse_time(until, what="--until")
+    frontier = session.time(until, "--until", config.timezone)
     spark = _spark(session, master, conf, logs)
     if read_only or (isinstance(config, ViewConfig) and config.read_only):
         if not isinstance(config, ViewConfig):

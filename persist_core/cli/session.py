@@ -15,9 +15,11 @@ from typing import Any
 import click
 
 from persist_core.cli import output
+from persist_core.errors import InvalidTime
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation, location_from
+from persist_core.time_text import UTC_ZONE, parse_time, show_local, show_time
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,21 @@ class Session:
     def no_shards(self) -> str:
         """Printed instead of an empty table of shards."""
         return f"no shards in {self.client.location.consensus.uri}"
+
+    def time(self, text: str | None, option: str, zone: str) -> int | None:
+        """The time that an option gives, in the zone of its collection. Prints what a text in other words means."""
+        if text is None:
+            return None
+        now_ms = self.client.clock.now_ms()
+        time = parse_time(text, what=option, zone=zone, now_ms=now_ms)
+        try:
+            is_plain = parse_time(text) == time
+        except InvalidTime:
+            is_plain = False
+        if not is_plain:
+            local = "" if zone == UTC_ZONE else f", {show_local(time, zone)}"
+            self.say(f"{option} {text}: {show_time(time)}{local}")
+        return time
 
     def say(self, line: str) -> None:
         """Progress: always on stderr, so that stdout holds the result alone."""

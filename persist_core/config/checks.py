@@ -11,8 +11,7 @@ from persist_core.config.path_pattern import MAX_PATTERN_CHARS, BadPattern, pars
 from persist_core.config.problems import nearest, refuse
 from persist_core.errors import InvalidName, InvalidTime
 from persist_core.schema import MAX_NAME_CHARS, RESERVED_PREFIX, SIMPLE_TYPES, arrow_type
-from persist_core.shard.history import UNITS_MS
-from persist_core.time_text import parse_time
+from persist_core.time_text import DAY_MS, UNITS, parse_duration, parse_time, zones
 
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})  # Unicode categories that are not visible in a name
 _PATH_VARIABLES = "PERSIST_PATH_"
@@ -132,15 +131,15 @@ def spark_conf(settings: Mapping[str, str]) -> Mapping[str, str]:
     return settings
 
 
-def start_date(text: str) -> str:
+def start_date(text: str, zone: str) -> None:
     """Check an ISO date or datetime. A number without dashes is not a date."""
     try:
         if "-" not in text:
             raise InvalidTime("a number")
-        parse_time(text)
+        parse_time(text, zone=zone)
     except InvalidTime:
-        raise refuse(text, "an ISO date or datetime in or after 1970", "for example 2026-01-31") from None
-    return text
+        raise refuse(text, "an ISO date or datetime in or after 1970", "for example 2026-01-31",
+                     at=["start_date"]) from None  # fmt: skip
 
 
 def expand_variables(text: str, environment: Mapping[str, str]) -> str:
@@ -202,24 +201,20 @@ SPARK_CONF = (
 )
 _SPARK_VALUE = re.compile(r"[A-Za-z0-9_.,:%-]{1,64}")
 ALL_HISTORY = "all"
-_DURATION = re.compile(r"([0-9]{1,9}) *([a-z]+)", re.ASCII)
-_UNIT_NAMES = {"d": "days", "h": "hours", "m": "minutes", "min": "minutes"}  # short forms
-MAX_DURATION_MS = 1_000 * 366 * UNITS_MS["days"]
+_DURATIONS = "a number of weeks, days, hours or minutes"
+MAX_DURATION_MS = 1_000 * 366 * DAY_MS
 
 
-def duration(value: object, *, expected: str = "a number of days, hours or minutes", example: str = "2h",
+def duration(value: object, *, expected: str = _DURATIONS, example: str = "2h",
              others: Sequence[str] = ()) -> tuple[str, int]:  # fmt: skip
     """A duration as users write it (`30 days`, `2h`, `90 min`), in its plain form (`2 hours`), and its milliseconds."""
-    text = " ".join(value.lower().split()) if isinstance(value, str) else ""
-    found = _DURATION.fullmatch(text)
-    unit = "" if found is None else _UNIT_NAMES.get(found[2], f"{found[2].removesuffix('s')}s")
-    if found is None or unit not in UNITS_MS:
-        remedy = nearest(found[2] if found else value, (*others, *UNITS_MS)) or f"for example {example}"
-        raise refuse(value, expected, remedy)
-    duration_ms = int(found[1]) * UNITS_MS[unit]
-    if duration_ms > MAX_DURATION_MS:
+    found = parse_duration(value) if isinstance(value, str) else None
+    if found is None:
+        word = value.strip(" 0123456789") if isinstance(value, str) else value
+        raise refuse(value, expected, nearest(word, (*others, *UNITS)) or f"for example {example}")
+    if found[1] > MAX_DURATION_MS:
         raise refuse(value, "at most 1000 years", f"write {others[0]}" if others else "write less")
-    return f"{int(found[1])} {unit}", duration_ms
+    return found
 
 
 MAX_COUNT = 10**12
@@ -234,12 +229,11 @@ def count(value: object) -> tuple[str, int]:
 
 
 def history(value: object, *, field: str = "history") -> str:
-    """Check how long something is kept: `all`, `0`, or a number of days, hours or minutes. Returns its plain form."""
+    """Check how long something is kept: `all`, `0`, or a duration. Returns its plain form."""
     text = " ".join(value.lower().split()) if isinstance(value, str) else value
     if text in (ALL_HISTORY, "0") or (text == 0 and isinstance(text, int) and not isinstance(text, bool)):
         return str(text)
-    expected = "all, 0, or a number of days, hours or minutes"
-    return duration(value, expected=expected, example=f"{field}: 30 days", others=(ALL_HISTORY,))[0]
+    return duration(value, expected=f"all, 0, or {_DURATIONS}", example=f"{field}: 30 days", others=(ALL_HISTORY,))[0]
 
 
 def history_ms(text: str) -> int | None:
@@ -247,6 +241,14 @@ def history_ms(text: str) -> int | None:
     if text == ALL_HISTORY:
         return None
     return 0 if text == "0" else duration(text)[1]
+
+
+def timezone(name: str) -> str:
+    """Check the name of a time zone: one that means the same in Python and in Java."""
+    if name not in zones():
+        remedy = nearest(name, zones()) or "for example Europe/Berlin: abbreviations mean different zones"
+        raise refuse(name, "a time zone as Area/Place, or UTC", remedy)
+    return name
 
 
 CRON_FIELDS = 5  # Airflow does not support seconds or years

@@ -47,16 +47,16 @@ class SourceConfig(ConfigModel):
     """Where records come from.
 
     `path` is a glob. It may contain one `{date:%Y-%m-%d}` (any strftime pattern of year/month/day/hour), which is the
-    date of its files in UTC: a file dated at or after the run's upper is not yet due. `moved_from` and `replaces` name
-    folders that `path` started at before: `moved_from` if the same files were moved, `replaces` if these are other
-    files. On S3, `connection` names the credentials and the endpoint (default: those of the location), `look_back` is
-    how far before the shard's upper a listing looks for dated files (once a day all are listed), and `requester_pays`
-    accepts the costs of a bucket whose owner does not pay. `decimals` defines the quoted numbers in Debezium messages
-    without a schema (`precise`: base64 of the unscaled integer, `string`: its digits), `binary` how text formats write
-    bytes. If they are not set, a value that can be read in two ways is an err. `missing_field` defines a column's field
-    that a JSON record does not have: null, or (`unchanged`) the value that the row has. `unavailable_value` is
-    Debezium's `unavailable.value.placeholder`. `on_bad_file`: a file that cannot be read as its format is set aside as
-    an err of kind `file` (`quarantine`), or stops the run (`fail`).
+    date of its files in the collection's `timezone`: a file dated at or after the run's upper is not yet due.
+    `moved_from` and `replaces` name folders that `path` started at before: `moved_from` if the same files were moved,
+    `replaces` if these are other files. On S3, `connection` names the credentials and the endpoint (default: those of
+    the location), `look_back` is how far before the shard's upper a listing looks for dated files (once a day all are
+    listed), and `requester_pays` accepts the costs of a bucket whose owner does not pay. `decimals` defines the quoted
+    numbers in Debezium messages without a schema (`precise`: base64 of the unscaled integer, `string`: its digits),
+    `binary` how text formats write bytes. If they are not set, a value that can be read in two ways is an err.
+    `missing_field` defines a column's field that a JSON record does not have: null, or (`unchanged`) the value that the
+    row has. `unavailable_value` is Debezium's `unavailable.value.placeholder`. `on_bad_file`: a file that
+    cannot be read as its format is set aside as an err of kind `file` (`quarantine`), or stops the run (`fail`).
     """
 
     path: str
@@ -345,7 +345,7 @@ class CollectionConfig(ShardConfig):
 
     def source_pattern(self) -> PathPattern:
         """`source.path`, parsed, below `base_dir`."""
-        return parse_pattern(self.source.path, self._base())
+        return parse_pattern(self.source.path, self._base(), zone=self.timezone)
 
     def source_folder(self, path: str) -> str:
         """A folder of `source.moved_from` or `source.replaces`, as `source_pattern().root` would name it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +14,16 @@ from persist_core.errors import ConfigError
 
 MAX_FILES = 10_000  # in one folder; more means that the folder is the wrong one
 SUFFIXES = (".yaml", ".yml")
+PROJECT_FILE = "persist.yaml"  # beside the folders of collections and views
 
 C = TypeVar("C")
 
 
 def read_mapping(path: Path, base_dir: Path | None, *, first_fields: str) -> dict[str, Any]:
-    """The file's fields, with its name and the absolute `base_dir` added.
+    """The file's fields, with its name, the absolute `base_dir`, and the time zone of the project added.
 
-    `base_dir` is what the file's own `base_dir:` lies below (default: the file's folder). Raises `ConfigError`.
+    The project's file lies beside the file's folder. `base_dir` is what the file's own `base_dir:` lies below (default:
+    the file's folder). Raises `ConfigError`.
     """
     body = read_fields(path, first_fields=first_fields)
     name, base = body.get("name", path.stem), body.get("base_dir", ".")
@@ -31,7 +34,19 @@ def read_mapping(path: Path, base_dir: Path | None, *, first_fields: str) -> dic
     if isinstance(base, str):
         # absolute, symbolic links not resolved: a folder replaced through a link keeps its identity in the ledger
         body["base_dir"] = os.path.normpath((base_dir or path.parent).absolute() / base)
+    project = path.absolute().parent.parent / PROJECT_FILE
+    if "timezone" not in body and project.is_file():
+        try:
+            zone = _zone_of_project(project, project.stat().st_mtime_ns)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: timezone: {error}") from None
+        body |= {} if zone is None else {"timezone": zone}
     return body
+
+
+@functools.lru_cache(maxsize=16)
+def _zone_of_project(path: Path, mtime_ns: int) -> Any:  # noqa: ARG001 - a file is read again after a change
+    return read_fields(path, first_fields="timezone:").get("timezone")
 
 
 def read_fields(path: Path, *, first_fields: str) -> dict[str, Any]:

@@ -151,10 +151,9 @@ class OrderConfig(ConfigModel):
             raise refuse(list(order.servers or order.restarts), expected, "remove it", at=[name])
         return order
 
-    @property
-    def restarts_ms(self) -> tuple[int, ...]:
-        """`restarts` in ms since 1970."""
-        return tuple(parse_time(text) for text in self.restarts)
+    def restarts_ms(self, zone: str) -> tuple[int, ...]:
+        """`restarts` in ms since 1970; `zone` is that of the collection."""
+        return tuple(parse_time(text, zone=zone) for text in self.restarts)
 
     @property
     def keep_deleted_ms(self) -> int | None:

@@ -17,11 +17,11 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import PurePosixPath
 
 from persist_core.errors import InvalidInput
-from persist_core.time_text import DAY_MS
+from persist_core.time_text import DAY_MS, UTC_ZONE, first_instant, local_of
 
 MAX_PATTERN_CHARS = 4096  # PATH_MAX on Linux
 MAX_PREFIXES = 1000  # of one listing by date; a longer range is listed whole
@@ -32,7 +32,6 @@ _DATE = re.compile(r"\{date:([^{}]*)\}")
 _DIRECTIVES = {"Y": r"[0-9]{4}", "m": r"[0-9]{2}", "d": r"[0-9]{2}", "H": r"[0-9]{2}"}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](?=/|$)")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class BadPattern(InvalidInput):
@@ -52,7 +51,8 @@ class PathSegment:
 class PathPattern:
     """A parsed pattern. `segments` lie below `root`; `strict` matches whole paths relative to it, with the date.
 
-    `head`: the plain text that all paths below `root` start with. `is_dated_first`: the date follows it.
+    Dates are those of `zone`. `head`: the plain text that all paths below `root` start with. `is_dated_first`: the date
+    follows it.
     """
 
     text: str
@@ -60,17 +60,21 @@ class PathPattern:
     segments: tuple[PathSegment, ...]
     strict: re.Pattern[str] | None
     date_format: str | None
+    zone: str = UTC_ZONE
     head: str = ""
     is_dated_first: bool = False
 
     def prefixes(self, start_ms: int, end_ms: int) -> list[str] | None:
         """The beginnings of all paths dated in `[start_ms, end_ms)`, by whole days; `None` if only `head` is known of
         them, or the range is too long."""
-        days = range(start_ms // DAY_MS, -(-end_ms // DAY_MS))
-        if not self.is_dated_first or self.date_format is None or len(days) > MAX_PREFIXES:
+        if not self.is_dated_first or self.date_format is None or end_ms - start_ms > MAX_PREFIXES * DAY_MS:
             return None
+        # the day before a midnight too: a day that the clocks skip has the same first instant
+        first, last = (local_of(max(time - 1, 0), self.zone).date() for time in (start_ms, end_ms))
+        if self.zone == UTC_ZONE:
+            first = local_of(start_ms, UTC_ZONE).date()
         text = self.date_format.partition("%H")[0]
-        dates = ((_EPOCH + timedelta(days=day)).strftime(text) for day in days)
+        dates = ((first + timedelta(days=day)).strftime(text) for day in range((last - first).days + 1))
         return list(dict.fromkeys(f"{self.head}{date}" for date in dates))
 
     @property
@@ -81,16 +85,19 @@ class PathPattern:
         return re.compile("".join(folders[:-1]) + parts[-1])
 
     def date_ms(self, below_root: str) -> int | None:
-        """When the file at this path (relative to `root`) is dated, or `None` if its date cannot be parsed."""
+        """When the file at this path (relative to `root`) is dated, or `None` if its date cannot be parsed.
+
+        It is the first instant at which the clocks show that date and hour or a later one.
+        """
         found = self.strict.fullmatch(below_root) if self.strict else None
         if found is None:
             return None
         parts = {name: int(value) for name, value in found.groupdict().items()}
         try:
-            moment = datetime(parts["Y"], parts.get("m", 1), parts.get("d", 1), parts.get("H", 0), tzinfo=UTC)
+            local = datetime(parts["Y"], parts.get("m", 1), parts.get("d", 1), parts.get("H", 0))
         except ValueError:
             return None
-        time = (moment - _EPOCH) // timedelta(milliseconds=1)
+        time = first_instant(local, self.zone)
         return time if time >= 0 else None
 
 
@@ -107,8 +114,8 @@ class _Token:
 _STAR = _Token("[^/]*", "[^/]*")
 
 
-def parse_pattern(path: str, base_dir: str) -> PathPattern:
-    """Parse `path`; a relative one lies below `base_dir`. Raises `BadPattern`."""
+def parse_pattern(path: str, base_dir: str, *, zone: str = UTC_ZONE) -> PathPattern:
+    """Parse `path`; a relative one lies below `base_dir`. Dates are those of `zone`. Raises `BadPattern`."""
     _check_text(path)
     scheme = "s3:/" if path.startswith(S3) else ""
     text, path = path, path.removeprefix(scheme)
@@ -146,6 +153,7 @@ def parse_pattern(path: str, base_dir: str) -> PathPattern:
         tuple(_segment(s) for s in segments),
         strict,
         dates[0] if dates else None,
+        zone,
         head="".join(token.literal or "" for token in plain),
         is_dated_first=any(token.is_date for token in segments[0][len(plain) :][:1]),
     )

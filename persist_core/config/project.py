@@ -6,7 +6,7 @@ maintenance:
   max_rows: 5000000        a merge of more rows is done by Spark
 watch:
   schedule: "*/5 * * * *"  of the DAG persist_watch
-freshness, alerts, notify: for all collections and views that say nothing else (`persist_core.config.alerts`)
+timezone, freshness, alerts, notify: for all collections and views that say nothing else (`persist_core.config.alerts`)
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from persist_core.config.files import read_fields
 from persist_core.config.model import ConfigModel
 from persist_core.config.problems import explain, refuse
 from persist_core.errors import ConfigError
+from persist_core.time_text import UTC_ZONE
 
 
 class MaintenanceConfig(ConfigModel):
@@ -71,11 +72,18 @@ class WatchConfig(ConfigModel):
 class ProjectConfig(WatchFields):
     """A complete `persist.yaml`. A section that is left out has its defaults.
 
-    `freshness`, `alerts` and `notify` are for the collections and views whose files do not have them.
+    `freshness`, `alerts`, `notify` and `timezone` are for the collections and views whose files do not have them.
     """
+
+    timezone: str = UTC_ZONE
 
     maintenance: MaintenanceConfig = MaintenanceConfig()
     watch: WatchConfig = WatchConfig()
+
+    @field_validator("timezone")
+    @classmethod
+    def _check_timezone(cls, name: str) -> str:
+        return checks.timezone(name)
 
 
 def load_project(path: Path) -> ProjectConfig:

@@ -6,9 +6,9 @@ Collections and views build on them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from persist_core.config import checks
 from persist_core.config.alerts import AlertsConfig, DurationThreshold, NotifyList
@@ -17,6 +17,7 @@ from persist_core.config.problems import refuse
 from persist_core.config.tasks import AirflowConfig
 from persist_core.errors import InvalidInput, InvalidName
 from persist_core.shard.keys import check_shard_name
+from persist_core.time_text import UTC_ZONE, parse_time
 
 
 class RetentionConfig(ConfigModel):
@@ -31,8 +32,10 @@ class RetentionConfig(ConfigModel):
 class ShardConfig(ConfigModel):
     """The fields of a shard's file that do not depend on its source.
 
-    `spark_conf` goes over the tuned Spark settings of its jobs, in Airflow and in `persist run`, and under those given
-    there. A Spark Connect server accepts those of a session. `freshness`, `alerts` and `notify` are in
+    `timezone` says how the schedule, dates in paths and values without an offset are read (default: that of
+    `persist.yaml`, else UTC); stored times are UTC. `spark_conf` goes over the tuned Spark settings of its jobs, in
+    Airflow and in `persist run`, and under those given there. A Spark Connect server accepts those of a session.
+    `freshness`, `alerts` and `notify` are in
     `persist_core.config.alerts`.
     """
 
@@ -40,6 +43,7 @@ class ShardConfig(ConfigModel):
     description: Annotated[str, Field(max_length=10_000)] = ""
     schedule: str | None = "@daily"
     start_date: str | None = None
+    timezone: str = UTC_ZONE
     retention: RetentionConfig = RetentionConfig()
     history: str = checks.ALL_HISTORY
     base_dir: str = "."
@@ -67,10 +71,21 @@ class ShardConfig(ConfigModel):
     def _check_schedule(cls, schedule: str | None) -> str | None:
         return None if schedule is None else checks.schedule(schedule)
 
-    @field_validator("start_date")
+    @field_validator("timezone")
     @classmethod
-    def _check_start_date(cls, text: str | None) -> str | None:
-        return None if text is None else checks.start_date(text)
+    def _check_timezone(cls, name: str) -> str:
+        return checks.timezone(name)
+
+    @model_validator(mode="after")
+    def _check_start_date(self) -> Self:
+        if self.start_date is not None:
+            checks.start_date(self.start_date, self.timezone)
+        return self
+
+    @property
+    def start_ms(self) -> int:
+        """`start_date` in ms since 1970; 0 without one."""
+        return 0 if self.start_date is None else parse_time(self.start_date, what="start_date", zone=self.timezone)
 
     @field_validator("spark_conf", mode="before")
     @classmethod

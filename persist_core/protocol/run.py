@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.shard import ShardConfig
@@ -26,7 +25,7 @@ from persist_core.shard.err_groups import ErrGroup
 from persist_core.shard.state import Commit, Committed
 from persist_core.shard.stats import BatchWarning, correction_notice
 from persist_core.sources.shards import ShardSource
-from persist_core.time_text import show_interval
+from persist_core.time_text import first_instant, local_of, show_interval
 
 MAX_ROUNDS = 10_000  # each round commits whole files; a run that needs more has limits that are far too low
 MAX_CONFLICTS = 10  # in one run; a writer that always wins needs one schedule for both, not more tries
@@ -36,8 +35,6 @@ Write = Callable[[BatchDescription], str]
 
 Maintain = Callable[[PersistClient, str], str | None]
 """Small maintenance of a shard after its checkpoint; what it did, for people. Never raises a `PersistError`."""
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -212,7 +209,8 @@ def input_noun(config: ShardConfig) -> str:
 
 
 def default_until(config: ShardConfig, now_ms: int) -> int | None:
-    """The time before which the input is final: now, or the start of the current period if times come from the path.
+    """The time before which the input is final: now, or the start of the current period if times come
+    from the path.
 
     So the files of a day (hour, month) are read when it is over, and no file is late. `None` for a view: it goes as far
     as its inputs.
@@ -222,12 +220,11 @@ def default_until(config: ShardConfig, now_ms: int) -> int | None:
     date_format = config.source_pattern().date_format
     if config.time.source != "path" or date_format is None:
         return now_ms
-    now = _EPOCH + timedelta(milliseconds=now_ms)
-    start = now.replace(minute=0, second=0, microsecond=0)
+    start = local_of(now_ms, config.timezone).replace(minute=0, second=0, microsecond=0)
     if "%H" not in date_format:
         start = start.replace(hour=0)
     if "%d" not in date_format:
         start = start.replace(day=1)
     if "%m" not in date_format:
         start = start.replace(month=1)
-    return (start - _EPOCH) // timedelta(milliseconds=1)
+    return first_instant(start, config.timezone)

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from persist_core.errors import InvalidInput, NotReadable
 from persist_core.frontier import ZERO, Frontier
 from persist_core.shard.state import Hold, HoldMismatch, Released, ShardState, check_room, expire_leases
+from persist_core.time_text import show_duration
 
-UNITS_MS = {"days": 86_400_000, "hours": 3_600_000, "minutes": 60_000}  # of a history as users write it
 HISTORY = "history"  # as the name of a holder: the definition itself
 
 
@@ -100,11 +100,10 @@ def advance_since(state: ShardState, *, now_ms: int) -> tuple[ShardState, Advanc
 
 
 def show_history(history_ms: int | None) -> str:
-    """A history as users write it: `all`, `0`, `30 days`."""
+    """A history in words: `all`, `0`, `30 days`."""
     if history_ms is None or history_ms == 0:
         return "all" if history_ms is None else "0"
-    unit, length_ms = next(((unit, ms) for unit, ms in UNITS_MS.items() if history_ms % ms == 0), ("ms", 1))
-    return f"{history_ms // length_ms} {unit}"
+    return show_duration(history_ms, units=4)
 
 
 VIEW, PIN = "view/", "pin/"

@@ -14,19 +14,24 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.path_pattern import S3
 from persist_core.errors import ConfigError
+from persist_core.time_text import UTC_ZONE
 
 
 @dataclass(frozen=True)
 class Place:
-    """`root`: the folder that `source.path` starts at. `base`: the folder that names in the ledger are relative to."""
+    """`root`: the folder that `source.path` starts at. `base`: the folder that names in the ledger are relative to.
+
+    `timezone`: how dates in paths and times without an offset were read.
+    """
 
     root: str
     base: str
+    timezone: str = UTC_ZONE
 
 
 @dataclass(frozen=True)
@@ -44,19 +49,26 @@ class Move:
 def place_after(config: CollectionConfig, known: Place | None) -> tuple[Place, Move | None]:
     """Where the collection reads from now, given where it has read from.
 
-    Raises `ConfigError` if that is another folder tree and the collection file does not state which files it holds.
+    Raises `ConfigError` if that is another folder tree and the collection file does not state which files it holds, or
+    if the time zone is another one: then times of the shard would have two meanings.
     """
     root = config.source_pattern().root
     if known is None:
-        return Place(root, root), None
+        return Place(root, root, config.timezone), None
+    if known.timezone != config.timezone:
+        raise ConfigError(
+            f"collection {config.name}: timezone: found {config.timezone}, expected {known.timezone}, in which"
+            f" the times of the shard were read so far. Write timezone: {known.timezone}, or begin the table again:"
+            f" `persist drop {config.name}`, then `persist run {config.name} --recreate` reads all its input"
+        )
     if root == known.root:
         return known, None
     if known.root in map(config.source_folder, config.source.moved_from):
         move = Move(known.root, root)
-        return Place(root, move.path(known.base)), move
+        return replace(known, root=root, base=move.path(known.base)), move
     is_new = known.root in map(config.source_folder, config.source.replaces)
     if is_new or any(holds(root, folder) or holds(folder, root) for folder in (known.root, known.base)):
-        return Place(root, known.base), None
+        return replace(known, root=root), None
     raise ConfigError(
         f"collection {config.name}: source.path: found {root!a} as the folder that it starts at, expected"
         f" {known.root!a}, where the files consumed so far are. State in the collection file"

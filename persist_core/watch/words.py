@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from persist_core.time_text import format_time
+from persist_core.time_text import format_time, show_duration
 from persist_core.watch.conditions import CONFLICTS, DURATIONS, ERRORS, FILE, FRESHNESS, FSCK, STASH_AGE, Health, Level
 from persist_core.watch.record import Alert, Notice, NoticeKind
 
 GUIDE = "docs/operations.md"  # where the documents are, unless a project says otherwise
-_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000))
 
 
 @dataclass(frozen=True)
@@ -80,18 +79,6 @@ class Words:
     facts: tuple[tuple[str, str], ...]
     command: str
     section: str
-
-
-def show_duration(duration_ms: int) -> str:
-    """`7 h 12 min`, `3 d 4 h`, `45 s`: the two largest units."""
-    parts: list[str] = []
-    rest = max(0, duration_ms)
-    for name, size in _UNITS:
-        count, rest = divmod(rest, size)
-        if count or parts:
-            parts.append(f"{count} {name}" if count else "")
-    shown = [part for part in parts[:2] if part]
-    return " ".join(shown) if shown else f"{duration_ms // 1000} s"
 
 
 def _time(upper: int | None) -> str:

@@ -48,6 +48,7 @@ except ImportError:  # 2.11 has it in its core
 
 from persist_core.clock import Clock
 from persist_core.errors import ConfigError
+from persist_core.time_text import UTC_ZONE
 
 __all__ = [
     "DAG",
@@ -95,8 +96,8 @@ _ENDED = ("success", "skipped", "failed", "upstream_failed", "removed")
 _BEGUN = ("scheduled", "queued", "running", "restarting", "deferred", "up_for_retry", "up_for_reschedule")
 
 
-def interval_schedule(cron: str | None) -> Any:
-    """A DAG's `schedule` whose runs have real data intervals, in UTC; `None` stays manual.
+def interval_schedule(cron: str | None, timezone: str = UTC_ZONE) -> Any:
+    """A DAG's `schedule` whose runs have real data intervals, in `timezone`; `None` stays manual.
 
     On 3.x a bare cron string means an empty interval (start == end), so the timetable is given by name. Raises
     `ConfigError` for a cron expression that Airflow refuses.
@@ -104,7 +105,7 @@ def interval_schedule(cron: str | None) -> Any:
     if cron is None:
         return None
     module = "airflow.sdk" if AIRFLOW_V_3_0_PLUS else "airflow.timetables.interval"
-    timetable = importlib.import_module(module).CronDataIntervalTimetable(cron, timezone="UTC")
+    timetable = importlib.import_module(module).CronDataIntervalTimetable(cron, timezone=timezone)
     try:
         timetable.validate()
     except AirflowException as error:

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+import pendulum
 import yaml
 
 from persist_airflow.announce import AnnounceFailure
@@ -41,7 +42,6 @@ from persist_core.config.shard import ShardConfig
 from persist_core.config.tasks import AirflowConfig, TaskConfig
 from persist_core.config.view import ON_INPUT, ViewConfig, load_views
 from persist_core.errors import ConfigError
-from persist_core.time_text import parse_time
 
 UPSERT_PREFIX = "persist_upsert__"
 VIEW_PREFIX = "persist_view__"
@@ -208,8 +208,9 @@ def build_dag(
 ) -> DAG:
     """The DAG of a collection or view. `options` are those of `shard_tasks`; `dag_args` go over the defaults below.
 
-    With a cron schedule its runs have real data intervals in UTC. There is no catch-up: an ordinary run takes all input
-    that is due, and a backfill makes history in steps. A view that refreshes `on_input` goes as far as its inputs.
+    With a cron schedule its runs have real data intervals, in the time zone of the file. There is no catch-up: an
+    ordinary run takes all input that is due, and a backfill makes history in steps. A view that refreshes `on_input`
+    goes as far as its inputs.
     """
     face = _face(config)
     owner = {"owner": config.airflow.owner} if config.airflow.owner else {}
@@ -283,13 +284,12 @@ def _dags(
 def _schedule(config: ShardConfig, persist_conn_id: str) -> Any:
     if isinstance(config, ViewConfig) and config.schedule == ON_INPUT:
         return any_asset([make_asset(shard_uri(persist_conn_id, name)) for name in config.inputs])
-    return interval_schedule(config.schedule)
+    return interval_schedule(config.schedule, config.timezone)
 
 
 def _start_of(config: ShardConfig) -> datetime:
-    """The start in the file, else the epoch: a backfill may then cover any day."""
-    start_ms = parse_time(config.start_date, what="start_date") if config.start_date else 0
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=start_ms)
+    """The start in the file, else the epoch: a backfill may then cover any day. Its zone is that of the DAG."""
+    return pendulum.from_timestamp(config.start_ms / 1000, tz=config.timezone)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from persist_airflow.hook import PersistHook, task_client
 from persist_airflow.location_dag import location_dag
 from persist_airflow.notifications import NotifyBy, chosen, targets
 from persist_core.config.alerts import WatchedShard, load_watched
-from persist_core.config.files import config_files
+from persist_core.config.files import PROJECT_FILE, config_files
 from persist_core.config.project import ProjectConfig, load_project
 from persist_core.errors import ConfigError
 from persist_core.inspection.health import healths, open_alerts
@@ -31,7 +31,6 @@ from persist_core.watch.deliver import deliver
 from persist_core.watch.words import show_value
 
 DAG_ID = "persist_watch"
-PROJECT_FILE = "persist.yaml"
 FOLDERS = {"collections": "collection", "views": "view"}
 TIMEOUT = timedelta(milliseconds=CLAIM_MS * 8 // 10)  # a claim outlives the task, so no other one sends meanwhile
 DOCUMENT = """Alerts when a shard is late, holds errors, or is damaged, and says when that is resolved.

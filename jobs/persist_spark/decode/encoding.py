@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.column import Binary, Decimals, Unit
 from persist_core.schema import Column, decimal_of
+from persist_core.time_text import UTC_ZONE
 from persist_spark.decode.json import unmarked
 
 
@@ -28,12 +29,14 @@ class Encoding:
 
     `marked`: numbers are marked (`persist_spark.decode.json`). `decimals`: what a quoted number is if no schema says:
     `precise` (base64 of the unscaled integer), `string` (its digits), `None` (unknown: an err if it may be base64).
-    `binary`: how bytes are written; `None`: base64, and an err if it may be hex.
+    `binary`: how bytes are written; `None`: base64, and an err if it may be hex. `zone` is that of timestamps
+    without an offset.
     """
 
     marked: bool
     decimals: Decimals | None = "string"
     binary: Binary | None = None
+    zone: str = UTC_ZONE
 
     @classmethod
     def of(cls, config: CollectionConfig, *, marked: bool) -> Encoding:
@@ -43,6 +46,7 @@ class Encoding:
             marked=marked,
             decimals=source.decimals if source.format == "debezium-json" else "string",
             binary=source.binary or ("hex" if source.format.startswith("dms-") else None),
+            zone=config.timezone,
         )
 
     def of_field(self, field: Field) -> Encoding:
@@ -59,6 +63,7 @@ class Field:
     """A column of the collection in the raw frame: its text is in `raw`, a hint, if any, in `h<raw>`.
 
     `is_typed`: `raw` is not text but a value that a plain cast turns into the column's type without loss, or into null.
+    `is_local`: it is a time without an offset.
     """
 
     column: Column
@@ -68,11 +73,17 @@ class Field:
     decimals: Decimals | None = None
     binary: Binary | None = None
     is_typed: bool = False
+    is_local: bool = False
 
     @property
     def value(self) -> str:
         """The column that takes the typed value."""
         return f"typed_{self.raw}"
+
+    @property
+    def iso(self) -> str:
+        """The column that takes an ISO timestamp, read as UTC if it has no offset."""
+        return f"iso_{self.raw}"
 
     @property
     def unsent(self) -> str:

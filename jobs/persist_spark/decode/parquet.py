@@ -35,6 +35,7 @@ from persist_spark.decode.plain import DMS_OP, MARKER, free_paths, named_path, o
 from persist_spark.decode.records import (
     FAULT,
     FAULT_KIND,
+    RAW_TIME,
     Fields,
     RawRecords,
     fields_of,
@@ -83,10 +84,13 @@ _SHOWN_CHARS = 200  # of a file's columns, in a message
 
 @dataclass(frozen=True)
 class FileSchema:
-    """The columns of a file that Spark can read, which of them count nanoseconds, and those that it cannot read."""
+    """The columns of a file that Spark can read, which of them count nanoseconds, and those that it cannot read.
+
+    `nanos`: whether the time is local, by name of the column.
+    """
 
     columns: tuple[tuple[str, T.DataType], ...]
-    nanos: frozenset[str] = frozenset()
+    nanos: tuple[tuple[str, bool], ...] = ()
     unreadable: tuple[tuple[str, str], ...] = ()
 
     def type_of(self, name: str) -> T.DataType | None:
@@ -153,19 +157,19 @@ def file_schema(footer: pq.FileMetaData) -> FileSchema:
     leaves = [footer.schema.column(index) for index in range(len(footer.schema))]
     int96 = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
     columns: list[tuple[str, T.DataType]] = []
-    nanos, unreadable = set(), []
-    for field in arrow:
-        is_nanos = pa.types.is_timestamp(field.type) and field.type.unit == "ns"
-        if field.name in int96:
-            columns.append((field.name, T.TimestampType()))
+    nanos, unreadable = [], []
+    for each in arrow:
+        is_nanos = pa.types.is_timestamp(each.type) and each.type.unit == "ns"
+        if each.name in int96:
+            columns.append((each.name, T.TimestampType()))
         elif is_nanos:
-            columns.append((field.name, T.LongType()))
-            nanos.add(field.name)
-        elif (known := _spark_type(field.type)) is not None:
-            columns.append((field.name, known))
+            columns.append((each.name, T.LongType()))
+            nanos.append((each.name, each.type.tz is None))
+        elif (known := _spark_type(each.type)) is not None:
+            columns.append((each.name, known))
         else:
-            unreadable.append((field.name, str(field.type)))
-    return FileSchema(tuple(columns), frozenset(nanos), tuple(unreadable))
+            unreadable.append((each.name, str(each.type)))
+    return FileSchema(tuple(columns), tuple(nanos), tuple(unreadable))
 
 
 def _spark_type(arrow: pa.DataType) -> T.DataType | None:
@@ -220,7 +224,7 @@ def parquet_records(
     frame = _rows(spark, schema, files, options).select(
         "*",
         *[_raw(config, schema, field).alias(field.raw) for field in fields.all],
-        *[_text(schema, path).alias(name) for name, path in free.items() if name not in typed],
+        *[_free_text(schema, name, path).alias(name) for name, path in free.items() if name not in typed],
         *[_raw(config, schema, field).alias(field.raw) for field in fields.orders],
         F.lit(kind).cast("string").alias(FAULT_KIND),
         F.lit(message).cast("string").alias(FAULT),
@@ -273,9 +277,11 @@ def _fitted(config: CollectionConfig, schema: FileSchema, field: Field) -> Field
     found = _find(schema, path)
     if found is None:
         return field
-    if path[0] in schema.nanos and field.column.type in ("date", "timestamp"):
-        return replace(field, unit="ns")
-    return replace(field, is_typed=_is_lossless(found[1], field.column))
+    nanos = dict(schema.nanos)
+    if path[0] in nanos and field.column.type in ("date", "timestamp"):
+        return replace(field, unit="ns", is_local=nanos[path[0]] and field.column.type == "timestamp")
+    is_local = isinstance(found[1], T.TimestampNTZType | T.DateType) and field.column.type == "timestamp"
+    return replace(field, is_typed=_is_lossless(found[1], field.column), is_local=is_local)
 
 
 def _is_lossless(source: T.DataType, column: Column) -> bool:
@@ -314,6 +320,13 @@ def _text(schema: FileSchema, path: Path) -> SparkColumn:
     value, kind = found
     is_nested = isinstance(kind, T.StructType | T.ArrayType | T.MapType)
     return F.to_json(value, {"ignoreNullFields": "false"}) if is_nested else value.cast("string")
+
+
+def _free_text(schema: FileSchema, name: str, path: Path) -> SparkColumn:
+    """A record's own time says that it is in UTC if it is."""
+    text, found = _text(schema, path), _find(schema, path)
+    is_instant = name == RAW_TIME and found is not None and isinstance(found[1], T.TimestampType)
+    return F.concat(text, F.lit("Z")) if is_instant else text
 
 
 def _fault(config: CollectionConfig, schema: FileSchema, fields: Fields) -> tuple[str | None, str | None]:

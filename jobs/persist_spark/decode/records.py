@@ -27,13 +27,14 @@ from pyspark.sql import functions as F
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.order import order_fields
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, MISSING_ORDER, TIME, Column
+from persist_core.time_text import UTC_ZONE
 from persist_spark.compat import try_cast
 from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.exact import bounded
 from persist_spark.decode.files import BROKEN, DATE_MS, LINE, NAME
 from persist_spark.decode.json import MARK
 from persist_spark.decode.row_checks import has_err_checks, is_strict, marks_of
-from persist_spark.decode.times import time_ms
+from persist_spark.decode.times import midnight_ms, time_ms
 from persist_spark.decode.unsent import inherited_column, is_sent
 from persist_spark.decode.values import numbers, remedy, texts, value
 from persist_spark.frame import (
@@ -246,8 +247,9 @@ def _own_time(config: CollectionConfig, raw: RawRecords) -> SparkColumn:
     """The record's own time in ms. A column of a time type needs no unit; `time.unit` is for all others."""
     field = raw.fields.named(config.time.field or "")
     if field is None or field.column.type not in ("timestamp", "date"):
-        return time_ms(raw.encoding.plain(F.col(RAW_TIME)), config.time.unit)
-    found = F.unix_millis(value(field, raw.encoding).cast("timestamp_ltz"))
+        return time_ms(raw.encoding.plain(F.col(RAW_TIME)), config.time.unit, config.timezone)
+    found = value(field, raw.encoding)
+    found = midnight_ms(found, config.timezone) if field.column.type == "date" else F.unix_millis(found)
     return F.when(found >= 0, found)
 
 
@@ -373,6 +375,8 @@ def _time_message(config: CollectionConfig) -> SparkColumn:
     if not _has_own_time(config):
         return F.lit(None).cast("string")
     expected = f"; expected {config.time.unit} since 1970 or an ISO timestamp, from 1970 on"
+    if config.timezone != UTC_ZONE:
+        expected += f"; with an offset if the clocks of {config.timezone} skip or repeat it"
     shown = F.coalesce(_shown(RAW_TIME), F.lit("missing or null"))
     return F.concat(F.lit(f"time field {config.time.field!r} is "), shown, F.lit(expected))
 

@@ -6,19 +6,24 @@ A bare count has no unit: the message's schema names it, else the collection doe
 from __future__ import annotations
 
 from pyspark.sql import Column as SparkColumn
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from persist_core.config.column import Unit
+from persist_core.errors import ConfigError
+from persist_core.time_text import UTC_ZONE, first_instant, format_time, local_of
 from persist_spark.compat import try_cast, try_cast_integer, whole_to_bigint
 from persist_spark.decode.encoding import Hint
 from persist_spark.decode.exact import bounded, exact_decimal
 
 _MICROS: dict[Unit, int] = {"s": 1_000_000, "ms": 1_000, "us": 1, "days": 86_400_000_000}
+_WEEK, _LAST_CHECKED = 7 * 86_400, 2_145_916_800  # in seconds
 _DAY_MICROS = _MICROS["days"]
 _INTEGER = r"^\s*[+-]?\d{1,19}\s*$"
 _DATE = r"^([+-]?\d{4,7}-\d{2}-\d{2})(?:[T ]00:00(?::00(?:\.0++)?+)?)?Z?$"
 _ZONE = r"(?: ?(?:Z|UTC|[+-]\d{2}(?::?\d{2})?))?"
 _TIMESTAMP = r"^[+-]?\d{4,6}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}:\d{2}(?:\.\d{1,6}+0*+)?+" + _ZONE + ")?$"
+_HAS_OFFSET = r":.*(?:Z|UTC|[+-]\d{2}(?::?\d{2})?)$"
 _MINUTES = r"^([+-]?\d{4,6}-\d{2}-\d{2}[T ]\d{2}:\d{2})(" + _ZONE + ")$"  # Java's form of a time without seconds
 # Names of Debezium's and Kafka Connect's logical types, and what they count in.
 _UNIT_NAMES: dict[Unit, tuple[str, ...]] = {
@@ -29,12 +34,12 @@ _UNIT_NAMES: dict[Unit, tuple[str, ...]] = {
 }
 
 
-def time_ms(text: SparkColumn, unit: Unit) -> SparkColumn:
+def time_ms(text: SparkColumn, unit: Unit, zone: str) -> SparkColumn:
     """A record's own time in ms: an integer in `unit` (rounded down), or ISO text. Null if it is neither."""
     text = bounded(text)
     micros = _unit_micros(text, unit)
     counted = _floor_ns(text, 1_000_000) if unit == "ns" else F.unix_millis(F.timestamp_micros(micros))
-    found = F.coalesce(counted, F.unix_millis(_iso_timestamp(text)))
+    found = F.coalesce(counted, F.unix_millis(_in_zone(text, iso_timestamp(text), zone)))
     return F.when(found >= 0, found)
 
 
@@ -46,13 +51,56 @@ def date_of(text: SparkColumn, unit: Unit | None, hint: Hint | None) -> SparkCol
     return F.coalesce(iso, F.when(micros % _DAY_MICROS == 0, F.timestamp_micros(micros).cast("date")))
 
 
-def timestamp_of(text: SparkColumn, unit: Unit | None, hint: Hint | None) -> SparkColumn:
+def timestamp_of(text: SparkColumn, iso: SparkColumn, unit: Unit | None, hint: Hint | None, zone: str) -> SparkColumn:
+    """`iso`: `iso_timestamp` of the text."""
     micros = _counted_micros(text, unit, hint)
-    iso = _iso_timestamp(text)
+    iso = _in_zone(text, iso, zone)
     return iso if micros is None else F.coalesce(iso, F.timestamp_micros(micros))
 
 
-def _iso_timestamp(text: SparkColumn) -> SparkColumn:
+def _in_zone(text: SparkColumn, iso: SparkColumn, zone: str) -> SparkColumn:
+    return iso if zone == UTC_ZONE else F.when(text.rlike(_HAS_OFFSET), iso).otherwise(instant_of(iso, zone))
+
+
+def instant_of(local: SparkColumn, zone: str) -> SparkColumn:
+    """The instant at which the clocks of `zone` show what `local` shows in UTC.
+
+    Null if they skip or repeat that time, and outside of the years 1 to 9999. Of the two readings of a repeated time
+    Spark takes the earlier one. The later one has the offset that holds a day after: clocks do not change twice a day.
+    """
+    first = F.unix_micros(F.to_utc_timestamp(local, zone))
+    next_day = first + F.lit(_DAY_MICROS)
+    second = F.unix_micros(local) + next_day - F.unix_micros(F.from_utc_timestamp(F.timestamp_micros(next_day), zone))
+    is_skipped = F.from_utc_timestamp(F.timestamp_micros(first), zone) != local
+    is_repeated = (second != first) & (F.from_utc_timestamp(F.timestamp_micros(second), zone) == local)
+    is_known = local.between(F.lit("0001-01-02").cast("timestamp_ltz"), F.lit("9999-12-30").cast("timestamp_ltz"))
+    return F.when(is_known, F.when(~is_skipped & ~is_repeated, F.timestamp_micros(first)))
+
+
+def midnight_ms(date: SparkColumn, zone: str) -> SparkColumn:
+    """The first instant of a date in ms, if the clocks skip or repeat its midnight too."""
+    return F.unix_millis(F.to_utc_timestamp(date.cast("timestamp_ltz"), zone))
+
+
+def check_zone(spark: SparkSession, zone: str) -> None:
+    """Refuse a zone of which Java and Python have other rules: paths and values would be read in two ways.
+
+    Compares one instant a week from 1970 to 2037. Raises `ConfigError`.
+    """
+    if zone == UTC_ZONE:
+        return
+    local = F.from_utc_timestamp(F.timestamp_seconds("id"), zone)
+    for row in spark.range(0, _LAST_CHECKED, _WEEK, 1).select("id", F.unix_millis(local).alias("local")).collect():
+        known = local_of(row.id * 1000, zone)
+        if first_instant(known, UTC_ZONE) != row.local:
+            raise ConfigError(
+                f"timezone {zone}: at {format_time(row.id * 1000)} its clocks show {format_time(max(0, row.local))} in"
+                f" Java and {known.isoformat()} in Python. One of them has an older time zone database: update Java, or"
+                " the Python package tzdata and the system's zoneinfo"
+            )
+
+
+def iso_timestamp(text: SparkColumn) -> SparkColumn:
     """ISO text; without a zone it is UTC, which is what the session's zone must be."""
     return F.when(text.rlike(_TIMESTAMP), try_cast(text, "timestamp_ltz")).when(
         text.rlike(_MINUTES), try_cast(F.regexp_replace(text, _MINUTES, "$1:00$2"), "timestamp_ltz")

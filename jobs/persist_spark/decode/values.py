@@ -16,11 +16,12 @@ from __future__ import annotations
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions as F
 
+from persist_core.time_text import UTC_ZONE
 from persist_spark.compat import try_cast, try_cast_integer
 from persist_spark.decode.encoding import Encoding, Field
 from persist_spark.decode.exact import MAX_CHARS, bits_text, bounded, exact_decimal, signed_text
 from persist_spark.decode.json import is_number, without_mark
-from persist_spark.decode.times import date_of, timestamp_of
+from persist_spark.decode.times import date_of, instant_of, iso_timestamp, timestamp_of
 
 _FLOAT = r"(?i)^\s*+[+-]?(?:(?:\d++\.?\d*+|\.\d++)(?:e[+-]?\d++)?+|nan|inf|infinity)\s*+$"
 _INFINITE = r"(?i)inf"
@@ -34,6 +35,7 @@ TWO_NUMBERS = (
     "it may be digits or base64, and no schema says which: set source.decimals, or decimals of the column, to string or"
     " precise"
 )
+NO_SUCH_TIME = "the clocks of {zone} skip or repeat this time: write it with an offset"
 TWO_BYTES = "it may be hex or base64: set source.binary, or binary of the column, to hex or base64"
 
 
@@ -54,11 +56,13 @@ def texts(field: Field, encoding: Encoding) -> dict[str, SparkColumn]:
 
 
 def numbers(field: Field, encoding: Encoding) -> dict[str, SparkColumn]:
-    """Step 2: `number_<raw>`, the text of a number in any encoding; null if that is ambiguous.
+    """Step 2: `number_<raw>`, the text of a number in any encoding; null if that is ambiguous. And `Field.iso`.
 
     A bare number is one. Of a quoted text the message's schema says what it is; without a schema, `encoding.decimals`.
     If that says nothing, a text that may be base64 is not a number: "1234" may also be the bytes of another one.
     """
+    if field.column.type == "timestamp" and not field.is_typed:
+        return {field.iso: iso_timestamp(_text(field, encoding))}
     if not field.may_be_base64(encoding):
         return {}
     raw, text, digits = F.col(field.raw), F.col(f"text_{field.raw}"), F.col(f"hex_{field.raw}")
@@ -94,12 +98,14 @@ def value(field: Field, encoding: Encoding) -> SparkColumn:
     column, raw = field.column, F.col(field.raw)
     if field.is_typed:
         found = try_cast(raw, column.type if column.type != "json" else "string")
+        if field.is_local and encoding.zone != UTC_ZONE:
+            return instant_of(found, encoding.zone)
         return found + F.lit(0.0).cast(column.type) if column.type in ("float", "double") else found
     if column.type in ("string", "json"):
         return encoding.plain(raw)
     if column.type == "binary":  # a bare number keeps its mark, and so is not bytes
         return _bytes(raw, field, encoding)
-    text = F.col(f"text_{field.raw}") if encoding.marked else bounded(raw)
+    text = _text(field, encoding)
     number = F.col(f"number_{field.raw}") if field.may_be_base64(encoding) else text
     if field.decimal:
         exact = exact_decimal(number, *field.decimal)
@@ -116,8 +122,13 @@ def value(field: Field, encoding: Encoding) -> SparkColumn:
     if column.type == "date":
         return date_of(text, field.unit, field.hint)
     if column.type == "timestamp":
-        return timestamp_of(text, field.unit, field.hint)
+        found = timestamp_of(text, F.col(field.iso), field.unit, field.hint, encoding.zone)
+        return instant_of(found, encoding.zone) if field.is_local and encoding.zone != UTC_ZONE else found
     return try_cast(text, column.type)
+
+
+def _text(field: Field, encoding: Encoding) -> SparkColumn:
+    return F.col(f"text_{field.raw}") if encoding.marked else bounded(F.col(field.raw))
 
 
 def remedy(field: Field, encoding: Encoding) -> SparkColumn:
@@ -132,6 +143,9 @@ def remedy(field: Field, encoding: Encoding) -> SparkColumn:
     if field.may_be_base64(encoding) and encoding.decimals is None:
         is_open = F.col(f"hex_{field.raw}").isNotNull() & ~raw.startswith("{")  # not a VariableScaleDecimal
         found = F.when(is_open, F.lit(f"; {TWO_NUMBERS}")).otherwise(found)
+    if field.column.type == "timestamp" and encoding.zone != UTC_ZONE:
+        is_time = F.col(field.raw if field.is_typed or field.is_local else field.iso).isNotNull()
+        found = F.when(is_time, F.lit(f"; {NO_SUCH_TIME.format(zone=encoding.zone)}")).otherwise(found)
     return found
 
 

@@ -66,7 +66,7 @@ def eras_of(config: CollectionConfig) -> Eras | None:
     """The declarations of a collection; `None` if its orders can always be compared."""
     if not has_eras(config.order, config.source.format):
         return None
-    return Eras(config.order.servers, config.order.restarts_ms)
+    return Eras(config.order.servers, config.order.restarts_ms(config.timezone))
 
 
 def incomparable(one: str, other: str) -> str:

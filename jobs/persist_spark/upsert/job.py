@@ -31,6 +31,7 @@ from persist_spark import progress
 from persist_spark.decode.files import copies_in
 from persist_spark.decode.formats import decode
 from persist_spark.decode.row_checks import check_texts
+from persist_spark.decode.times import check_zone
 from persist_spark.feed_access import changed_first, feed_access
 from persist_spark.preview import as_json_lines
 from persist_spark.session import OUR_PLANS, listing, own_session, use
@@ -72,6 +73,7 @@ def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) ->
         own_session(spark, spec) as own,
     ):
         frozen = FrozenInput(()) if key is None else load_frozen(client.blob, key, FrozenInput)
+        check_zone(own, config.timezone)
         access = feed_access(own, location, feed_of(location, config), frozen.files)
         copies = opened.enter_context(copies_in(client.blob, spec.key_of, access))
         opened.enter_context(changed_first(access, frozen.files))

@@ -335,6 +335,22 @@ def test_by_default_the_input_is_final_up_to_the_current_period(world: World) ->
         assert default_until(world.config(source=source), now) == now
 
 
+@pytest.mark.parametrize(
+    ("now", "wanted"),
+    [
+        ("2026-07-03T21:59Z", "2026-07-02T22:00Z"),  # in Berlin it is still the third
+        ("2026-07-03T22:00Z", "2026-07-03T22:00Z"),
+        ("2026-03-29T22:00Z", "2026-03-29T22:00Z"),  # a day of 23 hours
+        ("2026-10-25T22:59Z", "2026-10-24T22:00Z"),  # one of 25
+    ],
+)
+def test_a_day_is_over_when_the_clocks_of_its_zone_say_so(world: World, now: str, wanted: str) -> None:
+    source = {"path": "in/{date:%Y-%m-%d}.txt", "format": "debezium-json"}
+    config = world.config(source=source, time="path", timezone="Europe/Berlin")
+    assert default_until(config, parse_time(now)) == parse_time(wanted)
+    assert config.source_pattern().date_ms(f"{wanted[:10]}.txt") != parse_time(wanted)
+
+
 def test_the_token_of_a_connect_server_is_printed_nowhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

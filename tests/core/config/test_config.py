@@ -345,7 +345,7 @@ def test_history(tmp_path: Path, given: object, kept: str, history_ms: int | Non
 
 
 @pytest.mark.parametrize(
-    "given", [30, -1, False, 0.0, 1.5, None, "", "30", "-3 days", "3 weeks", "1.5 days", "999999999 days", ["all"]]
+    "given", [30, -1, False, 0.0, 1.5, None, "", "30", "-3 days", "3 quarters", "1.5 days", "999999999 days", ["all"]]
 )
 def test_histories_that_are_not(tmp_path: Path, given: object) -> None:
     with pytest.raises(ConfigError, match=r"history: found .*, expected (all, 0, or a number|at most 1000 years)"):

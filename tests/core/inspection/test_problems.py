@@ -59,5 +59,5 @@ def test_an_alert_replaces_the_word_of_its_condition(of_errors: AlertFacts, expe
 def test_the_most_urgent_comes_first_and_says_what_was_found() -> None:
     late = alert("freshness", "fail")
     first, second, third = problems_of(("errors", "paused"), [late])
-    assert (first.problem, first.text, first.detail) == ("freshness", "alert: freshness", "fail: 2 h, limit 1 h")
+    assert (first.problem, first.text, first.detail) == ("freshness", "alert: freshness", "fail: 2 hours, limit 1 hour")
     assert (second.problem, third.problem) == ("errors", "paused")

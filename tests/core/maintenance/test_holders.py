@@ -38,7 +38,7 @@ def test_holders_are_listed_by_what_they_hold_with_what_ends_them(world: World) 
     world.client.open_since("a", "program", since=Frontier(5))
     set_history(world.client, "a", 4)
     found = list_holders(world.client, world.client.state("a"))
-    assert (found.history, found.wanted) == ("4 ms", 6)
+    assert (found.history, found.wanted) == ("0 seconds", 6)
     by_kind = {held.kind: held for held in found.held}
     assert [(held.kind, held.since, held.blocks) for held in found.held] == [
         ("view", 0, True),

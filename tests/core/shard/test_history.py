@@ -166,9 +166,9 @@ def test_since_moves_alone_and_within_the_history() -> None:
 
 @pytest.mark.parametrize(
     ("history_ms", "shown"),
-    [(None, "all"), (0, "0"), (86_400_000 * 30, "30 days"), (3_600_000 * 36, "36 hours"), (90_000, "90000 ms")],
+    [(None, "all"), (0, "0"), (86_400_000 * 30, "30 days"), (3_600_000 * 36, "1 day 12 hours"), (60_000, "1 minute")],
 )
-def test_histories_are_shown_as_users_write_them(history_ms: int | None, shown: str) -> None:
+def test_histories_are_shown_in_words(history_ms: int | None, shown: str) -> None:
     assert show_history(history_ms) == shown
 
 

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from persist_core.time_text import parse_time
+from persist_core.time_text import parse_time, show_duration
 from persist_core.watch.conditions import CONDITIONS, DEFAULTS, OFF, Health, Threshold
 from persist_core.watch.evaluate import evaluate
 from persist_core.watch.record import Acknowledged, Alert, Notice, ShardWatch
-from persist_core.watch.words import show_duration
 
 HOUR = 3_600_000
 DAY = 24 * HOUR
@@ -33,8 +32,8 @@ def look(health: Health, before: ShardWatch | None = None, *, now_ms: int = NOW,
     ("facts", "rules", "condition", "level", "value", "said"),
     [
         ({"upper": NOW - HOUR}, {}, "freshness", None, None, ""),
-        ({"upper": NOW - 2 * HOUR}, {}, "freshness", "warn", 2 * HOUR, "complete up to 2026-01-10T10:00:00Z, 2 h ago"),
-        ({"upper": NOW - 7 * HOUR - 720_000}, {}, "freshness", "fail", 7 * HOUR + 720_000, "7 h 12 min ago (limit 6"),
+        ({"upper": NOW - 2 * HOUR}, {}, "freshness", "warn", 2 * HOUR, "2026-01-10T10:00:00Z, 2 hours ago"),
+        ({"upper": NOW - 7 * HOUR - 720_000}, {}, "freshness", "fail", 7 * HOUR + 720_000, "7 hours 12 minutes ago"),
         ({"upper": NOW + DAY}, {}, "freshness", None, None, ""),
         ({"upper": None}, {}, "freshness", None, None, ""),
         ({"upper": 12}, {}, "freshness", None, None, ""),
@@ -84,7 +83,7 @@ def test_since_is_when_the_first_threshold_was_crossed() -> None:
     watch, (notice,) = look(healthy(upper=NOW - 7 * HOUR))
     assert watch.alerts["freshness"].since_ms == notice.since_ms == NOW - 5 * HOUR
     _, (end,) = look(healthy(upper=NOW), watch, now_ms=NOW + HOUR)
-    assert "until: 2026-01-10T13:00:00Z\nlasted: 6 h\n" in end.text
+    assert "until: 2026-01-10T13:00:00Z\nlasted: 6 hours\n" in end.text
     assert (end.key, end.level, end.is_resolved) == (notice.key, "fail", True)
     assert "what helps" not in end.text
 
@@ -94,7 +93,7 @@ def test_a_shard_without_a_commit_is_late_from_the_first_look_on() -> None:
         watch, notices = look(missing)
         assert (watch.unwritten_ms, notices) == (NOW, ())
         watch, (notice,) = look(missing, watch, now_ms=NOW + 3 * HOUR)
-        assert "no commit in at least 3 h" in notice.text
+        assert "no commit in at least 3 hours" in notice.text
         watch, (end,) = look(healthy(upper=NOW + 4 * HOUR), watch, now_ms=NOW + 4 * HOUR)
         assert (end.is_resolved, watch.is_empty) == (True, True)
 
@@ -179,8 +178,9 @@ def test_notices_of_a_condition_always_go_warn_then_fail_then_resolved(looks: li
 
 @pytest.mark.parametrize(
     ("duration_ms", "shown"),
-    [(0, "0 s"), (59_999, "59 s"), (60_000, "1 min"), (HOUR, "1 h"), (HOUR + 61_000, "1 h 1 min"),
-     (DAY + 59_000, "1 d"), (3 * DAY + 4 * HOUR + 60_000, "3 d 4 h"), (DAY + 60_000, "1 d")],
+    [(0, "0 seconds"), (59_999, "59 seconds"), (60_000, "1 minute"), (HOUR, "1 hour"), (90_000, "1 minute 30 seconds"),
+     (HOUR + 61_000, "1 hour 1 minute"), (DAY + 59_000, "1 day"), (3 * DAY + 4 * HOUR + 60_000, "3 days 4 hours"),
+     (DAY + 60_000, "1 day"), (30 * DAY, "30 days")],
 )  # fmt: skip
 def test_durations_have_their_two_largest_units(duration_ms: int, shown: str) -> None:
     assert show_duration(duration_ms) == shown
@@ -191,7 +191,7 @@ def test_a_notice_is_complete() -> None:
     assert isinstance(notice, Notice)
     assert (notice.subject, notice.command) == ("[fail] fruit: late", "persist describe fruit")
     assert notice.text == (
-        "fruit is late: it is complete up to 2026-01-10T05:00:00Z, 7 h ago (limit 6 h).\n"
+        "fruit is late: it is complete up to 2026-01-10T05:00:00Z, 7 hours ago (limit 6 hours).\n"
         "since: 2026-01-10T07:00:00Z\n"
         "last commit: 2026-01-10T12:00:00Z by dag/run\n"
         "what helps: persist describe fruit\n"

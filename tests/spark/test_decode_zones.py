@@ -1,0 +1,166 @@
+"""Times without an offset in a collection with a time zone: Spark, `parse_time` and a plain replay agree."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from persist_core.errors import ConfigError, InvalidTime
+from persist_core.schema import ERR_KIND, ERR_MESSAGE, TIME
+from persist_core.time_text import first_instant, local_of, parse_time
+from persist_spark.decode import times
+from persist_spark.decode.times import check_zone, instant_of, midnight_ms
+from tests.spark.decode_feed import Feed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HALF_HOUR = timedelta(minutes=30)
+BERLIN = "Europe/Berlin"
+
+
+@pytest.fixture
+def feed(spark: SparkSession, tmp_path: Path) -> Feed:
+    (tmp_path / "in").mkdir()
+    return Feed(spark, tmp_path / "in")
+
+
+def replay(zone: str, first: datetime, last: datetime) -> dict[datetime, list[datetime]]:
+    """Each half hour of local time, and the instants at which the clocks show it: one, none, or two."""
+    count = int((last - first) / HALF_HOUR)
+    found: dict[datetime, list[datetime]] = {first + n * HALF_HOUR: [] for n in range(count)}
+    for n in range(-60, count + 60):
+        instant = (first + n * HALF_HOUR).replace(tzinfo=UTC)
+        local = instant.astimezone(ZoneInfo(zone)).replace(tzinfo=None)
+        if local in found:
+            found[local].append(instant)
+    return found
+
+
+@pytest.mark.parametrize("zone", [BERLIN, "America/New_York", "Australia/Lord_Howe"])
+def test_every_half_hour_of_a_year_is_read_as_a_plain_replay_has_it(spark: SparkSession, zone: str) -> None:
+    expected = replay(zone, datetime(2026, 1, 1), datetime(2027, 1, 1))
+    frame = spark.createDataFrame([(local.replace(tzinfo=UTC),) for local in expected], "local timestamp")
+    rows = frame.selectExpr("local", "unix_millis(local) AS ms").withColumn("found", instant_of(frame.local, zone))
+    found = {row.ms: row.found_ms for row in rows.selectExpr("ms", "unix_millis(found) AS found_ms").collect()}
+    for local, instants in expected.items():
+        wanted = ms(instants[0]) if len(instants) == 1 else None
+        assert found[ms(local.replace(tzinfo=UTC))] == wanted, local
+        if wanted is not None:
+            assert parse_time(local.isoformat(), zone=zone) == wanted, local
+            continue
+        with pytest.raises(InvalidTime, match="repeat" if instants else "skip"):
+            parse_time(local.isoformat(), zone=zone)
+    assert {len(instants) for instants in expected.values()} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("zone", [BERLIN, "America/New_York", "America/Sao_Paulo", "Pacific/Apia", "America/St_Johns"])
+def test_a_date_begins_at_the_same_instant_in_spark_and_in_paths(spark: SparkSession, zone: str) -> None:
+    days = [datetime(2006, 1, 1) + timedelta(days=day) for day in range(21 * 366)]
+    frame = spark.createDataFrame([(day.date(),) for day in days], "day date")
+    found = frame.withColumn("start", midnight_ms(frame.day, zone)).collect()
+    assert {str(row.day): row.start for row in found} == {str(day.date()): first_instant(day, zone) for day in days}
+
+
+def ms(instant: datetime) -> int:
+    return int(instant.timestamp() * 1000)
+
+
+TEXTS = [  # text, its instant in Berlin: none if the clocks skip or repeat it
+    ("2026-01-03 09:00:00", "2026-01-03T08:00:00"),
+    ("2026-07-03T09:00:00.123456", "2026-07-03T07:00:00.123456"),
+    ("2026-07-03T09:00", "2026-07-03T07:00:00"),
+    ("2026-07-03", "2026-07-02T22:00:00"),
+    ("2026-01-03 09:00:00Z", "2026-01-03T09:00:00"),
+    ("2026-01-03 09:00:00+05", "2026-01-03T04:00:00"),
+    ("2026-03-29 01:59:59", "2026-03-29T00:59:59"),
+    ("2026-03-29 02:30:00", None),
+    ("2026-03-29 03:00:00", "2026-03-29T01:00:00"),
+    ("2026-10-25 02:30:00", None),
+    ("2026-10-25 02:30:00+01:00", "2026-10-25T01:30:00"),
+    ("2026-10-25 03:00:00", "2026-10-25T02:00:00"),
+    ("9999-12-31 00:00:00", None),
+]
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_a_text_without_an_offset_is_local_time(feed: Feed, kind: str) -> None:
+    columns: dict[str, Any] = {"id": "int", "at": "timestamp"}
+    if kind == "csv":
+        lines = ["id,at", *(f"{n},{text}" for n, (text, _) in enumerate(TEXTS))]
+    else:
+        lines = [f'{{"id": {n}, "at": "{text}"}}' for n, (text, _) in enumerate(TEXTS)]
+    found = feed.lines(kind, lines, columns, timezone=BERLIN)
+    for row, (text, wanted) in zip(found, TEXTS, strict=True):
+        if wanted is None:
+            assert row[ERR_KIND] == "value"
+            assert row[ERR_MESSAGE].endswith(
+                "expected an ISO timestamp; for integers set the column's unit; the clocks of Europe/Berlin skip or"
+                " repeat this time: write it with an offset"
+            )
+        else:
+            assert (row[ERR_KIND], row["at"].astimezone(UTC).replace(tzinfo=None).isoformat()) == (None, wanted), text
+
+
+def test_counts_are_utc_and_other_bad_texts_have_no_word_of_clocks(feed: Feed) -> None:
+    lines = ['{"id": 1, "at": 1767398400000}', '{"id": 2, "at": "noon"}']
+    columns = {"id": "int", "at": {"type": "timestamp", "unit": "ms"}}
+    good, bad = feed.lines("json", lines, columns, timezone=BERLIN)
+    assert ms(good["at"].astimezone(UTC)) == 1767398400000
+    assert bad[ERR_KIND] == "value"
+    assert "clocks" not in bad[ERR_MESSAGE]
+
+
+@pytest.mark.parametrize("type_name", ["string", "timestamp", "date"])
+def test_a_records_own_time_is_local_time(feed: Feed, type_name: str) -> None:
+    texts = ["2026-07-03", "2026-03-29 02:30:00"] if type_name != "date" else ["2026-07-03"]
+    lines = [f'{{"id": {n}, "at": "{text}"}}' for n, text in enumerate(texts)]
+    columns = {"id": "int", "at": type_name}
+    good, *bad = feed.lines("json", lines, columns, timezone=BERLIN, time={"field": "at"})
+    assert good[TIME] == parse_time("2026-07-02T22:00Z")
+    kinds = {"string": "time", "timestamp": "value"}
+    assert [row[ERR_KIND] for row in bad] == ([] if type_name == "date" else [kinds[type_name]])
+    assert all("Europe/Berlin" in row[ERR_MESSAGE] for row in bad)
+
+
+def test_a_time_of_parquet_that_is_not_adjusted_to_utc_is_local_time(feed: Feed, tmp_path: Path) -> None:
+    noon, skipped = datetime(2026, 7, 3, 12), datetime(2026, 3, 29, 2, 30)
+    pq.write_table(
+        pa.table(
+            {
+                "id": pa.array([1, 2], pa.int32()),
+                "local": pa.array([noon, skipped], pa.timestamp("us")),
+                "nanos": pa.array([noon, noon], pa.timestamp("ns")),
+                "utc": pa.array([noon, noon], pa.timestamp("us", tz="UTC")),
+                "utc_nanos": pa.array([noon, noon], pa.timestamp("ns", tz="UTC")),
+                "day": pa.array([noon.date(), noon.date()], pa.date32()),
+            }
+        ),
+        tmp_path / "in" / "a.parquet",
+    )
+    columns = {"id": "int", **dict.fromkeys(["local", "nanos", "utc", "utc_nanos", "day"], "timestamp")}
+    for time in ("utc", "local"):
+        good, bad = feed.records("parquet", columns, timezone=BERLIN, time={"field": time})
+        start = noon.replace(tzinfo=UTC)
+        hours = {name: (good[name].astimezone(UTC) - start) // timedelta(hours=1) for name in columns if name != "id"}
+        assert hours == {"local": -2, "nanos": -2, "utc": 0, "utc_nanos": 0, "day": -14}
+        assert good[TIME] == ms(good[time].astimezone(UTC))
+        assert (bad[ERR_KIND], "skip or repeat" in bad[ERR_MESSAGE]) == ("value", True)
+    untyped = {"id": "int"}
+    for time, wanted in (("utc", noon), ("local", noon - timedelta(hours=2))):
+        good, _ = feed.records("parquet", untyped, timezone=BERLIN, time={"field": time})
+        assert good[TIME] == ms(wanted.replace(tzinfo=UTC))
+
+
+def test_another_time_zone_database_in_java_is_refused(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_zone(spark, "UTC")
+    check_zone(spark, BERLIN)
+    monkeypatch.setattr(times, "local_of", lambda time, _: local_of(time, "Europe/London"))
+    with pytest.raises(ConfigError, match=r"timezone Europe/Berlin: at 197\d.* in Java and .* update Java"):
+        check_zone(spark, BERLIN)
