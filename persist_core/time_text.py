@@ -159,8 +159,7 @@ def zones() -> frozenset[str]:
 
 
 def parse_duration(text: str) -> tuple[str, int] | None:
-    """A duration (`30 days`, `2h`, `90 min`) in its plain form (`2 hours`), and its milliseconds; else `None`. A day has 24 hours.
-    """
+    """The plain form of a duration (`2h`: `2 hours`), and its milliseconds; else `None`. A day has 24 hours."""
     found = _DURATION.fullmatch(" ".join(text.lower().split()))
     unit = "" if found is None else _SHORT_UNITS.get(found[2], f"{found[2].removesuffix('s')}s")
     if found is None or unit not in UNITS:
