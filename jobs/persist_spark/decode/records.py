@@ -37,17 +37,7 @@ from persist_spark.decode.row_checks import has_err_checks, is_strict, marks_of
 from persist_spark.decode.times import midnight_ms, time_ms
 from persist_spark.decode.unsent import inherited_column, is_sent
 from persist_spark.decode.values import numbers, remedy, texts, value
-from persist_spark.frame import (
-    BAD_KEY,
-    DELETE,
-    OP,
-    ORDER,
-    SKIP,
-    UPSERT,
-    canonical_json,
-    order_type,
-    spark_type,
-)
+from persist_spark.frame import BAD_KEY, DELETE, OP, ORDER, SKIP, UPSERT, canonical_json, order_type, spark_type
 
 _PLACE = "place"  # in `sequence` order: the order struct
 FAULT_KIND, FAULT = "fault_kind", "fault"  # what is wrong with the record as a whole, or null
