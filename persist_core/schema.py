@@ -11,12 +11,12 @@ file knows names only; `persist_core.shard.schema_versions` gives ids to its col
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from persist_core.errors import InvalidName, SchemaMismatch
+from persist_core.errors import InvalidName
 
 RESERVED_PREFIX = "_persist_"
 TIME = "_persist_time"  # int64, milliseconds
@@ -123,6 +123,7 @@ class Column:
 
     `id` is permanent, from 1 on; `None` in a definition, which is equal to the shard's column of the same name.
     `inherits`: a record may leave out its value, which is then the one before (docs/semantics.md, section 4).
+    `renamed_from`: in a definition, the name that the shard's column had.
     """
 
     name: str
@@ -130,6 +131,7 @@ class Column:
     nullable: bool = True
     id: int | None = field(default=None, compare=False)
     inherits: bool = False
+    renamed_from: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         bad = not self.name or len(self.name) > MAX_NAME_CHARS or any(ord(c) < 32 or ord(c) == 127 for c in self.name)
@@ -150,6 +152,7 @@ class CollectionSchema:
     `beside`: what is stored with each order and decides nothing.
 
     `version` counts a shard's schemas from 1; 0 in a definition, whose columns have no ids.
+    `dropped`: in a definition, columns that are really gone, whatever was added beside them.
     """
 
     key: tuple[Column, ...]
@@ -158,6 +161,7 @@ class CollectionSchema:
     version: int = field(default=0, compare=False)
     position: tuple[Column, ...] = ()
     beside: tuple[Column, ...] = ()
+    dropped: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         names = [column.name.lower() for column in self.columns]
@@ -237,7 +241,7 @@ def show_order(schema: CollectionSchema) -> str:
     """The order of a shard's records, for people: `log`, or `sequence (lsn: bigint, position)`."""
     if schema.order is None:
         return "log"
-    return f"sequence ({', '.join(filter(None, (_typed(schema.order), 'position')))})"
+    return f"sequence ({', '.join(filter(None, (show_types(schema.order), 'position')))})"
 
 
 def order_type(schema: CollectionSchema) -> pa.StructType:
@@ -264,7 +268,8 @@ def inherited_type(schema: CollectionSchema) -> pa.ListType:
     return pa.list_(pa.struct([*fields, *([] if schema.order is None else [pa.field("ord", order_type(schema))])]))
 
 
-def _typed(columns: tuple[Column, ...]) -> str:
+def show_types(columns: tuple[Column, ...]) -> str:
+    """Names and types, for people."""
     return ", ".join(f"{column.name}: {column.type}" for column in columns)
 
 
@@ -282,45 +287,3 @@ def field_id(column: pa.Field) -> int | None:
     """The field id of a column in Arrow, or `None`."""
     found = (column.metadata or {}).get(_FIELD_ID.encode())
     return None if found is None else int(found)
-
-
-def _plain(columns: tuple[Column, ...]) -> tuple[Column, ...]:
-    """The columns without what may change at any time."""
-    return tuple(replace(column, inherits=False) for column in columns)
-
-
-def check_compatible(current: CollectionSchema, wanted: CollectionSchema) -> None:
-    """Raise `SchemaMismatch`, which shows both side by side, unless a shard may go from `current` to `wanted`.
-
-    Compatible: equal, or `wanted` adds nullable value columns after all of `current`'s.
-    """
-    if wanted.order != current.order:
-        raise SchemaMismatch(
-            f"the order does not fit the shard's: the shard is in {show_order(current)} order, the collection asks for"
-            f" {show_order(wanted)} order. A shard keeps the order that it began with, which has decided what it holds."
-            " Write `order:` as it was; or give the collection another name, which reads all its input again; or drop"
-            " the shard (`persist drop`) and build it again with `persist run --recreate`"
-        )
-    if wanted.position != current.position:
-        raise SchemaMismatch(
-            f"the source does not fit the shard's: the positions of its records have the fields"
-            f" ({_typed(wanted.position)}), the shard's have ({_typed(current.position)}). Positions of two sources"
-            " cannot be compared. Give the collection another name; or drop the shard (`persist drop`) and build it"
-            " again with `persist run --recreate`"
-        )
-    current, wanted = (replace(each, values=_plain(each.values)) for each in (current, wanted))
-    added = wanted.values[len(current.values) :]
-    same_start = wanted.key == current.key and wanted.values[: len(current.values)] == current.values
-    if same_start and all(column.nullable for column in added):
-        return
-    left = [f"{c.name}: {c.type}{'' if c.nullable else ' not null'}" for c in current.columns]
-    right = [f"{c.name}: {c.type}{'' if c.nullable else ' not null'}" for c in wanted.columns]
-    rows = max(len(left), len(right))
-    left += [""] * (rows - len(left))
-    right += [""] * (rows - len(right))
-    width = max(map(len, left), default=0)
-    table = "\n".join(f"  {a:<{width}}  {'   ' if a == b else '!= '}{b}" for a, b in zip(left, right, strict=True))
-    raise SchemaMismatch(
-        f"the schema does not fit the shard's: only nullable value columns may be added, at the end."
-        f" The shard has (left), the collection has (right):\n{table}"
-    )

@@ -58,7 +58,9 @@ def evolve(client: PersistClient, schema: CollectionSchema = VERSION_2, shard: s
     """Put one more version into the registry of the shard."""
 
     def change(state: ShardState) -> tuple[ShardState, None]:
-        return replace(state, schemas=state.schemas.with_version(schema, seqno=state.seqno + 1)), None
+        return replace(
+            state, schemas=state.schemas.with_version(schema, seqno=state.seqno + 1, lower=state.upper.time or 0)
+        ), None
 
     client.machine.apply(shard, change)
 

@@ -36,6 +36,7 @@ OP, ORDER, BAD_KEY = core.OP, core.ORDER, core.BAD_KEY
 
 UPSERT, DELETE, TRUNCATE, SKIP = "u", "d", "t", "s"  # what `OP` may hold
 
+_LIVING = "persist.living"  # of `INHERITED` that is read: the ids of the columns that the shard still has
 FIELD_ID = "parquet.field.id"  # of a column's metadata: Spark writes it as the field id of the Parquet column
 
 ERR_COLUMNS = (ERR_KIND, ERR_MESSAGE, ERR_KEY, ERR_PAYLOAD, ERR_POSITION)
@@ -127,6 +128,9 @@ def as_written(wanted: T.StructType, written: CollectionSchema) -> tuple[T.Struc
         source = "NULL" if found is None else quoted(found.name)
         is_same = found is not None and found.dataType == field.dataType
         value = source if is_same else f"CAST({source} AS {field.dataType.simpleString()})"
+        if _LIVING in field.metadata:  # what was inherited by a column that is gone says nothing
+            kept = f"filter({value}, e -> e.id IN ({', '.join(map(str, field.metadata[_LIVING]))}))"
+            value = f"IF(size({kept}) > 0, {kept}, NULL)"
         cells.append(f"{value} AS {quoted(field.name)}")
     return T.StructType(fields), cells
 
@@ -147,7 +151,8 @@ def inherited_fields(schema: CollectionSchema) -> list[T.StructField]:
     """`INHERITED`, as `persist_core.schema.inherited_type` has it, if a column inherits."""
     ordered = [] if schema.order is None else [T.StructField("ord", order_type(schema))]
     entry = T.StructType([T.StructField("id", T.IntegerType()), T.StructField("known", T.BooleanType()), *ordered])
-    return [T.StructField(INHERITED, T.ArrayType(entry))] if schema.inherits else []
+    living = {} if schema.version <= 1 else {_LIVING: [column.id for column in schema.values]}
+    return [T.StructField(INHERITED, T.ArrayType(entry), metadata=living)] if schema.inherits else []
 
 
 def unsent_entries(ids: SparkColumn, schema: CollectionSchema) -> SparkColumn:

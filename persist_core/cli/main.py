@@ -35,12 +35,13 @@ from persist_core.cli.restore import (
     unpin_command,
 )
 from persist_core.cli.run import run
+from persist_core.cli.schemas import plan, schema_command
 from persist_core.cli.session import Session, with_session
 from persist_core.cli.shards import check, checkpoints, commits, conflicts, describe, late_command, shards
 from persist_core.cli.watch import ack_command, alerts_command, metrics
 from persist_core.errors import InvalidInput, PersistError
 from persist_core.handles.limited import LimitedReader, ReadBudget
-from persist_core.handles.read import check_as_of
+from persist_core.handles.read import check_as_of, in_schema
 from persist_core.inspection.rows import (
     ERR_COLUMNS,
     errors_in_order,
@@ -90,15 +91,18 @@ _key_option = click.option(
 @click.argument("shard")
 @click.option("--as-of", help="Time to read at (default: the newest).")
 @_key_option
+@click.option("--schema", type=int, help="Show this version of the schema (`persist schema` lists them).")
 @click.option("--limit", type=click.IntRange(min=0), help=f"Rows to print (default: {DEFAULT_ROWS}; with --json all).")
 @with_session
-def snapshot(session: Session, shard: str, as_of: str | None, key: tuple[str, ...], limit: int | None) -> None:
+def snapshot(
+    session: Session, shard: str, as_of: str | None, key: tuple[str, ...], schema: int | None, limit: int | None
+) -> None:
     """The rows of SHARD (a collection or view) as of a time, ordered by key; of a view, by all columns."""
-    state = session.client.state(shard)
+    state = in_schema(session.client.state(shard), schema)
     time, keys = session.time(as_of, "--as-of", zone_of(state)), key_of(state, key)
     rows = _limit(session, limit)
     if rows is None:
-        table = in_key_order(state, session.client.open_reader(shard).snapshot(time, keys=keys))
+        table = in_key_order(state, session.client.open_reader(shard).snapshot_of(state, time, keys=keys))
         found = table, len(table)
     else:
         found = first_rows(_limited(session, shard), state, check_as_of(state, time), keys, 0, rows)
@@ -208,7 +212,8 @@ def _short(name: str, others: Sequence[str]) -> str:
 for _command in (
     shards, describe, commits, checkpoints, pin_command, unpin_command, restore_command, conflicts, late_command,
     resolve_command, check, doctor, run, metrics, maintain_command, gc_command, drop_command, holds_command,
-    release_command, copy_command, alerts_command, ack_command, preview_command, init, demo,
+    release_command, copy_command, alerts_command, ack_command, preview_command, schema_command, plan,
+    init, demo,
 ):  # fmt: skip
     persist.add_command(_command)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -274,6 +275,9 @@ class CollectionConfig(ShardConfig):
         if not self.key:
             raise refuse(None, "the columns that name a row", "for example key: id", at=["key"])
         checks.distinct(self.key, at=["key"])
+        back = next((name for name in self.dropped if name in self.columns), None)
+        if back is not None:
+            raise refuse(back, "a column that is gone", "remove it: a column of this name is a new one", at=["dropped"])
         for index, name in enumerate(self.key):
             if name not in self.columns:
                 remedy = nearest(name, self.columns) or "add it to columns with its type"
@@ -326,16 +330,17 @@ class CollectionConfig(ShardConfig):
 
     def collection_schema(self) -> CollectionSchema:
         """Key columns in the order of `key`, never null; then the others in the order of the file."""
+        columns = {
+            name: Column(name, each.type, each.nullable, inherits=self._inherits(each), renamed_from=each.renamed_from)
+            for name, each in self.columns.items()
+        }
         return CollectionSchema(
-            key=tuple(Column(name, self.columns[name].type, nullable=False) for name in self.key),
-            values=tuple(
-                Column(name, column.type, column.nullable, inherits=self._inherits(column))
-                for name, column in self.columns.items()
-                if name not in self.key
-            ),
+            key=tuple(replace(columns[name], nullable=False, inherits=False) for name in self.key),
+            values=tuple(column for name, column in columns.items() if name not in self.key),
             order=self.order_columns(),
             position=self.source.position,
             beside=BESIDE if self.order_columns() is not None and has_eras(self.order, self.source.format) else (),
+            dropped=self.dropped,
         )
 
     def _inherits(self, column: ColumnConfig) -> bool:

@@ -20,7 +20,8 @@ class ColumnConfig(ConfigModel):
     """One column: its type, where its value is found in the record (default: under its name), its integer unit.
 
     `decimals` and `binary` are as those of the source (`SourceConfig`), for this column alone. `on_error`: a bad value
-    makes its record an err, or (`null`, for nullable columns) is null, and is counted with a sample.
+    makes its record an err, or (`null`, for nullable columns) is null, and is counted with a sample. `renamed_from`:
+    the name that the column has had in the shard.
     """
 
     type: str
@@ -30,6 +31,7 @@ class ColumnConfig(ConfigModel):
     binary: Binary | None = None
     nullable: bool = True
     on_error: Literal["err", "null"] = "err"
+    renamed_from: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -43,7 +45,7 @@ class ColumnConfig(ConfigModel):
     def _check_type(cls, name: str) -> str:
         return checks.type_name(name)
 
-    @field_validator("field")
+    @field_validator("field", "renamed_from")
     @classmethod
     def _check_field(cls, name: str | None) -> str | None:
         return None if name is None else checks.field_name(name)

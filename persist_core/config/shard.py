@@ -35,8 +35,8 @@ class ShardConfig(ConfigModel):
     `timezone` says how the schedule, dates in paths and values without an offset are read (default: that of
     `persist.yaml`, else UTC); stored times are UTC. `spark_conf` goes over the tuned Spark settings of its jobs, in
     Airflow and in `persist run`, and under those given there. A Spark Connect server accepts those of a session.
-    `freshness`, `alerts` and `notify` are in
-    `persist_core.config.alerts`.
+    `freshness`, `alerts` and `notify` are in `persist_core.config.alerts`. `dropped` names columns that are gone,
+    where a column of their type is new.
     """
 
     name: str
@@ -52,6 +52,7 @@ class ShardConfig(ConfigModel):
     freshness: DurationThreshold | None = None
     alerts: AlertsConfig = AlertsConfig()
     notify: NotifyList = None
+    dropped: tuple[str, ...] = ()
 
     @property
     def source_type(self) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +28,7 @@ from persist_core.config.model import ConfigModel
 from persist_core.config.problems import explain, nearest, refuse, show
 from persist_core.config.shard import ShardConfig
 from persist_core.errors import ConfigError, InvalidName
+from persist_core.schema import CollectionSchema
 from persist_core.shard.keys import check_shard_name
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class ViewConfig(ShardConfig):
     """A complete view file. Exactly one of `query` (Spark SQL) and `function` (`module:name`) defines the rows.
 
     `function` is called with the Spark session and a dict of the inputs' DataFrames by name, and returns a DataFrame.
+    `renamed` has the name that a column has had in the view's shard, by the name that it has now.
     """
 
     query: str | None = None
@@ -57,7 +60,13 @@ class ViewConfig(ShardConfig):
     inputs: tuple[str, ...] = ()
     schedule: str | None = ON_INPUT
     read_only: bool = False
+    renamed: dict[str, str] = {}  # noqa: RUF012 - pydantic copies defaults
     limits: ViewLimits = ViewLimits()
+
+    def declared(self, schema: CollectionSchema) -> CollectionSchema:
+        """The schema of its rows, with what its file says of columns that are renamed or gone."""
+        values = tuple(replace(column, renamed_from=self.renamed.get(column.name)) for column in schema.values)
+        return replace(schema, values=values, dropped=self.dropped)
 
     @property
     def source_type(self) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -108,13 +109,17 @@ class ReadHandle:
         state, _ = self._machine.apply(self.shard, lambda state: change(state, reader))
         return state
 
-    def snapshot(self, as_of: int | None = None, *, keys: Sequence[KeyRange] | None = None) -> pa.Table:
+    def snapshot(
+        self, as_of: int | None = None, *, keys: Sequence[KeyRange] | None = None, schema: int | None = None
+    ) -> pa.Table:
         """The oks as of `as_of` (default: the newest time), one row per row; columns of the schema.
 
         `keys`: only rows whose key is in one of these ranges; files that cannot hold any are not opened. Raises
         `OutsideFrontiers` unless `since <= as_of < upper`, `InvalidInput` for `keys` of a shard without a key.
+
+        `schema`: the version to show, whose columns can be read until one of them was dropped: a smaller `upper`.
         """
-        return self.snapshot_of(self.state(), as_of, keys=keys)
+        return self.snapshot_of(in_schema(self.state(), schema), as_of, keys=keys)
 
     def snapshot_of(
         self, state: ShardState, as_of: int | None = None, *, keys: Sequence[KeyRange] | None = None
@@ -352,6 +357,14 @@ def _gone(state: ShardState) -> str:
         f" from now on, and `persist holds {state.shard}` what is held. To keep a time, pin its checkpoint (`persist"
         " pin`) or read with a lease"
     )
+
+
+def in_schema(state: ShardState, version: int | None) -> ShardState:
+    """The state that shows an earlier schema: until a column of it was dropped. `None`: as it is."""
+    if version is None:
+        return state
+    schemas, end = state.schemas.shown_in(version), state.schemas.readable_before(version)
+    return replace(state, schemas=schemas, upper=state.upper if end is None else min(state.upper, Frontier(end)))
 
 
 def schema_of(state: ShardState) -> CollectionSchema:

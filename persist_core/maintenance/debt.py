@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 from persist_core.compaction.plan import next_merge
@@ -84,9 +85,18 @@ def whole_debt_of(client: PersistClient, state: ShardState, *, grace_ms: int) ->
 
 
 def merge_due(state: ShardState) -> tuple[HollowBatch, ...] | None:
-    """The batches to merge next, oldest first; `None` if nothing is due, as in a dropped shard."""
+    """The batches to merge next, oldest first; `None` if nothing is due, as in a dropped shard.
+
+    Batches from before and after a column was dropped are not merged while history from before it is kept.
+    """
     is_over = state.is_dropped or state.origin.moved_to is not None
-    return None if is_over else next_merge(state.batches, state.since.time)
+    if is_over:
+        return None
+    since = state.since.time
+    borders = [border for border in state.schemas.borders() if since is not None and since < border]
+    groups = itertools.groupby(state.batches, key=lambda batch: sum(border <= batch.lower for border in borders))
+    due = (next_merge(list(batches), since) for _, batches in groups)
+    return next((each for each in due if each is not None), None)
 
 
 def rows_of(batches: tuple[HollowBatch, ...]) -> int:

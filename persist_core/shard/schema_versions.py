@@ -15,16 +15,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from persist_core.errors import CorruptArtifact, SchemaMismatch
-from persist_core.schema import CollectionSchema, check_compatible
+from persist_core.errors import CorruptArtifact, InvalidInput, SchemaMismatch
+from persist_core.schema import CollectionSchema
+from persist_core.shard.evolution import evolved
 
 
 @dataclass(frozen=True)
 class SchemaVersion:
-    """One of a shard's schemas, whose columns have ids. It holds from version `seqno` of the state on."""
+    """One of a shard's schemas, whose columns have ids. It holds from version `seqno` of the state on; its first
+    batch is from time `lower` on."""
 
     schema: CollectionSchema
     seqno: int
+    lower: int
 
 
 @dataclass(frozen=True)
@@ -54,54 +57,79 @@ class SchemaVersions:
 
         Raises `SchemaMismatch` if the shard may not go from its newest schema to `wanted`.
         """
-        newest = self.newest
-        if newest is not None:
-            check_compatible(newest, wanted)
-            # What is stored may still say of values that they were inherited.
-            inheriting = {column.name for column in newest.values if column.inherits}
-            values = tuple(replace(c, inherits=c.inherits or c.name in inheriting) for c in wanted.values)
-            wanted = replace(wanted, values=values)
-            if newest == wanted:
-                return newest
-        known = {column.name: column.id for column in newest.columns} if newest else {}
-        added = itertools.count(self.next_id)
-        key, values = (
-            tuple(replace(column, id=known.get(column.name) or next(added)) for column in columns)
-            for columns in (wanted.key, wanted.values)
-        )
-        return replace(wanted, key=key, values=values, version=len(self.versions) + 1)
+        return evolved([each.schema for each in self.versions], self.next_id, wanted)
 
-    def with_batch_of(self, schema: CollectionSchema, *, seqno: int) -> SchemaVersions:
-        """The schemas after a batch of `schema` was appended by version `seqno` of the state.
+    def with_batch_of(self, schema: CollectionSchema, *, seqno: int, lower: int) -> SchemaVersions:
+        """The schemas after a batch of `schema`, from `lower` on, was appended by version `seqno` of the state.
 
         Raises `SchemaMismatch` if its ids are not those that `placed` gives, or it does not fit the newest schema.
         """
-        placed = self.placed(schema)
-        if placed.to_json() != schema.to_json():
+        count = len(self.versions)
+        placed = self.placed(schema) if schema.version in (count, count + 1) else None
+        if placed is None or placed.to_json() != schema.to_json():
             raise SchemaMismatch(
-                f"the batch was written in schema version {schema.version}, and the shard is at {len(self.versions)};"
-                " its columns have other ids. Mint a description and write the batch from it"
+                f"the batch was written in schema version {schema.version}, and the shard is at {count}; its columns"
+                " have other ids. Mint a description and write the batch from it"
             )
-        return self.with_version(placed, seqno=seqno) if placed.version > len(self.versions) else self
+        return self.with_version(placed, seqno=seqno, lower=lower) if placed.version > count else self
 
-    def with_version(self, schema: CollectionSchema, *, seqno: int) -> SchemaVersions:
+    def with_version(self, schema: CollectionSchema, *, seqno: int, lower: int) -> SchemaVersions:
         """These and one more, whose columns have ids."""
         next_id = max([self.next_id, *(column.id + 1 for column in schema.columns if column.id is not None)])
-        return SchemaVersions((*self.versions, SchemaVersion(schema, seqno)), next_id)
+        return SchemaVersions((*self.versions, SchemaVersion(schema, seqno, lower)), next_id)
 
-    def in_fork(self, seqno: int) -> SchemaVersions:
-        """These, for a fork that begins with version `seqno` of its state: it reads the files of all versions."""
-        return replace(self, versions=tuple(replace(each, seqno=seqno) for each in self.versions))
+    def in_fork(self, seqno: int, upper: int | None) -> SchemaVersions:
+        """These, for a fork that begins with version `seqno` of its state at `upper`: it reads the files of all."""
+        return replace(
+            self,
+            versions=tuple(
+                replace(each, seqno=seqno, lower=each.lower if upper is None else min(each.lower, upper))
+                for each in self.versions
+            ),
+        )
+
+    def readable_before(self, version: int) -> int | None:
+        """The time at which a column of `version` was first dropped: rows as of then lack it. `None`: it has all."""
+        ids = _ids(self.versions[version - 1])
+        return next((each.lower for each in self.versions[version:] if not ids <= _ids(each)), None)
+
+    def borders(self) -> tuple[int, ...]:
+        """Times at which columns were dropped. A merge across one loses what the history before it still shows."""
+        return tuple(new.lower for old, new in itertools.pairwise(self.versions) if not _ids(old) <= _ids(new))
+
+    def shown_in(self, version: int) -> SchemaVersions:
+        """These as if the shard were still at `version`, its columns as wide as they have become since.
+
+        Raises `InvalidInput` for a version that the shard never had.
+        """
+        if not 1 <= version <= len(self.versions):
+            raise InvalidInput(
+                f"schema version {version}: expected 1 to {len(self.versions)}; `persist schema` lists them"
+            )
+        widest = {column.id: column.type for each in self.versions for column in each.schema.columns}
+        schema = self.versions[version - 1].schema
+        key, values = (
+            tuple(replace(column, type=widest[column.id]) for column in columns)
+            for columns in (schema.key, schema.values)
+        )
+        shown = replace(self.versions[version - 1], schema=replace(schema, key=key, values=values))
+        return replace(self, versions=(*self.versions[: version - 1], shown))
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for the codec."""
-        versions = [{"schema": each.schema.to_json(), "seqno": each.seqno} for each in self.versions]
+        versions = [
+            {"schema": each.schema.to_json(), "seqno": each.seqno, "lower": each.lower} for each in self.versions
+        ]
         return {"versions": versions, "next_id": self.next_id}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SchemaVersions:
         """The inverse of `to_json`."""
         versions = [
-            SchemaVersion(CollectionSchema.from_json(each["schema"]), each["seqno"]) for each in data["versions"]
+            SchemaVersion(**{**each, "schema": CollectionSchema.from_json(each["schema"])}) for each in data["versions"]
         ]
         return cls(tuple(versions), data["next_id"])
+
+
+def _ids(version: SchemaVersion) -> set[int | None]:
+    return {column.id for column in version.schema.columns}

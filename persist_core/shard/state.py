@@ -187,7 +187,7 @@ def compare_and_append(
             return state, Committed(commit, is_new=False)
     if state.upper != Frontier(expected_upper) or manifest.era < state.oldest_era:
         return state, upper_mismatch(state, manifest)
-    schemas = state.schemas.with_batch_of(manifest.schema, seqno=state.seqno + 1)
+    schemas = state.schemas.with_batch_of(manifest.schema, seqno=state.seqno + 1, lower=manifest.lower)
     _check_operators_read(state, manifest)
     after = replace(
         state,
@@ -231,7 +231,7 @@ def start_fork(
         state,
         since=since,
         upper=Frontier(manifest.upper),
-        schemas=schemas.in_fork(state.seqno + 1),
+        schemas=schemas.in_fork(state.seqno + 1, manifest.upper),
         batches=batches,
         sources=manifest.sources,
         operators=manifest.operators_after(),

@@ -60,6 +60,8 @@ persist snapshot customers --as-of 2026-01-03 --limit 5
 persist changes customers --after 2026-01-03 --through 2026-01-04
 persist errors customers
 persist late customers
+persist schema customers
+persist plan customers
 persist resolve customers --all --dry-run
 persist checkpoints customers
 persist metrics

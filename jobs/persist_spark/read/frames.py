@@ -34,7 +34,7 @@ from pyspark.sql import types as T
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.handles.load import read_part
-from persist_core.handles.read import FETCH_THREADS, check_as_of, schema_of
+from persist_core.handles.read import FETCH_THREADS, check_as_of, in_schema, schema_of
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.handles.slow_reads import named_if_slow
 from persist_core.location.open import OpenLocation, open_location
@@ -58,12 +58,15 @@ _RETRACTED = "_persist_retracted"
 _manifests: OrderedDict[str, BatchManifest] = OrderedDict()
 
 
-def snapshot(spark: SparkSession, location: Location, shard: str, as_of: int | None = None) -> DataFrame:
+def snapshot(
+    spark: SparkSession, location: Location, shard: str, as_of: int | None = None, *, schema: int | None = None
+) -> DataFrame:
     """The oks as of `as_of` (ms; default: the newest time), one row per row, with the schema's columns.
 
-    Raises `ShardNotFound`, and `OutsideFrontiers` unless `since <= as_of < upper`.
+    `schema`: the version to show, as in `ReadHandle.snapshot`. Raises `ShardNotFound`, and `OutsideFrontiers` unless
+    `since <= as_of < upper`.
     """
-    with _open(spark, location, shard, as_of) as reading:
+    with _open(spark, location, shard, as_of, schema=schema) as reading:
         found = reading.pieces(lambda batch, manifest: oks_as_of(batch, manifest, reading.through))
         if found and _is_small(found, MAX_LOCAL_BYTES):
             rows = reading.client.open_reader(shard).snapshot_of(reading.state, reading.through)
@@ -219,12 +222,18 @@ class _Reading:
 
 @contextmanager
 def _open(
-    spark: SparkSession, location: Location, shard: str, through: int | None, *, after: int | None = None
+    spark: SparkSession,
+    location: Location,
+    shard: str,
+    through: int | None,
+    *,
+    after: int | None = None,
+    schema: int | None = None,
 ) -> Iterator[_Reading]:
     opened = location if isinstance(location, OpenLocation) else open_location(location)
     try:
         client = PersistClient(opened)
-        state = client.state(shard)
+        state = in_schema(client.state(shard), schema)
         high = check_as_of(state, through)
         low = None if after is None else check_as_of(state, after)
         if low is not None and low > high:

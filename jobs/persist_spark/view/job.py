@@ -85,7 +85,7 @@ class _View:
     def plan(self, frozen: FrozenShards, at: int) -> tuple[CollectionSchema, Installed]:
         """The updates at time `at`. Raises `SchemaMismatch` if the rows do not fit the shard."""
         schema, rows, errs = self.desired(frozen)
-        schema = self.state.schemas.placed(schema)
+        schema = self.state.schemas.placed(self.config.declared(schema))
         oks, known_errs = self.persisted(schema)
         return schema, install_desired_into_persist(rows, errs, oks, known_errs, schema=schema, at=at)
 

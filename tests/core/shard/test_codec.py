@@ -40,6 +40,7 @@ FULL = StateVersion(
                 FILE_POSITION,
             ),
             seqno=6,
+            lower=5,
         ),
         batches=(
             HollowBatch(0, 20, KEY, "aa", BatchCounts(1, 2, 3, 4), 99),

@@ -61,7 +61,7 @@ def test_every_manifest_that_a_commit_needs_stays_named() -> None:
 
 WIDER = (
     SchemaVersions()
-    .with_batch_of(SCHEMA, seqno=0)
+    .with_batch_of(SCHEMA, seqno=0, lower=0)
     .placed(CollectionSchema(SCHEMA.key, (*SCHEMA.values, Column("more", "string"))))
 )
 

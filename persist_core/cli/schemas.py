@@ -1,0 +1,81 @@
+"""`persist schema` and `persist plan`: how a shard's columns have changed, and what a changed file will do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from persist_core.cli import output
+from persist_core.cli.run import find_config
+from persist_core.cli.session import Session, with_session
+from persist_core.config.collection import CollectionConfig
+from persist_core.errors import InvalidInput, SchemaMismatch
+from persist_core.shard.evolution import changes_between
+from persist_core.time_text import show_time
+
+
+@click.command("schema")
+@click.argument("shard")
+@with_session
+def schema_command(session: Session, shard: str) -> None:
+    """The schema versions of SHARD: what each changed, and since when."""
+    schemas = session.client.state(shard).schemas
+    before, rows = None, []
+    for each in schemas.versions:
+        changed = changes_between(before, each.schema)
+        end = schemas.readable_before(each.schema.version)
+        rows.append((each.schema.version, each.lower, each.seqno, changed, end))
+        before = each.schema
+    names = ("version", "since", "seqno", "changes", "readable_before")
+    if session.as_json:
+        output.print_ndjson({**dict(zip(names, row, strict=True)), "schema": each.schema.to_json()}
+                            for row, each in zip(rows, schemas.versions, strict=True))  # fmt: skip
+        return
+    shown = [
+        (version, show_time(lower), change, "" if end is None else show_time(end))
+        if change is changed[0]
+        else ("", "", change, "")
+        for version, lower, _, changed, end in rows
+        for change in changed
+    ]
+    output.print_table(("version", "since", "changes", "readable before"), shown, empty="no data yet")
+
+
+@click.command("plan")
+@click.argument("name")
+@click.option("--collections", type=click.Path(path_type=Path), help="Folder of collection files.")
+@with_session
+def plan(session: Session, name: str, collections: Path | None) -> None:
+    """Say what the next run of NAME (a collection, or its file) will do to the schema: nothing, evolve, be refused.
+
+    Writes nothing. A refused file ends the command with the reason and exit code 2.
+    """
+    config = find_config(name, collections, None)
+    if not isinstance(config, CollectionConfig):
+        raise InvalidInput(f"{name} is a view: its columns are known at its refresh. Expected a collection")
+    state = session.client.machine.fetch(config.name)
+    newest = None if state is None else state.schemas.newest
+    refused, words = "", list[str]()
+    try:
+        schemas = None if state is None else state.schemas
+        found = config.collection_schema() if schemas is None else schemas.placed(config.collection_schema())
+        words = [] if newest is found else changes_between(newest, found)
+    except SchemaMismatch as error:
+        refused = str(error)
+    status = "refused" if refused else "nothing" if not words else "new" if newest is None else "evolve"
+    if session.as_json:
+        output.print_json({"shard": config.name, "plan": status, "changes": words, "refused": refused})
+    elif not refused:
+        output.print_line(f"{config.name}: {_HEADS[status]}")
+        for line in words:
+            output.print_line(f"  {line}")
+    if refused:
+        raise SchemaMismatch(f"{config.name}: {refused}")
+
+
+_HEADS = {
+    "nothing": "nothing changes",
+    "new": "the first run makes the shard",
+    "evolve": "the next run evolves the schema in place; no file is written again",
+}
