@@ -12,12 +12,12 @@ from pyspark.sql import functions as F
 from persist_core.config.column import Unit
 from persist_core.errors import ConfigError
 from persist_core.time_text import UTC_ZONE, first_instant, format_time, local_of
-from persist_spark.compat import try_cast, try_cast_integer, whole_to_bigint
+from persist_spark.compat import ENGINE_ERRORS, try_cast, try_cast_integer, whole_to_bigint
 from persist_spark.decode.encoding import Hint
 from persist_spark.decode.exact import bounded, exact_decimal
 
 _MICROS: dict[Unit, int] = {"s": 1_000_000, "ms": 1_000, "us": 1, "days": 86_400_000_000}
-_WEEK, _LAST_CHECKED = 7 * 86_400, 2_145_916_800  # in seconds
+_WEEK, _FIRST_CHECKED, _LAST_CHECKED = 7 * 86_400, 946_684_800, 2_145_916_800  # in seconds
 _DAY_MICROS = _MICROS["days"]
 _INTEGER = r"^\s*[+-]?\d{1,19}\s*$"
 _DATE = r"^([+-]?\d{4,7}-\d{2}-\d{2})(?:[T ]00:00(?::00(?:\.0++)?+)?)?Z?$"
@@ -85,12 +85,21 @@ def midnight_ms(date: SparkColumn, zone: str) -> SparkColumn:
 def check_zone(spark: SparkSession, zone: str) -> None:
     """Refuse a zone of which Java and Python have other rules: paths and values would be read in two ways.
 
-    Compares one instant a week from 1970 to 2037. Raises `ConfigError`.
+    Compares one instant a week from 2000 to 2037: of older times the two databases keep different corrections. Raises
+    `ConfigError`.
     """
     if zone == UTC_ZONE:
         return
     local = F.from_utc_timestamp(F.timestamp_seconds("id"), zone)
-    for row in spark.range(0, _LAST_CHECKED, _WEEK, 1).select("id", F.unix_millis(local).alias("local")).collect():
+    weeks = spark.range(_FIRST_CHECKED, _LAST_CHECKED, _WEEK, 1).select("id", F.unix_millis(local).alias("local"))
+    try:
+        rows = weeks.collect()
+    except ENGINE_ERRORS as error:
+        raise ConfigError(
+            f"timezone {zone}: Java cannot compute with it: {str(error)[:200]}. Update Java, or name another zone of"
+            " its rules"
+        ) from error
+    for row in rows:
         known = local_of(row.id * 1000, zone)
         if first_instant(known, UTC_ZONE) != row.local:
             raise ConfigError(
