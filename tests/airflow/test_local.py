@@ -208,7 +208,7 @@ def test_the_demo_shows_its_results_by_commands(airflow: LocalAirflow, capsys: p
     assert demo._print_results(Console(), airflow.location, first_ms) == 0
     shown = capsys.readouterr().out
     assert "$ persist snapshot customers --as-of 2026-01-03 --limit 12" in shown
-    assert "$ persist changes regions --after 2026-01-06 --through 2026-01-07" in shown
+    assert "$ persist changes regions --after 2026-01-07" in shown
     assert "fig" in shown
     assert "unreadable" in shown
 

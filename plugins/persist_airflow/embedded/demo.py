@@ -177,7 +177,7 @@ def looks(first_ms: int) -> tuple[tuple[str, tuple[str, ...]], ...]:
         ("the shard", ("describe", COLLECTION)),
         ("its checkpoints", ("checkpoints", COLLECTION)),
         (f"the view {VIEW}: a query over {COLLECTION} and {DIMENSION}, kept as a shard", ("snapshot", VIEW)),
-        ("how the last day's changes flowed into it", ("changes", VIEW, *between)),
+        ("how the last day's changes flowed into it", ("changes", VIEW, "--after", last)),
         ("a view shows the errors of its inputs", ("errors", VIEW)),
     )
 
