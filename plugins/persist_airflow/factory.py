@@ -331,7 +331,11 @@ def _plan_of(config: CollectionConfig) -> dict[str, str]:
     known = "the order of the format" if config.source.format in AUTO_ORDERS else "file and row"
     by = {"auto": known, "position": "file and row"}.get(order.by, f"`{', '.join(order.fields)}`")
     wins = "the last batch wins" if order.mode == "log" else "the highest order ever seen wins"
-    errors = "any number of errors" if limits.max_errors is None else f"at most {limits.max_errors} errors"
+    errors = (
+        "any number of errors"
+        if limits.max_errors is None
+        else f"at most {' or '.join(map(str, limits.max_errors))} errors"
+    )
     times = {"description": "the run's interval", "path": "the date in the path", "field": f"`{config.time.field}`"}
     return {
         "shard": f"`{config.name}`",

@@ -114,6 +114,7 @@ def test_the_description_of_a_job_names_its_shard_and_that_of_the_user_comes_bac
     found = Collections(tmp_path)
     spec = found.spec("described")
     context: Any = of_user.sparkContext
+    context.setLocalProperty("spark.jobGroup.id", None)  # another test's: jobs are found by it below
     context.setJobDescription("the user's")
 
     def run_one(own: SparkSession, *rest: Any, **named: Any) -> Any:

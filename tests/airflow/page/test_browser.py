@@ -90,7 +90,7 @@ def test_the_plan_is_told_in_words(page: Page, url: str) -> None:
     plan = dict(row.split("\t", 1) for row in rows)
     assert list(plan) == ["shard", "source", "key", "columns", "order", "time", "schedule", "limits"]
     assert (plan["key"], plan["order"]) == ("id", "file and row; the last batch wins")
-    assert plan["limits"] == "a run reads at most 100000 files and accepts at most 1000 errors"
+    assert plan["limits"] == "a run reads at most 100000 files and accepts at most 1000 or 5 % errors"
 
 
 def test_a_shard_without_a_commit_says_so(page: Page, url: str) -> None:
