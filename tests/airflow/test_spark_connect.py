@@ -169,7 +169,7 @@ def test_a_jobs_own_error_is_told_as_with_spark_submit(
     (path,) = fruit.feed.glob("*/part.json")
     path.write_text(f"{BAD_LINE}\n{BAD_LINE}\n")
     config = fruit.config()
-    config = config.model_copy(update={"limits": config.limits.model_copy(update={"max_errors": 0})})
+    config = config.model_copy(update={"limits": config.limits.model_copy(update={"max_errors": (0,)})})
     run = DagRunDriver(build_upsert_dag(config), end_of(0))
     run.run(MINT)
     with pytest.raises(AirflowFailException, match=r"too_many_errors.*at most 0 are allowed"):
