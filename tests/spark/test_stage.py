@@ -165,9 +165,9 @@ def test_broken_history_fails_with_key_and_both_values(shard: StagedShard) -> No
 
 def test_schema_must_fit_before_a_byte_is_staged(shard: StagedShard) -> None:
     shard.commit([_record(1, _ok("a"), 1)], 10)
-    smaller = replace(ONE_KEY, values=ONE_KEY.values[:1])
+    other = replace(ONE_KEY, values=(replace(ONE_KEY.values[0], type="int"), *ONE_KEY.values[1:]))
     with pytest.raises(SchemaMismatch):
-        shard.write([Record((1,), ("b",), None, (None, "f", 0, 2))], shard.description(20), schema=smaller)
+        shard.write([Record((1,), (5, None, None), None, (None, "f", 0, 2))], shard.description(20), schema=other)
     assert shard.staged_keys() == []
 
 
