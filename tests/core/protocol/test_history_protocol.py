@@ -78,7 +78,7 @@ def test_the_mint_stage_sets_the_history_if_it_differs_and_says_so(world: World)
     keep(world, "all")
     nothing = world.mint(DAY_MS)
     assert isinstance(nothing, NothingToDo)
-    assert "history of shard things is now all; it was 36 hours" in nothing.reason
+    assert "history of shard things is now all; it was 1 day 12 hours" in nothing.reason
     assert world.client.state("things").history_ms is None
 
 

@@ -176,9 +176,8 @@ def test_a_manifest_of_another_description_is_refused(world: World) -> None:
 def test_another_schema_is_refused_before_anything_is_staged(world: World) -> None:
     first = world.minted(DAY_MS)
     stages.append(world.client, first, world.write(first))
-    world.config = world.config.model_copy(
-        update={"columns": {name: column for name, column in world.config.columns.items() if name != "name"}}
-    )
+    other = world.config.columns["name"].model_copy(update={"type": "int"})
+    world.config = world.config.model_copy(update={"columns": {**world.config.columns, "name": other}})
     before = {entry.key for entry in world.blob.list_keys_and_metadata("")}
     with pytest.raises(SchemaMismatch, match="name: string"):
         world.mint(2 * DAY_MS)
