@@ -93,10 +93,6 @@ class FileSchema:
     nanos: tuple[tuple[str, bool], ...] = ()
     unreadable: tuple[tuple[str, str], ...] = ()
 
-    def type_of(self, name: str) -> T.DataType | None:
-        """The type of a column, or `None`."""
-        return dict(self.columns).get(name)
-
 
 def schemas(feed: Feed, files: Sequence[ReadableFile]) -> list[tuple[FileSchema, list[ReadableFile]]]:
     """Files of equal schema together, at least one group. Reads the footers.
