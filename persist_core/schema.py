@@ -5,7 +5,7 @@ A part is a Parquet file with the user's columns under their own names, then the
 decoded; then `_persist_err_key` is the raw key.
 
 A column of a shard has an id, which is the field id of its Parquet column: names change, ids do not. A definition in a
-file knows names only; `persist_core.shard.schema_versions` gives ids to its columns.
+file knows names only; `persist_core.contents.schema_versions` gives ids to its columns.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from persist_core.contents.batch import BatchDescription
+from persist_core.contents.parts import errs_schema, updates_schema
 from persist_core.handles.client import PersistClient
 from persist_core.schema import ERR_POSITION, CollectionSchema
-from persist_core.shard.batch import BatchDescription
-from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.state import Committed
 
 Update = tuple[tuple[Any, ...], int, int]  # row, time, diff

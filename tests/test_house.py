@@ -147,11 +147,11 @@ def test_silenced_checks_say_why() -> None:
 
 
 def test_keys_of_blob_storage_are_made_in_one_place() -> None:
-    """A string with a folder of a shard in it, docstrings apart, is a key that `shard/keys.py` does not know of."""
+    """A string with a folder of a shard in it, docstrings apart, is a key that `keys.py` does not know of."""
     folder = re.compile(r"(?:^|/)(?:batches|checkpoints|conflict_alerts|conflicts|forks|inputs|jobs|sources|dry-runs)/")
     found = []
     for path, text in python_files():
-        if path.parts[0] in ("persist_core", "jobs", "plugins") and path != Path("persist_core/shard/keys.py"):
+        if path.parts[0] in ("persist_core", "jobs", "plugins") and path != Path("persist_core/keys.py"):
             tree = ast.parse(text)
             prose = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
             found += [
@@ -160,7 +160,7 @@ def test_keys_of_blob_storage_are_made_in_one_place() -> None:
                 if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in prose
                 if folder.search(node.value)
             ]
-    report(found, "a key of blob storage outside persist_core/shard/keys.py")
+    report(found, "a key of blob storage outside persist_core/keys.py")
 
 
 # Integers that are times. `since` and `upper` of a state are frontiers, whose text is what `show_time` says.

@@ -17,12 +17,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from persist_core.contents.key_range import EVERYTHING, KeyRange, range_of_statistics, spanning
+from persist_core.contents.parts import check_field_ids
 from persist_core.errors import CorruptArtifact
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.location.blob import Blob, BlobMetadata, RangeFile, RangeReader
 from persist_core.schema import ENDED, TIME, CollectionSchema, Column
-from persist_core.shard.key_range import EVERYTHING, KeyRange, range_of_statistics, spanning
-from persist_core.shard.parts import check_field_ids
 
 THREADS = 16  # a batch may have thousands of files, and each costs one round trip to the store
 _CHUNK_BYTES = 8 << 20

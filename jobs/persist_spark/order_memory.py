@@ -15,6 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_core.contents.key_range import key_at, value_at
+from persist_core.contents.operator_state import OrderFacts, OrderKey
 from persist_core.schema import (
     BAD_KEY,
     DELETED,
@@ -27,8 +29,6 @@ from persist_core.schema import (
     Column,
     order_cells,
 )
-from persist_core.shard.key_range import key_at, value_at
-from persist_core.shard.operator_state import OrderFacts, OrderKey
 
 MEMORY_COLUMNS = (INDEX_KIND, TIME, ORDER, BAD_KEY)
 Order = tuple[Any, ...]  # the values of an order struct

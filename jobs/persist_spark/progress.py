@@ -18,7 +18,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from persist_core.clock import SystemClock
-from persist_core.shard.stats import show_bytes
+from persist_core.contents.stats import show_bytes
 from persist_spark.compat import SPARK_VERSION, is_connect
 
 INTERVAL_S = 10.0

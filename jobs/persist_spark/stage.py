@@ -23,16 +23,23 @@ from typing import Protocol, TypeVar
 from pyspark.sql import DataFrame
 
 from persist_core.checkpoint.checkpointer import ROWS_AT_ONCE
+from persist_core.contents.batch import (
+    ORDER_INDEX_OPERATOR,
+    BatchCounts,
+    BatchDescription,
+    BatchManifest,
+    Part,
+    PartKind,
+)
+from persist_core.contents.err_groups import MAX_GROUPS, grouped
+from persist_core.contents.key_range import EVERYTHING
+from persist_core.contents.operator_state import OperatorState, StateArtifact
+from persist_core.contents.stats import BatchWarning
 from persist_core.errors import InvalidInput, InvariantViolation
 from persist_core.handles.write import manifest_for, stage_manifest
+from persist_core.keys import attempt_prefix
 from persist_core.location.blob import Blob, BlobMetadata
 from persist_core.schema import PART, CollectionSchema
-from persist_core.shard.batch import ORDER_INDEX_OPERATOR, BatchCounts, BatchDescription, BatchManifest, Part, PartKind
-from persist_core.shard.err_groups import MAX_GROUPS, grouped
-from persist_core.shard.key_range import EVERYTHING
-from persist_core.shard.keys import attempt_prefix
-from persist_core.shard.operator_state import OperatorState, StateArtifact
-from persist_core.shard.stats import BatchWarning
 from persist_spark import progress, s3a
 from persist_spark.footers import Footer, digests_of, footers_of, rows_of
 from persist_spark.frame import with_field_ids
@@ -91,7 +98,7 @@ class Counted(Written, Protocol):
 
     @property
     def rows_digest(self) -> str:
-        """For `persist_core.shard.batch.contents_digest`."""
+        """For `persist_core.contents.batch.contents_digest`."""
         ...
 
     @property

@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from persist_core.contents.err_groups import MAX_READ
 from persist_core.location.blob import Blob, BlobMetadata
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, TIME
-from persist_core.shard.err_groups import MAX_READ
 from persist_spark.footers import rows_of
 
 _MAX_FILES = 16  # of one attempt, the largest: each costs a round trip or two

@@ -27,9 +27,11 @@ import pyarrow as pa
 
 from persist_core.checkpoint.chains import walk
 from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState
+from persist_core.contents.operator_state import StateArtifact
+from persist_core.contents.parts import PARQUET, PartFormat, read_as
+from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import CorruptArtifact, Corruption, InvalidInput
-from persist_core.location.blob import Blob
-from persist_core.shard.keys import (
+from persist_core.keys import (
     MANIFEST,
     CheckpointLayout,
     check_checkpoint_id,
@@ -37,10 +39,8 @@ from persist_core.shard.keys import (
     offsets_path,
     state_path,
 )
-from persist_core.shard.operator_state import StateArtifact
-from persist_core.shard.parts import PARQUET, PartFormat, read_as
-from persist_core.shard.schema_versions import SchemaVersions
-from persist_core.shard.sealed import check_in_place
+from persist_core.location.blob import Blob
+from persist_core.sealed import check_in_place
 from persist_core.shard.state import Commit
 
 _MAX_DELETIONS = 10  # of one folder: each but the first because a publisher has written into it meanwhile

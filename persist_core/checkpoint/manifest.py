@@ -2,7 +2,7 @@
 
 Readers accept missing optional fields. When they write a manifest again, they keep fields that they do not know, at
 every level. They accept a manifest without a digest, as other writers produce it. This project adds the digest
-and kind of `shard.sealed`, `shard` (the version that the checkpoint pins), each operator's `is_delta` (its state builds
+and kind of `sealed`, `shard` (the version that the checkpoint pins), each operator's `is_delta` (its state builds
 on the parent's, even if it adds no artifact) and `restored_from` (the checkpoint that a restore went back to, whose
 watermark it has).
 """
@@ -10,14 +10,16 @@ watermark it has).
 from __future__ import annotations
 
 import json
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
+from persist_core.contents.batch import SourceFrontier
+from persist_core.contents.operator_state import StateArtifact
 from persist_core.errors import CorruptArtifact, InvalidInput, UnknownVersion
-from persist_core.shard.batch import SourceFrontier
-from persist_core.shard.keys import check_checkpoint_id
-from persist_core.shard.sealed import is_sealed, seal, unseal
+from persist_core.keys import check_checkpoint_id, state_path
+from persist_core.sealed import is_sealed, seal, unseal
 
 MANIFEST_VERSION = 2
 OFFSETS_VERSION = 1
@@ -179,6 +181,13 @@ class CheckpointManifest(_Entry):
                 "shard": _entry(ShardPin, body["shard"]) if body.get("shard") else None,
             },
         )
+
+
+def path_of(folder: str, operator: str, artifact: StateArtifact, *, is_delta: bool) -> str:
+    """Where a checkpoint has an artifact, relative to its folder: a copy there, or the file that is carried over."""
+    if artifact.is_carried:
+        return posixpath.relpath(artifact.key, folder)
+    return state_path(operator, artifact.partition_id, is_delta=is_delta)
 
 
 def _foreign(data: bytes, what: str) -> dict[str, Any]:

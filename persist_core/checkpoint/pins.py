@@ -11,10 +11,10 @@ dies between the two, the same call again completes it; a hold that is left alon
 from __future__ import annotations
 
 from persist_core.checkpoint.checkpointer import Checkpointer
+from persist_core.contents.batch import last_time
 from persist_core.errors import NotReadable, OutsideFrontiers, PersistError, RunFailed
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
-from persist_core.shard.batch import last_time
 from persist_core.shard.history import PIN
 
 MAX_TRIES = 10  # each but the first because another process has unpinned the checkpoint in between

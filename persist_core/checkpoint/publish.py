@@ -21,16 +21,17 @@ from persist_core.checkpoint.manifest import (
     SavedOperator,
     ShardPin,
     SourceOffsets,
+    path_of,
 )
 from persist_core.checkpoint.quarantine import Quarantine
 from persist_core.checkpoint.retention import plan_retention
 from persist_core.config.shard import RetentionConfig
+from persist_core.contents.batch import BatchManifest
 from persist_core.errors import CorruptArtifact, Corruption, InvalidInput
 from persist_core.handles.client import PersistClient
+from persist_core.keys import CheckpointLayout, offsets_path, state_path
 from persist_core.location.blob import Blob
-from persist_core.shard.batch import BatchManifest
 from persist_core.shard.history import history_start
-from persist_core.shard.keys import CheckpointLayout, offsets_path, state_path
 from persist_core.shard.state import Commit, ShardState
 
 MAX_LOOKS = 3  # an error that persists in the third attempt does not come from a race with another publisher
@@ -89,13 +90,13 @@ class CheckpointRepair:
 
 def manifest_of(manifest: BatchManifest, commit: Commit, life: str | None) -> CheckpointManifest:
     """The checkpoint manifest that a commit of a life of its shard determines."""
-    operators, layout = {}, CheckpointLayout(manifest.shard)
+    operators, folder = {}, CheckpointLayout(manifest.shard).folder(commit.checkpoint_id)
     for name, state in manifest.operators.items():
         partitions = tuple(
             PartitionState(
                 partition_id=each.partition_id,
                 is_delta=state.is_delta,
-                path=layout.state_path(commit.checkpoint_id, name, each, is_delta=state.is_delta),
+                path=path_of(folder, name, each, is_delta=state.is_delta),
                 size_bytes=each.size_bytes,
                 sha256=each.sha256,
                 facts=each.facts,

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 
+from persist_core.keys import CheckpointLayout, is_checkpoint_id
 from persist_core.location.blob import Blob
-from persist_core.shard.keys import CheckpointLayout, is_checkpoint_id
 
 MAX_QUARANTINED = 100  # objects of one shard; more would only repeat the same damage
 

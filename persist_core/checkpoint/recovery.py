@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 
 from persist_core.checkpoint.chains import walk
 from persist_core.checkpoint.checkpointer import Checkpointer, load_verified
-from persist_core.checkpoint.manifest import CheckpointManifest
+from persist_core.checkpoint.manifest import CheckpointManifest, path_of
+from persist_core.contents.operator_state import OperatorState, StateArtifact, chain_digest
 from persist_core.errors import CorruptArtifact, Corruption, StorageError
 from persist_core.handles.client import PersistClient
-from persist_core.shard.operator_state import OperatorState, StateArtifact, chain_digest
 from persist_core.shard.state import ShardState
 from persist_core.time_text import show_time
 
@@ -98,11 +98,9 @@ class _Recovery:
         for link, needed in walk(newest, self._load):
             for name in needed:
                 operator = link.operators[name]
+                folder = layout.folder(link.checkpoint_id)
                 copies = [
-                    layout.artifact(
-                        link.checkpoint_id,
-                        layout.state_path(link.checkpoint_id, name, each, is_delta=operator.is_delta),
-                    )
+                    layout.artifact(link.checkpoint_id, path_of(folder, name, each, is_delta=operator.is_delta))
                     for each in operator.artifacts
                 ]
                 chains[name][:0] = map(self._whole, operator.artifacts, copies)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from persist_core.checkpoint.chains import walk
 from persist_core.checkpoint.manifest import CheckpointManifest
+from persist_core.contents.batch import last_time
 from persist_core.errors import CorruptArtifact
 from persist_core.frontier import ZERO, Frontier
-from persist_core.shard.batch import last_time
 
 _DAY_MS = 86_400_000
 _MONDAY_OFFSET_DAYS = 3  # the Unix epoch was a Thursday; weeks begin on Monday

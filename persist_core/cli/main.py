@@ -39,6 +39,7 @@ from persist_core.cli.schemas import plan, schema_command
 from persist_core.cli.session import Session, with_session
 from persist_core.cli.shards import check, checkpoints, commits, conflicts, describe, late_command, shards
 from persist_core.cli.watch import ack_command, alerts_command, metrics
+from persist_core.contents.err_groups import grouped, rows_of_errs
 from persist_core.errors import InvalidInput, PersistError
 from persist_core.handles.limited import LimitedReader, ReadBudget
 from persist_core.handles.read import check_as_of, in_schema
@@ -53,7 +54,6 @@ from persist_core.inspection.rows import (
 )
 from persist_core.inspection.values import rows_of
 from persist_core.schema import ERR_KEY, ERR_KIND, ERR_PAYLOAD, MISSING_ORDER, RESERVED_PREFIX, TIME
-from persist_core.shard.err_groups import grouped, rows_of_errs
 from persist_core.sources.ledger import zone_of
 from persist_core.spark_job.answer import newest_rejected
 from persist_core.time_text import format_time, show_time

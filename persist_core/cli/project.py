@@ -22,8 +22,8 @@ from persist_core.cli import output
 from persist_core.cli.run import DEFAULT_COLLECTIONS, ENV_COLLECTIONS
 from persist_core.config.collection import Format
 from persist_core.errors import InvalidInput
+from persist_core.keys import check_shard_name
 from persist_core.sample.propose import found_by, propose
-from persist_core.shard.keys import check_shard_name
 
 DAG_FILES = tuple(f"persist_{name}.py" for name in ("actions", "collections", "maintenance", "views", "watch"))
 _CONFIG = """\

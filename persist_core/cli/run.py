@@ -16,14 +16,14 @@ from persist_core.config.collection import load_collection
 from persist_core.config.files import SUFFIXES, read_mapping
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig, load_view
+from persist_core.contents.batch import BatchDescription
+from persist_core.contents.err_groups import lines_of
+from persist_core.contents.stats import DryRun
 from persist_core.errors import InvalidInput
 from persist_core.gc.drop import create_again
+from persist_core.keys import check_shard_name
 from persist_core.maintenance.maintain import maintain_inline
 from persist_core.protocol.run import RunReport, bring_up_to_date, default_until, describe_dry_run, input_noun
-from persist_core.shard.batch import BatchDescription
-from persist_core.shard.err_groups import lines_of
-from persist_core.shard.keys import check_shard_name
-from persist_core.shard.stats import DryRun
 from persist_core.sources.shards import check_closable
 from persist_core.spark_job.launch import dry_run_view, write_batch
 from persist_core.spark_job.process import LOCAL_MASTER, SparkProcess

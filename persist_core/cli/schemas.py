@@ -10,8 +10,8 @@ from persist_core.cli import output
 from persist_core.cli.run import find_config
 from persist_core.cli.session import Session, with_session
 from persist_core.config.collection import CollectionConfig
+from persist_core.contents.evolution import changes_between
 from persist_core.errors import InvalidInput, SchemaMismatch
-from persist_core.shard.evolution import changes_between
 from persist_core.time_text import show_time
 
 

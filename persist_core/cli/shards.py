@@ -13,15 +13,15 @@ import click
 
 from persist_core.cli import output
 from persist_core.cli.session import Session, with_session
+from persist_core.contents.stats import show_bytes
 from persist_core.inspection.facts import LastCommit, ShardDescription
 from persist_core.inspection.inspector import DEFAULT_COMMITS, MAX_COMMITS, Inspector
 from persist_core.inspection.late import LateRecord, late_records
+from persist_core.keys import check_shard_name
 from persist_core.maintenance import actions
 from persist_core.protocol.conflicts import ConflictRecord
 from persist_core.schema import CollectionSchema, show_order
 from persist_core.shard.history import HISTORY
-from persist_core.shard.keys import check_shard_name
-from persist_core.shard.stats import show_bytes
 from persist_core.time_text import format_time, show_time
 
 UNREADABLE = "the manifest can't be read"

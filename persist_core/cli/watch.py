@@ -14,8 +14,8 @@ from persist_core.ids import RandomIds
 from persist_core.inspection.health import open_alerts
 from persist_core.inspection.inspector import MAX_STATES, Inspector
 from persist_core.inspection.metrics import labeled_samples, prometheus_text
+from persist_core.keys import check_shard_name
 from persist_core.maintenance import actions
-from persist_core.shard.keys import check_shard_name
 from persist_core.time_text import format_time
 from persist_core.watch.facts import AlertFacts
 from persist_core.watch.words import show_value

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_core.contents.batch import BatchCounts, Part, PartKind
+from persist_core.contents.key_range import EVERYTHING, range_of
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import stage_part
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
-from persist_core.shard.batch import BatchCounts, Part, PartKind
-from persist_core.shard.key_range import EVERYTHING, range_of
 
 # A look-up opens few files, and a merge carries over those that it does not change: so a run has about `FILES`, unless
 # they were too small to be worth opening, or too large to be decoded in memory.

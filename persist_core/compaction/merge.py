@@ -31,21 +31,21 @@ import pyarrow.compute as pc
 
 from persist_core.compaction.files import RunFiles, rows_per_file
 from persist_core.compaction.spill import Spill
+from persist_core.contents import pieces
+from persist_core.contents.batch import BatchCounts, BatchManifest, HollowBatch, Part, PartKind, Run, SourceFrontier
+from persist_core.contents.key_range import meets_any
+from persist_core.contents.parts import ERR_IDENTITY, errs_schema, history_schema, updates_schema
+from persist_core.contents.pieces import Piece
+from persist_core.contents.row_versions import Versions, at_time, fold_errs, resolve, sum_diffs
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.handles.load import read_part, read_part_batches
 from persist_core.handles.read import ReadHandle
 from persist_core.handles.write import stage_manifest
+from persist_core.keys import owner_of
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
-from persist_core.shard import pieces
-from persist_core.shard.batch import BatchCounts, BatchManifest, HollowBatch, Part, PartKind, Run, SourceFrontier
-from persist_core.shard.key_range import meets_any
-from persist_core.shard.keys import owner_of
-from persist_core.shard.parts import ERR_IDENTITY, errs_schema, history_schema, updates_schema
-from persist_core.shard.pieces import Piece
 from persist_core.shard.replace import NotReplaced, Replaced, replace_batches
 from persist_core.shard.state import ShardState
-from persist_core.shard.versions import Versions, at_time, fold_errs, resolve, sum_diffs
 
 ROWS_AT_ONCE = 500_000  # in memory: about 0.5 GB at 180 bytes a row
 MAX_HISTORY_FILES = 16  # that are small: from here on they are merged

@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from persist_core.shard.batch import HollowBatch
+from persist_core.contents.batch import HollowBatch
 
 # Simulated in docs/storage.md, section 3. A larger fan-in costs look-ups more files, a smaller share of the bottom
 # costs reads more rows above it, and a larger one writes more.

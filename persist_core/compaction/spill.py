@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from persist_core.contents.key_range import Key, key_at
 from persist_core.schema import Column
-from persist_core.shard.key_range import Key, key_at
 
 SAMPLED = 1_024
 BATCH_ROWS = 4_096  # of a chunk's file that are read together

@@ -16,7 +16,7 @@ from persist_core.config.model import ConfigModel
 from persist_core.config.problems import refuse
 from persist_core.config.tasks import AirflowConfig
 from persist_core.errors import InvalidInput, InvalidName
-from persist_core.shard.keys import check_shard_name
+from persist_core.keys import check_shard_name
 from persist_core.time_text import UTC_ZONE, parse_time
 
 

@@ -28,8 +28,8 @@ from persist_core.config.model import ConfigModel
 from persist_core.config.problems import explain, nearest, refuse, show
 from persist_core.config.shard import ShardConfig
 from persist_core.errors import ConfigError, InvalidName
+from persist_core.keys import check_shard_name
 from persist_core.schema import CollectionSchema
-from persist_core.shard.keys import check_shard_name
 
 if TYPE_CHECKING:
     from persist_core.config.view_query import ParsedQuery

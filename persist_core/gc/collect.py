@@ -20,9 +20,9 @@ from persist_core.gc.garbage_list import Garbage, GarbageList
 from persist_core.gc.needs import Needs
 from persist_core.gc.sweep import Swept, abort_uploads, find_garbage, store, sweep
 from persist_core.handles.client import PersistClient
+from persist_core.keys import collectable_prefixes, era_in, gc_clock_key, gc_prefix
 from persist_core.location.blob import Blob
 from persist_core.shard.eras import begin_era
-from persist_core.shard.keys import collectable_prefixes, era_in, gc_clock_key, gc_prefix
 from persist_core.shard.state import ShardState
 
 GRACE_MS = 24 * 3_600_000  # an era: the least time that garbage stays for readers without a lease

@@ -9,10 +9,10 @@ from __future__ import annotations
 from persist_core.errors import InvalidInput, RunFailed, ShardNotFound
 from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
+from persist_core.keys import owner_of
 from persist_core.protocol.fork_records import list_forks
 from persist_core.shard import eras as transitions
 from persist_core.shard.history import VIEW, release_hold
-from persist_core.shard.keys import owner_of
 from persist_core.shard.state import ShardState
 from persist_core.sources.shards import Refreshed
 from persist_core.watch.board import WatchBoard

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from persist_core.errors import CorruptArtifact
-from persist_core.shard.keys import era_in, owner_of
-from persist_core.shard.sealed import check_in_place, seal, unseal
+from persist_core.keys import era_in, owner_of
+from persist_core.sealed import check_in_place, seal, unseal
 
 LIST_VERSION = 1
 _LIST = "garbage_list"

@@ -10,13 +10,11 @@ from collections.abc import Collection, Iterable, Mapping
 
 from persist_core.checkpoint.checkpointer import Checkpointer, Listing
 from persist_core.checkpoint.quarantine import Quarantine
+from persist_core.contents.batch import BatchManifest, HollowBatch, SourceFrontier
 from persist_core.errors import CorruptArtifact, Corruption, UnknownVersion
 from persist_core.handles.client import PersistClient
 from persist_core.handles.load import load_manifest
-from persist_core.protocol.fork_records import ForkRecord, list_forks
-from persist_core.shard.batch import BatchManifest, HollowBatch, SourceFrontier
-from persist_core.shard.eras import refuse_earlier
-from persist_core.shard.keys import (
+from persist_core.keys import (
     CheckpointLayout,
     attempt_of,
     conflict_alert_key,
@@ -26,6 +24,8 @@ from persist_core.shard.keys import (
     jobs_prefix,
     owner_of,
 )
+from persist_core.protocol.fork_records import ForkRecord, list_forks
+from persist_core.shard.eras import refuse_earlier
 from persist_core.shard.state import Commit, ShardState
 from persist_core.sources.registry import progress_of
 

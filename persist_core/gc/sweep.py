@@ -16,8 +16,8 @@ from persist_core.errors import InvalidInput
 from persist_core.gc.garbage_list import Garbage, GarbageList
 from persist_core.gc.needs import Needs
 from persist_core.handles.client import PersistClient
+from persist_core.keys import collectable_prefixes, garbage_list_key
 from persist_core.location.blob import Blob, BlobMetadata, UnfinishedUpload, UnfinishedUploads, UploadStore
-from persist_core.shard.keys import collectable_prefixes, garbage_list_key
 
 PAGE_KEYS = 10_000  # of one list: a few megabytes
 

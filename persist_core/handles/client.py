@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from persist_core.clock import Clock, SystemClock
+from persist_core.contents.batch import BatchManifest, HollowBatch
+from persist_core.contents.parts import PARQUET, PartFormat
 from persist_core.errors import ShardNotFound
 from persist_core.frontier import Frontier
 from persist_core.handles.load import load_manifest, load_manifests
@@ -16,12 +18,10 @@ from persist_core.handles.read import FETCH_THREADS, ReadHandle
 from persist_core.handles.since import SinceHandle
 from persist_core.handles.write import WriteHandle
 from persist_core.ids import Ids, RandomIds
+from persist_core.keys import check_shard_name, is_shard_name
 from persist_core.location.blob import Blob
 from persist_core.location.open import OpenLocation
-from persist_core.shard.batch import BatchManifest, HollowBatch
-from persist_core.shard.keys import check_shard_name, is_shard_name
 from persist_core.shard.machine import Machine
-from persist_core.shard.parts import PARQUET, PartFormat
 from persist_core.shard.state import Commit, ShardState
 
 

@@ -22,18 +22,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_core.contents import pieces
+from persist_core.contents.key_range import KeyRange
+from persist_core.contents.parts import updates_schema
+from persist_core.contents.pieces import Piece
+from persist_core.contents.stats import show_bytes
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.handles.load import read_part_batches
 from persist_core.handles.read import ReadHandle, schema_of
 from persist_core.handles.slow_reads import named_if_slow
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
-from persist_core.shard import pieces
-from persist_core.shard.key_range import KeyRange
-from persist_core.shard.parts import updates_schema
-from persist_core.shard.pieces import Piece
 from persist_core.shard.state import ShardState
-from persist_core.shard.stats import show_bytes
 
 ROWS_AT_ONCE = 1 << 14
 _PIECE, _ROW = pa.field("_persist_piece", pa.int32()), pa.field("_persist_place", pa.int64())  # where a row is stored

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
+from persist_core.contents.batch import BatchManifest, HollowBatch, Part
+from persist_core.contents.parts import PARQUET, PartFormat, read_as
 from persist_core.errors import CorruptArtifact, InvalidInput
 from persist_core.handles.side_by_side import side_by_side
+from persist_core.keys import owner_of
 from persist_core.location.blob import Blob
-from persist_core.shard.batch import BatchManifest, HollowBatch, Part
-from persist_core.shard.keys import owner_of
-from persist_core.shard.parts import PARQUET, PartFormat, read_as
-from persist_core.shard.sealed import check_in_place
+from persist_core.sealed import check_in_place
 from persist_core.shard.state import Commit
 
 
@@ -69,7 +69,7 @@ def load_part(blob: Blob, part: Part) -> bytes:
 
 
 def read_part(blob: Blob, part: Part, columns: pa.Schema, part_format: PartFormat = PARQUET) -> pa.Table:
-    """One part with exactly `columns`, in whatever schema version it was written (`shard.parts.read_as`)."""
+    """One part with exactly `columns`, in whatever schema version it was written (`contents.parts.read_as`)."""
     data = load_part(blob, part)
     with _decoding(blob, part):
         return next(read_as(part_format, data, columns, part.schema))

@@ -17,6 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_core.clock import Clock, SystemClock
+from persist_core.contents import pieces
+from persist_core.contents.batch import BatchManifest, HollowBatch
+from persist_core.contents.key_range import KeyRange, rows_within
+from persist_core.contents.parts import ERR_IDENTITY, PARQUET, PartFormat, errs_schema, updates_schema
+from persist_core.contents.pieces import Piece
+from persist_core.contents.row_versions import sum_diffs
 from persist_core.errors import InvalidInput, InvariantViolation, OutsideFrontiers
 from persist_core.frontier import Frontier
 from persist_core.handles.load import load_manifests, read_part
@@ -25,15 +31,9 @@ from persist_core.handles.slow_reads import named_if_slow
 from persist_core.location.blob import Blob
 from persist_core.row_text import show_row
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
-from persist_core.shard import pieces
 from persist_core.shard import state as transitions
-from persist_core.shard.batch import BatchManifest, HollowBatch
-from persist_core.shard.key_range import KeyRange, rows_within
 from persist_core.shard.machine import Machine
-from persist_core.shard.parts import ERR_IDENTITY, PARQUET, PartFormat, errs_schema, updates_schema
-from persist_core.shard.pieces import Piece
 from persist_core.shard.state import Lease, ShardState
-from persist_core.shard.versions import sum_diffs
 from persist_core.time_text import MAX_TIME, check_time, show_time
 
 MAX_COPIES = 10_000_000  # of one row in a multiset: a table with more does not fit in memory

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from persist_core.contents.batch import HollowBatch
 from persist_core.errors import CorruptArtifact, ReadTooSlow, RunFailed
-from persist_core.shard.batch import HollowBatch
 from persist_core.shard.machine import Machine
 from persist_core.shard.state import ShardState
 

@@ -14,11 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_core.clock import Clock
-from persist_core.errors import BadBounds, SchemaMismatch
-from persist_core.location.blob import Blob
-from persist_core.schema import DIFF, TIME, CollectionSchema
-from persist_core.shard import state as transitions
-from persist_core.shard.batch import (
+from persist_core.contents.batch import (
     BatchCounts,
     BatchDescription,
     BatchManifest,
@@ -27,11 +23,9 @@ from persist_core.shard.batch import (
     Restored,
     contents_digest,
 )
-from persist_core.shard.key_range import EVERYTHING, KeyRange, range_of
-from persist_core.shard.keys import manifest_key, part_key
-from persist_core.shard.machine import Machine
-from persist_core.shard.operator_state import OperatorState
-from persist_core.shard.parts import (
+from persist_core.contents.key_range import EVERYTHING, KeyRange, range_of
+from persist_core.contents.operator_state import OperatorState
+from persist_core.contents.parts import (
     PARQUET,
     PartFormat,
     errs_schema,
@@ -40,7 +34,13 @@ from persist_core.shard.parts import (
     rows_digest,
     updates_schema,
 )
-from persist_core.shard.schema_versions import SchemaVersions
+from persist_core.contents.schema_versions import SchemaVersions
+from persist_core.errors import BadBounds, SchemaMismatch
+from persist_core.keys import manifest_key, part_key
+from persist_core.location.blob import Blob
+from persist_core.schema import DIFF, TIME, CollectionSchema
+from persist_core.shard import state as transitions
+from persist_core.shard.machine import Machine
 from persist_core.shard.state import Committed, UpperMismatch
 from persist_core.time_text import show_time
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from persist_core.contents.err_groups import ErrGroup
 from persist_core.maintenance.debt import DueMerge
 from persist_core.maintenance.holders import Held
-from persist_core.shard.err_groups import ErrGroup
 from persist_core.watch.conditions import Urgency
 
 UNREADABLE = "unreadable"

@@ -13,13 +13,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from persist_core.config.collection import FILES
+from persist_core.contents.batch import BatchManifest
+from persist_core.contents.err_groups import lines_of
 from persist_core.errors import Corruption, ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.inspection.summaries import needs_counts, summary_of
-from persist_core.shard.batch import BatchManifest
-from persist_core.shard.err_groups import lines_of
-from persist_core.shard.keys import conflicts_prefix
+from persist_core.keys import conflicts_prefix
 from persist_core.shard.state import ShardState
 from persist_core.sources.files import SET_ASIDE
 from persist_core.watch.board import WatchBoard

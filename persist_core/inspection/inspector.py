@@ -17,6 +17,7 @@ from threading import Lock
 
 from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.manifest import CheckpointManifest
+from persist_core.contents.batch import BatchManifest, SourceFrontier, last_time
 from persist_core.errors import CorruptArtifact, Corruption, ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.handles.side_by_side import side_by_side
@@ -32,13 +33,12 @@ from persist_core.inspection.facts import (
     StoragePage,
     StoredBytes,
 )
+from persist_core.keys import check_shard_name, owner_of
 from persist_core.location.consensus import VersionedData
 from persist_core.maintenance.holders import list_holders
 from persist_core.protocol.conflicts import ConflictRecord, list_conflicts
-from persist_core.shard.batch import BatchManifest, SourceFrontier, last_time
+from persist_core.sealed import sealed_digest
 from persist_core.shard.codec import read_version
-from persist_core.shard.keys import check_shard_name, owner_of
-from persist_core.shard.sealed import sealed_digest
 from persist_core.shard.state import Commit, ShardState
 from persist_core.sources.frozen import load_frozen
 from persist_core.sources.registry import progress_of

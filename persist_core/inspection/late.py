@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from persist_core.checkpoint.checkpointer import state_rows
 from persist_core.checkpoint.recovery import recover_newest
+from persist_core.contents.batch import LATE_OPERATOR, SourceFrontier
+from persist_core.contents.operator_state import StateArtifact
+from persist_core.contents.parts import late_schema
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.values import json_value
 from persist_core.schema import ACTED, BAD_KEY, BEATEN_BY, INHERITED, OP, ORDER, TIME, CollectionSchema
-from persist_core.shard.batch import LATE_OPERATOR, SourceFrontier
-from persist_core.shard.operator_state import StateArtifact
-from persist_core.shard.parts import late_schema
 from persist_core.shard.state import ShardState
 from persist_core.sources.registry import show_position
 

@@ -14,6 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_core.contents.batch import HollowBatch
+from persist_core.contents.err_groups import MAX_GROUPS, MAX_READ, grouped, rows_of_errs
+from persist_core.contents.key_range import KeyRange, exactly, meets_any, parse_key
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.handles.limited import LimitedReader, ReadBudget
@@ -21,9 +24,6 @@ from persist_core.handles.read import check_as_of, schema_of
 from persist_core.inspection.facts import ColumnFacts, RowsPage
 from persist_core.inspection.values import rows_of
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, MISSING_ORDER, TIME
-from persist_core.shard.batch import HollowBatch
-from persist_core.shard.err_groups import MAX_GROUPS, MAX_READ, grouped, rows_of_errs
-from persist_core.shard.key_range import KeyRange, exactly, meets_any, parse_key
 from persist_core.shard.state import ShardState
 
 MAX_ROWS_READ = 2_000_000

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from persist_core.contents.batch import STASH_OPERATOR, BatchManifest, HollowBatch, SourceFrontier
 from persist_core.inspection.facts import (
     BatchesPage,
     BatchFacts,
@@ -18,9 +19,8 @@ from persist_core.inspection.facts import (
     LastCommit,
     ShardSummary,
 )
+from persist_core.keys import owner_of
 from persist_core.maintenance.debt import DueMerge, merge_due, rows_of
-from persist_core.shard.batch import STASH_OPERATOR, BatchManifest, HollowBatch, SourceFrontier
-from persist_core.shard.keys import owner_of
 from persist_core.shard.state import Commit, ShardState
 from persist_core.sources.registry import kind_of
 from persist_core.sources.shards import Refreshed

@@ -10,19 +10,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from persist_core.checkpoint import pins
+from persist_core.contents.batch import BatchCounts
+from persist_core.contents.stats import show_bytes
 from persist_core.errors import CheckpointNotFound, InvalidInput, RunFailed, StorageError
 from persist_core.gc import drop as dropping
 from persist_core.handles.client import PersistClient
+from persist_core.keys import CheckpointLayout, check_checkpoint_id, check_shard_name
 from persist_core.maintenance import fsck, holders
 from persist_core.protocol import fork as forking
 from persist_core.protocol import resolve as resolving
 from persist_core.protocol import restore as restoring
 from persist_core.protocol.restore import MAX_UPDATES, NothingToRestore, RestorePlan
 from persist_core.protocol.stages import Conflict
-from persist_core.shard.batch import BatchCounts
-from persist_core.shard.keys import CheckpointLayout, check_checkpoint_id, check_shard_name
 from persist_core.shard.state import Committed
-from persist_core.shard.stats import show_bytes
 from persist_core.time_text import format_time, show_time
 from persist_core.watch.board import WatchBoard
 from persist_core.watch.facts import facts_of

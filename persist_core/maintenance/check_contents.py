@@ -9,6 +9,12 @@ from dataclasses import asdict, dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_core.contents import pieces
+from persist_core.contents.batch import BatchCounts, BatchManifest, HollowBatch, Part, PartKind
+from persist_core.contents.key_range import range_of
+from persist_core.contents.parts import errs_schema, history_schema, updates_schema
+from persist_core.contents.pieces import Piece
+from persist_core.contents.row_versions import not_before
 from persist_core.handles.client import PersistClient
 from persist_core.handles.load import read_part
 from persist_core.handles.side_by_side import side_by_side
@@ -26,12 +32,6 @@ from persist_core.schema import (
     TIME,
     CollectionSchema,
 )
-from persist_core.shard import pieces
-from persist_core.shard.batch import BatchCounts, BatchManifest, HollowBatch, Part, PartKind
-from persist_core.shard.key_range import range_of
-from persist_core.shard.parts import errs_schema, history_schema, updates_schema
-from persist_core.shard.pieces import Piece
-from persist_core.shard.versions import not_before
 from persist_core.time_text import show_interval
 
 _BAD_SLOT = "_persist_bad_slot"  # what identifies an err whose key could not be decoded

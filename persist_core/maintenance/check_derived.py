@@ -11,9 +11,9 @@ from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.checkpoint.publish import manifest_of
 from persist_core.checkpoint.quarantine import Quarantine
 from persist_core.errors import Corruption
+from persist_core.keys import offsets_path
 from persist_core.maintenance.check_state import Examined
 from persist_core.maintenance.violations import Violations
-from persist_core.shard.keys import offsets_path
 from persist_core.shard.state import ShardState
 
 _MAX_LOOKS = 3  # at `_latest`, which publishers may move while retention deletes

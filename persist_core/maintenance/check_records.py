@@ -7,15 +7,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from persist_core.checkpoint.checkpointer import Checkpointer
+from persist_core.contents.batch import SourceFrontier
 from persist_core.errors import InvalidInput
 from persist_core.gc.garbage_list import GarbageList
-from persist_core.location.blob import Blob
-from persist_core.maintenance.check_state import Examined
-from persist_core.maintenance.violations import Violations
-from persist_core.protocol.conflicts import ConflictRecord
-from persist_core.protocol.fork_records import ForkRecord, unrecorded
-from persist_core.shard.batch import SourceFrontier
-from persist_core.shard.keys import (
+from persist_core.keys import (
     conflicts_prefix,
     digest_in,
     forks_prefix,
@@ -25,7 +20,12 @@ from persist_core.shard.keys import (
     ledger_prefix,
     owner_of,
 )
-from persist_core.shard.sealed import check_in_place, verified_digest
+from persist_core.location.blob import Blob
+from persist_core.maintenance.check_state import Examined
+from persist_core.maintenance.violations import Violations
+from persist_core.protocol.conflicts import ConflictRecord
+from persist_core.protocol.fork_records import ForkRecord, unrecorded
+from persist_core.sealed import check_in_place, verified_digest
 from persist_core.sources.registry import progress_of
 
 

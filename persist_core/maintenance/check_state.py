@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 
 from persist_core.checkpoint.checkpointer import load_verified
 from persist_core.checkpoint.recovery import recover_newest
+from persist_core.contents.batch import BatchManifest, HollowBatch, SourceFrontier
 from persist_core.errors import ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.location.consensus import Consensus, VersionedData
 from persist_core.maintenance.violations import Violations
 from persist_core.row_text import show_row
-from persist_core.shard.batch import BatchManifest, HollowBatch, SourceFrontier
 from persist_core.shard.codec import read_version
 from persist_core.shard.invariants import check_step
 from persist_core.shard.state import Commit, ShardState

@@ -28,9 +28,9 @@ from persist_core.gc.drop import create_again
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import ReadHandle
 from persist_core.handles.side_by_side import side_by_side
+from persist_core.keys import copy_probe_key, owner_of
 from persist_core.maintenance.copy_objects import Inventory, Mover, Named, inventory_of
 from persist_core.protocol.fork_records import list_forks
-from persist_core.shard.keys import copy_probe_key, owner_of
 from persist_core.shard.receive import AHEAD, ANOTHER, TOO_LATE, NotReceived, Received, move_away, receive, relation_of
 from persist_core.shard.state import ShardState
 from persist_core.sources.shards import Refreshed

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 
 from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.checkpoint.manifest import CheckpointManifest
+from persist_core.contents.batch import HollowBatch, SourceFrontier
 from persist_core.errors import CorruptArtifact
 from persist_core.handles.client import PersistClient
+from persist_core.keys import CheckpointLayout, conflict_alerts_prefix, conflicts_prefix, digest_in
 from persist_core.location.blob import Blob
-from persist_core.shard.batch import HollowBatch, SourceFrontier
+from persist_core.sealed import is_sealed, verified_digest
 from persist_core.shard.history import PIN
-from persist_core.shard.keys import CheckpointLayout, conflict_alerts_prefix, conflicts_prefix, digest_in
-from persist_core.shard.sealed import is_sealed, verified_digest
 from persist_core.shard.state import Commit, ShardState
 from persist_core.sources.registry import progress_of
 

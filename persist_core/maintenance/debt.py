@@ -6,9 +6,9 @@ import itertools
 from dataclasses import dataclass, replace
 
 from persist_core.compaction.plan import next_merge
+from persist_core.contents.batch import HollowBatch
 from persist_core.gc.collect import due_since_ms
 from persist_core.handles.client import PersistClient
-from persist_core.shard.batch import HollowBatch
 from persist_core.shard.history import advance_since, show_history
 from persist_core.shard.state import ShardState
 

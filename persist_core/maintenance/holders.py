@@ -16,9 +16,9 @@ from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.ids import time_of_uuid7
+from persist_core.keys import fork_in
 from persist_core.protocol.fork_records import readable_forks
 from persist_core.shard.history import HISTORY, PIN, VIEW, Holder, end_holder, history_start, holders, show_history
-from persist_core.shard.keys import fork_in
 from persist_core.shard.state import Released, ShardState
 from persist_core.sources.shards import Refreshed
 from persist_core.time_text import format_time, show_time

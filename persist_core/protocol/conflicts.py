@@ -12,10 +12,10 @@ from collections.abc import MutableMapping
 from dataclasses import asdict, dataclass
 
 from persist_core.clock import Clock
+from persist_core.contents.batch import BatchDescription
+from persist_core.keys import conflict_key, conflicts_prefix
 from persist_core.location.blob import Blob
-from persist_core.shard.batch import BatchDescription
-from persist_core.shard.keys import conflict_key, conflicts_prefix
-from persist_core.shard.sealed import check_in_place, seal, unseal
+from persist_core.sealed import check_in_place, seal, unseal
 from persist_core.shard.state import UpperMismatch
 from persist_core.time_text import show_interval, show_time
 

@@ -14,22 +14,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from persist_core.checkpoint.publish import publish_missing
+from persist_core.contents.batch import (
+    BatchCounts,
+    BatchDescription,
+    BatchManifest,
+    Restored,
+)
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import schema_of
 from persist_core.handles.slow_reads import named_if_dropped
 from persist_core.handles.write import manifest_for, stage_manifest
 from persist_core.ids import uuid7_of
+from persist_core.keys import check_shard_name
 from persist_core.protocol.fork_records import record_fork
 from persist_core.protocol.restore_point import RestorePoint, copy_operators, point_of, restore_token
 from persist_core.shard import state as transitions
-from persist_core.shard.batch import (
-    BatchCounts,
-    BatchDescription,
-    BatchManifest,
-    Restored,
-)
-from persist_core.shard.keys import check_shard_name
 from persist_core.shard.state import Committed, ShardState
 from persist_core.sources.registry import progress_of
 

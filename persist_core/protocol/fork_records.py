@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
+from persist_core.contents.batch import HollowBatch
 from persist_core.errors import Corruption
+from persist_core.keys import fork_key, forks_prefix, owner_of
 from persist_core.location.blob import Blob
-from persist_core.shard.batch import HollowBatch
-from persist_core.shard.keys import fork_key, forks_prefix, owner_of
-from persist_core.shard.sealed import check_in_place, seal, sealed_digest, unseal
+from persist_core.sealed import check_in_place, seal, sealed_digest, unseal
 
 RECORD_VERSION = 1
 _FORK = "fork_record"

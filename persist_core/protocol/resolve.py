@@ -19,6 +19,9 @@ import pyarrow.compute as pc
 from persist_core.checkpoint.checkpointer import state_rows
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.checkpoint.recovery import recover_newest
+from persist_core.contents.batch import STASH_OPERATOR, BatchDescription
+from persist_core.contents.operator_state import OperatorState, StateArtifact
+from persist_core.contents.parts import errs_schema
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.ids import uuid7_of
@@ -35,9 +38,6 @@ from persist_core.schema import (
     TIME,
     system_field,
 )
-from persist_core.shard.batch import STASH_OPERATOR, BatchDescription
-from persist_core.shard.operator_state import OperatorState, StateArtifact
-from persist_core.shard.parts import errs_schema
 from persist_core.shard.state import Committed, ShardState
 from persist_core.time_text import MAX_TIME, show_time
 

@@ -23,6 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist_core.checkpoint.publish import publish_missing
+from persist_core.contents.batch import BatchCounts, BatchDescription, Restored, last_time
+from persist_core.contents.parts import ERR_IDENTITY, errs_schema, updates_schema
+from persist_core.contents.row_versions import sum_diffs
 from persist_core.errors import Corruption, InvalidInput, InvariantViolation
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import ReadHandle
@@ -32,10 +35,7 @@ from persist_core.protocol.restore_orders import flattened, with_orders_of_errs,
 from persist_core.protocol.restore_point import RestorePoint, copy_operators, point_of, restore_token
 from persist_core.protocol.stages import Conflict, append
 from persist_core.schema import DIFF, TIME, CollectionSchema
-from persist_core.shard.batch import BatchCounts, BatchDescription, Restored, last_time
-from persist_core.shard.parts import ERR_IDENTITY, errs_schema, updates_schema
 from persist_core.shard.state import Committed, ShardState
-from persist_core.shard.versions import sum_diffs
 from persist_core.sources.registry import progress_of
 from persist_core.time_text import MAX_TIME
 

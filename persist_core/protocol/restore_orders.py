@@ -15,11 +15,11 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_core.contents import pieces
+from persist_core.contents.key_range import KeyRange, key_at
+from persist_core.contents.parts import ERR_IDENTITY, errs_schema, updates_schema
 from persist_core.handles.read import ReadHandle
 from persist_core.schema import DIFF, INHERITED, ORDER, TIME, CollectionSchema
-from persist_core.shard import pieces
-from persist_core.shard.key_range import KeyRange, key_at
-from persist_core.shard.parts import ERR_IDENTITY, errs_schema, updates_schema
 from persist_core.shard.state import ShardState
 
 _FLAT = "_persist_order_"  # columns within a restore only: the fields of the order

@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from persist_core.checkpoint.checkpointer import Checkpointer, load_verified
 from persist_core.checkpoint.manifest import CheckpointManifest
 from persist_core.checkpoint.recovery import recover
+from persist_core.contents.batch import HollowBatch, SourceFrontier, last_time
+from persist_core.contents.operator_state import OperatorState, StateArtifact
 from persist_core.errors import CheckpointNotFound, CorruptArtifact, InvalidInput, OutsideFrontiers
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import check_as_of
-from persist_core.shard.batch import HollowBatch, SourceFrontier, last_time
-from persist_core.shard.keys import part_key
-from persist_core.shard.operator_state import OperatorState, StateArtifact
+from persist_core.keys import part_key
 from persist_core.shard.state import ShardState
 from persist_core.sources.registry import progress_of
 from persist_core.time_text import show_time

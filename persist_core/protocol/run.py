@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
+from persist_core.contents.batch import BatchDescription
+from persist_core.contents.err_groups import ErrGroup
+from persist_core.contents.stats import BatchWarning, correction_notice
 from persist_core.errors import InvalidInput, OutdatedDescription, RunFailed
 from persist_core.handles.client import PersistClient
 from persist_core.protocol import describe, stages
 from persist_core.protocol.stages import Conflict, Minted, NothingToDo
-from persist_core.shard.batch import BatchDescription
-from persist_core.shard.err_groups import ErrGroup
 from persist_core.shard.state import Commit, Committed
-from persist_core.shard.stats import BatchWarning, correction_notice
 from persist_core.sources.shards import ShardSource
 from persist_core.time_text import first_instant, local_of, show_interval
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass, replace
 from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain
 from persist_core.checkpoint.recovery import recover_newest
 from persist_core.config.shard import ShardConfig
+from persist_core.contents.batch import STASH_OPERATOR, BatchCounts, BatchDescription, BatchManifest
+from persist_core.contents.operator_state import OperatorState
 from persist_core.errors import (
     AlreadyCommitted,
     CorruptArtifact,
@@ -38,9 +40,7 @@ from persist_core.handles.write import WriteHandle, manifest_for, stage_manifest
 from persist_core.protocol.conflicts import ConflictRecord, record_conflict
 from persist_core.protocol.describe import describe
 from persist_core.schema import CollectionSchema
-from persist_core.shard.batch import STASH_OPERATOR, BatchCounts, BatchDescription, BatchManifest
 from persist_core.shard.history import show_history
-from persist_core.shard.operator_state import OperatorState
 from persist_core.shard.state import Commit, Committed, ShardState, UpperMismatch, upper_mismatch
 from persist_core.sources.registry import source_of
 from persist_core.sources.source import NotYet, Source

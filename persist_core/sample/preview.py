@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from persist_core.config.collection import FILES, CollectionConfig
+from persist_core.contents.err_groups import grouped
 from persist_core.errors import PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.rows import in_key_order
@@ -31,7 +32,6 @@ from persist_core.sample.files import SampledFile, copied, take
 from persist_core.sample.guess import better
 from persist_core.sample.rows import DMS_OP, RawRow, rows_of, value_at
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION
-from persist_core.shard.err_groups import grouped
 from persist_core.shard.state import Committed, ShardState
 from persist_core.sources.feeds import feed_of
 from persist_core.sources.files import FileSource

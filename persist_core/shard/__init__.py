@@ -1,1 +1,1 @@
-"""A shard: its state and transitions, the parts of its batches, and the loop that commits."""
+"""A shard: its state, the pure transitions and invariants, and the loop that commits."""

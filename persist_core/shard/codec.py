@@ -18,15 +18,15 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from persist_core.contents.batch import BatchCounts, HollowBatch, SourceFrontier
+from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import Corruption
 from persist_core.frontier import Frontier
+from persist_core.keys import manifest_key
 from persist_core.location.consensus import VersionedData
-from persist_core.shard.batch import BatchCounts, HollowBatch, SourceFrontier
+from persist_core.sealed import check_in_place, seal, unseal
 from persist_core.shard.invariants import check_state
-from persist_core.shard.keys import manifest_key
 from persist_core.shard.origin import Branch, Origin
-from persist_core.shard.schema_versions import SchemaVersions
-from persist_core.shard.sealed import check_in_place, seal, unseal
 from persist_core.shard.state import Commit, Hold, Lease, Released, ShardState
 
 STATE_VERSION = 1

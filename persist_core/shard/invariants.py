@@ -10,9 +10,9 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
+from persist_core.contents.batch import SourceFrontier
 from persist_core.errors import InvariantViolation
 from persist_core.frontier import Frontier
-from persist_core.shard.batch import SourceFrontier
 from persist_core.shard.eras import is_end_or_beginning
 from persist_core.shard.history import history_start
 from persist_core.shard.receive import is_received, relation_of

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from persist_core.contents.batch import BatchManifest, HollowBatch
 from persist_core.errors import InvalidInput
 from persist_core.frontier import Frontier
-from persist_core.shard.batch import BatchManifest, HollowBatch
 from persist_core.shard.state import ShardState
 from persist_core.time_text import show_time
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from persist_core.contents.batch import BatchDescription, BatchManifest, HollowBatch, SourceFrontier, check_bounds
+from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import InvalidInput, LeaseExpired, NotReadable, RunFailed, StateNotRead, TokenReuse
 from persist_core.frontier import ZERO, Frontier
 from persist_core.row_text import show_row
 from persist_core.schema import CollectionSchema
-from persist_core.shard.batch import BatchDescription, BatchManifest, HollowBatch, SourceFrontier, check_bounds
 from persist_core.shard.origin import Origin
-from persist_core.shard.schema_versions import SchemaVersions
 from persist_core.time_text import format_time, show_interval, show_time
 
 MIN_COMMITS_KEPT = 128  # tokens that stay idempotent; docs/semantics.md, section 3

@@ -25,9 +25,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.contents.batch import SourceFrontier
 from persist_core.errors import InvalidInput
 from persist_core.location.blob import Blob
-from persist_core.shard.batch import SourceFrontier
 from persist_core.sources.feed import Feed, LocalFeed, Wanted
 from persist_core.sources.file_scan import FoundFile, UnmatchedFile
 from persist_core.sources.input_file import FrozenInput, InputFile

@@ -1,6 +1,6 @@
 """Frozen inputs in blob storage: the one way to store and to load them, whatever the source.
 
-A frozen input is a sealed object under the key that contains its digest (`persist_core.shard.keys.input_key`):
+A frozen input is a sealed object under the key that contains its digest (`persist_core.keys.input_key`):
 equal inputs are stored once in an era, and the bytes under a key never change.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Protocol, Self, TypeVar
 
 from persist_core.errors import CorruptArtifact
+from persist_core.keys import digest_in, input_key
 from persist_core.location.blob import Blob
-from persist_core.shard.keys import digest_in, input_key
-from persist_core.shard.sealed import sealed_digest
+from persist_core.sealed import sealed_digest
 
 
 class Frozen(Protocol):

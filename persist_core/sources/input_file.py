@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from persist_core.errors import CorruptArtifact
-from persist_core.shard.sealed import seal, unseal
+from persist_core.sealed import seal, unseal
 from persist_core.sources.natural_order import natural_key
 from persist_core.sources.root import join
 

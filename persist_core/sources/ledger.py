@@ -21,11 +21,11 @@ from dataclasses import asdict, dataclass
 import zstandard
 
 from persist_core.config.collection import FILES
+from persist_core.contents.batch import SourceFrontier
 from persist_core.errors import CorruptArtifact, Corruption, InvariantViolation
+from persist_core.keys import ledger_segment_key
 from persist_core.location.blob import Blob
-from persist_core.shard.batch import SourceFrontier
-from persist_core.shard.keys import ledger_segment_key
-from persist_core.shard.sealed import seal, unseal
+from persist_core.sealed import seal, unseal
 from persist_core.shard.state import ShardState
 from persist_core.sources.root import Place
 from persist_core.sources.source import ConsumedInput

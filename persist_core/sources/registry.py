@@ -12,10 +12,10 @@ from typing import Any
 from persist_core.config.collection import FILES
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import SHARDS
+from persist_core.contents.batch import SourceFrontier
 from persist_core.errors import UnknownVersion
 from persist_core.handles.client import PersistClient
 from persist_core.location.blob import Blob
-from persist_core.shard.batch import SourceFrontier
 from persist_core.sources.collection import CollectionSource
 from persist_core.sources.files import show_position as show_file_position
 from persist_core.sources.ledger import FileProgress

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from persist_core.config.view import SHARDS, ViewConfig
+from persist_core.contents.batch import SourceFrontier
 from persist_core.errors import (
     CorruptArtifact,
     Corruption,
@@ -32,9 +33,8 @@ from persist_core.handles.client import PersistClient
 from persist_core.handles.since import SinceHandle
 from persist_core.location.blob import Blob
 from persist_core.schema import CollectionSchema
-from persist_core.shard.batch import SourceFrontier
+from persist_core.sealed import seal, unseal
 from persist_core.shard.history import VIEW, history_start
-from persist_core.shard.sealed import seal, unseal
 from persist_core.shard.state import ShardState
 from persist_core.sources.frozen import load_frozen, stage_frozen
 from persist_core.sources.source import ConsumedInput, Intake, NotYet, ReadInput

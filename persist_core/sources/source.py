@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from persist_core.contents.batch import SourceFrontier
 from persist_core.schema import CollectionSchema
-from persist_core.shard.batch import SourceFrontier
 from persist_core.shard.state import ShardState
 
 

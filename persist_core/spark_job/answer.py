@@ -14,9 +14,9 @@ from persist_core.config.collection import CollectionConfig
 from persist_core.errors import PersistError, RejectedRecord, RunFailed, StorageError, TooManyErrors
 from persist_core.handles.client import PersistClient
 from persist_core.ids import time_of_uuid7
+from persist_core.keys import attempt_of_failure, batches_prefix, check_shard_name, failure_key
 from persist_core.location.blob import Blob
-from persist_core.shard.keys import attempt_of_failure, batches_prefix, check_shard_name, failure_key
-from persist_core.shard.sealed import seal, unseal
+from persist_core.sealed import seal, unseal
 from persist_core.spark_job.causes import STOPPED, Cause, find_cause
 from persist_core.spark_job.deaths import record_death
 from persist_core.spark_job.spec import JobSpec

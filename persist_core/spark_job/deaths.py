@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from persist_core.ids import time_of_uuid7
+from persist_core.keys import jobs_prefix
 from persist_core.location.blob import Blob
-from persist_core.shard.keys import jobs_prefix
 from persist_core.sources.input_file import InputFile
 from persist_core.spark_job.spec import SPEC, JobSpec
 from persist_core.time_text import DAY_MS

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from persist_core.compaction.merge import Merge, replace_inputs
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
+from persist_core.contents.batch import BatchDescription
+from persist_core.contents.stats import DryRun
 from persist_core.errors import OutdatedDescription, PersistError
 from persist_core.handles.client import PersistClient
-from persist_core.shard.batch import BatchDescription
 from persist_core.shard.replace import NotReplaced, Replaced
-from persist_core.shard.stats import DryRun
 from persist_core.spark_job.answer import job_failure
 from persist_core.spark_job.causes import Cause
 from persist_core.spark_job.spec import JobSpec, MergeInputs, stored

@@ -19,11 +19,11 @@ from pydantic import BaseModel, ConfigDict
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
+from persist_core.contents.batch import BatchDescription
 from persist_core.errors import CorruptArtifact, InvalidInput, StorageError
+from persist_core.keys import dry_run_key, job_key, manifest_key
 from persist_core.location.blob import Blob
-from persist_core.shard.batch import BatchDescription
-from persist_core.shard.keys import dry_run_key, job_key, manifest_key
-from persist_core.shard.sealed import seal, sealed_digest, unseal
+from persist_core.sealed import seal, sealed_digest, unseal
 
 SPEC_VERSION = 1
 _SEAL = "job_spec"

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from persist_core.errors import CorruptArtifact
-from persist_core.shard.sealed import seal, unseal
+from persist_core.sealed import seal, unseal
 from persist_core.watch.conditions import Level
 
 RECORD_KEY = "_watch"  # starts with "_", so no shard can have this name

@@ -18,8 +18,8 @@ from persist_airflow.hook import PersistHook
 from persist_airflow.notifications import NotifyBy, takes, targets
 from persist_core.errors import PersistError
 from persist_core.handles.client import PersistClient
+from persist_core.keys import conflict_alert_key
 from persist_core.protocol.conflicts import ConflictRecord
-from persist_core.shard.keys import conflict_alert_key
 from persist_core.time_text import format_time, show_time
 from persist_core.watch.board import WatchBoard
 from persist_core.watch.deliver import deliver

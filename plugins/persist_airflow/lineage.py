@@ -25,9 +25,9 @@ from urllib.parse import unquote, urlsplit
 from persist_core.config.path_pattern import S3
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
+from persist_core.contents.batch import BatchDescription, BatchManifest
 from persist_core.errors import PersistError
 from persist_core.handles.client import PersistClient
-from persist_core.shard.batch import BatchDescription, BatchManifest
 from persist_core.shard.state import Commit
 from persist_core.sources.registry import source_of
 

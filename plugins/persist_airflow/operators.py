@@ -37,6 +37,9 @@ from persist_airflow.spark import RETRIES, RETRY_DELAY, WriteBatchesOperator
 from persist_airflow.turns import wait_for_turn
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ON_INPUT, ViewConfig
+from persist_core.contents.batch import BatchDescription
+from persist_core.contents.err_groups import lines_of
+from persist_core.contents.stats import correction_notice, in_words
 from persist_core.errors import NotReadable
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
@@ -45,10 +48,7 @@ from persist_core.maintenance.maintain import maintain_inline
 from persist_core.protocol import run, stages
 from persist_core.protocol.run import Round, Step, Write, rounds
 from persist_core.protocol.stages import Conflict, Minted, NothingToDo
-from persist_core.shard.batch import BatchDescription
-from persist_core.shard.err_groups import lines_of
 from persist_core.shard.state import Commit, Committed
-from persist_core.shard.stats import correction_notice, in_words
 from persist_core.time_text import show_interval
 
 __all__ = [

@@ -31,11 +31,11 @@ from persist_airflow.metrics import measured
 from persist_airflow.spark_connect import connect_environment_of, in_environment, run_connected
 from persist_core.config.shard import ShardConfig
 from persist_core.config.view import ViewConfig
+from persist_core.contents.batch import BatchDescription
 from persist_core.errors import OutdatedDescription, PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.protocol import run
 from persist_core.row_text import show_row
-from persist_core.shard.batch import BatchDescription
 from persist_core.spark_job.causes import STOPPED, CauseFinder, find_cause
 from persist_core.spark_job.handover import hand_over, location_environment, properties_file, spark_defaults
 from persist_core.spark_job.installation import job_path, local_environment, spark_home

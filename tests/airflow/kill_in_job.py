@@ -43,9 +43,9 @@ def install(folder: Path) -> None:
     """Put the points of `JOB` into this process, before any code takes `stage_manifest` from where it stands."""
     if not any((folder / point).exists() for point in JOB):
         return
+    from persist_core.contents.batch import BatchManifest
     from persist_core.handles import write
     from persist_core.location.blob import Blob
-    from persist_core.shard.batch import BatchManifest
 
     die, inner = dying(folder), write.stage_manifest
 

@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterator
 
 from persist_core.checkpoint.checkpointer import load_verified
+from persist_core.contents.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR
 from persist_core.handles.client import PersistClient
 from persist_core.schema import ACTED, BEATEN_BY, INDEX_KIND, ORDER, TIME
-from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR
 from tests.airflow.fruit import DAY, DAY_MS, NAME, START, START_MS, Fruit
 
 ORDER_LINE = "order: {mode: sequence, by: {lsn: bigint}}\n"

@@ -18,11 +18,11 @@ from airflow.providers.common.compat.version_compat import AIRFLOW_V_3_0_PLUS
 from persist_airflow.compat import DAG, AirflowSkipException
 from persist_airflow.failures import PersistCasConflict
 from persist_airflow.maintenance import MaintainShardOperator, build_maintenance_dag
+from persist_core.contents.batch import BatchDescription
+from persist_core.contents.parts import errs_schema, updates_schema
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import location_from
-from persist_core.shard.batch import BatchDescription
-from persist_core.shard.parts import errs_schema, updates_schema
 from tests.airflow.fruit import NAME, START_MS, end_of
 from tests.airflow.task_driver import DagRunDriver
 from tests.plain_commit import without_position

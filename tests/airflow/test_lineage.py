@@ -21,12 +21,12 @@ from persist_airflow.lineage import name_of
 from persist_airflow.shard_operators import RestoreShardOperator
 from persist_airflow.spark import WriteBatchesOperator
 from persist_core.config.collection import FILE_POSITION
+from persist_core.contents.batch import BatchDescription
+from persist_core.contents.parts import updates_schema
 from persist_core.errors import PersistError
 from persist_core.handles.client import PersistClient
 from persist_core.location.settings import PersistLocation
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchDescription
-from persist_core.shard.parts import updates_schema
 from tests.airflow.airflow_process import run
 from tests.airflow.fruit import NAME, Fruit, end_ms, end_of
 from tests.airflow.openlineage_events import check_event, sink

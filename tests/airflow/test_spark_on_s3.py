@@ -10,8 +10,8 @@ import pytest
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
 from persist_airflow.spark import WriteBatchesOperator
+from persist_core.contents.batch import BatchDescription
 from persist_core.location.settings import ENV_BLOB_URI, ENV_CONSENSUS_URI
-from persist_core.shard.batch import BatchDescription
 from persist_core.spark_job.jars import JARS_CONF, JARS_ENV
 from persist_core.spark_job.spec import JobSpec
 from tests.airflow.fruit import NAME, Fruit

@@ -11,9 +11,9 @@ from persist_airflow.compat import AirflowSkipException
 from persist_airflow.factory import build_upsert_dag, build_view_dag, build_view_dags, view_task_group
 from persist_airflow.operators import MintBatchDescriptionsOperator
 from persist_airflow.spark import WriteBatchesOperator
+from persist_core.contents.stats import DryRun
 from persist_core.handles.client import PersistClient
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.stats import DryRun
 from tests.airflow.fruit import NAME, Fruit, end_ms, end_of
 from tests.airflow.task_driver import DagRunDriver
 from tests.airflow.test_parse import CHAIN, dag_bag

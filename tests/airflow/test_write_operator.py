@@ -11,10 +11,10 @@ from persist_airflow.compat import AirflowException, AirflowFailException
 from persist_airflow.factory import build_upsert_dag
 from persist_airflow.failures import SparkJobFailed
 from persist_airflow.spark import WriteBatchesOperator
+from persist_core.contents.batch import BatchDescription
 from persist_core.errors import OutdatedDescription, TooManyErrors
 from persist_core.handles.client import PersistClient
 from persist_core.protocol.conflicts import list_conflicts
-from persist_core.shard.batch import BatchDescription
 from persist_core.spark_job.answer import record_failure
 from persist_core.spark_job.deaths import deaths_at_lower
 from persist_core.spark_job.spec import JobSpec

@@ -24,7 +24,7 @@ from unittest import mock
 import click
 from pyspark.sql import DataFrame, SparkSession
 
-from persist_core.shard.batch import BatchDescription
+from persist_core.contents.batch import BatchDescription
 from persist_spark.frame import OP, ORDER, records_type
 from persist_spark.upsert import batch as upsert_batch
 from persist_spark.upsert.lookup import committed_updates

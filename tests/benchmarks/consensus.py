@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 
 from persist_core.cli.output import print_line, print_table
+from persist_core.contents.batch import BatchDescription
 from persist_core.handles.client import PersistClient
 from persist_core.location.consensus import CaSResult, Consensus, VersionedData
 from persist_core.location.finding import Erasable
@@ -32,7 +33,6 @@ from persist_core.location.settings import PersistLocation
 from persist_core.location.uri import redact_uri
 from persist_core.maintenance.doctor import quantile
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchDescription
 from persist_core.shard.state import Committed
 from tests.servers import s3
 from tests.servers.lifeline import ServerFolder

@@ -22,16 +22,16 @@ from pyspark.sql import functions as F
 from persist_core.compaction.merge import Merge, merge_here, replace_inputs
 from persist_core.config.collection import FILE_POSITION
 from persist_core.config.shard import RetentionConfig
+from persist_core.contents.batch import BatchDescription
+from persist_core.contents.operator_state import StateArtifact
 from persist_core.gc.collect import collect
 from persist_core.handles.client import PersistClient
 from persist_core.handles.history import set_history
+from persist_core.keys import manifest_key
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.maintain import maintain
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchDescription
-from persist_core.shard.keys import manifest_key
-from persist_core.shard.operator_state import StateArtifact
 from persist_core.shard.replace import NotReplaced, Replaced
 from persist_core.shard.state import Committed
 from persist_spark import frame, snapshot

@@ -16,16 +16,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from persist_core.compaction.plan import next_merge
+from persist_core.contents.batch import BatchCounts, BatchDescription, BatchManifest, HollowBatch
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import WriteHandle
+from persist_core.keys import manifest_key
 from persist_core.location.consensus import VersionedData
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchCounts, BatchDescription, BatchManifest, HollowBatch
 from persist_core.shard.codec import StateVersion, decode_state, encode_state
-from persist_core.shard.keys import manifest_key
 from persist_core.shard.state import ShardState, compare_and_append
 
 SCHEMA = CollectionSchema((Column("id", "bigint", nullable=False),), (Column("name", "string"),))

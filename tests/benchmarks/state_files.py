@@ -19,8 +19,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from persist_core.config.collection import FILE_POSITION
+from persist_core.contents.batch import ORDER_INDEX_OPERATOR, BatchManifest
 from persist_core.schema import TIME, CollectionSchema, Column
-from persist_core.shard.batch import ORDER_INDEX_OPERATOR, BatchManifest
 from persist_spark import frame
 from tests.spark.staged_shard import StagedShard
 

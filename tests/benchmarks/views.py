@@ -22,14 +22,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from persist_core.config.view import ViewConfig
+from persist_core.contents.batch import BatchDescription
 from persist_core.handles.client import PersistClient
+from persist_core.keys import manifest_key
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchDescription
-from persist_core.shard.keys import manifest_key
 from persist_core.shard.state import Committed
 from persist_core.spark_job.spec import JobSpec
 from persist_spark import frame, snapshot

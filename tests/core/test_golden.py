@@ -19,13 +19,7 @@ from persist_core.checkpoint.manifest import (
     SourceOffsets,
 )
 from persist_core.config.collection import FILE_POSITION
-from persist_core.errors import CorruptArtifact
-from persist_core.gc.garbage_list import Garbage, GarbageList
-from persist_core.location.mem import MemBlob
-from persist_core.protocol.conflicts import ConflictRecord
-from persist_core.protocol.fork_records import ForkRecord
-from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import (
+from persist_core.contents.batch import (
     STASH_OPERATOR,
     BatchCounts,
     BatchManifest,
@@ -34,10 +28,16 @@ from persist_core.shard.batch import (
     Restored,
     SourceFrontier,
 )
-from persist_core.shard.err_groups import ErrGroup
-from persist_core.shard.keys import manifest_key, part_key
-from persist_core.shard.operator_state import OperatorState, StateArtifact
-from persist_core.shard.stats import DryRun
+from persist_core.contents.err_groups import ErrGroup
+from persist_core.contents.operator_state import OperatorState, StateArtifact
+from persist_core.contents.stats import DryRun
+from persist_core.errors import CorruptArtifact
+from persist_core.gc.garbage_list import Garbage, GarbageList
+from persist_core.keys import manifest_key, part_key
+from persist_core.location.mem import MemBlob
+from persist_core.protocol.conflicts import ConflictRecord
+from persist_core.protocol.fork_records import ForkRecord
+from persist_core.schema import CollectionSchema, Column
 from persist_core.sources.input_file import FrozenInput, InputFile
 from persist_core.sources.ledger import Ledger
 from persist_core.sources.natural_order import natural_key

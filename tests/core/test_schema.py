@@ -7,9 +7,9 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import InvalidName, SchemaMismatch
 from persist_core.schema import CollectionSchema, Column, arrow_type, order_type, show_order
-from persist_core.shard.schema_versions import SchemaVersions
 
 
 def check_compatible(current: CollectionSchema, wanted: CollectionSchema) -> None:

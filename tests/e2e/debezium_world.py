@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.config.yaml_text import parse_yaml
+from persist_core.contents.batch import BatchDescription
 from persist_core.handles.client import PersistClient
+from persist_core.keys import manifest_key
 from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.protocol.run import bring_up_to_date
-from persist_core.shard.batch import BatchDescription
-from persist_core.shard.keys import manifest_key
 from persist_core.spark_job.spec import JobSpec
 from persist_core.time_text import parse_time
 from tests.e2e.source_tables import Kind, Row, SourceColumn, SourceTable, changes

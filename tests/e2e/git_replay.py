@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from persist_core.compaction.merge import ROWS_AT_ONCE, Merge, merge_here
 from persist_core.config.collection import CollectionConfig, load_collection
 from persist_core.handles.client import PersistClient
+from persist_core.keys import manifest_key
 from persist_core.location.open import OpenLocation
 from persist_core.protocol import stages
-from persist_core.shard.keys import manifest_key
 from persist_core.shard.replace import Replaced
 from persist_core.shard.state import Committed
 from persist_core.spark_job.spec import JobSpec

@@ -20,13 +20,13 @@ import pytest
 from persist_airflow.embedded.home import LocalAirflow
 from persist_core.checkpoint.checkpointer import state_rows
 from persist_core.checkpoint.recovery import recover_newest
+from persist_core.contents.batch import ORDER_INDEX_OPERATOR
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.late import late_records
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.schema import DELETED, DIFF, INDEX_KIND, ORDER, RAISED, TIME, order_type, system_field
-from persist_core.shard.batch import ORDER_INDEX_OPERATOR
 from persist_core.sources.natural_order import natural_key
 from tests.airflow import kill_points
 from tests.airflow.kill_in_job import JOB

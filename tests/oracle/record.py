@@ -10,8 +10,8 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
+from persist_core.contents.stats import DrainStats
 from persist_core.errors import BadBounds
-from persist_core.shard.stats import DrainStats
 from persist_core.time_text import check_time, show_interval, show_time
 from tests.oracle.consolidate import NOT_SENT, Err, Slot, UpsertDiff, Value
 from tests.oracle.sequence import LateRecord, OrderMemory

@@ -14,8 +14,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persist_core.contents.stats import DrainStats
 from persist_core.schema import MISSING_ORDER
-from persist_core.shard.stats import DrainStats
 from tests.oracle.sequence import OrderMemory
 from tests.oracle.strategies import KEYS, SCHEMA, History, SealedInput, histories, redelivered
 from tests.oracle.test_upsert import bytes_of, contents, shown

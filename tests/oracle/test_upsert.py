@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persist_core.contents.stats import DrainStats
 from persist_core.errors import BadBounds, InvalidTime, InvariantViolation
 from persist_core.schema import Late
-from persist_core.shard.stats import DrainStats
 from tests.oracle.strategies import (
     KEYS,
     SCHEMA,

@@ -18,9 +18,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
+from persist_core.contents.stats import DrainStats
 from persist_core.errors import BadBounds
 from persist_core.schema import LATE_TIME, CollectionSchema, Late
-from persist_core.shard.stats import DrainStats
 from persist_core.time_text import check_time, show_time
 from tests.oracle.consolidate import (
     NOT_SENT,

@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from persist_core.clock import ManualClock
+from persist_core.contents.batch import BatchCounts, BatchDescription, BatchManifest
+from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import Determinate, StorageError
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import manifest_for
@@ -34,10 +36,8 @@ from persist_core.location.consensus import SCAN_ALL, CaSResult, Consensus, Vers
 from persist_core.location.mem import MemBlob
 from persist_core.location.open import OpenLocation
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchCounts, BatchDescription, BatchManifest
 from persist_core.shard.codec import decode_state
 from persist_core.shard.invariants import check_step
-from persist_core.shard.schema_versions import SchemaVersions
 from persist_core.shard.state import Commit, Committed, ShardState
 from tests.sim.linearize import RecordedConsensus, Recorder, Versions, explain, find_order
 from tests.sim.turns import Pause, SteppedConsensus, take_turns

@@ -12,10 +12,13 @@ import pyarrow as pa
 
 from persist_core.checkpoint.checkpointer import Listing
 from persist_core.config.collection import CollectionConfig
+from persist_core.contents.batch import LATE_OPERATOR, STASH_OPERATOR, BatchDescription
+from persist_core.contents.operator_state import OperatorState
 from persist_core.gc.collect import collect
 from persist_core.gc.needs import Needs
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import stage_manifest
+from persist_core.keys import CheckpointLayout
 from persist_core.location.consensus import CaSResult, VersionedData
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.maintenance.fsck import FsckReport, fsck
@@ -27,9 +30,6 @@ from persist_core.protocol.restore_point import RestorePoint, copy_operators
 from persist_core.protocol.stages import Conflict
 from persist_core.schema import ORDER
 from persist_core.shard import state as transitions
-from persist_core.shard.batch import LATE_OPERATOR, STASH_OPERATOR, BatchDescription
-from persist_core.shard.keys import CheckpointLayout
-from persist_core.shard.operator_state import OperatorState
 from persist_core.shard.state import Committed, ShardState, UpperMismatch
 from tests.oracle.sequence import OrderMemory
 from tests.sim.simulator import orders

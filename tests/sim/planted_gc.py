@@ -15,10 +15,10 @@ from persist_core.gc.garbage_list import Garbage, GarbageList
 from persist_core.gc.needs import Needs
 from persist_core.gc.sweep import sweep
 from persist_core.handles.client import PersistClient
+from persist_core.keys import attempt_of, collectable_prefixes
 from persist_core.protocol import fork
 from persist_core.protocol.fork_records import list_forks
 from persist_core.shard import state as transitions
-from persist_core.shard.keys import attempt_of, collectable_prefixes
 from persist_core.shard.state import Commit, ShardState
 from persist_core.sources import frozen, ledger
 

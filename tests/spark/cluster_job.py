@@ -29,9 +29,9 @@ from unittest import mock
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
+from persist_core.keys import attempt_prefix
 from persist_core.location.open import open_blob
 from persist_core.maintenance.fsck import fsck
-from persist_core.shard.keys import attempt_prefix
 from persist_spark import session, snapshot
 from persist_spark.session import FASTER, REQUIRED, use
 from persist_spark.upsert import batch as upsert_batch

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from persist_core.clock import SystemClock
 from persist_core.compaction.merge import Merge
 from persist_core.handles.client import PersistClient
-from persist_core.shard.keys import attempt_prefix
+from persist_core.keys import attempt_prefix
 from persist_core.spark_job.launch import Ended, merge_by_job
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.merge import job

@@ -13,12 +13,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from persist_core.compaction.merge import Merge, merge_here, replace_inputs
+from persist_core.contents.batch import STASH_OPERATOR, BatchManifest, PartKind
+from persist_core.contents.parts import updates_schema
 from persist_core.errors import CorruptArtifact, ReadTooSlow
 from persist_core.handles.write import stage_manifest
 from persist_core.location.file.blob import FileBlob
 from persist_core.schema import TIME
-from persist_core.shard.batch import STASH_OPERATOR, BatchManifest, PartKind
-from persist_core.shard.parts import updates_schema
 from persist_spark.compat import ENGINE_ERRORS
 from persist_spark.footers import digests_of
 from persist_spark.read import damage, frames

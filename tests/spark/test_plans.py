@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from persist_core.contents.batch import BatchCounts, BatchManifest, Part, PartKind, Run
+from persist_core.contents.key_range import KeyRange, exactly, key_at
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchCounts, BatchManifest, Part, PartKind, Run
-from persist_core.shard.key_range import KeyRange, exactly, key_at
 from persist_spark import frame, session
 from persist_spark.upsert import batch as upsert_batch
 from persist_spark.upsert import lookup

@@ -13,14 +13,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 import persist_spark
 from persist_core.config.collection import FILE_POSITION
+from persist_core.contents.parts import updates_schema
 from persist_core.errors import InvalidInput, InvariantViolation, OutsideFrontiers, ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.handles.history import advance_since, set_history
+from persist_core.keys import manifest_key
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.keys import manifest_key
-from persist_core.shard.parts import updates_schema
 from persist_spark import frame
 from persist_spark.read import frames as read
 from persist_spark.read.damage import named_damage

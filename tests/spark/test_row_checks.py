@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from persist_core.config.collection import load_collection
+from persist_core.contents.stats import BatchWarning
 from persist_core.errors import CheckFailed, ConfigError
 from persist_core.handles.client import PersistClient
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD
-from persist_core.shard.stats import BatchWarning
 from persist_spark.upsert.job import run_write_job
 from tests.oracle.consolidate import Err
 from tests.oracle.record import Record

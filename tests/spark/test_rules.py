@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from persist_core.contents.batch import STASH_OPERATOR
 from persist_core.schema import DIFF, INDEX_KIND, PART, TIME
-from persist_core.shard.batch import STASH_OPERATOR
 from persist_spark.upsert import plan
 from persist_spark.upsert.rules import CASES, EFFECTS, OF_LOG, Effect
 from tests.oracle.consolidate import Slot, UpsertDiff

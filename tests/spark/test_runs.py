@@ -15,17 +15,17 @@ from pyspark.sql import DataFrame, SparkSession
 
 import persist_spark
 from persist_core.compaction.merge import Merge, merge_here, replace_inputs, stage_here
+from persist_core.contents.batch import BatchDescription, BatchManifest, HollowBatch, PartKind
+from persist_core.contents.parts import history_schema, part_schema
 from persist_core.handles.client import PersistClient
 from persist_core.handles.load import read_part
+from persist_core.keys import manifest_key
 from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.schema import CollectionSchema
-from persist_core.shard.batch import BatchDescription, BatchManifest, HollowBatch, PartKind
-from persist_core.shard.keys import manifest_key
-from persist_core.shard.parts import history_schema, part_schema
 from persist_core.shard.replace import NotReplaced, Replaced
 from persist_core.spark_job.launch import Ended, merge_by_job
 from persist_core.spark_job.spec import JobSpec

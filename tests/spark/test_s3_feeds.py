@@ -18,16 +18,16 @@ import zstandard
 from pyspark.sql import SparkSession
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.contents.batch import BatchDescription
 from persist_core.errors import RunFailed, SourceChanged
 from persist_core.handles.client import PersistClient
+from persist_core.keys import manifest_key
 from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemBlob
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted
-from persist_core.shard.batch import BatchDescription
-from persist_core.shard.keys import manifest_key
 from persist_core.shard.state import Committed
 from persist_core.sources.feeds import feed_of
 from persist_core.sources.files import FileSource

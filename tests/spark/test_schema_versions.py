@@ -13,11 +13,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from persist_core.compaction.merge import Merge, replace_inputs
+from persist_core.contents.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR
 from persist_core.errors import CorruptArtifact
+from persist_core.keys import manifest_key
 from persist_core.maintenance.fsck import fsck
 from persist_core.schema import DIFF, ERR_PAYLOAD, TIME, CollectionSchema, Column, field_id
-from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR
-from persist_core.shard.keys import manifest_key
 from persist_core.shard.replace import Replaced
 from persist_spark.merge.job import stage_merge
 from persist_spark.read import frames

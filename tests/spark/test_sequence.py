@@ -19,6 +19,8 @@ from pyspark.sql import functions as F
 
 from persist_core.compaction.merge import Merge, merge_here, replace_inputs
 from persist_core.config.collection import FILES, CollectionConfig
+from persist_core.contents.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, BatchManifest, PartKind, SourceFrontier
+from persist_core.keys import manifest_key
 from persist_core.location.mem import MemBlob
 from persist_core.protocol.resolve import plan_resolve, resolve
 from persist_core.schema import (
@@ -32,8 +34,6 @@ from persist_core.schema import (
     ORDER,
     order_type,
 )
-from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, BatchManifest, PartKind, SourceFrontier
-from persist_core.shard.keys import manifest_key
 from persist_core.shard.state import Committed
 from persist_core.sources.files import FileSource
 from persist_spark.decode.files import BROKEN, DATE_MS, LINE, NAME

@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import types as T
 
+from persist_core.contents.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, PartKind
 from persist_core.schema import (
     BAD_KEY,
     BEATEN_BY,
@@ -32,7 +33,6 @@ from persist_core.schema import (
     Column,
     order_type,
 )
-from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, PartKind
 from persist_spark.frame import inherited_fields, part_type
 from persist_spark.order_memory import Memory, facts_of
 from persist_spark.upsert.arguments import SeenBefore

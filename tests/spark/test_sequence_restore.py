@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from persist_core.contents.batch import ORDER_INDEX_OPERATOR, BatchDescription
+from persist_core.contents.parts import PARQUET
+from persist_core.keys import manifest_key
 from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.protocol.fork import fork
-from persist_core.shard.batch import ORDER_INDEX_OPERATOR, BatchDescription
-from persist_core.shard.keys import manifest_key
-from persist_core.shard.parts import PARQUET
 from persist_core.sources.natural_order import natural_key
 from persist_spark.upsert.batch import UpsertRequest, stage_upserts
 from tests.core.protocol import log_source

@@ -12,11 +12,11 @@ import pytest
 
 from persist_core.config.collection import CollectionConfig
 from persist_core.handles.client import PersistClient
+from persist_core.keys import manifest_key
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted
-from persist_core.shard.keys import manifest_key
 from persist_core.shard.state import Committed
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.connect import quiet_client

@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.contents.batch import BatchDescription, BatchManifest
 from persist_core.errors import TokenReuse, UnreadableFiles
+from persist_core.keys import jobs_prefix, manifest_key
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD
-from persist_core.shard.batch import BatchDescription, BatchManifest
-from persist_core.shard.keys import jobs_prefix, manifest_key
 from persist_core.shard.state import Committed
 from persist_core.sources.frozen import load_frozen
 from persist_core.sources.input_file import FrozenInput, InputFile

@@ -15,19 +15,19 @@ import pytest
 from pyspark.sql import SparkSession
 
 from persist_core.config.collection import FILE_POSITION
+from persist_core.contents.batch import STASH_OPERATOR, BatchCounts, BatchManifest, PartKind
+from persist_core.contents.key_range import range_of
+from persist_core.contents.parts import updates_schema
+from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import (
     InvalidInput,
     InvariantViolation,
     SchemaMismatch,
     TooManyErrors,
 )
+from persist_core.keys import manifest_key
 from persist_core.location.file.blob import FileBlob
 from persist_core.schema import PART, CollectionSchema, Column
-from persist_core.shard.batch import STASH_OPERATOR, BatchCounts, BatchManifest, PartKind
-from persist_core.shard.key_range import range_of
-from persist_core.shard.keys import manifest_key
-from persist_core.shard.parts import updates_schema
-from persist_core.shard.schema_versions import SchemaVersions
 from persist_spark import stage
 from persist_spark.footers import Footer, footers_of
 from persist_spark.frame import ERR_COLUMNS, part_type, with_field_ids

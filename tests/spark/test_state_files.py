@@ -13,13 +13,13 @@ from pyspark.sql import SparkSession
 from persist_core.checkpoint.publish import publish_and_retain
 from persist_core.config.collection import FILE_POSITION
 from persist_core.config.shard import RetentionConfig
+from persist_core.contents import operator_state
+from persist_core.contents.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR
+from persist_core.contents.key_range import exactly
+from persist_core.contents.operator_state import StateArtifact, chain_digest, to_fold
 from persist_core.errors import CorruptArtifact
+from persist_core.keys import part_key
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard import operator_state
-from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR
-from persist_core.shard.key_range import exactly
-from persist_core.shard.keys import part_key
-from persist_core.shard.operator_state import StateArtifact, chain_digest, to_fold
 from persist_spark.upsert import batch, fold, look, stash
 from tests.oracle.consolidate import UpsertDiff, as_of
 from tests.oracle.sequence import OrderMemory

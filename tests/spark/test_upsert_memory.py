@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from persist_core.config.collection import FILE_POSITION
+from persist_core.contents.operator_state import OperatorState, OrderFacts, StateArtifact
 from persist_core.schema import (
     BAD_KEY,
     DELETED,
@@ -26,7 +27,6 @@ from persist_core.schema import (
     Column,
     order_type,
 )
-from persist_core.shard.operator_state import OperatorState, OrderFacts, StateArtifact
 from persist_spark.order_memory import STEPS, Memory, facts_of
 
 _COLLECTION = CollectionSchema(

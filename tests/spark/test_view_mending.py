@@ -14,14 +14,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from persist_core.checkpoint.publish import publish_missing
+from persist_core.contents.batch import BatchDescription
+from persist_core.contents.stats import correction_notice
 from persist_core.errors import ConfigError, OutdatedDescription, RunFailed, SchemaMismatch, TooManyUpdates
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.schema import DIFF, ERR_KIND, ERR_MESSAGE, TIME, CollectionSchema, Column
-from persist_core.shard.batch import BatchDescription
 from persist_core.shard.state import Committed
-from persist_core.shard.stats import correction_notice
 from persist_spark.frame import user_fields
 from persist_spark.view.difference import install_desired_into_persist
 from persist_spark.view.job import run_without_output

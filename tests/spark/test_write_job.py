@@ -12,17 +12,17 @@ import pytest
 from pyspark.sql import SparkSession
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.contents.batch import BatchDescription, BatchManifest
 from persist_core.errors import CorruptArtifact, OutdatedDescription, RunFailed, SourceChanged
 from persist_core.handles.client import PersistClient
+from persist_core.keys import attempt_prefix, failure_key, manifest_key
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.protocol.stages import Minted
-from persist_core.shard.batch import BatchDescription, BatchManifest
-from persist_core.shard.keys import attempt_prefix, failure_key, manifest_key
-from persist_core.shard.sealed import unseal
+from persist_core.sealed import unseal
 from persist_core.shard.state import Committed
 from persist_core.spark_job.answer import FAILURE_VERSION, newest_rejected
 from persist_core.spark_job.launch import Ended, run_items

@@ -18,6 +18,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import types as T
 
 from persist_core.config.collection import FILE_POSITION
+from persist_core.contents.batch import STASH_OPERATOR
+from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.schema import (
     DIFF,
     ERR_KEY,
@@ -31,8 +33,6 @@ from persist_core.schema import (
     CollectionSchema,
     Column,
 )
-from persist_core.shard.batch import STASH_OPERATOR
-from persist_core.shard.schema_versions import SchemaVersions
 from persist_spark.frame import BAD_KEY, OP, ORDER, inherited_fields, order_type, part_type, records_type
 from tests.core.protocol import log_source
 from tests.oracle.consolidate import NOT_SENT, Err, Slot, UpsertDiff, Value, canonical_bytes

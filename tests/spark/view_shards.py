@@ -11,18 +11,18 @@ from pyspark.sql import SparkSession
 
 from persist_core.clock import ManualClock
 from persist_core.config.view import ViewConfig
+from persist_core.contents.batch import BatchDescription, BatchManifest
+from persist_core.contents.stats import DryRun
 from persist_core.handles.client import PersistClient
 from persist_core.ids import SeededIds
+from persist_core.keys import dry_run_key, manifest_key
 from persist_core.location.file.blob import FileBlob
 from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.protocol import describe, stages
 from persist_core.protocol.stages import Minted, NothingToDo
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchDescription, BatchManifest
-from persist_core.shard.keys import dry_run_key, manifest_key
 from persist_core.shard.state import Committed
-from persist_core.shard.stats import DryRun
 from persist_core.spark_job.spec import JobSpec
 from persist_spark.view.job import run_view_job
 from tests.oracle.consolidate import canonical_bytes

@@ -21,7 +21,7 @@ from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState,
 from persist_core.clock import ManualClock
 from persist_core.errors import CorruptArtifact, InvalidInput
 from persist_core.ids import SeededIds
-from persist_core.shard.keys import state_path
+from persist_core.keys import state_path
 
 
 def checkpoint_ids(count: int, seed: int = 1) -> list[str]:

@@ -28,8 +28,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.errors import InvalidInput, StorageError
+from persist_core.keys import input_copy
 from persist_core.location.blob import Blob, FileTaker
-from persist_core.shard.keys import input_copy
 from persist_core.sources.feed import Feed
 from persist_core.sources.input_file import InputFile
 from persist_spark import s3a

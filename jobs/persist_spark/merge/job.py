@@ -13,11 +13,11 @@ from pyspark.sql import SparkSession
 
 from persist_core.compaction.files import RunFiles
 from persist_core.compaction.merge import Merge, finished
+from persist_core.contents.batch import BatchManifest
 from persist_core.errors import InvariantViolation, OutdatedDescription
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import stage_manifest
 from persist_core.location.open import OpenLocation
-from persist_core.shard.batch import BatchManifest
 from persist_core.spark_job.spec import JobSpec, MergeInputs
 from persist_spark import progress
 from persist_spark.merge.plan import Merged, plan_merge

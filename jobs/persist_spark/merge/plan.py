@@ -1,4 +1,4 @@
-"""The versions of a run as one DataFrame: what `persist_core.shard.versions.resolve` does in Arrow, for any size.
+"""The versions of a run as one DataFrame: what `contents.row_versions.resolve` does in Arrow, for any size.
 
     contents ─┐ one exchange by  ┌─ insertions   alive at the end of the run
               ├─ ranges of key, ─┼─ retractions  ends of versions from below the run
@@ -22,9 +22,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from persist_core.compaction.merge import Merge
+from persist_core.contents.batch import BatchCounts, PartKind
 from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ENDED, PART, TIME, CollectionSchema
-from persist_core.shard.batch import BatchCounts, PartKind
 from persist_spark.counted import as_json
 from persist_spark.frame import ERR_COLUMNS, ORDER, inherited_fields, order_type, part_type, quoted
 from persist_spark.read.parts import File, scan, scan_pieces

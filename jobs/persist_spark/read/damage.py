@@ -23,17 +23,17 @@ from urllib.parse import unquote
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from persist_core.contents.batch import BatchManifest, Part
+from persist_core.contents.operator_state import StateArtifact
 from persist_core.errors import CorruptArtifact, InvariantViolation, PersistError, ReadTooSlow
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import MAX_COPIES
 from persist_core.handles.side_by_side import side_by_side
 from persist_core.handles.slow_reads import too_slow
+from persist_core.keys import MANIFEST, owner_of
 from persist_core.location.blob import Blob, BlobMetadata
 from persist_core.protocol.fork_records import readable_forks
 from persist_core.schema import DIFF, PART
-from persist_core.shard.batch import BatchManifest, Part
-from persist_core.shard.keys import MANIFEST, owner_of
-from persist_core.shard.operator_state import StateArtifact
 from persist_core.spark_job.answer import error_of_kind
 from persist_spark.compat import ENGINE_ERRORS
 from persist_spark.footers import THREADS, digests_of

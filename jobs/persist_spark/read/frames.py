@@ -31,6 +31,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from persist_core.contents.batch import BatchManifest, HollowBatch, PartKind
+from persist_core.contents.parts import updates_schema
+from persist_core.contents.pieces import Piece, Take, errs_between, oks_as_of, oks_between
 from persist_core.errors import InvalidInput
 from persist_core.handles.client import PersistClient
 from persist_core.handles.load import read_part
@@ -40,9 +43,6 @@ from persist_core.handles.slow_reads import named_if_slow
 from persist_core.location.open import OpenLocation, open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION, TIME, CollectionSchema
-from persist_core.shard.batch import BatchManifest, HollowBatch, PartKind
-from persist_core.shard.parts import updates_schema
-from persist_core.shard.pieces import Piece, Take, errs_between, oks_as_of, oks_between
 from persist_core.shard.state import ShardState
 from persist_spark.compat import READS_ARROW
 from persist_spark.frame import ERR_COLUMNS, fits, named, part_type, quoted, text_bytes, user_fields

@@ -1,6 +1,6 @@
 """Committed data as DataFrames: for look-ups of previous values (`upsert/lookup.py`), and for readers.
 
-    ShardState -> hollow batches -> manifests -> pieces (persist_core.shard.pieces) -> one scan for all that are alike,
+    ShardState -> hollow batches -> manifests -> pieces (`contents.pieces`) -> one scan for all that are alike,
     explicit schema, pruned columns
 
 `scan` reads every file of a shard, in the schema version that it was written in (`persist_spark.frame.as_written`).
@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from persist_core.contents.pieces import Piece, Take
 from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
-from persist_core.shard.pieces import Piece, Take
 from persist_spark import s3a
 from persist_spark.frame import as_written, named
 from persist_spark.read import damage

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from persist_core.contents.batch import BatchManifest
 from persist_core.errors import UnreadableFiles
-from persist_core.shard.batch import BatchManifest
-from persist_core.shard.keys import attempt_prefix
+from persist_core.keys import attempt_prefix
 from persist_core.sources.input_file import InputFile
 from persist_core.spark_job.causes import find_cause
 from persist_core.spark_job.spec import JobSpec

@@ -15,13 +15,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.storagelevel import StorageLevel
 
 from persist_core.config.error_limits import ErrorLimits, reached_limit
+from persist_core.contents.batch import STASH_OPERATOR, BatchDescription, BatchManifest, HollowBatch, PartKind
+from persist_core.contents.err_groups import lines_of
+from persist_core.contents.key_range import KeyRange
+from persist_core.contents.pieces import OKS
 from persist_core.errors import InvariantViolation, TooManyErrors
 from persist_core.handles.client import PersistClient
 from persist_core.schema import TIME, CollectionSchema, Late
-from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchManifest, HollowBatch, PartKind
-from persist_core.shard.err_groups import lines_of
-from persist_core.shard.key_range import KeyRange
-from persist_core.shard.pieces import OKS
 from persist_core.shard.state import ShardState
 from persist_spark import progress
 from persist_spark.frame import OP, ORDER, named, slot_names

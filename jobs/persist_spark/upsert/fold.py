@@ -18,6 +18,9 @@ from pyspark.sql import DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from persist_core.contents.batch import ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchCounts, BatchDescription
+from persist_core.contents.operator_state import StateArtifact, to_fold
+from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.handles.client import PersistClient
 from persist_core.location.blob import Blob
 from persist_core.schema import (
@@ -33,9 +36,6 @@ from persist_core.schema import (
     TIME,
     CollectionSchema,
 )
-from persist_core.shard.batch import ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchCounts, BatchDescription
-from persist_core.shard.operator_state import StateArtifact, to_fold
-from persist_core.shard.schema_versions import SchemaVersions
 from persist_spark.frame import order_type, quoted, slot_names
 from persist_spark.order_memory import Memory
 from persist_spark.read.parts import scan

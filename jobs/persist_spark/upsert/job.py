@@ -16,11 +16,11 @@ from dataclasses import replace
 from pyspark.sql import SparkSession
 
 from persist_core.config.collection import FILES
+from persist_core.contents.batch import BatchManifest
+from persist_core.contents.stats import show_bytes
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import OpenLocation
 from persist_core.protocol.stages import check_not_outdated, outdated_first
-from persist_core.shard.batch import BatchManifest
-from persist_core.shard.stats import show_bytes
 from persist_core.sources.feeds import feed_of
 from persist_core.sources.files import FileSource, unread_from_of
 from persist_core.sources.frozen import load_frozen
@@ -43,7 +43,7 @@ from persist_spark.upsert.warnings import watched_by
 
 
 def run_write_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> BatchManifest:
-    """Stage the batch that `spec` describes; its manifest is under `persist_core.shard.batch.manifest_key`.
+    """Stage the batch that `spec` describes; its manifest is under `persist_core.contents.batch.manifest_key`.
 
     Raises `OutdatedDescription`, `SchemaMismatch`, `SourceChanged` before anything is staged; `TooManyErrors`,
     `InvariantViolation`, `SourceChanged` after. Nothing is committed in any case.

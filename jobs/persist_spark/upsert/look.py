@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
+from persist_core.contents.key_range import KeyRange, Scalar
 from persist_core.schema import TIME, CollectionSchema, Column
-from persist_core.shard.key_range import KeyRange, Scalar
 from persist_spark.frame import OP, TRUNCATE, fits, passed, quoted, slot_names, text_bytes
 
 # Above this the keys of a batch rarely fit a broadcast: the whole state goes through the exchange, without a look at

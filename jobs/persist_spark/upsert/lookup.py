@@ -15,11 +15,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from persist_core.contents.batch import BatchManifest, HollowBatch, PartKind
+from persist_core.contents.key_range import KeyRange, meets_any
+from persist_core.contents.pieces import OKS, Piece, all_errs, oks_as_of, within
 from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ERR_KEY, ERR_PAYLOAD, INHERITED, TIME, CollectionSchema
-from persist_core.shard.batch import BatchManifest, HollowBatch, PartKind
-from persist_core.shard.key_range import KeyRange, meets_any
-from persist_core.shard.pieces import OKS, Piece, all_errs, oks_as_of, within
 from persist_spark.frame import BAD_KEY, ERR_COLUMNS, ORDER, inherited_fields, order_type, part_type, quoted
 from persist_spark.read.parts import scan_pieces
 

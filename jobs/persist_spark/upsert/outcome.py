@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from persist_core.contents.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchCounts, PartKind
+from persist_core.contents.stats import BatchWarning, DrainStats
 from persist_core.errors import InvariantViolation
 from persist_core.row_text import show_row
 from persist_core.schema import BAD_FILE, LATE_TIME, MISSING_ORDER
-from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchCounts, PartKind
-from persist_core.shard.stats import BatchWarning, DrainStats
 from persist_spark.counted import HASHES, limb_sums, tally, whole_sum
 from persist_spark.stage import StateRows
 from persist_spark.upsert.arguments import ACTS, SeenBefore
@@ -151,7 +151,7 @@ class Outcome:
 
     @property
     def rows_digest(self) -> str:
-        """The order-independent digest of all updates, for `persist_core.shard.batch.contents_digest`."""
+        """The order-independent digest of all updates, for `persist_core.contents.batch.contents_digest`."""
         sums = (whole_sum(self.counted, f"digest_{i}") for i in range(len(HASHES)))
         return f"xxhash64-sums:{self.counted['output_count']}:{':'.join(map(str, sums))}"
 

@@ -42,6 +42,7 @@ from dataclasses import dataclass, replace
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
+from persist_core.contents.batch import PartKind
 from persist_core.errors import BadBounds, InvariantViolation
 from persist_core.schema import (
     DIFF,
@@ -56,7 +57,6 @@ from persist_core.schema import (
     CollectionSchema,
     Late,
 )
-from persist_core.shard.batch import PartKind
 from persist_core.time_text import show_interval, show_time
 from persist_spark.counted import as_json, hashes
 from persist_spark.decode.row_checks import MARKS

@@ -7,8 +7,8 @@ from typing import Any
 
 from pyspark.sql import Row
 
+from persist_core.contents.batch import BatchDescription
 from persist_core.errors import RejectedRecord, UnclearOrder
-from persist_core.shard.batch import BatchDescription
 from persist_core.time_text import format_time, show_time
 from persist_spark.upsert.eras import FIELDS
 from persist_spark.upsert.outcome import Outcome

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from persist_core.contents.batch import STASH_OPERATOR, BatchDescription
+from persist_core.contents.key_range import EVERYTHING, meets_any
+from persist_core.contents.operator_state import StateArtifact
 from persist_core.schema import TIME, CollectionSchema
-from persist_core.shard.batch import STASH_OPERATOR, BatchDescription
-from persist_core.shard.key_range import EVERYTHING, meets_any
-from persist_core.shard.operator_state import StateArtifact
 from persist_spark.frame import named, passed, slot_names
 from persist_spark.upsert.look import MAX_LOOK_BYTES, cuts_of, look_at
 from persist_spark.upsert.lookup import of_slots

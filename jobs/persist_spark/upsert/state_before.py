@@ -9,13 +9,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from persist_core.contents.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchDescription
+from persist_core.contents.key_range import KeyRange, meets_any
+from persist_core.contents.operator_state import OrderFacts, StateArtifact
+from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import InvariantViolation
 from persist_core.handles.client import PersistClient
 from persist_core.schema import TIME, CollectionSchema
-from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchDescription
-from persist_core.shard.key_range import KeyRange, meets_any
-from persist_core.shard.operator_state import OrderFacts, StateArtifact
-from persist_core.shard.schema_versions import SchemaVersions
 from persist_spark.frame import OP, SKIP, order_type, records_type
 from persist_spark.order_memory import Memory
 from persist_spark.upsert.arguments import SeenBefore

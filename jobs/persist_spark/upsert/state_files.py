@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from persist_core.checkpoint.recovery import recover_newest
+from persist_core.contents.operator_state import StateArtifact
 from persist_core.errors import CorruptArtifact
 from persist_core.handles.client import PersistClient
 from persist_core.location.blob import BlobMetadata
-from persist_core.shard.operator_state import StateArtifact
 from persist_spark.footers import digests_of
 
 log = logging.getLogger(__name__)

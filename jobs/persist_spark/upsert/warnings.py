@@ -15,10 +15,10 @@ from typing import Any
 from pyspark.sql import DataFrame, Observation
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.contents.batch import BatchDescription
+from persist_core.contents.stats import BatchWarning
 from persist_core.errors import CheckFailed
 from persist_core.schema import RESERVED_PREFIX
-from persist_core.shard.batch import BatchDescription
-from persist_core.shard.stats import BatchWarning
 from persist_spark.counted import as_json
 from persist_spark.decode.row_checks import failed_sql
 from persist_spark.frame import quoted

@@ -31,6 +31,9 @@ from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
 from persist_core.config.row_checks import KINDS
+from persist_core.contents.batch import BatchCounts, PartKind
+from persist_core.contents.parts import ERR_IDENTITY
+from persist_core.contents.stats import BatchWarning, ViewStats
 from persist_core.schema import (
     DIFF,
     ERR_KEY,
@@ -44,9 +47,6 @@ from persist_core.schema import (
     CollectionSchema,
     Column,
 )
-from persist_core.shard.batch import BatchCounts, PartKind
-from persist_core.shard.parts import ERR_IDENTITY
-from persist_core.shard.stats import BatchWarning, ViewStats
 from persist_spark.counted import HASHES, as_json, hashes, limb_sums, tally, whole_sum
 from persist_spark.frame import ERR_COLUMNS, err_type, passed, quoted, spark_type
 from persist_spark.stage import StateRows

@@ -20,16 +20,16 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from persist_core.config.view import ViewConfig
+from persist_core.contents.batch import BatchManifest, HollowBatch
+from persist_core.contents.pieces import all_errs, oks_as_of
+from persist_core.contents.stats import DryRun, show_bytes
 from persist_core.errors import CorruptArtifact, InvalidInput, NotReadable, TooManyUpdates
 from persist_core.handles.client import PersistClient
+from persist_core.keys import dry_run_key
 from persist_core.location.open import OpenLocation
 from persist_core.protocol.stages import check_not_outdated
 from persist_core.schema import DIFF, ERR_KIND, ERR_MESSAGE, CollectionSchema
-from persist_core.shard.batch import BatchManifest, HollowBatch
-from persist_core.shard.keys import dry_run_key
-from persist_core.shard.pieces import all_errs, oks_as_of
 from persist_core.shard.state import ShardState
-from persist_core.shard.stats import DryRun, show_bytes
 from persist_core.sources.frozen import load_frozen
 from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource
 from persist_core.spark_job.spec import JobSpec
@@ -91,7 +91,7 @@ class _View:
 
 
 def run_view_job(spark: SparkSession, spec: JobSpec, location: OpenLocation) -> BatchManifest | None:
-    """Stage the refresh that `spec` describes; its manifest is under `persist_core.shard.batch.manifest_key`.
+    """Stage the refresh that `spec` describes; its manifest is under `persist_core.contents.batch.manifest_key`.
 
     Returns `None` for a dry run, which leaves its report under `keys.dry_run_key` and stages nothing.
     Raises `OutdatedDescription`, `ConfigError` (Spark refuses the query), `SchemaMismatch`, `NotReadable` before

@@ -13,6 +13,8 @@ import pytest
 
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.compaction.merge import Merge, merge_here
+from persist_core.contents.batch import BatchDescription
+from persist_core.contents.parts import errs_schema, updates_schema
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.health import healths
 from persist_core.location.open import open_location
@@ -22,8 +24,6 @@ from persist_core.protocol.conflicts import record_conflict
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.schema import DIFF, MISSING_ORDER, TIME, CollectionSchema, Column
-from persist_core.shard.batch import BatchDescription
-from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.state import UpperMismatch
 from persist_core.time_text import format_time
 from persist_core.watch.board import WatchBoard

@@ -12,6 +12,8 @@ from persist_core.checkpoint.publish import CheckpointReport, publish_and_retain
 from persist_core.checkpoint.recovery import recover
 from persist_core.clock import ManualClock
 from persist_core.config.shard import RetentionConfig
+from persist_core.contents.batch import BatchDescription, SourceFrontier
+from persist_core.contents.operator_state import OperatorState, StateArtifact
 from persist_core.errors import Indeterminate
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import stage_manifest
@@ -19,8 +21,6 @@ from persist_core.ids import SeededIds
 from persist_core.location.blob import BlobMetadata
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
-from persist_core.shard.batch import BatchDescription, SourceFrontier
-from persist_core.shard.operator_state import OperatorState, StateArtifact
 from persist_core.shard.state import Committed
 from tests.core.world import KEYS as SCHEMA
 

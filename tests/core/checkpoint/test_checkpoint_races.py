@@ -14,12 +14,12 @@ import pytest
 
 from persist_core.checkpoint.publish import publish, settle_latest
 from persist_core.errors import AlreadyCommitted, CorruptArtifact
+from persist_core.keys import offsets_path
 from persist_core.location.blob import BlobMetadata
 from persist_core.location.mem import MemBlob
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Minted
-from persist_core.shard.keys import offsets_path
 from tests.core.checkpoint.checkpointed_shard import KEEP_ALL, KEEP_ONE, Shard
 from tests.core.protocol.test_checkpoint_protocol import Runs
 

@@ -11,7 +11,7 @@ from persist_core.checkpoint.publish import repair_checkpoints, settle_latest
 from persist_core.checkpoint.recovery import recover_newest
 from persist_core.errors import CorruptArtifact, UnknownVersion
 from persist_core.maintenance.fsck import fsck
-from persist_core.shard.sealed import seal
+from persist_core.sealed import seal
 from tests.core.checkpoint.checkpointed_shard import KEEP_ONE, Shard
 from tests.suites.checkpoint_conformance import checkpoint_ids
 

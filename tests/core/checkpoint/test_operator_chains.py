@@ -15,14 +15,14 @@ from persist_core.checkpoint.chains import walk
 from persist_core.checkpoint.manifest import CheckpointManifest, PartitionState, SavedOperator
 from persist_core.checkpoint.recovery import VERIFIED_BYTES, RecoveredState, recover, recover_newest
 from persist_core.checkpoint.retention import plan_retention
+from persist_core.contents.batch import BatchDescription
+from persist_core.contents.operator_state import OrderFacts, StateArtifact, chain_digest
 from persist_core.errors import CorruptArtifact, InvalidInput, StateNotRead
 from persist_core.gc.needs import Needs
 from persist_core.location.mem import MemBlob
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
-from persist_core.shard.batch import BatchDescription
-from persist_core.shard.operator_state import OrderFacts, StateArtifact, chain_digest
 from persist_core.shard.state import Committed
 from tests.core.checkpoint.checkpointed_shard import KEEP_ONE, Shard
 from tests.core.world import KEYS

@@ -10,16 +10,16 @@ from pathlib import Path
 import pyarrow as pa
 
 from persist_core.config.view import ViewConfig
+from persist_core.contents.batch import BatchManifest
+from persist_core.contents.parts import updates_schema
+from persist_core.contents.stats import DryRun
 from persist_core.errors import RejectedRecord
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import stage_manifest
+from persist_core.keys import dry_run_key
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.schema import DIFF, TIME, CollectionSchema, Column
-from persist_core.shard.batch import BatchManifest
-from persist_core.shard.keys import dry_run_key
-from persist_core.shard.parts import updates_schema
-from persist_core.shard.stats import DryRun
 from persist_core.sources.input_file import FrozenInput
 from persist_core.spark_job.answer import record_failure
 from persist_core.spark_job.spec import JobSpec, load_spec

@@ -19,18 +19,18 @@ import pytest
 from persist_core.cli.main import run_command
 from persist_core.cli.output import printable
 from persist_core.config.collection import CollectionConfig
+from persist_core.contents.batch import BatchDescription
+from persist_core.contents.parts import errs_schema, updates_schema
+from persist_core.contents.schema_versions import SchemaVersions
+from persist_core.contents.stats import show_bytes
 from persist_core.handles.client import PersistClient
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.protocol import stages
 from persist_core.protocol.stages import Conflict
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchDescription
-from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.receive import move_away
-from persist_core.shard.schema_versions import SchemaVersions
 from persist_core.shard.state import Committed
-from persist_core.shard.stats import show_bytes
 from persist_core.time_text import format_time, parse_time, show_time
 from tests.plain_commit import table_of
 from tests.servers.backends import blob_uri_beside, on_each_consensus

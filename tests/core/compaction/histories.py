@@ -14,6 +14,9 @@ from persist_core.checkpoint.publish import publish_missing
 from persist_core.clock import ManualClock
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.config.collection import FILE_POSITION
+from persist_core.contents.batch import BatchDescription, HollowBatch
+from persist_core.contents.key_range import KeyRange, exactly, meets_any
+from persist_core.contents.parts import PARQUET, errs_schema, updates_schema
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
 from persist_core.handles.history import advance_since, set_history
@@ -25,9 +28,6 @@ from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchDescription, HollowBatch
-from persist_core.shard.key_range import KeyRange, exactly, meets_any
-from persist_core.shard.parts import PARQUET, errs_schema, updates_schema
 from persist_core.shard.replace import Replaced
 from persist_core.shard.state import Committed, ShardState, expire_leases
 from tests.core.compaction.expected import Contents, Expected, Row

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from persist_core.compaction import files, merge, spill
+from persist_core.contents.batch import PartKind
 from persist_core.frontier import Frontier
 from persist_core.handles.history import advance_since, set_history
 from persist_core.location.mem import MemBlob, MemConsensus
@@ -21,7 +22,6 @@ from persist_core.location.settings import PersistLocation
 from persist_core.protocol import restore
 from persist_core.protocol.restore_orders import with_orders_of_oks
 from persist_core.schema import ORDER, CollectionSchema
-from persist_core.shard.batch import PartKind
 from tests.core.compaction.histories import KEYED, MULTISET, SEQUENCED, History
 
 STEPS = 40

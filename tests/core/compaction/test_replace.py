@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from persist_core.compaction.merge import Merge, merge_here
+from persist_core.contents.batch import BatchCounts, BatchManifest
 from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolation
 from persist_core.frontier import Frontier
 from persist_core.handles.history import advance_since, set_history
@@ -17,7 +18,6 @@ from persist_core.maintenance.check_contents import check_contents
 from persist_core.maintenance.check_state import Examined
 from persist_core.maintenance.fsck import fsck
 from persist_core.maintenance.violations import Violations
-from persist_core.shard.batch import BatchCounts, BatchManifest
 from persist_core.shard.invariants import check_step
 from persist_core.shard.replace import NotReplaced, Replaced, replace_batches
 from persist_core.shard.state import Committed, Hold, ShardState, compare_and_append

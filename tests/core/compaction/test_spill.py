@@ -11,8 +11,8 @@ import pytest
 
 from persist_core.compaction import spill as module
 from persist_core.compaction.spill import Spill
+from persist_core.contents.key_range import Key, key_at
 from persist_core.schema import Column
-from persist_core.shard.key_range import Key, key_at
 
 KEY = (Column("a", "string", nullable=False), Column("b", "bigint", nullable=False))
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from persist_core.config.view import ON_INPUT, ViewConfig, load_view, load_views
+from persist_core.contents.batch import BatchDescription
 from persist_core.errors import ConfigError, InvalidInput
-from persist_core.shard.batch import BatchDescription
 from persist_core.spark_job.spec import JobSpec
 
 ORDERS = """

@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 
 from persist_core.compaction.merge import Merge, merge_here
+from persist_core.contents import pieces
+from persist_core.contents.batch import BatchManifest, PartKind
+from persist_core.contents.parts import updates_schema
 from persist_core.errors import CorruptArtifact, InvalidInput, OutdatedDescription, ReadTooSlow, RunFailed
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, Collected, collect, garbage
 from persist_core.gc.needs import MAX_CONFLICTS, Needs
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import schema_of
 from persist_core.handles.write import stage_manifest
+from persist_core.keys import MANIFEST, conflict_key, dry_run_key, input_copy, job_key, part_key
 from persist_core.location.blob import Blob
 from persist_core.location.open import OpenLocation
 from persist_core.protocol import stages
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import restore
 from persist_core.protocol.stages import Conflict
-from persist_core.shard import pieces
-from persist_core.shard.batch import BatchManifest, PartKind
-from persist_core.shard.keys import MANIFEST, conflict_key, dry_run_key, input_copy, job_key, part_key
-from persist_core.shard.parts import updates_schema
 from persist_core.shard.state import ShardState
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.core.protocol.test_restore_faults import client_on

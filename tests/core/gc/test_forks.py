@@ -11,19 +11,19 @@ import pytest
 
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.compaction.merge import Merge, merge_here
+from persist_core.contents import pieces
+from persist_core.contents.batch import BatchDescription
+from persist_core.contents.parts import updates_schema
 from persist_core.errors import RunFailed
 from persist_core.gc.collect import GRACE_MS, collect
 from persist_core.gc.garbage_list import GarbageList
 from persist_core.handles.client import PersistClient
 from persist_core.handles.read import ReadHandle, schema_of
 from persist_core.handles.write import stage_manifest
+from persist_core.keys import forks_prefix, gc_clock_key, gc_prefix
 from persist_core.location.blob import BlobMetadata
 from persist_core.location.open import OpenLocation
 from persist_core.protocol.fork import fork
-from persist_core.shard import pieces
-from persist_core.shard.batch import BatchDescription
-from persist_core.shard.keys import forks_prefix, gc_clock_key, gc_prefix
-from persist_core.shard.parts import updates_schema
 from persist_core.shard.state import Committed, ShardState
 from tests.core.protocol.restored_shard import SHARD, Collection, as_tables
 from tests.core.protocol.test_restore_faults import client_on

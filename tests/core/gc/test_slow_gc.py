@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from persist_core.compaction.merge import Merge, merge_here
+from persist_core.contents import pieces
+from persist_core.contents.parts import updates_schema
 from persist_core.gc.collect import collect
 from persist_core.handles.read import schema_of
+from persist_core.keys import MANIFEST, gc_prefix
 from persist_core.location.open import OpenLocation
 from persist_core.protocol import stages
-from persist_core.shard import invariants, pieces
+from persist_core.shard import invariants
 from persist_core.shard import state as transitions
-from persist_core.shard.keys import MANIFEST, gc_prefix
-from persist_core.shard.parts import updates_schema
 from persist_core.shard.replace import NotReplaced
 from persist_core.shard.state import Committed
 from tests.core.gc.test_collect import ERAS_TO_SWEEP, A, merge_all, ok, pass_eras

@@ -13,11 +13,11 @@ from persist_core.gc import collect as collecting
 from persist_core.gc.collect import GRACE_MS, INTENT_MS, Collected, collect
 from persist_core.gc.sweep import unfinished_uploads
 from persist_core.handles.client import PersistClient
+from persist_core.keys import part_key
 from persist_core.location import S3Blob
 from persist_core.location.open import open_location
 from persist_core.location.s3 import blob as s3
 from persist_core.location.settings import PersistLocation
-from persist_core.shard.keys import part_key
 from tests.core.gc.test_kills import SHARD, make_garbage
 from tests.core.location.s3_wire import Answer, Wire
 from tests.servers.s3 import S3Server

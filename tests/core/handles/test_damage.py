@@ -9,12 +9,12 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from persist_core.contents.batch import BatchManifest
 from persist_core.errors import CorruptArtifact, InvariantViolation
 from persist_core.handles.load import load_manifest
 from persist_core.handles.read import MAX_COPIES, ReadHandle
 from persist_core.handles.write import stage_manifest
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchManifest
 from tests.core.handles.test_read import Shard
 
 FLIPS = 400

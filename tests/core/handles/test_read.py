@@ -12,6 +12,9 @@ import pyarrow as pa
 import pytest
 
 from persist_core.clock import ManualClock
+from persist_core.contents.batch import BatchDescription, BatchManifest
+from persist_core.contents.key_range import KeyRange, exactly
+from persist_core.contents.parts import errs_schema, updates_schema
 from persist_core.errors import (
     BadBounds,
     CorruptArtifact,
@@ -29,10 +32,7 @@ from persist_core.ids import SeededIds
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.schema import DIFF, ERR_KEY, ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, TIME, CollectionSchema, Column
-from persist_core.shard.batch import BatchDescription, BatchManifest
 from persist_core.shard.history import advance_since, set_history
-from persist_core.shard.key_range import KeyRange, exactly
-from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.state import Committed
 from tests.plain_commit import table_of
 

@@ -12,6 +12,8 @@ import pytest
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.clock import ManualClock
 from persist_core.compaction.merge import Merge, merge_here
+from persist_core.contents.evolution import changes_between
+from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import InvalidInput, OutsideFrontiers, SchemaMismatch
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
@@ -25,8 +27,6 @@ from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.evolution import changes_between
-from persist_core.shard.schema_versions import SchemaVersions
 from tests.plain_commit import commit
 
 SHARD = "things"

@@ -17,6 +17,10 @@ from persist_core.cli.main import run_command
 from persist_core.clock import ManualClock
 from persist_core.compaction import files
 from persist_core.compaction.merge import Merge, merge_here
+from persist_core.contents import pieces
+from persist_core.contents.batch import PartKind
+from persist_core.contents.key_range import exactly
+from persist_core.contents.parts import updates_schema
 from persist_core.errors import CorruptArtifact, InvalidInput, InvariantViolation, SchemaMismatch
 from persist_core.handles.client import PersistClient
 from persist_core.handles.write import stage_manifest
@@ -29,10 +33,6 @@ from persist_core.maintenance.fsck import fsck
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import RestorePlan, plan_restore, restore
 from persist_core.schema import DIFF, ERR_PAYLOAD, FIRST_SYSTEM_ID, SYSTEM_IDS, TIME, CollectionSchema, Column, field_id
-from persist_core.shard import pieces
-from persist_core.shard.batch import PartKind
-from persist_core.shard.key_range import exactly
-from persist_core.shard.parts import updates_schema
 from persist_core.shard.state import Committed
 from tests import two_versions
 from tests.plain_commit import commit

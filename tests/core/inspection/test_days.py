@@ -10,6 +10,7 @@ import pytest
 
 from persist_core.clock import ManualClock
 from persist_core.compaction.merge import Merge, merge_here
+from persist_core.contents.parts import errs_schema, updates_schema
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.days import MAX_FILES, Loaded, days_of
 from persist_core.inspection.facts import CommitFacts, DayFacts
@@ -18,7 +19,6 @@ from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.protocol.stages import Minted, mint
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.state import Committed
 from persist_core.sources.source import ConsumedInput
 from persist_core.time_text import DAY_MS, parse_time

@@ -13,6 +13,8 @@ from persist_core.checkpoint.publish import publish_missing
 from persist_core.clock import ManualClock
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.compaction.plan import next_merge
+from persist_core.contents.batch import BatchDescription
+from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import ShardNotFound
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.inspector import MAX_COMMITS, WEEK_MS, Inspector
@@ -23,9 +25,7 @@ from persist_core.location.open import OpenLocation
 from persist_core.protocol.conflicts import record_conflict
 from persist_core.protocol.fork import fork
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchDescription
 from persist_core.shard.receive import move_away
-from persist_core.shard.schema_versions import SchemaVersions
 from persist_core.shard.state import UpperMismatch
 from persist_core.time_text import parse_time
 from tests.plain_commit import commit

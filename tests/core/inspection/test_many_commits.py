@@ -19,6 +19,8 @@ import pytest
 
 from persist_core.checkpoint.publish import publish_missing
 from persist_core.cli.main import run_command
+from persist_core.contents.batch import BatchDescription
+from persist_core.contents.parts import updates_schema
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.inspector import Inspector
 from persist_core.location.consensus import CaSResult, VersionedData
@@ -26,9 +28,7 @@ from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.maintenance.maintain import maintain
 from persist_core.shard import state as transitions
-from persist_core.shard.batch import BatchDescription
 from persist_core.shard.codec import StateVersion, encode_state
-from persist_core.shard.parts import updates_schema
 from tests.core.world import SCHEMA
 from tests.sampling import is_long
 

@@ -17,8 +17,10 @@ import pyarrow as pa
 
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.config.view import ViewConfig
+from persist_core.contents.parts import updates_schema
 from persist_core.errors import CorruptArtifact
 from persist_core.handles.client import PersistClient
+from persist_core.keys import attempt_of, attempt_prefix
 from persist_core.location.consensus import VersionedData
 from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation, open_location
@@ -31,8 +33,6 @@ from persist_core.protocol.fork_records import list_forks
 from persist_core.protocol.restore import RestorePlan, plan_restore
 from persist_core.protocol.stages import Conflict, Minted
 from persist_core.schema import CollectionSchema
-from persist_core.shard.keys import attempt_of, attempt_prefix
-from persist_core.shard.parts import updates_schema
 from persist_core.shard.replace import Replaced
 from persist_core.shard.state import Commit, Committed
 from persist_core.sources.frozen import load_frozen

@@ -18,7 +18,7 @@ from hypothesis import settings
 
 from persist_core.errors import CorruptArtifact, PersistError
 from persist_core.maintenance.fsck import fsck
-from persist_core.shard.sealed import is_sealed, unseal
+from persist_core.sealed import is_sealed, unseal
 from tests.core.maintenance.damaged_location import (
     KINDS,
     SHARDS,

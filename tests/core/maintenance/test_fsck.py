@@ -10,6 +10,8 @@ import pyarrow as pa
 import pytest
 
 from persist_core.clock import ManualClock
+from persist_core.contents.batch import BatchDescription, SourceFrontier
+from persist_core.contents.parts import PARQUET, errs_schema, updates_schema
 from persist_core.errors import CorruptArtifact, Indeterminate
 from persist_core.handles.client import PersistClient
 from persist_core.ids import SeededIds
@@ -22,8 +24,6 @@ from persist_core.maintenance.violations import MAX_SHOWN, STORAGE
 from persist_core.protocol.fork import fork
 from persist_core.protocol.fork_records import list_forks
 from persist_core.schema import CollectionSchema
-from persist_core.shard.batch import BatchDescription, SourceFrontier
-from persist_core.shard.parts import PARQUET, errs_schema, updates_schema
 from tests.core.handles.test_read import SCHEMA, history
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.plain_commit import table_of

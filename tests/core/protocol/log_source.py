@@ -16,11 +16,11 @@ from typing import Any
 from unittest import mock
 
 from persist_core.config.collection import CollectionConfig, SourceConfig
+from persist_core.contents.batch import SourceFrontier
 from persist_core.handles.client import PersistClient
 from persist_core.location.blob import Blob
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import SourceFrontier
-from persist_core.shard.sealed import seal, unseal
+from persist_core.sealed import seal, unseal
 from persist_core.shard.state import ShardState
 from persist_core.sources.frozen import stage_frozen
 from persist_core.sources.registry import KINDS, Kind

@@ -11,6 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from persist_core.contents.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchDescription
+from persist_core.contents.operator_state import OperatorState, StateArtifact
+from persist_core.contents.parts import late_schema
+from persist_core.contents.schema_versions import SchemaVersions
+from persist_core.keys import part_key
 from persist_core.location.open import OpenLocation
 from persist_core.protocol import stages
 from persist_core.schema import (
@@ -25,11 +30,6 @@ from persist_core.schema import (
     Column,
     order_type,
 )
-from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, STASH_OPERATOR, BatchDescription
-from persist_core.shard.keys import part_key
-from persist_core.shard.operator_state import OperatorState, StateArtifact
-from persist_core.shard.parts import late_schema
-from persist_core.shard.schema_versions import SchemaVersions
 from tests.core.protocol import log_source
 from tests.core.protocol.restored_shard import SHARD, Collection, as_tables, from_errs, from_oks
 from tests.oracle.consolidate import Err, Slot, UpsertDiff, Value, canonical_bytes

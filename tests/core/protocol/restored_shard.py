@@ -15,8 +15,12 @@ import pyarrow as pa
 from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.clock import ManualClock
 from persist_core.config.collection import CollectionConfig
+from persist_core.contents.batch import STASH_OPERATOR, BatchDescription
+from persist_core.contents.operator_state import OperatorState, StateArtifact
+from persist_core.contents.parts import errs_schema, updates_schema
 from persist_core.handles.client import PersistClient
 from persist_core.ids import SeededIds
+from persist_core.keys import part_key
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.fsck import fsck
@@ -35,10 +39,6 @@ from persist_core.schema import (
     CollectionSchema,
     system_field,
 )
-from persist_core.shard.batch import STASH_OPERATOR, BatchDescription
-from persist_core.shard.keys import part_key
-from persist_core.shard.operator_state import OperatorState, StateArtifact
-from persist_core.shard.parts import errs_schema, updates_schema
 from persist_core.shard.state import Committed
 from persist_core.sources.input_file import FrozenInput
 from tests.core.protocol import log_source

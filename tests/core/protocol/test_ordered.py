@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from persist_core.cli.main import run_command
 from persist_core.compaction.merge import Merge, merge_here
+from persist_core.contents.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR
+from persist_core.contents.parts import PARQUET
 from persist_core.errors import CorruptArtifact, SchemaMismatch
 from persist_core.inspection.late import late_records
 from persist_core.location.open import open_location
@@ -21,8 +23,6 @@ from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import NothingToRestore, plan_restore
-from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR
-from persist_core.shard.parts import PARQUET
 from persist_core.sources.natural_order import natural_key
 from tests.core.protocol import log_source
 from tests.core.protocol.ordered_shard import OrderedCollection, precedence

@@ -11,6 +11,7 @@ from persist_core.errors import CorruptArtifact
 from persist_core.gc.collect import GRACE_MS, collect
 from persist_core.handles.client import PersistClient
 from persist_core.inspection.inspector import Inspector
+from persist_core.keys import conflicts_prefix, forks_prefix, gc_prefix
 from persist_core.location.mem import MemConsensus
 from persist_core.location.open import OpenLocation
 from persist_core.maintenance.fsck import fsck
@@ -20,7 +21,6 @@ from persist_core.protocol.fork import fork
 from persist_core.protocol.fork_records import list_forks
 from persist_core.protocol.restore import plan_restore
 from persist_core.protocol.stages import Conflict
-from persist_core.shard.keys import conflicts_prefix, forks_prefix, gc_prefix
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.oracle.upsert import Record
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from persist_core.cli.main import run_command
+from persist_core.contents.parts import PARQUET
 from persist_core.errors import InvalidInput, RunFailed
 from persist_core.location.open import open_location
 from persist_core.location.settings import PersistLocation
 from persist_core.protocol.resolve import plan_resolve, resolve
 from persist_core.protocol.stages import Conflict
 from persist_core.schema import MISSING_ORDER
-from persist_core.shard.parts import PARQUET
 from persist_core.sources.natural_order import natural_key
 from tests.core.protocol import log_source
 from tests.core.protocol.ordered_shard import OrderedCollection

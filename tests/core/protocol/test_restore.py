@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from persist_core.contents.batch import STASH_OPERATOR
 from persist_core.errors import CheckpointNotFound, CorruptArtifact, InvalidInput, InvariantViolation, OutsideFrontiers
 from persist_core.frontier import Frontier
 from persist_core.handles.history import advance_since, set_history
@@ -17,7 +18,6 @@ from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
 from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import NothingToRestore, plan_restore
-from persist_core.shard.batch import STASH_OPERATOR
 from tests.core.protocol import log_source
 from tests.core.protocol.restored_shard import SHARD, Collection, as_tables, contents
 from tests.oracle.strategies import MAX_WIDTH, SCHEMA, STRAY, History, histories

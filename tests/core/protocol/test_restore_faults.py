@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from persist_core.compaction.merge import Merge, merge_here
+from persist_core.contents.batch import STASH_OPERATOR
 from persist_core.errors import InvalidInput, RunFailed, StorageError
 from persist_core.handles.client import PersistClient
 from persist_core.ids import SeededIds
@@ -20,7 +21,6 @@ from persist_core.protocol.fork import fork
 from persist_core.protocol.fork_records import record_fork
 from persist_core.protocol.restore import NothingToRestore, plan_restore, restore
 from persist_core.protocol.stages import Conflict
-from persist_core.shard.batch import STASH_OPERATOR
 from persist_core.shard.state import Committed
 from tests.core.protocol.restored_shard import SHARD, Collection
 from tests.dying_store import Crash, DyingStore

@@ -9,6 +9,8 @@ import pytest
 
 from persist_core.clock import ManualClock
 from persist_core.config.view import ViewConfig
+from persist_core.contents.batch import BatchCounts, BatchDescription, BatchManifest
+from persist_core.contents.parts import updates_schema
 from persist_core.errors import CorruptArtifact, InvalidInput, OutsideFrontiers, UnknownVersion
 from persist_core.frontier import CLOSED, Frontier
 from persist_core.gc.drop import create_again, drop
@@ -22,10 +24,8 @@ from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import describe, stages
 from persist_core.protocol.stages import Minted, NothingToDo
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchCounts, BatchDescription, BatchManifest
+from persist_core.sealed import seal
 from persist_core.shard.history import Advance, Holder
-from persist_core.shard.parts import updates_schema
-from persist_core.shard.sealed import seal
 from persist_core.shard.state import Committed
 from persist_core.sources.frozen import load_frozen
 from persist_core.sources.shards import FrozenShards, Refreshed, ShardSource, check_closable

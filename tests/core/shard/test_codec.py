@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist_core.config.collection import FILE_POSITION
+from persist_core.contents.batch import BatchCounts, HollowBatch, SourceFrontier
+from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import CorruptArtifact, Corruption, InvariantViolation, UnknownVersion
 from persist_core.frontier import CLOSED, Frontier
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchCounts, HollowBatch, SourceFrontier
+from persist_core.sealed import seal
 from persist_core.shard.codec import StateVersion, decode_state, encode_state
 from persist_core.shard.origin import Branch, Origin
-from persist_core.shard.schema_versions import SchemaVersions
-from persist_core.shard.sealed import seal
 from persist_core.shard.state import Commit, Hold, Lease, Released, ShardState
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Callable
 
 from persist_core.clock import ManualClock
+from persist_core.contents.batch import BatchCounts, BatchManifest
+from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import StorageError
 from persist_core.ids import SeededIds
 from persist_core.location import MemConsensus
 from persist_core.shard import state as transitions
-from persist_core.shard.batch import BatchCounts, BatchManifest
 from persist_core.shard.machine import Machine
-from persist_core.shard.schema_versions import SchemaVersions
 from persist_core.shard.state import Committed, UpperMismatch
 from tests.core.world import KEYS
 from tests.sim.turns import Pause, SteppedConsensus, take_turns

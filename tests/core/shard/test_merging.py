@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persist_core.contents.batch import BatchCounts, BatchManifest, HollowBatch, Restored, SourceFrontier
+from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.frontier import Frontier
+from persist_core.keys import manifest_key
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchCounts, BatchManifest, HollowBatch, Restored, SourceFrontier
 from persist_core.shard.codec import StateVersion, encode_state
 from persist_core.shard.invariants import check_step
-from persist_core.shard.keys import manifest_key
-from persist_core.shard.schema_versions import SchemaVersions
 from persist_core.shard.state import Committed, ShardState, compare_and_append
 from tests.core.shard.test_state import SCHEMA, manifest
 

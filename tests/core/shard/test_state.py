@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from persist_core.contents.batch import BatchCounts, BatchManifest, Restored, SourceFrontier
+from persist_core.contents.operator_state import OperatorState, StateArtifact, chain_digest
+from persist_core.contents.schema_versions import SchemaVersions
 from persist_core.errors import (
     BadBounds,
     InvalidInput,
@@ -19,11 +22,8 @@ from persist_core.errors import (
 )
 from persist_core.frontier import CLOSED, Frontier
 from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.batch import BatchCounts, BatchManifest, Restored, SourceFrontier
 from persist_core.shard.history import compare_and_downgrade_hold, register_hold, release_hold
 from persist_core.shard.invariants import check_state, check_step
-from persist_core.shard.operator_state import OperatorState, StateArtifact, chain_digest
-from persist_core.shard.schema_versions import SchemaVersions
 from persist_core.shard.state import (
     MAX_COMMITS_KEPT,
     MIN_COMMITS_KEPT,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from persist_core.contents.batch import SourceFrontier
 from persist_core.errors import CorruptArtifact, InvalidInput, SourceChanged, UnknownVersion
 from persist_core.location.mem import MemBlob
-from persist_core.shard.batch import SourceFrontier
-from persist_core.shard.sealed import seal
+from persist_core.sealed import seal
 from persist_core.sources.files import FileSource
 from persist_core.sources.input_file import FrozenInput
 from persist_core.sources.ledger import FileProgress

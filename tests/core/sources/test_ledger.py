@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from persist_core.contents.batch import SourceFrontier
 from persist_core.errors import CorruptArtifact, InvariantViolation
 from persist_core.location.mem import MemBlob
-from persist_core.shard.batch import SourceFrontier
 from persist_core.sources.files import FileSource
 from persist_core.sources.input_file import FrozenInput
 from persist_core.sources.ledger import FileProgress, Ledger, segments_of

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from persist_core.config.collection import FILE_POSITION
+from persist_core.contents.batch import SourceFrontier
 from persist_core.errors import CorruptArtifact, InvalidInput, UnknownVersion
 from persist_core.location.mem import MemBlob
-from persist_core.shard.batch import SourceFrontier
 from persist_core.sources.files import FileSource
 from persist_core.sources.frozen import load_frozen, stage_frozen
 from persist_core.sources.input_file import FrozenInput

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.contents.batch import SourceFrontier
 from persist_core.errors import ConfigError
 from persist_core.location.mem import MemBlob
-from persist_core.shard.batch import SourceFrontier
 from persist_core.sources.files import FileSource
 from persist_core.sources.input_file import FrozenInput
 from persist_core.sources.ledger import Ledger

@@ -10,10 +10,10 @@ import pytest
 from persist_core.errors import CorruptArtifact, RunFailed, SourceChanged
 from persist_core.handles.client import PersistClient
 from persist_core.ids import uuid7_of
+from persist_core.keys import input_copy
 from persist_core.location.blob import BlobMetadata
 from persist_core.location.mem import MemBlob, MemConsensus
 from persist_core.location.open import OpenLocation
-from persist_core.shard.keys import input_copy
 from persist_core.sources.input_file import InputFile
 from persist_core.sources.natural_order import natural_key
 from persist_core.spark_job.answer import job_failure, record_failure

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.contents.batch import BatchDescription
+from persist_core.contents.operator_state import StateArtifact
 from persist_core.errors import CorruptArtifact, InvalidInput, UnknownVersion
 from persist_core.location.mem import MemBlob
-from persist_core.shard.batch import BatchDescription
-from persist_core.shard.operator_state import StateArtifact
-from persist_core.shard.sealed import seal
+from persist_core.sealed import seal
 from persist_core.spark_job.spec import SPEC_VERSION, JobSpec, load_spec, stored
 
 BODY: dict[str, Any] = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from persist_core.shard.batch import BatchDescription
-from persist_core.shard.operator_state import OperatorState, StateArtifact
+from persist_core.contents.batch import BatchDescription
+from persist_core.contents.operator_state import OperatorState, StateArtifact
 
 
 def adds_to_chain(description: BatchDescription, operator: str) -> bool:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from persist_core.contents.batch import BatchDescription
 from persist_core.errors import OutdatedDescription, StorageError
 from persist_core.handles.client import PersistClient
 from persist_core.ids import Ids
 from persist_core.protocol.stages import Conflict, NothingToDo
-from persist_core.shard.batch import BatchDescription
 from persist_core.shard.state import Commit, Committed
 from tests.sim.simulator.world import World, linger
 

@@ -12,8 +12,8 @@ from typing import Any
 from unittest.mock import patch
 
 from persist_core.checkpoint.manifest import CheckpointManifest
+from persist_core.contents.batch import BatchManifest
 from persist_core.shard import codec
-from persist_core.shard.batch import BatchManifest
 from persist_core.shard.codec import decode_state
 from tests.sim.simulator import referee
 

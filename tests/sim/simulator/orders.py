@@ -21,12 +21,18 @@ import pyarrow as pa
 
 from persist_core.checkpoint.checkpointer import load_verified
 from persist_core.config.collection import FILE_POSITION
+from persist_core.contents.batch import (
+    LATE_OPERATOR,
+    ORDER_INDEX_OPERATOR,
+    BatchDescription,
+    BatchManifest,
+    HollowBatch,
+)
+from persist_core.contents.operator_state import OperatorState, StateArtifact
 from persist_core.handles.client import PersistClient
+from persist_core.keys import part_key
 from persist_core.location.blob import Blob
 from persist_core.schema import DIFF, ENDED, ORDER, TIME
-from persist_core.shard.batch import LATE_OPERATOR, ORDER_INDEX_OPERATOR, BatchDescription, BatchManifest, HollowBatch
-from persist_core.shard.keys import part_key
-from persist_core.shard.operator_state import OperatorState, StateArtifact
 from tests.oracle.consolidate import Err, Slot, Value, canonical_bytes
 from tests.oracle.sequence import OrderMemory, Precedence, Seen
 from tests.oracle.upsert import Drained

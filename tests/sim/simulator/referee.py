@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from persist_core.checkpoint.checkpointer import Checkpointer, load_verified, manifest_chain
+from persist_core.contents.batch import BatchManifest
+from persist_core.contents.operator_state import StateArtifact
 from persist_core.errors import PersistError
 from persist_core.handles.load import load_manifest
 from persist_core.location.blob import Blob
 from persist_core.location.consensus import VersionedData
-from persist_core.shard.batch import BatchManifest
 from persist_core.shard.codec import decode_state
 from persist_core.shard.invariants import check_step
-from persist_core.shard.operator_state import StateArtifact
 from persist_core.shard.state import Commit, ShardState
 from persist_core.sources.ledger import Ledger
 from tests.oracle.consolidate import Slot, UpsertDiff, Value

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from persist_core.checkpoint.checkpointer import Checkpointer
 from persist_core.clock import Clock, ManualClock
+from persist_core.contents.batch import BatchDescription
 from persist_core.errors import OutdatedDescription
 from persist_core.frontier import Frontier
 from persist_core.handles.client import PersistClient
@@ -24,7 +25,6 @@ from persist_core.location.open import OpenLocation
 from persist_core.maintenance.copy import Copier
 from persist_core.maintenance.fsck import fsck
 from persist_core.protocol import stages
-from persist_core.shard.batch import BatchDescription
 from persist_core.shard.state import Committed
 from tests.sim.simulator.actors import (
     checkpoint_some,

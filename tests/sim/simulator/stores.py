@@ -12,9 +12,9 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from persist_core.errors import Determinate, Indeterminate
+from persist_core.keys import attempt_of
 from persist_core.location.blob import Blob, BlobMetadata
 from persist_core.location.consensus import SCAN_ALL, CaSResult, Consensus, VersionedData
-from persist_core.shard.keys import attempt_of
 from tests.sim.simulator.scheduler import Scheduler
 from tests.sim.simulator.script import Action
 

@@ -11,6 +11,8 @@ import pyarrow as pa
 
 from persist_core.compaction.merge import Merge, merge_here
 from persist_core.config.collection import CollectionConfig
+from persist_core.contents.batch import BatchDescription
+from persist_core.contents.parts import updates_schema
 from persist_core.errors import CorruptArtifact, ReadTooSlow, ShardNotFound, StorageError
 from persist_core.gc.collect import Collected, collect
 from persist_core.handles.client import PersistClient
@@ -20,8 +22,6 @@ from persist_core.protocol.fork import fork
 from persist_core.protocol.restore import NothingToRestore, plan_restore, restore
 from persist_core.protocol.stages import Conflict, NothingToDo
 from persist_core.schema import DIFF, TIME
-from persist_core.shard.batch import BatchDescription
-from persist_core.shard.parts import updates_schema
 from persist_core.shard.state import Committed, UpperMismatch
 from tests.sim.simulator.referee import Referee
 from tests.sim.simulator.script import Scenario

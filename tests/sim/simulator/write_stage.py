@@ -16,15 +16,15 @@ from functools import lru_cache
 import pyarrow as pa
 
 from persist_core.config.collection import CollectionConfig
+from persist_core.contents.batch import STASH_OPERATOR, BatchDescription, BatchManifest
+from persist_core.contents.operator_state import OperatorState, StateArtifact
+from persist_core.contents.parts import check_field_ids, updates_schema
 from persist_core.errors import CorruptArtifact
 from persist_core.handles.client import PersistClient
+from persist_core.keys import part_key
 from persist_core.location.blob import Blob
 from persist_core.protocol import stages
 from persist_core.schema import DIFF, ENDED, TIME, CollectionSchema
-from persist_core.shard.batch import STASH_OPERATOR, BatchDescription, BatchManifest
-from persist_core.shard.keys import part_key
-from persist_core.shard.operator_state import OperatorState, StateArtifact
-from persist_core.shard.parts import check_field_ids, updates_schema
 from persist_core.sources.feed import LocalFeed
 from persist_core.sources.frozen import load_frozen
 from persist_core.sources.input_file import FrozenInput

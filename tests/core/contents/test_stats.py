@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from persist_core.checkpoint.publish import CheckpointReport
-from persist_core.shard.stats import DrainStats, ViewStats, in_words
+from persist_core.contents.stats import DrainStats, ViewStats, in_words
 from persist_core.time_text import parse_time, show_interval
 
 

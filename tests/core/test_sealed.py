@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist_core.errors import CorruptArtifact, UnknownVersion
-from persist_core.shard.sealed import is_sealed, seal, sealed_digest, unseal
+from persist_core.sealed import is_sealed, seal, sealed_digest, unseal
 
 BODY: dict[str, Any] = {"name": "née", "none": None, "rows": [[1, 2.5], True], "nested": {"b": 1, "a": 'x"y'}}
 

@@ -10,9 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from persist_core.errors import InvalidInput
-from persist_core.schema import CollectionSchema, Column
-from persist_core.shard.key_range import (
+from persist_core.contents.key_range import (
     EVERYTHING,
     MAX_TEXT_CHARS,
     KeyRange,
@@ -25,6 +23,8 @@ from persist_core.shard.key_range import (
     rows_within,
     spanning,
 )
+from persist_core.errors import InvalidInput
+from persist_core.schema import CollectionSchema, Column
 
 LONG = MAX_TEXT_CHARS + 3
 VALUES: dict[str, Any] = {

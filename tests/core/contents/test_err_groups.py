@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from persist_core.contents.err_groups import ErrGroup, grouped, lines_of, pattern_of
 from persist_core.schema import ERR_KIND, ERR_MESSAGE, ERR_PAYLOAD, ERR_POSITION
-from persist_core.shard.err_groups import ErrGroup, grouped, lines_of, pattern_of
 
 
 @pytest.mark.parametrize(

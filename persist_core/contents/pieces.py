@@ -20,10 +20,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist_core.contents.batch import BatchManifest, HollowBatch, Part, PartKind
+from persist_core.contents.key_range import KeyRange, meets_any
+from persist_core.contents.row_versions import alive_at, at_time, negated, updates_of
 from persist_core.schema import TIME
-from persist_core.shard.batch import BatchManifest, HollowBatch, Part, PartKind
-from persist_core.shard.key_range import KeyRange, meets_any
-from persist_core.shard.versions import alive_at, at_time, negated, updates_of
 
 OKS = (PartKind.INSERTIONS, PartKind.RETRACTIONS)
 

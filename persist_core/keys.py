@@ -38,7 +38,6 @@ import uuid
 
 from persist_core.errors import InvalidName
 from persist_core.schema import PART
-from persist_core.shard.operator_state import StateArtifact
 
 MANIFEST = "manifest.json"
 _INPUT_COPY = "input-"
@@ -162,7 +161,7 @@ def attempt_of_failure(record: str) -> str | None:
 
 
 def dry_run_key(shard: str, attempt: str) -> str:
-    """The report of a dry run (`shard.stats.DryRun`). Its reader deletes it."""
+    """The report of a dry run (`contents.stats.DryRun`). Its reader deletes it."""
     return f"{shard}/dry-runs/{attempt}.json"
 
 
@@ -312,9 +311,3 @@ class CheckpointLayout:
         if not key.startswith(f"{owner_of(self.root)}/"):
             raise InvalidName(f"path {path!r} leads out of shard {owner_of(self.root)}; expected a file of the shard")
         return key
-
-    def state_path(self, checkpoint_id: str, operator: str, artifact: StateArtifact, *, is_delta: bool) -> str:
-        """Where a checkpoint has an artifact: a copy in its folder, or what was carried over where it is."""
-        if artifact.is_carried:
-            return posixpath.relpath(artifact.key, self.folder(checkpoint_id))
-        return state_path(operator, artifact.partition_id, is_delta=is_delta)

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from persist_core.contents.key_range import Key, KeyRange, Scalar
 from persist_core.errors import InvalidInput
-from persist_core.shard.key_range import Key, KeyRange, Scalar
 
-OrderKey = tuple[Scalar | None, ...]  # the fields of an order as `shard.key_range` has scalars
+OrderKey = tuple[Scalar | None, ...]  # the fields of an order as `contents.key_range` has scalars
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ _FACTS = ("rows", "first_time", "last_time", "first_key", "last_key", "orders", 
 class StateArtifact:
     """One file of operator state: where its bytes are, and their SHA-256 (hex).
 
-    `rows` are all between `first_time` and `last_time` and between `first_key` and `last_key` (`shard.key_range`;
+    `rows` are all between `first_time` and `last_time` and between `first_key` and `last_key` (`contents.key_range`;
     `None`: not known, or no bound). `orders` is set for the order index. `is_sorted`: it is one of a set
     of files that are sorted together. `is_carried`: an earlier batch staged it, and a full state names it again.
     `schema_version`: the shard's schema in which it was written; 0: not known, so its rows cannot be read.

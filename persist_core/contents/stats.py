@@ -8,7 +8,7 @@ from typing import Any
 
 from persist_core.errors import InvariantViolation
 from persist_core.row_text import show_row
-from persist_core.shard.sealed import seal, unseal
+from persist_core.sealed import seal, unseal
 
 DRY_RUN_VERSION = 1
 _DRY_RUN = "dry_run"

@@ -2,7 +2,7 @@
 
     mint -> BatchDescription -> write -> BatchManifest (in blob storage) -> append -> HollowBatch (in the state)
 
-All dataclasses are frozen plain data; times are ints, a closed upper is `None`. `shard.keys` says where each is stored.
+All dataclasses are frozen plain data; times are ints, a closed upper is `None`. `keys` says where each is stored.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from persist_core.contents.err_groups import ErrGroup
+from persist_core.contents.key_range import Key, KeyRange
+from persist_core.contents.operator_state import OperatorState, StateArtifact, chain_digest
+from persist_core.contents.stats import BatchWarning
 from persist_core.errors import BadBounds, CorruptArtifact, InvalidInput
+from persist_core.keys import check_shard_name
 from persist_core.schema import CollectionSchema
-from persist_core.shard.err_groups import ErrGroup
-from persist_core.shard.key_range import Key, KeyRange
-from persist_core.shard.keys import check_shard_name
-from persist_core.shard.operator_state import OperatorState, StateArtifact, chain_digest
-from persist_core.shard.sealed import seal, sealed_digest, unseal
-from persist_core.shard.stats import BatchWarning
+from persist_core.sealed import seal, sealed_digest, unseal
 from persist_core.time_text import MAX_TIME, check_time, show_interval
 
 MANIFEST_VERSION = 1
@@ -52,7 +52,7 @@ class Part:
     the version in which it was written: in a run, a file that was carried over may have an older one than the run.
 
     No update in the file is later than `last_time`; `None` if the writer did not look. No key in it is before
-    `first_key` or after `last_key` (`shard.key_range`); `None` if there is no such bound.
+    `first_key` or after `last_key` (`contents.key_range`); `None` if there is no such bound.
     """
 
     key: str

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from persist_core.contents.evolution import evolved
 from persist_core.errors import CorruptArtifact, InvalidInput, SchemaMismatch
 from persist_core.schema import CollectionSchema
-from persist_core.shard.evolution import evolved
 
 
 @dataclass(frozen=True)
